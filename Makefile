@@ -1,0 +1,111 @@
+# pg_tensile: the C shim (built by PGXS), the Python packages, the demo and the tests.
+#
+# A newcomer needs two targets, `make demo` and `make test`: both set up what is missing first (scripts/setup.sh).
+# A packager needs `make`, `make install DESTDIR=…` and `make installcheck`. `make help` lists the rest.
+
+PG_CONFIG ?= pg_config
+# The interpreter of the child processes, compiled in as the default of pg_tensile.python: PYTHON=…, else the venv's.
+# (A variable of our own, because PGXS sets PYTHON to that of PL/Python.)
+child_python := $(or $(PYTHON),$(addsuffix /bin/python,$(realpath .venv)),python3)
+VENV_PYTHON = .venv/bin/python
+
+EXTENSION = pg_tensile
+MODULE_big = pg_tensile
+DATA = $(wildcard sql/*.sql)
+OBJS = $(patsubst %.c,%.o,$(wildcard pg_tensile/csrc/*.c))
+PG_CFLAGS = -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers -Wno-sign-compare -Werror
+PG_CPPFLAGS = -DPG_TENSILE_PYTHON='"$(child_python)"'
+EXTRA_CLEAN = build tmp_check
+# The shim is thin: inlining it into queries gains nothing.
+override with_llvm = no
+# pg_regress gets a server of its own, see installcheck below.
+NO_INSTALLCHECK = 1
+
+.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda lint bench-feed bench-predict bench-training bench-core \
+	install-python uninstall-python installcheck
+
+PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
+# Debian has pgxs.mk in the server's package already, the headers in another one.
+ifneq ($(and $(wildcard $(PGXS)),$(wildcard $(shell $(PG_CONFIG) --includedir-server 2>/dev/null)/postgres.h)),)
+all:
+include $(PGXS)
+
+$(OBJS): $(wildcard pg_tensile/csrc/*.h)
+# guc.c holds the default of pg_tensile.python: compiled again when that changes.
+pg_tensile/csrc/guc.o: build/python-$(subst /,_,$(child_python))
+build/python-%:
+	@mkdir -p build && rm -f build/python-* && touch $@
+
+# The packages of the supervisors and children; replaced by two renames, so that a running server never sees half of them.
+python_packages = pyworker pg_tensile
+python_dir = $(DESTDIR)$(datadir)/pg_tensile/python
+install: install-python
+install-python:
+	rm -rf '$(python_dir).new' '$(python_dir).old'
+	mkdir -p '$(python_dir).new'
+	find $(wildcard $(python_packages)) -name '*.py' | tar cf - -T - | tar xf - --no-same-owner -C '$(python_dir).new'
+	-/usr/bin/python3 -m compileall -q -s '$(python_dir).new' -p '$(datadir)/pg_tensile/python' '$(python_dir).new'
+	chmod go=rx '$(dir $(python_dir))'
+	chmod -R go=rX '$(python_dir).new'
+	if [ -d '$(python_dir)' ]; then mv '$(python_dir)' '$(python_dir).old'; fi
+	mv '$(python_dir).new' '$(python_dir)'
+	rm -rf '$(python_dir).old'
+uninstall: uninstall-python
+uninstall-python:
+	rm -rf '$(DESTDIR)$(datadir)/pg_tensile'
+
+# Works without a running server and without the venv: a packager's check of the SQL surface.
+installcheck:
+	PG_CONFIG='$(PG_CONFIG)' scripts/installcheck.sh
+else
+all install installcheck:
+	@echo "make: PostgreSQL's server headers are missing ($(PG_CONFIG) finds none): run 'make venv' or install postgresql-server-dev" >&2; exit 1
+clean:
+	rm -rf build tmp_check pg_tensile/csrc/*.o *.so
+endif
+
+help:
+	@echo 'make demo            set up, start a private server, train two models from real tables, use them in queries'
+	@echo 'make demo-stop       stop the demo server;  make demo-remove: remove its data as well'
+	@echo 'make test            set up and run every test'
+	@echo 'make test-cuda       the tests that need a GPU (PYTHON=… if not in .venv)'
+	@echo 'make venv            Debian packages, .venv and nothing else'
+	@echo 'make, make install   compile and install the extension (PG_CONFIG=…, PYTHON=… for the children, DESTDIR=…)'
+	@echo 'make installcheck    pg_regress against a temporary server with the installed extension'
+	@echo 'make lint            ruff, mypy, pgspot, C with -Werror'
+	@echo 'make bench-feed      table → executor;  bench-predict: latency and rate;  bench-training: against plain PyTorch'
+	@echo 'make bench-core      the graph core at full size (BENCH="--device cuda", "--quick", "--fresh", "--minutes 20")'
+	@echo 'make clean           remove what was compiled'
+
+setup venv:
+	@scripts/setup.sh
+
+# A second make, because this one may have started before pg_config existed.
+deploy: setup
+	@$(MAKE) --no-print-directory -s all
+	@scripts/as_installer.sh $(MAKE) --no-print-directory -s install
+
+demo: deploy
+	@$(VENV_PYTHON) -m scripts.demo
+demo-stop:
+	@$(VENV_PYTHON) -m scripts.demo stop
+demo-remove:
+	@$(VENV_PYTHON) -m scripts.demo remove
+
+test: deploy lint
+	@$(VENV_PYTHON) -m pytest -n 2 --dist loadfile tests
+
+# Needs a GPU and nothing else: on a machine without .venv, PYTHON=python3 names an interpreter that has torch and pytest.
+test-cuda:
+	@$(child_python) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make test-cuda: PyTorch sees no CUDA device: check nvidia-smi, and that torch is built for CUDA")'
+	@$(child_python) -m pytest --confcutdir tests/cuda tests/cuda
+
+lint: setup
+	@scripts/lint.sh
+
+bench-feed bench-predict bench-training: deploy
+	@$(VENV_PYTHON) -m benchmarks.$(subst -,_,$@)
+
+# Needs no server. A run that was stopped goes on where it was.
+bench-core: setup
+	@$(VENV_PYTHON) -m benchmarks.bench_core $(BENCH)

@@ -1,0 +1,177 @@
+"""How fast a trained model predicts: one row at a time inside a session, and whole queries against a client program.
+
+The model is the demo's (late arrival of flights, an MLP with embeddings), trained for one epoch: speed does not depend
+on what it learnt. Latency: `predict` of a row, timed in PL/pgSQL, row after row. Rate: `predict_rows` over the year's
+departures, against a program with psycopg and PyTorch that fetches the same rows, predicts in batches of the same size
+and throws the answers away (its model is loaded beforehand). The join behind the rows is done once for both. Rounds are
+interleaved and medians taken. The last line is JSON: p50_us, p99_us, rows_per_s, ratio_vs_client.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psycopg
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from pg_tensile import checkpoint, models
+from pg_tensile.preprocessing import CategoryInput, Features, Inputs, Kind, Preprocessing
+from scripts import demo
+from scripts.cluster import temporary_cluster
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+SINGLE_ROWS = 20_000
+ROUNDS = 5
+BATCH = 8192
+QUERY = "SELECT * FROM rows"
+LATENCIES = """
+    CREATE FUNCTION latencies(n int) RETURNS SETOF float8 LANGUAGE plpgsql AS $$
+    DECLARE
+        r rows;
+        started timestamptz;
+    BEGIN
+        FOR r IN SELECT * FROM rows LIMIT n LOOP
+            started := clock_timestamp();
+            PERFORM predict('late_arrival', r);
+            RETURN NEXT extract(epoch FROM clock_timestamp() - started) * 1e6;
+        END LOOP;
+    END $$
+"""
+
+
+class Client:
+    """A program outside the server with the same model: psycopg, numpy and PyTorch."""
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+        row = conn.execute("""
+            SELECT v.id, v.architecture, v.preprocessing FROM tensile.model_versions v
+            JOIN tensile.models m ON m.id = v.model AND m.deployed_version = v.version WHERE m.name = 'late_arrival'
+        """).fetchone()
+        assert row is not None
+        version, architecture, preprocessing = row
+        self._preprocessing = Preprocessing.from_json(preprocessing)
+        fitted = self._preprocessing
+        self._module = models.build(models.parse(architecture), fitted.model_inputs, fitted.outputs).eval()
+        read = "SELECT data FROM tensile.model_weights WHERE version = %s ORDER BY seq"
+        chunks = conn.execute(read, (version,)).fetchall()
+        checkpoint.load_model(self._module, checkpoint.from_bytes(b"".join(chunk for (chunk,) in chunks)))
+        # The server turns times into numbers: numpy takes no datetime of Python's
+        expressions = [
+            f"(extract(epoch FROM {f.name}) - 946684800)::float8 * 1e6" if f.kind == Kind.TIMESTAMP else f.name
+            for f in fitted.features
+        ]
+        self._query = f"SELECT {', '.join(expressions)} FROM rows"
+
+    @torch.inference_mode()
+    def predict_all(self) -> float:
+        """The sum of all predictions."""
+        total = 0.0
+        with self._conn.cursor(binary=True) as cursor:
+            cursor.execute(self._query.encode())
+            while rows := cursor.fetchmany(BATCH):
+                total += float(self._predict(rows).sum())
+        return total
+
+    def _predict(self, rows: Sequence[tuple[Any, ...]]) -> torch.Tensor:
+        fitted = self._preprocessing
+        columns = list(zip(*rows, strict=True))
+        numeric: list[NDArray[np.float64]] = []
+        categories: list[CategoryInput] = []
+        for feature, values in zip(fitted.features, columns, strict=True):
+            if feature.kind == Kind.CATEGORY:
+                places = {text: place for place, text in enumerate(dict.fromkeys(v for v in values if v is not None))}
+                codes = fitted.codes(len(categories), places)
+                indices = np.fromiter((places.get(value, -1) for value in values), np.int64, len(values))
+                categories.append(CategoryInput(indices, np.array([*codes, 0], np.int64)))
+            else:
+                numeric.append(np.array(values, np.float64))
+        features = fitted.apply(Inputs(len(rows), np.stack(numeric), categories, []))
+        tensors = [torch.from_numpy(array) for array in features.flat()]
+        return torch.sigmoid(self._module(Features.from_flat(tensors))[:, 0].double())
+
+
+def set_up(conn: Connection) -> None:
+    demo.load(conn)
+    conn.execute(demo.DEPARTURES)
+    conn.execute("CREATE TABLE rows AS SELECT * FROM departures")
+    conn.execute("VACUUM ANALYZE rows")
+    conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+    conn.execute("SET pg_tensile.predict_timeout = '60 s'")
+    conn.execute(demo.REGISTER)
+    job = conn.execute(
+        "SELECT train_model('late_arrival', %s, 'late', epochs => 1, batch_size => 1024)", (QUERY,)
+    ).fetchone()
+    conn.execute("SELECT wait_for_job(%s)", job)
+    conn.execute(LATENCIES)
+
+
+def measure_latencies(conn: Connection) -> list[float]:
+    """Microseconds of each call, sorted."""
+    conn.execute("SELECT count(*) FROM latencies(1000)")  # warm up
+    return sorted(row[0] for row in conn.execute("SELECT latencies(%s)", (SINGLE_ROWS,)).fetchall())
+
+
+def measure_rates(conn: Connection) -> tuple[int, list[float], list[float]]:
+    """Rows, and the seconds of each round of predict_rows and of the client."""
+    client = Client(conn)
+    ask = "SELECT count(*), sum(prediction) FROM predict_rows('late_arrival', %s)"
+    inside: list[float] = []
+    outside: list[float] = []
+    rows = 0
+    for _ in range(ROUNDS):
+        started = time.perf_counter()
+        rows, expected = conn.execute(ask, (QUERY,)).fetchone() or (0, 0.0)
+        inside.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        total = client.predict_all()
+        outside.append(time.perf_counter() - started)
+        if not np.isclose(expected, total, rtol=1e-4):
+            raise SystemExit(f"the predictions differ: their sums are {expected} and {total}")
+    return rows, inside, outside
+
+
+def main() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="pgt-bench-", dir="/tmp"))
+    folder.chmod(0o711)
+    try:
+        settings = {"shared_buffers": "256MB", "pg_tensile.device": "cpu"}
+        with temporary_cluster(folder / "cluster", settings) as cluster, cluster.connect() as conn:
+            set_up(conn)
+            latencies = measure_latencies(conn)
+            rows, inside, outside = measure_rates(conn)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    p50, p99 = statistics.median(latencies), latencies[len(latencies) * 99 // 100]
+    console = Console(width=100)
+    console.print(f"\npredict, one row in a session: p50 {p50:.0f} µs, p99 {p99:.0f} µs ({len(latencies):,} calls)\n")
+    table = Table(title=f"{rows:,} rows through the demo's MLP")
+    for heading in ("method", "median s", "best s", "rows/s"):
+        table.add_column(heading, justify="left" if heading == "method" else "right")
+    for name, seconds in (("predict_rows", inside), ("psycopg + PyTorch", outside)):
+        median = statistics.median(seconds)
+        table.add_row(name, f"{median:.2f}", f"{min(seconds):.2f}", f"{rows / median:,.0f}")
+    console.print(table)
+    result = {
+        "p50_us": round(p50, 1),
+        "p99_us": round(p99, 1),
+        "rows_per_s": round(rows / statistics.median(inside)),
+        "ratio_vs_client": round(statistics.median(outside) / statistics.median(inside), 2),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

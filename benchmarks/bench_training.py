@@ -1,0 +1,163 @@
+"""Training through the database against the same loop in plain PyTorch on arrays in memory, in the same run.
+
+The demo's late-arrival model: 300,000 flights of the three-table join, MLP [128, 64] with embeddings, AdamW, batches of
+1024. A job's rate is that of whole epochs, by the time at which their metrics were committed: batches, steps, training
+metrics, progress, checkpoints and their way into the catalogue all count. The plain loop runs in a process of its own,
+with the threads that a job takes by default (all cores but one), on tensors of the same shapes and types, drawing a new
+permutation every epoch; and once more on all cores, as a script of one's own would by default. A job leaves one core to
+the server, whose other work makes steps on all cores many times as slow. Rounds are interleaved and medians taken. The
+last line is JSON: rows_per_s, plain_rows_per_s, ratio and ratio_all_cores (the medians of the rounds').
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from pg_tensile.preprocessing import ModelInputs, Preprocessing
+from scripts import demo
+from scripts.cluster import Cluster, child_python, temporary_cluster
+
+ROUNDS = 3
+EPOCHS = 6
+BATCH_SIZE = 1024
+HIDDEN = (128, 64)
+EMBEDDING = 16
+QUERY = "SELECT * FROM departures WHERE time_hour < '2013-12-01'"
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class PlainMLP(nn.Module):
+    """What one would write by hand."""
+
+    def __init__(self, inputs: ModelInputs) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(sum(inputs.cardinalities), EMBEDDING)
+        width = inputs.numeric + EMBEDDING * len(inputs.cardinalities)
+        self.layers = nn.Sequential(
+            *(nn.Linear(width, HIDDEN[0]), nn.ReLU(), nn.Linear(*HIDDEN), nn.ReLU(), nn.Linear(HIDDEN[1], 1))
+        )
+
+    def forward(self, numeric: Tensor, categories: Tensor) -> Tensor:
+        return self.layers(torch.cat([numeric, self.embedding(categories).flatten(1)], 1)).squeeze(1)
+
+
+def train_plain(rows: int, inputs: ModelInputs, threads: int) -> float:
+    """Rows per second of EPOCHS epochs after a first one."""
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    numeric = torch.randn(rows, inputs.numeric)
+    offsets = [sum(inputs.cardinalities[:i]) for i in range(len(inputs.cardinalities))]
+    columns = [torch.randint(low, low + size, (rows,)) for low, size in zip(offsets, inputs.cardinalities, strict=True)]
+    categories, target = torch.stack(columns, 1), (torch.rand(rows) < 0.24).float()
+    model = PlainMLP(inputs)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    loss_function = nn.BCEWithLogitsLoss()
+    started = 0.0
+    for epoch in range(EPOCHS + 1):
+        if epoch == 1:
+            started = time.perf_counter()
+        order = torch.randperm(rows)
+        total = 0.0
+        for start in range(0, rows, BATCH_SIZE):
+            index = order[start : start + BATCH_SIZE]
+            loss = loss_function(model(numeric[index], categories[index]), target[index])
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            total += loss.item() * len(index)
+    return EPOCHS * rows / (time.perf_counter() - started)
+
+
+def plain(rows: int, inputs: ModelInputs, threads: int) -> float:
+    """`train_plain` in a process like the executor's."""
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
+    command = [child_python(), __file__, json.dumps([rows, inputs, threads])]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+    return float(done.stdout)
+
+
+def train(conn: psycopg.Connection[Any]) -> tuple[float, int, ModelInputs]:
+    """A job: rows per second of EPOCHS epochs after the first, its training rows and its model's inputs."""
+    row = conn.execute(
+        "SELECT train_model('bench', %s, 'late', epochs => %s, batch_size => %s, validation => 0)",
+        (QUERY, EPOCHS + 1, BATCH_SIZE),
+    ).fetchone()
+    assert row is not None
+    conn.execute("SELECT wait_for_job(%s, '10 min')", row)
+    found = conn.execute(
+        "SELECT extract(epoch FROM max(m.at) - min(m.at))::float8, max(m.samples), v.preprocessing"
+        " FROM tensile.metrics m JOIN tensile.model_versions v USING (job) WHERE job = %s GROUP BY v.id",
+        row,
+    ).fetchone()
+    assert found is not None
+    seconds, rows, preprocessing = found
+    return EPOCHS * rows / seconds, rows, Preprocessing.from_json(preprocessing).model_inputs
+
+
+def run(cluster: Cluster, threads: int) -> dict[str, list[float]]:
+    rates: dict[str, list[float]] = {"job": [], "plain": [], "all": []}
+    with cluster.connect() as conn:
+        demo.load(conn)
+        conn.execute(demo.DEPARTURES)
+        conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+        architecture = {"type": "mlp", "hidden": HIDDEN, "embedding": EMBEDDING}
+        conn.execute("SELECT register_model('bench', %s)", (json.dumps(architecture),))
+        for _ in range(ROUNDS):
+            rate, rows, inputs = train(conn)
+            rates["job"].append(rate)
+            rates["plain"].append(plain(rows, inputs, threads))
+            rates["all"].append(plain(rows, inputs, len(os.sched_getaffinity(0))))
+    return rates
+
+
+def ratio(jobs: list[float], others: list[float]) -> float:
+    return round(statistics.median(job / other for job, other in zip(jobs, others, strict=True)), 3)
+
+
+def main() -> None:
+    threads = max(1, len(os.sched_getaffinity(0)) - 1)
+    folder = Path(tempfile.mkdtemp(prefix="pgt-bench-", dir="/tmp"))
+    folder.chmod(0o711)
+    try:
+        with temporary_cluster(folder / "cluster", {"pg_tensile.device": "cpu"}) as cluster:
+            rates = run(cluster, threads)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    table = Table(title=f"training the demo's MLP, threads: {threads}")
+    for heading in ("loop", "median rows/s", "best rows/s"):
+        table.add_column(heading, justify="left" if heading == "loop" else "right")
+    titles = {"job": "a job in the database", "plain": "plain PyTorch", "all": "plain PyTorch on all cores"}
+    for name, title in titles.items():
+        table.add_row(title, f"{medians[name]:,.0f}", f"{max(rates[name]):,.0f}")
+    Console(width=100).print(table)
+    result = {
+        "rows_per_s": round(medians["job"]),
+        "plain_rows_per_s": round(medians["plain"]),
+        "ratio": ratio(rates["job"], rates["plain"]),
+        "ratio_all_cores": ratio(rates["job"], rates["all"]),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        rows, (numeric, cardinalities, _), threads = json.loads(sys.argv[1])
+        print(train_plain(rows, ModelInputs(numeric, tuple(cardinalities), ()), threads))
+    else:
+        main()

@@ -1,0 +1,8 @@
+"""`python -m pg_tensile` is the command `pg-tensile`."""
+
+import sys
+
+from pg_tensile.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Who takes part in a benchmark: eager PyTorch, and one program for each policy. All start from the same weights.
+
+A contender starts afresh in every round, so only one of them holds memory at a time.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from pg_tensile.bench.workload import Batch, Workload, seed_everything
+from pg_tensile.capture import Captured
+from pg_tensile.eager import EagerStep
+from pg_tensile.plan import Plan
+from pg_tensile.runtime.base import Device
+from pg_tensile.runtime.executor import Executor
+from pg_tensile.runtime.record import Counters
+from pg_tensile.runtime.state import TrainingState, training_state
+
+
+class Stepper(Protocol):
+    """A training run in progress."""
+
+    def step(self, batch: Batch) -> Tensor:
+        """Executes one step and returns its loss; may return before the device has finished."""
+        ...
+
+    def synchronize(self) -> None: ...
+
+    def state(self) -> TrainingState:
+        """Everything that the steps have changed, in memory of its own on the CPU."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class EagerStepper:
+    """Plain PyTorch, with the optimizer that a captured step has."""
+
+    def __init__(self, workload: Workload, device: torch.device) -> None:
+        self._device = device
+        self._step = EagerStep(workload.fresh_model().to(device), workload.spec)
+
+    def step(self, batch: Batch) -> Tensor:
+        inputs, targets = ([tensor.to(self._device) for tensor in part] for part in batch)
+        return self._step.step(inputs, targets).loss
+
+    def synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def state(self) -> TrainingState:
+        return training_state(self._step.model, self._step.optimizer)
+
+    def close(self) -> None:
+        del self._step
+
+
+class PlanStepper:
+    """A program on a device of the runtime."""
+
+    def __init__(self, workload: Workload, captured: Captured, device: Device, plan: Plan) -> None:
+        self._device = device
+        self.executor = Executor(captured, workload.fresh_model(), device, plan)
+
+    def step(self, batch: Batch) -> Tensor:
+        return self.executor.step(batch.inputs, batch.targets).loss
+
+    def synchronize(self) -> None:
+        self._device.synchronize()
+
+    def state(self) -> TrainingState:
+        return self.executor.state_dict()
+
+    def close(self) -> None:
+        self.executor.close()
+
+
+class Turn(NamedTuple):
+    """What a contender did in one round: the first step of the run, then the steps that count, in milliseconds."""
+
+    first_ms: float
+    step_ms: tuple[float, ...]
+    losses: tuple[Tensor, ...]
+    state: TrainingState
+    totals: Counters | None  # of the steps that count
+
+    def without_state(self) -> Turn:
+        return self._replace(state=TrainingState({}, {}))
+
+
+def take_turn(stepper: Stepper, batches: Sequence[Batch], warmup: int, seed: int) -> Turn:
+    """All batches from the initial weights; the first `warmup` of them do not count."""
+    seed_everything(seed)
+    gc.collect()
+    times: list[float] = []
+    losses: list[Tensor] = []
+    executor = stepper.executor if isinstance(stepper, PlanStepper) else None
+    for number, batch in enumerate(batches):
+        if number == warmup and executor is not None:
+            executor.counters = Counters()
+        began = time.perf_counter()
+        loss = stepper.step(batch)
+        stepper.synchronize()
+        times.append((time.perf_counter() - began) * 1e3)
+        losses.append(loss.detach().cpu().clone())
+    totals = None if executor is None else executor.counters
+    return Turn(times[0], tuple(times[warmup:]), tuple(losses), stepper.state(), totals)
+
+
+# ---- equal to the last bit ------------------------------------------------------------------------------------------
+
+
+def difference(one: Turn, other: Turn) -> str | None:
+    """The first thing in which two turns differ: "loss of step 2", "features.conv.weight"; None if they are equal to
+    the last bit, where a NaN equals a NaN."""
+    for step, (mine, yours) in enumerate(zip(one.losses, other.losses, strict=True), 1):
+        if not same_bits(mine.reshape(-1), yours.reshape(-1)):
+            return f"loss of step {step}"
+    for name, tensor in one.state.model.items():
+        if isinstance(tensor, Tensor) and not same_bits(tensor, other.state.model.get(name)):
+            return name
+    for name, kept in one.state.optimizer.items():
+        for key, tensor in kept.items():
+            if not same_bits(tensor, other.state.optimizer.get(name, {}).get(key)):
+                return f"{key} of {name}"
+    return None
+
+
+def same_bits(one: Tensor, other: Tensor | None) -> bool:
+    if other is None or one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(_bits(one), _bits(other))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().contiguous().reshape(-1)
+    if tensor.is_floating_point():
+        flat = flat.masked_fill(flat.isnan(), float("nan"))
+    return flat.view(torch.uint8)

@@ -1,0 +1,321 @@
+"""Measures eager PyTorch, vanilla and every policy on a real device: the host device or CUDA.
+
+First vanilla runs alone: its operators' latencies and workspaces are what the policies plan with, and on the host its
+step time sets the link. Then come the rounds, in each of which everybody takes a turn, from the same weights and with
+the same data. Everybody's operators are measured again in every round, and the simulator's prediction is made from these
+latencies, because a machine's speed drifts while a benchmark runs. Last comes the allocator's own record of memory,
+which slows a step down.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from pg_tensile import device as devices
+from pg_tensile.bench.contenders import EagerStepper, PlanStepper, Stepper, Turn, difference, take_turn
+from pg_tensile.bench.options import BenchOptions
+from pg_tensile.bench.planned import VANILLA, PlannedPolicy, budget_of, empty_row, plan_policies, planned_row
+from pg_tensile.bench.progress import Progress
+from pg_tensile.bench.report import Report, Row, links, message_of, rates, title_of
+from pg_tensile.bench.workload import build_model, prepare, seed_everything
+from pg_tensile.capture import Captured
+from pg_tensile.errors import DeviceError, OptionError, OutOfDeviceMemoryError
+from pg_tensile.latency import roofline
+from pg_tensile.peak import footprint
+from pg_tensile.plan import NO_EVENTS
+from pg_tensile.profile import GB, RTX_A6000
+from pg_tensile.runtime.base import Device
+from pg_tensile.runtime.cuda import CudaDevice, make_deterministic
+from pg_tensile.runtime.measure import allocator_peak
+
+CALIBRATION_STEPS = 3  # of vanilla, timed before the rounds
+
+
+@dataclass(eq=False)
+class Contender:
+    """Somebody who takes turns, and what came of it. `error`: why it takes no further part."""
+
+    name: str
+    start: Callable[[], Stepper]
+    turns: list[Turn] = field(default_factory=list)
+    latency_us: list[np.ndarray] = field(default_factory=list)  # of the operators, one for each round
+    stall_us: float | None = None  # of one recorded step, where the totals do not have it
+    device_peak_bytes: int | None = None
+    allocator_peak_bytes: int | None = None
+    difference: str | None = None  # from eager PyTorch
+    error: str | None = None
+
+    def step_ms(self) -> float | None:
+        """Median over the rounds of the medians of their steps."""
+        return statistics.median(statistics.median(turn.step_ms) for turn in self.turns) if self.turns else None
+
+    def mean(self, name: str) -> int | None:
+        """Of a counter, for one step."""
+        steps = sum(turn.totals.iterations for turn in self.turns if turn.totals)
+        return round(sum(getattr(turn.totals, name) for turn in self.turns) / steps) if steps else None
+
+    def stall_ms(self) -> float | None:
+        if self.stall_us is not None:
+            return self.stall_us / 1e3
+        each = [turn.totals.stall_us / turn.totals.iterations / 1e3 for turn in self.turns if turn.totals]
+        return statistics.median(each) if each else None
+
+
+def chosen_device(options: BenchOptions) -> torch.device:
+    try:
+        return devices.choose_device("cpu" if options.device.kind == "host" else str(options.device))
+    except DeviceError as error:
+        hint = "Install a PyTorch built for CUDA and check nvidia-smi, or use --device host."
+        raise OptionError(f"--device: {error.message}", hint) from None
+
+
+class Session:
+    """One benchmark on one device."""
+
+    def __init__(self, options: BenchOptions, progress: Progress) -> None:
+        if options.device.kind == "cuda" and options.link_gbps is not None:
+            raise OptionError("--link cannot be chosen for a CUDA device", "Its link is measured; leave --link out.")
+        self.options = options
+        self.progress = progress
+        self.torch_device = chosen_device(options)
+        model = build_model(options)
+        if self.torch_device.type == "cuda":
+            make_deterministic(strict=True)  # before anything is captured or executed
+        progress.say("measuring the device")
+        self.profile = devices.measure(self.torch_device)
+        progress.say("capturing the training step")
+        self.workload = prepare(options, model, self.torch_device)
+        self.free = self.open_device(None)
+        self.notes: list[str] = []
+
+    def open_device(self, budget_bytes: int | None) -> Device:
+        if self.options.device.kind == "cuda":
+            return CudaDevice(self.options.device.index, budget_bytes, self.profile, strict=True)
+        from pg_tensile.runtime.host import HostDevice
+
+        return HostDevice(self.profile, budget_bytes)
+
+    def run(self) -> Report:
+        vanilla_ms = self.calibrate()
+        self.set_link(vanilla_ms)
+        vanilla_peak = footprint(self.workload.vanilla.trace).peak_bytes
+        budget = self.options.budget.nbytes(vanilla_peak) if self.options.budget else None
+        self.limited = self.open_device(budget)
+        self.free = self.open_device(None)  # with the link
+        self.policies = plan_policies(self.workload, self.profile, budget, self.progress)
+        self.line_up()
+        for number in range(self.options.rounds):
+            self.progress.say(f"round {number + 1} of {self.options.rounds}")
+            for contender in self.contenders:
+                self.round(contender)
+        self.witness()
+        return Report(self.rows(budget), title_of(self.options), self.notes)
+
+    # ---- before the rounds ----
+
+    def calibrate(self) -> float | None:
+        """Gives the captured graphs latencies and workspaces; milliseconds of a vanilla step. Where there is not enough
+        memory for vanilla (None), the latencies are the roofline's."""
+        self.check_memory()
+        vanilla, ms = self.measured(self.workload.vanilla)
+        planned = vanilla
+        if self.workload.planned is not self.workload.vanilla:
+            planned, _ = self.measured(self.workload.planned)
+        self.workload = replace(self.workload, vanilla=vanilla, planned=planned)
+        return ms
+
+    def check_memory(self) -> None:
+        needed = footprint(self.workload.vanilla.trace).peak_bytes
+        if self.options.device.kind == "host" and needed > self.profile.memory_bytes:
+            hint = "Choose a smaller --batch, or --device sim:RTX_A6000, which executes nothing."
+            detail = f"needed {needed:,} bytes, available {self.profile.memory_bytes:,}"
+            raise DeviceError("the step needs more memory than this machine has", hint, detail)
+
+    def measured(self, captured: Captured) -> tuple[Captured, float | None]:
+        self.progress.say("measuring the operators")
+        try:
+            stepper = PlanStepper(self.workload, captured, self.free, NO_EVENTS)
+            try:
+                times = take_turn(stepper, self.workload.batches(1) * (CALIBRATION_STEPS + 1), 1, self.options.seed)
+                stepper.executor.measure()
+                for batch in self.workload.batches(1) * 2:
+                    stepper.step(batch)
+                return replace(captured, trace=stepper.executor.trace), statistics.median(times.step_ms)
+            finally:
+                stepper.close()
+        except OutOfDeviceMemoryError:
+            trace = captured.trace
+            return replace(captured, trace=trace.with_latencies(roofline.estimate(trace, self.profile))), None
+
+    def set_link(self, vanilla_ms: float | None) -> None:
+        """The host's link is the one asked for, or keeps an RTX A6000's balance between computing and moving."""
+        if self.options.device.kind == "cuda":
+            self.notes.append(f"link: {links(self.profile)}, measured")
+        elif self.options.link_gbps is not None:
+            self.profile = self.profile.with_link(self.options.link_gbps * GB)
+            self.notes.append(f"link: {links(self.profile)}, as asked for")
+        elif vanilla_ms is not None:
+            roof_us = roofline.total_us(self.workload.vanilla.trace, RTX_A6000)
+            self.profile = self.profile.scaled_link(roof_us, vanilla_ms * 1e3)
+            balance = f"an RTX A6000's balance (25 GB/s × {roof_us / 1e3:.3g} / {vanilla_ms:.4g} ms)"
+            self.notes.append(f"link: {links(self.profile)}, {balance}")
+        else:
+            raise DeviceError(
+                "this machine has not enough memory for vanilla", "Choose a smaller --batch, or a --link."
+            )
+        self.progress.say(self.notes[-1])
+
+    def line_up(self) -> None:
+        """Eager PyTorch, vanilla, and whoever else has a plan."""
+        workload, free = self.workload, self.free
+        self.eager = Contender("eager", lambda: EagerStepper(workload, self.torch_device))
+        self.vanilla = Contender(VANILLA, lambda: PlanStepper(workload, workload.vanilla, free, NO_EVENTS))
+        self.contenders = [self.eager, self.vanilla]
+        self.of_policy: dict[str, Contender] = {}
+        for policy in self.policies:
+            if policy.error is None:
+                self.of_policy[policy.name] = self.contender_of(policy)
+        self.contenders += [one for one in self.of_policy.values() if one is not self.vanilla]
+
+    def contender_of(self, policy: PlannedPolicy) -> Contender:
+        budget = budget_of(policy.name, self.options, self.limited.budget_bytes)
+        fits = budget is None or footprint(policy.captured.trace, policy.plan).device_peak_bytes <= budget
+        if policy.name == VANILLA and fits:
+            return self.vanilla
+        return Contender(policy.name, lambda: PlanStepper(self.workload, policy.captured, self.limited, policy.plan))
+
+    # ---- the rounds ----
+
+    def round(self, contender: Contender) -> None:
+        """One turn. A contender that fails says why and is out."""
+        if contender.error is not None:
+            return
+        options = self.options
+        batches = self.workload.batches(options.warmup + options.iterations)
+        try:
+            stepper = contender.start()
+            try:
+                turn = take_turn(stepper, batches, options.warmup, options.seed)
+                if isinstance(stepper, PlanStepper):
+                    self.look_closer(contender, stepper)
+            finally:
+                stepper.close()
+        except Exception as error:
+            contender.error = message_of(error)
+            contender.turns.clear()
+            return
+        self.compare(contender, turn)
+
+    def look_closer(self, contender: Contender, stepper: PlanStepper) -> None:
+        """Steps after the turn that only observe."""
+        executor, (batch,) = stepper.executor, self.workload.batches(1)
+        if contender.device_peak_bytes is None:
+            executor.recording = True
+            stepper.step(batch)
+            executor.recording = False
+            assert executor.record is not None
+            contender.device_peak_bytes = executor.record.device_peak_bytes
+            contender.stall_us = executor.record.stall_us if self.torch_device.type == "cuda" else None
+        executor.measure()
+        stepper.step(batch)
+        contender.latency_us.append(executor.measurement().latency_us)
+
+    def compare(self, contender: Contender, turn: Turn) -> None:
+        """With eager PyTorch's first turn; the state of all others is not kept."""
+        if contender is self.eager and not self.eager.turns:
+            self.eager.turns.append(turn)
+            return
+        if self.eager.turns:
+            contender.difference = contender.difference or difference(self.eager.turns[0], turn)
+        contender.turns.append(turn.without_state())
+
+    def witness(self) -> None:
+        """What the allocator says that a step takes at most."""
+        for contender in self.contenders:
+            if contender.error is None:
+                self.progress.say(f"watching the allocator: {contender.name}")
+                try:
+                    contender.allocator_peak_bytes = self.allocator_peak(contender)
+                except Exception as error:
+                    self.notes.append(f"the allocator could not be watched with {contender.name}: {message_of(error)}")
+
+    def allocator_peak(self, contender: Contender) -> int:
+        (batch,) = self.workload.batches(1)
+        started: list[Stepper] = []
+
+        def ready() -> Callable[[], object]:
+            stepper = contender.start()
+            started.append(stepper)
+            seed_everything(self.options.seed)
+            return lambda: stepper.step(batch)
+
+        try:
+            return allocator_peak(ready, self.torch_device)
+        finally:
+            for stepper in started:
+                stepper.close()
+
+    # ---- the result ----
+
+    def rows(self, budget: int | None) -> list[Row]:
+        for contender in self.contenders:
+            if contender.error is not None and contender not in self.of_policy.values():
+                self.notes.append(f"{contender.name} failed: {contender.error}")
+            if contender.difference is not None:
+                self.notes.append(f"{contender.name} differs from eager PyTorch in: {contender.difference}")
+        return [self.row(policy, budget) for policy in self.policies]
+
+    def row(self, policy: PlannedPolicy, budget: int | None) -> Row:
+        row = planned_row(
+            empty_row(self.options, policy.name, self.torch_device),
+            self.workload,
+            self.timed(policy),
+            self.profile,
+            budget,
+        ).with_values(
+            vanilla_step_ms_median=self.vanilla.step_ms(),
+            eager_step_ms_median=self.eager.step_ms(),
+            eager_peak_bytes=self.eager.allocator_peak_bytes,
+        )
+        contender = self.of_policy.get(policy.name)
+        if contender is None:
+            return row
+        return row.with_values(error=contender.error) if contender.error else self.measured_row(row, contender)
+
+    def timed(self, policy: PlannedPolicy) -> PlannedPolicy:
+        """With the latencies of this run's rounds, for the simulator: the policy's own, as operators are slower on
+        tensors that have just come back, which no cache has."""
+        contender = self.of_policy.get(policy.name)
+        if contender is None or not contender.latency_us:
+            return policy
+        trace = policy.captured.trace.with_latencies(np.median(contender.latency_us, axis=0))
+        return replace(policy, captured=replace(policy.captured, trace=trace))
+
+    def measured_row(self, row: Row, contender: Contender) -> Row:
+        times = [ms for turn in contender.turns for ms in turn.step_ms]
+        peak = max(turn.totals.peak_bytes for turn in contender.turns if turn.totals)
+        median, vanilla_ms = contender.step_ms() or 0.0, self.vanilla.step_ms() or 0.0
+        msr, eor, cbr = rates(row.vanilla_peak_bytes or 0, peak, vanilla_ms, median)
+        return row.with_values(
+            peak_bytes=peak,
+            device_peak_bytes=contender.device_peak_bytes,
+            allocator_peak_bytes=contender.allocator_peak_bytes,
+            msr=msr,
+            eor=eor,
+            cbr=cbr,
+            step_ms_median=median,
+            step_ms_min=min(times),
+            step_ms_max=max(times),
+            first_step_ms=statistics.median(turn.first_ms for turn in contender.turns),
+            stall_ms=contender.stall_ms(),
+            bytes_out=contender.mean("bytes_out"),
+            bytes_in=contender.mean("bytes_in"),
+            passive_swap_ins=contender.mean("passive_swap_ins"),
+            recomputes=contender.mean("recomputes"),
+            bit_identical=contender.difference is None if self.eager.turns else None,
+        )

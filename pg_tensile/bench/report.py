@@ -1,0 +1,315 @@
+"""What a benchmark found: one JSON object for each policy, and a table for people."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import pg_tensile
+from pg_tensile.bench.options import BenchOptions
+from pg_tensile.errors import OptionError, TensileError
+from pg_tensile.profile import GB, DeviceProfile
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy's result: sizes in bytes, times in milliseconds, both of one iteration in steady state. None: not
+    known, because the policy failed or nothing was executed. msr, eor and cbr are tensile.txt's (section V-A)."""
+
+    model: str
+    policy: str
+    device: str
+    batch: int
+    operators: int | None = None
+    tensors: int | None = None
+    vanilla_peak_bytes: int | None = None
+    peak_bytes: int | None = None
+    predicted_peak_bytes: int | None = None
+    device_peak_bytes: int | None = None
+    allocator_peak_bytes: int | None = None
+    workspace_peak_bytes: int | None = None
+    floor_bytes: int | None = None
+    budget_bytes: int | None = None
+    host_arena_bytes: int | None = None
+    msr: float | None = None
+    eor: float | None = None
+    cbr: float | None = None
+    step_ms_median: float | None = None
+    step_ms_min: float | None = None
+    step_ms_max: float | None = None
+    first_step_ms: float | None = None
+    simulated_ms: float | None = None
+    vanilla_step_ms_median: float | None = None
+    eager_step_ms_median: float | None = None
+    eager_peak_bytes: int | None = None
+    stall_ms: float | None = None
+    link_gbps: float | None = None
+    bytes_out: int | None = None
+    bytes_in: int | None = None
+    passive_swap_ins: int | None = None
+    recomputes: int | None = None
+    planning_ms: float | None = None
+    capture_ms: float | None = None
+    bit_identical: bool | None = None
+    optimizer: str = ""
+    early_update: bool = False
+    rounds: int = 0
+    iterations: int = 0
+    warmup: int = 0
+    seed: int = 0
+    threads: int = 0
+    versions: dict[str, str | None] | None = None
+    machine: dict[str, Any] | None = None
+    error: str | None = None
+
+    def with_values(self, **values: Any) -> Row:
+        return replace(self, **values)
+
+    def to_json(self) -> str:
+        """One line; numbers that JSON cannot express become null."""
+        return json.dumps({key: plain(value) for key, value in asdict(self).items()}, allow_nan=False)
+
+
+class Report(NamedTuple):
+    """A row for each policy, and what people should read above and below the table."""
+
+    rows: list[Row]
+    title: str
+    notes: list[str]
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else None
+    return value
+
+
+def rates(
+    vanilla_peak: int, peak: int, vanilla_ms: float, ms: float
+) -> tuple[float | None, float | None, float | None]:
+    """(msr, eor, cbr); None where it is a number divided by zero."""
+    msr = (vanilla_peak - peak) / vanilla_peak if vanilla_peak else None
+    eor = ms / vanilla_ms if vanilla_ms else None
+    return msr, eor, None if msr is None or not eor else msr / eor
+
+
+def message_of(error: BaseException) -> str:
+    """One line for people."""
+    if isinstance(error, TensileError):
+        return error.message
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def title_of(options: BenchOptions) -> str:
+    name = options.model.rpartition(":")[2]
+    early = ", early updates" if options.early_update else ""
+    return f"{name}, batch {options.batch}, {options.optimizer}{early}, on {options.device}"
+
+
+def budget_note(rows: Sequence[Row]) -> list[str]:
+    """What the budget was, and for whom."""
+    budgets = {row.budget_bytes for row in rows if row.budget_bytes is not None}
+    free = [row.policy for row in rows if row.budget_bytes is None]
+    return [f"budget: {size(budget)}" + f", not for {', '.join(free)}" * bool(free) for budget in budgets]
+
+
+def links(profile: DeviceProfile) -> str:
+    """Bandwidth of a link for people."""
+    out, inward = profile.out_bytes_per_s / GB, profile.in_bytes_per_s / GB
+    return f"{out:.3g} GB/s each way" if out == inward else f"{out:.3g} GB/s out, {inward:.3g} GB/s in"
+
+
+# ---- versions and machine -------------------------------------------------------------------------------------------
+
+
+def versions() -> dict[str, str | None]:
+    return {
+        "pg_tensile": pg_tensile.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "revision": revision(),
+    }
+
+
+def revision() -> str | None:
+    """The clone's commit, with + where files differ from it; None outside a clone."""
+    try:
+        command = [
+            "git",
+            "-C",
+            str(ROOT),
+            "-c",
+            f"safe.directory={ROOT}",
+            "describe",
+            "--always",
+            "--dirty=+",
+            "--abbrev=12",
+            "--exclude=*",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def machine(device: torch.device | None = None) -> dict[str, Any]:
+    """What ran the benchmark."""
+    name = platform.processor()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    found: dict[str, Any] = {
+        "name": platform.node(),
+        "cpu": name,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+    if device is not None and device.type == "cuda":
+        found["gpu"] = torch.cuda.get_device_name(device)
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
+
+HEADINGS = (
+    "policy",
+    "step ms",
+    "min … max",
+    "EOR",
+    "peak",
+    "MSR",
+    "CBR",
+    "stall ms",
+    "moved",
+    "recomputes",
+    "sim ms",
+    "results",
+)
+# the columns of a terminal from which on these are shown
+WIDTHS = {"min … max": 118, "CBR": 98, "recomputes": 98, "sim ms": 118}
+
+
+def size(value: int | None) -> str:
+    """Bytes for people, three digits or more: 1.52 GiB, 147 MiB, 12 B."""
+    if value is None:
+        return "–"
+    amount, unit = float(value), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.3g} {unit}"
+
+
+def milliseconds(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 1000 else f"{round(value, 3):.3g}"
+
+
+def ratio(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def verdict(row: Row) -> Text:
+    if row.error is not None:
+        return Text("failed", "red")
+    if row.bit_identical is None:
+        return Text("not run", "dim")
+    return Text("identical", "green") if row.bit_identical else Text("DIFFER", "bold red")
+
+
+def cells(row: Row) -> dict[str, str | Text]:
+    moved = None if row.bytes_out is None or row.bytes_in is None else row.bytes_out + row.bytes_in
+    span = "–" if row.step_ms_min is None else f"{milliseconds(row.step_ms_min)} … {milliseconds(row.step_ms_max)}"
+    simulated = row.device.startswith("sim:")
+    values = (
+        *(row.policy, milliseconds(row.simulated_ms if simulated else row.step_ms_median), span),
+        *(ratio(row.eor), size(row.peak_bytes), "–" if row.msr is None else f"{row.msr:.1%}", ratio(row.cbr)),
+        *(milliseconds(row.stall_ms), size(moved), "–" if row.recomputes is None else f"{row.recomputes:,}"),
+        *(milliseconds(row.simulated_ms), verdict(row)),
+    )
+    return dict(zip(HEADINGS, values, strict=True))
+
+
+def reference_cells(name: str, ms: float | None, peak: int | None, vanilla_ms: float | None) -> dict[str, str | Text]:
+    """A line for what is no policy of the run: eager PyTorch, and vanilla where `none` was not asked for."""
+    eor = ms / vanilla_ms if ms and vanilla_ms else None
+    return {"policy": Text(name, "italic"), "step ms": milliseconds(ms), "EOR": ratio(eor), "peak": size(peak)}
+
+
+def print_table(rows: Sequence[Row], title: str, notes: Sequence[str], console: Console) -> None:
+    """The rows beside eager PyTorch and vanilla; every error and every note in a line of its own."""
+    shown = [name for name in HEADINGS if console.width >= WIDTHS.get(name, 0)]
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.show_edge, table.pad_edge, table.padding = False, False, (0, 0, 0, 1)
+    for name in shown:
+        table.add_column(name, justify="left" if name in ("policy", "results") else "right", no_wrap=True)
+    lines = [cells(row) for row in rows]
+    first = rows[0]
+    if all(row.policy != "none" for row in rows):
+        vanilla = reference_cells(
+            "vanilla", first.vanilla_step_ms_median, first.vanilla_peak_bytes, first.vanilla_step_ms_median
+        )
+        lines.insert(0, vanilla)
+    if first.eager_step_ms_median is not None:
+        eager = reference_cells(
+            "eager", first.eager_step_ms_median, first.eager_peak_bytes, first.vanilla_step_ms_median
+        )
+        lines.insert(0, eager)
+    for line in lines:
+        table.add_row(*(line.get(name, "") for name in shown))
+    console.print(table)
+    for row in rows:
+        if row.error is not None:
+            console.print(Text(f"{row.policy}: {row.error}", "red"))
+    for note in notes:
+        console.print(Text(note, "dim"))
+
+
+def table_console() -> Console:
+    """The terminal as wide as it is; 100 columns where the output goes elsewhere."""
+    return Console() if sys.stdout.isatty() else Console(width=100)
+
+
+# ---- the file -------------------------------------------------------------------------------------------------------
+
+
+def check_writable(path: str) -> None:
+    """Finds out before the run whether its results can be kept. Raises OptionError."""
+    try:
+        with open(path, "a"):
+            pass
+    except OSError as error:
+        raise OptionError(
+            f'--json: cannot write "{path}": {error.strerror}', "Name a file in a folder that exists."
+        ) from None
+
+
+def write_rows(path: str, rows: Sequence[Row]) -> None:
+    """Raises OptionError, the rows being lost, where the disk is full for example."""
+    try:
+        with open(path, "w") as file:
+            file.writelines(row.to_json() + "\n" for row in rows)
+    except OSError as error:
+        raise OptionError(f'--json: cannot write "{path}": {error.strerror}') from None

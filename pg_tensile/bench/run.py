@@ -1,0 +1,46 @@
+"""Runs a benchmark: chooses how, writes its rows, prints its table."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from pg_tensile.bench.options import BenchOptions
+from pg_tensile.bench.planned import failed_rows
+from pg_tensile.bench.progress import Progress
+from pg_tensile.bench.report import Report, budget_note, check_writable, print_table, table_console, write_rows
+from pg_tensile.errors import OptionError
+
+
+def run(options: BenchOptions) -> int:
+    """The exit status: 1 when a policy failed or its results differ from eager PyTorch's, else 0. Raises OptionError
+    before anything is done, and what went wrong when nothing could be measured; the rows say so, too."""
+    if options.json_path is not None:
+        check_writable(options.json_path)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # a model that fails is explained
+    try:
+        report = measure(options)
+    except OptionError:
+        raise
+    except Exception as error:
+        if options.json_path is not None:
+            write_rows(options.json_path, failed_rows(options, error))
+        raise
+    if options.json_path is not None:
+        write_rows(options.json_path, report.rows)
+    print_table(report.rows, report.title, [*report.notes, *budget_note(report.rows)], table_console())
+    return int(any(row.error is not None or row.bit_identical is False for row in report.rows))
+
+
+def measure(options: BenchOptions) -> Report:
+    with Progress() as progress:
+        if options.device.kind == "sim":
+            from pg_tensile.bench.simulated import simulate_policies
+
+            return simulate_policies(options, progress)
+        from pg_tensile.bench.measured import Session
+
+        return Session(options, progress).run()

@@ -1,0 +1,38 @@
+"""Capturing a training step: forward, loss, backward, clipping and optimizer as one static graph (design.md section 5).
+
+`capture` runs the step once on fake tensors, so nothing is computed and no memory is taken, and records every call of a
+PyTorch operator below autograd. The calls become operators of a `Trace`, their storages its tensors.
+"""
+
+from pg_tensile.capture.captured import (
+    Call,
+    Captured,
+    CapturedOperator,
+    Persistent,
+    Slot,
+    Value,
+    copy_into,
+    empty_like_value,
+    fill,
+    flat_results,
+    value_of,
+)
+from pg_tensile.capture.run import capture
+from pg_tensile.capture.spec import OptimizerSpec, StepSpec
+
+__all__ = [
+    "Call",
+    "Captured",
+    "CapturedOperator",
+    "OptimizerSpec",
+    "Persistent",
+    "Slot",
+    "StepSpec",
+    "Value",
+    "capture",
+    "copy_into",
+    "empty_like_value",
+    "fill",
+    "flat_results",
+    "value_of",
+]

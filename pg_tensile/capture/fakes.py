@@ -1,0 +1,143 @@
+"""Where PyTorch's kernels for fake tensors do not say what the real ones do: layouts, sizes, and missing kernels.
+
+All of it was found by running every operator of PyTorch's own test samples both ways, in several memory layouts; the
+tests repeat that for what is listed here. The rules for layouts are the CPU's: on CUDA other libraries decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
+
+aten = torch.ops.aten
+
+# ---- kernels that are missing, fail (on empty tensors) or are slow: from fake tensors they make the results ----
+
+
+def _like_second(gradient: Tensor, like: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return torch.empty_like(like, memory_format=torch.contiguous_format)
+
+
+def _parameters_type(default: torch.dtype, parameters: Iterable[Any]) -> torch.dtype:
+    """The type of what a norm computes for each channel: its parameters' (under autocast not that of its input)."""
+    return next((tensor.dtype for tensor in parameters if isinstance(tensor, Tensor)), default)
+
+
+def _batch_norm(
+    x: Tensor, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, *args: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    dtype = _parameters_type(x.dtype, (weight, bias, mean, variance))
+    shape = (x.shape[1] if training else 0,)
+    saved = x.new_empty(shape, dtype=dtype), x.new_empty(shape, dtype=dtype)
+    return torch.empty_like(x, memory_format=suggest_memory_format(x)), *saved
+
+
+def _batch_norm_backward(
+    gradient: Tensor, x: Tensor, weight: Any, mean: Any, variance: Any, *args: Any
+) -> tuple[Tensor | None, ...]:
+    dtype = _parameters_type(x.dtype, (weight, mean, variance))
+    wanted = args[-1]
+    return (
+        torch.empty_like(x, memory_format=suggest_memory_format(x)) if wanted[0] else None,
+        *(x.new_empty((x.shape[1],), dtype=dtype) if each else None for each in wanted[1:]),
+    )
+
+
+KERNELS: dict[Any, Callable[..., Any]] = {
+    aten.mse_loss_backward.default: _like_second,
+    aten.smooth_l1_loss_backward.default: _like_second,
+    aten.huber_loss_backward.default: _like_second,
+    aten.multi_margin_loss_backward.default: _like_second,
+    aten.multilabel_margin_loss_backward.default: _like_second,
+    # fused updates return nothing; the fake mode would execute those that it has no kernel for
+    aten._fused_adamw_.tensor_lr: lambda *args, **kwargs: None,
+    aten._fused_adam_.tensor_lr: lambda *args, **kwargs: None,
+    aten._fused_sgd_.tensor_lr: lambda *args, **kwargs: None,
+}
+CPU_KERNELS: dict[Any, Callable[..., Any]] = {  # PyTorch's own take 13 ms each
+    aten.native_batch_norm.default: _batch_norm,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
+}
+
+# ---- layouts: make a result anew, in the layout or type that it really has ----
+
+
+def _contiguous(result: Tensor, args: tuple[Any, ...]) -> Tensor:
+    return torch.empty_like(result, memory_format=torch.contiguous_format)
+
+
+def _like_first(result: Tensor, args: tuple[Any, ...]) -> Tensor:
+    return torch.empty_like(args[0], dtype=result.dtype)
+
+
+def _as_suggested_by(place: int) -> Callable[[Tensor, tuple[Any, ...]], Tensor]:
+    return lambda result, args: torch.empty_like(result, memory_format=suggest_memory_format(args[place]))
+
+
+def _of_parameters_type(result: Tensor, args: tuple[Any, ...]) -> Tensor:
+    return torch.empty_like(result, dtype=_parameters_type(result.dtype, args[1:5]))
+
+
+def _of_inputs_type(result: Tensor, args: tuple[Any, ...]) -> Tensor:
+    """The gradient of a norm's input."""
+    return torch.empty_like(result, dtype=args[1].dtype, memory_format=suggest_memory_format(result))
+
+
+NORM = {1: _of_parameters_type, 2: _of_parameters_type}
+LAYOUTS: dict[Any, Mapping[int, Callable[[Tensor, tuple[Any, ...]], Tensor]]] = {  # by place of the result
+    aten.native_group_norm.default: NORM,
+    aten.native_layer_norm.default: NORM,
+    aten.native_group_norm_backward.default: {0: _of_inputs_type},
+    aten.native_layer_norm_backward.default: {0: _of_inputs_type},
+    aten._log_softmax_backward_data.default: {0: _contiguous},
+    aten.log_sigmoid_forward.default: {0: _contiguous, 1: _contiguous},
+    aten.native_dropout_backward.default: {0: _like_first},
+    aten.binary_cross_entropy.default: {0: _like_first},
+    aten.replication_pad2d_backward.default: {0: _as_suggested_by(1)},
+    aten.max_unpool2d.default: {0: _as_suggested_by(0)},
+    aten.channel_shuffle.default: {0: _as_suggested_by(0)},
+    aten.pow.Scalar: {0: _contiguous},
+}
+
+# ---- sizes ----
+
+# losses whose result keeps the memory of all the terms that were added up
+REDUCED_IN_PLACE = (
+    aten.mse_loss.default,
+    aten.smooth_l1_loss.default,
+    aten.soft_margin_loss.default,
+    aten.binary_cross_entropy.default,
+)
+# results, by place, whose size only the real kernel knows
+UNKNOWN_SIZES: dict[Any, tuple[int, ...]] = {
+    aten.mkldnn_rnn_layer.default: (3,),  # workspace
+    aten._cudnn_rnn.default: (3, 4),  # reserve space, weights
+    aten.cudnn_batch_norm.default: (3,),  # reserve space
+    aten._batch_norm_with_update.default: (3,),
+    aten._embedding_bag.default: (1, 2, 3),  # depend on which kernel is taken
+}
+
+
+def fake_call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What an operator returns for fake tensors, under a fake mode."""
+    kernel = KERNELS.get(func)
+    if kernel is not None:
+        return kernel(*args, **kwargs)
+    if func in CPU_KERNELS and args[0].device.type == "cpu" and args[0].numel():
+        return CPU_KERNELS[func](*args, **kwargs)
+    returned = func(*args, **kwargs)
+    if func in REDUCED_IN_PLACE and returned.dim() == 0:
+        return returned.new_empty(torch.broadcast_shapes(args[0].shape, args[1].shape)).as_strided((), ())
+    relay = LAYOUTS.get(func)
+    if relay is None:
+        return returned
+    results = returned if isinstance(returned, tuple) else (returned,)
+    relaid = tuple(
+        relay[place](result, args) if place in relay and result is not None and result.device.type == "cpu" else result
+        for place, result in enumerate(results)
+    )
+    return relaid if isinstance(returned, tuple) else relaid[0]

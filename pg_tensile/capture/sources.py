@@ -1,0 +1,48 @@
+"""Which line of the model runs: the innermost Python frame that is not PyTorch's, the standard library's or ours."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from functools import cache
+from pathlib import Path
+from types import CodeType, FrameType, TracebackType
+
+import torch
+
+HERE = Path(__file__).parent
+RECORDING = {str(HERE / "recorder.py"), str(HERE / "sources.py")}  # called while the model runs
+TORCH = f"{Path(torch.__file__).parent}/"
+STANDARD = f"{sysconfig.get_path('stdlib')}/"
+
+
+@cache
+def _owner(code: CodeType) -> str:
+    """Whose code it is: "library", "capture" (which calls the model) or "model"."""
+    file = code.co_filename
+    if file in RECORDING or file.startswith((TORCH, "<frozen", "<eval_with_key")):
+        return "library"
+    if file.startswith(f"{HERE}/"):
+        return "capture"
+    return "library" if file.startswith(STANDARD) and "-packages/" not in file else "model"
+
+
+def running_line() -> str:
+    """The line of the model that runs now, as "model.py:41"; "" if none does."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and (owner := _owner(frame.f_code)) != "capture":
+        if owner == "model":
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def failing_line(traceback: TracebackType | None) -> str | None:
+    """The line of the model nearest to where an error was raised; None if no line of a model was on the way there."""
+    found = None
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if _owner(code) == "model":
+            found = f"{Path(code.co_filename).name}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return found

@@ -1,0 +1,137 @@
+"""Everything a training run is made of, as one safetensors file (never pickle) and a small JSON `meta`.
+
+Tensors: `model.*` (parameters and buffers), `optimizer.<parameter>.<name>`, `best.*` (the best epoch's model, with
+early stopping), `rng.*` (states of torch's, CUDA's, numpy's and Python's global generators) and what the trainer adds.
+Meta: where the run is, and what it must agree with to go on. The same encoding without prefixes is a version's weights.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from pg_tensile.errors import ArchitectureError, CheckpointError
+
+
+@dataclass
+class Checkpoint:
+    """A run's state. `meta` is JSON."""
+
+    meta: dict[str, Any]
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+    def put(self, prefix: str, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors.update((f"{prefix}.{name}", tensor) for name, tensor in tensors.items())
+
+    def get(self, prefix: str) -> dict[str, Tensor]:
+        start = prefix + "."
+        return {name.removeprefix(start): tensor for name, tensor in self.tensors.items() if name.startswith(start)}
+
+    def to_bytes(self) -> bytes:
+        """The tensors; `meta` travels beside them."""
+        return to_bytes(self.tensors)
+
+    @staticmethod
+    def from_bytes(data: bytes, meta: dict[str, Any]) -> Checkpoint:
+        """Raises CheckpointError if `data` is not a safetensors file."""
+        return Checkpoint(meta, from_bytes(data))
+
+
+def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
+    """One safetensors file. Tied tensors are stored once for each name."""
+    copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    seen: set[int] = set()
+    for name, tensor in copies.items():
+        if tensor.data_ptr() in seen:
+            copies[name] = tensor.clone()
+        seen.add(tensor.data_ptr())
+    return safetensors.torch.save(copies)
+
+
+def from_bytes(data: bytes) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load(data)
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(f"the stored tensors are damaged: {error}") from error
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name; raises ArchitectureError for models that keep other state."""
+    state = model.state_dict()
+    for name, value in state.items():
+        if not isinstance(value, Tensor):
+            hint = "Keep all state in parameters and buffers; get_extra_state is not supported."
+            raise ArchitectureError(f'the model\'s state "{name}" is not a tensor', hint=hint)
+    return state
+
+
+def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Raises CheckpointError if names or shapes are not the model's."""
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise CheckpointError("the stored weights do not fit the model", detail=str(error)) from error
+
+
+def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state, by number of parameter and name."""
+    state = optimizer.state_dict()["state"]
+    return {
+        f"{number}.{name}": value
+        for number, values in state.items()
+        for name, value in values.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, tensor in tensors.items():
+        number, _, name = key.partition(".")
+        state.setdefault(int(number), {})[name] = tensor
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def seed_generators(seed: int) -> None:
+    """Seeds the global generators of torch, CUDA, numpy and Python."""
+    torch.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    random.seed(seed)
+
+
+def generator_states(checkpoint: Checkpoint) -> None:
+    """Puts the states of all global generators into the checkpoint."""
+    _, keys, position, has_gauss, gauss = np.random.get_state()
+    version, words, python_gauss = random.getstate()
+    tensors = {
+        "torch": torch.get_rng_state(),
+        "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64)),
+        "python": torch.tensor(words, dtype=torch.int64),
+    }
+    if torch.cuda.is_initialized():
+        tensors["cuda"] = torch.cuda.get_rng_state()
+    checkpoint.put("rng", tensors)
+    checkpoint.meta["rng"] = {
+        "numpy": [int(position), int(has_gauss), float(gauss)],
+        "python": [version, python_gauss],
+    }
+
+
+def restore_generators(checkpoint: Checkpoint) -> None:
+    """Sets all global generators to the states in the checkpoint."""
+    tensors, meta = checkpoint.get("rng"), checkpoint.meta["rng"]
+    position, has_gauss, gauss = meta["numpy"]
+    np.random.set_state(("MT19937", tensors["numpy"].numpy().astype(np.uint32), position, has_gauss, gauss))
+    version, python_gauss = meta["python"]
+    random.setstate((version, tuple(tensors["python"].tolist()), python_gauss))
+    torch.set_rng_state(tensors["torch"])
+    if "cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["cuda"])

@@ -1,0 +1,62 @@
+/*
+ * dictionary.h: memory that grows and is kept from chunk to chunk, and the dictionaries of text columns.
+ */
+#ifndef TENSILE_DICTIONARY_H
+#define TENSILE_DICTIONARY_H
+
+#include "postgres.h"
+
+#include "common/hashfn.h"
+
+#define DICTIONARY_MAX_STRINGS 1000000
+
+typedef struct PackBuffer
+{
+	char	   *data;
+	Size		used;
+	Size		capacity;
+	MemoryContext context;
+} PackBuffer;
+
+extern void pack_buffer_init(PackBuffer *buffer, MemoryContext context);
+extern void pack_buffer_grow(PackBuffer *buffer, Size needed);	/* 54000 when the frame's limit is exceeded */
+
+/* Room for `size` more bytes, counted as used. */
+static inline char *
+pack_buffer_extend(PackBuffer *buffer, Size size)
+{
+	char	   *start;
+
+	if (size > buffer->capacity - buffer->used)
+		pack_buffer_grow(buffer, buffer->used + size);
+	start = buffer->data + buffer->used;
+	buffer->used += size;
+	return start;
+}
+
+/* ---- dictionaries: strings ↔ codes in order of first appearance ---- */
+
+typedef struct Dictionary
+{
+	int32		count;
+	PackBuffer	bytes;			/* the strings, one after the other */
+	PackBuffer	lengths;		/* int32 each */
+	PackBuffer	ends;			/* uint64 each: where the string ends in bytes */
+	PackBuffer	hashes;			/* uint64 each */
+	int32	   *slots;			/* open addressing: code, or -1 */
+	uint32		mask;			/* number of slots - 1 */
+	MemoryContext context;
+} Dictionary;
+
+static inline uint64
+bytes_hash(const char *string, int length)
+{
+	return hash_bytes_extended((const unsigned char *) string, length, length);
+}
+
+extern void dictionary_init(Dictionary *dictionary, MemoryContext context);
+extern void dictionary_clear(Dictionary *dictionary);
+extern int32 dictionary_code(Dictionary *dictionary, const char *string, int length, uint64 hash);
+extern const char *dictionary_string(const Dictionary *dictionary, int32 code, int *length);
+
+#endif

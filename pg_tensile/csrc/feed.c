@@ -1,0 +1,242 @@
+/*
+ * feed.c: tensile._feed, the one pass from a training query to the executor.
+ *
+ * The query runs with a DestReceiver of our own: every row is packed into the chunk (pack.c) and every full chunk is
+ * written straight to the executor's socket (wire.c); no row is kept. The worker commits right afterwards, so that the
+ * snapshot lives no longer than this call.
+ *
+ * The query is the submitter's and runs with the submitter's settings and rights, read only. It could call this
+ * function again, or leave changed settings behind: the first is refused, the second undone with our GUC nest level.
+ *
+ * Memory: the packer's context hangs under the caller's and goes with it when an error leaves this function.
+ */
+#include "postgres.h"
+
+#include <sys/socket.h>
+
+#include "access/xact.h"
+#include "fmgr.h"
+#include "mb/pg_wchar.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/jsonb.h"
+#include "utils/memutils.h"
+
+#include "pack.h"
+#include "pg_tensile.h"
+#include "query.h"
+#include "submit.h"
+#include "wire.h"
+
+#define EXECUTOR "the executor"
+#define TRAINING_QUERY "training query"
+#define SEND_BUFFER (2 * 1024 * 1024)
+
+typedef struct FeedReceiver
+{
+	DestReceiver pub;
+	const char *target;
+	int			fd;
+	int64		job;
+	TrainingPacker *packer;
+	FrameWriter writer;
+	MemoryContext context;
+	bool		sending;		/* an error now is not the query's */
+} FeedReceiver;
+
+PG_FUNCTION_INFO_V1(tensile_feed);
+
+/* A whole frame may wait in the socket while the executor decodes the one before; the kernel may allow less. */
+static void
+widen_socket(int fd)
+{
+	int			size = SEND_BUFFER;
+
+	(void) setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
+}
+
+/* Sends a frame; `json` is in the server's encoding. */
+static void
+feed_send(FeedReceiver *receiver, FrameType type, const StringInfo json, const WireBuffer *buffers, int nbuffers)
+{
+	char	   *utf8 = pg_server_to_any(json->data, json->len, PG_UTF8);
+	Size		length = utf8 == json->data ? json->len : strlen(utf8);
+	long		timeout_ms = tensile_executor_timeout > 0 ? tensile_executor_timeout * 1000L : -1;
+
+	receiver->sending = true;
+	wire_send(&receiver->writer, receiver->fd, EXECUTOR, timeout_ms, type, receiver->job, utf8, length, buffers, nbuffers);
+	receiver->sending = false;
+}
+
+static void
+feed_flush(FeedReceiver *receiver)
+{
+	MemoryContext old = MemoryContextSwitchTo(receiver->packer->scratch);
+	StringInfoData json;
+	WireBuffer *buffers;
+	int			nbuffers = training_packer_buffers(receiver->packer, &buffers);
+
+	initStringInfo(&json);
+	appendStringInfo(&json, "{\"rows\": %d}", receiver->packer->rows);
+	feed_send(receiver, FRAME_ROWS, &json, buffers, nbuffers);
+	training_packer_clear(receiver->packer);
+	MemoryContextSwitchTo(old);
+	MemoryContextReset(receiver->packer->scratch);
+}
+
+static void
+feed_startup(DestReceiver *self, int operation, TupleDesc desc)
+{
+	FeedReceiver *receiver = (FeedReceiver *) self;
+	StringInfoData json;
+
+	receiver->packer = training_packer_create(desc, receiver->context);
+	initStringInfo(&json);
+	training_packer_describe(receiver->packer, receiver->target, &json);
+	feed_send(receiver, FRAME_COLUMNS, &json, NULL, 0);
+}
+
+static bool
+feed_row(TupleTableSlot *slot, DestReceiver *self)
+{
+	FeedReceiver *receiver = (FeedReceiver *) self;
+
+	training_packer_row(receiver->packer, slot);
+	if (training_packer_full(receiver->packer))
+	{
+		CHECK_FOR_INTERRUPTS();
+		feed_flush(receiver);
+	}
+	return true;
+}
+
+static void
+feed_shutdown(DestReceiver *self)
+{
+}
+
+static void
+feed_end(FeedReceiver *receiver)
+{
+	StringInfoData json;
+	WireBuffer *buffers;
+	int			nbuffers;
+
+	if (receiver->packer->rows > 0)
+		feed_flush(receiver);
+	initStringInfo(&json);
+	training_packer_summary(receiver->packer, &json);
+	nbuffers = training_packer_dictionaries(receiver->packer, &buffers);
+	feed_send(receiver, FRAME_ROWS_END, &json, buffers, nbuffers);
+}
+
+/* Says at which row the query failed, and raises the error again. */
+static void
+rethrow_with_row(const FeedReceiver *receiver)
+{
+	ErrorData  *error;
+	const char *row;
+
+	MemoryContextSwitchTo(receiver->context);
+	error = CopyErrorData();
+	FlushErrorState();
+	row = psprintf("row " UINT64_FORMAT " of the " TRAINING_QUERY, receiver->packer->total_rows + 1);
+	error->detail = error->detail ? psprintf("%s\n%s", error->detail, row) : unconstify(char *, row);
+	ReThrowError(error);
+}
+
+static void
+feed_query(FeedReceiver *receiver, const char *text)
+{
+	Query	   *query = tensile_analyze_select(text, TRAINING_QUERY);
+
+	tensile_check_columns(query, receiver->target);
+	PG_TRY();
+	{
+		tensile_run_select(query, text, &receiver->pub);
+	}
+	PG_CATCH();
+	{
+		if (receiver->packer == NULL || receiver->sending || geterrcode() == ERRCODE_QUERY_CANCELED)
+			PG_RE_THROW();
+		rethrow_with_row(receiver);
+	}
+	PG_END_TRY();
+	feed_end(receiver);
+}
+
+/* The submitter's search_path, TimeZone, …: {"name": "value"}, for the rest of this GUC nest level. */
+static void
+apply_settings(Jsonb *settings)
+{
+	JsonbIterator *iterator = JsonbIteratorInit(&settings->root);
+	JsonbIteratorToken token;
+	JsonbValue	value;
+	char	   *name = NULL;
+
+	while ((token = JsonbIteratorNext(&iterator, &value, true)) != WJB_DONE)
+	{
+		if (token == WJB_KEY)
+			name = pnstrdup(value.val.string.val, value.val.string.len);
+		else if (token == WJB_VALUE && value.type == jbvString && name != NULL)
+			(void) set_config_option(name, pnstrdup(value.val.string.val, value.val.string.len),
+									 superuser() ? PGC_SUSET : PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+		else if (token == WJB_VALUE)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("settings of a training query must be strings")));
+	}
+}
+
+/*
+ * From now on whoever wakes this worker interrupts the query (notify.c). Somebody may have come just before, after the
+ * worker looked at its job.
+ */
+static void
+interrupt_if_woken(void)
+{
+	pg_memory_barrier();
+	if (tensile_wakeup_pending())
+		ereport(ERROR, (errcode(ERRCODE_QUERY_CANCELED), errmsg("canceling the training query because its job has changed")));
+}
+
+/* tensile._feed(fd, query, target, settings) → rows */
+Datum
+tensile_feed(PG_FUNCTION_ARGS)
+{
+	FeedReceiver receiver = {
+		.pub = {.receiveSlot = feed_row,.rStartup = feed_startup,.rShutdown = feed_shutdown,
+		.rDestroy = feed_shutdown,.mydest = DestNone},
+		.fd = PG_GETARG_INT32(0),
+		.target = text_to_cstring(PG_GETARG_TEXT_PP(2)),
+		.context = CurrentMemoryContext,
+	};
+	int			nest_level;
+
+	if (!tensile_in_worker() || tensile_my_slot->feeding)
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("tensile._feed is for the workers of pg_tensile only"),
+				 errhint("Use train_model to train on a query.")));
+
+	receiver.job = tensile_my_slot->job;
+	frame_writer_init(&receiver.writer, CurrentMemoryContext);
+	widen_socket(receiver.fd);
+	nest_level = NewGUCNestLevel();
+	apply_settings(PG_GETARG_JSONB_P(3));
+	tensile_set_read_only();
+	tensile_my_slot->feeding = true;
+	PG_TRY();
+	{
+		interrupt_if_woken();
+		feed_query(&receiver, text_to_cstring(PG_GETARG_TEXT_PP(1)));
+	}
+	PG_FINALLY();
+	{
+		tensile_my_slot->feeding = false;
+	}
+	PG_END_TRY();
+	AtEOXact_GUC(false, nest_level);
+	PG_RETURN_INT64(receiver.packer->total_rows);
+}

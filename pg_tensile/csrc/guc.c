@@ -1,0 +1,152 @@
+/*
+ * guc.c: every setting of pg_tensile, and nothing else that could be set.
+ *
+ * Settings that size shared memory are fixed at server start and exist only when the library is preloaded. Those that a
+ * job's own session can't decide (interpreter, device, memory) belong to postgresql.conf: a reload is enough, because
+ * supervisors read them when they start something.
+ */
+#include "postgres.h"
+
+#include <limits.h>
+
+#include "miscadmin.h"
+#include "utils/guc.h"
+
+#include "pg_tensile.h"
+
+#ifndef PG_TENSILE_PYTHON
+#define PG_TENSILE_PYTHON "python3"
+#endif
+
+char	   *tensile_database = NULL;
+char	   *tensile_python = NULL;
+char	   *tensile_device = NULL;
+int			tensile_device_memory = 0;
+int			tensile_max_jobs = 16;
+int			tensile_plan_events = 65536;
+int			tensile_policy = TENSILE_POLICY_NONE;
+int			tensile_dataset_cache = 1024;
+int			tensile_checkpoint_interval = 60;
+int			tensile_max_retries = 2;
+int			tensile_predict_timeout = 30000;
+int			tensile_threads = 0;
+int			tensile_ageing = 300;
+int			tensile_model_cache = 1024;
+int			tensile_executor_timeout = 300;
+
+static const struct config_enum_entry policies[] = {
+	{"none", TENSILE_POLICY_NONE, false},
+	{NULL, 0, false}
+};
+
+/* auto, cpu, cuda or cuda:N */
+static bool
+check_device(char **newval, void **extra, GucSource source)
+{
+	const char *number = *newval + strlen("cuda:");
+
+	if (strcmp(*newval, "auto") == 0 || strcmp(*newval, "cpu") == 0 || strcmp(*newval, "cuda") == 0)
+		return true;
+	if (strncmp(*newval, "cuda:", strlen("cuda:")) == 0 && *number != '\0' && strlen(number) <= 3 &&
+		strspn(number, "0123456789") == strlen(number))
+		return true;
+	GUC_check_errdetail("Allowed are \"auto\", \"cpu\", \"cuda\" and \"cuda:N\" with the number N of the device.");
+	return false;
+}
+
+static bool
+check_python(char **newval, void **extra, GucSource source)
+{
+	if (**newval != '\0')
+		return true;
+	GUC_check_errdetail("The name or path of a Python interpreter is needed.");
+	return false;
+}
+
+/* What sizes shared memory. */
+static void
+define_startup_settings(void)
+{
+	DefineCustomIntVariable("pg_tensile.max_jobs",
+							"Sets how many training jobs may run at once.",
+							"Each one needs a background worker (max_worker_processes).",
+							&tensile_max_jobs, 16, 1, TENSILE_MAX_JOBS, PGC_POSTMASTER, 0, NULL, NULL, NULL);
+	DefineCustomIntVariable("pg_tensile.plan_events",
+							"Sets how many events the plan of one job may have.",
+							"Each takes 32 bytes of shared memory for each of pg_tensile.max_jobs.",
+							&tensile_plan_events, 65536, 1024, 1048576, PGC_POSTMASTER, 0, NULL, NULL, NULL);
+}
+
+/* Where jobs run: processes, interpreter, device. */
+static void
+define_place_settings(void)
+{
+	DefineCustomStringVariable("pg_tensile.database",
+							   "Sets the database whose models are trained and served.",
+							   "Empty: none, and no process of pg_tensile but the launcher runs.",
+							   &tensile_database, "postgres", PGC_SIGHUP, 0, NULL, NULL, NULL);
+	DefineCustomStringVariable("pg_tensile.python",
+							   "Sets the Python interpreter that runs PyTorch.",
+							   "A name looked up in the server's PATH, or a path that the server's operating-system user can follow.",
+							   &tensile_python, PG_TENSILE_PYTHON, PGC_SIGHUP, 0, check_python, NULL, NULL);
+	DefineCustomStringVariable("pg_tensile.device",
+							   "Sets the device that models are trained on: auto, cpu, cuda or cuda:N.",
+							   "auto: the first CUDA device if there is one, else the CPU.",
+							   &tensile_device, "auto", PGC_SIGHUP, 0, check_device, NULL, NULL);
+	DefineCustomIntVariable("pg_tensile.device_memory",
+							"Sets how much memory of a device all jobs together may use.",
+							"0: all of it.",
+							&tensile_device_memory, 0, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL, NULL, NULL);
+	DefineCustomIntVariable("pg_tensile.threads",
+							"Sets how many threads each executor computes with.",
+							"0: the processor cores but one, divided by the jobs that run.",
+							&tensile_threads, 0, 0, 1024, PGC_SIGHUP, 0, NULL, NULL, NULL);
+	DefineCustomIntVariable("pg_tensile.dataset_cache",
+							"Sets how much training data a job keeps in memory.",
+							"More is spooled to memory-mapped files.",
+							&tensile_dataset_cache, 1024, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL, NULL, NULL);
+	DefineCustomIntVariable("pg_tensile.model_cache",
+							"Sets how much memory the predictor keeps models in.",
+							"The least recently used models are dropped and loaded again when needed.",
+							&tensile_model_cache, 1024, 1, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL, NULL, NULL);
+}
+
+/* When jobs start, save, give up. */
+static void
+define_job_settings(void)
+{
+	DefineCustomEnumVariable("pg_tensile.policy",
+							 "Sets the policy that plans device memory for jobs that name none.",
+							 NULL,
+							 &tensile_policy, TENSILE_POLICY_NONE, policies, PGC_USERSET, 0, NULL, NULL, NULL);
+	DefineCustomIntVariable("pg_tensile.checkpoint_interval",
+							"Sets the time between checkpoints of a job.",
+							"0: only at the end of each epoch.",
+							&tensile_checkpoint_interval, 60, 0, INT_MAX / 1000, PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
+	DefineCustomIntVariable("pg_tensile.max_retries",
+							"Sets how often a job is tried again after its executor died.",
+							"A new checkpoint starts the count again.",
+							&tensile_max_retries, 2, 0, 100, PGC_SIGHUP, 0, NULL, NULL, NULL);
+	DefineCustomIntVariable("pg_tensile.executor_timeout",
+							"Sets how long a child process may be silent before it counts as hung and is killed.",
+							"0: for ever.",
+							&tensile_executor_timeout, 300, 0, INT_MAX / 1000, PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
+	DefineCustomIntVariable("pg_tensile.ageing",
+							"Sets the time in the queue that is worth one step of priority.",
+							"0: waiting does not raise a job's priority.",
+							&tensile_ageing, 300, 0, INT_MAX / 1000, PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
+	DefineCustomIntVariable("pg_tensile.predict_timeout",
+							"Sets how long a prediction may take, loading the model included.",
+							NULL,
+							&tensile_predict_timeout, 30000, 1, INT_MAX, PGC_USERSET, GUC_UNIT_MS, NULL, NULL, NULL);
+}
+
+void
+tensile_define_settings(void)
+{
+	if (process_shared_preload_libraries_in_progress)
+		define_startup_settings();
+	define_place_settings();
+	define_job_settings();
+	MarkGUCPrefixReserved("pg_tensile");
+}

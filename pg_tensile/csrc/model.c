@@ -1,0 +1,360 @@
+/*
+ * model.c: what a session knows about the models it predicts with: features, labels, owner and grants.
+ *
+ * Models are read by SPI as the owner of tensile.models (callers see grants of their own only), with a snapshot taken
+ * now: an older one could show a version that is no longer deployed. They are kept until tensile_models_generation()
+ * changes, then all of them are forgotten; privileges are checked at every call from what is kept.
+ *
+ * In parallel mode no new snapshot can be taken: what is read then belongs to the calling query and is not kept.
+ *
+ * Memory: each model has a context of its own; those that are kept hang under the cache's.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "miscadmin.h"
+#include "nodes/pg_list.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/jsonb.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+#include "utils/syscache.h"
+
+#include "model.h"
+#include "owner.h"
+#include "pg_tensile.h"
+#include "query.h"
+
+static MemoryContext cache_context = NULL;	/* everything that is kept */
+static List *cached_models = NIL;	/* PredictModel */
+static uint64 cached_generation;
+
+#define NO_MODEL 0
+#define NO_VERSION (-1)
+
+#define MODEL_QUERY \
+	"SELECT m.owner, m.owner_name::text, v.id, v.task, v.preprocessing, m.id " \
+	"FROM tensile.models m LEFT JOIN tensile.model_versions v ON v.model = m.id AND v.version = m.deployed_version " \
+	"WHERE m.name = $1"
+#define GRANTS_QUERY \
+	"SELECT grantee, grantee_name::text FROM tensile.model_grants " \
+	"WHERE model = $1 AND privilege = 'predict' AND grantee IS NOT NULL"
+#define NAMES_QUERY "SELECT name FROM tensile.models"
+
+/* ---- reading preprocessing ---- */
+
+static JsonbValue *
+required_key(JsonbContainer *object, const char *key, enum jbvType type)
+{
+	JsonbValue *value = NULL;
+
+	if (JsonContainerIsObject(object))
+		value = getKeyJsonValueFromContainer(object, key, strlen(key), NULL);
+	if (value == NULL || value->type != type)
+		ereport(ERROR,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg("the model version's preprocessing has no usable \"%s\"", key),
+				 errhint("Train the model again.")));
+	return value;
+}
+
+/* An array below that key. */
+static JsonbContainer *
+required_list(JsonbContainer *object, const char *key)
+{
+	JsonbContainer *list = required_key(object, key, jbvBinary)->val.binary.data;
+
+	if (!JsonContainerIsArray(list))
+		ereport(ERROR,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg("the model version's preprocessing has no list of \"%s\"", key),
+				 errhint("Train the model again.")));
+	return list;
+}
+
+/* The i-th item of a list, which must be of this type. */
+static JsonbValue *
+required_item(JsonbContainer *list, int i, enum jbvType type)
+{
+	JsonbValue *item = getIthJsonbValueFromContainer(list, i);
+
+	if (item == NULL || item->type != type)
+		ereport(ERROR,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg("the model version's preprocessing has an unusable item %d in a list", i),
+				 errhint("Train the model again.")));
+	return item;
+}
+
+static const char *
+string_of(const JsonbValue *value, MemoryContext context)
+{
+	return MemoryContextStrdup(context, pnstrdup(value->val.string.val, value->val.string.len));
+}
+
+static FeatureKind
+kind_of(const JsonbValue *value)
+{
+	static const char *const kinds[] = {"numeric", "timestamp", "category", "array"};
+
+	for (int i = 0; i < lengthof(kinds); i++)
+		if (strlen(kinds[i]) == value->val.string.len && strncmp(kinds[i], value->val.string.val, value->val.string.len) == 0)
+			return (FeatureKind) i;
+	ereport(ERROR,
+			(errcode(ERRCODE_DATA_CORRUPTED),
+			 errmsg("the model version has a feature of the unknown kind \"%.*s\"", value->val.string.len, value->val.string.val),
+			 errhint("Install the version of pg_tensile that the model was trained with, or train it again.")));
+}
+
+static void
+read_features(PredictModel *model, JsonbContainer *list)
+{
+	FeatureSet *set = &model->features;
+
+	set->count = JsonContainerSize(list);
+	set->features = MemoryContextAlloc(model->context, sizeof(Feature) * set->count);
+	set->names = MemoryContextAlloc(model->context, sizeof(char *) * set->count);
+	for (int i = 0; i < set->count; i++)
+	{
+		JsonbContainer *object = required_item(list, i, jbvBinary)->val.binary.data;
+		Feature    *feature = &set->features[i];
+
+		set->names[i] = string_of(required_key(object, "name", jbvString), model->context);
+		feature->kind = kind_of(required_key(object, "kind", jbvString));
+		feature->index = feature->kind == FEATURE_CATEGORY ? set->ncategories++
+			: feature->kind == FEATURE_ARRAY ? set->narrays++ : set->nscalars++;
+	}
+}
+
+static void
+read_labels(PredictModel *model, JsonbContainer *preprocessing)
+{
+	JsonbContainer *list = required_list(preprocessing, "labels");
+	JsonbValue *values = getKeyJsonValueFromContainer(preprocessing, "label_values", strlen("label_values"), NULL);
+
+	model->numeric_labels = values != NULL && values->type == jbvBinary;
+	model->nlabels = JsonContainerSize(list);
+	model->labels = MemoryContextAlloc(model->context, sizeof(char *) * Max(model->nlabels, 1));
+	for (int i = 0; i < model->nlabels; i++)
+		model->labels[i] = string_of(required_item(list, i, jbvString), model->context);
+}
+
+static void
+read_preprocessing(PredictModel *model, const char *task, Jsonb *preprocessing)
+{
+	model->task = strcmp(task, "regression") == 0 ? TASK_REGRESSION
+		: strcmp(task, "binary") == 0 ? TASK_BINARY : TASK_MULTICLASS;
+	read_features(model, required_list(&preprocessing->root, "features"));
+	if (model->task != TASK_REGRESSION)
+		read_labels(model, &preprocessing->root);
+}
+
+/* ---- reading the catalogue ---- */
+
+static Oid
+catalogue_owner(void)
+{
+	Oid			relation = get_relname_relid("models", get_namespace_oid("tensile", true));
+	HeapTuple	tuple = SearchSysCache1(RELOID, ObjectIdGetDatum(relation));
+	Oid			owner;
+
+	if (!HeapTupleIsValid(tuple))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("the extension pg_tensile is not installed in this database"),
+				 errhint("Run CREATE EXTENSION pg_tensile CASCADE.")));
+	owner = ((Form_pg_class) GETSTRUCT(tuple))->relowner;
+	ReleaseSysCache(tuple);
+	return owner;
+}
+
+/* A column of the first row; a null becomes 0. */
+static Datum
+spi_value(SPITupleTable *table, int row, int column, bool *isnull)
+{
+	bool		null;
+	Datum		value = SPI_getbinval(table->vals[row], table->tupdesc, column, &null);
+
+	if (isnull != NULL)
+		*isnull = null;
+	return null ? (Datum) 0 : value;
+}
+
+static ModelRole
+read_role(SPITupleTable *table, int row, MemoryContext context)
+{
+	return (ModelRole) {
+		.oid = DatumGetObjectId(spi_value(table, row, 1, NULL)),
+		.name = MemoryContextStrdup(context, SPI_getvalue(table->vals[row], table->tupdesc, 2))
+	};
+}
+
+static uint64
+spi_select(const char *query, Oid type, Datum argument)
+{
+	if (SPI_execute_with_args(query, 1, &type, &argument, NULL, true, 0) != SPI_OK_SELECT)
+		elog(ERROR, "could not read the catalogue of models");
+	return SPI_processed;
+}
+
+/* Fills in the model; version NO_MODEL or NO_VERSION says what is missing. */
+static void
+read_model(PredictModel *model)
+{
+	SPITupleTable *table;
+	int64		id;
+	bool		no_version;
+
+	if (spi_select(MODEL_QUERY, TEXTOID, CStringGetTextDatum(model->name)) == 0)
+	{
+		model->version = NO_MODEL;
+		return;
+	}
+	table = SPI_tuptable;
+	model->owner = read_role(table, 0, model->context);
+	model->version = DatumGetInt64(spi_value(table, 0, 3, &no_version));
+	if (no_version)
+		model->version = NO_VERSION;
+	else
+		read_preprocessing(model, SPI_getvalue(table->vals[0], table->tupdesc, 4),
+						   DatumGetJsonbP(spi_value(table, 0, 5, NULL)));
+	id = DatumGetInt64(spi_value(table, 0, 6, NULL));
+
+	model->ngrants = (int) spi_select(GRANTS_QUERY, INT8OID, Int64GetDatum(id));
+	model->grants = MemoryContextAlloc(model->context, sizeof(ModelRole) * Max(model->ngrants, 1));
+	for (int i = 0; i < model->ngrants; i++)
+		model->grants[i] = read_role(SPI_tuptable, i, model->context);
+}
+
+/* Names of models that the current user may see, for the hint. */
+static void
+unknown_model(const char *name)
+{
+	const char **names;
+
+	SPI_connect();
+	if (SPI_execute(NAMES_QUERY, true, 10000) != SPI_OK_SELECT)
+		elog(ERROR, "could not read the names of models");
+	names = palloc(sizeof(char *) * Max(SPI_processed, 1));
+	for (uint64 i = 0; i < SPI_processed; i++)
+		names[i] = SPI_getvalue(SPI_tuptable->vals[i], SPI_tuptable->tupdesc, 1);
+	ereport(ERROR,
+			(errcode(ERRCODE_UNDEFINED_OBJECT),
+			 errmsg("model \"%s\" does not exist", name),
+			 tensile_hint_nearest(name, names, SPI_processed, "See tensile.models; register_model makes a new one.")));
+}
+
+/* Runs read_model with the rights, search_path and snapshot that it needs. */
+static void
+read_model_as_owner(PredictModel *model)
+{
+	Oid			user;
+	int			security_context;
+	int			nest_level = NewGUCNestLevel();
+
+	(void) set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+	GetUserIdAndSecContext(&user, &security_context);
+	SetUserIdAndSecContext(catalogue_owner(), security_context | SECURITY_LOCAL_USERID_CHANGE);
+	PushActiveSnapshot(IsInParallelMode() ? GetActiveSnapshot() : GetLatestSnapshot());
+	SPI_connect();
+	read_model(model);
+	SPI_finish();
+	PopActiveSnapshot();
+	SetUserIdAndSecContext(user, security_context);
+	if (model->version == NO_MODEL)
+		unknown_model(model->name);
+	AtEOXact_GUC(true, nest_level);
+}
+
+PredictModel *
+predict_model_load(const char *name, MemoryContext parent)
+{
+	MemoryContext context = AllocSetContextCreate(parent, "pg_tensile model", ALLOCSET_SMALL_SIZES);
+	PredictModel *model = MemoryContextAllocZero(context, sizeof(PredictModel));
+
+	model->context = context;
+	model->name = MemoryContextStrdup(context, name);
+	read_model_as_owner(model);
+	predict_model_check_privilege(model);
+	if (model->version == NO_VERSION)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("model \"%s\" has no version to predict with", name),
+				 errhint("Train it with train_model and wait for the job, or choose a version with deploy_model.")));
+	return model;
+}
+
+/* ---- the cache ---- */
+
+static PredictModel *
+cached_model(const char *name)
+{
+	ListCell   *cell;
+
+	foreach(cell, cached_models)
+	{
+		PredictModel *model = lfirst(cell);
+
+		if (strcmp(model->name, name) == 0)
+			return model;
+	}
+	return NULL;
+}
+
+static void
+forget_models(uint64 generation)
+{
+	if (cache_context != NULL)
+		MemoryContextReset(cache_context);
+	else
+		cache_context = AllocSetContextCreate(TopMemoryContext, "pg_tensile models", ALLOCSET_SMALL_SIZES);
+	cached_models = NIL;
+	cached_generation = generation;
+}
+
+PredictModel *
+predict_model_get(const char *name, MemoryContext call_context)
+{
+	uint64		generation = tensile_models_generation();
+	PredictModel *model;
+	MemoryContext old;
+
+	if (cache_context == NULL || cached_generation != generation)
+		forget_models(generation);
+	model = cached_model(name);
+	if (model != NULL)
+	{
+		predict_model_check_privilege(model);
+		return model;
+	}
+	model = predict_model_load(name, call_context);
+	if (!IsInParallelMode())
+	{
+		MemoryContextSetParent(model->context, cache_context);
+		old = MemoryContextSwitchTo(cache_context);
+		cached_models = lappend(cached_models, model);
+		MemoryContextSwitchTo(old);
+	}
+	return model;
+}
+
+void
+predict_model_check_privilege(const PredictModel *model)
+{
+	if (superuser() || tensile_role_owned(model->owner.oid, model->owner.name))
+		return;
+	for (int i = 0; i < model->ngrants; i++)
+		if (!OidIsValid(model->grants[i].oid) || tensile_role_owned(model->grants[i].oid, model->grants[i].name))
+			return;
+	ereport(ERROR,
+			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+			 errmsg("permission denied to predict with model \"%s\"", model->name),
+			 errhint("Its owner can allow it with grant_model.")));
+}

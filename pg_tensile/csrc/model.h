@@ -1,0 +1,53 @@
+/*
+ * model.h: what a session knows about the models it predicts with.
+ */
+#ifndef TENSILE_MODEL_H
+#define TENSILE_MODEL_H
+
+#include "postgres.h"
+
+#include "features.h"
+
+typedef enum ModelTask
+{
+	TASK_REGRESSION,
+	TASK_BINARY,
+	TASK_MULTICLASS
+} ModelTask;
+
+/* A role as the catalogue stores it; oid InvalidOid = PUBLIC in a grant, nobody as an owner. */
+typedef struct ModelRole
+{
+	Oid			oid;
+	const char *name;
+} ModelRole;
+
+/* The deployed version of a model. */
+typedef struct PredictModel
+{
+	const char *name;
+	int64		version;		/* model_versions.id */
+	ModelRole	owner;
+	int			ngrants;
+	ModelRole  *grants;			/* who may predict besides the owner */
+	ModelTask	task;
+	bool		numeric_labels;
+	int			nlabels;
+	const char **labels;		/* in the server's encoding */
+	FeatureSet	features;
+	MemoryContext context;
+} PredictModel;
+
+/*
+ * The model as it is deployed now, kept for the session. The result is good until tensile_models_generation() changes
+ * or `call_context` ends. 42704, 42501 and 55000 for a model that is not there, not granted or has no version.
+ */
+extern PredictModel *predict_model_get(const char *name, MemoryContext call_context);
+
+/* A copy that nobody else frees, in `context`. */
+extern PredictModel *predict_model_load(const char *name, MemoryContext context);
+
+/* 42501 unless the current user may predict with it; cheap. */
+extern void predict_model_check_privilege(const PredictModel *model);
+
+#endif

@@ -1,0 +1,170 @@
+/*
+ * owner.c: who owns what, and the way from a caller to the functions of the extension's owner.
+ *
+ * A SECURITY DEFINER function can't tell who called it. So a public function that changes the catalogue is in C: it runs
+ * as the caller and passes the caller's OID to the private SECURITY DEFINER function of the same name, which nobody else
+ * may execute. fmgr switches user and search_path there and back, also when an error is raised; no SQL is parsed on the
+ * way. `register_model(name, …)` calls `tensile._register_model(caller, name, …)`. Errors lose the private functions'
+ * part of their context: it means nothing to the user.
+ *
+ * Roles are remembered as OID and name; only both together stand for a role (docs/internals.md).
+ */
+#include "postgres.h"
+
+#include "access/htup_details.h"
+#include "catalog/pg_authid.h"
+#include "catalog/pg_type.h"
+#include "fmgr.h"
+#include "miscadmin.h"
+#include "parser/parse_func.h"
+#include "utils/acl.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/syscache.h"
+
+#include "owner.h"
+
+PG_FUNCTION_INFO_V1(tensile_forward);
+PG_FUNCTION_INFO_V1(tensile_owned);
+PG_FUNCTION_INFO_V1(tensile_raise);
+
+/* tensile._<name of the public function>(oid, its arguments…, extra…), looked up once per call site */
+static FmgrInfo *
+private_function(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types)
+{
+	FmgrInfo   *function = fcinfo->flinfo->fn_extra;
+
+	if (function == NULL)
+	{
+		Oid			public_oid = fcinfo->flinfo->fn_oid;
+		Oid		   *declared;
+		Oid			types[FUNC_MAX_ARGS];
+		int			nargs;
+		char	   *name = get_func_name(public_oid);
+
+		get_func_signature(public_oid, &declared, &nargs);
+		types[0] = OIDOID;
+		memcpy(types + 1, declared, nargs * sizeof(Oid));
+		memcpy(types + 1 + nargs, extra_types, nextra * sizeof(Oid));
+
+		function = MemoryContextAlloc(fcinfo->flinfo->fn_mcxt, sizeof(FmgrInfo));
+		fmgr_info_cxt(LookupFuncName(list_make2(makeString("tensile"), makeString(psprintf("_%s", name))),
+									 1 + nargs + nextra, types, false),
+					  function, fcinfo->flinfo->fn_mcxt);
+		fcinfo->flinfo->fn_extra = function;
+	}
+	return function;
+}
+
+static Datum
+invoke_without_context(FunctionCallInfo call)
+{
+	MemoryContext caller = CurrentMemoryContext;
+	ErrorContextCallback *outer = error_context_stack;
+	volatile Datum result = (Datum) 0;
+
+	error_context_stack = NULL;
+	PG_TRY();
+	{
+		result = FunctionCallInvoke(call);
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		MemoryContextSwitchTo(caller);
+		error = CopyErrorData();
+		FlushErrorState();
+		error_context_stack = outer;
+		if (ERRCODE_TO_CATEGORY(error->sqlerrcode) != ERRCODE_INTERNAL_ERROR)
+			error->context = NULL;
+		ThrowErrorData(error);
+	}
+	PG_END_TRY();
+	error_context_stack = outer;
+	return result;
+}
+
+/* Calls the private function of the calling public one with the caller, the same arguments and `extra` ones. */
+Datum
+tensile_forward_with(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types, const NullableDatum *extra)
+{
+	LOCAL_FCINFO(call, FUNC_MAX_ARGS);
+	int			nargs = PG_NARGS();
+	Datum		result;
+
+	Assert(1 + nargs + nextra <= FUNC_MAX_ARGS);
+	InitFunctionCallInfoData(*call, private_function(fcinfo, nextra, extra_types), 1 + nargs + nextra, InvalidOid, NULL, NULL);
+	call->args[0].value = ObjectIdGetDatum(GetUserId());
+	call->args[0].isnull = false;
+	memcpy(call->args + 1, fcinfo->args, nargs * sizeof(NullableDatum));
+	if (nextra > 0)
+		memcpy(call->args + 1 + nargs, extra, nextra * sizeof(NullableDatum));
+	result = invoke_without_context(call);
+	fcinfo->isnull = call->isnull;
+	return result;
+}
+
+/* register_model, drop_model, deploy_model, …: all of the work is in the private function */
+Datum
+tensile_forward(PG_FUNCTION_ARGS)
+{
+	return tensile_forward_with(fcinfo, 0, NULL, NULL);
+}
+
+/* Is the current user the role with this OID and name, or has it the privileges of that role? */
+bool
+tensile_role_owned(Oid owner, const char *name)
+{
+	HeapTuple	tuple = SearchSysCache1(AUTHOID, ObjectIdGetDatum(owner));
+	bool		same;
+
+	if (!HeapTupleIsValid(tuple))
+		return false;
+	same = strcmp(NameStr(((Form_pg_authid) GETSTRUCT(tuple))->rolname), name) == 0;
+	ReleaseSysCache(tuple);
+	return same && has_privs_of_role(GetUserId(), owner);
+}
+
+Datum
+tensile_owned(PG_FUNCTION_ARGS)
+{
+	PG_RETURN_BOOL(tensile_role_owned(PG_GETARG_OID(0), NameStr(*PG_GETARG_NAME(1))));
+}
+
+/* Does the current user own the model, or hold 'predict' or 'train' on it? Needs an active snapshot. */
+bool
+tensile_model_granted(int64 model, const char *privilege)
+{
+	Oid			types[] = {OIDOID, INT8OID, TEXTOID};
+	Oid			function = LookupFuncName(list_make2(makeString("tensile"), makeString("_granted")), 3, types, false);
+
+	return DatumGetBool(OidFunctionCall3(function, ObjectIdGetDatum(GetUserId()), Int64GetDatum(model),
+										 CStringGetTextDatum(privilege)));
+}
+
+/* A stored SQLSTATE; anything that can't be raised counts as an internal error. */
+static int
+raisable_sqlstate(const char *code)
+{
+	if (strlen(code) != 5 || strspn(code, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ") != 5 ||
+		strncmp(code, "00", 2) == 0 || strncmp(code, "01", 2) == 0 || strncmp(code, "02", 2) == 0)
+		return ERRCODE_INTERNAL_ERROR;
+	return MAKE_SQLSTATE(code[0], code[1], code[2], code[3], code[4]);
+}
+
+/* tensile._raise(sqlstate, message, hint, detail): PL/pgSQL's RAISE can't leave the hint or the detail out when null */
+Datum
+tensile_raise(PG_FUNCTION_ARGS)
+{
+	char	   *fields[4];
+
+	for (int i = 0; i < 4; i++)
+		fields[i] = PG_ARGISNULL(i) ? NULL : text_to_cstring(PG_GETARG_TEXT_PP(i));
+	ereport(ERROR,
+			(errcode(fields[0] ? raisable_sqlstate(fields[0]) : ERRCODE_INTERNAL_ERROR),
+			 errmsg_internal("%s", fields[1] ? fields[1] : "unknown error"),
+			 fields[2] ? errhint("%s", fields[2]) : 0,
+			 fields[3] ? errdetail_internal("%s", fields[3]) : 0));
+	PG_RETURN_VOID();
+}

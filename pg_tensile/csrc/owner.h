@@ -1,0 +1,20 @@
+/*
+ * owner.h: ownership by OID and name, and calls with the rights of the extension's owner.
+ */
+#ifndef TENSILE_OWNER_H
+#define TENSILE_OWNER_H
+
+#include "postgres.h"
+
+#include "fmgr.h"
+
+/* Is the current user the role with this OID and name, or has it the privileges of that role? */
+extern bool tensile_role_owned(Oid owner, const char *name);
+
+/* Does the current user own the model, or hold 'predict' or 'train' on it? Needs an active snapshot. */
+extern bool tensile_model_granted(int64 model, const char *privilege);
+
+/* From a public function f(args): tensile._f(caller's OID, args, extra). */
+extern Datum tensile_forward_with(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types, const NullableDatum *extra);
+
+#endif

@@ -1,0 +1,186 @@
+/*
+ * predict_rows.c: predictions for every row of a query, in chunks.
+ *
+ * The query runs as the caller, read only, with a DestReceiver that packs its rows (features.c). A full chunk is sent
+ * while the predictor still computes the one before: there are never more than two of them under way, and whenever we
+ * send we also receive (predict_client_exchange), so that neither side blocks the other.
+ *
+ * The connection is this call's own, because the query may itself call predict; it is closed however the call ends.
+ * Memory: everything in the caller's context; results go to a tuplestore, which spills to disk.
+ */
+#include "postgres.h"
+
+#include <math.h>
+
+#include "fmgr.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+#include "utils/tuplestore.h"
+
+#include "model.h"
+#include "pg_tensile.h"
+#include "predict_client.h"
+#include "query.h"
+
+#define QUERY_NAME "query of predict_rows"
+
+typedef struct RowsReceiver
+{
+	DestReceiver pub;
+	const PredictModel *model;
+	PredictClient client;
+	FeatureBatch *batch;
+	FeatureSource *sources;
+	int			pending;		/* rows of the chunk that is sent and not answered; 0: none */
+	int64		rows;			/* answered */
+	Datum	   *labels;			/* as text */
+	Tuplestorestate *results;
+	TupleDesc	results_desc;
+	MemoryContext context;
+	MemoryContext scratch;		/* of one chunk */
+} RowsReceiver;
+
+PG_FUNCTION_INFO_V1(tensile_predict_rows);
+
+static void
+put_results(RowsReceiver *receiver, const Predictions *answer)
+{
+	const PredictModel *model = receiver->model;
+	bool		classifier = model->task != TASK_REGRESSION;
+
+	if (answer->rows != receiver->pending)
+		elog(ERROR, "the predictor answered with %d rows instead of %d", answer->rows, receiver->pending);
+	tensile_count_predictions(model->version, answer->rows, answer->unknown);
+	for (int i = 0; i < answer->rows; i++)
+	{
+		int32		label = answer->label[i];
+		bool		has_label = classifier && label >= 0 && label < model->nlabels;
+		Datum		values[4] = {
+			Int64GetDatum(++receiver->rows), Float8GetDatum(answer->prediction[i]),
+			has_label ? receiver->labels[label] : (Datum) 0, Float8GetDatum(answer->probability[i])
+		};
+		bool		nulls[4] = {false, isnan(answer->prediction[i]), !has_label, isnan(answer->probability[i])};
+
+		tuplestore_putvalues(receiver->results, receiver->results_desc, values, nulls);
+	}
+	receiver->pending = 0;
+}
+
+/* Sends the chunk, and takes the answer to the one before. */
+static void
+send_chunk(RowsReceiver *receiver)
+{
+	MemoryContext old = MemoryContextSwitchTo(receiver->scratch);
+	TimestampTz deadline = predict_deadline();
+	bool		answer_due = receiver->pending > 0;
+	Predictions answer;
+	StringInfoData header;
+	WireBuffer *buffers;
+	int			nbuffers;
+
+	initStringInfo(&header);
+	nbuffers = feature_batch_frame(receiver->batch, &header, &buffers);
+	if (!predict_client_exchange(&receiver->client, receiver->model->version, &header, buffers, nbuffers,
+								 answer_due ? &answer : NULL, deadline))
+		ereport(ERROR,
+				(errcode(ERRCODE_CONNECTION_FAILURE),
+				 errmsg("the predictor went away"),
+				 errhint("Try again: it is started anew. The server's log may say why it ended.")));
+	if (answer_due)
+		put_results(receiver, &answer);
+	receiver->pending = receiver->batch->row;
+	feature_batch_clear(receiver->batch);
+	MemoryContextSwitchTo(old);
+	MemoryContextReset(receiver->scratch);
+}
+
+static void
+finish(RowsReceiver *receiver)
+{
+	Predictions answer;
+
+	if (receiver->batch->row > 0)
+		send_chunk(receiver);
+	if (receiver->pending > 0)
+	{
+		(void) predict_client_exchange(&receiver->client, receiver->model->version, NULL, NULL, 0, &answer, predict_deadline());
+		put_results(receiver, &answer);
+	}
+}
+
+static void
+rows_startup(DestReceiver *self, int operation, TupleDesc desc)
+{
+	RowsReceiver *receiver = (RowsReceiver *) self;
+
+	receiver->sources = feature_sources_create(&receiver->model->features, desc, receiver->context);
+}
+
+static bool
+rows_receive(TupleTableSlot *slot, DestReceiver *self)
+{
+	RowsReceiver *receiver = (RowsReceiver *) self;
+
+	slot_getallattrs(slot);
+	feature_batch_add_tuple(receiver->batch, receiver->sources, slot->tts_values, slot->tts_isnull);
+	if (feature_batch_full(receiver->batch))
+		send_chunk(receiver);
+	return true;
+}
+
+static void
+rows_shutdown(DestReceiver *self)
+{
+}
+
+static void
+predict_query(RowsReceiver *receiver, const char *text)
+{
+	int			nest_level = NewGUCNestLevel();
+	Query	   *query;
+
+	tensile_set_read_only();
+	query = tensile_analyze_select(text, QUERY_NAME);
+	(void) predict_client_connect(&receiver->client, predict_deadline());
+	tensile_run_select(query, text, &receiver->pub);
+	finish(receiver);
+	AtEOXact_GUC(false, nest_level);
+}
+
+/* predict_rows(model, query) → (row_number, prediction, label, probability) */
+Datum
+tensile_predict_rows(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
+	RowsReceiver receiver = {
+		.pub = {.receiveSlot = rows_receive,.rStartup = rows_startup,.rShutdown = rows_shutdown,
+		.rDestroy = rows_shutdown,.mydest = DestNone},
+		.context = CurrentMemoryContext,
+	};
+	const PredictModel *model;
+
+	InitMaterializedSRF(fcinfo, 0);
+	receiver.results = result->setResult;
+	receiver.results_desc = result->setDesc;
+	receiver.model = model = predict_model_load(text_to_cstring(PG_GETARG_TEXT_PP(0)), CurrentMemoryContext);
+	receiver.labels = palloc(sizeof(Datum) * Max(model->nlabels, 1));
+	for (int i = 0; i < model->nlabels; i++)
+		receiver.labels[i] = CStringGetTextDatum(model->labels[i]);
+	receiver.scratch = AllocSetContextCreate(CurrentMemoryContext, "pg_tensile chunk", ALLOCSET_DEFAULT_SIZES);
+	receiver.batch = feature_batch_create(&model->features, feature_batch_capacity(&model->features), CurrentMemoryContext);
+	predict_client_init(&receiver.client, CurrentMemoryContext);
+
+	PG_TRY();
+	{
+		predict_query(&receiver, text_to_cstring(PG_GETARG_TEXT_PP(1)));
+	}
+	PG_FINALLY();
+	{
+		predict_client_close(&receiver.client);
+	}
+	PG_END_TRY();
+	return (Datum) 0;
+}

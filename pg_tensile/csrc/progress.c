@@ -1,0 +1,404 @@
+/*
+ * progress.c: live numbers in shared memory: the jobs' progress, the device ledger, prediction counters.
+ *
+ * A worker is the only writer of its slot's progress; readers copy slots under their locks and then, without locks,
+ * leave out what the current user may not see. Prediction counters are atomic; a lock is taken exclusively only when a
+ * version is counted for the first time, and takes the place of the one not used for longest when all are taken.
+ */
+#include "postgres.h"
+
+#include "catalog/pg_type.h"
+#include "executor/spi.h"
+#include "funcapi.h"
+#include "mb/pg_wchar.h"
+#include "miscadmin.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+#include "utils/timestamp.h"
+
+#include "pg_tensile.h"
+
+PG_FUNCTION_INFO_V1(tensile_report);
+PG_FUNCTION_INFO_V1(tensile_register_device);
+PG_FUNCTION_INFO_V1(tensile_progress);
+PG_FUNCTION_INFO_V1(tensile_devices);
+PG_FUNCTION_INFO_V1(tensile_predictions);
+
+/* Copies text, cut to whole characters. */
+static void
+copy_text(char *target, Size size, const text *source)
+{
+	int			length = pg_mbcliplen(VARDATA_ANY(source), VARSIZE_ANY_EXHDR(source), size - 1);
+
+	memcpy(target, VARDATA_ANY(source), length);
+	target[length] = '\0';
+}
+
+/* ---- progress ---- */
+
+/* Arguments of tensile._report, in order; bits of TensileProgress.reported. */
+enum
+{
+	REPORT_PHASE, REPORT_EPOCH, REPORT_EPOCHS, REPORT_STEP, REPORT_STEPS, REPORT_LOSS, REPORT_SAMPLES_PER_S,
+	REPORT_DEVICE_BYTES, REPORT_DEVICE_PEAK_BYTES, REPORT_BYTES_SWAPPED, REPORT_STALL_US, REPORT_N
+};
+
+/* tensile._report(…): null leaves a number as it is. */
+Datum
+tensile_report(PG_FUNCTION_ARGS)
+{
+	TensileProgress now;
+	text	   *phase = PG_ARGISNULL(REPORT_PHASE) ? NULL : PG_GETARG_TEXT_PP(REPORT_PHASE);
+
+	tensile_require_process(TENSILE_WORKER);
+	now = tensile_my_slot->progress;	/* nobody else writes it */
+	for (int i = 0; i < REPORT_N; i++)
+		if (!PG_ARGISNULL(i))
+			now.reported |= 1 << i;
+#define REPORT(argument, field, get) if (!PG_ARGISNULL(argument)) now.field = get(argument)
+	if (phase)
+		copy_text(now.phase, sizeof(now.phase), phase);
+	REPORT(REPORT_EPOCH, epoch, PG_GETARG_INT32);
+	REPORT(REPORT_EPOCHS, epochs, PG_GETARG_INT32);
+	REPORT(REPORT_STEP, step, PG_GETARG_INT64);
+	REPORT(REPORT_STEPS, steps, PG_GETARG_INT64);
+	REPORT(REPORT_LOSS, loss, PG_GETARG_FLOAT8);
+	REPORT(REPORT_SAMPLES_PER_S, samples_per_s, PG_GETARG_FLOAT8);
+	REPORT(REPORT_DEVICE_BYTES, device_bytes, PG_GETARG_INT64);
+	REPORT(REPORT_DEVICE_PEAK_BYTES, device_peak_bytes, PG_GETARG_INT64);
+	REPORT(REPORT_BYTES_SWAPPED, bytes_swapped, PG_GETARG_INT64);
+	REPORT(REPORT_STALL_US, stall_us, PG_GETARG_INT64);
+#undef REPORT
+	now.heartbeat = GetCurrentTimestamp();
+
+	LWLockAcquire(tensile_my_slot->lock, LW_EXCLUSIVE);
+	tensile_my_slot->progress = now;
+	LWLockRelease(tensile_my_slot->lock);
+	PG_RETURN_VOID();
+}
+
+/* One row of tensile._progress(), in the order of its columns. */
+static void
+put_progress(ReturnSetInfo *rsinfo, const TensileSlot *slot)
+{
+	const TensileProgress *progress = &slot->progress;
+	Datum		reported[REPORT_N] = {
+		CStringGetTextDatum(progress->phase),
+		Int32GetDatum(progress->epoch), Int32GetDatum(progress->epochs),
+		Int64GetDatum(progress->step), Int64GetDatum(progress->steps),
+		Float8GetDatum(progress->loss), Float8GetDatum(progress->samples_per_s),
+		Int64GetDatum(progress->device_bytes), Int64GetDatum(progress->device_peak_bytes),
+		Int64GetDatum(progress->bytes_swapped), Int64GetDatum(progress->stall_us)
+	};
+	Datum		values[2 + REPORT_N + 2];
+	bool		nulls[2 + REPORT_N + 2] = {false};
+
+	values[0] = Int64GetDatum(slot->job);
+	values[1] = Int32GetDatum(slot->pid);
+	nulls[1] = slot->pid == 0;
+	for (int i = 0; i < REPORT_N; i++)
+	{
+		values[2 + i] = reported[i];
+		nulls[2 + i] = (progress->reported & (1 << i)) == 0;
+	}
+	values[2 + REPORT_N] = Int64GetDatum((int64) slot->plan.generation);
+	nulls[2 + REPORT_N] = slot->plan.generation == 0;
+	values[3 + REPORT_N] = TimestampTzGetDatum(progress->heartbeat);
+	nulls[3 + REPORT_N] = progress->heartbeat == 0;
+	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+}
+
+/* tensile._progress() */
+Datum
+tensile_progress(PG_FUNCTION_ARGS)
+{
+	TensileSlot *slots;
+	int			nslots;
+
+	tensile_require_preload();
+	InitMaterializedSRF(fcinfo, 0);
+	slots = tensile_copy_slots(&nslots);
+	for (int i = 0; i < nslots; i++)
+		if (tensile_role_visible(slots[i].role))
+			put_progress((ReturnSetInfo *) fcinfo->resultinfo, &slots[i]);
+	PG_RETURN_NULL();
+}
+
+/* ---- the device ledger ---- */
+
+/* How many jobs use a device, and what they have been granted. Caller holds shared->lock. */
+static int
+device_users(int device, int64 *granted_bytes)
+{
+	int			users = 0;
+
+	*granted_bytes = 0;
+	for (int i = 0; i < tensile_shared->max_jobs; i++)
+	{
+		TensileSlot *slot = &tensile_shared->slots[i];
+
+		if (slot->state == SLOT_FREE || slot->device != device)
+			continue;
+		users++;
+		*granted_bytes += slot->granted_bytes;
+	}
+	return users;
+}
+
+/* The entry of that name, or one that nobody uses; -1 if there is none. Caller holds shared->lock. */
+static int
+find_device(const char *name)
+{
+	int			unused = -1;
+	int64		granted_bytes;
+
+	for (int i = 0; i < TENSILE_MAX_DEVICES; i++)
+	{
+		if (strcmp(tensile_shared->devices[i].name, name) == 0)
+			return i;
+		if (tensile_shared->devices[i].name[0] == '\0' && unused < 0)
+			unused = i;
+	}
+	for (int i = 0; i < TENSILE_MAX_DEVICES && unused < 0; i++)
+		if (device_users(i, &granted_bytes) == 0)
+			unused = i;
+	return unused;
+}
+
+/* Enters this worker's device; its size is taken from the first who uses it. Returns false when the ledger is full. */
+static bool
+enter_device(const char *name, int64 total_bytes)
+{
+	int64		granted_bytes;
+	int			device;
+
+	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
+	tensile_my_slot->device = -1;
+	device = find_device(name);
+	if (device >= 0 && device_users(device, &granted_bytes) == 0)
+	{
+		strlcpy(tensile_shared->devices[device].name, name, NAMEDATALEN);
+		tensile_shared->devices[device].total_bytes = total_bytes;
+	}
+	tensile_my_slot->device = device;
+	LWLockRelease(tensile_shared->lock);
+	return device >= 0;
+}
+
+/* tensile._register_device(name, total_bytes) */
+Datum
+tensile_register_device(PG_FUNCTION_ARGS)
+{
+	char		name[NAMEDATALEN];
+	int64		total_bytes = PG_GETARG_INT64(1);
+
+	tensile_require_process(TENSILE_WORKER);
+	copy_text(name, sizeof(name), PG_GETARG_TEXT_PP(0));
+	if (name[0] == '\0' || total_bytes <= 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("a device needs a name and a positive number of bytes")));
+	if (!enter_device(name, total_bytes))
+		ereport(ERROR,
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("jobs use more than %d devices at once", TENSILE_MAX_DEVICES)));
+	PG_RETURN_VOID();
+}
+
+/* The part of a device's memory that jobs may use. */
+static int64
+device_budget(int64 total_bytes)
+{
+	int64		limit = (int64) tensile_device_memory * 1024 * 1024;
+
+	return limit > 0 ? Min(limit, total_bytes) : total_bytes;
+}
+
+/* tensile._devices(): sums over all jobs, whoever runs them. */
+Datum
+tensile_devices(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	TensileDevice devices[TENSILE_MAX_DEVICES];
+	int64		granted_bytes[TENSILE_MAX_DEVICES];
+	int			users[TENSILE_MAX_DEVICES];
+
+	tensile_require_preload();
+	InitMaterializedSRF(fcinfo, 0);
+	LWLockAcquire(tensile_shared->lock, LW_SHARED);
+	memcpy(devices, tensile_shared->devices, sizeof(devices));
+	for (int i = 0; i < TENSILE_MAX_DEVICES; i++)
+		users[i] = device_users(i, &granted_bytes[i]);
+	LWLockRelease(tensile_shared->lock);
+
+	for (int i = 0; i < TENSILE_MAX_DEVICES; i++)
+	{
+		Datum		values[5];
+		bool		nulls[5] = {false};
+
+		if (devices[i].name[0] == '\0')
+			continue;
+		values[0] = CStringGetTextDatum(devices[i].name);
+		values[1] = Int64GetDatum(devices[i].total_bytes);
+		values[2] = Int64GetDatum(device_budget(devices[i].total_bytes));
+		values[3] = Int64GetDatum(granted_bytes[i]);
+		values[4] = Int32GetDatum(users[i]);
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+	PG_RETURN_NULL();
+}
+
+/* ---- prediction counters ---- */
+
+/* The version's counters, or NULL. Caller holds predictions_lock. */
+static TensilePredictions *
+find_counters(int64 version)
+{
+	for (int i = 0; i < TENSILE_MAX_PREDICTIONS; i++)
+	{
+		TensilePredictions *counters = &tensile_shared->predictions[i];
+
+		if (counters->version == version && counters->database == MyDatabaseId)
+			return counters;
+	}
+	return NULL;
+}
+
+/* Gives the version the counters not used for longest. Caller holds predictions_lock exclusively. */
+static TensilePredictions *
+take_counters(int64 version)
+{
+	TensilePredictions *oldest = &tensile_shared->predictions[0];
+
+	for (int i = 1; i < TENSILE_MAX_PREDICTIONS; i++)
+	{
+		TensilePredictions *counters = &tensile_shared->predictions[i];
+
+		if (pg_atomic_read_u64(&counters->last_used) < pg_atomic_read_u64(&oldest->last_used))
+			oldest = counters;
+	}
+	oldest->version = version;
+	oldest->database = MyDatabaseId;
+	pg_atomic_write_u64(&oldest->rows, 0);
+	pg_atomic_write_u64(&oldest->requests, 0);
+	pg_atomic_write_u64(&oldest->unknown_categories, 0);
+	return oldest;
+}
+
+static void
+add_to_counters(TensilePredictions *counters, int64 rows, int64 unknown_categories)
+{
+	pg_atomic_fetch_add_u64(&counters->rows, rows);
+	pg_atomic_fetch_add_u64(&counters->requests, 1);
+	pg_atomic_fetch_add_u64(&counters->unknown_categories, unknown_categories);
+	pg_atomic_write_u64(&counters->last_used, (uint64) GetCurrentTimestamp());
+}
+
+void
+tensile_count_predictions(int64 version, int64 rows, int64 unknown_categories)
+{
+	TensilePredictions *counters;
+
+	LWLockAcquire(tensile_shared->predictions_lock, LW_SHARED);
+	counters = find_counters(version);
+	if (counters)
+		add_to_counters(counters, rows, unknown_categories);
+	LWLockRelease(tensile_shared->predictions_lock);
+	if (counters)
+		return;
+
+	LWLockAcquire(tensile_shared->predictions_lock, LW_EXCLUSIVE);
+	counters = find_counters(version);	/* somebody else may have been faster */
+	if (counters == NULL)
+		counters = take_counters(version);
+	add_to_counters(counters, rows, unknown_categories);
+	LWLockRelease(tensile_shared->predictions_lock);
+}
+
+/* A copy of this database's counters as an array of rows; the plain values of atomics. */
+typedef struct PredictionRow
+{
+	int64		version;
+	int64		rows;
+	int64		requests;
+	int64		unknown_categories;
+} PredictionRow;
+
+static PredictionRow *
+copy_counters(int *count)
+{
+	PredictionRow *rows = palloc(TENSILE_MAX_PREDICTIONS * sizeof(PredictionRow));
+
+	*count = 0;
+	LWLockAcquire(tensile_shared->predictions_lock, LW_SHARED);
+	for (int i = 0; i < TENSILE_MAX_PREDICTIONS; i++)
+	{
+		TensilePredictions *counters = &tensile_shared->predictions[i];
+
+		if (counters->version == 0 || counters->database != MyDatabaseId)
+			continue;
+		rows[(*count)++] = (PredictionRow) {
+			counters->version,
+			pg_atomic_read_u64(&counters->rows),
+			pg_atomic_read_u64(&counters->requests),
+			pg_atomic_read_u64(&counters->unknown_categories)
+		};
+	}
+	LWLockRelease(tensile_shared->predictions_lock);
+	return rows;
+}
+
+/* The versions among `rows` that the current user sees in tensile.model_versions. Within SPI. */
+static int
+visible_versions(const PredictionRow *rows, int count)
+{
+	Datum	   *versions = palloc(count * sizeof(Datum));
+	Oid			type = INT8ARRAYOID;
+	Datum		argument;
+
+	for (int i = 0; i < count; i++)
+		versions[i] = Int64GetDatum(rows[i].version);
+	argument = PointerGetDatum(construct_array(versions, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
+	if (SPI_execute_with_args("SELECT v.id FROM tensile.model_versions v WHERE v.id OPERATOR(pg_catalog.=) ANY ($1)",
+							  1, &type, &argument, NULL, true, 0) != SPI_OK_SELECT)
+		elog(ERROR, "could not read tensile.model_versions");
+	return (int) SPI_processed;
+}
+
+static bool
+is_result(int64 version)
+{
+	bool		isnull;
+
+	for (uint64 i = 0; i < SPI_processed; i++)
+		if (DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[i], SPI_tuptable->tupdesc, 1, &isnull)) == version)
+			return true;
+	return false;
+}
+
+/* tensile._predictions(): of the versions that row-level security shows to the current user */
+Datum
+tensile_predictions(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	PredictionRow *rows;
+	int			count;
+
+	tensile_require_preload();
+	InitMaterializedSRF(fcinfo, 0);
+	rows = copy_counters(&count);
+	SPI_connect();
+	if (visible_versions(rows, count) > 0)
+		for (int i = 0; i < count; i++)
+		{
+			Datum		values[4] = {
+				Int64GetDatum(rows[i].version), Int64GetDatum(rows[i].rows),
+				Int64GetDatum(rows[i].requests), Int64GetDatum(rows[i].unknown_categories)
+			};
+			bool		nulls[4] = {false};
+
+			if (is_result(rows[i].version))
+				tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+		}
+	SPI_finish();
+	PG_RETURN_NULL();
+}

@@ -1,0 +1,169 @@
+/*
+ * query.c: one SELECT that changes nothing, from its text to a DestReceiver; and "did you mean" for misspelt names.
+ *
+ * train_model checks a query this way when it is submitted, the worker when it feeds the rows, predict_rows when it
+ * runs. Everything happens as the current user. What the checks of the tree can't see (a volatile function that
+ * writes) transaction_read_only stops at run time.
+ */
+#include "postgres.h"
+
+#include "executor/executor.h"
+#include "nodes/nodeFuncs.h"
+#include "parser/analyze.h"
+#include "tcop/tcopprot.h"
+#include "utils/guc.h"
+#include "utils/snapmgr.h"
+#include "utils/varlena.h"
+
+#include "query.h"
+
+#define MAX_NAME_LENGTH 255		/* what varstr_levenshtein takes */
+
+typedef struct SourceText
+{
+	const char *text;
+	const char *what;
+} SourceText;
+
+/* A position in our query must not be taken for one in the statement that the client sent. */
+static void
+point_into_query(void *arg)
+{
+	const SourceText *source = arg;
+	int			position = geterrposition();
+
+	if (position > 0)
+	{
+		errposition(0);
+		internalerrposition(position);
+		internalerrquery(source->text);
+	}
+	errcontext("%s", source->what);
+}
+
+static RawStmt *
+parse_one_select(const char *text, const char *what)
+{
+	List	   *statements = pg_parse_query(text);
+	RawStmt    *statement;
+
+	if (statements == NIL)
+		ereport(ERROR,
+				(errcode(ERRCODE_SYNTAX_ERROR),
+				 errmsg("the %s is empty", what),
+				 errhint("Give one SELECT.")));
+	if (list_length(statements) > 1)
+		ereport(ERROR,
+				(errcode(ERRCODE_SYNTAX_ERROR),
+				 errmsg("the %s has more than one statement", what),
+				 errhint("Give one SELECT, without anything behind it."),
+				 errposition(lsecond_node(RawStmt, statements)->stmt_location + 1)));
+	statement = linitial_node(RawStmt, statements);
+	if (!IsA(statement->stmt, SelectStmt))
+		ereport(ERROR,
+				(errcode(ERRCODE_SYNTAX_ERROR),
+				 errmsg("the %s is not a SELECT", what),
+				 errhint("Give one SELECT that returns the rows.")));
+	return statement;
+}
+
+static bool
+has_row_marks(Node *node, void *context)
+{
+	if (node == NULL)
+		return false;
+	if (IsA(node, Query))
+		return ((Query *) node)->rowMarks != NIL || query_tree_walker((Query *) node, has_row_marks, context, 0);
+	return expression_tree_walker(node, has_row_marks, context);
+}
+
+static void
+refuse_changes(Query *query, const char *what)
+{
+	const char *change = NULL;
+
+	if (query->commandType != CMD_SELECT)
+		change = "SELECT INTO";
+	else if (query->hasModifyingCTE)
+		change = "INSERT, UPDATE or DELETE in a WITH clause";
+	else if (has_row_marks((Node *) query, NULL))
+		change = "FOR UPDATE or FOR SHARE";
+	if (change != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_READ_ONLY_SQL_TRANSACTION),
+				 errmsg("the %s must not change anything, but it has %s", what, change),
+				 errhint("It runs read only: give a plain SELECT.")));
+}
+
+Query *
+tensile_analyze_select(const char *text, const char *what)
+{
+	SourceText	source = {text, what};
+	ErrorContextCallback callback = {.previous = error_context_stack,.callback = point_into_query,.arg = &source};
+	List	   *queries;
+	Query	   *query;
+
+	error_context_stack = &callback;
+	queries = pg_analyze_and_rewrite_fixedparams(parse_one_select(text, what), text, NULL, 0, NULL);
+	if (list_length(queries) != 1)
+		elog(ERROR, "a SELECT was rewritten to %d queries", list_length(queries));
+	query = linitial_node(Query, queries);
+	refuse_changes(query, what);
+	error_context_stack = callback.previous;
+	return query;
+}
+
+/* For the rest of this GUC nest level. */
+void
+tensile_set_read_only(void)
+{
+	(void) set_config_option("transaction_read_only", "on", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+}
+
+void
+tensile_run_select(Query *query, const char *text, DestReceiver *dest)
+{
+	PlannedStmt *plan = pg_plan_query(query, text, CURSOR_OPT_PARALLEL_OK, NULL);
+	QueryDesc  *desc;
+
+	PushActiveSnapshot(GetTransactionSnapshot());
+	desc = CreateQueryDesc(plan, text, GetActiveSnapshot(), InvalidSnapshot, dest, NULL, NULL, 0);
+	ExecutorStart(desc, 0);
+	ExecutorRun(desc, ForwardScanDirection, 0, true);
+	ExecutorFinish(desc);
+	ExecutorEnd(desc);
+	FreeQueryDesc(desc);
+	PopActiveSnapshot();
+}
+
+const char *
+tensile_nearest_name(const char *name, const char *const *names, int nnames)
+{
+	int			length = strlen(name);
+	int			limit = Min(3, length / 2 + 1);
+	const char *nearest = NULL;
+
+	for (int i = 0; i < nnames; i++)
+	{
+		int			other_length = strlen(names[i]);
+		int			distance;
+
+		if (length > MAX_NAME_LENGTH || other_length > MAX_NAME_LENGTH)
+			continue;
+		distance = varstr_levenshtein_less_equal(name, length, names[i], other_length, 1, 1, 1, limit, true);
+		if (distance > 0 && distance <= limit)
+		{
+			nearest = names[i];
+			limit = distance - 1;
+		}
+	}
+	return nearest;
+}
+
+int
+tensile_hint_nearest(const char *name, const char *const *names, int nnames, const char *otherwise)
+{
+	const char *nearest = tensile_nearest_name(name, names, nnames);
+
+	return nearest ? errhint("Did you mean \"%s\"?", nearest) : errhint("%s", otherwise);
+}

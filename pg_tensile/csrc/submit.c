@@ -1,0 +1,202 @@
+/*
+ * submit.c: train_model, as far as it needs the caller's own rights and search_path.
+ *
+ * Everything that can be known about the training query without running it is found here, so that the error reaches the
+ * person who typed it instead of a job's row:
+ *   1. one SELECT that changes nothing, its names and its syntax (query.c, with the position of the error);
+ *   2. its columns: names, types that can travel, the target;
+ *   3. privileges: the query is planned, and started as EXPLAIN would start it, which checks tables, columns, functions
+ *      and what lies behind views, and reads no row.
+ * Then tensile._train_model (SECURITY DEFINER) checks the rest and inserts the job. The controller is woken at commit.
+ *
+ * Memory: all of it in a context that is deleted at the end. Locks: those of planning the query, until the transaction
+ * ends.
+ */
+#include "postgres.h"
+
+#include "access/xact.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_class.h"
+#include "catalog/pg_type.h"
+#include "executor/executor.h"
+#include "fmgr.h"
+#include "nodes/nodeFuncs.h"
+#include "optimizer/optimizer.h"
+#include "tcop/tcopprot.h"
+#include "utils/builtins.h"
+#include "utils/lsyscache.h"
+#include "utils/memutils.h"
+#include "utils/snapmgr.h"
+
+#include "convert.h"
+#include "owner.h"
+#include "pg_tensile.h"
+#include "query.h"
+#include "submit.h"
+
+PG_FUNCTION_INFO_V1(tensile_train_model);
+
+#define QUERY_NAME "training query"
+
+/* Arguments of train_model by position; those without a name may be null. */
+enum
+{
+	ARG_MODEL, ARG_QUERY, ARG_TARGET
+};
+static const char *const not_null[] = {
+	"model", "query", "target", "epochs", "batch_size", "optimizer", "learning_rate", "validation", "seed", NULL, NULL,
+	"priority", "options"
+};
+
+static void
+check_nulls(FunctionCallInfo fcinfo)
+{
+	for (int i = 0; i < lengthof(not_null); i++)
+		if (PG_ARGISNULL(i) && not_null[i])
+			ereport(ERROR,
+					(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+					 errmsg("argument \"%s\" must not be null", not_null[i]),
+					 errhint("Pass a value, or leave the argument out if it has a default.")));
+}
+
+/* ---- columns ---- */
+
+static void
+check_duplicates(const char *const *names, int n)
+{
+	for (int i = 0; i < n; i++)
+		for (int j = 0; j < i; j++)
+			if (strcmp(names[i], names[j]) == 0)
+				ereport(ERROR,
+						(errcode(ERRCODE_DUPLICATE_COLUMN),
+						 errmsg("column \"%s\" appears more than once in the " QUERY_NAME, names[i]),
+						 errhint("Name the columns you need instead of *, and give each one its own name with AS.")));
+}
+
+static void
+check_type(const char *name, Oid type, bool is_target)
+{
+	const char *wire = tensile_wire_type(type);
+
+	if (wire == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("column \"%s\" has type %s, which can't be trained on", name, format_type_be(type)),
+				 errhint("Leave it out, or cast it in the query: to a number, text, date, timestamp or an array of numbers.")));
+	if (is_target && (strchr(wire, '[') || strcmp(wire, "timestamp") == 0))
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("target \"%s\" has type %s, which can't be predicted", name, format_type_be(type)),
+				 errhint("A target is a number, a boolean or a text; a time can be made a number with extract(epoch FROM ...).")));
+}
+
+/* Names, types and target; feed.c asks again, because a table may have changed since. */
+void
+tensile_check_columns(Query *query, const char *target)
+{
+	const char **names = palloc(list_length(query->targetList) * sizeof(char *));
+	int			n = 0;
+	bool		found = false;
+	ListCell   *cell;
+
+	foreach(cell, query->targetList)
+	{
+		TargetEntry *entry = lfirst_node(TargetEntry, cell);
+
+		if (!entry->resjunk)
+			names[n++] = entry->resname;
+	}
+	check_duplicates(names, n);
+
+	foreach(cell, query->targetList)
+	{
+		TargetEntry *entry = lfirst_node(TargetEntry, cell);
+		bool		is_target;
+
+		if (entry->resjunk)
+			continue;
+		is_target = strcmp(entry->resname, target) == 0;
+		found |= is_target;
+		check_type(entry->resname, exprType((Node *) entry->expr), is_target);
+	}
+	if (!found)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_COLUMN),
+				 errmsg("target \"%s\" is not a column of the " QUERY_NAME, target),
+				 tensile_hint_nearest(target, names, n, "The query must return the target besides the features.")));
+	if (n < 2)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("the " QUERY_NAME " has no column besides the target"),
+				 errhint("Select at least one feature, too.")));
+}
+
+/* ---- planning and privileges ---- */
+
+/* The worker is another session. */
+static void
+refuse_temporary_tables(PlannedStmt *plan)
+{
+	ListCell   *cell;
+
+	foreach(cell, plan->relationOids)
+		if (get_rel_persistence(lfirst_oid(cell)) == RELPERSISTENCE_TEMP)
+			ereport(ERROR,
+					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+					 errmsg("the " QUERY_NAME " reads the temporary table \"%s\"", get_rel_name(lfirst_oid(cell))),
+					 errhint("The job runs in another session, which can't see it: use an ordinary or an unlogged table.")));
+}
+
+static void
+query_context(void *arg)
+{
+	errcontext(QUERY_NAME);
+}
+
+/* Plans the query and starts it without reading a row: raises 42501 for what the current user may not read or call. */
+static void
+check_privileges(Query *query, const char *text)
+{
+	ErrorContextCallback context = {error_context_stack, query_context, NULL};
+	PlannedStmt *plan;
+	QueryDesc  *desc;
+
+	error_context_stack = &context;
+	PushActiveSnapshot(GetTransactionSnapshot());
+	plan = pg_plan_query(query, text, CURSOR_OPT_PARALLEL_OK, NULL);
+	refuse_temporary_tables(plan);
+	desc = CreateQueryDesc(plan, text, GetActiveSnapshot(), InvalidSnapshot, None_Receiver, NULL, NULL, 0);
+	ExecutorStart(desc, EXEC_FLAG_EXPLAIN_ONLY);
+	ExecutorEnd(desc);
+	FreeQueryDesc(desc);
+	PopActiveSnapshot();
+	error_context_stack = context.previous;
+}
+
+/* train_model(model, query, target, …) → the job; parameters and defaults are in sql/ */
+Datum
+tensile_train_model(PG_FUNCTION_ARGS)
+{
+	MemoryContext checks = AllocSetContextCreate(CurrentMemoryContext, "pg_tensile submission", ALLOCSET_DEFAULT_SIZES);
+	MemoryContext caller = MemoryContextSwitchTo(checks);
+	Oid			search_path_type = TEXTOID;
+	NullableDatum search_path;
+	char	   *sql;
+	Query	   *query;
+	int64		job;
+
+	tensile_require_preload();
+	check_nulls(fcinfo);
+	sql = text_to_cstring(PG_GETARG_TEXT_PP(ARG_QUERY));
+	query = tensile_analyze_select(sql, QUERY_NAME);
+	tensile_check_columns(query, text_to_cstring(PG_GETARG_TEXT_PP(ARG_TARGET)));
+	check_privileges(query, sql);
+
+	MemoryContextSwitchTo(caller);
+	search_path.value = CStringGetTextDatum(namespace_search_path);
+	search_path.isnull = false;
+	job = DatumGetInt64(tensile_forward_with(fcinfo, 1, &search_path_type, &search_path));
+	tensile_submitted_at_commit(job);
+	MemoryContextDelete(checks);
+	PG_RETURN_INT64(job);
+}

@@ -1,0 +1,438 @@
+/*
+ * worker.c: how a background worker becomes a controller, scheduler, worker or inference process.
+ *
+ * Phases of each: take its place in shared memory (a singleton's entry, or the slot that the controller reserved), and
+ * register the exit callback that gives it back; only then connect, because connecting may fail (database or role
+ * dropped) and must not leave the place taken. Then look for the extension, and run one PL/Python procedure through a
+ * top-level portal, which is what lets the procedure commit; SPI would not.
+ *
+ * A worker connects as the submitting role and stays it. What that role has set with ALTER ROLE must not change how the
+ * supervisor works, so the few settings that could are set again (reset_settings).
+ *
+ * Ends: the procedure returns → exit 0. An error in it → one log line and exit 1; an error that a singleton has shown
+ * before → exit 0 without a line. SIGTERM → see wait.c.
+ */
+#include "postgres.h"
+
+#include "access/genam.h"
+#include "access/table.h"
+#include "access/xact.h"
+#include "access/xlog.h"
+#include "catalog/pg_authid.h"
+#include "commands/dbcommands.h"
+#include "commands/extension.h"
+#include "common/hashfn.h"
+#include "miscadmin.h"
+#include "nodes/makefuncs.h"
+#include "pgstat.h"
+#include "storage/ipc.h"
+#include "storage/proc.h"
+#include "tcop/dest.h"
+#include "tcop/pquery.h"
+#include "tcop/tcopprot.h"
+#include "utils/backend_status.h"
+#include "utils/fmgroids.h"
+#include "utils/guc.h"
+#include "utils/memutils.h"
+#include "utils/portal.h"
+#include "utils/snapmgr.h"
+#include "utils/timestamp.h"
+
+#include "pg_tensile.h"
+
+#define STEADY_MS (60 * 1000)			/* a singleton that ran so long shows an error again */
+#define INFERENCE_PENDING_MS (10 * 1000)	/* a registration not heard of for so long is repeated */
+#define INFERENCE_BACKOFF_MS (5 * 1000) /* after it ended */
+
+PGDLLEXPORT void tensile_controller_main(Datum main_arg);
+PGDLLEXPORT void tensile_scheduler_main(Datum main_arg);
+PGDLLEXPORT void tensile_inference_main(Datum main_arg);
+PGDLLEXPORT void tensile_worker_main(Datum main_arg);
+
+PG_FUNCTION_INFO_V1(tensile_my_job);
+
+TensileProcessKind tensile_process = TENSILE_NO_PROCESS;
+TensileSlot *tensile_my_slot = NULL;
+
+static const char *const process_names[] = {"launcher", "controller", "scheduler", "inference", "worker"};
+
+static TensileOutcome my_outcome = TENSILE_FAILED;
+static Oid	my_extension = InvalidOid;
+
+/* ---- who this process is ---- */
+
+bool
+tensile_in_worker(void)
+{
+	return tensile_process == TENSILE_WORKER;
+}
+
+void
+tensile_require_process(TensileProcessKind kind)
+{
+	tensile_require_preload();
+	/* While the training query runs, the worker executes functions of the submitter's. */
+	if (tensile_process != kind || (kind == TENSILE_WORKER && tensile_my_slot->feeding))
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("only the pg_tensile %s may call this function", process_names[kind])));
+}
+
+TensileWakeup *
+tensile_my_wakeup(void)
+{
+	if (tensile_process == TENSILE_WORKER)
+		return &tensile_my_slot->wakeup;
+	if (tensile_process < TENSILE_N_SINGLETONS)
+		return &tensile_shared->singletons[tensile_process].wakeup;
+	return NULL;
+}
+
+/*
+ * Not by the syscache: who drops a role wakes us when its commit can be seen, but before the cache is told.
+ */
+static bool
+role_exists(Oid role)
+{
+	Relation	authid = table_open(AuthIdRelationId, AccessShareLock);
+	ScanKeyData key;
+	SysScanDesc scan;
+	bool		found;
+
+	ScanKeyInit(&key, Anum_pg_authid_oid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(role));
+	scan = systable_beginscan(authid, AuthIdOidIndexId, true, NULL, 1, &key);
+	found = HeapTupleIsValid(systable_getnext(scan));
+	systable_endscan(scan);
+	table_close(authid, AccessShareLock);
+	return found;
+}
+
+bool
+tensile_still_there(void)
+{
+	InvalidateCatalogSnapshot();
+	if (get_extension_oid(TENSILE_EXTENSION, true) != my_extension)
+		return false;
+	return !tensile_in_worker() || role_exists(tensile_my_slot->role);
+}
+
+/* tensile._my_job() */
+Datum
+tensile_my_job(PG_FUNCTION_ARGS)
+{
+	tensile_require_process(TENSILE_WORKER);
+	PG_RETURN_INT64(tensile_my_slot->job);
+}
+
+/* ---- places in shared memory ---- */
+
+static void
+singleton_detach(int code, Datum kind)
+{
+	TensileSingleton *self = &tensile_shared->singletons[DatumGetInt32(kind)];
+
+	LWLockReleaseAll();
+	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
+	self->pid = 0;
+	self->wakeup.latch = NULL;
+	self->ended_at = GetCurrentTimestamp();
+	self->outcome = my_outcome;
+	tensile_wake(&tensile_shared->singletons[TENSILE_LAUNCHER].wakeup);
+	LWLockRelease(tensile_shared->lock);
+}
+
+bool
+tensile_singleton_attach(TensileProcessKind kind, Oid database)
+{
+	TensileSingleton *self = &tensile_shared->singletons[kind];
+	bool		free;
+
+	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
+	free = self->pid == 0;
+	if (free)
+	{
+		self->pid = MyProcPid;
+		self->database = database;
+		self->started_at = GetCurrentTimestamp();
+		self->requested_at = 0;
+		self->wakeup.latch = MyLatch;
+	}
+	LWLockRelease(tensile_shared->lock);
+	if (!free)
+		return false;
+	tensile_process = kind;
+	before_shmem_exit(singleton_detach, Int32GetDatum(kind));
+	return true;
+}
+
+static void
+slot_detach(int code, Datum arg)
+{
+	LWLockReleaseAll();
+	tensile_slot_free(tensile_my_slot);
+}
+
+/* ---- connecting ---- */
+
+/* Whatever the role or the database set for sessions. */
+static void
+reset_settings(void)
+{
+	SetConfigOption("role", "none", PGC_USERSET, PGC_S_SESSION);
+	SetConfigOption("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION);
+	SetConfigOption("default_transaction_read_only", "off", PGC_USERSET, PGC_S_SESSION);
+	SetConfigOption("default_transaction_isolation", "read committed", PGC_USERSET, PGC_S_SESSION);
+	SetConfigOption("lock_timeout", "0", PGC_USERSET, PGC_S_SESSION);
+	/* DROP EXTENSION locks the catalogue's tables in another order: we notice first and give way. */
+	SetConfigOption("deadlock_timeout", "100ms", PGC_SUSET, PGC_S_SESSION);
+}
+
+/* PL/Python finds the supervisors here. It reads the environment when the first procedure starts it. */
+static void
+set_python_path(void)
+{
+	char		share[MAXPGPATH];
+	char	   *path;
+
+	get_share_path(my_exec_path, share);
+	path = psprintf("%s/%s/python", share, TENSILE_EXTENSION);
+	if (setenv("PYTHONPATH", path, 1) != 0)
+		ereport(ERROR, (errcode(ERRCODE_OUT_OF_MEMORY), errmsg("could not set PYTHONPATH: %m")));
+	pfree(path);
+}
+
+/* Connects; false when the extension does not exist. */
+static bool
+connect_to(Oid database, Oid role)
+{
+	BackgroundWorkerInitializeConnectionByOid(database, role, 0);
+	pgstat_report_appname(MyBgworkerEntry->bgw_name);
+	reset_settings();
+	set_python_path();
+
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	my_extension = get_extension_oid(TENSILE_EXTENSION, true);
+	CommitTransactionCommand();
+	return OidIsValid(my_extension);
+}
+
+/* ---- running the procedure ---- */
+
+/* Parses, analyses and plans one statement in the current memory context, which must outlive its commits. */
+static List *
+plan_statement(const char *sql)
+{
+	RawStmt    *parsed = linitial_node(RawStmt, pg_parse_query(sql));
+	List	   *plans;
+
+	PushActiveSnapshot(GetTransactionSnapshot());
+	plans = pg_plan_queries(pg_analyze_and_rewrite_fixedparams(parsed, sql, NULL, 0, NULL), sql, 0, NULL);
+	PopActiveSnapshot();
+	return plans;
+}
+
+/* As a client's CALL runs: the portal is at top level, so the procedure may commit. `sql` must live as long as the process. */
+static void
+run_call(const char *sql)
+{
+	MemoryContext context = AllocSetContextCreate(TopMemoryContext, "pg_tensile call", ALLOCSET_DEFAULT_SIZES);
+	DestReceiver *receiver = CreateDestReceiver(DestNone);
+	QueryCompletion completion;
+	Portal		portal;
+	List	   *plans;
+
+	debug_query_string = sql;
+	pgstat_report_activity(STATE_RUNNING, sql);
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	MemoryContextSwitchTo(context);
+	plans = plan_statement(sql);
+	portal = CreatePortal("", true, true);
+	portal->visible = false;
+	PortalDefineQuery(portal, NULL, sql, CMDTAG_CALL, plans, NULL);
+	PortalStart(portal, NULL, 0, InvalidSnapshot);
+#if PG_VERSION_NUM >= 180000
+	(void) PortalRun(portal, FETCH_ALL, true, receiver, receiver, &completion);
+#else
+	(void) PortalRun(portal, FETCH_ALL, true, true, receiver, receiver, &completion);
+#endif
+	PortalDrop(portal, false);
+	CommitTransactionCommand();
+	pgstat_report_activity(STATE_IDLE, NULL);
+}
+
+/* Has this singleton ended with the same error before, a short while ago? Remembers it. */
+static bool
+error_is_known(const char *message)
+{
+	TensileSingleton *self = &tensile_shared->singletons[tensile_process];
+	uint32		hash = hash_bytes((const unsigned char *) message, strlen(message));
+	bool		known;
+
+	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
+	known = self->error_hash == hash &&
+		!TimestampDifferenceExceeds(self->started_at, GetCurrentTimestamp(), STEADY_MS);
+	self->error_hash = hash;
+	LWLockRelease(tensile_shared->lock);
+	return known;
+}
+
+/* The launcher starts a singleton again and again: an error that stays is logged once. */
+static void
+run_singleton_call(const char *sql)
+{
+	MemoryContext context = CurrentMemoryContext;
+
+	PG_TRY();
+	{
+		run_call(sql);
+	}
+	PG_CATCH();
+	{
+		ErrorData  *error;
+
+		MemoryContextSwitchTo(context);
+		error = CopyErrorData();
+		if (error_is_known(error->message ? error->message : ""))
+		{
+			FlushErrorState();
+			proc_exit(0);
+		}
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+}
+
+static void
+run_singleton(TensileProcessKind kind, Oid database)
+{
+	tensile_setup_signals();
+	if (!tensile_singleton_attach(kind, database))
+		return;
+	if (!connect_to(database, InvalidOid))
+	{
+		my_outcome = TENSILE_NO_EXTENSION;
+		return;
+	}
+	run_singleton_call(psprintf("CALL tensile.run_%s()", process_names[kind]));
+	StartTransactionCommand();
+	if (!tensile_still_there())
+		my_outcome = TENSILE_GONE;
+	CommitTransactionCommand();
+}
+
+/* ---- entry points ---- */
+
+void
+tensile_controller_main(Datum main_arg)
+{
+	run_singleton(TENSILE_CONTROLLER, DatumGetObjectId(main_arg));
+}
+
+void
+tensile_scheduler_main(Datum main_arg)
+{
+	run_singleton(TENSILE_SCHEDULER, DatumGetObjectId(main_arg));
+}
+
+void
+tensile_inference_main(Datum main_arg)
+{
+	run_singleton(TENSILE_INFERENCE, DatumGetObjectId(main_arg));
+}
+
+void
+tensile_worker_main(Datum main_arg)
+{
+	int64		job;
+
+	memcpy(&job, MyBgworkerEntry->bgw_extra, sizeof(job));
+	tensile_setup_signals();
+	tensile_my_slot = tensile_slot_attach(DatumGetInt32(main_arg), job);
+	if (tensile_my_slot == NULL)
+		return;					/* too late: the controller has given the slot to somebody else */
+	tensile_process = TENSILE_WORKER;
+	before_shmem_exit(slot_detach, (Datum) 0);
+	if (connect_to(tensile_my_slot->database, tensile_my_slot->role))
+		run_call(psprintf("CALL tensile.run_worker(" INT64_FORMAT ")", job));
+}
+
+/* ---- registering ---- */
+
+void
+tensile_describe_worker(BackgroundWorker *worker, TensileProcessKind kind, int64 job)
+{
+	memset(worker, 0, sizeof(*worker));
+	snprintf(worker->bgw_type, sizeof(worker->bgw_type), "pg_tensile %s", process_names[kind]);
+	if (kind == TENSILE_WORKER)
+		snprintf(worker->bgw_name, sizeof(worker->bgw_name), "pg_tensile worker job " INT64_FORMAT, job);
+	else
+		strlcpy(worker->bgw_name, worker->bgw_type, sizeof(worker->bgw_name));
+	worker->bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+	worker->bgw_start_time = BgWorkerStart_RecoveryFinished;
+	worker->bgw_restart_time = BGW_NEVER_RESTART;
+	strlcpy(worker->bgw_library_name, TENSILE_LIBRARY, sizeof(worker->bgw_library_name));
+	snprintf(worker->bgw_function_name, sizeof(worker->bgw_function_name), "tensile_%s_main", process_names[kind]);
+	memcpy(worker->bgw_extra, &job, sizeof(job));
+}
+
+/* Does it neither run nor is about to, and has not ended a moment ago? Claims the registration if so. */
+static bool
+claim_inference(void)
+{
+	TensileSingleton *inference = &tensile_shared->singletons[TENSILE_INFERENCE];
+	TimestampTz now = GetCurrentTimestamp();
+	bool		claimed;
+
+	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
+	claimed = inference->pid == 0 &&
+		TimestampDifferenceExceeds(inference->requested_at, now, INFERENCE_PENDING_MS) &&
+		TimestampDifferenceExceeds(inference->ended_at, now, INFERENCE_BACKOFF_MS);
+	if (claimed)
+		inference->requested_at = now;
+	LWLockRelease(tensile_shared->lock);
+	return claimed;
+}
+
+void
+tensile_require_database(void)
+{
+	char	   *here = get_database_name(MyDatabaseId);
+
+	if (here == NULL || strcmp(here, tensile_database) != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("pg_tensile does not work in database \"%s\"", here ? here : ""),
+				 errdetail("pg_tensile.database is \"%s\".", tensile_database),
+				 errhint("Connect to that database, or change pg_tensile.database in postgresql.conf and reload.")));
+	pfree(here);
+}
+
+void
+tensile_start_inference(void)
+{
+	BackgroundWorker worker;
+
+	tensile_require_preload();
+	tensile_require_database();
+	if (RecoveryInProgress())
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("the predictor does not run during recovery"),
+				 errhint("Predict on the primary server.")));
+	if (!claim_inference())
+		return;
+	tensile_describe_worker(&worker, TENSILE_INFERENCE, 0);
+	worker.bgw_main_arg = ObjectIdGetDatum(MyDatabaseId);
+	if (RegisterDynamicBackgroundWorker(&worker, NULL))
+		return;
+
+	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
+	tensile_shared->singletons[TENSILE_INFERENCE].requested_at = 0;
+	LWLockRelease(tensile_shared->lock);
+	ereport(ERROR,
+			(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
+			 errmsg("no background worker is free for the predictor"),
+			 errhint("Increase max_worker_processes, or try again when other workers have ended.")));
+}

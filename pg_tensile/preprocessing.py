@@ -1,0 +1,372 @@
+"""From column values to what models take: fitted once on the training rows (fitting.py), applied alike in training and
+prediction.
+
+`Preprocessing` is what was fitted, as JSON stored with the model's version. Its `apply` is the only way from `Inputs`
+to `Features`: the executor and the predictor both call it with the same float64 inputs, so a model sees the same bits
+in both. All arithmetic is float64 (float32 cannot hold epoch seconds); float32 is only the result.
+
+    numeric     standardised; nulls and non-finite numbers become the mean, plus a column that says so if training had
+                any
+    timestamp   the same, plus sine and cosine of the day in the week and in the year, and of the time of day unless
+                all are midnight
+    category    code of the string in sorted order from 1; 0 = unknown or null
+    array       standardised by the mean and deviation over all elements; nulls become the mean
+    tokens      code of the number in sorted order from 2; 1 = unknown or null, 0 = padding
+    target      standardised for regression, position in the sorted labels for classification
+
+Needs numpy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from pg_tensile.errors import DataError
+
+# No standardised training value lies farther out (it is at most the square root of the rows): this only keeps a wild
+# value at prediction time from becoming infinite in float32.
+LIMIT = 1e6
+HUGE = 1e300
+DAY_US = 86_400e6
+EPOCH_DAYS = 10_957  # 2000-01-01 in days since 1970-01-01
+_RADIANS = 2.0 * np.pi / np.array([[7.0], [365.25], [1.0]])  # of a day in the week, in the year, and of the day itself
+PADDING, UNKNOWN_TOKEN, FIRST_TOKEN = 0, 1, 2
+
+
+class Task(StrEnum):
+    REGRESSION = "regression"
+    BINARY = "binary"
+    MULTICLASS = "multiclass"
+
+
+class Kind(StrEnum):
+    NUMERIC = "numeric"
+    TIMESTAMP = "timestamp"
+    CATEGORY = "category"
+    ARRAY = "array"
+
+
+class TokenLimits(NamedTuple):
+    """How integer arrays become tokens: at most `length` a row (None: the longest seen, at most 512) of the
+    `vocabulary` most frequent ones."""
+
+    length: int | None
+    vocabulary: int
+
+
+class ArrayInput(NamedTuple):
+    """One array that a model takes: float32 [rows, length], or int64 codes below `vocabulary` (0: no tokens)."""
+
+    length: int
+    vocabulary: int
+
+
+class ModelInputs(NamedTuple):
+    """Sizes of a model's features: numeric columns, codes of each category (0 included), arrays."""
+
+    numeric: int
+    cardinalities: tuple[int, ...]
+    arrays: tuple[ArrayInput, ...]
+
+
+class Features(NamedTuple):
+    """What models take: numpy arrays here, tensors in training.
+
+    numeric: float32 [rows, numeric]; categories: int64 [rows, categories]; each array: float32 or int64 [rows, length].
+    """
+
+    numeric: Any
+    categories: Any
+    arrays: tuple[Any, ...]
+
+    def flat(self) -> list[Any]:
+        return [self.numeric, self.categories, *self.arrays]
+
+    @staticmethod
+    def from_flat(flat: Sequence[Any]) -> Features:
+        return Features(flat[0], flat[1], tuple(flat[2:]))
+
+
+class CategoryInput(NamedTuple):
+    """Strings of one category: places [rows] in `table`, −1 = null. `table`: code of each string, a 0 at its end."""
+
+    places: NDArray[Any]
+    table: NDArray[np.int64]
+
+
+class ArraysInput(NamedTuple):
+    """Arrays of one feature: lengths [rows], −1 = null; float64 elements of all rows, NaN = null."""
+
+    lengths: NDArray[Any]
+    elements: NDArray[np.float64]
+
+
+class Inputs(NamedTuple):
+    """Raw values by kind, as a PREDICT frame has them. numeric: float64 [numeric and timestamp features, rows],
+    timestamps in microseconds since 2000-01-01, NaN = null."""
+
+    rows: int
+    numeric: NDArray[np.float64]
+    categories: list[CategoryInput]
+    arrays: list[ArraysInput]
+
+
+class Scaling(NamedTuple):
+    """x ↦ (x · unit − center) / scale, as numbers or as columns of them. An infinite scale makes 0 of a constant
+    whatever comes; a unit of ¼ (exact in binary) keeps differences of the largest numbers from overflowing."""
+
+    unit: Any  # None: 1 throughout
+    center: Any
+    scale: Any
+
+    @staticmethod
+    def of(mean: float, std: float) -> Scaling:
+        if std == 0:
+            return Scaling(None, 0.0, np.inf)
+        return Scaling(None, mean, std) if std < HUGE else Scaling(0.25, mean * 0.25, std * 0.25)
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One feature as fitted. `nulls` counts training rows; `std` 0 means constant."""
+
+    name: str
+    kind: Kind
+    type: str
+    nulls: int = 0
+    mean: float = 0.0
+    std: float = 0.0
+    hour: bool = False  # timestamps: not all are midnight
+    length: int | None = None  # arrays
+    categories: tuple[str, ...] | None = None
+    tokens: tuple[int, ...] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if value is not None}
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Feature:
+        lists = {key: tuple(value[key]) for key in ("categories", "tokens") if value.get(key) is not None}
+        return Feature(**{**value, "kind": Kind(value["kind"]), **lists})
+
+    @property
+    def scaling(self) -> Scaling:
+        return Scaling.of(self.mean, self.std)
+
+
+@dataclass(frozen=True)
+class Target:
+    """The target as fitted; mean and deviation for regression."""
+
+    name: str
+    type: str
+    mean: float = 0.0
+    std: float = 1.0
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What was fitted, in the features' order."""
+
+    task: Task
+    target: Target
+    labels: tuple[str, ...] | None
+    label_values: tuple[float, ...] | None
+    features: tuple[Feature, ...]
+
+    # Computed once: what `apply` would otherwise work out again for every single row.
+
+    @cached_property
+    def numbers(self) -> tuple[Feature, ...]:
+        """Numeric and timestamp features: the rows of `Inputs.numeric`."""
+        return tuple(f for f in self.features if f.kind in (Kind.NUMERIC, Kind.TIMESTAMP))
+
+    @cached_property
+    def categories(self) -> tuple[Feature, ...]:
+        return tuple(f for f in self.features if f.kind == Kind.CATEGORY)
+
+    @cached_property
+    def arrays(self) -> tuple[Feature, ...]:
+        return tuple(f for f in self.features if f.kind == Kind.ARRAY)
+
+    @cached_property
+    def model_inputs(self) -> ModelInputs:
+        cycles = sum(_cycle_width(feature) for _, feature in self._timestamps)
+        indicators = len(self._indicated) + sum(f.nulls > 0 for f in self.arrays)
+        cardinalities = tuple(len(f.categories or ()) + 1 for f in self.categories)
+        arrays = (
+            ArrayInput(f.length or 0, 0 if f.tokens is None else len(f.tokens) + FIRST_TOKEN) for f in self.arrays
+        )
+        return ModelInputs(len(self.numbers) + cycles + indicators, cardinalities, tuple(arrays))
+
+    @cached_property
+    def _means(self) -> NDArray[np.float64]:
+        """Of the numbers [numbers, 1]."""
+        return np.array([feature.mean for feature in self.numbers], np.float64).reshape(-1, 1)
+
+    @cached_property
+    def _scaling(self) -> Scaling:
+        """Of the numbers, [numbers, 1] each."""
+        units, centers, scales = (
+            np.array(
+                [[s.unit or 1.0, s.center, s.scale] for s in (feature.scaling for feature in self.numbers)], np.float64
+            )
+            .reshape(-1, 3, 1)
+            .transpose(1, 0, 2)
+        )
+        return Scaling(None if (units == 1.0).all() else units, centers, scales)
+
+    @cached_property
+    def _indicated(self) -> NDArray[np.intp]:
+        return np.array([i for i, f in enumerate(self.numbers) if f.nulls], np.intp)
+
+    @cached_property
+    def _timestamps(self) -> tuple[tuple[int, Feature], ...]:
+        return tuple((i, f) for i, f in enumerate(self.numbers) if f.kind == Kind.TIMESTAMP)
+
+    @cached_property
+    def _codes(self) -> tuple[dict[str, int], ...]:
+        return tuple({text: code for code, text in enumerate(f.categories or (), 1)} for f in self.categories)
+
+    @property
+    def outputs(self) -> int:
+        """Width of the model's output."""
+        return len(self.labels or ()) if self.task == Task.MULTICLASS else 1
+
+    def layout(self) -> list[tuple[tuple[int, ...], DTypeLike]]:
+        """Shape of a row and dtype of each flat feature and of the target."""
+        inputs = self.model_inputs
+        layout: list[tuple[tuple[int, ...], DTypeLike]] = [((inputs.numeric,), np.float32)]
+        layout.append(((len(inputs.cardinalities),), np.int64))
+        layout.extend(((array.length,), np.int64 if array.vocabulary else np.float32) for array in inputs.arrays)
+        return [*layout, ((), np.int64 if self.task == Task.MULTICLASS else np.float32)]
+
+    def codes(self, category: int, strings: Iterable[str]) -> list[int]:
+        """The codes of `strings` for the category of that number; 0 for those never seen in training."""
+        get = self._codes[category].get
+        return [get(text, 0) for text in strings]
+
+    def apply(self, inputs: Inputs) -> Features:
+        """The features [rows, …] of raw values. Raises DataError for arrays of a wrong length."""
+        numeric = np.empty((inputs.rows, self.model_inputs.numeric), np.float32)
+        x = inputs.numeric
+        valid = np.isfinite(x)
+        count = len(x)
+        numeric[:, :count] = standardise(np.where(valid, x, self._means), self._scaling).T
+        if len(self._indicated):
+            numeric[:, count : count + len(self._indicated)] = ~valid[self._indicated].T
+            count += len(self._indicated)
+        for row, feature in self._timestamps:
+            width = _cycle_width(feature)
+            numeric[:, count : count + width] = _cycles(x[row], valid[row], feature.hour)
+            count += width
+        for feature, array in zip(self.arrays, inputs.arrays, strict=True):
+            if feature.nulls:
+                numeric[:, count] = array.lengths < 0
+                count += 1
+        categories = np.empty((inputs.rows, len(inputs.categories)), np.int64)
+        for column, category in enumerate(inputs.categories):
+            categories[:, column] = category.table[category.places]
+        arrays = (_apply_array(f, a) for f, a in zip(self.arrays, inputs.arrays, strict=True))
+        return Features(numeric, categories, tuple(arrays))
+
+    def to_json(self) -> dict[str, Any]:
+        """As stored with the version; docs/internals.md, "Features (PREDICT)"."""
+        return {
+            "task": self.task,
+            "target": vars(self.target),
+            "labels": self.labels,
+            "label_values": self.label_values,
+            "features": [feature.to_json() for feature in self.features],
+        }
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Preprocessing:
+        return Preprocessing(
+            Task(value["task"]),
+            Target(**value["target"]),
+            None if value["labels"] is None else tuple(value["labels"]),
+            None if value["label_values"] is None else tuple(value["label_values"]),
+            tuple(Feature.from_json(feature) for feature in value["features"]),
+        )
+
+
+def standardise(x: NDArray[np.float64], scaling: Scaling) -> NDArray[np.float64]:
+    """The scaled numbers within ±LIMIT; x must be finite and is overwritten."""
+    unit, center, scale = scaling
+    if unit is not None:
+        x *= unit
+    with np.errstate(over="ignore"):
+        x -= center
+        x /= scale
+    np.minimum(x, LIMIT, out=x)  # np.clip takes longer than both for one row
+    return np.maximum(x, -LIMIT, out=x)
+
+
+def _cycle_width(feature: Feature) -> int:
+    return 6 if feature.hour else 4
+
+
+def _cycles(microseconds: NDArray[np.float64], valid: NDArray[np.bool_], hour: bool) -> NDArray[np.float64]:
+    """Sine and cosine of the day in the week, the day in the year and, if `hour`, of the time of day [rows, 4 or 6];
+    all 0 for nulls."""
+    angles = np.empty((3 if hour else 2, len(microseconds)))
+    days_exact = np.where(valid, microseconds, 0.0)
+    np.maximum(np.minimum(days_exact, 9.2e18, out=days_exact), -9.2e18, out=days_exact)
+    days_exact /= DAY_US
+    days = np.floor(days_exact)
+    dates = (days.astype(np.int64) + EPOCH_DAYS).view("datetime64[D]")
+    np.mod(days, 7.0, out=angles[0])
+    angles[1] = (dates - dates.astype("datetime64[Y]")).view(np.int64)
+    if hour:
+        np.subtract(days_exact, days, out=angles[2])
+    angles *= _RADIANS[: len(angles)]
+    cycles = np.concatenate((np.sin(angles), np.cos(angles)))
+    cycles *= valid
+    return cycles.T
+
+
+def _apply_array(feature: Feature, array: ArraysInput) -> NDArray[Any]:
+    length = feature.length or 0
+    if feature.tokens is not None:
+        return _apply_tokens(feature, array, length)
+    present = array.lengths >= 0
+    wrong = present & (array.lengths != length)
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise DataError(
+            f'feature "{feature.name}" has an array of {array.lengths[row]} elements in row {row + 1}, not {length}',
+            hint=f"The model was trained with arrays of {length} elements.",
+        )
+    x = array.elements.reshape(-1, length)
+    x = standardise(np.where(np.isfinite(x), x, feature.mean), feature.scaling)
+    if present.all():
+        return x.astype(np.float32)
+    result = np.zeros((len(array.lengths), length), np.float32)
+    result[present] = x
+    return result
+
+
+def _apply_tokens(feature: Feature, array: ArraysInput, length: int) -> NDArray[np.int64]:
+    tokens = np.array(feature.tokens, np.float64)
+    codes = np.full(len(array.elements), UNKNOWN_TOKEN, np.int64)
+    if len(tokens):
+        places = np.searchsorted(tokens, array.elements)
+        places[places == len(tokens)] = 0
+        codes[tokens[places] == array.elements] = 0
+        codes = np.where(codes == 0, places + FIRST_TOKEN, codes)
+    lengths = np.maximum(array.lengths, 0).astype(np.int64)
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    position = np.arange(len(codes)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    result = np.full((len(lengths), length), PADDING, np.int64)
+    inside = position < length
+    result[rows[inside], position[inside]] = codes[inside]
+    result[lengths == 0, 0] = UNKNOWN_TOKEN  # attention needs something to attend to
+    return result

@@ -1,0 +1,118 @@
+"""What planning and simulating need to know about a device: its memory, its link to the host, its rates.
+
+Named profiles hold *effective* rates, what PyTorch reaches on large operators, not the data sheet's. `device.measure`
+makes the profile of the machine at hand. No torch here: plans are made where torch is not imported.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from enum import IntEnum
+from typing import Literal
+
+from pg_tensile.errors import DeviceError
+
+DeviceKind = Literal["host", "cuda", "sim"]
+GB = 1_000_000_000
+GIB = 1 << 30
+TERA = 1_000_000_000_000
+
+
+class Direction(IntEnum):
+    """Of a transfer over the link, seen from the device; each has a lane of its own."""
+
+    OUT = 0
+    IN = 1
+
+
+@dataclass(frozen=True)
+class DeviceProfile:
+    """A device as the planner sees it. Rates are per second, times in microseconds.
+
+    A transfer of b bytes that has the link to itself takes `transfer_latency_us` + b / (the lane's rate). While both
+    lanes are busy, each runs at `duplex_factor` times its speed: 1.0 where the directions do not disturb each other,
+    0.5 where they share one path. Raises DeviceError for numbers that no device has.
+    """
+
+    name: str
+    kind: DeviceKind
+    memory_bytes: int
+    out_bytes_per_s: float
+    in_bytes_per_s: float
+    duplex_factor: float
+    flops_per_s: float
+    bytes_per_s: float
+    transfer_latency_us: float
+    launch_us: float
+    handover_us: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("host", "cuda", "sim"):
+            raise DeviceError(f'a device profile cannot be of kind "{self.kind}"', hint="Use host, cuda or sim.")
+        for field in fields(self)[2:]:
+            value = getattr(self, field.name)
+            may_be_zero = field.name in ("transfer_latency_us", "launch_us", "handover_us")
+            if not (math.isfinite(value) and (value > 0 or (may_be_zero and value == 0))):
+                raise DeviceError(f"{field.name} of device profile {self.name} cannot be {value}")
+        if not 0.5 <= self.duplex_factor <= 1.0:
+            hint = "1.0: the two directions do not disturb each other; 0.5: they share one path."
+            raise DeviceError(f"duplex_factor of device profile {self.name} is {self.duplex_factor}", hint=hint)
+
+    def with_link(
+        self, out_bytes_per_s: float, in_bytes_per_s: float | None = None, duplex_factor: float = 1.0
+    ) -> DeviceProfile:
+        """The same device on another link, in bytes per second (one number: both directions)."""
+        inward = out_bytes_per_s if in_bytes_per_s is None else in_bytes_per_s
+        rates = float(out_bytes_per_s), float(inward)
+        return replace(self, out_bytes_per_s=rates[0], in_bytes_per_s=rates[1], duplex_factor=duplex_factor)
+
+    def scaled_link(self, roofline_us: float, step_us: float, reference: DeviceProfile | None = None) -> DeviceProfile:
+        """The same device with a link that keeps the balance of `reference` (None: an RTX A6000) between computing and
+        moving: the reference's link × `roofline_us` / `step_us`, where `roofline_us` is what the iteration would take
+        on the reference (`latency.roofline.total_us`) and `step_us` what it takes here, measured."""
+        reference = RTX_A6000 if reference is None else reference
+        if not (math.isfinite(roofline_us) and roofline_us > 0 and math.isfinite(step_us) and step_us > 0):
+            detail = f"reference {roofline_us} µs, here {step_us} µs"
+            raise DeviceError("a link cannot be scaled to an iteration that takes no time", detail=detail)
+        ratio = roofline_us / step_us
+        out, inward = reference.out_bytes_per_s * ratio, reference.in_bytes_per_s * ratio
+        return self.with_link(out, inward, reference.duplex_factor)
+
+    def transfer_us(self, nbytes: int, direction: Direction) -> float:
+        """How long a transfer takes that has the link to itself."""
+        rate = self.out_bytes_per_s if direction == Direction.OUT else self.in_bytes_per_s
+        return self.transfer_latency_us + nbytes / rate * 1e6
+
+
+def _simulated(
+    name: str, memory_gib: int, link: tuple[float, float], duplex: float, tflops: float, gbytes: float, launch_us: float
+) -> DeviceProfile:
+    out, inward = link
+    return DeviceProfile(
+        name, "sim", memory_gib * GIB, out * GB, inward * GB, duplex, tflops * TERA, gbytes * GB, 10.0, launch_us
+    )
+
+
+# The reference of every comparison and the paper's own card. PCIe 4.0 x16: 25 of 31.5 GB/s each way, both ways at once;
+# FP32: 20 of 38.7 TFLOP/s; GDDR6: 600 of 768 GB/s.
+RTX_A6000 = _simulated("RTX_A6000", 48, (25, 25), 1.0, 20, 600, 2.0)
+# PCIe 4.0 x16, both ways at once some 45 GB/s together; TF32 convolutions: 60 of 156 TFLOP/s; HBM2: 1250 of 1555 GB/s.
+A100_40GB = _simulated("A100_40GB", 40, (25, 25), 0.9, 60, 1250, 2.0)
+# PCIe 4.0 x16; FP32: 45 of 82.6 TFLOP/s; GDDR6X: 850 of 1008 GB/s.
+RTX_4090 = _simulated("RTX_4090", 24, (25, 25), 0.9, 45, 850, 2.0)
+# PCIe 5.0 x16: 50 of 63 GB/s; TF32: 140 of 378 TFLOP/s; HBM2e: 1600 of 2000 GB/s.
+H100_PCIE = _simulated("H100_PCIE", 80, (50, 50), 0.9, 140, 1600, 2.0)
+# NVLink-C2C: 450 GB/s each way on paper, some 300 out and 375 in measured, sharing the host's LPDDR5X (500 GB/s)
+# when both ways are busy; TF32: 200 of 494 TFLOP/s; HBM3: 3200 of 4000 GB/s.
+GH200 = _simulated("GH200", 96, (300, 375), 0.75, 200, 3200, 2.0)
+
+PROFILES = {profile.name: profile for profile in (RTX_A6000, A100_40GB, RTX_4090, H100_PCIE, GH200)}
+
+
+def named_profile(name: str) -> DeviceProfile:
+    """The profile of that name, upper or lower case. Raises DeviceError with the list of names."""
+    profile = PROFILES.get(name.upper())
+    if profile is None:
+        raise DeviceError(f'there is no device profile "{name}"', hint=f"Use one of {', '.join(PROFILES)}.")
+    return profile

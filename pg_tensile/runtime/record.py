@@ -1,0 +1,124 @@
+"""What an executor saw: totals of all iterations, and everything of one (compare `simulator.Timeline`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from pg_tensile.profile import Direction
+from pg_tensile.runtime.swapper import Moved, Waited
+from pg_tensile.sequence import AccessSequence
+from pg_tensile.trace import Int32s, Int64s
+
+
+class Transfer(NamedTuple):
+    """One copy over the link. `step`: after which it was asked for (passive: before which); −1: before the iteration,
+    at a change of plan. `event`: its place in the plan, −1: in none. Times are µs since the iteration began (at a
+    change of plan: since the change did, and 0 on CUDA)."""
+
+    tensor: int
+    direction: Direction
+    bytes: int
+    step: int
+    event: int
+    passive: bool
+    start_us: float
+    end_us: float
+
+
+class Stall(NamedTuple):
+    """The compute waited `us` for a tensor; before `step` for one that comes in, after it for one that goes out."""
+
+    step: int
+    tensor: int
+    us: float
+
+
+@dataclass(frozen=True, eq=False)
+class IterationRecord:
+    """One iteration of S steps, as it was executed."""
+
+    generation: int  # of the plan
+    transition: bool  # the first of its plan, from another state than the plan's own
+    footprint: Int64s  # [S]: bytes in the registry after each step
+    steps: Int32s  # [S]: the operator executed in each step
+    peak_bytes: int
+    device_peak_bytes: int  # with the workspaces known
+    transfers: tuple[Transfer, ...]
+    stalls: tuple[Stall, ...]
+    passive_swap_ins: int
+    recomputes: int  # steps of recompute events
+    bytes_out: int
+    bytes_in: int
+    stall_us: float
+    step_us: float  # the whole iteration, the end of all work included
+
+
+@dataclass
+class Counters:
+    """Totals since the executor was made; `peak_bytes` is the largest footprint. `stall_us` counts recorded iterations
+    only where the device does not tell without being asked (CUDA)."""
+
+    iterations: int = 0
+    recomputes: int = 0
+    passive_swap_ins: int = 0
+    bytes_out: int = 0
+    bytes_in: int = 0
+    stall_us: float = 0.0
+    peak_bytes: int = 0
+
+    def add(self, moved: Iterable[Moved], waited: Iterable[Waited], recomputes: int, peak_bytes: int) -> None:
+        """Counts an iteration."""
+        self.iterations += 1
+        self.recomputes += recomputes
+        self.peak_bytes = max(self.peak_bytes, peak_bytes)
+        for one in moved:
+            self.passive_swap_ins += one.passive
+            if one.transfer.direction == Direction.OUT:
+                self.bytes_out += one.transfer.bytes
+            else:
+                self.bytes_in += one.transfer.bytes
+        self.stall_us += sum(one.transfer.stall_us for one in waited)
+
+
+def make_record(
+    sequence: AccessSequence,
+    transition: bool,
+    samples: Sequence[int],
+    workspace_bytes: Int64s,
+    moved: Sequence[Moved],
+    waited: Sequence[Waited],
+    step_us: float,
+) -> IterationRecord:
+    """The record of an iteration of `sequence`, once the device has filled in the times of its transfers. `samples`:
+    the registry's bytes after each step; `workspace_bytes`: int64[operators]."""
+    seen = Counters()
+    seen.add(moved, waited, int(np.count_nonzero(sequence.step_event >= 0)), max(samples))
+    footprint = np.array(samples, np.int64)
+    return IterationRecord(
+        generation=sequence.plan.generation,
+        transition=transition,
+        footprint=footprint,
+        steps=sequence.steps,
+        peak_bytes=seen.peak_bytes,
+        device_peak_bytes=int(np.max(footprint + workspace_bytes[sequence.steps])),
+        transfers=tuple(map(_transfer, moved)),
+        stalls=tuple(
+            Stall(each.step, each.tensor, each.transfer.stall_us) for each in waited if each.transfer.stall_us
+        ),
+        passive_swap_ins=seen.passive_swap_ins,
+        recomputes=seen.recomputes,
+        bytes_out=seen.bytes_out,
+        bytes_in=seen.bytes_in,
+        stall_us=seen.stall_us,
+        step_us=step_us,
+    )
+
+
+def _transfer(moved: Moved) -> Transfer:
+    step, tensor, event, transfer, passive = moved
+    direction, size = transfer.direction, transfer.bytes
+    return Transfer(tensor, direction, size, step, event, passive, transfer.start_us, transfer.end_us)

@@ -1,0 +1,38 @@
+"""What is on the device: the executor's books, held against the budget (design.md section 5, `peak_bytes`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pg_tensile.errors import OutOfDeviceMemoryError
+
+
+class Registry:
+    """The bytes of every tensor on the device, and of all of them. One executor's, one thread's.
+
+    The executor's loop counts what operators create in `resident` and `in_use` itself, after `check`."""
+
+    def __init__(self, budget_bytes: int | None) -> None:
+        self.budget_bytes = budget_bytes
+        self.limit: float = float("inf") if budget_bytes is None else budget_bytes
+        self.resident: dict[int, int] = {}
+        self.in_use = 0
+
+    def check(self, requested: int, operator: Callable[[], str]) -> None:
+        """Raises OutOfDeviceMemoryError if that many bytes more exceed the budget; `operator` names who asks."""
+        if self.in_use + requested > self.limit:
+            raise OutOfDeviceMemoryError(operator(), requested, self.in_use, self.budget_bytes)
+
+    def add(self, tensor: int, size: int, operator: Callable[[], str]) -> None:
+        """Counts a tensor before it is allocated. Raises OutOfDeviceMemoryError as `check` does."""
+        self.check(size, operator)
+        self.resident[tensor] = size
+        self.in_use += size
+
+    def remove(self, tensor: int) -> None:
+        self.in_use -= self.resident.pop(tensor, 0)  # 0: while it is loaded
+
+    def replace(self, resident: dict[int, int]) -> None:
+        """Starts again from what is really there."""
+        self.resident = resident
+        self.in_use = sum(resident.values())

@@ -1,0 +1,162 @@
+"""Moves tensors between device and host memory (design.md section 5, Runtime; TENSILE's Swap Executor).
+
+A tensor is one storage. Swapped out, its bytes lie in host memory and its storage is emptied, but the storage object
+and the values on it (views, all of the same storage) are kept in a `Shell`; swapped in, the storage is filled again, so
+every value is what it was. While a tensor is away its values are taken out of the executor's list: what reads it
+nevertheless fails and does not touch freed memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from pg_tensile.errors import LinkError
+from pg_tensile.profile import Direction
+from pg_tensile.runtime.base import Device, Transfer
+from pg_tensile.runtime.registry import Registry
+
+
+class Shell(NamedTuple):
+    """An emptied storage and the values on it, by slot."""
+
+    storage: torch.UntypedStorage
+    values: tuple[Any, ...]
+
+
+class Moved(NamedTuple):
+    """A transfer of the iteration. `step`: after which it was asked for (before which, if it is passive); −1: before
+    the iteration, at a change of plan."""
+
+    step: int
+    tensor: int
+    event: int
+    transfer: Transfer
+    passive: bool
+
+
+class Waited(NamedTuple):
+    """A wait for a transfer. `step`: before which (IN), after which (OUT)."""
+
+    step: int
+    tensor: int
+    transfer: Transfer
+
+
+class Swapper:
+    """Where the tensors of one executor are. `values`: the executor's list; `slots`: those of each tensor, the first
+    of which shows the whole storage's object."""
+
+    def __init__(self, device: Device, registry: Registry, values: list[Any], slots: Sequence[tuple[int, ...]]) -> None:
+        self._device = device
+        self._registry = registry
+        self._values = values
+        self._slots = slots
+        self.copies: dict[int, torch.Tensor] = {}  # tensor → its current host copy, uint8[bytes]
+        self.shells: dict[int, Shell] = {}  # tensors that are away
+        self.moved: list[Moved] = []  # in this step
+        self.waited: list[Waited] = []
+        self._under_way: dict[int, tuple[Transfer, torch.Tensor]] = {}  # with the end that is on the host
+
+    def forget_transfers(self) -> None:
+        """A step begins."""
+        self.moved.clear()
+        self.waited.clear()
+
+    def storage(self, tensor: int) -> torch.UntypedStorage:
+        """The storage of a tensor, empty if it is away."""
+        shell = self.shells.get(tensor)
+        return self._values[self._slots[tensor][0]].untyped_storage() if shell is None else shell.storage
+
+    # ---- going ----
+
+    def drop(self, tensor: int) -> None:
+        """Frees a tensor for good: nothing refers to its storage afterwards."""
+        for slot in self._slots[tensor]:
+            self._values[slot] = None
+        self._registry.remove(tensor)
+
+    def empty(self, tensor: int) -> None:
+        """Frees the memory of a tensor that comes back from its host copy."""
+        storage = self.storage(tensor)
+        slots = self._slots[tensor]
+        self.shells[tensor] = Shell(storage, tuple(self._values[slot] for slot in slots))
+        for slot in slots:
+            self._values[slot] = None
+        storage.resize_(0)
+        self._registry.remove(tensor)
+
+    def copy_out(self, tensor: int, target: torch.Tensor, step: int = -1, event: int = -1, delay_us: int = 0) -> None:
+        """Starts a copy to `target` in host memory. The tensor may be read, and neither written nor freed, until
+        `wait_out`."""
+        self.copies.pop(tensor, None)
+        transfer = self._device.copy_out(bytes_of(self.storage(tensor)), target, delay_us)
+        self._under_way[tensor] = (transfer, target)
+        self.moved.append(Moved(step, tensor, event, transfer, False))
+
+    def wait_out(self, tensor: int, step: int = -1) -> None:
+        """Waits for the copy, which is the current one from here on."""
+        transfer, target = self._under_way[tensor]
+        self._device.wait(transfer)
+        del self._under_way[tensor]
+        self.copies[tensor] = target
+        self.waited.append(Waited(step, tensor, transfer))
+
+    # ---- coming ----
+
+    def allocate(self, tensor: int, operator: Callable[[], str]) -> None:
+        """Makes room for a tensor that is away. Raises OutOfDeviceMemoryError that names `operator`."""
+        size = self.copies[tensor].numel()
+        self._registry.add(tensor, size, operator)
+        self.shells[tensor].storage.resize_(size)
+
+    def copy_in(self, tensor: int, step: int = -1, event: int = -1, delay_us: int = 0, passive: bool = False) -> None:
+        """Starts the copy into the room made by `allocate`."""
+        source = self.copies[tensor]
+        transfer = self._device.copy_in(source, bytes_of(self.shells[tensor].storage), delay_us)
+        self._under_way[tensor] = (transfer, source)
+        self.moved.append(Moved(step, tensor, event, transfer, passive))
+
+    def wait_in(self, tensor: int, step: int = -1) -> None:
+        """Waits for the copy; the tensor's values are there from here on."""
+        transfer, _ = self._under_way[tensor]
+        self._device.wait(transfer)
+        del self._under_way[tensor]
+        self._fill(tensor)
+        self.waited.append(Waited(step, tensor, transfer))
+
+    def _fill(self, tensor: int) -> None:
+        for slot, value in zip(self._slots[tensor], self.shells[tensor].values, strict=True):
+            self._values[slot] = value
+        del self.shells[tensor]
+
+    def bring_in(self, tensor: int, operator: Callable[[], str], step: int = -1) -> None:
+        """A passive swap-in: what is not there is brought in while the compute waits."""
+        self.allocate(tensor, operator)
+        self.copy_in(tensor, step, passive=True)
+        self.wait_in(tensor, step)
+
+    # ---- after a failure ----
+
+    def settle(self) -> None:
+        """Brings every transfer under way to an end, and every tensor to a place: either on the device or away with a
+        host copy. What failed to come in is away, what failed to go out is on the device."""
+        for tensor in tuple(self._under_way):
+            transfer, _ = self._under_way.pop(tensor)
+            try:
+                self._device.wait(transfer)
+            except LinkError:
+                continue
+            if transfer.direction == Direction.IN:
+                self._fill(tensor)
+        for tensor, shell in self.shells.items():
+            for slot in self._slots[tensor]:
+                self._values[slot] = None
+            shell.storage.resize_(0)
+
+
+def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """The whole storage as uint8[bytes]."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -1,0 +1,440 @@
+"""Training a model on a dataset: the loop, its metrics, early stopping, checkpoints and resuming.
+
+A run is a pure function of dataset, architecture and settings: generators are seeded, the batches' order comes from
+(seed, epoch), and a checkpoint holds whatever the next step depends on. So a run that is resumed, at any step, ends
+with the same bits as one that was not (on the CPU, with the same number of threads).
+
+The loop tells an `Observer` what happens and asks it between steps whether to stop. A loss that is not finite stops the
+run before the step is taken, and no checkpoint is made of weights that are not finite: the last one is always good.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from pg_tensile import checkpoint as ckpt
+from pg_tensile.batches import Batch, Batches
+from pg_tensile.checkpoint import Checkpoint
+from pg_tensile.dataset import Dataset
+from pg_tensile.errors import ArchitectureError, DataError, NotFiniteError, TrainingError
+from pg_tensile.fitting import FittedPreprocessing
+from pg_tensile.metrics import Metrics, MetricSums
+from pg_tensile.preprocessing import Preprocessing, Task
+
+REPORT_INTERVAL_S = 0.2
+EVALUATION_ROWS = 4096  # a batch for evaluation, if that many rows are small
+EVALUATION_BYTES = 4 << 20
+PENDING_OUTPUTS = 1 << 18  # numbers kept before they are counted into the metrics
+
+
+class EarlyStopping(NamedTuple):
+    """Stop after `patience` epochs without an improvement of the validation loss by more than `min_delta`."""
+
+    patience: int = 5
+    min_delta: float = 0.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train. `clip`: largest norm of the gradient; `checkpoint_interval_s`: 0 = at the end of epochs only."""
+
+    epochs: int
+    batch_size: int
+    optimizer: str = "adamw"
+    learning_rate: float = 1e-3
+    seed: int = 0
+    weight_decay: float | None = None
+    momentum: float | None = None
+    clip: float | None = None
+    early_stopping: EarlyStopping | None = None
+    checkpoint_interval_s: float = 60.0
+
+
+class Progress(NamedTuple):
+    """Where a run is: epoch from 1, steps done of this epoch's steps, mean loss of the epoch so far."""
+
+    phase: str
+    epoch: int
+    step: int
+    steps: int
+    loss: float | None
+    samples_per_s: float | None
+    device_bytes: int | None
+    device_peak_bytes: int | None
+
+
+class EpochMetrics(NamedTuple):
+    """Metrics of one epoch (from 1) on one split: training (summed up during the epoch) or validation (after it)."""
+
+    epoch: int
+    split: str
+    metrics: Metrics
+    seconds: float
+
+
+class Outcome(NamedTuple):
+    """How a run ended. `metrics`: those of the epoch whose weights the model has, as JSON."""
+
+    stopped: bool
+    metrics: dict[str, Any]
+
+
+class StopTraining(Exception):
+    """Raised by `Observer.poll`: stop now, with a last checkpoint or without."""
+
+    def __init__(self, checkpoint: bool) -> None:
+        super().__init__("training was asked to stop")
+        self.checkpoint = checkpoint
+
+
+class Observer(Protocol):
+    """Whom a run reports to."""
+
+    def progress(self, progress: Progress) -> None: ...
+
+    def metrics(self, metrics: EpochMetrics) -> None: ...
+
+    def checkpoint(self, checkpoint: Checkpoint) -> None: ...
+
+    def poll(self) -> None:
+        """Called between steps; raises StopTraining if the run is to stop."""
+
+
+def check_batch_size(batch_size: int, fitted: FittedPreprocessing) -> None:
+    """Raises DataError if not even one batch can be filled."""
+    rows = fitted.training_rows
+    if batch_size > rows:
+        hint = f"Use a batch_size of at most {rows}, or a query that returns more rows."
+        detail = f"{fitted.validation_rows} rows are for validation, {fitted.skipped_rows} have no target."
+        message = f"batch_size is {batch_size}, but there are only {rows} rows to train on"
+        raise DataError(message, hint=hint, detail=detail)
+
+
+class Trainer:
+    """One run. `identity`: JSON that a checkpoint must agree with to be resumed (besides the data's fingerprint)."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        model: nn.Module,
+        dataset: Dataset,
+        preprocessing: Preprocessing,
+        device: torch.device,
+        observer: Observer,
+        identity: dict[str, Any] | None = None,
+    ) -> None:
+        _check_batch_norm(model, min(settings.batch_size, dataset.training.rows))
+        ckpt.model_tensors(model)
+        self._settings = settings
+        self._model = model.to(device)
+        self._dataset = dataset
+        self._preprocessing = preprocessing
+        self._device = device
+        self._observer = observer
+        self._identity = identity or {}
+        self._optimizer = _optimizer(settings, model)
+        self._loss = _loss(preprocessing.task)
+        batch_size, seed, spooled = settings.batch_size, settings.seed, dataset.spooled
+        self._batches = Batches(dataset.training, batch_size, seed, device, spooled)
+        self._validation = Batches(dataset.validation, batch_size, seed, device, False)
+        self._evaluation_rows = max(
+            batch_size, min(EVALUATION_ROWS, EVALUATION_BYTES // max(dataset.validation.row_bytes, 1))
+        )
+        self._epoch = 0  # epochs done
+        self._step = 0  # steps done in the current epoch
+        self._seconds = 0.0  # spent in the current epoch before the last resume
+        self._sums = self._new_sums()
+        self._best: Best | None = None
+        self._last_metrics: dict[str, Any] = {}
+        self._report_at = 0.0
+        self._reported = (time.monotonic(), 0)
+        self._checkpoint_at = math.inf
+
+    # ---- running ----
+
+    def run(self) -> Outcome:
+        """Trains until the last epoch, early stopping or a stop request; then the model has its final weights.
+        Raises TrainingError."""
+        self._schedule_checkpoint()
+        try:
+            while self._epoch < self._settings.epochs and not self._is_exhausted():
+                self._run_epoch()
+        except StopTraining as stop:
+            if stop.checkpoint:
+                self._save()
+            return Outcome(True, self._last_metrics)
+        _check_weights(self._model, self._total_steps())
+        if self._best is not None:
+            ckpt.load_model(self._model, self._best.tensors)
+            return Outcome(False, self._best.metrics)
+        return Outcome(False, self._last_metrics)
+
+    def _run_epoch(self) -> None:
+        started = time.monotonic() - self._seconds
+        self._report("training", time.monotonic())
+        self._model.train()
+        for batch in self._batches.epoch(self._epoch, self._step):
+            self._train_step(batch)
+            now = time.monotonic()
+            self._seconds = now - started
+            if now >= self._report_at:
+                self._report("training", now)
+            if now >= self._checkpoint_at:
+                self._save()
+            self._observer.poll()
+        self._finish_epoch(self._sums.result(), self._evaluate())
+
+    def _train_step(self, batch: Batch) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        outputs = self._model(batch.features)
+        loss = self._loss(outputs, batch.target)
+        value = loss.item()
+        if not math.isfinite(value):
+            raise _not_finite(f"the loss became {value}", self._total_steps() + 1)
+        loss.backward()
+        if self._settings.clip is not None:
+            nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.clip, foreach=False)
+        self._optimizer.step()
+        self._sums.add(outputs.detach(), batch.target, value)
+        self._step += 1
+
+    def _evaluate(self) -> EpochMetrics | None:
+        """Metrics on the validation rows; None if there are none."""
+        if self._dataset.validation.rows == 0:
+            return None
+        started = time.monotonic()
+        self._report("validating", started)
+        sums = self._new_sums()
+        self._model.eval()
+        with torch.inference_mode():
+            for batch in self._validation.in_order(self._evaluation_rows):
+                outputs = self._model(batch.features)
+                sums.add(outputs, batch.target, self._loss(outputs, batch.target).item())
+                now = time.monotonic()
+                if now >= self._report_at:
+                    self._report("validating", now)
+                self._observer.poll()
+        return EpochMetrics(self._epoch + 1, "validation", sums.result(), time.monotonic() - started)
+
+    def _finish_epoch(self, training: Metrics, validation: EpochMetrics | None) -> None:
+        decisive = training if validation is None else validation.metrics
+        if decisive.loss is None or not math.isfinite(decisive.loss):
+            raise _not_finite(f"the loss after epoch {self._epoch + 1} is {decisive.loss}", self._total_steps())
+        self._observer.metrics(EpochMetrics(self._epoch + 1, "training", training, self._seconds))
+        if validation is not None:
+            self._observer.metrics(validation)
+        self._last_metrics = {
+            "epoch": self._epoch + 1,
+            "training": training.to_json(),
+            "validation": None if validation is None else validation.metrics.to_json(),
+        }
+        self._consider(decisive.loss)
+        self._epoch, self._step, self._seconds = self._epoch + 1, 0, 0.0
+        self._sums = self._new_sums()
+        self._save()
+
+    def _consider(self, loss: float) -> None:
+        """Keeps the model if it is the best so far."""
+        stopping = self._settings.early_stopping
+        if stopping is None:
+            return
+        if self._best is None or loss < self._best.loss - stopping.min_delta:
+            tensors = {name: tensor.detach().clone() for name, tensor in ckpt.model_tensors(self._model).items()}
+            self._best = Best(loss, self._epoch + 1, self._last_metrics, tensors)
+
+    def _is_exhausted(self) -> bool:
+        stopping, best = self._settings.early_stopping, self._best
+        return stopping is not None and best is not None and self._epoch - best.epoch >= stopping.patience
+
+    def _new_sums(self) -> EpochSums:
+        preprocessing = self._preprocessing
+        return EpochSums(MetricSums(preprocessing.task, len(preprocessing.labels or ()), preprocessing.target.std))
+
+    def _total_steps(self) -> int:
+        return self._epoch * self._batches.steps + self._step
+
+    def _report(self, phase: str, now: float) -> None:
+        step, (then, before) = self._total_steps(), self._reported
+        rate = (step - before) * self._settings.batch_size / (now - then) if step > before else None
+        cuda = self._device.type == "cuda"
+        self._observer.progress(
+            Progress(
+                phase,
+                self._epoch + 1,
+                self._step,
+                self._batches.steps,
+                self._sums.mean_loss(),
+                rate,
+                torch.cuda.memory_allocated(self._device) if cuda else None,
+                torch.cuda.max_memory_allocated(self._device) if cuda else None,
+            )
+        )
+        self._reported = (now, step)
+        self._report_at = now + REPORT_INTERVAL_S
+
+    # ---- checkpoints ----
+
+    def _schedule_checkpoint(self) -> None:
+        interval = self._settings.checkpoint_interval_s
+        self._checkpoint_at = time.monotonic() + interval if interval > 0 else math.inf
+
+    def _save(self) -> None:
+        _check_weights(self._model, self._total_steps())
+        self._observer.checkpoint(self.state())
+        self._schedule_checkpoint()
+
+    def state(self) -> Checkpoint:
+        """Everything the rest of the run depends on. The tensors are the live ones: store them before the next step."""
+        best = self._best
+        checkpoint = Checkpoint(
+            {
+                "fingerprint": self._dataset.fingerprint,
+                "identity": self._identity,
+                "epoch": self._epoch,
+                "step": self._step,
+                "seconds": self._seconds,
+                "samples": self._sums.samples,
+                "loss_sum": self._sums.loss_sum,
+                "metrics": self._last_metrics,
+                "best": None if best is None else {"loss": best.loss, "epoch": best.epoch, "metrics": best.metrics},
+            }
+        )
+        checkpoint.put("model", ckpt.model_tensors(self._model))
+        checkpoint.put("optimizer", ckpt.optimizer_tensors(self._optimizer))
+        checkpoint.put("sums", self._sums.tensors())
+        if best is not None:
+            checkpoint.put("best", best.tensors)
+        ckpt.generator_states(checkpoint)
+        return checkpoint
+
+    def resume(self, checkpoint: Checkpoint) -> str | None:
+        """Goes on where the checkpoint was made; if it belongs to other data or another model, changes nothing and
+        returns why. Raises CheckpointError if it is damaged."""
+        meta = checkpoint.meta
+        if meta["fingerprint"] != self._dataset.fingerprint:
+            rows = meta["fingerprint"].partition(":")[0]
+            return f"the data changed since the checkpoint of {rows} rows was made, so training started over"
+        if meta["identity"] != self._identity:
+            return "the architecture or the settings changed since the checkpoint was made, so training started over"
+        ckpt.load_model(self._model, checkpoint.get("model"))
+        ckpt.load_optimizer(self._optimizer, checkpoint.get("optimizer"))
+        self._epoch, self._step, self._seconds = meta["epoch"], meta["step"], meta["seconds"]
+        self._sums.restore(checkpoint.get("sums"), meta["samples"], meta["loss_sum"], self._device)
+        self._last_metrics = meta["metrics"]
+        if meta["best"] is not None:
+            tensors = {name: tensor.to(self._device) for name, tensor in checkpoint.get("best").items()}
+            self._best = Best(tensors=tensors, **meta["best"])
+        ckpt.restore_generators(checkpoint)
+        self._reported = (time.monotonic(), self._total_steps())
+        return None
+
+
+class Best(NamedTuple):
+    """The best epoch (from 1) so far, by validation loss, and the model it left."""
+
+    loss: float
+    epoch: int
+    metrics: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+class EpochSums:
+    """Loss and metrics of an epoch while it runs. Outputs are kept and counted many batches at a time, at steps that do
+    not depend on where a run was interrupted."""
+
+    def __init__(self, sums: MetricSums) -> None:
+        self.samples = 0
+        self.loss_sum = 0.0
+        self._sums = sums
+        self._outputs: list[Tensor] = []
+        self._targets: list[Tensor] = []
+        self._pending = 0
+
+    def add(self, outputs: Tensor, target: Tensor, loss: float) -> None:
+        """A batch: outputs [rows, outputs], target [rows], mean loss."""
+        rows = len(target)
+        self.samples += rows
+        self.loss_sum += loss * rows
+        self._outputs.append(outputs)
+        self._targets.append(target)
+        self._pending += outputs.numel()
+        if self._pending >= PENDING_OUTPUTS:
+            self._count()
+
+    def _count(self) -> None:
+        if self._outputs:
+            self._sums.add(torch.cat(self._outputs).cpu().numpy(), torch.cat(self._targets).cpu().numpy())
+            self._outputs, self._targets, self._pending = [], [], 0
+
+    def mean_loss(self) -> float | None:
+        return self.loss_sum / self.samples if self.samples else None
+
+    def result(self) -> Metrics:
+        self._count()
+        return self._sums.result(self.samples, self.loss_sum)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state besides `samples` and `loss_sum`, for `restore`."""
+        tensors = {name: torch.from_numpy(array) for name, array in self._sums.arrays.items()}
+        if self._outputs:
+            tensors |= {"outputs": torch.cat(self._outputs), "targets": torch.cat(self._targets)}
+        return tensors
+
+    def restore(self, tensors: dict[str, Tensor], samples: int, loss_sum: float, device: torch.device) -> None:
+        self.samples, self.loss_sum = samples, loss_sum
+        if "outputs" in tensors:
+            self._outputs = [tensors.pop("outputs").to(device)]
+            self._targets = [tensors.pop("targets").to(device)]
+            self._pending = self._outputs[0].numel()
+        self._sums.arrays = {name: tensor.numpy().copy() for name, tensor in tensors.items()}
+
+
+def _optimizer(settings: Settings, model: nn.Module) -> Optimizer:
+    """The optimizer, fused: one call updates all parameters."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise ArchitectureError("the model has no parameters to train")
+    options: dict[str, Any] = {"lr": settings.learning_rate, "fused": True}
+    if settings.weight_decay is not None:
+        options["weight_decay"] = settings.weight_decay
+    if settings.optimizer == "sgd":
+        return SGD(parameters, momentum=settings.momentum or 0.0, **options)
+    if settings.momentum is not None:
+        options["betas"] = (settings.momentum, 0.999)
+    if settings.optimizer in ("adam", "adamw"):
+        return (Adam if settings.optimizer == "adam" else AdamW)(parameters, **options)
+    raise TrainingError(f'unknown optimizer "{settings.optimizer}"', hint="Use sgd, adam or adamw.")
+
+
+def _loss(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
+    """Mean loss of outputs [rows, outputs] against the encoded target [rows]."""
+    if task == Task.MULTICLASS:
+        return F.cross_entropy
+    function = F.mse_loss if task == Task.REGRESSION else F.binary_cross_entropy_with_logits
+    return lambda outputs, target: function(outputs.squeeze(1), target)
+
+
+def _check_batch_norm(model: nn.Module, batch_rows: int) -> None:
+    if batch_rows == 1 and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        hint = 'Use a batch_size of at least 2, or the norm "layer".'
+        raise TrainingError("batch normalisation cannot train on batches of one row", hint=hint)
+
+
+def _check_weights(model: nn.Module, step: int) -> None:
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise _not_finite(f'the weights "{name}" became infinite or not a number', step)
+
+
+def _not_finite(what: str, step: int) -> NotFiniteError:
+    hint = "Lower the learning rate, clip gradients with the option clip, or look for extreme values in the data."
+    return NotFiniteError(f"{what} at step {step}", hint=hint, step=step)

@@ -1,0 +1,132 @@
+"""The supervisor of the predictor: one child for all sessions, which talk to it directly over its Unix socket.
+
+It starts the predictor, hands it model versions from the catalogue when it asks for them (LOAD), and starts it again,
+after a growing pause, when it dies. Each version is read in one transaction: a version never changes, it can only be
+deleted. The socket's file goes when the predictor goes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from pyworker.supervisor import Child, ChildDied, Failure, Server, Stopped, cores
+from pyworker.wire import Frame, FrameType
+
+SOCKET = Path("pg_tensile/predict.sock")  # in the data directory, every server process's working directory
+MODEL_CACHE_VARIABLE = "PG_TENSILE_MODEL_CACHE"  # bytes
+MAX_PAUSE = 30.0  # seconds between two attempts to start a predictor
+STABLE = 60.0  # seconds after which a death is an accident, not a habit
+IDLE = 30.0
+
+
+def run(plpy: Any) -> None:
+    """The body of `tensile.run_inference()`."""
+    SOCKET.parent.mkdir(mode=0o700, exist_ok=True)
+    Inference(Server(plpy)).run()
+
+
+class Inference:
+    """Keeps one predictor alive."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._pause = 1.0
+
+    def run(self) -> None:
+        try:
+            self._server.loop(self._life)
+        finally:
+            self._remove_socket()
+
+    def _life(self) -> float:
+        """One predictor from start to end; seconds to wait before the next."""
+        server = self._server
+        threads = server.number("pg_tensile.threads") or cores()
+        cache = server.number("pg_tensile.model_cache") << 20
+        self._child = Child(server, "predictor", threads=threads, environment={MODEL_CACHE_VARIABLE: str(cache)})
+        born = time.monotonic()
+        try:
+            self._child.start()
+            self._serve()
+        except Stopped:
+            pass
+        except ChildDied as death:
+            self._complain(death.reason, death.traceback)
+        except Failure as failure:
+            self._complain(failure.message, failure.hint)
+        finally:
+            self._child.close()
+            self._remove_socket()
+        if time.monotonic() - born > STABLE:
+            self._pause = 1.0
+            server.log_again()
+        pause, self._pause = self._pause, min(2 * self._pause, MAX_PAUSE)
+        return pause
+
+    def _serve(self) -> None:
+        wanted: deque[int] = deque()
+        while not self._server.stopping:
+            frame = self._child.receive(IDLE)
+            if frame is not None:
+                wanted.append(self._requested(frame))
+            while wanted:
+                self._load(wanted.popleft())
+                wanted.extend(self._requested(frame) for frame in self._child.drain())
+
+    @staticmethod
+    def _requested(frame: Frame) -> int:
+        if frame.type != FrameType.LOAD:
+            raise Failure("08P01", f"the predictor sent an unexpected {frame.type.name} frame")
+        return frame.job
+
+    def _load(self, version: int) -> None:
+        """Puts a model version in line: MODEL, then its weights; or MODEL with the error."""
+        server = self._server
+        try:
+            found = server.rows(
+                "SELECT architecture, preprocessing FROM tensile.model_versions"
+                " WHERE id = $1 AND weight_bytes IS NOT NULL",
+                ["int8"],
+                version,
+            )
+            chunks = self._chunks(version) if found else []
+            server.commit()
+        except server.plpy.SPIError as error:
+            server.rollback()
+            self._refuse(version, "58000", f"the model cannot be read: {error}", "The server's log may say more.")
+            return
+        if not chunks:
+            self._refuse(version, "42704", "this version of the model does not exist any more", "Deploy another one.")
+            return
+        header = {key: json.loads(value) for key, value in found[0].items()} | {"error": None}
+        self._child.queue(FrameType.MODEL, version, header=header)
+        for seq, chunk in enumerate(chunks):
+            state = {"kind": "weights", "seq": seq, "last": seq == len(chunks) - 1, "meta": None}
+            self._child.queue(FrameType.STATE, version, header=state, buffers=[chunk])
+
+    def _chunks(self, version: int) -> list[bytes]:
+        """The chunks one by one: a result set would hold all of them a second time."""
+        read = "SELECT data FROM tensile.model_weights WHERE version = $1 AND seq = $2"
+        chunks: list[bytes] = []
+        while found := self._server.rows(read, ["int8", "int4"], version, len(chunks)):
+            chunks.append(found[0]["data"])
+        return chunks
+
+    def _refuse(self, version: int, sqlstate: str, message: str, hint: str) -> None:
+        error = {"sqlstate": sqlstate, "message": message, "hint": hint}
+        header = {"architecture": None, "preprocessing": None, "error": error}
+        self._child.queue(FrameType.MODEL, version, header=header)
+
+    def _complain(self, reason: str, more: str | None) -> None:
+        lines = (more or "").splitlines()
+        self._server.log_once(reason + (f" ({lines[-1]})" if lines else ""))
+
+    @staticmethod
+    def _remove_socket() -> None:
+        with contextlib.suppress(FileNotFoundError):
+            SOCKET.unlink()

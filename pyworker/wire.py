@@ -1,0 +1,420 @@
+"""The frames that supervisors, children and sessions exchange over Unix stream sockets.
+
+docs/internals.md, "Frames", has the format: a fixed prefix, a JSON header, a table of buffer lengths, then the raw
+buffers, each padded to a multiple of 8. The protocol is separate from the waiting: `encode` and `Decoder` never touch a
+socket, `Connection` adds one. A peer that breaks the format gets a `ProtocolError` and its connection is closed;
+nothing is ever resynchronised.
+
+Memory: everything behind a frame's prefix is received straight into one piece of memory, and the frame's buffers are
+views of it; a large piece is mapped, so that a prefix that promises a gibibyte costs nothing before the bytes come.
+Sending never joins or copies buffers. Locks: a connection's sends are serialised, so that any thread of a child
+may report; receiving belongs to one thread.
+
+Standard library only: both sides import this module, one of them inside a PostgreSQL process.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+MAGIC = b"PGT1"
+MAX_HEADER = 16 << 20
+MAX_BUFFERS = 65536
+MAX_PAYLOAD = 1 << 30
+STATE_CHUNK = 16 << 20
+
+_PREFIX = struct.Struct("<4sHHqIIQ")
+_IOV_MAX = 1024
+_ZEROS = bytes(8)
+_SMALL = 1 << 20
+
+Buffer = bytes | bytearray | memoryview
+
+
+class FrameType(IntEnum):
+    """What a frame says; docs/internals.md lists direction, header and buffers of each."""
+
+    HELLO = 1
+    JOB = 2
+    COLUMNS = 3
+    ROWS = 4
+    ROWS_END = 5
+    PLAN = 6
+    STOP = 7
+    TRACE = 8
+    LATENCY = 9
+    PROGRESS = 10
+    METRICS = 11
+    STATE = 12
+    DONE = 13
+    ERROR = 14
+    PREDICT = 20
+    PREDICTION = 21
+    LOAD = 22
+    MODEL = 23
+
+
+class Frame(NamedTuple):
+    """One message. `buffers` are views of the memory it was received into."""
+
+    type: FrameType
+    job: int
+    rank: int
+    header: dict[str, Any]
+    buffers: list[memoryview]
+
+
+class ProtocolError(Exception):
+    """The peer sent something that is not a frame, or not the frame that belongs here."""
+
+
+def _padding(length: int) -> int:
+    return -length % 8
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no NaN and no infinities: they become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _encode_header(header: dict[str, Any]) -> bytes:
+    if not header:
+        return b""
+    try:
+        text = json.dumps(header, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        text = json.dumps(_finite(header), allow_nan=False, separators=(",", ":"))
+    data = text.encode("ascii")
+    return data + b" " * _padding(len(data))
+
+
+def encode(
+    type: FrameType,
+    job: int = 0,
+    rank: int = 0,
+    header: dict[str, Any] | None = None,
+    buffers: Sequence[Buffer | Any] = (),
+) -> list[Buffer]:
+    """The frame as a list of byte strings for `sendmsg`, in order. `buffers` may be anything with a contiguous
+    buffer interface (bytes, memoryview, numpy array). Raises ProtocolError if a limit is exceeded."""
+    head = _encode_header(header or {})
+    views = [memoryview(buffer).cast("B") if memoryview(buffer).nbytes else memoryview(b"") for buffer in buffers]
+    payload = sum(8 + view.nbytes + _padding(view.nbytes) for view in views)
+    if len(head) > MAX_HEADER:
+        raise ProtocolError(f"a frame's header has {len(head)} bytes, more than {MAX_HEADER}")
+    if len(views) > MAX_BUFFERS:
+        raise ProtocolError(f"a frame has {len(views)} buffers, more than {MAX_BUFFERS}")
+    if payload > MAX_PAYLOAD:
+        raise ProtocolError(f"a frame's payload has {payload} bytes, more than {MAX_PAYLOAD}")
+    prefix = _PREFIX.pack(MAGIC, type, rank, job, len(head), len(views), payload)
+    lengths = struct.pack(f"<{len(views)}Q", *(view.nbytes for view in views))
+    parts: list[Buffer] = [prefix + head + lengths]
+    for view in views:
+        if view.nbytes:
+            parts.append(view)
+        if _padding(view.nbytes):
+            parts.append(_ZEROS[: _padding(view.nbytes)])
+    return parts
+
+
+class Decoder:
+    """Turns a byte stream into frames, however it is cut.
+
+    Receive into `space()`, tell how much came with `received(n)`, and take whole frames from `next_frame()`; `feed`
+    does the first two for bytes at hand. Any ProtocolError is final.
+    """
+
+    def __init__(self) -> None:
+        self._prefix = bytearray(_PREFIX.size)
+        self._body: bytearray | mmap.mmap | None = None  # None while the prefix is incomplete
+        self._filled = 0
+        self._fields: tuple[FrameType, int, int, int, int] = (FrameType.HELLO, 0, 0, 0, 0)
+        self._frames: deque[Frame] = deque()
+
+    @property
+    def between_frames(self) -> bool:
+        """No frame has been received in part: the stream may end here."""
+        return self._body is None and self._filled == 0
+
+    def space(self) -> memoryview:
+        """Where the next bytes of the stream belong; never empty."""
+        target = self._prefix if self._body is None else self._body
+        return memoryview(target)[self._filled :]
+
+    def received(self, count: int) -> None:
+        """`count` bytes were written to `space()`."""
+        self._filled += count
+        if self._body is None:
+            if self._filled < _PREFIX.size:
+                return
+            self._start_body()
+        assert self._body is not None
+        if self._filled == len(self._body):
+            self._frames.append(self._finish())
+            self._body = None
+            self._filled = 0
+
+    def feed(self, data: Buffer) -> None:
+        """The next bytes of the stream, copied."""
+        rest = memoryview(data)
+        while rest.nbytes:
+            space = self.space()
+            count = min(space.nbytes, rest.nbytes)
+            space[:count] = rest[:count]
+            self.received(count)
+            rest = rest[count:]
+
+    def next_frame(self) -> Frame | None:
+        """The oldest whole frame not yet taken, or None."""
+        return self._frames.popleft() if self._frames else None
+
+    def __iter__(self) -> Iterator[Frame]:
+        while self._frames:
+            yield self._frames.popleft()
+
+    def _start_body(self) -> None:
+        magic, type, rank, job, header, buffers, payload = _PREFIX.unpack(self._prefix)
+        if magic != MAGIC:
+            raise ProtocolError(f"a frame starts with {bytes(magic)!r} instead of {MAGIC!r}")
+        if header > MAX_HEADER or header % 8 or buffers > MAX_BUFFERS or not 8 * buffers <= payload <= MAX_PAYLOAD:
+            raise ProtocolError(f"a frame announces {header} bytes of header, {buffers} buffers, {payload} of payload")
+        try:
+            self._fields = (FrameType(type), job, rank, header, buffers)
+        except ValueError:
+            raise ProtocolError(f"a frame has the unknown type {type}") from None
+        size = header + payload
+        self._body = bytearray(size) if size <= _SMALL else mmap.mmap(-1, size)
+        self._filled = 0
+
+    def _finish(self) -> Frame:
+        type, job, rank, header_bytes, count = self._fields
+        assert self._body is not None
+        body = memoryview(self._body)
+        header = self._parse_header(bytes(body[:header_bytes]))
+        lengths = struct.unpack_from(f"<{count}Q", body, header_bytes)
+        buffers = []
+        position = header_bytes + 8 * count
+        for length in lengths:
+            end = position + length
+            padding = _padding(length)
+            if end + padding > len(body) or body[end : end + padding] != _ZEROS[:padding]:
+                raise ProtocolError("a frame's buffers do not fit its payload")
+            buffers.append(body[position:end])
+            position = end + padding
+        if position != len(body):
+            raise ProtocolError("a frame's payload is longer than its buffers")
+        return Frame(type, job, rank, header, buffers)
+
+    @staticmethod
+    def _parse_header(data: bytes) -> dict[str, Any]:
+        if not data:
+            return {}
+        try:
+            header = json.loads(data.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError(f"a frame's header is not JSON: {error}") from None
+        if not isinstance(header, dict):
+            raise ProtocolError("a frame's header is not a JSON object")
+        return header
+
+
+class Connection:
+    """A socket that carries frames.
+
+    Children use `send` and `recv`, which block whatever the socket's mode; a supervisor, which waits elsewhere, uses
+    `queue`, `flush` and `poll`, which never do. One side may use both.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._decoder = Decoder()
+        self._lock = threading.Lock()
+        self._outgoing: deque[memoryview] = deque()
+        self.closed = False  # the peer closed its end
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def send(
+        self,
+        type: FrameType,
+        job: int = 0,
+        rank: int = 0,
+        header: dict[str, Any] | None = None,
+        buffers: Sequence[Buffer | Any] = (),
+    ) -> None:
+        """Sends one frame and blocks until the kernel has all of it. Any thread. Raises OSError if the peer is gone."""
+        parts = encode(type, job, rank, header, buffers)
+        with self._lock:
+            self._outgoing.extend(memoryview(part) for part in parts)
+            while not self._flush():
+                _wait(self._socket, select.POLLOUT, None)
+
+    def queue(
+        self,
+        type: FrameType,
+        job: int = 0,
+        rank: int = 0,
+        header: dict[str, Any] | None = None,
+        buffers: Sequence[Buffer | Any] = (),
+    ) -> None:
+        """Puts one frame in line; `flush` sends it. The buffers must not change until then."""
+        parts = encode(type, job, rank, header, buffers)
+        with self._lock:
+            self._outgoing.extend(memoryview(part) for part in parts)
+
+    def flush(self) -> bool:
+        """Sends what the kernel takes without blocking; true when nothing is left. Raises OSError if the peer is
+        gone."""
+        with self._lock:
+            return self._flush()
+
+    def _flush(self) -> bool:
+        while self._outgoing:
+            parts = [self._outgoing[index] for index in range(min(len(self._outgoing), _IOV_MAX))]
+            try:
+                sent = self._socket.sendmsg(parts, (), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return False
+            while self._outgoing and sent >= self._outgoing[0].nbytes:
+                sent -= self._outgoing.popleft().nbytes
+            if sent:
+                self._outgoing[0] = self._outgoing[0][sent:]
+        return True
+
+    def recv(self, timeout: float | None = None) -> Frame | None:
+        """The next frame; waits up to `timeout` seconds for it (None: for ever, 0: not at all) and returns None if it
+        did not come. Raises EOFError when the peer closed between frames, ProtocolError when within one."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            frame = self.poll()
+            if frame is not None:
+                return frame
+            if self.closed:
+                raise EOFError("the peer closed the connection")
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            _wait(self._socket, select.POLLIN, left)
+
+    def poll(self) -> Frame | None:
+        """The next frame if it is already there, else None; never blocks. Sets `closed` at the end of the stream."""
+        while not self.closed:
+            frame = self._decoder.next_frame()
+            if frame is not None:
+                return frame
+            try:
+                count = self._socket.recv_into(self._decoder.space(), 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            except ConnectionResetError:
+                count = 0
+            if count == 0:
+                self.closed = True
+                if not self._decoder.between_frames:
+                    raise ProtocolError("the connection ended within a frame")
+                return None
+            self._decoder.received(count)
+        return None
+
+
+def _wait(sock: socket.socket, events: int, seconds: float | None) -> None:
+    poll = select.poll()
+    poll.register(sock, events)
+    poll.poll(None if seconds is None else math.ceil(seconds * 1000))
+
+
+def state_frames(
+    kind: str, data: Buffer, meta: dict[str, Any] | None = None
+) -> Iterator[tuple[dict[str, Any], memoryview]]:
+    """Header and buffer of each STATE frame that `data` (a safetensors file) is sent in; `meta` goes with the last."""
+    view = memoryview(data)
+    count = max(1, -(-view.nbytes // STATE_CHUNK))
+    for seq in range(count):
+        last = seq == count - 1
+        header = {"kind": kind, "seq": seq, "last": last, "meta": meta if last else None}
+        yield header, view[seq * STATE_CHUNK : (seq + 1) * STATE_CHUNK]
+
+
+class StateChunk(NamedTuple):
+    """A STATE frame that is in its place; `meta` comes with the last one."""
+
+    kind: str
+    seq: int
+    last: bool
+    meta: dict[str, Any]
+    data: memoryview
+
+
+class StateReader:
+    """Checks that STATE frames come in order; raises ProtocolError when one is missing, doubled or out of place."""
+
+    def __init__(self) -> None:
+        self._kind = ""
+        self._next = 0
+
+    def chunk(self, frame: Frame) -> StateChunk:
+        kind, seq, last = frame.header.get("kind"), frame.header.get("seq"), frame.header.get("last")
+        meta = frame.header.get("meta") or {}
+        if not isinstance(kind, str) or seq != self._next or not isinstance(last, bool) or not isinstance(meta, dict):
+            raise ProtocolError(f"a STATE frame is out of place (kind {kind!r}, seq {seq!r})")
+        if self._next > 0 and kind != self._kind:
+            raise ProtocolError(f"a STATE frame of kind {kind!r} came between those of kind {self._kind!r}")
+        if len(frame.buffers) != 1 or frame.buffers[0].nbytes > STATE_CHUNK:
+            raise ProtocolError(f"a STATE frame must have one buffer of at most {STATE_CHUNK} bytes")
+        self._kind = kind
+        self._next = 0 if last else seq + 1
+        return StateChunk(kind, seq, last, meta, frame.buffers[0])
+
+
+class State(NamedTuple):
+    """A state that came whole: its kind ("checkpoint" or "weights"), its meta and the safetensors file."""
+
+    kind: str
+    meta: dict[str, Any]
+    data: bytes
+
+
+class StateCollector:
+    """Puts STATE frames together again; raises ProtocolError like StateReader."""
+
+    def __init__(self) -> None:
+        self._reader = StateReader()
+        self._chunks: list[memoryview] = []
+
+    def add(self, frame: Frame) -> State | None:
+        """The whole state when `frame` is its last frame, else None."""
+        chunk = self._reader.chunk(frame)
+        self._chunks.append(chunk.data)
+        if not chunk.last:
+            return None
+        chunks, self._chunks = self._chunks, []
+        return State(chunk.kind, chunk.meta, b"".join(chunks))
+
+
+def send_state(
+    connection: Connection, job: int, rank: int, kind: str, data: Buffer, meta: dict[str, Any] | None = None
+) -> None:
+    """Sends `data` in as many STATE frames as it takes; blocks like `Connection.send`."""
+    for header, chunk in state_frames(kind, data, meta):
+        connection.send(FrameType.STATE, job, rank, header, [chunk])

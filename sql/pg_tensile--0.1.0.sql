@@ -1,0 +1,1253 @@
+/*
+ * pg_tensile 0.1.0: the catalogue and the SQL surface.
+ *
+ * Schemas: functions for users go to the extension's schema, everything else to "tensile". Names in "tensile" that
+ * begin with an underscore are private.
+ *
+ * Who may write: nobody writes the tables directly. A public function that changes something is the C function
+ * tensile_forward: it calls the private function tensile._<same name>, a SECURITY DEFINER function nobody else may
+ * execute, with the caller's OID as the first argument (inside SECURITY DEFINER the caller can't be told any more).
+ * The bookkeeping functions tensile._job_* take no job: they ask tensile._my_job(), which raises outside a worker.
+ *
+ * Who may read: row-level security. Own rows, or for members of pg_read_all_stats all of them except weights and
+ * checkpoints. Superusers bypass it.
+ *
+ * Owners are kept as OID and name and both must match: the OID of a dropped role may be used again, and a restore into
+ * another cluster finds the role by its name. The OID is null while no role has that name.
+ */
+
+\echo Use "CREATE EXTENSION pg_tensile" to load this file. \quit
+
+CREATE SCHEMA tensile;
+GRANT USAGE ON SCHEMA tensile TO PUBLIC;
+COMMENT ON SCHEMA tensile IS
+    'pg_tensile: models, jobs, metrics and live views; names that begin with an underscore are private';
+
+------------------------------------------------------------------------------------------------------------------------
+-- C functions: private
+------------------------------------------------------------------------------------------------------------------------
+
+CREATE FUNCTION tensile._version() RETURNS text
+    LANGUAGE C STABLE AS 'MODULE_PATHNAME', 'tensile_version';
+
+-- Waiting and notifying
+CREATE FUNCTION tensile._wait(fd int, timeout_ms int, writable bool DEFAULT false) RETURNS int
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_wait';
+CREATE FUNCTION tensile._wait_for_change(timeout_ms int) RETURNS void
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_wait_for_change';
+CREATE FUNCTION tensile._notify(job bigint) RETURNS void
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_notify';
+CREATE FUNCTION tensile._submitted_here(job bigint) RETURNS bool
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_submitted_here';
+CREATE FUNCTION tensile._models_changed() RETURNS trigger
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_models_changed';
+
+-- Workers
+CREATE FUNCTION tensile._my_job() RETURNS bigint
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_my_job';
+CREATE FUNCTION tensile._launch_worker(job bigint, owner oid) RETURNS text
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_launch_worker';
+CREATE FUNCTION tensile._job_slots(OUT job bigint, OUT pid int, OUT state text, OUT seconds float8) RETURNS SETOF record
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_job_slots';
+CREATE FUNCTION tensile._report(phase text, epoch int, epochs int, step bigint, steps bigint, loss float8,
+                                samples_per_s float8, device_bytes bigint, device_peak_bytes bigint,
+                                bytes_swapped bigint, stall_us bigint) RETURNS void
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_report';
+CREATE FUNCTION tensile._register_device(name text, total_bytes bigint) RETURNS void
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_register_device';
+CREATE FUNCTION tensile._publish_plan(job bigint, events bytea) RETURNS bigint
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_publish_plan';
+CREATE FUNCTION tensile._fetch_plan(after bigint, OUT generation bigint, OUT events bytea) RETURNS SETOF record
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_fetch_plan';
+CREATE FUNCTION tensile._feed(fd int, query text, target text, settings jsonb) RETURNS bigint
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_feed';
+
+-- Shared memory; rows are filtered by role in C
+CREATE FUNCTION tensile._progress(OUT job bigint, OUT pid int, OUT phase text, OUT epoch int, OUT epochs int,
+                                  OUT step bigint, OUT steps bigint, OUT loss float8, OUT samples_per_s float8,
+                                  OUT device_bytes bigint, OUT device_peak_bytes bigint, OUT bytes_swapped bigint,
+                                  OUT stall_us bigint, OUT plan_generation bigint, OUT heartbeat timestamptz)
+    RETURNS SETOF record
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_progress';
+CREATE FUNCTION tensile._devices(OUT name text, OUT total_bytes bigint, OUT budget_bytes bigint,
+                                 OUT granted_bytes bigint, OUT jobs int)
+    RETURNS SETOF record
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_devices';
+CREATE FUNCTION tensile._plan(OUT job bigint, OUT generation bigint, OUT event int, OUT kind text, OUT tensor int,
+                              OUT version int, OUT trigger_operator int, OUT delay_us bigint,
+                              OUT deadline_operator int, OUT bytes bigint)
+    RETURNS SETOF record
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_plan';
+CREATE FUNCTION tensile._predictions(OUT version bigint, OUT rows bigint, OUT requests bigint,
+                                     OUT unknown_categories bigint)
+    RETURNS SETOF record
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_predictions';
+
+-- Roles, checks, errors
+CREATE FUNCTION tensile._owned(owner oid, name name) RETURNS bool
+    LANGUAGE C STABLE STRICT AS 'MODULE_PATHNAME', 'tensile_owned';
+CREATE FUNCTION tensile._check_architecture(architecture jsonb) RETURNS void
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_check_architecture';
+CREATE FUNCTION tensile._check_options(options jsonb) RETURNS void
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_check_options';
+CREATE FUNCTION tensile._raise(sqlstate text, message text, hint text, detail text) RETURNS void
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_raise';
+
+------------------------------------------------------------------------------------------------------------------------
+-- Tables
+------------------------------------------------------------------------------------------------------------------------
+
+CREATE TABLE tensile.models (
+    id               bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
+    name             text NOT NULL UNIQUE,
+    owner            oid,
+    owner_name       name NOT NULL,
+    architecture     jsonb NOT NULL,
+    description      text,
+    deployed_version int,
+    created_at       timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    updated_at       timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
+);
+COMMENT ON TABLE tensile.models IS
+    'models by name; you see your own and those granted to you; only superusers and BYPASSRLS roles can dump them';
+COMMENT ON COLUMN tensile.models.owner IS 'OID of the owning role; null while no role has the name owner_name';
+COMMENT ON COLUMN tensile.models.deployed_version IS
+    'the version that predict uses; null before the first finished job';
+
+CREATE TABLE tensile.model_versions (
+    id            bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
+    model         bigint NOT NULL REFERENCES tensile.models ON DELETE CASCADE,
+    version       int NOT NULL,
+    job           bigint,
+    task          text NOT NULL CHECK (task OPERATOR(pg_catalog.=) ANY (ARRAY['regression', 'binary', 'multiclass'])),
+    preprocessing jsonb NOT NULL,
+    architecture  jsonb NOT NULL,
+    metrics       jsonb,
+    rows          bigint,
+    weight_bytes  bigint,
+    created_at    timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    UNIQUE (model, version)
+);
+CREATE INDEX model_versions_of_job ON tensile.model_versions (job);
+COMMENT ON TABLE tensile.model_versions IS
+    'what each finished job made of a model: task, fitted preprocessing, final metrics';
+COMMENT ON COLUMN tensile.model_versions.rows IS 'rows that the training query returned';
+COMMENT ON COLUMN tensile.model_versions.weight_bytes IS 'size of the weights; null while they are being written';
+
+CREATE TABLE tensile.model_weights (
+    version bigint REFERENCES tensile.model_versions ON DELETE CASCADE,
+    seq     int,
+    data    bytea NOT NULL,
+    PRIMARY KEY (version, seq)
+);
+ALTER TABLE tensile.model_weights ALTER data SET STORAGE EXTERNAL;
+COMMENT ON TABLE tensile.model_weights IS 'one safetensors file a version, in chunks; only the model''s owner sees it';
+
+CREATE TABLE tensile.model_grants (
+    model        bigint REFERENCES tensile.models ON DELETE CASCADE,
+    grantee      oid,
+    grantee_name name,
+    privilege    text CHECK (privilege OPERATOR(pg_catalog.=) ANY (ARRAY['predict', 'train'])),
+    grantor      oid,
+    grantor_name name NOT NULL,
+    PRIMARY KEY (model, grantee_name, privilege)
+);
+COMMENT ON TABLE tensile.model_grants IS 'who besides the owner may predict with or train a model';
+COMMENT ON COLUMN tensile.model_grants.grantee IS
+    'OID of the role; 0 stands for public; null while no role has that name';
+COMMENT ON COLUMN tensile.model_grants.grantor IS 'the model''s owner';
+
+CREATE TABLE tensile.jobs (
+    id               bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
+    model            bigint REFERENCES tensile.models ON DELETE SET NULL,
+    model_name       text NOT NULL,
+    owner            oid,
+    owner_name       name NOT NULL,
+    query            text NOT NULL,
+    target           text NOT NULL,
+    epochs           int NOT NULL,
+    batch_size       int NOT NULL,
+    optimizer        text NOT NULL,
+    learning_rate    float8 NOT NULL,
+    validation       float8 NOT NULL,
+    seed             bigint NOT NULL,
+    policy           text,
+    memory_budget    bigint,
+    priority         int NOT NULL,
+    options          jsonb NOT NULL,
+    settings         jsonb NOT NULL,
+    state            text NOT NULL DEFAULT 'queued'
+                     CHECK (state OPERATOR(pg_catalog.=) ANY (
+                         ARRAY['queued', 'starting', 'running', 'finished', 'failed', 'cancelled', 'interrupted'])),
+    reason           text,
+    cancel_requested bool NOT NULL DEFAULT false,
+    attempts         int NOT NULL DEFAULT 0,
+    retries          int NOT NULL DEFAULT 0,
+    not_before       timestamptz,
+    version          int,
+    submitted_at     timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    started_at       timestamptz,
+    ended_at         timestamptz,
+    rows             bigint,
+    fingerprint      text,
+    sqlstate         text,
+    error            text,
+    hint             text,
+    detail           text,
+    traceback        text,
+    warnings         text[],
+    CHECK ((state OPERATOR(pg_catalog.=) ANY (ARRAY['finished', 'failed', 'cancelled']))
+           OPERATOR(pg_catalog.=) (ended_at IS NOT NULL))
+);
+CREATE UNIQUE INDEX jobs_one_per_model ON tensile.jobs (model) WHERE ended_at IS NULL;
+CREATE INDEX jobs_open ON tensile.jobs (id) WHERE ended_at IS NULL;
+CREATE INDEX jobs_of_model ON tensile.jobs (model);
+COMMENT ON TABLE tensile.jobs IS 'training jobs; you see your own, members of pg_read_all_stats see all';
+COMMENT ON COLUMN tensile.jobs.memory_budget IS 'device memory this job may use, in bytes';
+COMMENT ON COLUMN tensile.jobs.settings IS
+    'search_path, TimeZone, DateStyle and IntervalStyle of the session that submitted it';
+COMMENT ON COLUMN tensile.jobs.reason IS 'why the job waits or was interrupted';
+COMMENT ON COLUMN tensile.jobs.attempts IS 'how often a worker was started for it';
+COMMENT ON COLUMN tensile.jobs.retries IS
+    'faults since the last checkpoint; more than pg_tensile.max_retries fail the job';
+COMMENT ON COLUMN tensile.jobs.version IS 'the version of the model that it made';
+COMMENT ON COLUMN tensile.jobs.fingerprint IS 'of the data: rows, and the sum of the row hashes';
+COMMENT ON COLUMN tensile.jobs.traceback IS 'of the child process, when it failed there';
+
+CREATE TABLE tensile.checkpoints (
+    job        bigint REFERENCES tensile.jobs ON DELETE CASCADE,
+    generation int,
+    meta       jsonb,
+    created_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    PRIMARY KEY (job, generation)
+);
+COMMENT ON TABLE tensile.checkpoints IS
+    'state of unfinished jobs; meta is null until the checkpoint is whole; never dumped';
+
+CREATE TABLE tensile.checkpoint_chunks (
+    job        bigint,
+    generation int,
+    seq        int,
+    data       bytea NOT NULL,
+    PRIMARY KEY (job, generation, seq),
+    FOREIGN KEY (job, generation) REFERENCES tensile.checkpoints ON DELETE CASCADE
+);
+ALTER TABLE tensile.checkpoint_chunks ALTER data SET STORAGE EXTERNAL;
+COMMENT ON TABLE tensile.checkpoint_chunks IS
+    'one safetensors file a checkpoint, in chunks; only the job''s owner sees it';
+
+CREATE TABLE tensile.metrics (
+    job      bigint REFERENCES tensile.jobs ON DELETE CASCADE,
+    epoch    int,
+    split    text CHECK (split OPERATOR(pg_catalog.=) ANY (ARRAY['training', 'validation'])),
+    samples  bigint,
+    loss     float8,
+    accuracy float8,
+    f1       float8,
+    rmse     float8,
+    r2       float8,
+    seconds  float8,
+    at       timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    PRIMARY KEY (job, epoch, split)
+);
+COMMENT ON TABLE tensile.metrics IS
+    'training and validation metrics of every epoch; those that don''t fit the task are null';
+
+-- The OIDs of roles follow from their names, also when the row comes from a dump of another cluster.
+CREATE FUNCTION tensile._resolve_owner() RETURNS trigger
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    NEW.owner := (SELECT oid FROM pg_roles WHERE rolname = NEW.owner_name);
+    RETURN NEW;
+END $$;
+CREATE FUNCTION tensile._resolve_grant() RETURNS trigger
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    NEW.grantor := (SELECT oid FROM pg_roles WHERE rolname = NEW.grantor_name);
+    NEW.grantee := CASE WHEN NEW.grantee_name = 'public' THEN 0
+                        ELSE (SELECT oid FROM pg_roles WHERE rolname = NEW.grantee_name) END;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile.models
+    FOR EACH ROW EXECUTE FUNCTION tensile._resolve_owner();
+CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile.jobs
+    FOR EACH ROW EXECUTE FUNCTION tensile._resolve_owner();
+CREATE TRIGGER resolve_grant BEFORE INSERT ON tensile.model_grants
+    FOR EACH ROW EXECUTE FUNCTION tensile._resolve_grant();
+
+-- Sessions and the predictor keep models; these tell them to look again.
+CREATE TRIGGER models_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON tensile.models
+    FOR EACH STATEMENT EXECUTE FUNCTION tensile._models_changed();
+CREATE TRIGGER models_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON tensile.model_versions
+    FOR EACH STATEMENT EXECUTE FUNCTION tensile._models_changed();
+CREATE TRIGGER models_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON tensile.model_grants
+    FOR EACH STATEMENT EXECUTE FUNCTION tensile._models_changed();
+
+-- What a dump contains: models whole, only ended jobs (so that a restore starts nothing), no checkpoints.
+SELECT pg_catalog.pg_extension_config_dump('tensile.models', '');
+SELECT pg_catalog.pg_extension_config_dump('tensile.model_versions', 'WHERE weight_bytes IS NOT NULL');
+SELECT pg_catalog.pg_extension_config_dump('tensile.model_weights',
+    'WHERE version IN (SELECT id FROM tensile.model_versions WHERE weight_bytes IS NOT NULL)');
+SELECT pg_catalog.pg_extension_config_dump('tensile.model_grants', '');
+SELECT pg_catalog.pg_extension_config_dump('tensile.jobs', 'WHERE ended_at IS NOT NULL');
+SELECT pg_catalog.pg_extension_config_dump('tensile.metrics',
+    'WHERE job IN (SELECT id FROM tensile.jobs WHERE ended_at IS NOT NULL)');
+SELECT pg_catalog.pg_extension_config_dump('tensile.models_id_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('tensile.model_versions_id_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('tensile.jobs_id_seq', '');
+
+------------------------------------------------------------------------------------------------------------------------
+-- Who sees which rows
+------------------------------------------------------------------------------------------------------------------------
+
+ALTER TABLE tensile.models ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.model_versions ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.model_weights ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.model_grants ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.jobs ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.checkpoints ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.checkpoint_chunks ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.metrics ENABLE ROW LEVEL SECURITY;
+
+-- A grant names its grantor, so that this policy needn't ask models, whose policy asks model_grants.
+CREATE POLICY visible ON tensile.model_grants FOR SELECT USING (
+    grantee OPERATOR(pg_catalog.=) 0 OR tensile._owned(grantee, grantee_name) OR tensile._owned(grantor, grantor_name)
+    OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')));
+CREATE POLICY visible ON tensile.models FOR SELECT USING (
+    tensile._owned(owner, owner_name)
+    OR EXISTS (SELECT FROM tensile.model_grants g WHERE g.model OPERATOR(pg_catalog.=) id
+               AND (g.grantee OPERATOR(pg_catalog.=) 0 OR tensile._owned(g.grantee, g.grantee_name)))
+    OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')));
+CREATE POLICY visible ON tensile.model_versions FOR SELECT USING (
+    EXISTS (SELECT FROM tensile.models m WHERE m.id OPERATOR(pg_catalog.=) model));
+CREATE POLICY owner ON tensile.model_weights FOR SELECT USING (
+    EXISTS (SELECT FROM tensile.model_versions v JOIN tensile.models m ON m.id OPERATOR(pg_catalog.=) v.model
+            WHERE v.id OPERATOR(pg_catalog.=) model_weights.version AND tensile._owned(m.owner, m.owner_name)));
+CREATE POLICY visible ON tensile.jobs FOR SELECT USING (
+    tensile._owned(owner, owner_name) OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')));
+CREATE POLICY visible ON tensile.metrics FOR SELECT USING (
+    EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
+CREATE POLICY owner ON tensile.checkpoints FOR SELECT USING (
+    EXISTS (SELECT FROM tensile.jobs j
+            WHERE j.id OPERATOR(pg_catalog.=) job AND tensile._owned(j.owner, j.owner_name)));
+CREATE POLICY owner ON tensile.checkpoint_chunks FOR SELECT USING (
+    EXISTS (SELECT FROM tensile.jobs j
+            WHERE j.id OPERATOR(pg_catalog.=) job AND tensile._owned(j.owner, j.owner_name)));
+
+GRANT SELECT ON tensile.models, tensile.model_versions, tensile.model_weights, tensile.model_grants,
+    tensile.jobs, tensile.checkpoints, tensile.checkpoint_chunks, tensile.metrics TO PUBLIC;
+
+------------------------------------------------------------------------------------------------------------------------
+-- Models
+------------------------------------------------------------------------------------------------------------------------
+
+-- May the caller act for this owner? Superusers may act for an owner who is gone, too.
+CREATE FUNCTION tensile._acts_for(caller oid, owner oid, owner_name name) RETURNS bool
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce(c.rolsuper OR pg_has_role(c.oid, o.oid, 'USAGE'), false)
+    FROM pg_roles c LEFT JOIN pg_roles o ON o.oid = $2 AND o.rolname = $3
+    WHERE c.oid = $1
+$$;
+
+-- Does the caller own the model or hold the privilege on it? Called from C, too (tensile_model_granted).
+CREATE FUNCTION tensile._granted(caller oid, model bigint, privilege text) RETURNS bool
+    LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT EXISTS (SELECT FROM tensile.models m WHERE m.id = $2 AND tensile._acts_for($1, m.owner, m.owner_name))
+        OR EXISTS (SELECT FROM tensile.model_grants g
+                   WHERE g.model = $2 AND g.privilege = $3
+                   AND (g.grantee = 0 OR tensile._acts_for($1, g.grantee, g.grantee_name)))
+$$;
+
+-- The model's row, locked, after making sure that the caller may change it
+CREATE FUNCTION tensile._own_model(caller oid, name text) RETURNS tensile.models
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    m tensile.models;
+BEGIN
+    SELECT * INTO m FROM tensile.models WHERE models.name = _own_model.name FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" does not exist', name),
+            HINT = 'The models you may use are listed in tensile.models; register_model makes a new one.';
+    ELSIF NOT tensile._acts_for(caller, m.owner, m.owner_name) THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = format('must be owner of model "%s"', name),
+            HINT = format('It belongs to role "%s".', m.owner_name);
+    END IF;
+    RETURN m;
+END $$;
+
+CREATE FUNCTION tensile._not_null(variadic arguments text[]) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    FOR i IN 1 .. array_length(arguments, 1) BY 2 LOOP
+        IF arguments[i + 1] IS NULL THEN
+            RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed',
+                MESSAGE = format('argument "%s" must not be null', arguments[i]),
+                HINT = 'Pass a value, or leave the argument out if it has a default.';
+        END IF;
+    END LOOP;
+END $$;
+
+CREATE FUNCTION tensile._register_model(caller oid, name text, architecture jsonb, description text, replace bool)
+    RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    m tensile.models;
+    model bigint;
+BEGIN
+    PERFORM tensile._not_null('name', name, 'architecture', architecture::text, 'replace', replace::text);
+    IF length(name) NOT BETWEEN 1 AND 200 OR name ~ '[[:cntrl:]]' THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'invalid name of a model',
+            HINT = 'A name has 1 to 200 characters and no control characters.';
+    END IF;
+    PERFORM tensile._check_architecture(architecture);
+    IF architecture->>'type' IN ('import', 'python')
+       AND NOT pg_has_role(caller, 'pg_execute_server_program', 'USAGE') THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('permission denied for architecture type "%s"', architecture->>'type'),
+            DETAIL = 'It runs code as the operating-system user of the server.',
+            HINT = 'Only members of role pg_execute_server_program may register it; '
+                   '"mlp", "cnn" and "transformer" are for everybody.';
+    END IF;
+
+    INSERT INTO tensile.models (name, owner_name, architecture, description)
+        SELECT _register_model.name, r.rolname, _register_model.architecture, _register_model.description
+        FROM pg_roles r WHERE r.oid = caller
+        ON CONFLICT DO NOTHING
+        RETURNING id INTO model;
+    IF model IS NOT NULL THEN
+        RETURN model;
+    ELSIF NOT replace THEN
+        RAISE EXCEPTION USING ERRCODE = 'duplicate_object', MESSAGE = format('model "%s" already exists', name),
+            HINT = 'Its owner can give it a new architecture with replace => true.';
+    END IF;
+
+    m := tensile._own_model(caller, name);
+    PERFORM tensile._no_open_job(m);
+    UPDATE tensile.models SET architecture = _register_model.architecture, description = _register_model.description,
+        updated_at = clock_timestamp() WHERE id = m.id;
+    RETURN m.id;
+END $$;
+
+CREATE FUNCTION tensile._no_open_job(model tensile.models) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    job bigint := (SELECT j.id FROM tensile.jobs j WHERE j.model = (_no_open_job.model).id AND j.ended_at IS NULL);
+BEGIN
+    IF job IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_in_use',
+            MESSAGE = format('model "%s" is being trained by job %s', (model).name, job),
+            HINT = format('Wait with wait_for_job(%s) or stop it with cancel_job(%1$s).', job);
+    END IF;
+END $$;
+
+CREATE FUNCTION tensile._drop_model(caller oid, name text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    m tensile.models := tensile._own_model(caller, name);
+    job record;
+BEGIN
+    FOR job IN SELECT j.id, j.state FROM tensile.jobs j WHERE j.model = m.id FOR UPDATE LOOP
+        IF job.state IN ('queued', 'interrupted') THEN
+            PERFORM tensile._end_job(job.id, 'failed', '42704', format('model "%s" was dropped', name),
+                                     'Register the model again and submit a new job.');
+        END IF;
+        DELETE FROM tensile.checkpoints c WHERE c.job = job.id;
+        PERFORM tensile._notify(job.id);
+    END LOOP;
+    DELETE FROM tensile.models WHERE id = m.id;
+END $$;
+
+CREATE FUNCTION tensile._deploy_model(caller oid, model text, version int) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    m tensile.models := tensile._own_model(caller, model);
+BEGIN
+    IF NOT EXISTS (SELECT FROM tensile.model_versions v WHERE v.model = m.id AND v.version = _deploy_model.version
+                   AND v.weight_bytes IS NOT NULL) THEN
+        RAISE EXCEPTION USING ERRCODE = 'undefined_object',
+            MESSAGE = format('model "%s" has no version %s', model, coalesce(version::text, 'null')),
+            HINT = coalesce((SELECT 'It has: ' || string_agg(v.version::text, ', ' ORDER BY v.version) || '.'
+                             FROM tensile.model_versions v WHERE v.model = m.id AND v.weight_bytes IS NOT NULL),
+                            'Train it first: train_model makes a version.');
+    END IF;
+    UPDATE tensile.models SET deployed_version = _deploy_model.version, updated_at = clock_timestamp() WHERE id = m.id;
+END $$;
+
+-- The role's name as stored in model_grants; raises unless it exists.
+CREATE FUNCTION tensile._role_name(role text) RETURNS name
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF role = 'public' OR EXISTS (SELECT FROM pg_roles WHERE rolname = role) THEN
+        RETURN role;
+    END IF;
+    RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('role "%s" does not exist', role),
+        HINT = 'Role names are case-sensitive here; see pg_roles.';
+END $$;
+
+CREATE FUNCTION tensile._check_privilege(privilege text) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF privilege IN ('predict', 'train') THEN
+        RETURN;
+    END IF;
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+        MESSAGE = format('unknown privilege "%s" on a model', privilege), HINT = 'Use ''predict'' or ''train''.';
+END $$;
+
+CREATE FUNCTION tensile._grant_model(caller oid, model text, grantee text, privilege text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    m tensile.models := tensile._own_model(caller, model);
+BEGIN
+    PERFORM tensile._not_null('grantee', grantee), tensile._check_privilege(privilege);
+    INSERT INTO tensile.model_grants (model, grantee_name, privilege, grantor_name)
+        VALUES (m.id, tensile._role_name(grantee), _grant_model.privilege, m.owner_name)
+        ON CONFLICT ON CONSTRAINT model_grants_pkey DO UPDATE SET grantee = EXCLUDED.grantee;
+END $$;
+
+CREATE FUNCTION tensile._revoke_model(caller oid, model text, grantee text, privilege text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    m tensile.models := tensile._own_model(caller, model);
+BEGIN
+    PERFORM tensile._not_null('grantee', grantee), tensile._check_privilege(privilege);
+    DELETE FROM tensile.model_grants g
+        WHERE g.model = m.id AND g.grantee_name = _revoke_model.grantee AND g.privilege = _revoke_model.privilege;
+END $$;
+
+CREATE FUNCTION tensile._set_model_owner(caller oid, model text, role text) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    m tensile.models := tensile._own_model(caller, model);
+    new_owner oid := (SELECT oid FROM pg_roles WHERE rolname = tensile._role_name(role));
+BEGIN
+    PERFORM tensile._not_null('role', role);
+    IF new_owner IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'public can''t own a model',
+            HINT = 'Name a role; grant_model gives everybody the use of a model.';
+    ELSIF NOT pg_has_role(caller, new_owner, 'MEMBER') THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = format('must be member of role "%s"', role),
+            HINT = 'A superuser can give a model to any role.';
+    END IF;
+    UPDATE tensile.models SET owner = new_owner, owner_name = role, updated_at = clock_timestamp() WHERE id = m.id;
+    UPDATE tensile.model_grants g SET grantor = new_owner, grantor_name = role WHERE g.model = m.id;
+END $$;
+
+------------------------------------------------------------------------------------------------------------------------
+-- Jobs: submitting, cancelling, waiting
+------------------------------------------------------------------------------------------------------------------------
+
+-- The part of train_model behind the checks of the query, which need the caller's rights and are in csrc/submit.c
+CREATE FUNCTION tensile._train_model(caller oid, model text, query text, target text, epochs int, batch_size int,
+                                     optimizer text, learning_rate float8, validation float8, seed bigint,
+                                     policy text, memory_budget text, priority int, options jsonb, search_path text)
+    RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    m tensile.models;
+    job bigint;
+    budget bigint;
+BEGIN
+    SELECT * INTO m FROM tensile.models WHERE name = model;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" does not exist', model),
+            HINT = 'Make it with register_model(name, architecture); existing ones are listed in tensile.models.';
+    ELSIF NOT tensile._granted(caller, m.id, 'train') THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('permission denied for model "%s"', model),
+            HINT = format('Its owner can allow it: SELECT grant_model(%L, %L, ''train'').', model,
+                          pg_get_userbyid(caller));
+    END IF;
+    PERFORM tensile._check_training(epochs, batch_size, optimizer, learning_rate, validation, policy, priority),
+            tensile._check_options(options), tensile._check_can_start(caller);
+    budget := tensile._parse_budget(memory_budget);
+
+    INSERT INTO tensile.jobs (model, model_name, owner_name, query, target, epochs, batch_size, optimizer,
+                              learning_rate, validation, seed, policy, memory_budget, priority, options, settings)
+        VALUES (m.id, m.name, pg_get_userbyid(caller), _train_model.query, _train_model.target, _train_model.epochs,
+                _train_model.batch_size, _train_model.optimizer, _train_model.learning_rate, _train_model.validation,
+                _train_model.seed, coalesce(_train_model.policy, current_setting('pg_tensile.policy')), budget,
+                _train_model.priority, _train_model.options,
+                jsonb_build_object('search_path', _train_model.search_path, 'TimeZone', current_setting('TimeZone'),
+                                   'DateStyle', current_setting('DateStyle'),
+                                   'IntervalStyle', current_setting('IntervalStyle')))
+        ON CONFLICT DO NOTHING
+        RETURNING id INTO job;
+    IF job IS NULL THEN
+        PERFORM tensile._no_open_job(m);
+        RAISE EXCEPTION USING ERRCODE = 'object_in_use', MESSAGE = format('model "%s" is being trained', model),
+            HINT = 'Wait until that job has ended, or stop it with cancel_job.';
+    END IF;
+    RETURN job;
+END $$;
+
+CREATE FUNCTION tensile._check_training(epochs int, batch_size int, optimizer text, learning_rate float8,
+                                        validation float8, policy text, priority int) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    message text;
+    hint text;
+BEGIN
+    IF epochs NOT BETWEEN 1 AND 1000000 THEN
+        message := format('epochs is out of range: %s', epochs);
+        hint := 'Use 1 to 1000000.';
+    ELSIF batch_size NOT BETWEEN 1 AND 10000000 THEN
+        message := format('batch_size is out of range: %s', batch_size);
+        hint := 'Use 1 to 10000000, and not more than the query has rows.';
+    ELSIF optimizer NOT IN ('sgd', 'adam', 'adamw') THEN
+        message := format('unknown optimizer "%s"', optimizer);
+        hint := 'Use ''sgd'', ''adam'' or ''adamw''.';
+    ELSIF NOT (learning_rate > 0 AND learning_rate < 'Infinity') THEN
+        message := format('learning_rate is out of range: %s', learning_rate);
+        hint := 'Use a positive, finite number such as 0.001.';
+    ELSIF NOT (validation >= 0 AND validation < 1) THEN
+        message := format('validation is out of range: %s', validation);
+        hint := 'It is the share of rows kept for validation: 0 or more, and less than 1.';
+    ELSIF policy <> 'none' THEN
+        message := format('unknown policy "%s"', policy);
+        hint := 'Use ''none'', or leave it out for the setting pg_tensile.policy.';
+    ELSIF priority NOT BETWEEN -1000 AND 1000 THEN
+        message := format('priority is out of range: %s', priority);
+        hint := 'Use -1000 to 1000; higher starts earlier.';
+    END IF;
+    IF message IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = message, HINT = hint;
+    END IF;
+END $$;
+
+-- '8GB' in bytes; null stays null
+CREATE FUNCTION tensile._parse_budget(budget text) RETURNS bigint
+    LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    bytes numeric;
+    part text[] := regexp_match(lower(budget), '^\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(b|bytes|kb|mb|gb|tb)?\s*$');
+BEGIN
+    bytes := trunc(part[1]::numeric * CASE part[2] WHEN 'kb' THEN 1024 WHEN 'mb' THEN 1024 ^ 2 WHEN 'gb' THEN 1024 ^ 3
+                                                   WHEN 'tb' THEN 1024 ^ 4 ELSE 1 END);
+    IF bytes BETWEEN 1 AND 9223372036854775807 THEN
+        RETURN bytes;
+    END IF;
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('invalid memory_budget "%s"', budget),
+        HINT = 'Write a size with a unit: ''8GB'', ''512MB''. Units are B, kB, MB, GB and TB.';
+END $$;
+
+-- Would a worker for this role start at all?
+CREATE FUNCTION tensile._check_can_start(caller oid) RETURNS void
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    home text := current_setting('pg_tensile.database');
+BEGIN
+    IF home <> current_database() THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('jobs don''t run in database "%s"', current_database()),
+            HINT = format('pg_tensile.database is "%s": connect there, or change the setting and reload.', home);
+    ELSIF NOT (SELECT rolcanlogin FROM pg_roles WHERE oid = caller) THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('role "%s" is not permitted to log in', pg_get_userbyid(caller)),
+            HINT = 'The job''s worker connects as the role that submits it: submit as a role with LOGIN.';
+    ELSIF NOT has_database_privilege(caller, current_database(), 'CONNECT') THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('role "%s" has no CONNECT privilege for database "%s"',
+                             pg_get_userbyid(caller), current_database()),
+            HINT = 'The job''s worker connects as the role that submits it: grant it CONNECT.';
+    END IF;
+END $$;
+
+CREATE FUNCTION tensile._cancel_job(caller oid, job bigint) RETURNS bool
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    j tensile.jobs;
+    own bool;
+BEGIN
+    SELECT * INTO j FROM tensile.jobs WHERE id = job FOR UPDATE;
+    own := tensile._acts_for(caller, j.owner, j.owner_name);
+    IF j.id IS NULL OR NOT own AND NOT pg_has_role(caller, 'pg_read_all_stats', 'USAGE')
+                               AND NOT pg_has_role(caller, 'pg_signal_backend', 'USAGE') THEN
+        PERFORM tensile._no_such_job(job);
+    ELSIF NOT own AND (NOT pg_has_role(caller, 'pg_signal_backend', 'USAGE')
+                       OR EXISTS (SELECT FROM pg_roles WHERE oid = j.owner AND rolsuper)) THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = format('permission denied for job %s', job),
+            HINT = 'Its owner can cancel it, and members of pg_signal_backend unless the owner is a superuser.';
+    END IF;
+
+    IF j.state IN ('queued', 'interrupted') THEN
+        PERFORM tensile._end_job(job, 'cancelled');
+    ELSIF j.state IN ('starting', 'running') THEN
+        UPDATE tensile.jobs SET cancel_requested = true WHERE id = job;
+        PERFORM tensile._notify(job);
+    ELSE
+        RETURN false;
+    END IF;
+    RETURN true;
+END $$;
+
+CREATE FUNCTION tensile._no_such_job(job bigint) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RAISE EXCEPTION USING ERRCODE = 'undefined_object',
+        MESSAGE = format('job %s does not exist', coalesce(job::text, 'null')),
+        HINT = 'The jobs you may see are listed in tensile.jobs.';
+END $$;
+
+-- The final state, or null while the job goes on; raises the job's own error if it failed. Reads as the caller.
+CREATE FUNCTION tensile._job_result(job bigint, deadline timestamptz) RETURNS text
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    j tensile.jobs;
+BEGIN
+    SELECT * INTO j FROM tensile.jobs WHERE id = job;
+    IF NOT FOUND THEN
+        PERFORM tensile._no_such_job(job);
+    ELSIF j.state = 'failed' THEN
+        PERFORM tensile._raise(j.sqlstate, j.error, j.hint, j.detail);
+    ELSIF j.state IN ('finished', 'cancelled') THEN
+        RETURN j.state;
+    ELSIF clock_timestamp() >= deadline THEN
+        RAISE EXCEPTION USING ERRCODE = 'query_canceled',
+            MESSAGE = format('job %s has not ended in time: it is %s', job, j.state),
+            DETAIL = coalesce(j.reason, 'It goes on.'),
+            HINT = format('Wait longer, see how far it is in tensile.progress, or stop it with cancel_job(%s).', job);
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Until some job changes, a second at most.
+CREATE FUNCTION tensile._wait_round(deadline timestamptz) RETURNS void
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT tensile._wait_for_change(CASE WHEN $1 IS NULL THEN 1000
+        ELSE least(1000, greatest(1, 1 + 1000 * extract(epoch FROM $1 - clock_timestamp())))::int END)
+$$;
+
+-- Not SECURITY DEFINER: it reads as the caller.
+CREATE FUNCTION tensile._wait_for_job(caller oid, job bigint, timeout interval) RETURNS text
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    deadline timestamptz := clock_timestamp() + timeout;
+    result text;
+BEGIN
+    IF tensile._submitted_here(job) THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('job %s was submitted by this transaction and can''t start before it commits', job),
+            HINT = 'Commit first, then wait.';
+    ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('wait_for_job can''t see changes in a transaction with isolation level %s',
+                             current_setting('transaction_isolation')),
+            HINT = 'CALL wait_for_job_procedure(...) outside a transaction block, or use READ COMMITTED.';
+    END IF;
+    LOOP
+        result := tensile._job_result(job, deadline);
+        EXIT WHEN result IS NOT NULL;
+        PERFORM tensile._wait_round(deadline);
+    END LOOP;
+    RETURN result;
+END $$;
+CREATE FUNCTION @extschema@.wait_for_job(job bigint, timeout interval DEFAULT NULL) RETURNS text
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.wait_for_job(bigint, interval) IS
+    'waits until a job has ended and returns its state; raises the job''s own error if it failed';
+
+-- No SET here: a procedure with SET can't commit. So every name is qualified.
+CREATE PROCEDURE @extschema@.wait_for_job_procedure(job bigint, timeout interval DEFAULT NULL,
+                                                    INOUT state text DEFAULT NULL)
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    deadline timestamptz := pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) timeout;
+BEGIN
+    state := NULL;
+    COMMIT;
+    LOOP
+        state := tensile._job_result(job, deadline);
+        EXIT WHEN state IS NOT NULL;
+        COMMIT;
+        PERFORM tensile._wait_round(deadline);
+        COMMIT;
+    END LOOP;
+END $$;
+COMMENT ON PROCEDURE @extschema@.wait_for_job_procedure(bigint, interval, text) IS
+    'waits like wait_for_job, but commits while it waits and so holds no snapshot';
+
+------------------------------------------------------------------------------------------------------------------------
+-- Jobs: from state to state. Every change of state ends in _notify.
+------------------------------------------------------------------------------------------------------------------------
+
+-- finished, failed or cancelled. A failed job keeps its last whole checkpoint until a later job of the model finishes.
+CREATE FUNCTION tensile._end_job(job bigint, state text, sqlstate text DEFAULT NULL, error text DEFAULT NULL,
+                                 hint text DEFAULT NULL, detail text DEFAULT NULL, traceback text DEFAULT NULL,
+                                 warnings text[] DEFAULT NULL) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    j tensile.jobs;
+BEGIN
+    UPDATE tensile.jobs SET state = _end_job.state, ended_at = clock_timestamp(), reason = NULL, not_before = NULL,
+            sqlstate = _end_job.sqlstate, error = _end_job.error, hint = _end_job.hint, detail = _end_job.detail,
+            traceback = _end_job.traceback, warnings = _end_job.warnings
+        WHERE id = job AND ended_at IS NULL
+        RETURNING * INTO j;
+    IF NOT FOUND THEN
+        RETURN;
+    ELSIF state = 'finished' THEN
+        PERFORM tensile._complete_version(j);
+    ELSE
+        DELETE FROM tensile.model_versions v WHERE v.job = j.id;
+        UPDATE tensile.jobs SET version = NULL WHERE id = j.id;
+        DELETE FROM tensile.checkpoints c
+            WHERE c.job = j.id AND (j.state = 'cancelled' OR c.meta IS NULL);
+    END IF;
+    PERFORM tensile._notify(job);
+END $$;
+
+CREATE FUNCTION tensile._complete_version(j tensile.jobs) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    UPDATE tensile.model_versions v
+        SET weight_bytes = (SELECT coalesce(sum(octet_length(w.data)), 0)
+                            FROM tensile.model_weights w WHERE w.version = v.id)
+        WHERE v.job = j.id;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('job %s can''t finish without a version of its model', j.id);
+    END IF;
+    UPDATE tensile.models m SET deployed_version = j.version, updated_at = clock_timestamp()
+        WHERE m.id = j.model AND coalesce((j.options->>'deploy')::bool, true);
+    DELETE FROM tensile.checkpoints c USING tensile.jobs o
+        WHERE c.job = o.id AND o.model = j.model AND o.ended_at IS NOT NULL;
+END $$;
+
+-- interrupted: to be continued from the last checkpoint. With retry it counts against pg_tensile.max_retries, and the
+-- next attempt waits 1, 2, 4 … s, at most an hour.
+CREATE FUNCTION tensile._interrupt_job(job bigint, reason text, retry bool, traceback text DEFAULT NULL) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    j tensile.jobs;
+    failures int;
+BEGIN
+    SELECT * INTO j FROM tensile.jobs WHERE id = job AND state IN ('starting', 'running') FOR UPDATE;
+    failures := j.retries + retry::int;
+    IF NOT FOUND THEN
+        RETURN;
+    ELSIF j.cancel_requested THEN
+        PERFORM tensile._end_job(job, 'cancelled');
+        RETURN;
+    ELSIF retry AND failures > current_setting('pg_tensile.max_retries')::int THEN
+        PERFORM tensile._end_job(job, 'failed', '58000', reason,
+            format('It was tried %s times in a row; pg_tensile.max_retries allows more. '
+                   'The server''s log may say more.', failures), NULL, traceback);
+        RETURN;
+    END IF;
+    UPDATE tensile.jobs SET state = 'interrupted', reason = _interrupt_job.reason,
+            traceback = _interrupt_job.traceback, retries = failures,
+            not_before = CASE WHEN retry THEN clock_timestamp() + least(2.0 ^ (failures - 1), 3600) * interval '1 s' END
+        WHERE id = job;
+    PERFORM tensile._notify(job);
+END $$;
+
+-- For the controller ------------------------------------------------------------------------------------------------
+
+-- The jobs that may start now, the one to start first first. Waiting pg_tensile.ageing seconds counts as one step of
+-- priority, so nobody starves.
+CREATE FUNCTION tensile._queue_next(max_rows int DEFAULT NULL) RETURNS TABLE (job bigint)
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT j.id FROM tensile.jobs j
+    WHERE j.ended_at IS NULL AND j.state IN ('queued', 'interrupted')
+      AND (j.not_before IS NULL OR j.not_before <= clock_timestamp())
+    ORDER BY j.priority + coalesce(
+                 extract(epoch FROM clock_timestamp() - j.submitted_at)
+                 / nullif(extract(epoch FROM current_setting('pg_tensile.ageing')::interval), 0), 0) DESC,
+             j.submitted_at, j.id
+    LIMIT $1
+$$;
+
+-- Milliseconds until the next job that waits for its time may start; null if none waits
+CREATE FUNCTION tensile._queue_delay_ms() RETURNS int
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT (1000 * min(least(greatest(extract(epoch FROM j.not_before - clock_timestamp()), 0), 3600)))::int
+    FROM tensile.jobs j
+    WHERE j.ended_at IS NULL AND j.state = 'interrupted' AND j.not_before > clock_timestamp()
+$$;
+
+-- queued or interrupted → starting: the OID of the role to connect as. Null: it may not start any more; a job whose
+-- role is gone fails.
+CREATE FUNCTION tensile._job_starting(job bigint) RETURNS oid
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    j tensile.jobs;
+BEGIN
+    SELECT * INTO j FROM tensile.jobs WHERE id = job AND state IN ('queued', 'interrupted') FOR UPDATE;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    ELSIF j.model IS NULL THEN
+        PERFORM tensile._end_job(job, 'failed', '42704', format('model "%s" was dropped', j.model_name),
+                                 'Register the model again and submit a new job.');
+        RETURN NULL;
+    ELSIF NOT EXISTS (SELECT FROM pg_roles WHERE oid = j.owner AND rolname = j.owner_name AND rolcanlogin) THEN
+        PERFORM tensile._end_job(job, 'failed', '42704',
+            format('role "%s" was dropped, renamed or may not log in any more', j.owner_name),
+            'The job''s worker connects as the role that submitted it: submit it again as a role with LOGIN.');
+        RETURN NULL;
+    END IF;
+    UPDATE tensile.jobs SET state = 'starting', attempts = attempts + 1, not_before = NULL WHERE id = job;
+    PERFORM tensile._notify(job);
+    RETURN j.owner;
+END $$;
+
+-- starting → what it was, because no worker could be started; true if the reason is new (so that it is logged once).
+CREATE FUNCTION tensile._job_requeue(job bigint, reason text) RETURNS bool
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    former text := (SELECT j.reason FROM tensile.jobs j WHERE j.id = job);
+BEGIN
+    UPDATE tensile.jobs j SET state = CASE WHEN j.attempts > 1 THEN 'interrupted' ELSE 'queued' END,
+            attempts = j.attempts - 1, reason = _job_requeue.reason
+        WHERE j.id = job AND j.state = 'starting';
+    RETURN former IS DISTINCT FROM reason;
+END $$;
+
+-- Jobs that should have a worker and have none
+CREATE FUNCTION tensile._orphans() RETURNS TABLE (job bigint, state text, attempt int)
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT j.id, j.state, j.attempts FROM tensile.jobs j
+    WHERE j.ended_at IS NULL AND j.state IN ('starting', 'running')
+      AND NOT EXISTS (SELECT FROM tensile._job_slots() s WHERE s.job = j.id)
+$$;
+
+-- An orphan becomes interrupted (or failed, or cancelled).
+CREATE FUNCTION tensile._reap(job bigint, reason text, retry bool) RETURNS void
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT tensile._interrupt_job($1, $2, $3)
+$$;
+
+-- For the job's worker ----------------------------------------------------------------------------------------------
+
+CREATE FUNCTION tensile._job_begin(pid int) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    j tensile.jobs;
+BEGIN
+    UPDATE tensile.jobs SET state = 'running', reason = NULL, started_at = coalesce(started_at, clock_timestamp())
+        WHERE id = tensile._my_job() AND state = 'starting'
+        RETURNING * INTO j;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('job %s is not to be started', tensile._my_job());
+    END IF;
+    DELETE FROM tensile.model_versions v WHERE v.job = j.id;
+    DELETE FROM tensile.checkpoints c WHERE c.job = j.id AND c.meta IS NULL;
+    PERFORM tensile._notify(j.id);
+    RETURN to_jsonb(j) - '{owner,owner_name,state,reason,sqlstate,error,hint,detail,traceback,warnings}'::text[]
+        || jsonb_build_object('attempt', j.attempts,
+               'running', (SELECT count(*) FROM tensile.jobs o
+                           WHERE o.ended_at IS NULL AND o.state IN ('starting', 'running')),
+               'running', (SELECT count(*) FROM tensile.jobs r WHERE r.state IN ('starting', 'running')),
+               'architecture', (SELECT m.architecture FROM tensile.models m WHERE m.id = j.model),
+               'checkpoint', (SELECT c.meta FROM tensile.checkpoints c WHERE c.job = j.id
+                              ORDER BY c.generation DESC LIMIT 1));
+END $$;
+
+CREATE FUNCTION tensile._job_status() RETURNS text
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN j.model IS NULL THEN 'no_model' WHEN j.cancel_requested THEN 'cancel' ELSE 'ok' END
+    FROM tensile.jobs j WHERE j.id = tensile._my_job()
+$$;
+
+CREATE FUNCTION tensile._job_rows(rows bigint) RETURNS void
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    UPDATE tensile.jobs SET rows = $1 WHERE id = tensile._my_job()
+$$;
+
+CREATE FUNCTION tensile._job_checkpoint(generation int, seq int, data bytea) RETURNS void
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO tensile.checkpoints (job, generation) VALUES (tensile._my_job(), $1) ON CONFLICT DO NOTHING;
+    INSERT INTO tensile.checkpoint_chunks (job, generation, seq, data) VALUES (tensile._my_job(), $1, $2, $3);
+$$;
+
+-- Now it is whole. A job that gets on has its faults forgiven.
+CREATE FUNCTION tensile._job_checkpoint_done(generation int, meta jsonb) RETURNS void
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    UPDATE tensile.checkpoints SET meta = $2 WHERE job = tensile._my_job() AND generation = $1;
+    DELETE FROM tensile.checkpoints WHERE job = tensile._my_job() AND generation <> $1;
+    UPDATE tensile.jobs SET retries = 0, fingerprint = coalesce($2->>'fingerprint', fingerprint)
+        WHERE id = tensile._my_job();
+$$;
+
+CREATE FUNCTION tensile._job_checkpoint_read(seq int) RETURNS bytea
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT k.data FROM tensile.checkpoint_chunks k
+    WHERE k.job = tensile._my_job() AND k.seq = $1
+      AND k.generation = (SELECT max(c.generation) FROM tensile.checkpoints c
+                          WHERE c.job = tensile._my_job() AND c.meta IS NOT NULL)
+$$;
+
+CREATE FUNCTION tensile._job_metric(metrics jsonb) RETURNS void
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO tensile.metrics (job, epoch, split, samples, loss, accuracy, f1, rmse, r2, seconds)
+        SELECT tensile._my_job(), r.epoch, r.split, r.samples, r.loss, r.accuracy, r.f1, r.rmse, r.r2, r.seconds
+        FROM jsonb_populate_record(NULL::tensile.metrics, $1) r
+        ON CONFLICT (job, epoch, split) DO UPDATE SET samples = EXCLUDED.samples, loss = EXCLUDED.loss,
+            accuracy = EXCLUDED.accuracy, f1 = EXCLUDED.f1, rmse = EXCLUDED.rmse, r2 = EXCLUDED.r2,
+            seconds = EXCLUDED.seconds, at = clock_timestamp();
+$$;
+
+CREATE FUNCTION tensile._job_version(task text, preprocessing jsonb, metrics jsonb) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    j tensile.jobs;
+    m tensile.models;
+    v tensile.model_versions;
+BEGIN
+    SELECT * INTO j FROM tensile.jobs WHERE id = tensile._my_job();
+    SELECT * INTO m FROM tensile.models WHERE id = j.model FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" was dropped', j.model_name),
+            HINT = 'Register the model again and submit a new job.';
+    END IF;
+    INSERT INTO tensile.model_versions (model, version, job, task, preprocessing, architecture, metrics, rows)
+        VALUES (m.id, 1 + greatest((SELECT max(o.version) FROM tensile.model_versions o WHERE o.model = m.id),
+                                   (SELECT max(o.version) FROM tensile.jobs o WHERE o.model = m.id), 0),
+                j.id, _job_version.task, _job_version.preprocessing, m.architecture, _job_version.metrics, j.rows)
+        RETURNING * INTO v;
+    UPDATE tensile.jobs SET version = v.version WHERE id = j.id;
+    RETURN v.id;
+END $$;
+
+CREATE FUNCTION tensile._job_weights(version bigint, seq int, data bytea) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    INSERT INTO tensile.model_weights (version, seq, data)
+        SELECT v.id, _job_weights.seq, _job_weights.data FROM tensile.model_versions v
+        WHERE v.id = _job_weights.version AND v.job = tensile._my_job() AND v.weight_bytes IS NULL;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('version %s was not made by job %s', version, tensile._my_job());
+    END IF;
+END $$;
+
+CREATE FUNCTION tensile._job_end(state text, sqlstate text DEFAULT NULL, error text DEFAULT NULL,
+                                 hint text DEFAULT NULL, detail text DEFAULT NULL, traceback text DEFAULT NULL,
+                                 warnings text[] DEFAULT NULL)
+    RETURNS void
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT tensile._end_job(tensile._my_job(), $1, $2, $3, $4, $5, $6, $7)
+$$;
+
+CREATE FUNCTION tensile._job_interrupt(reason text, retry bool, traceback text DEFAULT NULL) RETURNS void
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT tensile._interrupt_job(tensile._my_job(), $1, $2, $3)
+$$;
+
+------------------------------------------------------------------------------------------------------------------------
+-- What the background workers run
+------------------------------------------------------------------------------------------------------------------------
+
+CREATE PROCEDURE tensile.run_controller() LANGUAGE plpython3u AS $$
+from pyworker import controller
+controller.run(plpy)
+$$;
+CREATE PROCEDURE tensile.run_scheduler() LANGUAGE plpython3u AS $$
+from pyworker import scheduler
+scheduler.run(plpy)
+$$;
+CREATE PROCEDURE tensile.run_inference() LANGUAGE plpython3u AS $$
+from pyworker import inference
+inference.run(plpy)
+$$;
+-- Executed as the role that submitted the job, so everybody may execute it; _my_job() raises outside a worker.
+CREATE PROCEDURE tensile.run_worker(job bigint) LANGUAGE plpython3u AS $$
+if plpy.execute("SELECT tensile._my_job() AS job")[0]["job"] != job:
+    plpy.error("this worker was started for another job", sqlstate="42501")
+from pyworker import worker
+worker.run(plpy, job)
+$$;
+COMMENT ON PROCEDURE tensile.run_controller() IS 'private: body of the controller process';
+COMMENT ON PROCEDURE tensile.run_scheduler() IS 'private: body of the scheduler process';
+COMMENT ON PROCEDURE tensile.run_inference() IS 'private: body of the inference process';
+COMMENT ON PROCEDURE tensile.run_worker(bigint) IS 'private: body of a job''s worker process';
+
+------------------------------------------------------------------------------------------------------------------------
+-- The API
+------------------------------------------------------------------------------------------------------------------------
+
+CREATE FUNCTION @extschema@.register_model(name text, architecture jsonb, description text DEFAULT NULL,
+                                           replace bool DEFAULT false) RETURNS bigint
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.register_model(text, jsonb, text, bool) IS
+    'makes a model, e.g. register_model(''late'', ''{"type": "mlp", "hidden": [128, 64]}''); returns its id';
+CREATE FUNCTION @extschema@.drop_model(name text) RETURNS void
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.drop_model(text) IS 'removes a model with its versions; ends its job';
+CREATE FUNCTION @extschema@.deploy_model(model text, version int) RETURNS void
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.deploy_model(text, int) IS
+    'the version that predict uses from now on; also the way back';
+CREATE FUNCTION @extschema@.grant_model(model text, grantee text, privilege text DEFAULT 'predict') RETURNS void
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.grant_model(text, text, text) IS
+    'lets a role (or ''public'') ''predict'' with or ''train'' a model; predictions reveal training data';
+CREATE FUNCTION @extschema@.revoke_model(model text, grantee text, privilege text DEFAULT 'predict') RETURNS void
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.revoke_model(text, text, text) IS 'takes back what grant_model gave';
+CREATE FUNCTION @extschema@.set_model_owner(model text, role text) RETURNS void
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.set_model_owner(text, text) IS
+    'gives a model to another role that the caller is a member of';
+
+CREATE FUNCTION @extschema@.train_model(model text, query text, target text,
+        epochs int DEFAULT 10, batch_size int DEFAULT 64, optimizer text DEFAULT 'adamw',
+        learning_rate float8 DEFAULT 1e-3, validation float8 DEFAULT 0.2, seed bigint DEFAULT 0,
+        policy text DEFAULT NULL, memory_budget text DEFAULT NULL, priority int DEFAULT 0,
+        options jsonb DEFAULT '{}') RETURNS bigint
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_train_model';
+COMMENT ON FUNCTION @extschema@.train_model(text, text, text, int, int, text, float8, float8, bigint, text, text, int,
+                                            jsonb) IS
+    'submits a job that trains a model on the rows of a query; returns the job, which starts at commit';
+CREATE FUNCTION @extschema@.cancel_job(job bigint) RETURNS bool
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.cancel_job(bigint) IS 'stops a job; false if it had ended already';
+
+CREATE FUNCTION @extschema@.predict(model text, features record) RETURNS float8
+    LANGUAGE C STABLE STRICT PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_record';
+CREATE FUNCTION @extschema@.predict(model text, features float8[]) RETURNS float8
+    LANGUAGE C STABLE STRICT PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_array';
+CREATE FUNCTION @extschema@.predict(model text, features jsonb) RETURNS float8
+    LANGUAGE C STABLE STRICT PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_jsonb';
+CREATE FUNCTION @extschema@.predict_class(model text, features record) RETURNS text
+    LANGUAGE C STABLE STRICT PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_class_record';
+CREATE FUNCTION @extschema@.predict_class(model text, features float8[]) RETURNS text
+    LANGUAGE C STABLE STRICT PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_class_array';
+CREATE FUNCTION @extschema@.predict_class(model text, features jsonb) RETURNS text
+    LANGUAGE C STABLE STRICT PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_class_jsonb';
+CREATE FUNCTION @extschema@.predict_rows(model text, query text)
+    RETURNS TABLE (row_number bigint, prediction float8, label text, probability float8)
+    LANGUAGE C STRICT COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_rows';
+COMMENT ON FUNCTION @extschema@.predict(text, record) IS
+    'predicts for a row, columns matched by name; a number, or the probability of the second of two classes';
+COMMENT ON FUNCTION @extschema@.predict(text, float8[]) IS
+    'predicts for the features in the order of the training query';
+COMMENT ON FUNCTION @extschema@.predict(text, jsonb) IS 'predicts for an object {"feature": value, ...}';
+COMMENT ON FUNCTION @extschema@.predict_class(text, record) IS
+    'the most probable class for a row, columns matched by name';
+COMMENT ON FUNCTION @extschema@.predict_class(text, float8[]) IS
+    'the most probable class for the features in the order of the training query';
+COMMENT ON FUNCTION @extschema@.predict_class(text, jsonb) IS
+    'the most probable class for an object {"feature": value, ...}';
+COMMENT ON FUNCTION @extschema@.predict_rows(text, text) IS 'predicts for every row of a query, in batches';
+
+------------------------------------------------------------------------------------------------------------------------
+-- Views
+------------------------------------------------------------------------------------------------------------------------
+
+CREATE VIEW tensile.progress WITH (security_invoker = true) AS
+    SELECT j.id AS job, j.model_name AS model, j.owner_name AS owner, j.state, j.reason, p.pid, p.phase, p.epoch,
+           j.epochs, p.step, p.steps, p.loss, p.samples_per_s, p.device_bytes, p.device_peak_bytes, p.bytes_swapped,
+           p.stall_us, p.plan_generation, p.heartbeat
+    FROM tensile.jobs j LEFT JOIN tensile._progress() p ON p.job OPERATOR(pg_catalog.=) j.id
+    WHERE j.ended_at IS NULL;
+COMMENT ON VIEW tensile.progress IS
+    'jobs that have not ended, with live numbers from shared memory (not transactional)';
+
+CREATE VIEW tensile.devices WITH (security_invoker = true) AS
+    SELECT d.name, d.total_bytes, d.budget_bytes, d.granted_bytes, d.jobs FROM tensile._devices() d;
+COMMENT ON VIEW tensile.devices IS
+    'devices that executors use: memory budget and what jobs have been granted, in bytes';
+
+CREATE VIEW tensile.plan WITH (security_invoker = true) AS
+    SELECT p.job, p.generation, p.event, p.kind, p.tensor, p.version, p.trigger_operator, p.delay_us,
+           p.deadline_operator, p.bytes
+    FROM tensile._plan() p;
+COMMENT ON VIEW tensile.plan IS 'the plan each running job follows: swap, recompute and release events';
+
+CREATE VIEW tensile.predictions WITH (security_invoker = true) AS
+    SELECT m.name AS model, v.version, p.rows, p.requests, p.unknown_categories
+    FROM tensile._predictions() p
+         JOIN tensile.model_versions v ON v.id OPERATOR(pg_catalog.=) p.version
+         JOIN tensile.models m ON m.id OPERATOR(pg_catalog.=) v.model;
+COMMENT ON VIEW tensile.predictions IS 'predictions since the server started, and categories the model has never seen';
+
+CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
+    SELECT j.id AS job, j.model_name AS model, j.owner_name AS owner, j.state, j.version, j.submitted_at, j.started_at,
+           j.ended_at, j.started_at OPERATOR(pg_catalog.-) j.submitted_at AS queued_for,
+           j.ended_at OPERATOR(pg_catalog.-) j.started_at AS ran_for, j.attempts, j.rows, t.epoch AS epochs,
+           t.loss AS training_loss, v.loss AS validation_loss, v.accuracy, v.f1, v.rmse, v.r2,
+           j.sqlstate, j.error, j.hint
+    FROM tensile.jobs j
+         LEFT JOIN LATERAL (SELECT x.epoch, x.loss FROM tensile.metrics x
+                            WHERE x.job OPERATOR(pg_catalog.=) j.id AND x.split OPERATOR(pg_catalog.=) 'training'
+                            ORDER BY x.epoch DESC LIMIT 1) t ON true
+         LEFT JOIN LATERAL (SELECT x.loss, x.accuracy, x.f1, x.rmse, x.r2 FROM tensile.metrics x
+                            WHERE x.job OPERATOR(pg_catalog.=) j.id AND x.split OPERATOR(pg_catalog.=) 'validation'
+                            ORDER BY x.epoch DESC LIMIT 1) v ON true
+    WHERE j.ended_at IS NOT NULL;
+COMMENT ON VIEW tensile.job_history IS 'ended jobs: how long they waited and ran, and the metrics of their last epoch';
+
+GRANT SELECT ON tensile.progress, tensile.devices, tensile.plan, tensile.predictions, tensile.job_history TO PUBLIC;
+
+------------------------------------------------------------------------------------------------------------------------
+-- Who may execute what: the private functions are nobody's, except those that the views and the workers need; these
+-- check the caller themselves.
+------------------------------------------------------------------------------------------------------------------------
+
+REVOKE EXECUTE ON ALL ROUTINES IN SCHEMA tensile FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION
+    tensile._version(), tensile._owned(oid, name), tensile._check_architecture(jsonb), tensile._check_options(jsonb),
+    tensile._progress(), tensile._devices(), tensile._plan(), tensile._predictions(),
+    tensile._submitted_here(bigint), tensile._wait_for_change(int), tensile._job_result(bigint, timestamptz),
+    tensile._wait_round(timestamptz),
+    tensile._no_such_job(bigint), tensile._raise(text, text, text, text),
+    tensile._my_job(), tensile._wait(int, int, bool), tensile._feed(int, text, text, jsonb),
+    tensile._fetch_plan(bigint),
+    tensile._register_device(text, bigint),
+    tensile._report(text, int, int, bigint, bigint, float8, float8, bigint, bigint, bigint, bigint),
+    tensile._job_begin(int), tensile._job_status(), tensile._job_rows(bigint), tensile._job_checkpoint(int, int, bytea),
+    tensile._job_checkpoint_done(int, jsonb), tensile._job_checkpoint_read(int), tensile._job_metric(jsonb),
+    tensile._job_version(text, jsonb, jsonb), tensile._job_weights(bigint, int, bytea),
+    tensile._job_end(text, text, text, text, text, text, text[]), tensile._job_interrupt(text, bool, text)
+    TO PUBLIC;
+GRANT EXECUTE ON PROCEDURE tensile.run_worker(bigint) TO PUBLIC;
+
+-- Wakes the launcher when this commits.
+SELECT tensile._notify(0);

@@ -1,0 +1,41 @@
+-- What the extension consists of: a change here is a change of the interface.
+\set VERBOSITY terse
+SET client_min_messages = warning;
+CREATE EXTENSION pg_tensile CASCADE;
+RESET client_min_messages;
+
+-- The API
+SELECT p.proname, pg_get_function_identity_arguments(p.oid) AS arguments, pg_get_function_result(p.oid) AS result,
+       p.provolatile AS volatility, p.proparallel AS parallel, p.proisstrict AS strict
+FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
+     JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_tensile'
+WHERE p.pronamespace = 'public'::regnamespace
+ORDER BY 1, 2;
+SELECT a AS defaults_of_train_model FROM unnest(string_to_array((SELECT pg_get_function_arguments(oid) FROM pg_proc WHERE proname = 'train_model'), ', ')) a;
+
+-- The catalogue and the views, their columns, constraints, indexes, policies and triggers
+SELECT c.relname, c.relkind, a.attname, format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull AS not_null
+FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+WHERE c.relnamespace = 'tensile'::regnamespace AND c.relkind IN ('r', 'v') ORDER BY c.relkind, c.relname, a.attnum;
+SELECT conrelid::regclass AS "table", conname, pg_get_constraintdef(oid) AS definition
+FROM pg_constraint WHERE connamespace = 'tensile'::regnamespace AND contype <> 'n' ORDER BY 1::text, 2;
+SELECT tablename, indexname FROM pg_indexes WHERE schemaname = 'tensile' ORDER BY 1, 2;
+SELECT tablename, policyname, cmd, roles FROM pg_policies WHERE schemaname = 'tensile' ORDER BY 1, 2;
+SELECT tgrelid::regclass AS "table", tgname FROM pg_trigger
+WHERE tgrelid::regclass::text LIKE 'tensile.%' AND NOT tgisinternal ORDER BY 1::text, 2;
+
+-- Everything public is described, and private functions begin with an underscore
+SELECT p.oid::regprocedure FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
+     JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_tensile'
+WHERE obj_description(p.oid, 'pg_proc') IS NULL AND p.proname !~ '^_';
+SELECT relname FROM pg_class
+WHERE relnamespace = 'tensile'::regnamespace AND relkind IN ('r', 'v') AND obj_description(oid, 'pg_class') IS NULL;
+
+-- What a dump contains
+SELECT c.config::regclass AS "table", c.condition
+FROM pg_extension, unnest(extconfig, extcondition) AS c (config, condition) WHERE extname = 'pg_tensile';
+
+-- The settings: names, units and who may set them
+SELECT name, vartype, unit, context, min_val, max_val, enumvals
+FROM pg_settings WHERE name LIKE 'pg\_tensile.%' AND name <> 'pg_tensile.python' ORDER BY 1;
+SET pg_tensile.no_such_setting = 1;

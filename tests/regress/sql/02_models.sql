@@ -1,0 +1,48 @@
+-- Models: registering, replacing, granting, dropping.
+CREATE ROLE regress_tensile_owner;
+CREATE ROLE regress_tensile_user;
+
+SET ROLE regress_tensile_owner;
+SELECT register_model('late', '{"type": "mlp", "hidden": [8]}', 'late arrivals') AS late \gset
+SELECT name, owner_name, architecture, description, deployed_version FROM tensile.models;
+SELECT register_model('late', '{"type": "mlp"}');
+SELECT register_model('late', '{"type": "mlp"}', replace => true) = :late AS same_model;
+SELECT register_model('', '{"type": "mlp"}');
+SELECT register_model(NULL, '{"type": "mlp"}');
+SELECT register_model('m', '[]');
+SELECT register_model('m', '{"type": "mpl"}');
+SELECT register_model('m', '{"type": "mlp", "hiden": [8]}');
+SELECT register_model('m', '{"type": "mlp", "hidden": [8, 0]}');
+SELECT register_model('m', '{"type": "cnn", "kernel": 2}');
+SELECT register_model('m', '{"type": "transformer", "dim": 10, "heads": 4}');
+SELECT register_model('m', '{"type": "python", "source": "def build(n_inputs, n_outputs): ..."}');
+SELECT deploy_model('late', 1);
+SELECT deploy_model('later', 1);
+
+-- Others see and use a model with a grant only
+SET ROLE regress_tensile_user;
+SELECT count(*) FROM tensile.models;
+SELECT register_model('late', '{"type": "mlp"}', replace => true);
+SELECT drop_model('late');
+SELECT predict('late', ARRAY[1.0]);
+SELECT train_model('late', 'VALUES (1, 2)', 'column2');
+SET ROLE regress_tensile_owner;
+SELECT grant_model('late', 'regress_tensile_user');
+SELECT grant_model('late', 'regress_tensile_user', 'trian');
+SELECT grant_model('late', 'regress_tensile_nobody');
+SELECT grantee_name, privilege, grantor_name FROM tensile.model_grants;
+SET ROLE regress_tensile_user;
+SELECT name FROM tensile.models;
+SELECT predict('late', ARRAY[1.0]);
+SELECT drop_model('late');
+SET ROLE regress_tensile_owner;
+SELECT revoke_model('late', 'regress_tensile_user');
+SELECT set_model_owner('late', 'regress_tensile_user');
+RESET ROLE;
+SELECT set_model_owner('late', 'regress_tensile_user');
+SELECT name, owner_name FROM tensile.models;
+SET ROLE regress_tensile_user;
+SELECT drop_model('late');
+SELECT count(*) FROM tensile.models;
+RESET ROLE;
+DROP ROLE regress_tensile_owner, regress_tensile_user;

@@ -1,0 +1,53 @@
+-- What train_model finds out at once. Nothing starts here: every submission is rolled back.
+CREATE TABLE flights (distance float8, carrier text, legs int[], notes jsonb, late bool);
+SELECT register_model('late', '{"type": "mlp", "hidden": [8]}') IS NOT NULL AS registered;
+
+SELECT train_model('lat', 'SELECT distance, late FROM flights', 'late');
+SELECT train_model('late', NULL, 'late');
+SELECT train_model('late', 'SELECT distance, late FRM flights', 'late');
+SELECT train_model('late', 'SELECT distance, late FROM flights WHERE dist > 3', 'late');
+SELECT train_model('late', 'SELECT distance, late FROM flights; DROP TABLE flights', 'late');
+SELECT train_model('late', 'DELETE FROM flights RETURNING *', 'late');
+SELECT train_model('late', 'WITH f AS (DELETE FROM flights RETURNING *) SELECT distance, late FROM f', 'late');
+SELECT train_model('late', 'SELECT distance, late FROM flights FOR UPDATE', 'late');
+SELECT train_model('late', 'SELECT distance, late, late FROM flights', 'late');
+SELECT train_model('late', 'SELECT distance, carrier FROM flights', 'carier');
+SELECT train_model('late', 'SELECT late FROM flights', 'late');
+SELECT train_model('late', 'SELECT notes, late FROM flights', 'late');
+SELECT train_model('late', 'SELECT distance, legs FROM flights', 'legs');
+SELECT train_model('late', 'SELECT distance, late FROM flights', 'late', epochs => 0);
+SELECT train_model('late', 'SELECT distance, late FROM flights', 'late', optimizer => 'adm');
+SELECT train_model('late', 'SELECT distance, late FROM flights', 'late', memory_budget => '8 gigs');
+SELECT train_model('late', 'SELECT distance, late FROM flights', 'late', policy => 'best');
+SELECT train_model('late', 'SELECT distance, late FROM flights', 'late', options => '{"early_stoping": {}}');
+SELECT train_model('late', 'SELECT distance, late FROM flights', 'late', options => '{"early_stopping": {"patience": 0}}');
+SELECT count(*) FROM tensile.jobs;
+
+BEGIN;
+SELECT train_model('late', 'SELECT distance, legs, late FROM flights', 'late', memory_budget => '8GB', priority => 3) AS job \gset
+SELECT model_name, query, target, epochs, batch_size, optimizer, learning_rate, validation, seed, policy, memory_budget,
+       priority, options, state, attempts, settings->'search_path' AS search_path
+FROM tensile.jobs WHERE id = :job;
+SAVEPOINT s;
+\set VERBOSITY sqlstate
+SELECT train_model('late', 'SELECT distance, late FROM flights', 'late');
+ROLLBACK TO s;
+SELECT wait_for_job(:job);
+ROLLBACK TO s;
+\set VERBOSITY default
+SELECT cancel_job(:job), cancel_job(:job) AS again;
+SELECT state, reason FROM tensile.jobs WHERE id = :job;
+SELECT state FROM tensile.job_history WHERE job = :job;
+ROLLBACK;
+
+SELECT wait_for_job(987654321);
+SELECT cancel_job(987654321);
+SELECT * FROM tensile.progress;
+SELECT drop_model('late');
+DROP TABLE flights;
+
+-- Nothing of all that is left, and the extension goes without a trace
+SELECT count(*) FROM tensile.jobs;
+SET client_min_messages = warning;
+DROP EXTENSION pg_tensile CASCADE;
+SELECT count(*) FROM pg_namespace WHERE nspname = 'tensile';

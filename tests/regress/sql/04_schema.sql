@@ -1,0 +1,13 @@
+-- The API goes to the schema of the extension; everything else works the same there.
+SET client_min_messages = warning;
+CREATE SCHEMA ml;
+CREATE EXTENSION pg_tensile SCHEMA ml CASCADE;
+SELECT ml.register_model('m', '{"type": "mlp"}') IS NOT NULL AS registered;
+BEGIN;
+SELECT ml.train_model('m', 'VALUES (1, 2), (3, 4)', 'column2') AS job \gset
+SELECT ml.cancel_job(:job);
+ROLLBACK;
+SELECT ml.drop_model('m');
+ALTER EXTENSION pg_tensile SET SCHEMA public;
+DROP EXTENSION pg_tensile CASCADE;
+DROP SCHEMA ml;

@@ -1,0 +1,39 @@
+"""An executor that writes down what it is fed, for test_packing.py: the real worker, feed and frames, and no training.
+
+Run as `recorder.py FOLDER` in the executor's place (`pg_tensile.python` points to a script that does so). It receives
+frames until ROWS_END, stores them in FOLDER/<job>.pickle, and ends its job with an error that says "recorded".
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+from pyworker import child
+from pyworker.wire import Connection, FrameType
+
+
+class Recorded(Exception):
+    """The frames are in the file."""
+
+    hint = None
+
+
+def record(connection: Connection, hello: dict[str, Any]) -> None:
+    frames = []
+    while True:
+        frame = connection.recv()
+        assert frame is not None
+        frames.append((int(frame.type), frame.header, [bytes(buffer) for buffer in frame.buffers]))
+        if frame.type == FrameType.ROWS_END:
+            break
+    partial = Path(sys.argv[1]) / f"{frame.job}.part"
+    partial.write_bytes(pickle.dumps(frames))
+    partial.rename(partial.with_suffix(".pickle"))
+    raise Recorded("recorded")
+
+
+if __name__ == "__main__":
+    child.main(record)

@@ -1,0 +1,70 @@
+"""The demo, as a newcomer runs it: twice in a row, then what it says to type next, then stop and remove."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.cluster import Cluster
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def demo(folder: Path, *arguments: str) -> str:
+    """Output of the demo in `folder`; fails with it unless the demo exits with 0."""
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.demo", *arguments],
+        cwd=REPOSITORY,
+        env=os.environ | {"DEMO_DIR": str(folder), "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def table_rows(output: str, header: str) -> list[list[str]]:
+    """Cells of the rows of the table whose first column is `header`."""
+    lines = output.splitlines()
+    start = next(i for i, line in enumerate(lines) if re.match(rf"{header}\s+[│┃]", line))
+    rows = []
+    for line in lines[start + 2 :]:
+        if line.startswith("("):
+            break
+        rows.append([cell.strip() for cell in line.split("│")])
+    return rows
+
+
+@pytest.mark.timeout(400)
+def test_demo_runs_twice_and_goes_away(clusters_folder, cluster):
+    folder = clusters_folder / "demo"
+    first = demo(folder)
+    try:
+        assert "336,776 flights" in first
+        assert "late_arrival  15/15" in first and "digit         60/60" in first
+        routes = table_rows(first, "origin")
+        assert len(routes) == 10
+        shares = [int(row[3]) for row in routes]
+        assert shares == sorted(shares, reverse=True) and all(0 < share < 100 for share in shares)
+        images, read = (sum(int(row[i]) for row in table_rows(first, "digit")) for i in (1, 2))
+        assert images == 297 and read > 0.85 * images
+
+        second = demo(folder)
+        assert "Using the server of the last run" in second and "336,776 flights" not in second
+
+        psql = next(line.strip() for line in second.splitlines() if line.strip().startswith("psql "))
+        query = "SELECT string_agg(DISTINCT deployed_version::text, ',') FROM tensile.models"
+        done = subprocess.run([*psql.split(), "-Atc", query], capture_output=True, text=True)
+        assert done.stdout == "2\n", done.stderr
+
+        assert "Stopped the server" in demo(folder, "stop")
+        assert not Cluster(folder).processes()
+        assert cluster.running(), "the demo stopped another server"
+    finally:
+        demo(folder, "remove")
+    assert not folder.exists()

@@ -1,0 +1,358 @@
+"""Processes die at any moment, in any way: the job says how, nobody else notices, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.support import (
+    FOREVER,
+    MLP,
+    ROWS,
+    Connection,
+    alive,
+    children,
+    executor_pid,
+    phase,
+    python_model,
+    state,
+    steps,
+    submit,
+    undisturbed,
+    value,
+    worker_pid,
+)
+
+Wait = Callable[..., Any]
+Row = Callable[[Connection, int], dict[str, Any]]
+
+SLOW_ROWS = "SELECT a, y FROM (" + ROWS + ") r, LATERAL pg_sleep(0.05 + 0 * a)"
+
+
+def ended(conn: Connection, job: int) -> bool:
+    return value(conn, "SELECT ended_at IS NOT NULL FROM tensile.jobs WHERE id = %s", job)
+
+
+@pytest.fixture(scope="module")
+def impatient(new_cluster: Callable[..., Any]) -> Iterator[Any]:
+    """A cluster that gives up at the first fault."""
+    cluster = new_cluster({"pg_tensile.max_retries": 0})
+    yield cluster
+    cluster.end()
+
+
+@pytest.fixture
+def once(impatient: Any) -> Iterator[Connection]:
+    """A connection to it; checks that the test leaves no worker, slot, executor or file."""
+    with impatient.connect() as db:
+        before = set(impatient.processes())
+        yield db
+        assert value(db, "SELECT count(*) FROM tensile._progress()") == 0
+        assert value(db, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pg_tensile worker'") == 0
+        left = {pid: command for pid, command in impatient.processes().items() if pid not in before}
+        assert not any("pyworker" in command for command in left.values()), left
+        assert impatient.leftovers() == []
+        db.execute("DELETE FROM tensile.jobs")
+        db.execute("DELETE FROM tensile.models")
+
+
+@pytest.fixture
+def other(impatient: Any) -> Iterator[Connection]:
+    """Somebody else's session."""
+    with impatient.connect() as conn:
+        yield conn
+
+
+def settled(db: Connection, wait_until: Wait, job: int) -> None:
+    """The job has ended and its worker is gone."""
+    wait_until(lambda: ended(db, job), 30, lambda: f"job {job} is {state(db, job)}")
+    workers = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pg_tensile worker'"
+    wait_until(lambda: value(db, workers) == 0, 3, "the worker leaves")
+
+
+# -- deaths from within -----------------------------------------------------------------------------------------------
+
+DEATHS = {
+    "SIGKILL": ("os.kill(os.getpid(), signal.SIGKILL)", "executor was killed by signal 9 (SIGKILL)"),
+    "SIGSEGV": ("os.kill(os.getpid(), signal.SIGSEGV)", "executor was killed by signal 11 (SIGSEGV)"),
+    "SIGABRT": ("os.abort()", "executor was killed by signal 6 (SIGABRT)"),
+    "sys.exit": ("sys.exit(3)", "executor exited with status 3"),
+    "os._exit": ("os._exit(0)", "executor exited with status 0"),
+}
+MODEL_MOMENTS = ("building", "training", "validating")
+
+
+# sys.exit while the model is built is an error of the architecture, like any exception there
+@pytest.mark.parametrize(
+    ("death", "moment"), [pair for pair in product(DEATHS, MODEL_MOMENTS) if pair != ("sys.exit", "building")]
+)
+def test_the_executor_dies(
+    once: Connection, other: Connection, wait_until: Wait, job_row: Row, death: str, moment: str
+) -> None:
+    code, message = DEATHS[death]
+    model = {
+        "building": python_model(on_build=code),
+        "training": python_model(on_forward=f"if self.training and step == 3: {code}"),
+        "validating": python_model(on_forward=f"if not self.training: {code}"),
+    }[moment]
+    with undisturbed(once, other):
+        job = submit(once, "m", model)
+        settled(once, wait_until, job)
+    row = job_row(once, job)
+    assert (row["state"], row["attempts"], row["sqlstate"], row["error"]) == ("failed", 1, "58000", message)
+    assert "pg_tensile.max_retries" in row["hint"]
+    if death in ("SIGSEGV", "SIGABRT"):
+        assert "Fatal Python error" in row["traceback"]
+
+
+# -- deaths from without ----------------------------------------------------------------------------------------------
+
+MOMENTS: dict[str, tuple[dict[str, Any], Callable[[Connection, int], bool]]] = {
+    "starting": ({}, lambda db, job: executor_pid(db, job) is not None),
+    "loading": ({"query": SLOW_ROWS}, lambda db, job: phase(db, job) == "loading"),
+    "training": ({"epochs": FOREVER}, lambda db, job: steps(db, job) > 3),
+    "validating": ({"epochs": FOREVER}, lambda db, job: phase(db, job) == "validating"),
+    "with checkpoints": (
+        {"epochs": FOREVER, "batch_size": 100},
+        lambda db, job: value(db, "SELECT max(epoch) FROM tensile.metrics WHERE job = %s", job) is not None,
+    ),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_the_executor_is_killed(
+    once: Connection, other: Connection, wait_until: Wait, job_row: Row, moment: str
+) -> None:
+    arguments, when = MOMENTS[moment]
+    with undisturbed(once, other):
+        job = submit(once, "m", python_model(on_forward="if not self.training: time.sleep(0.7)"), **arguments)
+        wait_until(lambda: when(once, job))
+        pid = wait_until(lambda: executor_pid(once, job))
+        os.kill(pid, signal.SIGKILL)
+        settled(once, wait_until, job)
+    row = job_row(once, job)
+    assert (row["state"], row["sqlstate"], row["error"]) == ("failed", "58000", DEATHS["SIGKILL"][1])
+    assert not alive(pid)
+
+
+def test_what_the_executor_started_dies_with_it(once: Connection, wait_until: Wait, job_row: Row) -> None:
+    """A grandchild that also keeps the connection open."""
+    model = python_model(on_build="if os.fork() == 0: time.sleep(600)\nos.kill(os.getpid(), signal.SIGKILL)")
+    job = submit(once, "m", model)
+    settled(once, wait_until, job)
+    assert job_row(once, job)["error"] == DEATHS["SIGKILL"][1]
+
+
+def test_a_hanging_executor_is_killed(fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row) -> None:
+    cluster = fresh_cluster({"pg_tensile.max_retries": 0, "pg_tensile.executor_timeout": "6s"})
+    with cluster.connect() as db:
+        job = submit(db, "m", MLP, epochs=FOREVER)
+        wait_until(lambda: steps(db, job) > 3)
+        pid = executor_pid(db, job)
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        settled(db, wait_until, job)
+        row = job_row(db, job)
+        assert (row["state"], row["sqlstate"]) == ("failed", "58000")
+        assert "sent nothing for 6 s (pg_tensile.executor_timeout)" in row["error"]
+        assert not alive(pid)
+
+
+# -- retries ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_dies_once_is_tried_again(db: Connection, cluster: Any, wait_until: Wait, job_row: Row) -> None:
+    marker = cluster.folder / f"once-{time.monotonic_ns()}"
+    job = submit(db, "m", python_model(on_forward=f"if step == 3 and once({str(marker)!r}): os.abort()"))
+    wait_until(lambda: state(db, job) == "interrupted")
+    assert job_row(db, job)["reason"] == DEATHS["SIGABRT"][1]
+    wait_until(lambda: ended(db, job))
+    row = job_row(db, job)
+    assert (row["state"], row["attempts"], row["error"]) == ("finished", 2, None)
+
+
+def test_a_job_that_always_dies_is_given_up(fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row) -> None:
+    cluster = fresh_cluster({"pg_tensile.max_retries": 1})
+    with cluster.connect() as db:
+        job = submit(db, "m", python_model(on_build="os._exit(3)"))
+        settled(db, wait_until, job)
+        row = job_row(db, job)
+        assert (row["state"], row["attempts"], row["retries"]) == ("failed", 2, 1)
+        assert row["error"] == DEATHS["sys.exit"][1]
+
+
+def test_a_job_goes_on_from_its_checkpoint_after_a_death(
+    db: Connection, cluster: Any, wait_until: Wait, job_row: Row
+) -> None:
+    """The second attempt runs only the epochs that are missing."""
+    marker = cluster.folder / f"once-{time.monotonic_ns()}"
+    counter = cluster.folder / f"passes-{time.monotonic_ns()}"
+    model = python_model(
+        on_forward=f"""
+        if self.training:
+            with open({str(counter)!r}, "a") as file:
+                file.write("x")
+        if self.training and step > 60 and once({str(marker)!r}): os.abort()
+        """
+    )
+    job = submit(db, "m", model, epochs=20, batch_size=40, validation=0.0)  # 10 steps an epoch
+    wait_until(lambda: ended(db, job))
+    row = job_row(db, job)
+    assert (row["state"], row["attempts"]) == ("finished", 2)
+    assert 200 <= len(Path(counter).read_text()) <= 220
+
+
+# -- the supervisor dies ----------------------------------------------------------------------------------------------
+
+
+def test_a_killed_supervisor_takes_its_executor_along_and_the_job_goes_on(
+    fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row
+) -> None:
+    cluster = fresh_cluster({"restart_after_crash": "on"})
+    cluster.expect("was terminated by signal 9")
+    with cluster.connect() as db:
+        job = submit(db, "m", python_model(on_forward="time.sleep(0.005)"), epochs=30, batch_size=40)
+        epoch = "SELECT max(epoch) FROM tensile.metrics WHERE job = %s"
+        wait_until(lambda: (value(db, epoch, job) or 0) >= 3)
+        worker, executor = worker_pid(db, job), executor_pid(db, job)
+        assert worker is not None and executor is not None
+        os.kill(worker, signal.SIGKILL)
+    wait_until(lambda: not alive(executor), 3, "the executor dies")
+
+    def again() -> Connection | None:
+        try:
+            return cluster.connect()
+        except Exception:
+            return None
+
+    with wait_until(again) as db:
+        wait_until(lambda: ended(db, job), 60)
+        row = job_row(db, job)
+        assert (row["state"], row["attempts"]) == ("finished", 2)
+        assert value(db, epoch, job) == 30
+
+
+# -- the ground is pulled away ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", ["loading", "training"])
+@pytest.mark.parametrize("drop", ["extension", "database", "role"])
+def test_what_a_running_job_needs_is_dropped(
+    fresh_cluster: Callable[..., Any], wait_until: Wait, drop: str, moment: str
+) -> None:
+    arguments, when = MOMENTS[moment]
+    cluster = fresh_cluster({"pg_tensile.database": "lab"}, extension=False)
+    admin = cluster.connect()
+    admin.execute("CREATE DATABASE lab")
+    with cluster.connect("lab") as db:
+        db.execute("CREATE EXTENSION pg_tensile CASCADE")
+    admin.execute("CREATE ROLE alice LOGIN")
+    with cluster.connect("lab", user="alice") as alice:
+        job = submit(alice, "m", MLP, **arguments)
+    with cluster.connect("lab") as db:
+        wait_until(lambda: when(db, job))
+        worker, executor = worker_pid(db, job), executor_pid(db, job)
+        assert worker is not None and executor is not None
+        started = time.monotonic()
+        if drop == "extension":
+            db.execute("DROP EXTENSION pg_tensile")
+        elif drop == "role":
+            admin.execute("DROP ROLE alice")
+    if drop == "database":
+        admin.execute("DROP DATABASE lab WITH (FORCE)")
+    wait_until(lambda: not alive(worker) and not alive(executor), 5, "worker and executor end")
+    assert time.monotonic() - started < 5
+    if drop == "role":
+        with cluster.connect("lab") as db:
+            wait_until(lambda: state(db, job) == "failed", 10, lambda: state(db, job))
+            assert 'role "alice" was dropped' in value(db, "SELECT error FROM tensile.jobs WHERE id = %s", job)
+    admin.close()
+    assert sum("pyworker" in command for command in cluster.processes().values()) == 0
+
+
+# -- a Python that cannot ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("python", "message"),
+    [
+        pytest.param("/nowhere/python3", 'cannot start "/nowhere/python3": No such file', id="missing"),
+        pytest.param("/etc/passwd", 'cannot start "/etc/passwd": Permission denied', id="not executable"),
+        pytest.param(
+            "/bin/false", '"/bin/false" cannot run the executor: executor exited with status 1', id="no Python"
+        ),
+        pytest.param(
+            "/usr/bin/python3", 'the Python of the executor, "/usr/bin/python3", has no PyTorch', id="no torch"
+        ),
+    ],
+)
+def test_a_python_that_cannot_run_the_executor(
+    once: Connection, impatient: Any, wait_until: Wait, job_row: Row, python: str, message: str
+) -> None:
+    good = value(once, "SHOW pg_tensile.python")
+    impatient.configure({"pg_tensile.python": python})
+    impatient.reload()
+    try:
+        job = submit(once, "m", MLP)
+        settled(once, wait_until, job)
+    finally:
+        impatient.configure({"pg_tensile.python": good})
+        impatient.reload()
+    row = job_row(once, job)
+    assert (row["state"], row["sqlstate"], row["attempts"]) == ("failed", "58P01", 1)
+    assert message in row["error"]
+    assert "pg_tensile.python" in row["hint"]
+
+
+# -- the predictor ----------------------------------------------------------------------------------------------------
+
+
+def inference_pid(conn: Connection) -> int | None:
+    found: int | None = value(conn, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'pg_tensile inference'")
+    return found
+
+
+def test_a_killed_predictor_comes_back_and_leaks_nothing(db: Connection, wait_until: Wait) -> None:
+    job = submit(db, "m", MLP, epochs=1)
+    assert value(db, "SELECT wait_for_job(%s)", job) == "finished"
+    ask = f"SELECT predict('m', r) FROM ({ROWS}) r LIMIT 1"
+    before = value(db, ask)
+    supervisor = inference_pid(db)
+    assert supervisor is not None
+    opened = len(os.listdir(f"/proc/{supervisor}/fd"))
+    for _ in range(2):
+        (predictor,) = children(supervisor)
+        os.kill(predictor, signal.SIGKILL)
+        wait_until(lambda old=predictor: [pid for pid in children(supervisor) if pid != old], 20, "a new predictor")
+
+        def answer() -> float | None:
+            try:
+                return value(db, ask)
+            except Exception:
+                return None
+
+        assert wait_until(answer, 30, "predictions again") == before
+    assert inference_pid(db) == supervisor
+    assert len(os.listdir(f"/proc/{supervisor}/fd")) == opened
+
+
+def test_a_predictor_that_cannot_start_says_so_once(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    cluster = fresh_cluster()
+    with cluster.connect() as db:
+        job = submit(db, "m", MLP, epochs=1)
+        assert value(db, "SELECT wait_for_job(%s)", job) == "finished"
+        cluster.configure({"pg_tensile.python": "/bin/false", "pg_tensile.predict_timeout": "200ms"})
+        cluster.reload()
+        wait_until(lambda: value(db, "SHOW pg_tensile.python") == "/bin/false")
+        until = time.monotonic() + 5
+        while time.monotonic() < until:
+            with pytest.raises(Exception, match="predict"):
+                value(db, f"SELECT predict('m', r) FROM ({ROWS}) r LIMIT 1")
+    assert cluster.log().count('"/bin/false" cannot run the predictor') == 1

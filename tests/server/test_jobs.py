@@ -1,0 +1,443 @@
+"""The life of a job: its states, its turn in the queue, how it is stopped and how it goes on."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+
+from scripts.cluster import child_python
+from tests.server.support import (
+    FOREVER,
+    MLP,
+    ROWS,
+    Connection,
+    alive,
+    cpu_seconds,
+    executor_pid,
+    phase,
+    python_model,
+    register,
+    state,
+    steps,
+    submit,
+    value,
+    worker_pid,
+)
+
+Wait = Callable[..., Any]
+Row = Callable[[Connection, int], dict[str, Any]]
+
+SLOW_ROWS = "SELECT a, y FROM (" + ROWS + ") r, LATERAL pg_sleep(0.05 + 0 * a)"  # 20 s
+
+
+def ended(conn: Connection, job: int) -> bool:
+    return value(conn, "SELECT ended_at IS NOT NULL FROM tensile.jobs WHERE id = %s", job)
+
+
+def is_none(conn: Connection, sql: str, *parameters: Any) -> bool:
+    return value(conn, sql, *parameters) is None
+
+
+def gone(conn: Connection) -> bool:
+    return value(conn, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pg_tensile worker'") == 0
+
+
+# -- states -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_trains_and_leaves_a_version(db: Connection, job_row: Row, wait_until: Wait) -> None:
+    job = submit(db, "m", MLP, epochs=3)
+    assert value(db, "SELECT wait_for_job(%s)", job) == "finished"
+    row = job_row(db, job)
+    assert row["submitted_at"] < row["started_at"] < row["ended_at"]
+    assert (row["attempts"], row["version"], row["rows"], row["error"], row["reason"]) == (1, 1, 400, None, None)
+    assert row["fingerprint"].startswith("400:")
+    splits = db.execute("SELECT epoch, split, samples, loss FROM tensile.metrics WHERE job = %s", (job,)).fetchall()
+    assert sorted(split[:2] for split in splits) == [(e, s) for e in (1, 2, 3) for s in ("training", "validation")]
+    assert all(split[2] > 0 and split[3] > 0 for split in splits)
+    assert value(db, "SELECT deployed_version FROM tensile.models WHERE name = 'm'") == 1
+    stored = value(db, "SELECT sum(octet_length(data)) FROM tensile.model_weights")
+    assert stored > 0 and stored == value(db, "SELECT weight_bytes FROM tensile.model_versions WHERE job = %s", job)
+    assert value(db, "SELECT count(*) FROM tensile.checkpoints WHERE job = %s", job) == 0
+    wait_until(lambda: gone(db), 3, "the worker leaves")
+    assert value(db, "SELECT count(*) FROM tensile._progress()") == 0
+
+
+def test_a_job_goes_through_its_states_and_phases(db: Connection) -> None:
+    """Seen by a session that does nothing but look."""
+    model = python_model(on_forward="time.sleep(0.02 if self.training else 0.7)")
+    job = submit(db, "m", model, epochs=1, query=SLOW_ROWS + " WHERE a > 0.8")
+    states: list[str] = []
+    phases: list[str] = []
+    deadline = time.monotonic() + 60
+    while states[-1:] != ["finished"] and time.monotonic() < deadline:
+        for seen, now in ((states, state(db, job)), (phases, phase(db, job))):
+            if now is not None and (not seen or seen[-1] != now):
+                seen.append(now)
+    assert states == [name for name in ("queued", "starting", "running", "finished") if name in states]
+    assert states[-2:] == ["running", "finished"]
+    order = ["starting", "loading", "preparing", "building", "training", "validating", "saving"]
+    assert phases == [name for name in order if name in phases]
+    assert {"loading", "training", "validating"} <= set(phases)
+
+
+def seconds_to_import_torch() -> float:
+    started = time.monotonic()
+    subprocess.run([child_python(), "-c", "import torch"], check=True)
+    return time.monotonic() - started
+
+
+def test_the_first_step_comes_within_five_seconds(db: Connection, wait_until: Wait) -> None:
+    """Where torch imports in 1.2 s; on a slower or busier machine as many times longer."""
+    before = seconds_to_import_torch()
+    job = submit(db, "m", MLP, epochs=FOREVER)
+    started = time.monotonic()
+    wait_until(lambda: steps(db, job) > 0, 60, "a first step")
+    took = time.monotonic() - started
+    slowness = max(1.0, before / 1.2, seconds_to_import_torch() / 1.2)
+    assert took < 5 * slowness
+
+
+def test_no_snapshot_is_held_while_a_job_trains(db: Connection, wait_until: Wait) -> None:
+    job = submit(db, "m", MLP, epochs=FOREVER)
+    wait_until(lambda: steps(db, job) > 0)
+    pid = worker_pid(db, job)
+    oldest = "SELECT backend_xmin::text::bigint FROM pg_stat_activity WHERE pid = %s"
+    for _ in range(3):
+        now = value(db, "SELECT pg_current_xact_id()::text::bigint")
+        behind = oldest + " AND backend_xmin::text::bigint < " + str(now)
+        wait_until(partial(is_none, db, behind, pid), 3, "the worker's xmin moves on")
+
+
+def test_waiting_processes_do_not_compute(db: Connection, wait_until: Wait) -> None:
+    """Neither the controller nor a worker whose executor is busy with one long step."""
+    job = submit(db, "m", python_model(on_forward="if step > 1: time.sleep(3)"), epochs=5)
+    wait_until(lambda: phase(db, job) == "training")
+    pids = [row[0] for row in db.execute("SELECT pid FROM pg_stat_activity WHERE backend_type LIKE 'pg_tensile %'")]
+    assert len(pids) >= 3
+    before = {pid: cpu_seconds(pid) for pid in pids}
+    until = time.monotonic() + 2
+    wait_until(lambda: time.monotonic() > until, 5)
+    assert {pid: cpu_seconds(pid) - before[pid] for pid in pids if cpu_seconds(pid) - before[pid] > 0.2} == {}
+
+
+# -- the queue --------------------------------------------------------------------------------------------------------
+
+
+def order_of_start(conn: Connection, jobs: list[int]) -> list[int]:
+    rows = conn.execute("SELECT id FROM tensile.jobs WHERE id = ANY(%s) ORDER BY started_at", (jobs,)).fetchall()
+    return [row[0] for row in rows]
+
+
+def test_priority_comes_first_then_age_and_ageing_beats_priority(
+    fresh_cluster: Callable[..., Any], wait_until: Wait
+) -> None:
+    with fresh_cluster({"pg_tensile.max_jobs": 1, "pg_tensile.ageing": "100s"}).connect() as db:
+        blocker = submit(db, "blocker", MLP, epochs=FOREVER)
+        wait_until(lambda: state(db, blocker) == "running")
+        old, young, urgent, starved = (
+            submit(db, name, MLP, epochs=1, priority=priority)
+            for name, priority in [("old", 0), ("young", 0), ("urgent", 5), ("starved", -5)]
+        )
+        # 1100 s in the queue are worth 11 steps of priority
+        db.execute("UPDATE tensile.jobs SET submitted_at = now() - interval '1100 s' WHERE id = %s", (starved,))
+        db.execute("SELECT cancel_job(%s)", (blocker,))
+        jobs = [old, young, urgent, starved]
+        wait_until(lambda: all(state(db, job) == "finished" for job in jobs), 60)
+        assert order_of_start(db, jobs) == [starved, urgent, old, young]
+
+
+def test_never_more_jobs_than_max_jobs(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    with fresh_cluster({"pg_tensile.max_jobs": 2}).connect() as db:
+        jobs = [submit(db, f"m{number}", MLP, epochs=1) for number in range(4)]
+        busy = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pg_tensile worker'"
+        seen: list[int] = []
+
+        def finished() -> bool:
+            seen.append(value(db, busy))
+            return all(state(db, job) == "finished" for job in jobs)
+
+        wait_until(finished, 60)
+        assert max(seen) == 2
+
+
+def test_without_a_background_worker_a_job_stays_queued_and_says_so_once(
+    fresh_cluster: Callable[..., Any], wait_until: Wait
+) -> None:
+    # launcher, controller, scheduler and logical replication launcher leave one
+    cluster = fresh_cluster({"max_worker_processes": 5, "max_parallel_workers": 0})
+    with cluster.connect() as db:
+        first = submit(db, "first", MLP, epochs=FOREVER)
+        wait_until(lambda: state(db, first) == "running")
+        second = submit(db, "second", MLP, epochs=1)
+        reason = "SELECT reason FROM tensile.jobs WHERE id = %s AND state = 'queued'"
+        wait_until(lambda: "max_worker_processes" in (value(db, reason, second) or ""))
+        until = time.monotonic() + 4
+        wait_until(lambda: time.monotonic() > until, 10)
+        db.execute("SELECT cancel_job(%s)", (first,))
+        wait_until(lambda: state(db, second) == "finished", 60)
+        assert value(db, "SELECT attempts FROM tensile.jobs WHERE id = %s", second) == 1
+    assert cluster.log().count("no background worker is free") == 1
+
+
+# -- cancelling -------------------------------------------------------------------------------------------------------
+
+
+def test_cancel_a_queued_job(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    with fresh_cluster({"pg_tensile.max_jobs": 1}).connect() as db:
+        blocker = submit(db, "blocker", MLP, epochs=FOREVER)
+        wait_until(lambda: state(db, blocker) == "running")
+        queued = submit(db, "queued", MLP)
+        assert value(db, "SELECT cancel_job(%s)", queued) is True
+        assert state(db, queued) == "cancelled"
+        assert value(db, "SELECT cancel_job(%s)", queued) is False
+
+
+def cancels(db: Connection, job: int, wait_until: Wait) -> None:
+    """cancel_job ends the job, its worker and its executor in under 3 s."""
+    pids = [pid for pid in (worker_pid(db, job), executor_pid(db, job)) if pid is not None]
+    assert value(db, "SELECT cancel_job(%s)", job) is True
+    started = time.monotonic()
+    wait_until(lambda: state(db, job) == "cancelled" and gone(db), 5, lambda: f"still {state(db, job)}")
+    wait_until(lambda: not any(alive(pid) for pid in pids), 5, "worker and executor end")
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "when"),
+    [
+        pytest.param({}, lambda db, job: state(db, job) != "queued", id="starting"),
+        pytest.param({}, lambda db, job: executor_pid(db, job) is not None, id="importing"),
+        pytest.param({"query": SLOW_ROWS}, lambda db, job: phase(db, job) == "loading", id="loading"),
+        pytest.param(
+            {"query": "SELECT a, y FROM (" + ROWS + ") r WHERE pg_sleep(600) IS NOT NULL"},
+            lambda db, job: phase(db, job) == "loading",
+            id="in one long call",
+        ),
+        pytest.param({}, lambda db, job: steps(db, job) > 3, id="training"),
+    ],
+)
+def test_cancel_a_job(
+    db: Connection, wait_until: Wait, arguments: dict[str, Any], when: Callable[[Connection, int], bool]
+) -> None:
+    job = submit(db, "m", MLP, **{"epochs": FOREVER, **arguments})
+    wait_until(lambda: when(db, job))
+    cancels(db, job, wait_until)
+
+
+def test_cancel_a_job_that_waits_for_its_next_attempt(db: Connection, wait_until: Wait) -> None:
+    job = submit(db, "m", python_model(on_build="os.kill(os.getpid(), signal.SIGKILL)"))
+    wait_until(lambda: state(db, job) == "interrupted")
+    assert value(db, "SELECT cancel_job(%s)", job) is True
+    wait_until(lambda: state(db, job) == "cancelled", 3)
+
+
+def test_pg_cancel_backend_cancels_the_job(db: Connection, wait_until: Wait) -> None:
+    job = submit(db, "m", MLP, epochs=FOREVER)
+    wait_until(lambda: steps(db, job) > 0)
+    db.execute("SELECT pg_cancel_backend(%s)", (worker_pid(db, job),))
+    wait_until(lambda: state(db, job) == "cancelled" and gone(db), 3)
+
+
+def test_a_model_dropped_while_it_trains_fails_the_job(db: Connection, wait_until: Wait, job_row: Row) -> None:
+    job = submit(db, "m", MLP, epochs=FOREVER)
+    wait_until(lambda: steps(db, job) > 0)
+    db.execute("SELECT drop_model('m')")
+    wait_until(lambda: state(db, job) == "failed" and gone(db), 3)
+    row = job_row(db, job)
+    assert (row["sqlstate"], row["error"]) == ("42704", 'model "m" was dropped')
+    assert row["hint"]
+
+
+# -- stopping and going on --------------------------------------------------------------------------------------------
+
+
+def resumable(conn: Connection, name: str = "m", epochs: int = 40) -> int:
+    """A job that takes some seconds and makes a checkpoint after each epoch."""
+    return submit(conn, name, python_model(on_forward="time.sleep(0.005)"), epochs=epochs, batch_size=40)
+
+
+def has_checkpoint(conn: Connection, job: int) -> bool:
+    return value(conn, "SELECT count(*) FROM tensile.checkpoints WHERE job = %s AND meta IS NOT NULL", job) > 0
+
+
+def epochs_done(conn: Connection, job: int) -> int:
+    return value(conn, "SELECT coalesce(max(epoch), 0) FROM tensile.metrics WHERE job = %s", job)
+
+
+def test_a_terminated_worker_leaves_a_checkpoint_and_the_job_goes_on(
+    db: Connection, wait_until: Wait, job_row: Row
+) -> None:
+    job = resumable(db)
+    wait_until(lambda: epochs_done(db, job) >= 3)
+    first = worker_pid(db, job)
+    db.execute("SELECT pg_terminate_backend(%s)", (first,))
+    wait_until(lambda: worker_pid(db, job) not in (first, None), 10, "the next attempt")
+    epoch = value(db, "SELECT (meta ->> 'epoch')::int FROM tensile.checkpoints WHERE job = %s", job)
+    assert epoch >= 2
+    wait_until(lambda: state(db, job) == "finished", 60)
+    row = job_row(db, job)
+    assert (row["attempts"], row["retries"]) == (2, 0)
+    assert epochs_done(db, job) == 40
+
+
+def test_an_interrupted_job_ends_with_the_numbers_of_an_undisturbed_one(db: Connection, wait_until: Wait) -> None:
+    undisturbed, disturbed = resumable(db, "undisturbed", 12), resumable(db, "disturbed", 12)
+    wait_until(lambda: epochs_done(db, disturbed) >= 2)
+    db.execute("SELECT pg_terminate_backend(%s)", (worker_pid(db, disturbed),))
+    wait_until(lambda: state(db, undisturbed) == state(db, disturbed) == "finished", 60)
+    assert value(db, "SELECT attempts FROM tensile.jobs WHERE id = %s", disturbed) == 2
+    numbers = "SELECT epoch, split, samples, loss, accuracy, f1 FROM tensile.metrics WHERE job = %s ORDER BY 1, 2"
+    assert db.execute(numbers, (disturbed,)).fetchall() == db.execute(numbers, (undisturbed,)).fetchall()
+    weights = (
+        "SELECT data FROM tensile.model_weights w JOIN tensile.model_versions v ON v.id = w.version WHERE job = %s"
+    )
+    assert value(db, weights, disturbed) == value(db, weights, undisturbed)
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_job_goes_on_after_the_server_was_stopped(
+    fresh_cluster: Callable[..., Any], wait_until: Wait, mode: str
+) -> None:
+    cluster = fresh_cluster()
+    with cluster.connect() as db:
+        job = resumable(db)
+        wait_until(lambda: epochs_done(db, job) >= 3 and has_checkpoint(db, job))
+    started = time.monotonic()
+    cluster.stop(mode)
+    assert time.monotonic() - started < 5
+    wait_until(lambda: not cluster.processes(), 5, "the end of every process")
+    cluster.start()
+    with cluster.connect() as db:
+        wait_until(lambda: state(db, job) == "finished", 60)
+        attempts, retries, submitted = db.execute(
+            "SELECT attempts, retries, started_at < pg_postmaster_start_time() FROM tensile.jobs WHERE id = %s", (job,)
+        ).fetchone()
+        assert (attempts, retries, submitted) == (2, 0, True)
+        assert epochs_done(db, job) == 40
+
+
+def test_a_worker_terminated_while_it_loads(db: Connection, wait_until: Wait, job_row: Row) -> None:
+    """It runs the query and cannot listen: PostgreSQL ends it, and the controller sees to the job."""
+    job = submit(db, "m", MLP, query=SLOW_ROWS)
+    wait_until(lambda: phase(db, job) == "loading")
+    first, executor = worker_pid(db, job), executor_pid(db, job)
+    assert first is not None and executor is not None
+    db.execute("SELECT pg_terminate_backend(%s)", (first,))
+    wait_until(lambda: not alive(first) and not alive(executor), 3, "worker and executor end")
+    wait_until(lambda: worker_pid(db, job) not in (first, None), 10, "the next attempt")
+    assert (job_row(db, job)["attempts"], job_row(db, job)["retries"]) == (2, 1)
+
+
+def test_a_fast_stop_while_a_job_loads(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    cluster = fresh_cluster()
+    with cluster.connect() as db:
+        job = submit(db, "m", MLP, query=SLOW_ROWS)
+        wait_until(lambda: phase(db, job) == "loading")
+    started = time.monotonic()
+    cluster.stop("fast")
+    assert time.monotonic() - started < 5
+    cluster.start()
+    with cluster.connect() as db:
+        wait_until(lambda: phase(db, job) == "loading", 20, "the job starts again")
+
+
+def test_a_fast_stop_saves_what_no_checkpoint_had(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    """Stopped in the middle of its first epoch, without a checkpoint so far."""
+    cluster = fresh_cluster({"pg_tensile.checkpoint_interval": 0})
+    with cluster.connect() as db:
+        job = submit(db, "m", python_model(on_forward="time.sleep(0.01)"), epochs=1, batch_size=1)
+        wait_until(lambda: steps(db, job) >= 20)
+        assert not has_checkpoint(db, job)
+    cluster.stop("fast")
+    cluster.start()
+    with cluster.connect() as db:
+        wait_until(lambda: has_checkpoint(db, job) or state(db, job) == "finished")
+        assert value(db, "SELECT (meta ->> 'step')::int FROM tensile.checkpoints WHERE job = %s", job) >= 20
+        wait_until(lambda: state(db, job) == "finished", 60)
+
+
+def test_a_queued_job_survives_a_restart(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    cluster = fresh_cluster({"pg_tensile.max_jobs": 1})
+    with cluster.connect() as db:
+        blocker = submit(db, "blocker", MLP, epochs=FOREVER)
+        wait_until(lambda: state(db, blocker) == "running")
+        queued = submit(db, "queued", MLP, priority=9)
+    cluster.restart()
+    with cluster.connect() as db:
+        wait_until(lambda: state(db, queued) == "finished", 60)
+
+
+# -- errors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("query", "sqlstate", "message"),
+    [
+        pytest.param(
+            "SELECT 1.0 / (i - 300) AS a, i % 2 AS y FROM generate_series(1, 400) i", "22012", "zero", id="row"
+        ),
+        pytest.param("SELECT cos(i) AS a, i % 2 AS y FROM generate_series(1, 0) i", "22000", "no rows", id="no rows"),
+        pytest.param(
+            "SELECT cos(i) AS a, 'x' AS y FROM generate_series(1, 50) i", "22000", "only one value", id="one class"
+        ),
+        pytest.param(
+            "SELECT cos(i) AS a, NULL::text AS y FROM generate_series(1, 50) i", "22000", "null", id="all null"
+        ),
+    ],
+)
+def test_data_that_cannot_be_trained_on_fails_the_job_and_says_why(
+    db: Connection, wait_until: Wait, job_row: Row, query: str, sqlstate: str, message: str
+) -> None:
+    job = submit(db, "m", MLP, query=query, options={"task": "classification"})
+    wait_until(lambda: ended(db, job))
+    row = job_row(db, job)
+    assert (row["state"], row["attempts"]) == ("failed", 1)
+    assert row["sqlstate"] == sqlstate
+    assert message in row["error"]
+    assert row["hint"] or row["detail"]
+    wait_until(lambda: gone(db), 3)
+    with pytest.raises(psycopg.Error, match=message) as caught:
+        db.execute("SELECT wait_for_job(%s)", (job,))
+    assert caught.value.sqlstate == row["sqlstate"]
+
+
+def test_a_query_that_fails_at_a_row_names_the_row(db: Connection, wait_until: Wait, job_row: Row) -> None:
+    query = "SELECT 1.0 / (i - 300) AS a, i % 2 AS y FROM generate_series(1, 400) i"
+    job = submit(db, "m", MLP, query=query)
+    wait_until(lambda: ended(db, job))
+    assert "row 300" in job_row(db, job)["detail"]
+
+
+def test_a_model_that_raises_leaves_its_traceback(db: Connection, wait_until: Wait, job_row: Row) -> None:
+    job = submit(db, "m", python_model(on_forward="if step == 3: raise RuntimeError('enough of this')"))
+    wait_until(lambda: ended(db, job))
+    row = job_row(db, job)
+    assert (row["state"], row["attempts"]) == ("failed", 1)
+    assert "enough of this" in row["error"]
+    assert "in forward" in row["traceback"]
+
+
+def test_a_role_dropped_while_its_job_is_queued(
+    fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row
+) -> None:
+    cluster = fresh_cluster({"pg_tensile.max_jobs": 1})
+    with cluster.connect() as db:
+        blocker = submit(db, "blocker", MLP, epochs=FOREVER)
+        wait_until(lambda: state(db, blocker) == "running")
+        db.execute("CREATE ROLE leaver LOGIN")
+        with cluster.connect(user="leaver") as theirs:
+            register(theirs, "theirs")
+            job = submit(theirs, "theirs")
+        db.execute("DROP ROLE leaver")
+        db.execute("SELECT cancel_job(%s)", (blocker,))
+        wait_until(lambda: ended(db, job), 5)
+        row = job_row(db, job)
+        assert (row["state"], row["sqlstate"]) == ("failed", "42704")
+        assert 'role "leaver" was dropped' in row["error"]

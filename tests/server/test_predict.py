@@ -1,0 +1,593 @@
+"""predict, predict_class and predict_rows: what they answer, what they refuse, and what they survive.
+
+One cluster for the file, with small models trained once; predictions are checked against each other (every way to ask
+must give the same answer) and against what the data say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import errors
+from psycopg.types.json import Jsonb
+
+from tests.server.support import register, submit, value
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+FLIGHTS = """
+    CREATE TABLE flights AS
+    SELECT i AS id, (i % 24)::int2 AS hour, nullif(i % 700, 13)::int AS distance, (i % 100) / 10.0 AS wind,
+           i % 3 = 0 AS weekend, '2024-01-01'::timestamptz + i * interval '1 hour' AS departure,
+           (ARRAY['UA', 'AA', 'B6', 'DL'])[i % 4 + 1] AS carrier, ARRAY[i % 7, i % 5, i % 3] AS recent,
+           (i % 24) * 2.0 + (i % 100) / 10.0 AS delay,
+           CASE WHEN i % 24 > 12 THEN 'late' ELSE 'on time' END AS verdict,
+           i % 4 AS gate
+    FROM generate_series(1, 4000) i
+"""
+FEATURES = "hour, distance, wind, weekend, departure, carrier, recent"
+NUMBERS = "hour, distance, wind, weekend"
+MLP = {"type": "mlp", "hidden": [16]}
+CLASSIFY = {"task": "classification"}
+TRAINED = {  # name: features, target, options
+    "delay": (FEATURES, "delay", {}),
+    "numbers": (NUMBERS, "delay", {}),
+    "verdict": (FEATURES, "verdict", {}),
+    "carrier": (NUMBERS, "carrier", {}),
+    "gate": (f"{NUMBERS}, carrier", "gate", CLASSIFY),
+}
+
+
+@pytest.fixture(scope="module")
+def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
+    """A cluster whose models are trained."""
+    cluster = new_cluster()
+    try:
+        with cluster.connect() as conn:
+            conn.execute(FLIGHTS)
+            conn.execute("GRANT SELECT ON flights TO PUBLIC")
+            jobs = []
+            for name, (features, target, options) in TRAINED.items():
+                query = f"SELECT {features}, {target} FROM flights"
+                jobs.append(submit(conn, name, MLP, query=query, target=target, epochs=3, options=options, seed=1))
+            register(conn, "untrained", MLP)
+            for job in jobs:
+                assert value(conn, "SELECT wait_for_job(%s, '100 s')", job) == "finished"
+            value(conn, "SELECT predict('numbers', '{1,2,3,1}'::float8[])")  # starts the predictor
+        yield cluster
+    finally:
+        cluster.end()
+
+
+@pytest.fixture
+def conn(server: Any) -> Iterator[Connection]:
+    with server.connect() as connection:
+        connection.execute("SET pg_tensile.predict_timeout = '20 s'")
+        yield connection
+
+
+@pytest.fixture
+def role(conn: Connection) -> Iterator[str]:
+    """A role without any privileges, dropped at the end."""
+    name = f"stranger_{time.monotonic_ns()}"
+    conn.execute(f"CREATE ROLE {name} LOGIN")
+    yield name
+    conn.execute("RESET ROLE")
+    conn.execute(f"DROP OWNED BY {name}")
+    conn.execute(f"DROP ROLE {name}")
+
+
+def predictor_pid(server: Any) -> int:
+    pids = [pid for pid, command in server.processes().items() if "-m pyworker predictor" in command]
+    assert len(pids) == 1
+    return pids[0]
+
+
+def refusal(conn: Connection, sql: str, *parameters: Any) -> tuple[str | None, str, str]:
+    """SQLSTATE, message and hint."""
+    with pytest.raises(psycopg.Error) as caught:
+        conn.execute(sql, parameters)
+    diag = caught.value.diag
+    return diag.sqlstate, diag.message_primary or "", diag.message_hint or ""
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_way_to_ask_gives_the_same_answer(conn: Connection) -> None:
+    rows = conn.execute(f"""
+        SELECT predict('numbers', f), predict('numbers', ARRAY[s.hour, s.distance, s.wind, s.weekend::int]::float8[]),
+               predict('numbers', to_jsonb(s)), r.prediction
+        FROM flights f
+        CROSS JOIN LATERAL (SELECT {NUMBERS}) s
+        JOIN predict_rows('numbers', 'SELECT * FROM flights ORDER BY id') r ON r.row_number = f.id
+        WHERE id < 50
+    """).fetchall()
+    assert len(rows) == 49
+    for whole_row, array, jsonb, rows_prediction in rows:
+        assert whole_row == array == jsonb
+        assert rows_prediction == pytest.approx(whole_row, rel=1e-5)
+
+
+def test_every_kind_of_feature_goes_through_every_way(conn: Connection) -> None:
+    rows = conn.execute(f"""
+        SELECT predict('delay', f), predict('delay', to_jsonb(s)), r.prediction
+        FROM flights f
+        CROSS JOIN LATERAL (SELECT {FEATURES}) s
+        JOIN predict_rows('delay', 'SELECT * FROM flights ORDER BY id') r ON r.row_number = f.id
+        WHERE id % 100 = 13
+    """).fetchall()
+    assert len(rows) == 40
+    assert len({row[0] for row in rows}) == 40
+    for whole_row, jsonb, rows_prediction in rows:
+        assert jsonb == whole_row
+        assert rows_prediction == pytest.approx(whole_row, rel=1e-5)
+
+
+def test_the_model_learnt_what_the_data_say(conn: Connection) -> None:
+    query = "SELECT * FROM flights ORDER BY id"
+    correlation = value(
+        conn,
+        "SELECT corr(r.prediction, f.delay) FROM predict_rows('delay', %s) r JOIN flights f ON f.id = r.row_number",
+        query,
+    )
+    assert correlation > 0.9
+    share = value(
+        conn,
+        "SELECT avg((r.label = verdict)::int) FROM predict_rows('verdict', %s) r JOIN flights f ON f.id = r.row_number",
+        query,
+    )
+    assert share > 0.9
+
+
+def test_binary_predictions_are_probabilities_of_the_second_label(conn: Connection) -> None:
+    rows = conn.execute("""
+        SELECT predict('verdict', f), predict_class('verdict', f), r.*
+        FROM flights f JOIN predict_rows('verdict', 'SELECT * FROM flights ORDER BY id') r ON r.row_number = f.id
+        WHERE id < 100
+    """).fetchall()
+    for prediction, label, _, rows_prediction, rows_label, probability in rows:
+        assert label == rows_label == ("on time" if prediction > 0.5 else "late")
+        assert rows_prediction == pytest.approx(prediction, abs=1e-5)
+        assert probability == pytest.approx(max(prediction, 1 - prediction), abs=1e-5)
+
+
+def test_labels_that_are_numbers_are_predicted_as_numbers(conn: Connection) -> None:
+    rows = conn.execute("SELECT predict('gate', f), predict_class('gate', f) FROM flights f LIMIT 50").fetchall()
+    assert {str(int(prediction)) for prediction, _ in rows} <= {"0", "1", "2", "3"}
+    assert all(str(int(prediction)) == label for prediction, label in rows)
+
+
+def test_other_labels_need_predict_class(conn: Connection) -> None:
+    sqlstate, message, hint = refusal(conn, "SELECT predict('carrier', f) FROM flights f LIMIT 1")
+    assert (sqlstate, hint) == ("42804", "Use predict_class.")
+    assert "carrier" in message
+    assert value(conn, "SELECT predict_class('carrier', f) FROM flights f LIMIT 1") in {"UA", "AA", "B6", "DL"}
+    rows = conn.execute("SELECT * FROM predict_rows('carrier', 'SELECT * FROM flights LIMIT 3')").fetchall()
+    assert [row[:2] for row in rows] == [(1, None), (2, None), (3, None)]
+    assert all(0.25 <= row[3] <= 1 for row in rows)
+
+
+def test_a_regression_has_no_classes(conn: Connection) -> None:
+    sqlstate, _, hint = refusal(conn, "SELECT predict_class('delay', f) FROM flights f LIMIT 1")
+    assert (sqlstate, hint) == ("42804", "Use predict.")
+    row = conn.execute("SELECT * FROM predict_rows('delay', 'SELECT * FROM flights LIMIT 1')").fetchone()
+    assert row is not None
+    assert row[2:] == (None, None)
+
+
+def test_null_features_are_imputed_and_null_arguments_are_null(conn: Connection) -> None:
+    nothing = dict.fromkeys(FEATURES.split(", "))
+    assert math.isfinite(value(conn, "SELECT predict('delay', %s)", Jsonb(nothing)))
+    assert math.isfinite(value(conn, "SELECT predict('numbers', '{NULL,NULL,NULL,NULL}'::float8[])"))
+    assert value(conn, "SELECT predict('numbers', NULL::float8[])") is None
+    assert value(conn, "SELECT predict(NULL, '{1,2,3,1}'::float8[])") is None
+
+
+def test_categories_never_seen_are_counted(conn: Connection) -> None:
+    counted = "SELECT coalesce(sum(unknown_categories), 0), coalesce(sum(rows), 0) FROM tensile._predictions()"
+    before = conn.execute(counted).fetchone()
+    unseen = "SELECT 1 AS hour, 2 AS distance, 3 AS wind, true AS weekend, 'ZZ' AS carrier"
+    value(conn, f"SELECT predict('gate', x) FROM ({unseen}) x")
+    query = "SELECT hour, distance, wind, weekend, 'Q' || id % 2 AS carrier FROM flights LIMIT 10"
+    conn.execute("SELECT * FROM predict_rows('gate', %s)", (query,))
+    after = conn.execute(counted).fetchone()
+    assert before is not None
+    assert after is not None
+    assert (after[0] - before[0], after[1] - before[1]) == (11, 11)
+
+
+def test_features_come_from_anything_of_their_kind(conn: Connection) -> None:
+    answers = conn.execute("""
+        SELECT predict('delay', x) FROM (SELECT 5::int8 AS hour, 7.5::numeric AS distance, 2::float4 AS wind,
+            true AS weekend, '2024-01-05'::date AS departure, 'UA'::char(4) AS carrier,
+            '{1,2,3}'::numeric[] AS recent) x
+        UNION ALL
+        SELECT predict('delay', x) FROM (SELECT 5 AS hour, 7.5::float8 AS distance, 2 AS wind, 1 AS weekend,
+            '2024-01-05 00:00+00'::timestamptz AS departure, 'UA'::name AS carrier, '\\x010203'::bytea AS recent) x
+        UNION ALL
+        SELECT predict('delay', '{"hour": 5, "distance": 7.5, "wind": 2, "weekend": true,
+            "departure": "2024-01-05 01:00+01", "carrier": "UA", "recent": [[1], [2, 3]]}'::jsonb)
+    """).fetchall()
+    assert len(set(answers)) == 1
+
+
+# -- refusals --------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_feature_is_named_with_what_was_probably_meant(conn: Connection) -> None:
+    row = "SELECT predict('numbers', x) FROM (SELECT 1 AS hour, 2 AS distnace, 3 AS wind, true AS weekend) x"
+    assert refusal(conn, row) == ("42703", 'feature "distance" is missing', 'Did you mean "distnace"?')
+    query = "SELECT 1 AS hour, 2 AS distance, true AS weekend, 5 AS extra"
+    sqlstate, message, hint = refusal(conn, "SELECT * FROM predict_rows('numbers', %s)", query)
+    assert (sqlstate, message) == ("42703", 'feature "wind" is missing')
+    assert "every feature" in hint
+    twice = "SELECT 1 AS hour, 2 AS distance, 3 AS wind, 4 AS wind, true AS weekend"
+    assert refusal(conn, "SELECT * FROM predict_rows('numbers', %s)", twice)[0] == "42702"
+
+
+def test_jsonb_keys_must_be_the_features(conn: Connection) -> None:
+    ask = "SELECT predict('numbers', %s)"
+    good = {"hour": 1, "distance": 2, "wind": 3, "weekend": True}
+    assert refusal(conn, ask, Jsonb(good | {"windd": 1})) == (
+        "42703",
+        'the model has no feature "windd"',
+        'Did you mean "wind"?',
+    )
+    sqlstate, message, hint = refusal(conn, ask, Jsonb({"hour": 1, "distance": 2, "weekend": True}))
+    assert (sqlstate, message) == ("42703", 'feature "wind" is missing')
+    assert NUMBERS in hint
+    assert refusal(conn, ask, Jsonb([1, 2, 3, 4]))[0] == "42804"
+
+
+def test_an_array_must_have_every_feature_and_nothing_but_numbers(conn: Connection) -> None:
+    sqlstate, message, hint = refusal(conn, "SELECT predict('numbers', '{1,2,3}'::float8[])")
+    assert (sqlstate, message) == ("2202E", 'model "numbers" has 4 features, but the array has 3 elements')
+    assert NUMBERS in hint
+    sqlstate, message, _ = refusal(conn, "SELECT predict('gate', '{1,2,3,4,5}'::float8[])")
+    assert sqlstate == "42804"
+    assert "carrier" in message
+
+
+@pytest.mark.parametrize(
+    ("feature", "expression"),
+    [("hour", "'5'::text"), ("hour", "now()"), ("departure", "5"), ("carrier", "'{a}'::text[]"), ("recent", "5")],
+)
+def test_a_feature_of_another_kind_is_refused(conn: Connection, feature: str, expression: str) -> None:
+    columns = [f"{expression} AS {name}" if name == feature else name for name in FEATURES.split(", ")]
+    query = f"SELECT {', '.join(columns)} FROM flights LIMIT 1"
+    for ask in (f"SELECT predict('delay', x) FROM ({query}) x", f"SELECT * FROM predict_rows('delay', $${query}$$)"):
+        sqlstate, message, hint = refusal(conn, ask)
+        assert (sqlstate, feature in message, "cast" in hint) == ("42804", True, True)
+
+
+@pytest.mark.parametrize(
+    ("feature", "given"),
+    [("hour", "5"), ("departure", 5), ("departure", "soon"), ("recent", ["a"]), ("recent", [{}]), ("carrier", ["UA"])],
+)
+def test_a_json_value_of_another_kind_is_refused(conn: Connection, feature: str, given: Any) -> None:
+    features = dict.fromkeys(FEATURES.split(", ")) | {feature: given}
+    sqlstate, _, _ = refusal(conn, "SELECT predict('delay', %s)", Jsonb(features))
+    assert sqlstate in {"42804", "22007"}
+
+
+def test_arrays_of_another_length_are_refused_and_the_session_goes_on(conn: Connection) -> None:
+    ask = "SELECT predict('delay', %s)"
+    features = dict.fromkeys(FEATURES.split(", "))
+    sqlstate, message, hint = refusal(conn, ask, Jsonb(features | {"recent": [1, 2]}))
+    assert (sqlstate[:2] if sqlstate else "") in {"22", "38"}
+    assert "recent" in message
+    assert hint
+    assert math.isfinite(value(conn, ask, Jsonb(features | {"recent": [1, 2, 3]})))
+
+
+def test_models_that_cannot_predict(conn: Connection) -> None:
+    numbers = "'{1,2,3,4}'::float8[]"
+    sqlstate, message, hint = refusal(conn, f"SELECT predict('number', {numbers})")
+    assert (sqlstate, message, hint) == ("42704", 'model "number" does not exist', 'Did you mean "numbers"?')
+    sqlstate, _, hint = refusal(conn, f"SELECT predict('untrained', {numbers})")
+    assert sqlstate == "55000"
+    assert "train_model" in hint
+    assert refusal(conn, "SELECT * FROM predict_rows('nothing like it', 'SELECT 1')")[0] == "42704"
+
+
+def test_the_query_of_predict_rows_is_one_select_that_changes_nothing(conn: Connection) -> None:
+    ask = "SELECT * FROM predict_rows('numbers', %s)"
+    assert refusal(conn, ask, "DELETE FROM flights")[0] == "42601"
+    assert refusal(conn, ask, "SELECT 1; SELECT 2")[0] == "42601"
+    assert refusal(conn, ask, "WITH d AS (DELETE FROM flights RETURNING *) SELECT * FROM d")[0] == "25006"
+    assert refusal(conn, ask, "SELECT * FROM flights FOR UPDATE")[0] == "25006"
+    with pytest.raises(errors.SyntaxError) as caught:
+        conn.execute(ask, ("SELECT hour FRM flights",))
+    assert caught.value.diag.internal_query == "SELECT hour FRM flights"
+    assert caught.value.diag.internal_position == "17"
+    conn.execute("CREATE FUNCTION pg_temp.write() RETURNS int LANGUAGE sql AS 'DELETE FROM flights RETURNING 1'")
+    writing = "SELECT pg_temp.write() AS hour, 1 AS distance, 2 AS wind, true AS weekend"
+    assert refusal(conn, ask, writing)[0] == "25006"
+    assert value(conn, "SELECT count(*) FROM flights") == 4000
+    conn.execute("CREATE TEMP TABLE proof (x int)")
+    conn.execute("INSERT INTO proof VALUES (1)")  # the session itself may still write
+
+
+# -- predict_rows ----------------------------------------------------------------------------------------------------
+
+
+def test_many_rows_come_back_in_order(conn: Connection) -> None:
+    query = "SELECT f.*, n FROM flights f, generate_series(1, 12) n ORDER BY n, id"
+    rows = conn.execute("SELECT row_number, prediction FROM predict_rows('numbers', %s)", (query,)).fetchall()
+    assert [row[0] for row in rows] == list(range(1, 48_001))
+    assert [row[1] for row in rows[:4000]] == pytest.approx([row[1] for row in rows[44_000:]], rel=1e-5)
+    assert len({row[1] for row in rows}) > 1000
+
+
+def test_no_rows_are_no_rows(conn: Connection) -> None:
+    assert conn.execute("SELECT * FROM predict_rows('delay', 'SELECT * FROM flights WHERE false')").fetchall() == []
+
+
+def test_the_query_may_predict_itself(conn: Connection) -> None:
+    query = """
+        SELECT predict('numbers', f) AS hour, r.prediction AS distance, 1 AS wind, true AS weekend
+        FROM flights f JOIN predict_rows('numbers', 'SELECT * FROM flights ORDER BY id') r ON r.row_number = f.id
+    """
+    rows = conn.execute("SELECT prediction FROM predict_rows('numbers', %s)", (query,)).fetchall()
+    assert len(rows) == 4000
+
+
+def test_an_error_in_the_query_ends_only_that_call(conn: Connection) -> None:
+    query = "SELECT 1 / (20000 - i) AS hour, i AS distance, 1 AS wind, true AS weekend FROM generate_series(1, 30000) i"
+    for _ in range(3):
+        assert refusal(conn, "SELECT * FROM predict_rows('numbers', %s)", query)[0] == "22012"
+    assert math.isfinite(value(conn, "SELECT predict('numbers', f) FROM flights f LIMIT 1"))
+
+
+def test_it_sees_what_the_transaction_did_and_runs_as_the_caller(conn: Connection, role: str) -> None:
+    with conn.transaction(force_rollback=True):
+        conn.execute("UPDATE flights SET hour = 0")
+        hours = conn.execute("SELECT * FROM predict_rows('numbers', 'SELECT * FROM flights LIMIT 3')").fetchall()
+        assert len(hours) == 3
+    conn.execute("CREATE TABLE secret AS SELECT * FROM flights LIMIT 1")
+    conn.execute("SELECT grant_model('numbers', %s)", (role,))
+    conn.execute(f"SET ROLE {role}")
+    assert refusal(conn, "SELECT * FROM predict_rows('numbers', 'SELECT * FROM secret')")[0] == "42501"
+    conn.execute("RESET ROLE")
+    conn.execute("DROP TABLE secret")
+
+
+def test_sessions_do_not_get_each_others_answers(conn: Connection, server: Any) -> None:
+    ask = "SELECT predict('numbers', f) FROM flights f WHERE id BETWEEN %s AND %s ORDER BY id"
+    expected = [row[0] for row in conn.execute(ask, (1, 400)).fetchall()]
+    assert len(set(expected)) > 300
+
+    def session(number: int) -> list[float]:
+        first = 1 + 50 * number
+        with server.connect() as own:
+            own.execute("SET pg_tensile.predict_timeout = '20 s'")
+            rows = [row[0] for _ in range(5) for row in own.execute(ask, (first, first + 49)).fetchall()]
+        assert rows[:50] * 5 == rows
+        return rows[:50]
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = [answer for part in pool.map(session, range(8)) for answer in part]
+    assert answers == expected
+
+
+# -- privileges and versions -----------------------------------------------------------------------------------------
+
+
+def test_others_need_a_grant(conn: Connection, server: Any, role: str) -> None:
+    ask = "SELECT predict('numbers', '{1,2,3,1}'::float8[])"
+    with server.connect(user=role) as stranger:
+        sqlstate, _, hint = refusal(stranger, ask)
+        assert sqlstate == "42501"
+        assert "grant_model" in hint
+        assert refusal(stranger, "SELECT * FROM predict_rows('numbers', 'SELECT 1')")[0] == "42501"
+        assert refusal(stranger, "SELECT predict('numbrs', '{1}'::float8[])")[2] != 'Did you mean "numbers"?'
+        conn.execute("SELECT grant_model('numbers', %s, 'train')", (role,))
+        assert refusal(stranger, ask)[0] == "42501"
+        conn.execute("SELECT grant_model('numbers', %s)", (role,))
+        assert math.isfinite(value(stranger, ask))
+        conn.execute("SELECT revoke_model('numbers', %s)", (role,))
+        assert refusal(stranger, ask)[0] == "42501"
+        conn.execute("SELECT grant_model('numbers', 'public')")
+        assert math.isfinite(value(stranger, ask))
+        conn.execute("SELECT revoke_model('numbers', 'public')")
+        conn.execute("SELECT revoke_model('numbers', %s, 'train')", (role,))
+
+
+def test_a_grant_to_a_group_is_for_its_members(conn: Connection, role: str) -> None:
+    conn.execute(f"CREATE ROLE {role}_group")
+    conn.execute("SELECT grant_model('numbers', %s)", (f"{role}_group",))
+    ask = "SELECT predict('numbers', '{1,2,3,1}'::float8[])"
+    conn.execute(f"SET ROLE {role}")
+    assert refusal(conn, ask)[0] == "42501"
+    conn.execute("RESET ROLE")
+    conn.execute(f"GRANT {role}_group TO {role}")
+    conn.execute(f"SET ROLE {role}")
+    assert math.isfinite(value(conn, ask))
+    conn.execute("RESET ROLE")
+    conn.execute("SELECT revoke_model('numbers', %s)", (f"{role}_group",))
+    conn.execute(f"DROP ROLE {role}_group")
+
+
+def test_deploying_is_seen_at_once_by_this_transaction_and_at_commit_by_others(conn: Connection, server: Any) -> None:
+    ask = "SELECT predict('versions', '{1,2,3,1}'::float8[])"
+    query = f"SELECT {NUMBERS}, delay FROM flights"
+    job = submit(conn, "versions", MLP, query=query, target="delay", epochs=1)
+    value(conn, "SELECT wait_for_job(%s, '60 s')", job)
+    first = value(conn, ask)
+    job = submit(conn, "versions", query=query, target="delay", epochs=2, seed=7)
+    value(conn, "SELECT wait_for_job(%s, '60 s')", job)
+    second = value(conn, ask)
+    assert first != second
+    with server.connect() as other:
+        assert value(other, ask) == second
+        with conn.transaction():
+            conn.execute("SELECT deploy_model('versions', 1)")
+            assert value(conn, ask) == first
+            assert value(other, ask) == second
+            raise psycopg.Rollback
+        assert value(conn, ask) == value(other, ask) == second
+        with conn.transaction():
+            with conn.transaction(force_rollback=True):  # a savepoint
+                conn.execute("SELECT deploy_model('versions', 1)")
+                assert value(conn, ask) == first
+            assert value(conn, ask) == second
+        conn.execute("SELECT deploy_model('versions', 1)")
+        assert value(conn, ask) == value(other, ask) == first
+        other.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        value(other, "SELECT 1")
+        conn.execute("SELECT deploy_model('versions', 2)")
+        value(other, ask)
+        other.execute("COMMIT")
+        assert value(other, ask) == second
+    conn.execute("SELECT drop_model('versions')")
+    assert refusal(conn, ask)[0] == "42704"
+
+
+def test_a_call_notices_that_its_row_type_changed(conn: Connection) -> None:
+    conn.execute("CREATE TABLE changing AS SELECT * FROM flights LIMIT 1")
+    conn.execute("""
+        CREATE FUNCTION pg_temp.ask() RETURNS float8 LANGUAGE plpgsql AS
+        $$ DECLARE r changing; BEGIN SELECT * INTO r FROM changing; RETURN predict('numbers', r); END $$
+    """)
+    before = value(conn, "SELECT pg_temp.ask()")
+    conn.execute(
+        "ALTER TABLE changing DROP COLUMN id, ALTER COLUMN hour TYPE numeric, ADD COLUMN note text DEFAULT 'x'"
+    )
+    assert value(conn, "SELECT pg_temp.ask()") == before
+    conn.execute("ALTER TABLE changing DROP COLUMN wind")
+    assert refusal(conn, "SELECT pg_temp.ask()")[0] == "42703"
+    conn.execute("ALTER TABLE changing ADD COLUMN wind text DEFAULT '1'")
+    assert refusal(conn, "SELECT pg_temp.ask()")[0] == "42804"
+    conn.execute("DROP TABLE changing")
+
+
+def test_it_works_beside_parallel_workers(conn: Connection) -> None:
+    conn.execute("SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0")
+    conn.execute(
+        "SET debug_parallel_query = on" if conn.info.server_version >= 160000 else "SET force_parallel_mode = on"
+    )
+    query = "SELECT sum(predict('numbers', f)) FROM flights f WHERE hour > 3"
+    plan = "\n".join(row[0] for row in conn.execute(f"EXPLAIN {query}").fetchall())
+    assert "Gather" in plan
+    parallel = value(conn, query)  # the first call in a session: the model is looked up in parallel mode
+    conn.execute("RESET ALL")
+    assert value(conn, query) == pytest.approx(parallel)
+
+
+# -- what goes wrong on the way --------------------------------------------------------------------------------------
+
+ASK = "SELECT predict('numbers', f) FROM flights f WHERE id = %s"
+
+
+def test_a_predictor_that_died_while_idle_is_replaced_without_a_word(
+    conn: Connection, server: Any, wait_until: Callable[..., Any]
+) -> None:
+    server.expect("predictor was killed by signal 9")
+    before = value(conn, ASK, 7)
+    pid = predictor_pid(server)
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: pid not in server.processes(), 10, "the predictor's end")
+    assert value(conn, ASK, 7) == before
+    assert predictor_pid(server) != pid
+
+
+def test_a_predictor_that_dies_in_the_middle_is_an_error_and_then_replaced(conn: Connection, server: Any) -> None:
+    server.expect("predictor was killed by signal 9")
+    before = value(conn, ASK, 7)
+    pid = predictor_pid(server)
+    os.kill(pid, signal.SIGSTOP)
+    killer = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
+    killer.start()
+    sqlstate, message, hint = refusal(conn, ASK, 7)
+    killer.join()
+    assert (sqlstate, message) == ("08006", "the predictor went away")
+    assert "Try again" in hint
+    assert value(conn, ASK, 7) == before
+
+
+def test_a_predictor_that_hangs_runs_into_the_time_out(conn: Connection, server: Any) -> None:
+    one, two = value(conn, ASK, 1), value(conn, ASK, 2)
+    assert one != two
+    pid = predictor_pid(server)
+    conn.execute("SET pg_tensile.predict_timeout = '300 ms'")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        started = time.monotonic()
+        sqlstate, message, _ = refusal(conn, ASK, 1)
+        assert sqlstate == "57014"
+        assert "pg_tensile.predict_timeout" in message
+        assert 0.25 < time.monotonic() - started < 2
+        assert refusal(conn, "SELECT * FROM predict_rows('numbers', 'SELECT * FROM flights')")[0] == "57014"
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    conn.execute("SET pg_tensile.predict_timeout = '20 s'")
+    assert value(conn, ASK, 2) == two  # not the late answer to the request that timed out
+    assert predictor_pid(server) == pid
+
+
+def test_cancel_works_while_waiting_and_leaves_the_session_usable(conn: Connection, server: Any) -> None:
+    two = value(conn, ASK, 2)
+    pid = predictor_pid(server)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for ask in (ASK.replace("%s", "1"), "SELECT * FROM predict_rows('numbers', 'SELECT * FROM flights')"):
+            canceller = threading.Timer(0.3, conn.cancel)
+            canceller.start()
+            sqlstate, message, _ = refusal(conn, ask)
+            canceller.join()
+            assert (sqlstate, message) == ("57014", "canceling statement due to user request")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert value(conn, ASK, 2) == two
+
+
+def test_an_error_caught_in_a_subtransaction_leaves_no_answer_behind(conn: Connection, server: Any) -> None:
+    one, two = value(conn, ASK, 1), value(conn, ASK, 2)
+    pid = predictor_pid(server)
+    conn.execute("""
+        CREATE FUNCTION pg_temp.ask_twice() RETURNS float8 LANGUAGE plpgsql AS $$
+        BEGIN
+            BEGIN
+                PERFORM set_config('pg_tensile.predict_timeout', '200ms', true);
+                PERFORM predict('numbers', f) FROM flights f WHERE id = 1;
+            EXCEPTION WHEN query_canceled THEN
+                PERFORM set_config('pg_tensile.predict_timeout', '20s', true);
+                PERFORM pg_sleep(1);
+                RETURN predict('numbers', f) FROM flights f WHERE id = 2;
+            END;
+            RETURN NULL;
+        END $$
+    """)
+    os.kill(pid, signal.SIGSTOP)
+    waker = threading.Timer(0.7, os.kill, (pid, signal.SIGCONT))
+    waker.start()
+    answer = value(conn, "SELECT pg_temp.ask_twice()")
+    waker.join()
+    assert answer == two != one
+
+
+def test_a_session_leaves_no_open_files_behind(conn: Connection, server: Any) -> None:
+    backend = conn.info.backend_pid
+
+    def sockets() -> int:
+        return sum(
+            os.readlink(f"/proc/{backend}/fd/{fd}").startswith("socket") for fd in os.listdir(f"/proc/{backend}/fd")
+        )
+
+    value(conn, ASK, 1)
+    before = sockets()
+    for query in ("SELECT * FROM flights", "SELECT 1 / (id - 3000) AS hour, distance, wind, weekend FROM flights") * 3:
+        with contextlib.suppress(errors.DivisionByZero):
+            conn.execute("SELECT count(*) FROM predict_rows('numbers', %s)", (query,))
+    assert sockets() == before

@@ -1,0 +1,115 @@
+"""The house: versions agree, dependencies point one way, what is installed can be read, documents list what exists."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SUPERVISORS = ["controller", "scheduler", "worker", "inference"]
+PLANNING = [
+    *("trace", "trace_bytes", "plan", "steps", "items", "problems", "sequence", "peak", "profile", "link", "simulator"),
+    *("policies", "latency"),
+]
+
+
+def make(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
+    """Runs make without the flags of a make that may have started the tests."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
+    command = ["make", "-C", str(REPOSITORY), "--no-print-directory", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, **options)
+
+
+def imports(path: Path) -> set[str]:
+    """Full names of the modules that a file imports anywhere."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_versions_agree():
+    version = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["version"]
+    assert f"default_version = '{version}'" in (REPOSITORY / "pg_tensile.control").read_text()
+    assert (REPOSITORY / "sql" / f"pg_tensile--{version}.sql").exists()
+    assert f"## {version}" in (REPOSITORY / "CHANGELOG.md").read_text()
+    assert f'"{version}"' in (REPOSITORY / "pyworker" / "version.py").read_text()
+    assert f'__version__ = "{version}"' in (REPOSITORY / "pg_tensile" / "__init__.py").read_text()
+
+
+@pytest.mark.parametrize("path", sorted((REPOSITORY / "pg_tensile").rglob("*.py")), ids=lambda path: path.stem)
+def test_library_does_not_know_the_server(path):
+    server_side = {name for name in imports(path) if name.split(".")[0] in {"pyworker", "psycopg", "plpy"}}
+    assert not server_side
+
+
+def test_planning_does_not_import_torch():
+    for name in PLANNING:
+        for path in [REPOSITORY / "pg_tensile" / f"{name}.py", *(REPOSITORY / "pg_tensile" / name).glob("*.py")]:
+            if path.exists():
+                assert not {module for module in imports(path) if module.split(".")[0] == "torch"}, path
+
+
+@pytest.mark.parametrize("name", SUPERVISORS)
+def test_supervisors_need_the_standard_library_only(name):
+    """Imported by the system's Python without site-packages, as PL/Python may have none."""
+    program = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); import pyworker.{name}; print(*sys.modules)"
+    done = subprocess.run(["/usr/bin/python3", "-I", "-S", "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not {"torch", "numpy", "pg_tensile"} & set(done.stdout.split())
+
+
+def test_every_setting_is_documented():
+    defined = set(re.findall(r'"(pg_tensile\.[a-z_]+)",\n', (REPOSITORY / "pg_tensile/csrc/guc.c").read_text()))
+    assert len(defined) >= 10
+    for document in ("README.md", "docs/internals.md"):
+        described = set(re.findall(r"^\| `(pg_tensile\.[a-z_]+)`", (REPOSITORY / document).read_text(), re.MULTILINE))
+        assert described == defined, document
+
+
+def test_make_tells_what_is_missing_without_the_servers_headers():
+    done = make("all", "PG_CONFIG=/nonexistent/pg_config")
+    assert done.returncode != 0
+    assert "PostgreSQL's server headers are missing" in done.stderr
+    assert make("help", "PG_CONFIG=/nonexistent/pg_config").returncode == 0
+
+
+def test_tests_that_need_a_gpu_are_not_collected_without_one_and_their_target_says_so(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = make("test-cuda", f"PYTHON={sys.executable}")
+    assert done.returncode != 0
+    assert "PyTorch sees no CUDA device" in done.stderr
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "--confcutdir=tests/cuda", "tests/cuda"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY)
+    assert "no tests collected" in done.stdout
+
+
+def test_install_is_readable_and_has_python_only(tmp_path):
+    done = make("install", f"DESTDIR={tmp_path}", umask=0o077)
+    assert done.returncode == 0, done.stderr
+    (python,) = tmp_path.rglob("pg_tensile/python")
+    installed = {str(path.relative_to(python)) for path in python.rglob("*") if path.is_file()}
+    assert {"pyworker/wire.py", "pg_tensile/__init__.py"} <= installed
+    assert {Path(name).suffix for name in installed} <= {".py", ".pyc"}
+    for path in (python.parent, *python.parent.rglob("*")):
+        assert path.stat().st_mode & 0o004, f"{path} cannot be read by the server's user"
+
+
+def test_setup_does_nothing_the_second_time():
+    done = subprocess.run([REPOSITORY / "scripts" / "setup.sh"], capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_tests_run_in_the_venv_of_the_system_python():
+    assert Path(sys.prefix).resolve() == (REPOSITORY / ".venv").resolve()
+    assert "home = /usr/bin\n" in (Path(sys.prefix) / "pyvenv.cfg").read_text()

@@ -1,0 +1,349 @@
+"""Runs: order of batches, metrics, early stopping, resuming to the bit, and what stops them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sk
+from torch import nn
+
+from pg_tensile import batches, checkpoint, models, training
+from pg_tensile.batches import Batches
+from pg_tensile.checkpoint import Checkpoint
+from pg_tensile.dataset import Table
+from pg_tensile.errors import ArchitectureError, DataError, NotFiniteError, TrainingError
+from pg_tensile.metrics import MetricSums
+from pg_tensile.preprocessing import Features, Task
+from pg_tensile.training import EarlyStopping, EpochMetrics, Progress, Settings, StopTraining, Trainer, check_batch_size
+from tests.unit.rows import Prepared, Rows, every_type
+
+CPU = torch.device("cpu")
+MLP = {"type": "mlp", "hidden": [16], "dropout": 0.2, "norm": "batch", "embedding": 4}
+
+
+class Recorder:
+    """An observer that keeps everything, and stops the run before a step if told to."""
+
+    def __init__(self, stop_after: int | None = None, save: bool = True) -> None:
+        self.progresses: list[Progress] = []
+        self.epochs: list[EpochMetrics] = []
+        self.checkpoints: list[tuple[bytes, dict[str, Any]]] = []
+        self._polls = itertools.count(1)
+        self._stop_after = stop_after
+        self._save = save
+
+    def progress(self, progress: Progress) -> None:
+        self.progresses.append(progress)
+
+    def metrics(self, metrics: EpochMetrics) -> None:
+        self.epochs.append(metrics)
+
+    def checkpoint(self, state: Checkpoint) -> None:
+        self.checkpoints.append((state.to_bytes(), state.meta))
+
+    def poll(self) -> None:
+        if next(self._polls) == self._stop_after:
+            raise StopTraining(self._save)
+
+    def without_seconds(self) -> list[EpochMetrics]:
+        return [epoch._replace(seconds=0.0) for epoch in self.epochs]
+
+
+def trainer(
+    prepared: Prepared, observer: Recorder, architecture: dict[str, Any] = MLP, **settings: Any
+) -> tuple[Trainer, nn.Module]:
+    chosen = Settings(**{"epochs": 3, "batch_size": 32, "seed": 5, **settings})
+    checkpoint.seed_generators(chosen.seed)
+    preprocessing = prepared.fitted.preprocessing
+    model = models.build(models.parse(architecture), preprocessing.model_inputs, preprocessing.outputs)
+    identity = {"architecture": architecture}
+    return Trainer(chosen, model, prepared.dataset, preprocessing, CPU, observer, identity), model
+
+
+def weights(model: nn.Module) -> bytes:
+    return checkpoint.to_bytes(checkpoint.model_tensors(model))
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
+    return every_type(400).prepare()
+
+
+# ---- batches ----
+
+
+def table(rows: int, width: int = 1) -> Table:
+    numbers = np.arange(rows, dtype=np.float32)
+    return Table(Features(np.repeat(numbers[:, None], width, 1), np.empty((rows, 0), np.int64), ()), numbers)
+
+
+@pytest.mark.parametrize("read_ahead", [False, True])
+@pytest.mark.parametrize(("rows", "size"), [(1, 1), (10, 3), (10, 10), (1000, 7), (1000, 64), (1001, 1000), (5000, 13)])
+def test_an_epoch_has_every_row_once_and_starts_anywhere(
+    rows: int, size: int, read_ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "WINDOW_BYTES", 2000)  # many windows
+    monkeypatch.setattr(batches, "BLOCK_BYTES", 300)
+    made = Batches(table(rows, 3), size, 1, CPU, read_ahead)
+    order = [batch.target.tolist() for batch in made.epoch(0)]
+    assert sorted(itertools.chain(*order)) == list(range(rows))
+    assert len(order) == made.steps
+    assert [len(batch) for batch in order[:-1]] == [size] * (len(order) - 1)
+    assert rows == 1 or len(order[-1]) > 1 or size == 1  # a last row alone joins the batch before
+    for first in {0, 1, len(order) // 2, len(order) - 1, len(order)}:
+        assert [batch.target.tolist() for batch in made.epoch(0, first)] == order[first:]
+    if rows > 10:
+        assert [batch.target.tolist() for batch in made.epoch(1)] != order
+        other = Batches(table(rows, 3), size, 2, CPU, read_ahead)
+        assert [batch.target.tolist() for batch in other.epoch(0)] != order
+
+
+def test_order_does_not_touch_the_global_generators() -> None:
+    before = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[index]
+    list(Batches(table(100), 10, 1, CPU, False).epoch(0))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert (before[1] == np.random.get_state()[1]).all()  # type: ignore[index]
+
+
+# ---- metrics ----
+
+
+@pytest.mark.parametrize("labels", [2, 5])
+def test_classification_metrics_are_scikit_learns(labels: int) -> None:
+    rng = np.random.default_rng(labels)
+    actual = rng.integers(0, labels - (labels > 2), 500)  # one label never occurs
+    outputs = rng.normal(size=(500, labels if labels > 2 else 1)).astype(np.float32)
+    outputs[:, -1] -= 100 * (labels > 2)  # nor is predicted
+    task = Task.BINARY if labels == 2 else Task.MULTICLASS
+    sums = MetricSums(task, labels, 1.0)
+    for start in range(0, 500, 77):
+        sums.add(outputs[start : start + 77], actual[start : start + 77])
+    result = sums.result(500, 250.0)
+    predicted = (outputs[:, 0] > 0).astype(int) if labels == 2 else outputs.argmax(1)
+    assert result.loss == 0.5 and result.samples == 500
+    assert result.accuracy == pytest.approx(sk.accuracy_score(actual, predicted))
+    average = "binary" if labels == 2 else "macro"
+    assert result.f1 == pytest.approx(sk.f1_score(actual, predicted, average=average))
+    assert result.rmse is None and result.r2 is None
+
+
+def test_regression_metrics_are_scikit_learns_in_the_targets_unit() -> None:
+    rng = np.random.default_rng(3)
+    actual = rng.normal(size=300).astype(np.float32)
+    outputs = (actual[:, None] + rng.normal(size=(300, 1)) / 2).astype(np.float32)
+    sums = MetricSums(Task.REGRESSION, 0, 20.0)
+    for start in range(0, 300, 100):
+        sums.add(outputs[start : start + 100], actual[start : start + 100])
+    result = sums.result(300, 30.0)
+    mean = 7.0
+    assert result.rmse == pytest.approx(
+        sk.root_mean_squared_error(actual * 20 + mean, outputs[:, 0] * 20 + mean), rel=1e-5
+    )
+    assert result.r2 == pytest.approx(sk.r2_score(actual, outputs[:, 0]), rel=1e-5)
+    assert result.accuracy is None and result.f1 is None
+
+
+def test_no_spread_has_no_r2() -> None:
+    sums = MetricSums(Task.REGRESSION, 0, 1.0)
+    sums.add(np.ones((4, 1), np.float32), np.full(4, 2.0, np.float32))
+    assert sums.result(4, 1.0).r2 is None
+
+
+def test_validation_metrics_are_those_of_the_final_model(prepared: Prepared) -> None:
+    recorder = Recorder()
+    run, model = trainer(prepared, recorder)
+    outcome = run.run()
+    validation = prepared.dataset.validation
+    model.eval()
+    with torch.no_grad():
+        logits = model(Features.from_flat([torch.from_numpy(array) for array in validation.features.flat()]))[:, 0]
+    last = recorder.epochs[-1]
+    assert (last.epoch, last.split, last.metrics.samples) == (3, "validation", validation.rows)
+    assert last.metrics.accuracy == pytest.approx(((logits > 0).numpy() == validation.target).mean())
+    target = torch.from_numpy(validation.target)
+    assert last.metrics.loss == pytest.approx(
+        nn.functional.binary_cross_entropy_with_logits(logits, target).item(), rel=1e-5
+    )
+    assert outcome.metrics["epoch"] == 3 and outcome.metrics["validation"]["loss"] == last.metrics.loss
+    assert [(epoch.epoch, epoch.split) for epoch in recorder.epochs] == [
+        (number, split) for number in (1, 2, 3) for split in ("training", "validation")
+    ]
+
+
+# ---- resuming ----
+
+
+def uninterrupted(prepared: Prepared, **settings: Any) -> tuple[bytes, list[EpochMetrics]]:
+    recorder = Recorder()
+    run, model = trainer(prepared, recorder, **settings)
+    assert not run.run().stopped
+    return weights(model), recorder.without_seconds()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("stop_after", [1, 5, 10, 11, 12, 25, 33])
+def test_a_run_resumed_anywhere_ends_with_the_same_bits(prepared: Prepared, optimizer: str, stop_after: int) -> None:
+    options: dict[str, Any] = {"optimizer": optimizer, "clip": 1.0, "early_stopping": EarlyStopping(9)}
+    options |= {"momentum": 0.9} if optimizer == "sgd" else {"weight_decay": 0.1}
+    expected, expected_metrics = uninterrupted(prepared, **options)
+    first = Recorder(stop_after)
+    assert trainer(prepared, first, **options)[0].run().stopped
+    second = Recorder()
+    run, model = trainer(prepared, second, **options)
+    np.random.seed(99)
+    torch.manual_seed(99)
+    assert run.resume(Checkpoint.from_bytes(*first.checkpoints[-1])) is None
+    assert not run.run().stopped
+    assert weights(model) == expected
+    assert first.without_seconds() + second.without_seconds() == expected_metrics
+
+
+def test_checkpoints_during_the_epochs_change_nothing(prepared: Prepared) -> None:
+    recorder = Recorder()
+    run, model = trainer(prepared, recorder, checkpoint_interval_s=1e-9)
+    run.run()
+    assert len(recorder.checkpoints) > 30
+    assert weights(model) == uninterrupted(prepared)[0]
+    for data, meta in recorder.checkpoints[:: len(recorder.checkpoints) // 5]:
+        again, other = trainer(prepared, Recorder())
+        again.resume(Checkpoint.from_bytes(data, meta))
+        again.run()
+        assert weights(other) == weights(model)
+
+
+def test_a_run_stopped_without_a_checkpoint_makes_none(prepared: Prepared) -> None:
+    recorder = Recorder(stop_after=3, save=False)
+    assert trainer(prepared, recorder)[0].run().stopped
+    assert recorder.checkpoints == []
+
+
+def test_other_data_or_another_model_start_over_and_say_so(prepared: Prepared) -> None:
+    recorder = Recorder(stop_after=5)
+    trainer(prepared, recorder)[0].run()
+    data, meta = recorder.checkpoints[-1]
+    for change, reason in (({"fingerprint": "17:ff"}, "the data changed"), ({"identity": {}}, "the architecture or")):
+        run, model = trainer(prepared, Recorder())
+        before = weights(model)
+        assert str(run.resume(Checkpoint.from_bytes(data, meta | change))).startswith(reason)
+        assert weights(model) == before
+        run.run()
+        assert weights(model) == uninterrupted(prepared)[0]
+
+
+def test_spooled_data_trains_to_the_same_bits(tmp_path: Any) -> None:
+    rows = every_type(400)
+    in_memory = uninterrupted(rows.prepare())
+    rows.cache_bytes, rows.spool_directory = 10_000, str(tmp_path)
+    spooled = rows.prepare()
+    assert spooled.dataset.spooled
+    assert uninterrupted(spooled) == in_memory
+
+
+# ---- how runs end ----
+
+
+def noise(count: int) -> Prepared:
+    rng = np.random.default_rng(0)
+    columns = {name: ("float8", rng.normal(size=count).tolist()) for name in ("a", "b", "y")}
+    return Rows(columns).prepare(validation=0.5)
+
+
+def test_early_stopping_returns_the_best_model() -> None:
+    recorder = Recorder()
+    options: dict[str, Any] = {"epochs": 200, "learning_rate": 0.05, "early_stopping": EarlyStopping(3, 0.0)}
+    run, model = trainer(noise(64), recorder, {"type": "mlp", "hidden": [64]}, **options)
+    outcome = run.run()
+    losses = [epoch.metrics.loss or math.nan for epoch in recorder.epochs if epoch.split == "validation"]
+    best = int(np.argmin(losses))
+    assert len(losses) == best + 1 + 3 < 200
+    assert outcome.metrics["epoch"] == best + 1 and outcome.metrics["validation"]["loss"] == losses[best]
+    short = Recorder()
+    again, shorter = trainer(noise(64), short, {"type": "mlp", "hidden": [64]}, **(options | {"epochs": best + 1}))
+    again.run()
+    assert weights(shorter) == weights(model)
+
+
+def test_min_delta_counts_only_real_improvements(prepared: Prepared) -> None:
+    recorder = Recorder()
+    run, _ = trainer(prepared, recorder, epochs=50, learning_rate=1e-6, early_stopping=EarlyStopping(2, 0.5))
+    assert run.run().metrics["epoch"] == 1
+    assert max(epoch.epoch for epoch in recorder.epochs) == 3
+
+
+def test_without_validation_the_training_loss_decides() -> None:
+    recorder = Recorder()
+    prepared = every_type(100).prepare(validation=0.0)
+    run, _ = trainer(prepared, recorder, early_stopping=EarlyStopping(2), epochs=2)
+    assert run.run().metrics["validation"] is None
+    assert {epoch.split for epoch in recorder.epochs} == {"training"}
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_a_loss_that_is_not_finite_stops_at_that_step(prepared: Prepared) -> None:
+    recorder = Recorder()
+    architecture = {"type": "mlp", "hidden": []}
+    run, _ = trainer(prepared, recorder, architecture, learning_rate=1e38, optimizer="sgd", checkpoint_interval_s=1e-9)
+    with pytest.raises(NotFiniteError, match="at step") as error:
+        run.run()
+    assert error.value.hint and error.value.step is not None
+    for data, _ in recorder.checkpoints:  # only good ones
+        assert all(torch.isfinite(t).all() for t in Checkpoint.from_bytes(data, {}).get("model").values())
+
+
+def test_a_nan_loss_names_its_step(prepared: Prepared) -> None:
+    recorder = Recorder(stop_after=None)
+    run, model = trainer(prepared, recorder)
+    steps = itertools.count(1)
+    model.register_forward_hook(lambda module, args, out: out * math.nan if next(steps) == 4 else out)
+    with pytest.raises(NotFiniteError, match="the loss became nan at step 4") as error:
+        run.run()
+    assert error.value.step == 4
+
+
+def test_batches_larger_than_the_data_are_an_error(prepared: Prepared) -> None:
+    rows = prepared.fitted.training_rows
+    check_batch_size(rows, prepared.fitted)
+    with pytest.raises(DataError, match=f"batch_size is {rows + 1}, but there are only {rows} rows") as error:
+        check_batch_size(rows + 1, prepared.fitted)
+    assert f"at most {rows}" in str(error.value.hint)
+
+
+def test_batch_normalisation_survives_a_last_row_and_refuses_single_ones() -> None:
+    prepared = every_type(97).prepare(validation=0.0)
+    outcome = trainer(prepared, Recorder(), batch_size=32)[0].run()  # 97 = 3 × 32 + 1
+    assert outcome.metrics["training"]["samples"] == 97
+    with pytest.raises(TrainingError, match="batches of one row") as error:
+        trainer(prepared, Recorder(), batch_size=1)
+    assert error.value.hint
+
+
+def test_models_without_parameters_are_refused(prepared: Prepared) -> None:
+    with pytest.raises(ArchitectureError, match="no parameters to train"):
+        Trainer(Settings(1, 2), nn.Identity(), prepared.dataset, prepared.fitted.preprocessing, CPU, Recorder())
+
+
+def test_progress_comes_often_enough(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "REPORT_INTERVAL_S", 0.0)
+    recorder = Recorder()
+    run, _ = trainer(prepared, recorder, epochs=2)
+    run.run()
+    steps = [(p.epoch, p.step) for p in recorder.progresses if p.phase == "training"]
+    count = recorder.progresses[0].steps
+    assert steps == [(epoch, step) for epoch in (1, 2) for step in range(count + 1)]
+    assert {p.epoch for p in recorder.progresses if p.phase == "validating"} == {1, 2}
+    assert all(p.samples_per_s is None or p.samples_per_s > 0 for p in recorder.progresses)
+    assert all(p.step == 0 if p.loss is None else math.isfinite(p.loss) for p in recorder.progresses)
+
+
+def test_a_change_of_phase_is_reported_at_once(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "REPORT_INTERVAL_S", 3600.0)
+    recorder = Recorder()
+    run, _ = trainer(prepared, recorder, epochs=2)
+    run.run()
+    phases = [(p.epoch, p.phase) for p in recorder.progresses]
+    assert phases == [(1, "training"), (1, "validating"), (2, "training"), (2, "validating")]
