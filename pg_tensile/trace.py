@@ -9,7 +9,7 @@ without a Python loop over operators; `operators` and `tensors` show it row by r
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from functools import cached_property
@@ -183,11 +183,38 @@ class Trace:
 
     @property
     def operators(self) -> Sequence[Operator]:
-        return OperatorView(self)
+        return View(self.operator, self.operator_count)
 
     @property
     def tensors(self) -> Sequence[Tensor]:
-        return TensorView(self)
+        return View(self.tensor, self.tensor_count)
+
+    def operator(self, index: int) -> Operator:
+        span = slice(*self.access_start[index : index + 2].tolist())
+        accesses = zip(self.access_tensor[span].tolist(), map(Mode, self.access_mode[span].tolist()), strict=True)
+        return Operator(
+            target=self.target[index],
+            phase=Phase(self.phase[index]),
+            accesses=tuple(Access(tensor, mode) for tensor, mode in accesses),
+            random=bool(self.random[index]),
+            flops=int(self.flops[index]),
+            bytes=int(self.operator_bytes[index]),
+            latency_us=float(self.latency_us[index]),
+            workspace_bytes=int(self.workspace_bytes[index]),
+            signature=self.signature[index],
+            module=self.module[index],
+            source=self.source[index],
+        )
+
+    def tensor(self, index: int) -> Tensor:
+        span = slice(*self.shape_start[index : index + 2].tolist())
+        return Tensor(
+            bytes=int(self.tensor_bytes[index]),
+            kind=Kind(self.tensor_kind[index]),
+            name=self.tensor_name[index],
+            dtype=self.tensor_dtype[index],
+            shape=tuple(self.shape_sizes[span].tolist()),
+        )
 
     @property
     def operator_count(self) -> int:
@@ -320,66 +347,23 @@ Row = TypeVar("Row")
 class View(Sequence[Row]):
     """Rows of a trace, made when asked for."""
 
-    def __init__(self, trace: Trace, rows: range) -> None:
-        self.trace = trace
-        self.rows = rows
+    def __init__(self, row: Callable[[int], Row], count: int) -> None:
+        self._row = row
+        self._count = count
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return self._count
 
     @overload
     def __getitem__(self, index: int) -> Row: ...
     @overload
     def __getitem__(self, index: slice) -> Sequence[Row]: ...
     def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
-        if isinstance(index, slice):
-            return [self.row(place) for place in self.rows[index]]
-        return self.row(self.rows[index])
+        rows = range(self._count)[index]
+        return [self._row(place) for place in rows] if isinstance(rows, range) else self._row(rows)
 
     def __iter__(self) -> Iterator[Row]:
-        return map(self.row, self.rows)
-
-    def row(self, index: int) -> Row:
-        raise NotImplementedError
-
-
-class OperatorView(View[Operator]):
-    def __init__(self, trace: Trace) -> None:
-        super().__init__(trace, range(trace.operator_count))
-
-    def row(self, index: int) -> Operator:
-        trace = self.trace
-        span = slice(*trace.access_start[index : index + 2].tolist())
-        accesses = zip(trace.access_tensor[span].tolist(), map(Mode, trace.access_mode[span].tolist()), strict=True)
-        return Operator(
-            target=trace.target[index],
-            phase=Phase(trace.phase[index]),
-            accesses=tuple(Access(tensor, mode) for tensor, mode in accesses),
-            random=bool(trace.random[index]),
-            flops=int(trace.flops[index]),
-            bytes=int(trace.operator_bytes[index]),
-            latency_us=float(trace.latency_us[index]),
-            workspace_bytes=int(trace.workspace_bytes[index]),
-            signature=trace.signature[index],
-            module=trace.module[index],
-            source=trace.source[index],
-        )
-
-
-class TensorView(View[Tensor]):
-    def __init__(self, trace: Trace) -> None:
-        super().__init__(trace, range(trace.tensor_count))
-
-    def row(self, index: int) -> Tensor:
-        trace = self.trace
-        span = slice(*trace.shape_start[index : index + 2].tolist())
-        return Tensor(
-            bytes=int(trace.tensor_bytes[index]),
-            kind=Kind(trace.tensor_kind[index]),
-            name=trace.tensor_name[index],
-            dtype=trace.tensor_dtype[index],
-            shape=tuple(trace.shape_sizes[span].tolist()),
-        )
+        return map(self._row, range(self._count))
 
 
 def _frozen(array: NDArray[Any]) -> NDArray[Any]:

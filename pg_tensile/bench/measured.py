@@ -2,9 +2,9 @@
 
 First vanilla runs alone: its operators' latencies and workspaces are what the policies plan with, and on the host its
 step time sets the link. Then come the rounds, in each of which everybody takes a turn, from the same weights and with
-the same data. Everybody's operators are measured again in every round, and the simulator's prediction is made from these
-latencies, because a machine's speed drifts while a benchmark runs. Last comes the allocator's own record of memory,
-which slows a step down.
+the same data. Everybody's operators are measured again in every round, and the simulator's prediction is made from
+these latencies, because a machine's speed drifts while a benchmark runs. Last comes the allocator's own record of
+memory, which slows a step down.
 """
 
 from __future__ import annotations

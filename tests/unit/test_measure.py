@@ -22,14 +22,6 @@ from pg_tensile.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 KIB = 1024
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def kib(count: int) -> torch.Tensor:
     return torch.empty(count * KIB, dtype=torch.uint8)
 
