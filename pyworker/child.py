@@ -61,7 +61,9 @@ def main(body: Callable[[Connection, dict[str, Any]], None]) -> NoReturn:
     """Runs `body(connection, hello)` as this child's life and exits; `hello` is the supervisor's HELLO header."""
     faulthandler.enable()
     _die_with_parent()
-    connection = Connection(socket.socket(fileno=int(os.environ.pop(FD_VARIABLE))))
+    inherited = int(os.environ.pop(FD_VARIABLE))  # never closed: the supervisor sees the end when the process has ended
+    os.set_inheritable(inherited, False)
+    connection = Connection(socket.socket(fileno=os.dup(inherited)))
     try:
         body(connection, _shake_hands(connection))
     except (EOFError, BrokenPipeError, ConnectionResetError):
