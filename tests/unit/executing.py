@@ -1,0 +1,106 @@
+"""A small model with everything an executor has to get right, and how the tests execute it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pg_tensile.capture import Captured, OptimizerSpec, StepSpec, capture
+from pg_tensile.eager import EagerStep
+from pg_tensile.plan import Plan
+from pg_tensile.policies import POLICIES
+from pg_tensile.profile import RTX_A6000
+from pg_tensile.runtime.executor import Executor
+from pg_tensile.runtime.host import HostDevice
+from pg_tensile.runtime.record import IterationRecord
+from pg_tensile.trace import Trace
+
+FAST = replace(RTX_A6000, kind="host", transfer_latency_us=0.0)
+SIMPLE = ("none", "swap_all", "recompute_all")
+
+
+def plan_of(policy: str, trace: Trace) -> Plan:
+    return POLICIES[policy]({0: trace}, FAST, None)[0]
+
+
+class Net(nn.Module):
+    """Convolution, batch norm, an operator in place, dropout, a linear layer; a parameter that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6)
+        self.dropout, self.head = nn.Dropout(0.5), nn.Linear(6 * 9, 10)
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.norm(self.conv(x)), inplace=True), 2)
+        return self.head(self.dropout(x.flatten(1)))
+
+
+SPEC = StepSpec(F.cross_entropy, OptimizerSpec("adamw", 1e-2), returns_outputs=True)
+
+
+def net(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return Net()
+
+
+def batch(number: int = 0, size: int = 4) -> tuple[list[Tensor], list[Tensor]]:
+    generator = torch.Generator().manual_seed(number)
+    x = torch.randn(size, 3, 8, 8, generator=generator)
+    return [x], [torch.randint(0, 10, (size,), generator=generator)]
+
+
+@cache
+def captured_net(size: int = 4) -> Captured:
+    return capture(net(), *batch(size=size), SPEC)
+
+
+@contextmanager
+def starting() -> Iterator[Callable[..., Executor]]:
+    """Makes executors of Net that are closed afterwards."""
+    made: list[Executor | HostDevice] = []
+
+    def make(policy: str | Plan = "none", budget: int | None = None, model=None, device=None, **options) -> Executor:
+        captured = captured_net()
+        plan = plan_of(policy, captured.trace) if isinstance(policy, str) else policy
+        device = device or HostDevice(FAST, budget)
+        executor = Executor(captured, model or net(), device, plan, **options)
+        made.extend((device, executor))
+        return executor
+
+    yield make
+    for each in reversed(made):
+        each.close()
+
+
+def eager(steps: int, seed: int = 1) -> tuple[EagerStep, list[Tensor]]:
+    reference = EagerStep(net(), SPEC)
+    torch.manual_seed(seed)
+    return reference, [reference.step(*batch(number)).loss.clone() for number in range(steps)]
+
+
+@contextmanager
+def opened(budget: int | None = None) -> Iterator[HostDevice]:
+    with closing(HostDevice(FAST, budget)) as device:
+        yield device
+
+
+def run(executor: Executor, steps: int, seed: int = 1, first: int = 0) -> list[Tensor]:
+    torch.manual_seed(seed)
+    return [executor.step(*batch(number)).loss for number in range(first, first + steps)]
+
+
+def recorded(executor: Executor) -> IterationRecord:
+    assert executor.record is not None
+    return executor.record
+
+
+def same(state: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
