@@ -1,0 +1,75 @@
+"""How much of the link is still free while each operator runs.
+
+A lane is a row of operators, each of which lasts for some time. A transfer takes time from the operators that it may
+overlap with: a swap-out from the earliest, a swap-in from the latest. Operators whose time is used up are skipped by
+path compression, so a transfer costs almost constant time however full the lane is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class Booking(NamedTuple):
+    """`us` that fitted, between the operators `first` and `last` (both included; first > last: none)."""
+
+    us: float
+    first: int
+    last: int
+
+
+class Lane:
+    """One direction of the link. `free_us[i]`: time during operator i, not yet taken."""
+
+    def __init__(self, operator_us: Sequence[float]) -> None:
+        count = len(operator_us)
+        self._free_us = list(operator_us)
+        self._later = list(range(count + 1))  # operator → itself or a later one that may have time left
+        self._earlier = list(range(count + 1))  # the same for earlier ones, shifted by one: 0 is "none"
+
+    def earliest(self, us: float, first: int, last: int, book: bool = True) -> Booking:
+        """Takes `us` from the operators first … last, the earliest first; what is found if there is less."""
+        found, begin, end, at = 0.0, first, first - 1, self._next(first)
+        while at <= last and found < us:
+            taken = min(self._free_us[at], us - found)
+            begin = begin if found else at
+            found, end = found + taken, at
+            if book:
+                self._take(at, taken)
+            at = self._next(at + 1)
+        return Booking(found, begin, end)
+
+    def latest(self, us: float, first: int, last: int, book: bool = True) -> Booking:
+        """Takes `us` from the operators first … last, the latest first; what is found if there is less."""
+        found, begin, end, at = 0.0, last + 1, last, self._previous(last)
+        while at >= first and found < us:
+            taken = min(self._free_us[at], us - found)
+            end = end if found else at
+            found, begin = found + taken, at
+            if book:
+                self._take(at, taken)
+            at = self._previous(at - 1)
+        return Booking(found, begin, end)
+
+    def _take(self, operator: int, us: float) -> None:
+        self._free_us[operator] -= us
+        if self._free_us[operator] <= 1e-9:
+            self._free_us[operator] = 0.0
+            self._later[operator] = operator + 1
+            self._earlier[operator + 1] = operator
+
+    def _next(self, operator: int) -> int:
+        return _find(self._later, operator)
+
+    def _previous(self, operator: int) -> int:
+        return _find(self._earlier, operator + 1) - 1
+
+
+def _find(parent: list[int], place: int) -> int:
+    root = place
+    while parent[root] != root:
+        root = parent[root]
+    while parent[place] != root:
+        parent[place], place = root, parent[place]
+    return root
