@@ -92,6 +92,20 @@ class SimulationError(TensileError):
     """Jobs cannot be simulated as asked."""
 
 
+class BudgetError(TensileError):
+    """No plan keeps jobs within a budget. `smallest_bytes`: the least with which one was found; `operator`: what needs
+    the most memory in the job that does not fit."""
+
+    def __init__(self, budget_bytes: int, smallest_bytes: int, operator: str) -> None:
+        super().__init__(
+            f"no plan needs less than {smallest_bytes:,} bytes of device memory; the budget is {budget_bytes:,}",
+            hint="Use a larger budget, a smaller batch or fewer jobs at once.",
+            detail=f"the most memory is needed by {operator}",
+        )
+        self.smallest_bytes = smallest_bytes
+        self.operator = operator
+
+
 class TraceError(TensileError):
     """A trace contradicts itself, or its bytes are not a trace."""
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from pg_tensile.errors import UnknownPolicyError
 from pg_tensile.plan import Plan
-from pg_tensile.policies import none, recompute_all, swap_all
+from pg_tensile.policies import joint, none, recompute_all, swap_all
 from pg_tensile.profile import DeviceProfile
 from pg_tensile.trace import Trace
 
@@ -18,6 +18,7 @@ from pg_tensile.trace import Trace
 Policy = Callable[[Mapping[int, Trace], DeviceProfile, int | None], dict[int, Plan]]
 
 POLICIES: dict[str, Policy] = {
+    "joint": joint.plan,
     "none": none.plan,
     "swap_all": swap_all.plan,
     "recompute_all": recompute_all.plan,

@@ -78,7 +78,11 @@ def _start_ins(rows: np.ndarray, us: Floats, sequence: AccessSequence, ends: Flo
     target = np.minimum(np.maximum(target, earliest), rows["deadline"][ins] - 1)
     for later in (True, False):
         for place, event in enumerate(ins.tolist()):
-            tensor_bytes, trigger, wanted = int(trace.tensor_bytes[rows["tensor"][event]]), int(rows["trigger"][event]), int(target[place])
+            tensor_bytes, trigger, wanted = (
+                int(trace.tensor_bytes[rows["tensor"][event]]),
+                int(rows["trigger"][event]),
+                int(target[place]),
+            )
             if later and wanted > trigger:
                 memory[operator_step[trigger] + 1 : operator_step[wanted] + 1] -= tensor_bytes
                 rows["trigger"][event] = wanted

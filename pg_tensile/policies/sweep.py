@@ -122,8 +122,7 @@ class _Sweep:
             for tensor, mode, _ in columns.uses[operator]:
                 if mode != READ:
                     self.copied.discard(tensor)
-                if columns.bytes[tensor] >= self.smallest:
-                    self._offer(tensor, operator)
+                self._offer(tensor, operator)
             for tensor in self.read_at.get(operator, ()):
                 self._offer(tensor, operator)
         return self._finish()
@@ -185,13 +184,15 @@ class _Sweep:
     def _offer_persistent(self) -> None:
         columns = self.columns
         for tensor, accesses in enumerate(columns.accesses):
-            if columns.persistent[tensor] and columns.bytes[tensor] >= self.smallest and accesses and accesses[0] > 1:
+            if columns.persistent[tensor] and accesses and accesses[0] > 1:
                 self._offer(tensor, accesses[-1] - columns.operators)
 
     def _offer(self, tensor: int, since: int) -> None:
         """The tensor was used; it may go until it is needed again."""
+        if self.columns.bytes[tensor] < self.smallest or tensor in self.columns.statistics:
+            return
         need = self._next_need(tensor, since)
-        if tensor in self.away or tensor in self.columns.statistics or need is None:
+        if tensor in self.away or need is None:
             return
         if tensor in self.wrapped and need[0] >= self.columns.operators:
             self._leave(tensor, since, need[0])
@@ -274,10 +275,12 @@ class _Sweep:
             there.add(tensor)
             for writer in writers:
                 for each, mode, seen in columns.uses[writer]:
-                    if each in there or mode > STATS:
+                    if each == tensor or mode > STATS:
                         continue
                     if mode == READ and columns.version_before(each, operator) != seen:
                         return False
+                    if each in there:
+                        continue
                     if columns.persistent[each]:
                         absence = self.away.get(each)
                         if absence is not None and absence.need >= columns.operators:

@@ -1,0 +1,220 @@
+"""The default policy: swapping, recomputing and waiting chosen together, at the least time that meets the budget.
+
+The paper's algorithm plans swaps without stalls first and recomputes what is then still missing; on a fast device the
+link alone does not suffice, and recomputing even a convolution is often cheaper than moving its output. Here every
+absence of a tensor takes the cheaper way (sweep.py), for several prices of the link; the simulator says which outcome
+is the fastest. Several jobs share the link in equal parts, and the budget so that all together lose the least time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from pg_tensile.errors import BudgetError
+from pg_tensile.latency import roofline
+from pg_tensile.peak import floor_bytes, footprint_of
+from pg_tensile.plan import NO_EVENTS, Plan
+from pg_tensile.policies.columns import Columns
+from pg_tensile.policies.prefetch import schedule
+from pg_tensile.policies.sweep import Prices, Shortage, sweep
+from pg_tensile.profile import DeviceProfile
+from pg_tensile.sequence import AccessSequence
+from pg_tensile.simulator import SimulatedJob, simulate
+from pg_tensile.trace import Trace
+
+FREE = 1.02  # what memory may cost in time where there is no budget
+OPERATORS = 15_000  # passes over so many operators are made for one job and budget, but at least three
+REPAIRS = 4  # passes with a smaller budget where a plan turned out to take more than the pass had thought
+LEVELS = 8  # budgets that are tried for each of several jobs
+SPLITS = 512  # ways to share a budget that are kept at most
+PRICES = tuple(
+    Prices(link, duration)
+    for link, duration in (
+        (0.06, 0.3), (0.06, 0.6), (0.0, 0.0), (0.03, 0.3), (0.12, 0.6), (0.06, 1.0), (0.01, 0.3), (0.0, 0.6),
+        (0.12, 0.3), (0.03, 0.6), (0.06, 0.0), (0.0, 1.0), (0.25, 0.6), (0.12, 1.0), (0.03, 1.0), (0.5, 0.3),
+    )
+)  # fmt: skip
+
+
+def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
+    """The plans with which all jobs lose the least time and fit into the budget together, each with an equal part of
+    the link. Without a budget every job gives back the memory that costs it under 2 % of time. Raises BudgetError with
+    the least bytes that are possible."""
+    planners = {job: JobPlanner(trace, profile, 1 / len(traces)) for job, trace in traces.items()}
+    if budget_bytes is None:
+        chosen = {job: planner.for_free() for job, planner in planners.items()}
+    elif len(planners) == 1:
+        chosen = {job: planner.within(budget_bytes) for job, planner in planners.items()}
+    else:
+        chosen = share_out(planners, budget_bytes)
+    return {job: candidate.plan for job, candidate in chosen.items()}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan for one job, the memory that it takes (workspaces included) and the time of its iterations."""
+
+    plan: Plan
+    device_peak_bytes: int
+    us: float
+
+
+class JobPlanner:
+    """Plans for one job of which `share` of the link is its own."""
+
+    def __init__(self, trace: Trace, profile: DeviceProfile, share: float = 1.0) -> None:
+        self.trace = trace if trace.latency_us.any() else trace.with_latencies(roofline.estimate(trace, profile))
+        self.profile = profile
+        self.share = share
+        self.columns = Columns(self.trace)
+        self.link = profile.with_link(
+            profile.out_bytes_per_s * share, profile.in_bytes_per_s * share, profile.duplex_factor
+        )
+        self.tries = min(len(PRICES), max(3, OPERATORS // self.trace.operator_count))
+
+    @cached_property
+    def vanilla(self) -> Candidate:
+        return self._candidate(AccessSequence(self.trace, NO_EVENTS))
+
+    def best(self, budget_bytes: int, tries: int | None = None) -> Candidate | Shortage:
+        """The fastest plan within the budget."""
+        if self.vanilla.device_peak_bytes <= budget_bytes:
+            return self.vanilla
+        found: Candidate | None = None
+        least: Shortage | None = None
+        for prices in PRICES[: tries or self.tries]:
+            one = self._try(budget_bytes, prices)
+            if isinstance(one, Shortage):
+                least = one if least is None or one.bytes < least.bytes else least
+            elif found is None or one.us < found.us:
+                found = one
+        assert found is not None or least is not None
+        return found or least  # type: ignore[return-value]
+
+    def within(self, budget_bytes: int) -> Candidate:
+        """The fastest plan within the budget. Raises BudgetError."""
+        best = self.best(budget_bytes)
+        if isinstance(best, Shortage):
+            best = self.smallest()
+            if best.device_peak_bytes > budget_bytes:
+                raise BudgetError(budget_bytes, best.device_peak_bytes, self.largest_operator())
+        return best
+
+    def for_free(self) -> Candidate:
+        """The least memory at hardly any time."""
+        low, best = floor_bytes(self.trace), self.vanilla
+        for _ in range(6):
+            middle = (low + best.device_peak_bytes) // 2
+            one = self.best(middle)
+            if isinstance(one, Shortage) or one.us > FREE * self.vanilla.us:
+                low = middle
+            else:
+                best = one
+        return best
+
+    def ladder(self) -> list[Candidate]:
+        """Plans for smaller and smaller budgets, from none to the least."""
+        low, rungs = floor_bytes(self.trace), [self.vanilla]
+        for level in range(1, LEVELS + 1):
+            budget = self.vanilla.device_peak_bytes - (self.vanilla.device_peak_bytes - low) * level // LEVELS
+            one = self.best(budget, 1)
+            if isinstance(one, Shortage):
+                break
+            rungs.append(one)
+        return rungs
+
+    def largest_operator(self) -> str:
+        """The operator with the largest working set."""
+        trace = self.trace
+        accessed = np.concatenate(([0], np.cumsum(trace.tensor_bytes[trace.access_tensor])))
+        return trace.operator_label(int(np.argmax(np.diff(accessed[trace.access_start]) + trace.workspace_bytes)))
+
+    def smallest(self) -> Candidate:
+        """The plan with the least memory that is found."""
+        low, best = floor_bytes(self.trace), self.vanilla
+        while best.device_peak_bytes - low > max(best.device_peak_bytes // 256, 1):
+            middle = (low + best.device_peak_bytes) // 2
+            one = self.best(middle)
+            if isinstance(one, Shortage):
+                low = middle
+            else:
+                best = one
+        return best
+
+    def _try(self, budget_bytes: int, prices: Prices) -> Candidate | Shortage:
+        limit = budget_bytes
+        for _ in range(REPAIRS):
+            outcome = sweep(self.columns, self.link, limit, prices)
+            if outcome.shortage is not None:
+                return outcome.shortage
+            sequence = AccessSequence(self.trace, Plan.build(outcome.events))
+            excess = footprint_of(sequence).device_peak_bytes - budget_bytes
+            if excess <= 0:
+                plan = schedule(sequence, self.link, budget_bytes)
+                return self._candidate(AccessSequence(self.trace, plan))
+            limit -= excess
+        return Shortage(footprint_of(sequence).peak_step, excess)
+
+    def _candidate(self, sequence: AccessSequence) -> Candidate:
+        (timeline,) = simulate([SimulatedJob(self.trace, sequence.plan)], self.link)
+        return Candidate(sequence.plan, timeline.device_peak_bytes, timeline.iteration_us)
+
+
+# ---- several jobs ----
+
+
+class _Split(NamedTuple):
+    """A plan for each of the jobs so far: their memory and what they lose, in parts of their own time."""
+
+    bytes: int
+    loss: float
+    chosen: tuple[Candidate, ...]
+
+
+def share_out(planners: Mapping[int, JobPlanner], budget_bytes: int) -> dict[int, Candidate]:
+    """A plan for each job; together within the budget and with the least sum of relative losses. What is left over goes
+    to those that lose the most. Raises BudgetError."""
+    splits = [_Split(0, 0.0, ())]
+    ladders = [planner.ladder() for planner in planners.values()]
+    if sum(min(rung.device_peak_bytes for rung in ladder) for ladder in ladders) > budget_bytes:
+        for ladder, planner in zip(ladders, planners.values(), strict=True):
+            ladder.append(planner.smallest())
+    for ladder, planner in zip(ladders, planners.values(), strict=True):
+        splits = _pareto(
+            _Split(
+                split.bytes + rung.device_peak_bytes,
+                split.loss + rung.us / planner.vanilla.us - 1,
+                (*split.chosen, rung),
+            )
+            for split in splits
+            for rung in ladder
+        )
+    fitting = [split for split in splits if split.bytes <= budget_bytes]
+    if not fitting:
+        hungriest = max(planners.values(), key=lambda planner: floor_bytes(planner.trace))
+        raise BudgetError(budget_bytes, splits[0].bytes, hungriest.largest_operator())
+    split = min(fitting, key=lambda split: split.loss)
+    chosen = dict(zip(planners, split.chosen, strict=True))
+    left = budget_bytes - split.bytes
+    for job in sorted(planners, key=lambda job: planners[job].vanilla.us / chosen[job].us):
+        better = planners[job].best(chosen[job].device_peak_bytes + left)
+        if isinstance(better, Candidate) and better.us < chosen[job].us:
+            left -= better.device_peak_bytes - chosen[job].device_peak_bytes
+            chosen[job] = better
+    return chosen
+
+
+def _pareto(splits: Iterable[_Split]) -> list[_Split]:
+    """Those to which no other one is better in memory and loss, by ascending memory; at most SPLITS, evenly."""
+    best: list[_Split] = []
+    for split in sorted(splits, key=lambda split: split[:2]):
+        if not best or split.loss < best[-1].loss:
+            best.append(split)
+    if len(best) <= SPLITS:
+        return best
+    return [best[round(place * (len(best) - 1) / (SPLITS - 1))] for place in range(SPLITS)]
