@@ -19,6 +19,7 @@ from pg_tensile.errors import BudgetError
 from pg_tensile.latency import roofline
 from pg_tensile.peak import floor_bytes, footprint_of
 from pg_tensile.plan import NO_EVENTS, Plan
+from pg_tensile.policies import swap_all
 from pg_tensile.policies.columns import Columns
 from pg_tensile.policies.prefetch import schedule
 from pg_tensile.policies.sweep import Prices, Shortage, sweep
@@ -33,10 +34,11 @@ REPAIRS = 4  # passes with a smaller budget where a plan turned out to take more
 LEVELS = 8  # budgets that are tried for each of several jobs
 SPLITS = 512  # ways to share a budget that are kept at most
 PRICES = tuple(
-    Prices(link, duration)
-    for link, duration in (
-        (0.06, 0.3), (0.06, 0.6), (0.0, 0.0), (0.03, 0.3), (0.12, 0.6), (0.06, 1.0), (0.01, 0.3), (0.0, 0.6),
-        (0.12, 0.3), (0.03, 0.6), (0.06, 0.0), (0.0, 1.0), (0.25, 0.6), (0.12, 1.0), (0.03, 1.0), (0.5, 0.3),
+    Prices(*prices)
+    for prices in (
+        (0.06, 0.3, 2), (0.06, 0.6, 4), (0.12, 0.6, 2), (0.03, 0.3, 4), (0.12, 0.3, 4), (0.06, 1.0, 24), (0.25, 0.6, 4),
+        (0.06, 0.3, 4), (0.03, 0.6, 1), (0.12, 0.3, 2), (0.0, 0.6, 4), (0.12, 0.6, 4), (0.06, 0.6, 1), (0.03, 0.3, 24),
+        (0.25, 0.3, 2), (0.0, 0.0, 24), (0.03, 0.6, 4), (0.06, 0.6, 2), (0.12, 0.6, 1), (0.0, 0.3, 24),
     )
 )  # fmt: skip
 
@@ -86,15 +88,14 @@ class JobPlanner:
         if self.vanilla.device_peak_bytes <= budget_bytes:
             return self.vanilla
         found: Candidate | None = None
-        least: Shortage | None = None
+        least = Shortage(0, self.vanilla.device_peak_bytes)
         for prices in PRICES[: tries or self.tries]:
             one = self._try(budget_bytes, prices)
             if isinstance(one, Shortage):
-                least = one if least is None or one.bytes < least.bytes else least
+                least = min(least, one, key=lambda shortage: shortage.bytes)
             elif found is None or one.us < found.us:
                 found = one
-        assert found is not None or least is not None
-        return found or least  # type: ignore[return-value]
+        return found or self._slow(budget_bytes) or least
 
     def within(self, budget_bytes: int) -> Candidate:
         """The fastest plan within the budget. Raises BudgetError."""
@@ -159,6 +160,17 @@ class JobPlanner:
                 return self._candidate(AccessSequence(self.trace, plan))
             limit -= excess
         return Shortage(footprint_of(sequence).peak_step, excess)
+
+    @cached_property
+    def slowest(self) -> AccessSequence:
+        """With which the job needs no more memory than its largest operator."""
+        (everything,) = swap_all.plan({0: self.trace}, self.link, None).values()
+        return AccessSequence(self.trace, everything)
+
+    def _slow(self, budget_bytes: int) -> Candidate | None:
+        if footprint_of(self.slowest).device_peak_bytes > budget_bytes:
+            return None
+        return self._candidate(AccessSequence(self.trace, schedule(self.slowest, self.link, budget_bytes)))
 
     def _candidate(self, sequence: AccessSequence) -> Candidate:
         (timeline,) = simulate([SimulatedJob(self.trace, sequence.plan)], self.link)

@@ -35,6 +35,7 @@ class Prices(NamedTuple):
 
     link_price: float  # µs of the job's time that a µs of link is worth
     duration_weight: float  # 0: all absences count alike; 1: in proportion to their length
+    longest_chain: int = 24  # absences that are made of each other, because all of them come back at once
 
 
 @dataclass(slots=True)
@@ -49,6 +50,7 @@ class Absence:
     back: int  # swap: from this operator's gap on
     swap: bool
     version: int
+    inputs: tuple[int, ...] = ()  # recomputation: what has to be there
 
 
 class Price(NamedTuple):
@@ -101,6 +103,7 @@ class _Sweep:
         self.due: list[list[int]] = [[] for _ in range(columns.operators + 1)]  # tensors to be back at an operator
         self.extra: dict[int, list[int]] = {}  # tensor → needs by recomputations, ascending
         self.last = [accesses[-1] if accesses else -1 for accesses in columns.accesses]  # needs
+        self.made_of: dict[int, set[int]] = {}  # tensor → absences by recomputation that it is an input of
         self.copied: set[int] = set()  # tensors with a current host copy
         self.read_at: dict[int, list[int]] = {}  # operator → tensors that recomputations before it read
         self.heap: list[tuple[float, int, int, int]] = []
@@ -225,11 +228,24 @@ class _Sweep:
         closure = None
         if since >= 0 and operator < self.columns.operators:
             closure = self._closure(tensor, self.columns.version_before(tensor, since + 1), operator)
-        if closure is not None:
+        if closure is not None and self._chain(tensor, closure[1]) <= self.prices.longest_chain:
             us = sum(self.columns.us[each] for each in closure[0]) + self.launch_us
             if swap is None or us <= swap.us:
                 return Price(us, us, False, operator, closure[1])
         return swap
+
+    def _chain(self, tensor: int, inputs: tuple[int, ...]) -> int:
+        """The longest chain of absences by recomputation that this one would be part of."""
+
+        def below(inputs: tuple[int, ...]) -> int:
+            each = (self.away.get(tensor) for tensor in inputs)
+            return max((1 + below(absence.inputs) for absence in each if absence and not absence.swap), default=0)
+
+        def above(tensor: int) -> int:
+            users = [user for user in self.made_of.get(tensor, ()) if user in self.away]
+            return max((1 + above(user) for user in users), default=0)
+
+        return below(inputs) + 1 + above(tensor)
 
     def _swap_price(self, tensor: int, since: int, need: int, early: bool, now: int) -> Price | None:
         count = self.columns.operators
@@ -330,7 +346,7 @@ class _Sweep:
         until, early = need
         self.outcome.us += price.own_us
         version = columns.version_before(tensor, since + 1) if since >= 0 else 0
-        absence = Absence(tensor, since, until, early, operator - 1, price.back, price.swap, version)
+        absence = Absence(tensor, since, until, early, operator - 1, price.back, price.swap, version, price.inputs)
         if price.swap:
             self._book(absence)
         if until >= count:  # from the start on, too, which has been passed
@@ -338,6 +354,7 @@ class _Sweep:
         else:
             self.due[until].append(tensor)
             for each in price.inputs:
+                self.made_of.setdefault(each, set()).add(tensor)
                 self._require(each, until)
         self.away[tensor] = absence
         self._alter(operator, min(absence.back if price.swap and until < count else until - 1, count - 1), -size)
