@@ -19,9 +19,9 @@ from pg_tensile.errors import BudgetError
 from pg_tensile.latency import roofline
 from pg_tensile.peak import floor_bytes, footprint_of
 from pg_tensile.plan import NO_EVENTS, Plan
-from pg_tensile.policies import swap_all
 from pg_tensile.policies.columns import Columns
 from pg_tensile.policies.prefetch import schedule
+from pg_tensile.policies.relax import least_bytes, relaxed_swap_all
 from pg_tensile.policies.sweep import Prices, Shortage, sweep
 from pg_tensile.profile import DeviceProfile
 from pg_tensile.sequence import AccessSequence
@@ -101,9 +101,7 @@ class JobPlanner:
         """The fastest plan within the budget. Raises BudgetError."""
         best = self.best(budget_bytes)
         if isinstance(best, Shortage):
-            best = self.smallest()
-            if best.device_peak_bytes > budget_bytes:
-                raise BudgetError(budget_bytes, best.device_peak_bytes, self.largest_operator())
+            raise BudgetError(budget_bytes, least_bytes(self.trace), self.largest_operator())
         return best
 
     def for_free(self) -> Candidate:
@@ -135,18 +133,6 @@ class JobPlanner:
         accessed = np.concatenate(([0], np.cumsum(trace.tensor_bytes[trace.access_tensor])))
         return trace.operator_label(int(np.argmax(np.diff(accessed[trace.access_start]) + trace.workspace_bytes)))
 
-    def smallest(self) -> Candidate:
-        """The plan with the least memory that is found."""
-        low, best = floor_bytes(self.trace), self.vanilla
-        while best.device_peak_bytes - low > max(best.device_peak_bytes // 256, 1):
-            middle = (low + best.device_peak_bytes) // 2
-            one = self.best(middle)
-            if isinstance(one, Shortage):
-                low = middle
-            else:
-                best = one
-        return best
-
     def _try(self, budget_bytes: int, prices: Prices) -> Candidate | Shortage:
         limit = budget_bytes
         for _ in range(REPAIRS):
@@ -161,16 +147,13 @@ class JobPlanner:
             limit -= excess
         return Shortage(footprint_of(sequence).peak_step, excess)
 
-    @cached_property
-    def slowest(self) -> AccessSequence:
-        """With which the job needs no more memory than its largest operator."""
-        (everything,) = swap_all.plan({0: self.trace}, self.link, None).values()
-        return AccessSequence(self.trace, everything)
-
     def _slow(self, budget_bytes: int) -> Candidate | None:
-        if footprint_of(self.slowest).device_peak_bytes > budget_bytes:
+        """Without recomputation, the least memory that there is a plan for."""
+        plan = relaxed_swap_all(self.trace, budget_bytes)
+        if plan is None:
             return None
-        return self._candidate(AccessSequence(self.trace, schedule(self.slowest, self.link, budget_bytes)))
+        plan = schedule(AccessSequence(self.trace, plan), self.link, budget_bytes)
+        return self._candidate(AccessSequence(self.trace, plan))
 
     def _candidate(self, sequence: AccessSequence) -> Candidate:
         (timeline,) = simulate([SimulatedJob(self.trace, sequence.plan)], self.link)
@@ -195,7 +178,7 @@ def share_out(planners: Mapping[int, JobPlanner], budget_bytes: int) -> dict[int
     ladders = [planner.ladder() for planner in planners.values()]
     if sum(min(rung.device_peak_bytes for rung in ladder) for ladder in ladders) > budget_bytes:
         for ladder, planner in zip(ladders, planners.values(), strict=True):
-            ladder.append(planner.smallest())
+            ladder.append(planner.within(least_bytes(planner.trace)))
     for ladder, planner in zip(ladders, planners.values(), strict=True):
         splits = _pareto(
             _Split(

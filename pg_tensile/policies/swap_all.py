@@ -7,31 +7,47 @@ the end of the iteration. What is left on the device at an operator is what it a
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from pg_tensile.plan import EVENT_ROW, EventKind, Plan
 from pg_tensile.profile import DeviceProfile
-from pg_tensile.trace import Trace
+from pg_tensile.trace import Int64s, Trace
 
 
 def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
     """A swap-out after each access of a tensor with a next one, freed on the spot, and a swap-in in the gap before that
     next access, also between consecutive operators. Tensors without bytes or accesses stay where they are."""
-    return {job: _plan(trace) for job, trace in traces.items()}
+    return {job: swaps(trace, absences(trace)) for job, trace in traces.items()}
 
 
-def _plan(trace: Trace) -> Plan:
+class Absences(NamedTuple):
+    """Where tensors could be away, a of them: from after one access until the next, which for persistent tensors may be
+    in the next iteration (`until` ≥ n)."""
+
+    tensor: Int64s  # [a]
+    since: Int64s  # [a]: operator
+    until: Int64s  # [a]: operator
+
+
+def absences(trace: Trace) -> Absences:
+    """All of them, of tensors with bytes; by tensor, then by operator."""
     order = trace.access_by_tensor
-    tensor, operator = trace.access_tensor[order], trace.access_operator[order]
-    following = np.roll(operator, -1)  # operator of the tensor's next access
+    tensor, since = trace.access_tensor[order].astype(np.int64), trace.access_operator[order].astype(np.int64)
+    until = np.roll(since, -1)
     last = np.diff(tensor, append=-1) != 0
-    following[last] = trace.tensor_first[tensor[last]]  # in the next iteration
-    swapped = (trace.tensor_bytes[tensor] > 0) & (~last | trace.persistent[tensor])
-    tensor, operator, following = tensor[swapped], operator[swapped], following[swapped]
-    rows = np.zeros(2 * len(tensor), EVENT_ROW)
-    rows["tensor"] = np.concatenate([tensor, tensor])
-    rows["kind"][: len(tensor)], rows["kind"][len(tensor) :] = EventKind.SWAP_OUT, EventKind.SWAP_IN
-    rows["trigger"] = np.concatenate([operator, following - 1])
-    rows["deadline"] = np.concatenate([operator, following])
+    until[last] = trace.tensor_first[tensor[last]] + trace.operator_count
+    able = (trace.tensor_bytes[tensor] > 0) & (~last | trace.persistent[tensor])
+    return Absences(tensor[able], since[able], until[able])
+
+
+def swaps(trace: Trace, away: Absences) -> Plan:
+    """Each tensor out right after its access, freed on the spot, and back right before the next one."""
+    until = away.until % trace.operator_count
+    rows = np.zeros(2 * len(until), EVENT_ROW)
+    rows["tensor"] = np.concatenate([away.tensor, away.tensor])
+    rows["kind"][: len(until)], rows["kind"][len(until) :] = EventKind.SWAP_OUT, EventKind.SWAP_IN
+    rows["trigger"] = np.concatenate([away.since, until - 1])
+    rows["deadline"] = np.concatenate([away.since, until])
     return Plan(rows)

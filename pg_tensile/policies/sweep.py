@@ -202,13 +202,24 @@ class _Sweep:
             return
         if need[0] - since < 2 + need[1]:
             return
-        price = self._price(tensor, since, need, since + 1)
-        if price is not None:
-            heappush(self.heap, (self._key(tensor, since, need[0], price), tensor, since, need[0]))
+        key = self._key(tensor, since, need[0], self._least_us(tensor, since, need[0]))
+        heappush(self.heap, (key, tensor, since, need[0]))
 
-    def _key(self, tensor: int, since: int, need: int, price: Price) -> float:
+    def _least_us(self, tensor: int, since: int, need: int) -> float:
+        """A lower bound of the price, which is looked at when the tensor's turn comes: on a free link, from inputs that
+        are all there."""
+        columns = self.columns
+        moved_us = self._out_us(tensor) + self._in_us(tensor)
+        least_us = self.prices.link_price * moved_us + 2 * self.launch_us
+        if since >= 0 and need < columns.operators:
+            writers = columns.writers(tensor, columns.version_before(tensor, since + 1))
+            if writers is not None:
+                return min(least_us, sum([columns.us[writer] for writer in writers]) + self.launch_us)
+        return least_us
+
+    def _key(self, tensor: int, since: int, need: int, us: float) -> float:
         weight = self.prices.duration_weight
-        key = (price.us + 1e-3) / self.columns.bytes[tensor]
+        key = (us + 1e-3) / self.columns.bytes[tensor]
         if not weight:
             return key
         return key / max(self._span_us(since, need) / self.total_us, 1e-6) ** weight
@@ -237,15 +248,22 @@ class _Sweep:
     def _chain(self, tensor: int, inputs: tuple[int, ...]) -> int:
         """The longest chain of absences by recomputation that this one would be part of."""
 
-        def below(inputs: tuple[int, ...]) -> int:
-            each = (self.away.get(tensor) for tensor in inputs)
-            return max((1 + below(absence.inputs) for absence in each if absence and not absence.swap), default=0)
+        known: dict[int, int] = {}
+
+        def below(absence: Absence | None) -> int:
+            if absence is None or absence.swap:
+                return 0
+            if absence.tensor not in known:
+                known[absence.tensor] = 1 + max((below(self.away.get(each)) for each in absence.inputs), default=0)
+            return known[absence.tensor]
 
         def above(tensor: int) -> int:
-            users = [user for user in self.made_of.get(tensor, ()) if user in self.away]
-            return max((1 + above(user) for user in users), default=0)
+            if ~tensor not in known:
+                users = [user for user in self.made_of.get(tensor, ()) if user in self.away]
+                known[~tensor] = max((1 + above(user) for user in users), default=0)
+            return known[~tensor]
 
-        return below(inputs) + 1 + above(tensor)
+        return max((below(self.away.get(each)) for each in inputs), default=0) + 1 + above(tensor)
 
     def _swap_price(self, tensor: int, since: int, need: int, early: bool, now: int) -> Price | None:
         count = self.columns.operators
@@ -269,8 +287,11 @@ class _Sweep:
             return 0.0
         return self.latency_us + self.columns.bytes[tensor] * self.us_a_byte[Direction.OUT]
 
+    def _in_us(self, tensor: int) -> float:
+        return self.latency_us + self.columns.bytes[tensor] * self.us_a_byte[Direction.IN]
+
     def _back(self, tensor: int, need: int, early: bool, first: int, book: bool = True) -> Landing:
-        us = self.latency_us + self.columns.bytes[tensor] * self.us_a_byte[Direction.IN]
+        us = self._in_us(tensor)
         latest = need - 1 - early
         booked = self.into.latest(us, first + 1, latest, book)
         back = min(booked.first, latest + 1) - 1
@@ -333,7 +354,7 @@ class _Sweep:
             price = self._price(tensor, since, need, operator)
             if price is None:
                 continue
-            current = self._key(tensor, since, need[0], price)
+            current = self._key(tensor, since, need[0], price.us)
             if (need[0] != until or current > key * STALE) and self.heap and current > self.heap[0][0]:
                 heappush(self.heap, (current, tensor, since, need[0]))
                 continue
