@@ -26,6 +26,11 @@ losses:
   mse, bce             targets of the output's shape: a normal distribution; zeros and ones (the output is logits)
   lm                   the first input is token ids, the targets are the same ids one place further on
   model                the model's output is the loss, or has it under its key "loss"
+policies:
+  --policies none,joint --budget 70%,50% measures every policy but vanilla with every budget. Settings of one policy:
+  joint:budget=50%     its own budget; the word none for no budget
+  joint:early_update=true, joint:latencies=roofline (planned with estimates, not with what was measured),
+  tensile:lanes=1      and keyword arguments of the policy
 examples:
   pg-tensile bench --model pytorchcv.models.resnet:resnet50 --input float32:3x224x224 --classes 1000 --batch 8
   pg-tensile bench --model net.py:Net --input float32:10 --policies none,swap_all --budget 70% --device sim:RTX_A6000
@@ -98,13 +103,14 @@ def add_step(group: Any) -> None:
 
 
 def add_memory(group: Any) -> None:
-    add(group, "--policies", default="none", metavar="A,B", help="policies to measure (none, which is vanilla)")
+    policies = "policies to measure (none, which is vanilla); NAME[:SETTING=VALUE]…"
+    add(group, "--policies", default="none", metavar="A,B", help=policies)
     device = "host (default), cuda[:N], or sim:PROFILE, which executes nothing"
     add(group, "--device", options.parse_device, default=options.DeviceChoice("host"), metavar="D", help=device)
     link = "bandwidth of the link each way; default on the host: the balance of an RTX A6000"
     add(group, "--link", number(0.0, "a number above 0"), metavar="GB/S", help=link)
-    budget = "device memory: 4GiB, or 70%% of the vanilla peak; none is measured without it, unless alone"
-    add(group, "--budget", options.parse_budget, metavar="B", help=budget)
+    budget = "device memory: 4GiB, or 70%% of the vanilla peak, or several; vanilla has none, unless alone"
+    add(group, "--budget", options.parse_budgets, default=(None,), metavar="B,…", help=budget)
     early = "move each parameter's update up to where its gradient is final (vanilla is never reordered)"
     group.add_argument("--early-update", action="store_true", help=early)
 
@@ -114,6 +120,8 @@ def add_run(group: Any) -> None:
     add(group, "--rounds", count(1), default=3, metavar="R", help="rounds (3)")
     add(group, "--warmup", count(0), default=1, metavar="W", help="steps before the timed ones in each round (1)")
     add(group, "--threads", count(1, 4096), default=0, metavar="T", help="threads of PyTorch (its own default)")
+    light = "fewer steps: observe each policy's operators once, and not the allocator"
+    group.add_argument("--light", action="store_true", help=light)
     add(group, "--json", metavar="FILE", help="write one JSON object a line and policy")
 
 
@@ -133,7 +141,7 @@ def bench_options(arguments: argparse.Namespace) -> BenchOptions:
     if arguments.batch % arguments.accumulation:
         raise OptionError("--accumulation does not divide --batch", "A batch is cut into that many equal parts.")
     try:
-        policies = options.parse_policies(arguments.policies, tuple(POLICIES))
+        policies = options.parse_policies(arguments.policies, POLICIES, arguments.budget, arguments.early_update)
     except OptionError as error:
         raise OptionError(f"--policies: {error.message}", error.hint) from None
     return BenchOptions(
@@ -149,16 +157,15 @@ def bench_options(arguments: argparse.Namespace) -> BenchOptions:
         clip=arguments.clip,
         autocast=arguments.autocast,
         accumulation=arguments.accumulation,
-        early_update=arguments.early_update,
         policies=policies,
         device=arguments.device,
         link_gbps=arguments.link,
-        budget=arguments.budget,
         iterations=arguments.iterations,
         rounds=arguments.rounds,
         warmup=arguments.warmup,
         seed=arguments.seed,
         threads=arguments.threads,
+        light=arguments.light,
         json_path=arguments.json,
     )
 

@@ -2,9 +2,10 @@
 
 First vanilla runs alone: its operators' latencies and workspaces are what the policies plan with, and on the host its
 step time sets the link. Then come the rounds, in each of which everybody takes a turn, from the same weights and with
-the same data. Everybody's operators are measured again in every round, and the simulator's prediction is made from
-these latencies, because a machine's speed drifts while a benchmark runs. Last comes the allocator's own record of
-memory, which slows a step down.
+the same data; every other round goes backwards, because a machine's speed drifts while a benchmark runs. For the same
+reason everybody's operators are measured again in every round, and the simulator's prediction is made from these
+latencies. Last comes the allocator's own record of memory, which slows a step down. (`--light` makes do with the first
+round's latencies and without the allocator's record.)
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import torch
 
 from pg_tensile import device as devices
 from pg_tensile.bench.contenders import EagerStepper, PlanStepper, Stepper, Turn, difference, take_turn
-from pg_tensile.bench.options import BenchOptions
-from pg_tensile.bench.planned import VANILLA, PlannedPolicy, budget_of, empty_row, plan_policies, planned_row
+from pg_tensile.bench.options import VANILLA, BenchOptions
+from pg_tensile.bench.planned import PlannedPolicy, empty_row, plan_policies, planned_row
 from pg_tensile.bench.progress import Progress
 from pg_tensile.bench.report import Report, Row, links, message_of, rates, title_of
 from pg_tensile.bench.workload import build_model, prepare, seed_everything
@@ -52,7 +53,13 @@ class Contender:
 
     def step_ms(self) -> float | None:
         """Median over the rounds of the medians of their steps."""
-        return statistics.median(statistics.median(turn.step_ms) for turn in self.turns) if self.turns else None
+        return statistics.median(self.round_ms()) if self.turns else None
+
+    def round_ms(self) -> list[float]:
+        return [statistics.median(turn.step_ms) for turn in self.turns]
+
+    def first_step_ms(self) -> float | None:
+        return statistics.median(turn.first_ms for turn in self.turns) if self.turns else None
 
     def mean(self, name: str) -> int | None:
         """Of a counter, for one step."""
@@ -103,18 +110,16 @@ class Session:
     def run(self) -> Report:
         vanilla_ms = self.calibrate()
         self.set_link(vanilla_ms)
-        vanilla_peak = footprint(self.workload.vanilla.trace).peak_bytes
-        budget = self.options.budget.nbytes(vanilla_peak) if self.options.budget else None
-        self.limited = self.open_device(budget)
         self.free = self.open_device(None)  # with the link
-        self.policies = plan_policies(self.workload, self.profile, budget, self.progress)
+        self.policies = plan_policies(self.workload, self.profile, self.progress)
         self.line_up()
         for number in range(self.options.rounds):
             self.progress.say(f"round {number + 1} of {self.options.rounds}")
-            for contender in self.contenders:
+            for contender in reversed(self.contenders) if number % 2 else self.contenders:
                 self.round(contender)
-        self.witness()
-        return Report(self.rows(budget), title_of(self.options), self.notes)
+        if not self.options.light:
+            self.witness()
+        return Report(self.rows(), title_of(self.options), self.notes)
 
     # ---- before the rounds ----
 
@@ -123,10 +128,10 @@ class Session:
         memory for vanilla (None), the latencies are the roofline's."""
         self.check_memory()
         vanilla, ms = self.measured(self.workload.vanilla)
-        planned = vanilla
-        if self.workload.planned is not self.workload.vanilla:
-            planned, _ = self.measured(self.workload.planned)
-        self.workload = replace(self.workload, vanilla=vanilla, planned=planned)
+        early = vanilla
+        if self.workload.early is not self.workload.vanilla:
+            early, _ = self.measured(self.workload.early)
+        self.workload = replace(self.workload, vanilla=vanilla, early=early)
         return ms
 
     def check_memory(self) -> None:
@@ -176,18 +181,19 @@ class Session:
         self.eager = Contender("eager", lambda: EagerStepper(workload, self.torch_device))
         self.vanilla = Contender(VANILLA, lambda: PlanStepper(workload, workload.vanilla, free, NO_EVENTS))
         self.contenders = [self.eager, self.vanilla]
-        self.of_policy: dict[str, Contender] = {}
-        for policy in self.policies:
-            if policy.error is None:
-                self.of_policy[policy.name] = self.contender_of(policy)
+        planned = [policy for policy in self.policies if policy.error is None]
+        budgets = {policy.budget_bytes for policy in planned} - {None}
+        self.devices = {None: self.free} | {budget: self.open_device(budget) for budget in budgets}
+        self.of_policy = {policy.choice: self.contender_of(policy) for policy in planned}
         self.contenders += [one for one in self.of_policy.values() if one is not self.vanilla]
 
     def contender_of(self, policy: PlannedPolicy) -> Contender:
-        budget = budget_of(policy.name, self.options, self.limited.budget_bytes)
+        choice, budget = policy.choice, policy.budget_bytes
         fits = budget is None or footprint(policy.captured.trace, policy.plan).device_peak_bytes <= budget
-        if policy.name == VANILLA and fits:
+        if choice.name == VANILLA and fits:
             return self.vanilla
-        return Contender(policy.name, lambda: PlanStepper(self.workload, policy.captured, self.limited, policy.plan))
+        device = self.devices[budget]
+        return Contender(str(choice), lambda: PlanStepper(self.workload, policy.captured, device, policy.plan))
 
     # ---- the rounds ----
 
@@ -212,18 +218,18 @@ class Session:
         self.compare(contender, turn)
 
     def look_closer(self, contender: Contender, stepper: PlanStepper) -> None:
-        """Steps after the turn that only observe."""
+        """Steps after the turn that only observe: what the device holds, once, and how long the operators take."""
+        if self.options.light and contender.latency_us:
+            return
         executor, (batch,) = stepper.executor, self.workload.batches(1)
-        if contender.device_peak_bytes is None:
-            executor.recording = True
-            stepper.step(batch)
-            executor.recording = False
-            assert executor.record is not None
-            contender.device_peak_bytes = executor.record.device_peak_bytes
-            contender.stall_us = executor.record.stall_us if self.torch_device.type == "cuda" else None
+        executor.recording = contender.device_peak_bytes is None
         executor.measure()
         stepper.step(batch)
         contender.latency_us.append(executor.measurement().latency_us)
+        if executor.recording:
+            assert executor.record is not None
+            contender.device_peak_bytes = executor.record.device_peak_bytes
+            contender.stall_us = executor.record.stall_us if self.torch_device.type == "cuda" else None
 
     def compare(self, contender: Contender, turn: Turn) -> None:
         """With eager PyTorch's first turn; the state of all others is not kept."""
@@ -262,27 +268,23 @@ class Session:
 
     # ---- the result ----
 
-    def rows(self, budget: int | None) -> list[Row]:
+    def rows(self) -> list[Row]:
         for contender in self.contenders:
             if contender.error is not None and contender not in self.of_policy.values():
                 self.notes.append(f"{contender.name} failed: {contender.error}")
             if contender.difference is not None:
                 self.notes.append(f"{contender.name} differs from eager PyTorch in: {contender.difference}")
-        return [self.row(policy, budget) for policy in self.policies]
+        return [self.row(policy) for policy in self.policies]
 
-    def row(self, policy: PlannedPolicy, budget: int | None) -> Row:
-        row = planned_row(
-            empty_row(self.options, policy.name, self.torch_device),
-            self.workload,
-            self.timed(policy),
-            self.profile,
-            budget,
-        ).with_values(
+    def row(self, policy: PlannedPolicy) -> Row:
+        empty = empty_row(self.options, policy.choice, self.torch_device)
+        row = planned_row(empty, self.workload, self.timed(policy), self.profile).with_values(
             vanilla_step_ms_median=self.vanilla.step_ms(),
+            vanilla_first_step_ms=self.vanilla.first_step_ms(),
             eager_step_ms_median=self.eager.step_ms(),
             eager_peak_bytes=self.eager.allocator_peak_bytes,
         )
-        contender = self.of_policy.get(policy.name)
+        contender = self.of_policy.get(policy.choice)
         if contender is None:
             return row
         return row.with_values(error=contender.error) if contender.error else self.measured_row(row, contender)
@@ -290,7 +292,7 @@ class Session:
     def timed(self, policy: PlannedPolicy) -> PlannedPolicy:
         """With the latencies of this run's rounds, for the simulator: the policy's own, as operators are slower on
         tensors that have just come back, which no cache has."""
-        contender = self.of_policy.get(policy.name)
+        contender = self.of_policy.get(policy.choice)
         if contender is None or not contender.latency_us:
             return policy
         trace = policy.captured.trace.with_latencies(np.median(contender.latency_us, axis=0))
@@ -311,7 +313,8 @@ class Session:
             step_ms_median=median,
             step_ms_min=min(times),
             step_ms_max=max(times),
-            first_step_ms=statistics.median(turn.first_ms for turn in contender.turns),
+            round_ms=contender.round_ms(),
+            first_step_ms=contender.first_step_ms(),
             stall_ms=contender.stall_ms(),
             bytes_out=contender.mean("bytes_out"),
             bytes_in=contender.mean("bytes_in"),

@@ -1,17 +1,20 @@
-"""What `pg-tensile bench` is asked to do: sizes, input specifications, budgets. Needs no torch.
+"""What `pg-tensile bench` is asked to do: sizes, input specifications, budgets, policies. Needs no torch.
 
 Every parse function raises OptionError, whose message says what is wrong and whose hint shows what is right.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pg_tensile.errors import OptionError
+from pg_tensile.latency import roofline
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 LOSSES = ("cross_entropy", "mse", "bce", "lm", "model")
@@ -21,6 +24,10 @@ BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "i
 UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 LARGEST = 2**62
+VANILLA = "none"
+ESTIMATES = {"roofline": roofline.estimate}  # of latencies, before anything has run
+LATENCIES = ("measured", *ESTIMATES)  # what plans are made with
+SETTINGS = ("early_update=true|false", f"latencies={'|'.join(LATENCIES)}", "budget=B")  # of every policy but vanilla
 
 
 @dataclass(frozen=True)
@@ -37,13 +44,33 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes of device memory, or a share of the vanilla peak."""
+    """Bytes of device memory, or a share of the vanilla peak. A policy keeps the storages *and* the workspaces below
+    it, so a share of 70 % saves at least 30 % of the peak (MSR 0.3)."""
 
     amount: float
     percent: bool
 
     def nbytes(self, vanilla_peak_bytes: int) -> int:
         return int(vanilla_peak_bytes * self.amount / 100) if self.percent else int(self.amount)
+
+    def __str__(self) -> str:
+        return f"{self.amount:.12g}%" if self.percent else str(int(self.amount))
+
+
+@dataclass(frozen=True)
+class PolicyChoice:
+    """A policy as it is to be measured. `label`: as it was asked for, without the budget; `keywords`: its own;
+    `latencies`: what it plans with, one of LATENCIES."""
+
+    name: str
+    label: str
+    keywords: tuple[tuple[str, Any], ...] = ()
+    budget: Budget | None = None
+    early_update: bool = False
+    latencies: str = LATENCIES[0]
+
+    def __str__(self) -> str:
+        return f"{self.label} at {self.budget}" if self.budget else self.label
 
 
 @dataclass(frozen=True)
@@ -74,17 +101,21 @@ class BenchOptions:
     clip: float | None
     autocast: str | None
     accumulation: int
-    early_update: bool
-    policies: tuple[str, ...]
+    policies: tuple[PolicyChoice, ...]
     device: DeviceChoice
     link_gbps: float | None
-    budget: Budget | None
     iterations: int
     rounds: int
     warmup: int
     seed: int
     threads: int
+    light: bool = False
     json_path: str | None = None
+
+    @property
+    def early_update(self) -> bool:
+        """Whether a policy's graph is one with the updates moved up."""
+        return any(choice.early_update for choice in self.policies)
 
 
 def parse_input(text: str) -> InputSpec:
@@ -147,14 +178,63 @@ def parse_device(text: str) -> DeviceChoice:
     raise OptionError(f'"{text}" is not a device', "Write host, cuda, cuda:N or sim:PROFILE, as sim:RTX_A6000.")
 
 
-def parse_policies(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Names separated by commas, each once."""
-    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    unknown = [name for name in names if name not in known]
-    if unknown or not names:
-        what = f'"{unknown[0]}" is not a policy' if unknown else "no policy is named"
-        raise OptionError(what, f"Policies: {', '.join(known)}.")
-    return names
+def parse_budgets(text: str) -> tuple[Budget | None, ...]:
+    """Budgets separated by commas, each once; None: the word none, no budget."""
+    each = (None if part.strip() == "none" else parse_budget(part) for part in text.split(","))
+    return tuple(dict.fromkeys(each))
+
+
+def parse_policies(
+    text: str, known: Mapping[str, Callable[..., Any]], budgets: tuple[Budget | None, ...], early_update: bool
+) -> tuple[PolicyChoice, ...]:
+    """What is measured: policies separated by commas, each with every budget, once. A policy may have settings,
+    `joint:budget=50%:early_update=true`: a budget instead of `budgets`, early_update instead of `early_update`,
+    latencies, and keyword arguments of its own. Vanilla is what others are compared with, so it has no budget unless it
+    is alone."""
+    found: list[PolicyChoice] = []
+    for part in (part.strip() for part in text.split(",")):
+        if part:
+            found += parse_policy(part, known, budgets, early_update)
+    if not found:
+        raise OptionError("no policy is named", f"Policies: {', '.join(known)}.")
+    if any(choice.name != VANILLA for choice in found):
+        found = [replace(choice, budget=None) if choice.name == VANILLA else choice for choice in found]
+    return tuple(dict.fromkeys(found))
+
+
+def parse_policy(
+    text: str, known: Mapping[str, Callable[..., Any]], budgets: tuple[Budget | None, ...], early_update: bool
+) -> Iterable[PolicyChoice]:
+    name, *settings = (part.strip() for part in text.split(":"))
+    if name not in known:
+        raise OptionError(f'"{name}" is not a policy', f"Policies: {', '.join(known)}.")
+    own = list(inspect.signature(known[name]).parameters)[3:]  # after the traces, the profile and the budget
+    choice = PolicyChoice(name, name, early_update=early_update and name != VANILLA)
+    for setting in settings:
+        key, _, value = (part.strip() for part in setting.partition("="))
+        if key == "budget" and name != VANILLA:
+            budgets = parse_budgets(value)
+            continue
+        choice = replace(choice, label=f"{choice.label}:{key}={value}")
+        if key == "early_update" and name != VANILLA and value in ("true", "false"):
+            choice = replace(choice, early_update=value == "true")
+        elif key == "latencies" and name != VANILLA and value in LATENCIES:
+            choice = replace(choice, latencies=value)
+        elif key in own and value:
+            choice = replace(choice, keywords=(*choice.keywords, (key, parse_value(value))))
+        else:
+            hint = f"Of {name}: " + ", ".join((*own, *SETTINGS)) + "." if name != VANILLA else "Vanilla has none."
+            raise OptionError(f'"{setting}" is not a setting of the policy {name}', hint)
+    return [replace(choice, budget=budget) for budget in budgets]
+
+
+def parse_value(text: str) -> int | float | bool | str | None:
+    """Of a policy's keyword argument: a number, true, false or null; anything else is text."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if value is None or isinstance(value, int | float | bool) else text
 
 
 def parse_number(text: str, above: float | None, what: str) -> float:

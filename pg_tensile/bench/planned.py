@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from pg_tensile.bench.options import BenchOptions
+from pg_tensile.bench.options import ESTIMATES, BenchOptions, PolicyChoice
 from pg_tensile.bench.progress import Progress
 from pg_tensile.bench.report import Row, machine, message_of, versions
 from pg_tensile.bench.workload import Workload
@@ -19,57 +19,64 @@ from pg_tensile.profile import GB, DeviceProfile
 from pg_tensile.simulator import SimulatedJob, Timeline, simulate
 from pg_tensile.trace import Trace
 
-VANILLA = "none"
-
-
-def budget_of(policy: str, options: BenchOptions, budget_bytes: int | None) -> int | None:
-    """The budget that a policy has to keep to. Vanilla has none where it is what other policies are compared with."""
-    compared = policy == VANILLA and any(name != VANILLA for name in options.policies)
-    return None if compared else budget_bytes
-
 
 @dataclass(frozen=True)
 class PlannedPolicy:
     """A policy's plan on its graph. `error`: why there is none; `plan` is empty then."""
 
-    name: str
+    choice: PolicyChoice
     captured: Captured
-    plan: Plan
-    planning_ms: float | None
-    error: str | None
+    budget_bytes: int | None
+    plan: Plan = NO_EVENTS
+    planning_ms: float | None = None
+    error: str | None = None
 
 
-def plan_policies(
-    workload: Workload, profile: DeviceProfile, budget_bytes: int | None, progress: Progress
-) -> list[PlannedPolicy]:
-    """A plan of each policy asked for, made with the latencies in the graphs' traces. Vanilla is never reordered."""
+def plan_policies(workload: Workload, profile: DeviceProfile, progress: Progress) -> list[PlannedPolicy]:
+    """A plan of each policy asked for. Vanilla is never reordered."""
+    vanilla_peak = footprint(workload.vanilla.trace).peak_bytes
     planned = []
-    for name in workload.options.policies:
-        progress.say(f"planning: {name}")
-        captured = workload.vanilla if name == VANILLA else workload.planned
-        try:
-            started = time.perf_counter()
-            plan = named_policy(name)({0: captured.trace}, profile, budget_bytes)[0]
-            planning_ms = (time.perf_counter() - started) * 1e3
-            simulate([SimulatedJob(captured.trace, plan)], profile)  # a plan that is not valid ends here
-            planned.append(PlannedPolicy(name, captured, plan, planning_ms, None))
-        except Exception as error:
-            planned.append(PlannedPolicy(name, captured, NO_EVENTS, None, message_of(error)))
+    for choice in workload.options.policies:
+        progress.say(f"planning: {choice}")
+        captured = workload.early if choice.early_update else workload.vanilla
+        budget = choice.budget.nbytes(vanilla_peak) if choice.budget else None
+        planned.append(with_plan(PlannedPolicy(choice, captured, budget), profile))
     return planned
 
 
-def empty_row(options: BenchOptions, policy: str, device: torch.device | None = None) -> Row:
+def with_plan(policy: PlannedPolicy, profile: DeviceProfile) -> PlannedPolicy:
+    """Plans with the latencies in the graph's trace, or with the estimate that was asked for; the workspaces are the
+    trace's, because without them no plan can be held to a budget to the byte."""
+    choice, trace = policy.choice, policy.captured.trace
+    function, known = named_policy(choice.name), trace
+    try:
+        started = time.perf_counter()
+        if choice.latencies in ESTIMATES:
+            known = trace.with_latencies(ESTIMATES[choice.latencies](trace, profile))
+        plan = function({0: known}, profile, policy.budget_bytes, **dict(choice.keywords))[0]
+        planning_ms = (time.perf_counter() - started) * 1e3
+        simulate([SimulatedJob(trace, plan)], profile)  # a plan that is not valid ends here
+        return replace(policy, plan=plan, planning_ms=planning_ms)
+    except Exception as error:
+        return replace(policy, error=message_of(error))
+
+
+def empty_row(options: BenchOptions, choice: PolicyChoice, device: torch.device | None = None) -> Row:
     """What is known before anything is done."""
     return Row(
         model=options.model,
-        policy=policy,
+        policy=choice.name,
         device=str(options.device),
+        label=choice.label,
+        keywords=dict(choice.keywords),
+        budget=str(choice.budget) if choice.budget else None,
+        latencies=choice.latencies,
         batch=options.batch,
         optimizer=options.optimizer,
         rounds=options.rounds,
         iterations=options.iterations,
         warmup=options.warmup,
-        early_update=options.early_update,
+        early_update=choice.early_update,
         seed=options.seed,
         threads=torch.get_num_threads(),
         versions=versions(),
@@ -77,9 +84,7 @@ def empty_row(options: BenchOptions, policy: str, device: torch.device | None = 
     )
 
 
-def planned_row(
-    row: Row, workload: Workload, policy: PlannedPolicy, profile: DeviceProfile, budget_bytes: int | None
-) -> Row:
+def planned_row(row: Row, workload: Workload, policy: PlannedPolicy, profile: DeviceProfile) -> Row:
     """`row` with what the trace, the plan and the simulator tell; of the plan only where there is one."""
     trace = policy.captured.trace
     row = row.with_values(
@@ -88,7 +93,7 @@ def planned_row(
         vanilla_peak_bytes=footprint(workload.vanilla.trace).peak_bytes,
         workspace_peak_bytes=int(trace.workspace_bytes.max()),
         floor_bytes=floor_bytes(trace),
-        budget_bytes=budget_of(policy.name, workload.options, budget_bytes),
+        budget_bytes=policy.budget_bytes,
         link_gbps=profile.out_bytes_per_s / GB,
         planning_ms=policy.planning_ms,
         capture_ms=workload.capture_ms,
@@ -110,4 +115,4 @@ def predicted(trace: Trace, plan: Plan, profile: DeviceProfile) -> Timeline:
 
 def failed_rows(options: BenchOptions, error: BaseException) -> list[Row]:
     """A row for each policy where nothing could be measured or planned."""
-    return [empty_row(options, policy).with_values(error=message_of(error)) for policy in options.policies]
+    return [empty_row(options, choice).with_values(error=message_of(error)) for choice in options.policies]

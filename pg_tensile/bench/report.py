@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 import pg_tensile
-from pg_tensile.bench.options import BenchOptions
+from pg_tensile.bench.options import VANILLA, BenchOptions
 from pg_tensile.errors import OptionError, TensileError
 from pg_tensile.profile import GB, DeviceProfile
 
@@ -30,12 +30,18 @@ ROOT = Path(__file__).resolve().parents[2]
 @dataclass(frozen=True)
 class Row:
     """One policy's result: sizes in bytes, times in milliseconds, both of one iteration in steady state. None: not
-    known, because the policy failed or nothing was executed. msr, eor and cbr are tensile.txt's (section V-A)."""
+    known, because the policy failed or nothing was executed. msr, eor and cbr are tensile.txt's (section V-A).
+    `budget` is what was asked for, `latencies` what the plan was made with."""
 
     model: str
     policy: str
     device: str
     batch: int
+    label: str = ""
+    keywords: dict[str, Any] | None = None
+    budget: str | None = None
+    early_update: bool = False
+    latencies: str = ""
     operators: int | None = None
     tensors: int | None = None
     vanilla_peak_bytes: int | None = None
@@ -53,9 +59,11 @@ class Row:
     step_ms_median: float | None = None
     step_ms_min: float | None = None
     step_ms_max: float | None = None
+    round_ms: list[float] | None = None
     first_step_ms: float | None = None
     simulated_ms: float | None = None
     vanilla_step_ms_median: float | None = None
+    vanilla_first_step_ms: float | None = None
     eager_step_ms_median: float | None = None
     eager_peak_bytes: int | None = None
     stall_ms: float | None = None
@@ -68,7 +76,6 @@ class Row:
     capture_ms: float | None = None
     bit_identical: bool | None = None
     optimizer: str = ""
-    early_update: bool = False
     rounds: int = 0
     iterations: int = 0
     warmup: int = 0
@@ -78,12 +85,17 @@ class Row:
     machine: dict[str, Any] | None = None
     error: str | None = None
 
+    @property
+    def title(self) -> str:
+        """The policy as it was asked for."""
+        return (self.label or self.policy) + (f" at {self.budget}" if self.budget else "")
+
     def with_values(self, **values: Any) -> Row:
         return replace(self, **values)
 
     def to_json(self) -> str:
         """One line; numbers that JSON cannot express become null."""
-        return json.dumps({key: plain(value) for key, value in asdict(self).items()}, allow_nan=False)
+        return json.dumps(plain(asdict(self)), allow_nan=False)
 
 
 class Report(NamedTuple):
@@ -97,7 +109,9 @@ class Report(NamedTuple):
 def plain(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else None
-    return value
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list) else value
 
 
 def rates(
@@ -119,15 +133,17 @@ def message_of(error: BaseException) -> str:
 
 def title_of(options: BenchOptions) -> str:
     name = options.model.rpartition(":")[2]
-    early = ", early updates" if options.early_update else ""
+    policies = [choice for choice in options.policies if choice.name != VANILLA]
+    early = ", early updates" if policies and all(choice.early_update for choice in policies) else ""
     return f"{name}, batch {options.batch}, {options.optimizer}{early}, on {options.device}"
 
 
 def budget_note(rows: Sequence[Row]) -> list[str]:
-    """What the budget was, and for whom."""
-    budgets = {row.budget_bytes for row in rows if row.budget_bytes is not None}
-    free = [row.policy for row in rows if row.budget_bytes is None]
-    return [f"budget: {size(budget)}" + f", not for {', '.join(free)}" * bool(free) for budget in budgets]
+    """What the budgets were, and who had none."""
+    budgets = dict.fromkeys((row.budget, row.budget_bytes) for row in rows if row.budget_bytes is not None)
+    free = [row.title for row in rows if row.budget_bytes is None]
+    each = ", ".join(f"{text} are {size(found)}" if str(text).endswith("%") else size(found) for text, found in budgets)
+    return [f"budget: {each}" + f"; not for {', '.join(free)}" * bool(free)] if budgets else []
 
 
 def links(profile: DeviceProfile) -> str:
@@ -244,7 +260,7 @@ def cells(row: Row) -> dict[str, str | Text]:
     span = "–" if row.step_ms_min is None else f"{milliseconds(row.step_ms_min)} … {milliseconds(row.step_ms_max)}"
     simulated = row.device.startswith("sim:")
     values = (
-        *(row.policy, milliseconds(row.simulated_ms if simulated else row.step_ms_median), span),
+        *(row.title, milliseconds(row.simulated_ms if simulated else row.step_ms_median), span),
         *(ratio(row.eor), size(row.peak_bytes), "–" if row.msr is None else f"{row.msr:.1%}", ratio(row.cbr)),
         *(milliseconds(row.stall_ms), size(moved), "–" if row.recomputes is None else f"{row.recomputes:,}"),
         *(milliseconds(row.simulated_ms), verdict(row)),
@@ -264,10 +280,11 @@ def print_table(rows: Sequence[Row], title: str, notes: Sequence[str], console: 
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     table.show_edge, table.pad_edge, table.padding = False, False, (0, 0, 0, 1)
     for name in shown:
-        table.add_column(name, justify="left" if name in ("policy", "results") else "right", no_wrap=True)
+        left, wraps = name in ("policy", "results"), name == "policy"
+        table.add_column(name, justify="left" if left else "right", no_wrap=not wraps, overflow="fold")
     lines = [cells(row) for row in rows]
     first = rows[0]
-    if all(row.policy != "none" for row in rows):
+    if all(row.policy != VANILLA for row in rows):
         vanilla = reference_cells(
             "vanilla", first.vanilla_step_ms_median, first.vanilla_peak_bytes, first.vanilla_step_ms_median
         )
@@ -282,7 +299,7 @@ def print_table(rows: Sequence[Row], title: str, notes: Sequence[str], console: 
     console.print(table)
     for row in rows:
         if row.error is not None:
-            console.print(Text(f"{row.policy}: {row.error}", "red"))
+            console.print(Text(f"{row.title}: {row.error}", "red"))
     for note in notes:
         console.print(Text(note, "dim"))
 

@@ -29,10 +29,9 @@ def simulate_policies(options: BenchOptions, progress: Progress) -> Report:
     progress.say("capturing the training step")
     workload = with_estimates(captured(options), profile)
     vanilla = predicted(workload.vanilla.trace, NO_EVENTS, profile)
-    budget = options.budget.nbytes(vanilla.peak_bytes) if options.budget else None
     rows = []
-    for policy in plan_policies(workload, profile, budget, progress):
-        row = planned_row(empty_row(options, policy.name), workload, policy, profile, budget)
+    for policy in plan_policies(workload, profile, progress):
+        row = planned_row(empty_row(options, policy.choice), workload, policy, profile)
         rows.append(row if row.error else simulated_row(row, policy, profile, vanilla))
     notes = [f"link: {links(profile)}; latencies are estimates of the roofline"]
     if vanilla.peak_bytes > profile.memory_bytes:
@@ -61,9 +60,9 @@ def with_estimates(workload: Workload, profile: DeviceProfile) -> Workload:
     """The same with the roofline's latencies in the traces."""
     graphs = [
         replace(graph, trace=graph.trace.with_latencies(roofline.estimate(graph.trace, profile)))
-        for graph in (workload.vanilla, workload.planned)
+        for graph in (workload.vanilla, workload.early)
     ]
-    return replace(workload, vanilla=graphs[0], planned=graphs[1])
+    return replace(workload, vanilla=graphs[0], early=graphs[1])
 
 
 def simulated_row(row: Row, policy: PlannedPolicy, profile: DeviceProfile, vanilla: Timeline) -> Row:
@@ -88,6 +87,7 @@ def simulated_row(row: Row, policy: PlannedPolicy, profile: DeviceProfile, vanil
         step_ms_max=ms,
         first_step_ms=timeline.first_iteration_us / 1e3,
         vanilla_step_ms_median=vanilla_ms,
+        vanilla_first_step_ms=vanilla.first_iteration_us / 1e3,
         stall_ms=timeline.stall_us / 1e3,
         bytes_out=timeline.bytes_out,
         bytes_in=timeline.bytes_in,

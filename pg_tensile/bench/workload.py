@@ -277,15 +277,15 @@ def class_target_shape(options: BenchOptions, output: OutputSpec | None) -> tupl
 
 @dataclass(frozen=True)
 class Workload:
-    """A training step ready to be measured. `vanilla` is captured as PyTorch runs it, `planned` with the updates moved
-    up where the options say so; `capture_ms` is for one of them."""
+    """A training step ready to be measured. `vanilla` is captured as PyTorch runs it, `early` with the updates moved up
+    (the same where no policy asks for it); `capture_ms` is for one of them."""
 
     options: BenchOptions
     model: nn.Module
     spec: StepSpec
     output: OutputSpec | None
     vanilla: Captured
-    planned: Captured
+    early: Captured
     capture_ms: float
 
     def fresh_model(self) -> nn.Module:
@@ -316,8 +316,8 @@ def prepare(options: BenchOptions, model: nn.Module, device: torch.device) -> Wo
     started = time.perf_counter()
     vanilla = capture(model, inputs, targets, spec, device=device)
     capture_ms = (time.perf_counter() - started) * 1e3
-    planned = capture(model, inputs, targets, spec, True, device) if options.early_update else vanilla
-    return Workload(options, model, spec, output, vanilla, planned, capture_ms)
+    early = capture(model, inputs, targets, spec, True, device) if options.early_update else vanilla
+    return Workload(options, model, spec, output, vanilla, early, capture_ms)
 
 
 def weightless_model(options: BenchOptions) -> nn.Module:

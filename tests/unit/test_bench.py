@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from benchmarks import bench_core
 from pg_tensile import policies
 from pg_tensile.bench import options
-from pg_tensile.bench.contenders import same_bits
+from pg_tensile.bench.contenders import PlanStepper, same_bits
 from pg_tensile.bench.report import Row, rates, size
 from pg_tensile.bench.workload import find_callable
 from pg_tensile.cli import main, parse
@@ -29,6 +29,7 @@ from pg_tensile.plan import Event, EventKind, Plan
 COMMAND = Path(sys.prefix) / "bin" / "pg-tensile"
 KEYS = """
     model policy device batch operators tensors vanilla_peak_bytes peak_bytes predicted_peak_bytes device_peak_bytes
+    label keywords budget latencies early_update round_ms vanilla_first_step_ms
     workspace_peak_bytes floor_bytes budget_bytes host_arena_bytes msr eor cbr step_ms_median step_ms_min step_ms_max
     first_step_ms vanilla_step_ms_median eager_step_ms_median eager_peak_bytes stall_ms link_gbps bytes_out bytes_in
     passive_swap_ins recomputes planning_ms capture_ms bit_identical seed threads versions error
@@ -233,6 +234,62 @@ def test_a_budget_in_percent_is_of_the_vanilla_peak(folder):
     assert swap_all["budget_bytes"] == int(0.7 * none["peak_bytes"]) and swap_all["link_gbps"] == 5
 
 
+def test_every_policy_is_measured_with_every_budget(folder, capsys):
+    sgd = ("--optimizer", "sgd", "--batch", "64", "--device", "sim:RTX_A6000")
+    status, rows = bench(folder, *NET, *sgd, "--policies", "none,joint", "--budget", "90%,1GiB,none")
+    assert status == 0 and [row["budget"] for row in rows] == [None, "90%", str(1 << 30), None]
+    none, tight, wide, free = rows
+    assert [row["policy"] for row in rows[1:]] == ["joint"] * 3 and wide["budget_bytes"] == 1 << 30
+    assert tight["device_peak_bytes"] <= tight["budget_bytes"] == int(0.9 * none["peak_bytes"])
+    assert tight["msr"] >= 0.1 and free["budget_bytes"] is None
+    printed = capsys.readouterr().out
+    assert "joint at 90%" in printed and "not for none, joint" in printed
+
+
+def test_settings_of_one_policy(folder, monkeypatch):
+    asked = []
+
+    def lanes(traces, profile, budget, lanes=2, name="x"):
+        asked.append((budget, lanes, name, tuple(traces[0].latency_us)))
+        return {0: Plan.build([])}
+
+    monkeypatch.setitem(policies.POLICIES, "lanes", lanes)
+    each = "none,lanes:lanes=1:early_update=true,lanes:name=y:budget=200%:latencies=roofline"
+    status, (none, first, second) = bench(folder, *NET, "--policies", each, "--light")
+    assert status == 0 and [row["bit_identical"] for row in (none, first, second)] == [True] * 3
+    (budget, one, _, measured), (share, _, name, estimated) = asked
+    assert (budget, one, share, name) == (None, 1, 2 * none["peak_bytes"], "y")
+    assert len(measured) == len(estimated) and measured != estimated
+    assert first["label"] == "lanes:lanes=1:early_update=true" and first["keywords"] == {"lanes": 1}
+    assert [row["early_update"] for row in (none, first, second)] == [False, True, False]
+    assert (first["peak_bytes"], second["peak_bytes"]) == (first["predicted_peak_bytes"], none["peak_bytes"])
+    assert [row["latencies"] for row in (first, second)] == ["measured", "roofline"]
+
+
+def test_rows_say_how_long_each_round_and_the_first_step_took(folder):
+    rounds = ("--rounds", "3", "--iterations", "2", "--threads", "1", "--json", str(folder / "rows.json"))
+    assert main(["bench", *NET, "--policies", "none,recompute_all", *rounds]) == 0
+    none, recompute = rows_of(folder)
+    for row in (none, recompute):
+        assert len(row["round_ms"]) == 3 and row["step_ms_median"] == sorted(row["round_ms"])[1]
+        assert row["vanilla_first_step_ms"] == none["first_step_ms"] > 0
+
+
+def test_a_light_run_takes_fewer_steps(folder, monkeypatch):
+    steps = []
+    monkeypatch.setattr(
+        PlanStepper, "step", lambda stepper, batch, step=PlanStepper.step: steps.append(1) or step(stepper, batch)
+    )
+    counts = []
+    for light in ((), ("--light",)):
+        steps.clear()
+        status, (row,) = bench(folder, *NET, *light)
+        counts.append(len(steps))
+        assert status == 0 and row["device_peak_bytes"] >= row["peak_bytes"] and row["simulated_ms"] > 0
+        assert (row["allocator_peak_bytes"] is None) == bool(light)
+    assert counts[1] < counts[0]
+
+
 # ---- what fails -----------------------------------------------------------------------------------------------------
 
 
@@ -286,6 +343,11 @@ WRONG = {
     (*NET, "--batch", "2.5"): "--batch",
     (*NET, "--policies", "none,foo"): '"foo" is not a policy',
     (*NET, "--policies", ","): "no policy",
+    (*NET, "--policies", "joint:lanes=1"): '"lanes=1" is not a setting of the policy joint',
+    (*NET, "--policies", "joint:early_update=1"): "early_update=true|false",
+    (*NET, "--policies", "none:budget=50%"): "Vanilla has none",
+    (*NET, "--policies", "joint:budget=half"): "not a budget",
+    (*NET, "--budget", "50%,"): "not a budget",
     (*NET, "--device", "tpu"): "not a device",
     (*NET, "--device", "sim:TPU"): "no device profile",
     (*NET, "--budget", "much"): "not a budget",
@@ -320,7 +382,7 @@ def test_wrong_options_are_answered_in_one_line(folder, capsys, arguments):
     assert main(["bench", *arguments]) == 2
     printed = capsys.readouterr()
     message, *rest = complaints(printed.err)
-    assert message.startswith("pg-tensile: ") and WRONG[arguments] in message
+    assert message.startswith("pg-tensile: ") and WRONG[arguments] in "\n".join((message, *rest))
     assert all(line.startswith(("detail: ", "hint: ")) for line in rest) and printed.out == ""
 
 
@@ -347,6 +409,16 @@ def test_any_text_is_an_input_or_an_option_error(text):
         assert 0 <= spec.nbytes(1) <= options.LARGEST and (spec.below is None or spec.below > 0)
 
 
+@given(st.text() | st.from_regex(r"\A(joint|none)(:[a-z_]+=[0-9a-z%.]*)*(,joint)?\Z"))
+def test_any_text_names_policies_or_is_an_option_error(text):
+    try:
+        found = options.parse_policies(text, policies.POLICIES, (None,), True)
+    except OptionError as error:
+        assert error.hint
+    else:
+        assert found and all(choice.early_update == (choice.name != "none") or ":" in choice.label for choice in found)
+
+
 @given(st.text() | st.from_regex(r"\A[0-9.]*[%a-zA-Z]{0,3}\Z"))
 def test_any_text_is_a_budget_or_an_option_error(text):
     try:
@@ -371,8 +443,10 @@ def test_rates_of_nothing_are_unknown():
 
 
 def test_a_row_is_json_whatever_is_in_it():
-    row = Row("m", "none", "host", 1, msr=math.nan, eor=math.inf, error='a "quoted"\nerror')
+    odd = {"x": math.nan, "of": [1.0, math.inf]}
+    row = Row("m", "none", "host", 1, msr=math.nan, eor=math.inf, error='a "quoted"\nerror', keywords=odd)
     found = json.loads(row.to_json())
+    assert found["keywords"] == {"x": None, "of": [1.0, None]}
     assert found["msr"] is None and found["eor"] is None and found["error"] == 'a "quoted"\nerror'
     assert "\n" not in row.to_json() and set(KEYS.split()) <= {field.name for field in fields(Row)}
 
