@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from pg_tensile.errors import UnknownPolicyError
 from pg_tensile.plan import Plan
-from pg_tensile.policies import joint, none, recompute_all, swap_all
+from pg_tensile.policies import joint, none, recompute_all, swap_all, tensile
 from pg_tensile.profile import DeviceProfile
 from pg_tensile.trace import Trace
 
@@ -19,6 +19,7 @@ Policy = Callable[[Mapping[int, Trace], DeviceProfile, int | None], dict[int, Pl
 
 POLICIES: dict[str, Policy] = {
     "joint": joint.plan,
+    "tensile": tensile.plan,
     "none": none.plan,
     "swap_all": swap_all.plan,
     "recompute_all": recompute_all.plan,

@@ -1,0 +1,268 @@
+"""TENSILE: swap the largest tensor of the peak while the link allows, recompute where that is not enough.
+
+Algorithms 2 and 3 of tensile.txt (sections IV-C, IV-D), read as tensile-notes.md decides. Round by round the memory
+peaks of all jobs are looked at; the largest tensor that lies idle there is swapped, out as early and in as late as the
+link has time, and so are its other gaps for which the host copy is good. No transfer makes anything wait. Where no
+swap is left and the budget is still exceeded, the tensor with the largest MSPS (bytes saved per µs of recomputation)
+is recomputed. Memory is kept in `Peaks`: a round changes a few ranges of it and asks for no new analysis.
+
+Every job plans in its own time, by its operators' latencies, with an equal part of the link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from pg_tensile.latency import roofline
+from pg_tensile.plan import EventKind, Plan
+from pg_tensile.policies.columns import Columns
+from pg_tensile.policies.cover import Cover
+from pg_tensile.policies.gaps import Gap, Gaps
+from pg_tensile.policies.peaks import Peaks
+from pg_tensile.policies.remaking import Remake, Remaking
+from pg_tensile.policies.swapping import Link, Range, Swap, Swapping
+from pg_tensile.profile import DeviceProfile
+from pg_tensile.trace import Trace
+
+ROUNDS = 100  # after which small gains end the planning
+SMALL_GAIN = 0.0005  # of the peak
+GAIN_ROUNDS = 3  # that gain less than that together
+OPERATORS_A_ROUND = 1000  # for larger traces than the paper's: that many more operators, one more round
+SHORTEST_US = 1e-3  # of a recomputation, where MSPS would be infinite
+
+
+def plan(
+    traces: Mapping[int, Trace],
+    profile: DeviceProfile,
+    budget_bytes: int | None,
+    swap_share: Mapping[int, float] | None = None,
+    lanes: int = 2,
+) -> dict[int, Plan]:
+    """Plans for jobs that run at once, each with an equal part of the link.
+
+    `budget_bytes`: of device memory for all jobs, workspaces included; only where swaps do not reach it is anything
+    recomputed, and if it cannot be met the plans come as near as they can. None: as little as swaps reach.
+    `swap_share`: for each job the most bytes of swapped tensors over bytes of tensors that could be swapped (not given:
+    1.0); a job that swaps less waits less for others, so this is a priority. `lanes`: 2, or 1 where a transfer out and
+    one in must not overlap either, as in the paper.
+    """
+    shares = swap_share or {}
+    link = Link.share(profile, max(len(traces), 1), lanes)
+    jobs = {number: Job(_timed(trace, profile), link, shares.get(number, 1.0)) for number, trace in traces.items()}
+    _rounds(list(jobs.values()), budget_bytes)
+    return {number: job.plan() for number, job in jobs.items()}
+
+
+def _timed(trace: Trace, profile: DeviceProfile) -> Trace:
+    return trace if trace.latency_us.any() else trace.with_latencies(roofline.estimate(trace, profile))
+
+
+def _rounds(jobs: list[Job], budget_bytes: int | None) -> None:
+    """Algorithm 3. A round swaps or recomputes one tensor."""
+    together = max(GAIN_ROUNDS, sum(job.columns.operators for job in jobs) // OPERATORS_A_ROUND)
+    peaks = [sum(job.peak_bytes for job in jobs)]
+    while jobs:
+        fits = budget_bytes is None or peaks[-1] <= budget_bytes
+        if fits and len(peaks) > ROUNDS and peaks[-1 - together] - peaks[-1] < SMALL_GAIN * peaks[-1 - together]:
+            return
+        if not _swap_one(jobs) and (fits or not _remake_one(jobs)):
+            return
+        peaks.append(sum(job.peak_bytes for job in jobs))
+
+
+def _swap_one(jobs: list[Job]) -> bool:
+    """Swaps the largest tensor of all jobs' peaks that can be swapped; False: there is none."""
+    while found := [(candidate, job) for job in jobs if (candidate := job.largest()) is not None]:
+        candidate, job = min(found, key=lambda pair: pair[0])
+        if job.swap(candidate):
+            return True
+    return False
+
+
+def _remake_one(jobs: list[Job]) -> bool:
+    """Recomputes the tensor of the largest MSPS at all jobs' peaks that can be recomputed; False: there is none."""
+    while found := [(candidate, job) for job in jobs if (candidate := job.most_valuable()) is not None]:
+        candidate, job = min(found, key=lambda pair: pair[0])
+        if job.remake(candidate):
+            return True
+    return False
+
+
+class Candidate(NamedTuple):
+    """A gap in which a tensor could be off the device. The smallest one is taken first."""
+
+    order: tuple[float, float]  # swap: -bytes, then -µs of the gap; recomputation: -MSPS
+    gap: Gap
+    number: int  # of the look at it: no two are equal
+
+
+class Job:
+    """What is planned for one job so far, its memory, and what could be done next."""
+
+    def __init__(self, trace: Trace, link: Link, swap_share: float) -> None:
+        self.columns = columns = Columns(trace)
+        self._peaks = Peaks(np.array(columns.memory) + trace.workspace_bytes)
+        self._above = list(columns.workspace)  # [n]: bytes that an operator's peak has above its sample
+        self._gaps = Gaps(columns)
+        self._swapping = Swapping(columns, self._gaps, link)
+        self._remaking = Remaking(columns, self._gaps, self._swapping.swaps)
+        self._swaps, self._remakes = Candidates(columns.operators), Candidates(columns.operators)
+        self._remakes_offered = False
+        self._swapped: set[int] = set()  # tensors
+        self._remade: set[int] = set()  # tensors
+        swappable = [tensor for tensor in range(len(columns.bytes)) if self._offer_swaps(self._gaps.of(tensor))]
+        self._swap_bytes_left = swap_share * sum(columns.bytes[tensor] for tensor in swappable)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Device memory, workspaces included."""
+        return self._peaks.maximum()[0]
+
+    def plan(self) -> Plan:
+        remakes = ((float("inf"), event) for event in self._remaking.events())
+        events = [*self._swapping.events(), *remakes]
+        events.sort(key=lambda timed: (timed[1].trigger, timed[1].kind == EventKind.RECOMPUTE, timed[0]))
+        return Plan.build(event for _, event in events)
+
+    # ---- swaps ----
+
+    def largest(self) -> Candidate | None:
+        """The largest tensor at the peak that may be swapped."""
+        return self._swaps.first(self._peaks.maximum()[1])
+
+    def swap(self, candidate: Candidate) -> bool:
+        """Swaps the tensor over the peak, then over the rest of its accesses; False: there is no room on the link."""
+        gap = candidate.gap
+        swap = None if self._over_share(gap.tensor) else self._swapping.look(gap)
+        self._swaps.remove(gap)
+        if swap is None:
+            return False
+        away = [(first, last) for first, last in swap.away(self.columns.operators) if first <= last]
+        operator = self._peaks.maximum()[1]
+        if not any(first <= operator <= last for first, last in away):
+            self._swaps.insert(candidate.order, gap, away)  # good for other peaks
+            return False
+        self._take(swap)
+        for each in self._swapping.rest(gap):
+            if each in self._swaps:
+                self._swaps.remove(each)
+                if (swap := self._swapping.look(each)) is not None:
+                    self._take(swap)
+        return True
+
+    def _take(self, swap: Swap) -> None:
+        tensor = swap.gap.tensor
+        size = self.columns.bytes[tensor]
+        if tensor not in self._swapped:
+            self._swapped.add(tensor)
+            self._swap_bytes_left -= size
+        for first, last in self._swapping.book(swap):
+            self._peaks.add(first, last, -size)
+
+    def _over_share(self, tensor: int) -> bool:
+        return tensor not in self._swapped and self.columns.bytes[tensor] > self._swap_bytes_left
+
+    def _offer_swaps(self, gaps: Iterable[Gap]) -> bool:
+        """Whether any of the gaps is long enough for both transfers."""
+        offered = False
+        for gap in gaps:
+            size = self.columns.bytes[gap.tensor]
+            if size and (away := self._swapping.widest(gap)):
+                self._swaps.insert((-size, -self._swapping.duration_us(gap)), gap, away)
+                offered = True
+        return offered
+
+    # ---- recomputations ----
+
+    def most_valuable(self) -> Candidate | None:
+        """The tensor at the peak with the largest MSPS."""
+        if not self._remakes_offered:
+            self._remakes_offered = True
+            for tensor in range(len(self.columns.bytes)):
+                self._offer_remakes(self._gaps.of(tensor))
+        return self._remakes.first(self._peaks.maximum()[1])
+
+    def remake(self, candidate: Candidate) -> bool:
+        """Recomputes the tensor after the peak; False: it cannot be, or is worth less than it was, or takes too much
+        memory itself."""
+        gap = candidate.gap
+        self._remakes.remove(gap)
+        remake = None if gap.tensor in self._swapped else self._remaking.look(gap)
+        if remake is None:
+            return False
+        order = (self._minus_msps(gap, remake.us), 0.0)
+        if order > candidate.order:
+            self._remakes.insert(order, gap, [self._absence(gap)])
+            return False
+        rise = self._rise(remake)
+        if self._peaks.maximum_in(remake.operator, remake.operator)[0] + rise >= self.peak_bytes:
+            return False
+        self._apply(remake, rise)
+        return True
+
+    def _apply(self, remake: Remake, rise: int) -> None:
+        tensor = remake.gap.tensor
+        self._remade.add(tensor)
+        for gap in self._gaps.of(tensor):
+            self._swaps.remove(gap)
+        self._peaks.add(*self._absence(remake.gap), -self.columns.bytes[tensor])
+        self._peaks.add(remake.operator, remake.operator, rise)
+        self._above[remake.operator] += rise
+        self._remaking.apply(remake)
+        place = 2 * remake.operator - 1
+        for each in remake.inputs:
+            whole = self._gaps.at(each, place)
+            assert whole is not None
+            self._swaps.remove(whole)
+            self._remakes.remove(whole)
+            parts = self._gaps.split(whole, place)
+            if each not in self._remade:
+                self._offer_swaps(parts)
+            self._offer_remakes(parts)
+
+    def _rise(self, remake: Remake) -> int:
+        """Bytes by which the peak right before or at the operator rises."""
+        operator = remake.operator
+        above = max(self.columns.workspace[operator], remake.extra_bytes - self.columns.created[operator])
+        return above - self._above[operator]
+
+    def _offer_remakes(self, gaps: Iterable[Gap]) -> None:
+        for gap in gaps:
+            us = self._remaking.least_us(gap)
+            first, last = self._absence(gap)
+            if us is not None and self.columns.bytes[gap.tensor] and first <= last:
+                self._remakes.insert((self._minus_msps(gap, us), 0.0), gap, [(first, last)])
+
+    def _minus_msps(self, gap: Gap, us: float) -> float:
+        return -self.columns.bytes[gap.tensor] / max(us, SHORTEST_US)
+
+    def _absence(self, gap: Gap) -> Range:
+        """The operators at which a tensor that is recomputed at the end of the gap is off the device."""
+        return (gap.since + 3) // 2, (gap.until - 1) // 2
+
+
+class Candidates:
+    """At most one for each gap, and the first of those that cover an operator."""
+
+    def __init__(self, operators: int) -> None:
+        self._cover = Cover[Candidate](operators)
+        self._of: dict[Gap, Candidate] = {}
+        self._number = 0
+
+    def __contains__(self, gap: Gap) -> bool:
+        return gap in self._of
+
+    def insert(self, order: tuple[float, float], gap: Gap, ranges: Iterable[Range]) -> None:
+        self._number += 1
+        self._of[gap] = candidate = Candidate(order, gap, self._number)
+        self._cover.insert(candidate, ranges)
+
+    def remove(self, gap: Gap) -> None:
+        if gap in self._of:
+            self._cover.remove(self._of.pop(gap))
+
+    def first(self, operator: int) -> Candidate | None:
+        return self._cover.first(operator)
