@@ -1,0 +1,323 @@
+"""Measures operators on a device, for the latency models to be trained with (tensile.txt, section IV-A).
+
+Captured iterations, best of one model at several batch and input sizes, are executed call by call on random numbers,
+alone on the device and while other processes keep it busy. Whole iterations in their own order, because an operator
+finds its operands in the cache or does not, which makes a factor of two; by itself, on operands made for it, an
+operator is executed only where the iteration as a whole does not fit into the memory that may be used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+import random
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from pg_tensile.capture.captured import Captured, Persistent, Slot, Value, copy_into, empty_like_value
+from pg_tensile.errors import MeasurementError
+from pg_tensile.latency.features import Sample
+from pg_tensile.latency.load import BusyProcesses, LoadMeter
+from pg_tensile.peak import footprint
+from pg_tensile.runtime.base import Device
+from pg_tensile.runtime.measure import Meter
+from pg_tensile.runtime.program import Functions, Values
+from pg_tensile.trace import Kind
+
+LOADS = (0, 1, 2)  # other processes at work
+ITERATIONS = 5  # timed, after one that is not
+FEWEST = 3
+_SETTLE_S = 0.25  # the load is read after a pause of this length, in which this process does nothing
+_SHARE = 0.5  # of what is left of the time: for each load but the last
+_PR_SET_PDEATHSIG = 1
+
+
+class Progress(NamedTuple):
+    """Where a calibration stands: `done` of `total` iterations' graphs, `samples` so far, what comes next."""
+
+    done: int
+    total: int
+    samples: int
+    what: str
+
+
+class Calibration:
+    """One calibration of a device. `run` does it; `samples` has what was measured, also when it was stopped early."""
+
+    def __init__(
+        self,
+        captured: Sequence[Captured],
+        device: Device,
+        limit_bytes: int,
+        limit_s: float = 150.0,
+        loads: Sequence[int] = LOADS,
+        seed: int = 0,
+    ) -> None:
+        """`captured`: of this device's type. `limit_bytes`: of device memory. `limit_s`: begins with `run`. `loads`:
+        numbers of busy processes, each for a part of the time."""
+        if not captured:
+            raise MeasurementError("there is nothing to calibrate with", hint="Give at least one captured iteration.")
+        self.samples: list[Sample] = []
+        self.skipped: set[str] = set()  # operators that were never executed, for want of memory or because they failed
+        self._captured, self._device = captured, device
+        self._limit_bytes, self._limit_s = limit_bytes, limit_s
+        self._loads = loads
+        self._random = random.Random(seed)
+        self._meter = LoadMeter(device.profile.kind, device.torch_device.index or 0)
+
+    def run(self) -> Iterator[Progress]:
+        """Measures, and yields before each graph and at the end. Ends in time, but for the graph begun. Closing the
+        generator, or an exception in it, ends the busy processes."""
+        start = time.monotonic()
+        total = len(self._loads) * len(self._captured)
+        done = 0
+        for place, load in enumerate(self._loads):
+            remaining = self._limit_s - (time.monotonic() - start)
+            share = remaining * (1.0 if place == len(self._loads) - 1 else _SHARE)
+            deadline = time.monotonic() + share
+            order = list(self._captured)
+            self._random.shuffle(order)
+            what = f"{load} other processes" if load else "nothing else"
+            if share <= 0:
+                break
+            with BusyProcesses(load, str(self._device.torch_device), torch.get_num_threads()):
+                for captured in order:
+                    if time.monotonic() < deadline:
+                        yield Progress(done, total, len(self.samples), f"the device has {what} to do")
+                        self._measure(captured, deadline)
+                    done += 1
+        yield Progress(total, total, len(self.samples), "")
+
+    def _measure(self, captured: Captured, deadline: float) -> None:
+        self._meter.read()
+        time.sleep(_SETTLE_S)
+        load = self._meter.read()
+        readings = None
+        if footprint(captured.trace).device_peak_bytes <= self._limit_bytes:
+            with contextlib.suppress(RuntimeError):  # the model cannot be executed on random numbers, or no memory
+                readings = self._execute(lambda: _Replay(captured, self._device), deadline)
+        if readings is None:
+            alone = _Alone(captured, self._device, self._limit_bytes)
+            readings = self._execute(lambda: alone, deadline)
+            self.skipped |= alone.failed
+        self._collect(captured, readings, load)
+
+    def _execute(self, make: Callable[[], _Replay | _Alone], deadline: float) -> np.ndarray:
+        """float64[iterations, operators], µs."""
+        readings: list[np.ndarray] = []
+        with _executing(self._device), self._device.iteration():
+            replay = make()
+            replay.iteration(self._device.clock())
+            for _ in range(ITERATIONS):
+                if len(readings) >= FEWEST and time.monotonic() > deadline:
+                    break
+                readings.append(replay.iteration(self._device.clock()))
+        return np.array(readings)
+
+    def _collect(self, captured: Captured, readings: np.ndarray, load: float) -> None:
+        """`readings`: float64[iterations, operators], NaN where an operator was not executed."""
+        trace = captured.trace
+        calls: dict[tuple[str, str], list[int]] = {}
+        for operator in range(1, trace.operator_count - 1):
+            calls.setdefault((trace.target[operator], trace.signature[operator]), []).append(operator)
+        for (target, signature), operators in calls.items():
+            measured = readings[:, operators]
+            measured = measured[np.isfinite(measured) & (measured > 0)]
+            if measured.size:
+                flops, traffic = int(trace.flops[operators[0]]), int(trace.operator_bytes[operators[0]])
+                self.samples.append(Sample(target, signature, flops, traffic, load, float(np.median(measured))))
+
+
+@contextlib.contextmanager
+def _executing(device: Device) -> Iterator[None]:
+    """How calls are executed: as the executor does, and without changing the caller's random numbers."""
+    state = device.generator_state()
+    try:
+        with (
+            torch.inference_mode(False),
+            torch._C._AutoDispatchBelowAutograd(),
+            torch._C._DisableAutocast(),
+            torch.enable_grad(),
+        ):
+            yield
+    finally:
+        device.set_generator_state(state)
+
+
+class _Replay:
+    """A whole iteration, in its order, with weights of the usual size: no number grows without end or fades away."""
+
+    def __init__(self, captured: Captured, device: Device) -> None:
+        self.failed: set[str] = set()
+        self._captured = captured
+        self._functions = Functions(captured, device)
+        self._values: Values = [None] * self._functions.size
+        self._feed = [_input(captured.values[slot]) for slot in captured.inputs]
+        self._feed.append(torch.zeros((), dtype=torch.float64))  # of a learning rate of 0 nothing is learned
+        for persistent in captured.persistents:
+            self._values[persistent.slot] = _initial(persistent, captured)
+            self._functions.make_persistent_views(persistent.tensor, self._values)
+        self._dying = _dying_slots(captured, self._functions)
+
+    def iteration(self, clock: Meter) -> np.ndarray:
+        """float64[operators], µs."""
+        values, functions = self._values, self._functions
+        values[functions.feed : functions.taken] = self._feed
+        with clock:
+            for operator, dying in enumerate(self._dying):
+                function = functions.plain(operator)
+                clock.start()
+                function(values)
+                clock.stop()
+                for slot in dying:
+                    values[slot] = None
+        return clock.read()
+
+
+def _dying_slots(captured: Captured, functions: Functions) -> list[list[int]]:
+    """The slots of the tensors that each operator accesses last."""
+    trace = captured.trace
+    dying: list[list[int]] = [[] for _ in range(trace.operator_count)]
+    for tensor in np.flatnonzero(~trace.persistent).tolist():
+        if trace.tensor_last[tensor] < trace.operator_count:
+            dying[trace.tensor_last[tensor]].extend(functions.slots[tensor])
+    dying[-1].extend(range(functions.taken, functions.size))
+    return dying
+
+
+class _Alone:
+    """Each call of an iteration once, on operands made for it."""
+
+    def __init__(self, captured: Captured, device: Device, limit_bytes: int) -> None:
+        self.failed: set[str] = set()
+        self._captured, self._device, self._limit_bytes = captured, device, limit_bytes
+        self._functions = Functions(captured, device)
+        self._values: Values = [None] * self._functions.size
+        trace = captured.trace
+        first = {(trace.target[row], trace.signature[row]): row for row in reversed(range(1, trace.operator_count - 1))}
+        self._operators = sorted(row for row in first.values() if self._is_possible(row))
+
+    def _is_possible(self, operator: int) -> bool:
+        """Whether its operands fit, and are such that it does not matter what they contain."""
+        trace = self._captured.trace
+        tensors = trace.access_tensor[slice(*trace.access_start[operator : operator + 2])]
+        needed = trace.tensor_bytes[tensors].sum() + trace.workspace_bytes[operator]
+        possible = needed <= self._limit_bytes and not self._captured.unknown_sizes.intersection(tensors.tolist())
+        if not possible:
+            self.failed.add(trace.target[operator])
+        return possible
+
+    def iteration(self, clock: Meter) -> np.ndarray:
+        """float64[operators], µs; NaN where none was executed."""
+        reading = np.full(self._captured.trace.operator_count, np.nan)
+        with clock:
+            worked = [self._execute(operator, clock) for operator in self._operators]
+        reading[self._operators] = np.where(worked, clock.read(), np.nan)
+        failed = [operator for operator, did in zip(self._operators, worked, strict=True) if not did]
+        self.failed |= {self._captured.trace.target[operator] for operator in failed}
+        self._operators = [operator for operator in self._operators if operator not in failed]
+        return reading
+
+    def _execute(self, operator: int, clock: Meter) -> bool:
+        realised = self._captured.operators[operator]
+        assert realised.call is not None
+        slots = set(_slots((realised.call.args, tuple(realised.call.kwargs.values()))))
+        operands = _operands(self._captured, slots)
+        for slot, operand in operands.items():
+            self._values[slot] = operand
+        function = self._functions.plain(operator)
+        clock.start()
+        try:
+            function(self._values)
+            return True
+        except (RuntimeError, ValueError, IndexError, TypeError):  # random numbers are not what it takes
+            return False
+        finally:
+            clock.stop()
+            made = [slot for call in (realised.call, *realised.views) for slot in call.results if slot is not None]
+            for slot in (*operands, *made):
+                self._values[slot] = None
+
+
+# ---- numbers to compute with -----------------------------------------------------------------------------------------
+
+
+def _slots(template: Any) -> Iterator[int]:
+    if isinstance(template, Slot):
+        yield template.index
+    elif isinstance(template, (tuple, list)):
+        for item in template:
+            yield from _slots(item)
+
+
+def _operands(captured: Captured, slots: set[int]) -> dict[int, torch.Tensor]:
+    """New memory for these slots: those of one tensor share it."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    operands = {}
+    for slot in slots:
+        value = captured.values[slot]
+        if value.tensor not in storages:
+            end = (
+                value.offset + 1 + sum((size - 1) * step for size, step in zip(value.shape, value.stride, strict=True))
+            )
+            size = max(int(captured.trace.tensor_bytes[value.tensor]), end * value.dtype.itemsize)
+            flat = torch.empty(-(-size // value.dtype.itemsize), dtype=value.dtype, device=value.device)
+            storages[value.tensor] = _randomised(flat).untyped_storage()
+        empty = torch.empty(0, dtype=value.dtype, device=value.device)
+        operands[slot] = empty.set_(storages[value.tensor], value.offset, value.shape, value.stride)
+    return operands
+
+
+def _randomised(tensor: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+    """0 … scale, which no operator fails on or is slow with; 0 where they are integers: it is an index everywhere."""
+    return tensor.uniform_(0, scale) if tensor.is_floating_point() else tensor.zero_()
+
+
+def _input(value: Value) -> torch.Tensor:
+    return _randomised(torch.empty(value.shape, dtype=value.dtype, device=value.device))
+
+
+def _initial(persistent: Persistent, captured: Captured) -> torch.Tensor:
+    """A value of the kind that a network begins with."""
+    tensor = empty_like_value(captured.values[persistent.slot])
+    if persistent.constant is not None:
+        copy_into(tensor, persistent.constant.detach())
+    elif persistent.kind == Kind.OPTIMIZER_STATE:
+        tensor.fill_(persistent.initial)
+    elif tensor.dim() > 1 and tensor.is_floating_point():
+        deviation = math.sqrt(2 * tensor.shape[0] / max(1, tensor.numel()))
+        tensor.uniform_(-deviation * math.sqrt(3), deviation * math.sqrt(3))
+    else:
+        tensor.fill_(1 if tensor.is_floating_point() else 0)
+    return tensor
+
+
+# ---- other processes -------------------------------------------------------------------------------------------------
+
+
+def keep_busy(parent: int, device: str, threads: int) -> None:
+    """What a process of `BusyProcesses` does: convolutions on the device, until its standard input ends. `parent`: the
+    process that started it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        return  # it ended before this process asked to be told
+    torch.set_num_threads(threads)
+    image = torch.rand(8, 64, 56, 56, device=device)
+    weight = torch.rand(64, 64, 3, 3, device=device)
+    with torch.no_grad():
+        torch.conv2d(image, weight, padding=1)
+        os.write(1, b".")
+        while not select.select([0], [], [], 0)[0]:
+            torch.conv2d(image, weight, padding=1).relu_()
+            if image.is_cuda:
+                torch.cuda.synchronize()
