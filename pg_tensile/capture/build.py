@@ -30,18 +30,21 @@ class Recording:
     persistents: list[Persistent]
     inputs: tuple[int, ...]  # slots, as the next ones
     input_names: tuple[str, ...]
-    learning_rate: int
-    loss: int
+    learning_rate: int | None  # None: an evaluation
+    loss: int | None
     outputs: tuple[int, ...]
     gradients: dict[int, str]  # slot → name of the parameter
     device: torch.device
 
+    def given(self) -> tuple[int, ...]:
+        return self.inputs if self.learning_rate is None else (*self.inputs, self.learning_rate)
+
     def results(self) -> tuple[int, ...]:
-        return (self.loss, *self.outputs)
+        return self.outputs if self.loss is None else (self.loss, *self.outputs)
 
 
 def build(recording: Recording, spec: StepSpec) -> Captured:
-    """The captured step; takes the recording to pieces."""
+    """The captured iteration; takes the recording to pieces."""
     _drop_dead(recording)
     _accumulate_in_place(recording)
     return _Builder(recording, spec).captured()
@@ -163,13 +166,14 @@ class _Builder:
 
     def captured(self) -> Captured:
         recording = self.recording
-        self._add_ends(PLACEHOLDER, Phase.FORWARD, Mode.CREATE, (*recording.inputs, recording.learning_rate))
+        self._add_ends(PLACEHOLDER, Phase.FORWARD, Mode.CREATE, recording.given())
         for record in recording.records:
             if record.is_view:
                 self._add_view(record.call)
             else:
                 self._add_operator(record)
-        self._add_ends(OUTPUT, Phase.OPTIMIZER, Mode.READ, recording.results())
+        last = Phase.FORWARD if recording.learning_rate is None else Phase.OPTIMIZER
+        self._add_ends(OUTPUT, last, Mode.READ, recording.results())
         used = {access.tensor for operator in self.operators for access in operator.accesses}
         order = [*(tensor for tensor in self.persistents if tensor in used), *self.creators]
         tensors = {tensor: number for number, tensor in enumerate(order)}
@@ -188,8 +192,8 @@ class _Builder:
             ),
             persistent_views=tuple(_rename(view, slots) for view in self.persistent_views),
             inputs=tuple(slots[slot] for slot in recording.inputs),
-            learning_rate=slots[recording.learning_rate],
-            loss=slots[recording.loss],
+            learning_rate=None if recording.learning_rate is None else slots[recording.learning_rate],
+            loss=None if recording.loss is None else slots[recording.loss],
             outputs=tuple(slots[slot] for slot in recording.outputs),
             unknown_sizes=frozenset(tensors[tensor] for tensor in self.unknown_sizes),
             spec=self.spec,
@@ -272,7 +276,7 @@ class _Builder:
     def _used_slots(self, used: set[int]) -> dict[int, int]:
         """The slots that something defines, with new numbers in the order of their definition."""
         slots = [entry.slot for entry in self.recording.persistents if entry.tensor in used]
-        slots += [*self.recording.inputs, self.recording.learning_rate]
+        slots += self.recording.given()
         operators = ((call, *views) for call, views in zip(self.calls, self.views, strict=True))
         for call in itertools.chain(self.persistent_views, *operators):
             slots += [] if call is None else [slot for slot in call.results if slot is not None]
@@ -315,10 +319,12 @@ class _Builder:
             names[entry.tensor] = name or f"constant{place}"
         for slot, name in zip(recording.inputs, recording.input_names, strict=True):
             names[self.values[slot].tensor] = name
-        names[self.values[recording.learning_rate].tensor] = "learning_rate"
+        if recording.learning_rate is not None:
+            names[self.values[recording.learning_rate].tensor] = "learning_rate"
         for slot, name in recording.gradients.items():
             names[self.values[slot].tensor] = f"{name}.grad"
-        names.setdefault(self.values[recording.loss].tensor, "loss")
+        if recording.loss is not None:
+            names.setdefault(self.values[recording.loss].tensor, "loss")
         return names
 
 

@@ -53,7 +53,7 @@ class Call(NamedTuple):
 
 class CapturedOperator(NamedTuple):
     """What realises one operator of the trace. `call` is None for the placeholder (which defines the slots
-    `Captured.inputs` and `Captured.learning_rate`) and for the output (which reads `Captured.loss` and `outputs`).
+    `Captured.given`) and for the output (which reads `Captured.returned`).
     `views`: to be evaluated after the call, in this order; each shows a tensor that this operator creates."""
 
     call: Call | None
@@ -80,7 +80,7 @@ class Persistent(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Captured:
-    """One training iteration, ready to be planned and executed. Holds no weights."""
+    """One iteration, a training step or an evaluation, ready to be planned and executed. Holds no weights."""
 
     trace: Trace
     operators: tuple[CapturedOperator, ...]  # as trace.operators
@@ -88,11 +88,28 @@ class Captured:
     persistents: tuple[Persistent, ...]  # one for each persistent tensor of the trace, in its order
     persistent_views: tuple[Call, ...]  # views of persistent tensors, in order: evaluated once
     inputs: tuple[int, ...]  # slots: the inputs and then the targets, as given to `capture`
-    learning_rate: int  # slot of the learning rate: float64, no dimensions, on the CPU
-    loss: int  # slot
-    outputs: tuple[int, ...]  # slots: the picked output of each micro-batch if spec.returns_outputs, else none
+    learning_rate: int | None  # slot of the learning rate: float64, no dimensions, on the CPU; None: an evaluation
+    loss: int | None  # slot; None: an evaluation without targets
+    # slots: of a training step the picked output of each micro-batch if spec.returns_outputs, else none; of an
+    # evaluation all tensors in the picked output
+    outputs: tuple[int, ...]
     unknown_sizes: frozenset[int]  # tensors whose real size shows when the operator runs: see `with_tensor_bytes`
     spec: StepSpec
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is a training step, and not an evaluation."""
+        return self.learning_rate is not None
+
+    @property
+    def given(self) -> tuple[int, ...]:
+        """Slots that the placeholder defines: the inputs, and of a training step the learning rate."""
+        return self.inputs if self.learning_rate is None else (*self.inputs, self.learning_rate)
+
+    @property
+    def returned(self) -> tuple[int, ...]:
+        """Slots that the output reads: the loss, if there is one, and the outputs."""
+        return self.outputs if self.loss is None else (self.loss, *self.outputs)
 
     def with_tensor_bytes(self, sizes: Mapping[int, int]) -> Captured:
         """The same with other sizes (tensor → bytes) for tensors of `unknown_sizes`."""

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from pg_tensile.capture import optimizers
 from pg_tensile.capture.recorder import PLAIN
-from pg_tensile.capture.spec import StepSpec
 from pg_tensile.errors import CaptureError
 
 DEVICES = ("cpu", "cuda")
@@ -29,8 +28,9 @@ def check_inputs(inputs: Sequence[Any], targets: Sequence[Any]) -> None:
             _check_dense(f"{what} {place}", tensor)
 
 
-def check_model(model: nn.Module, spec: StepSpec) -> None:
-    """Raises CaptureError for a model whose parameters or modules are of a kind that cannot be captured."""
+def check_model(model: nn.Module, trains: bool) -> None:
+    """Raises CaptureError for a model whose parameters or modules are of a kind that cannot be captured; `trains`: in a
+    training step."""
     if not isinstance(model, nn.Module):
         raise CaptureError(f"the model is of type {type(model).__name__}, not a module", "Wrap it in an nn.Module.")
     for name, module in model.named_modules():
@@ -41,8 +41,9 @@ def check_model(model: nn.Module, spec: StepSpec) -> None:
             hint = "Call it once with a batch before it is trained, so that its lazy modules know their sizes."
             raise CaptureError(f'"{name}" of the model has no size yet', hint)
         _check_dense(f'"{name}" of the model', tensor)
-    trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    if not trainable:
+    parameters = list(model.named_parameters())
+    trainable = [(name, parameter) for name, parameter in parameters if parameter.requires_grad and trains]
+    if not (trainable if trains else parameters):
         raise CaptureError("the model has no parameters to train", "Set requires_grad on those to train.")
     for name, parameter in trainable:
         optimizers.check_parameter(name, parameter)

@@ -1,4 +1,5 @@
-"""`capture`: runs a model's step on fake tensors, twice, and refuses what would be silently wrong as a static graph."""
+"""`capture` and `capture_evaluation`: run a model's step on fake tensors, twice, and refuse what would be silently
+wrong as a static graph."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ import random
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,7 @@ from pg_tensile.device import choose_device
 from pg_tensile.errors import CaptureError
 from pg_tensile.trace import Kind, Mode, Trace
 
+Run = Callable[[nn.Module, step.StepTensors, StepSpec, Recorder], step.StepResult]
 _lock = threading.RLock()  # capturing replaces attributes of the model and of PyTorch
 
 
@@ -53,23 +56,57 @@ def capture(
 
     Raises CaptureError, with the model's source line where there is one, for a step that cannot be captured or would be
     trained silently wrong, and DeviceError if the device is not there."""
+    captured = _capture(model, inputs, targets, spec, device, training=True, run=step.run)
+    if early_update:
+        from pg_tensile.early_update import early_update as move_updates  # which is built on this package
+
+        return move_updates(captured)
+    return captured
+
+
+def capture_evaluation(
+    model: nn.Module,
+    inputs: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    spec: StepSpec,
+    device: torch.device | str | None = None,
+    training: bool | None = False,
+    with_loss: bool | None = None,
+) -> Captured:
+    """The forward pass of `model` without gradients as a static graph, and `spec.loss` of its output: one evaluation of
+    the whole batch, under the spec's autocast. It returns all tensors in what `spec.pick` picks of the outputs.
+
+    `with_loss`: None is whether there are targets. `training`: the mode that the model is captured in; None: as it is.
+    Optimizer, clipping and accumulation of the spec do not count; all operators are in the phase FORWARD. Everything
+    else is as in `capture`. Raises CaptureError, DeviceError."""
+    run = partial(step.evaluate, with_loss=bool(targets) if with_loss is None else with_loss)
+    return _capture(model, inputs, targets, spec, device, training, run)
+
+
+def _capture(
+    model: nn.Module,
+    inputs: Sequence[Tensor],
+    targets: Sequence[Tensor],
+    spec: StepSpec,
+    device: torch.device | str | None,
+    training: bool | None,
+    run: Run,
+) -> Captured:
+    trains = run is step.run
     checks.check_inputs(inputs, targets)
-    checks.check_model(model, spec)
+    checks.check_model(model, trains)
     with _lock, generators_kept():
         state = ModelState(model)
         try:
-            model.train()
-            session = Session(model, inputs, targets, spec, device, state)
+            if training is not None:
+                model.train(training)
+            session = Session(model, inputs, targets, spec, device, state, run, trains)
             recording = session.record(seed=1)
             _compare(recording, session.record(seed=2))
         finally:
             state.restore()
     captured = build(recording, spec)
     _refuse_changed_constants(captured.trace)
-    if early_update:
-        from pg_tensile.early_update import early_update as move_updates  # which is built on this package
-
-        return move_updates(captured)
     return captured
 
 
@@ -84,7 +121,10 @@ class Session:
         spec: StepSpec,
         device: torch.device | str | None,
         state: ModelState,
+        run: Run,
+        trains: bool,
     ) -> None:
+        self.run, self.trains = run, trains
         self.model, self.inputs, self.targets, self.spec, self.state = model, inputs, targets, spec, state
         self.parameters = dict(model.named_parameters())
         self.buffers = dict(model.named_buffers())
@@ -113,13 +153,13 @@ class Session:
             tensors, buffers = self._fakes()
             persistents = _persistents(tensors, buffers, self.spec, recorder)
             inputs = [recorder.slot(tensor) for tensor in (*tensors.inputs, *tensors.targets)]
-            learning_rate = recorder.slot(tensors.learning_rate)
+            learning_rate = None if tensors.learning_rate is None else recorder.slot(tensors.learning_rate)
             recorder.started = len(recorder.storages)
             fakes = {**tensors.parameters, **buffers}
             slots = {name: recorder.slot(fake) for name, fake in fakes.items()}
             self._substitute(fakes)
             with _errors_explained(), _modules_followed(recorder, self.module_names), recorder:
-                result = step.run(self.model, tensors, self.spec, recorder)
+                result = self.run(self.model, tensors, self.spec, recorder)
                 self._keep_buffers(fakes, buffers, slots, recorder)
             recorder.check_end()
             if self.state.draws():
@@ -140,7 +180,7 @@ class Session:
             inputs=tuple(inputs),
             input_names=tuple(names),
             learning_rate=learning_rate,
-            loss=recorder.slot(result.loss),
+            loss=None if result.loss is None else recorder.slot(result.loss),
             outputs=tuple(recorder.slot(output) for output in result.outputs),
             gradients={recorder.slot(gradient): name for name, gradient in result.gradients.items()},
             device=self.device,
@@ -155,11 +195,11 @@ class Session:
             states={
                 name: {spec.key: optimizers.make_state(spec, parameter) for spec in kept}
                 for name, parameter in parameters.items()
-                if parameter.requires_grad
+                if parameter.requires_grad and self.trains
             },
             inputs=tuple(self._fake(real) for real in self.inputs),
             targets=tuple(self._fake(real) for real in self.targets),
-            learning_rate=torch.empty((), dtype=torch.float64, device="cpu"),
+            learning_rate=torch.empty((), dtype=torch.float64, device="cpu") if self.trains else None,
         )
         return tensors, {name: self._fake(real) for name, real in self.buffers.items()}
 

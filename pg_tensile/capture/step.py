@@ -1,4 +1,5 @@
-"""One training step on tensors in the places of the model's own: forward, loss, backward, clipping, update.
+"""One training step on tensors in the places of the model's own: forward, loss, backward, clipping, update; and one
+evaluation: forward, and the loss.
 
 `forward_loss` and `micro_batches` are what the eager reference (pg_tensile/eager.py) runs, too.
 """
@@ -10,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from pg_tensile.capture import optimizers
 from pg_tensile.capture.recorder import Recorder
@@ -25,13 +27,14 @@ class StepTensors(NamedTuple):
     states: dict[str, dict[str, Tensor]]  # by name of the parameter and key
     inputs: tuple[Tensor, ...]
     targets: tuple[Tensor, ...]
-    learning_rate: Tensor
+    learning_rate: Tensor | None  # None: an evaluation
 
 
 class StepResult(NamedTuple):
-    """What a step yields: the loss, the picked outputs of each micro-batch, and the gradient of each parameter."""
+    """What a step yields: the loss, the picked outputs of each micro-batch, and the gradient of each parameter. Of an
+    evaluation: the loss, if it is wanted, and all tensors in the picked output."""
 
-    loss: Tensor
+    loss: Tensor | None
     outputs: tuple[Tensor, ...]
     gradients: dict[str, Tensor]
 
@@ -57,12 +60,19 @@ def forward_loss(
     model: nn.Module, inputs: Sequence[Tensor], targets: Sequence[Tensor], spec: StepSpec
 ) -> tuple[Any, Tensor]:
     """The picked outputs of one micro-batch and its share of the loss."""
-    device = next(model.parameters()).device
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=spec.autocast == "bf16"):
+    with _autocast(model, spec):
         outputs = spec.pick(model(*inputs))
         loss = spec.loss(outputs, *targets)
     _check_loss(loss)
+    if not loss.requires_grad:
+        hint = "Look for detach(), no_grad() or operators without a gradient on the way from the parameters."
+        raise CaptureError("the loss does not depend on any parameter that is trained", hint)
     return outputs, loss / spec.accumulation if spec.accumulation > 1 else loss
+
+
+def _autocast(model: nn.Module, spec: StepSpec) -> torch.autocast:
+    device = next(model.parameters()).device
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=spec.autocast == "bf16")
 
 
 def _check_loss(loss: Any) -> None:
@@ -73,15 +83,13 @@ def _check_loss(loss: Any) -> None:
         raise CaptureError(f"the loss has the shape {tuple(loss.shape)}, not one element", "Return its mean or sum.")
     if not loss.is_floating_point():
         raise CaptureError(f"the loss is of type {loss.dtype}, not a real number", "Return a real number.")
-    if not loss.requires_grad:
-        hint = "Look for detach(), no_grad() or operators without a gradient on the way from the parameters."
-        raise CaptureError("the loss does not depend on any parameter that is trained", hint)
 
 
 def run(model: nn.Module, tensors: StepTensors, spec: StepSpec, recorder: Recorder) -> StepResult:
     """One step; the model's parameters must have been substituted by `tensors.parameters`."""
     trainable = {name: parameter for name, parameter in tensors.parameters.items() if parameter.requires_grad}
     gradients = Gradients(recorder)
+    assert tensors.learning_rate is not None
     losses: list[Tensor] = []
     outputs: list[Tensor] = []
     for inputs, targets in micro_batches(tensors.inputs, tensors.targets, spec.accumulation):
@@ -110,6 +118,20 @@ def run(model: nn.Module, tensors: StepTensors, spec: StepSpec, recorder: Record
         for name, gradient in gradients.kept.items():
             optimizers.update(spec.optimizer, trainable[name], gradient, tensors.states[name], tensors.learning_rate)
     return StepResult(total, tuple(outputs), gradients.kept)
+
+
+def evaluate(model: nn.Module, tensors: StepTensors, spec: StepSpec, recorder: Recorder, with_loss: bool) -> StepResult:
+    """One evaluation of the whole batch, whatever the accumulation, without gradients."""
+    with torch.no_grad(), _autocast(model, spec):
+        picked = spec.pick(model(*tensors.inputs))
+        loss = spec.loss(picked, *tensors.targets) if with_loss else None
+    if with_loss:
+        _check_loss(loss)
+    outputs = tuple(leaf.detach() for leaf in tree_leaves(picked) if isinstance(leaf, Tensor))
+    if not outputs:
+        message = f"the model's output to return is of type {type(picked).__name__} and has no tensor in it"
+        raise CaptureError(message, hint="Pick a tensor with output_key.")
+    return StepResult(loss, outputs, {})
 
 
 class Gradients:
