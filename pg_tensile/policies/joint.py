@@ -47,10 +47,10 @@ def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int 
     """The plans with which all jobs lose the least time and fit into the budget together, each with an equal part of
     the link. Without a budget every job gives back the memory that costs it under 2 % of time. Raises BudgetError with
     the least bytes that are possible."""
-    planners = {job: JobPlanner(trace, profile, 1 / len(traces)) for job, trace in traces.items()}
+    planners = {job: JobPlanner(trace, profile, 1 / max(len(traces), 1)) for job, trace in traces.items()}
     if budget_bytes is None:
         chosen = {job: planner.for_free() for job, planner in planners.items()}
-    elif len(planners) == 1:
+    elif len(planners) <= 1:
         chosen = {job: planner.within(budget_bytes) for job, planner in planners.items()}
     else:
         chosen = share_out(planners, budget_bytes)
@@ -109,7 +109,7 @@ class JobPlanner:
         low, best = floor_bytes(self.trace), self.vanilla
         for _ in range(6):
             middle = (low + best.device_peak_bytes) // 2
-            one = self.best(middle)
+            one = self.best(middle, max(3, self.tries // 2))
             if isinstance(one, Shortage) or one.us > FREE * self.vanilla.us:
                 low = middle
             else:

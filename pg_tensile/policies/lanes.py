@@ -25,11 +25,16 @@ class Lane:
     def __init__(self, operator_us: Sequence[float]) -> None:
         count = len(operator_us)
         self._free_us = list(operator_us)
-        self._later = list(range(count + 1))  # operator → itself or a later one that may have time left
+        self._later = list(range(count + 1))  # operator → itself or a later one that has time left
         self._earlier = list(range(count + 1))  # the same for earlier ones, shifted by one: 0 is "none"
+        for operator, us in enumerate(operator_us):
+            if us <= 0:
+                self._take(operator, 0.0)
 
     def earliest(self, us: float, first: int, last: int, book: bool = True) -> Booking:
         """Takes `us` from the operators first … last, the earliest first; what is found if there is less."""
+        if first > last:
+            return Booking(0.0, first, first - 1)
         found, begin, end, at = 0.0, first, first - 1, self._next(first)
         while at <= last and found < us:
             taken = min(self._free_us[at], us - found)
@@ -42,6 +47,8 @@ class Lane:
 
     def latest(self, us: float, first: int, last: int, book: bool = True) -> Booking:
         """Takes `us` from the operators first … last, the latest first; what is found if there is less."""
+        if first > last:
+            return Booking(0.0, last + 1, last)
         found, begin, end, at = 0.0, last + 1, last, self._previous(last)
         while at >= first and found < us:
             taken = min(self._free_us[at], us - found)

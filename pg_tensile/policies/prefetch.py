@@ -1,13 +1,13 @@
-"""When the transfers of a plan start: swap-outs as soon as the lane can take them, swap-ins as early as there is room.
+"""When the transfers of a plan start and end: as early, and as long, as there is time and room.
 
-Each lane serves the transfer with the nearest deadline first. A plan's events say which tensors are away; their
-triggers are moved here, in the gaps between the steps, and memory stays within the budget: a swap-out's tensor is on
-the device until its deadline anyway, a swap-in's only where it fits.
+A plan says which tensors are away and when they are needed; here every transfer gets its trigger, and swap-outs more
+time where nothing else needs the memory yet. Each lane serves the nearest deadline first. Memory stays within the
+budget: a swap-out's tensor is on the device until its deadline anyway, a swap-in's only where it fits.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from heapq import heappop, heappush
 
 import numpy as np
@@ -15,96 +15,136 @@ import numpy as np
 from pg_tensile.plan import EventKind, Plan
 from pg_tensile.profile import DeviceProfile, Direction
 from pg_tensile.sequence import AccessSequence
-from pg_tensile.trace import Floats, Int64s
 
 AHEAD = 0.25  # of a transfer's time that its swap-in is requested earlier than needed, where there is room
 
 
-def schedule(sequence: AccessSequence, profile: DeviceProfile, budget_bytes: int, share: float = 1.0) -> Plan:
-    """The plan of `sequence` with the triggers of its transfers chosen, for `share` of the link."""
-    rows = sequence.plan.rows.copy()
-    trace = sequence.trace
-    ends = np.cumsum(trace.latency_us[sequence.steps])
-    copies = sequence.copies
-    us = np.zeros(len(rows))
-    for direction, kind in ((Direction.OUT, EventKind.SWAP_OUT), (Direction.IN, EventKind.SWAP_IN)):
-        of_kind = rows["kind"][copies.event] == kind
-        rate = (profile.out_bytes_per_s, profile.in_bytes_per_s)[direction] * share
-        us[copies.event[of_kind]] = profile.transfer_latency_us + copies.bytes[of_kind] * (1e6 / rate)
-    _start_outs(rows, us, sequence.operator_step, ends)
-    _start_ins(rows, us, sequence, ends, budget_bytes)
+def schedule(sequence: AccessSequence, profile: DeviceProfile, budget_bytes: int) -> Plan:
+    """The plan of `sequence`, which keeps to the budget (workspaces included), with its transfers scheduled."""
+    timetable = _Timetable(sequence, profile, budget_bytes)
+    timetable.start_outs()
+    timetable.start_ins()
+    rows = timetable.rows
     rank = np.where(rows["kind"] == EventKind.RECOMPUTE, 2, np.where(rows["kind"] == EventKind.SWAP_IN, 1, 0))
     order = np.lexsort((np.where(rank == 2, np.arange(len(rows)), rows["deadline"]), rank, rows["trigger"]))
     return Plan(rows[order], sequence.plan.generation)
 
 
-def _start_outs(rows: np.ndarray, us: Floats, operator_step: Int64s, ends: Floats) -> None:
-    """A swap-out starts when the lane is free and no other one that could start has a nearer deadline; it is requested
-    when the one before it starts."""
-    outs = np.flatnonzero((rows["kind"] == EventKind.SWAP_OUT) & (us > 0))
-    ready = ends[operator_step[rows["trigger"][outs]]]
-    order = outs[np.argsort(ready, kind="stable")].tolist()
-    operator_ends = ends[operator_step].tolist()
-    waiting: list[tuple[int, int]] = []
-    at = before = 0.0
-    place = 0
-    while place < len(order) or waiting:
-        if not waiting:
-            at = max(at, operator_ends[rows["trigger"][order[place]]])
-        while place < len(order) and operator_ends[rows["trigger"][order[place]]] <= at:
-            heappush(waiting, (int(rows["deadline"][order[place]]), order[place]))
-            place += 1
-        deadline, event = heappop(waiting)
-        trigger = max(int(rows["trigger"][event]), bisect_right(operator_ends, before) - 1)
-        rows["trigger"][event] = min(trigger, deadline)
-        before, at = at, at + us[event]
+class _Timetable:
+    """Times are µs since the iteration began, of an iteration in which nothing waits."""
 
+    def __init__(self, sequence: AccessSequence, profile: DeviceProfile, budget_bytes: int) -> None:
+        trace = sequence.trace
+        self.rows = sequence.plan.rows.copy()
+        self.budget = budget_bytes
+        self.step = sequence.operator_step  # [n]
+        self.memory = sequence.footprint + trace.workspace_bytes[sequence.steps]  # [s]
+        ends = np.cumsum(trace.latency_us[sequence.steps])
+        self.starts: list[float] = (ends - trace.latency_us[sequence.steps])[self.step].tolist()  # [n]
+        self.ends: list[float] = ends[self.step].tolist()  # [n]
+        self.size: list[int] = trace.tensor_bytes[self.rows["tensor"]].tolist()  # of each event
+        self.us = [0.0] * len(self.rows)  # of each event's transfer
+        for event, _, nbytes in zip(*(column.tolist() for column in sequence.copies), strict=True):
+            out = self.rows["kind"][event] == EventKind.SWAP_OUT
+            self.us[event] = profile.transfer_us(nbytes, Direction.OUT if out else Direction.IN)
 
-def _start_ins(rows: np.ndarray, us: Floats, sequence: AccessSequence, ends: Floats, budget_bytes: int) -> None:
-    trace, operator_step = sequence.trace, sequence.operator_step
-    starts = np.concatenate(([0.0], ends[:-1]))
-    operator_ends = ends[operator_step].tolist()
-    memory = sequence.footprint + trace.workspace_bytes[sequence.steps]
-    ins = np.flatnonzero((rows["kind"] == EventKind.SWAP_IN) & (us > 0))
-    ins = ins[np.argsort(rows["deadline"][ins], kind="stable")]
-    earliest = _earliest(rows, ins)
-    target = np.zeros(len(ins), np.int64)
-    following = np.inf
-    for place in range(len(ins) - 1, -1, -1):
-        event = ins[place]
-        end = min(following, starts[operator_step[rows["deadline"][event]]])
-        following = end - us[event]
-        target[place] = bisect_right(operator_ends, following - AHEAD * us[event]) - 1
-    target = np.minimum(np.maximum(target, earliest), rows["deadline"][ins] - 1)
-    for later in (True, False):
-        for place, event in enumerate(ins.tolist()):
-            tensor_bytes, trigger, wanted = (
-                int(trace.tensor_bytes[rows["tensor"][event]]),
-                int(rows["trigger"][event]),
-                int(target[place]),
+    def _transfers(self, kind: EventKind) -> list[int]:
+        return [event for event in np.flatnonzero(self.rows["kind"] == kind).tolist() if self.us[event] > 0]
+
+    # ---- out ----
+
+    def start_outs(self) -> None:
+        """A swap-out starts when the lane is free and no other one that could start has a nearer deadline; it is
+        requested when the one before it starts."""
+        trigger, deadline = self.rows["trigger"].tolist(), self.rows["deadline"].tolist()
+        order = sorted(self._transfers(EventKind.SWAP_OUT), key=lambda event: trigger[event])
+        latest = self._latest_frees()
+        waiting: list[tuple[int, int]] = []
+        now = before = 0.0
+        place = 0
+        while place < len(order) or waiting:
+            if not waiting:
+                now = max(now, self.ends[trigger[order[place]]])
+            while place < len(order) and self.ends[trigger[order[place]]] <= now:
+                heappush(waiting, (deadline[order[place]], order[place]))
+                place += 1
+            _, event = heappop(waiting)
+            requested = max(trigger[event], bisect_right(self.ends, before) - 1)
+            self.rows["trigger"][event] = min(requested, deadline[event])
+            before, now = now, now + self.us[event]
+            done = min(bisect_left(self.ends, now), latest[event])
+            if done > deadline[event]:
+                self._free_later(event, deadline[event], done)
+
+    def _latest_frees(self) -> list[int]:
+        """For each event the last gap in which its tensor may go: before it is brought back, or the iteration ends."""
+        latest = [len(self.step) - 1] * len(self.rows)
+        back: dict[int, int] = {}
+        for event in range(len(self.rows) - 1, -1, -1):
+            kind, tensor, trigger = (
+                self.rows["kind"][event],
+                int(self.rows["tensor"][event]),
+                self.rows["trigger"][event],
             )
-            if later and wanted > trigger:
-                memory[operator_step[trigger] + 1 : operator_step[wanted] + 1] -= tensor_bytes
-                rows["trigger"][event] = wanted
-            elif not later and wanted < trigger:
-                first, last = operator_step[wanted] + 1, operator_step[trigger] + 1
-                full = np.flatnonzero(memory[first:last] + tensor_bytes > budget_bytes)
-                if full.size:
-                    step = int(first + full[-1])  # the swap-in starts in a gap at or after it
-                    wanted = int(np.searchsorted(operator_step, step))
-                    if wanted >= trigger:
-                        continue
-                memory[operator_step[wanted] + 1 : last] += tensor_bytes
-                rows["trigger"][event] = wanted
+            if kind == EventKind.SWAP_OUT:
+                latest[event] = back.get(tensor, len(self.step)) - 1
+            else:
+                back[tensor] = int(trigger)
+        return latest
 
+    def _free_later(self, event: int, deadline: int, wanted: int) -> None:
+        """Up to `wanted`, as far as there is room."""
+        first, last = self.step[deadline] + 1, self.step[wanted] + 1
+        full = np.flatnonzero(self.memory[first:last] + self.size[event] > self.budget)
+        if full.size:
+            wanted = int(np.searchsorted(self.step, first + full[0])) - 1
+        if wanted > deadline:
+            self.memory[first : self.step[wanted] + 1] += self.size[event]
+            self.rows["deadline"][event] = wanted
 
-def _earliest(rows: np.ndarray, ins: Int64s) -> Int64s:
-    """For each swap-in the gap in which its tensor was freed; 0 if that was in the iteration before."""
-    freed: dict[int, list[int]] = {}
-    for event in np.flatnonzero(rows["kind"] == EventKind.SWAP_OUT).tolist():
-        freed.setdefault(int(rows["tensor"][event]), []).append(int(rows["deadline"][event]))
-    earliest = []
-    for event in ins.tolist():
-        deadline = int(rows["deadline"][event])
-        earliest.append(max((each for each in freed.get(int(rows["tensor"][event]), ()) if each < deadline), default=0))
-    return np.array(earliest, np.int64)
+    # ---- in ----
+
+    def start_ins(self) -> None:
+        """A swap-in is requested a little before it has to start to be in time, or as soon as there is room."""
+        rows = self.rows
+        deadline = rows["deadline"].tolist()
+        ins = sorted(self._transfers(EventKind.SWAP_IN), key=lambda event: deadline[event])
+        freed = self._frees()
+        wanted: dict[int, int] = {}
+        following = np.inf
+        for event in reversed(ins):
+            following = min(following, self.starts[deadline[event]]) - self.us[event]
+            gap = bisect_right(self.ends, following - AHEAD * self.us[event]) - 1
+            wanted[event] = min(max(gap, freed.get(event, 0)), deadline[event] - 1)
+        later = [event for event in ins if wanted[event] > rows["trigger"][event]]
+        for event in later:
+            trigger = int(rows["trigger"][event])
+            self.memory[self.step[trigger] + 1 : self.step[wanted[event]] + 1] -= self.size[event]
+            rows["trigger"][event] = wanted[event]
+        for event in ins:
+            if wanted[event] < rows["trigger"][event]:
+                self._start_earlier(event, int(rows["trigger"][event]), wanted[event])
+
+    def _frees(self) -> dict[int, int]:
+        """For each swap-in the gap in which its tensor was freed, if that was in this iteration."""
+        freed: dict[int, int] = {}
+        latest: dict[int, int] = {}
+        rows = zip(
+            self.rows["kind"].tolist(), self.rows["tensor"].tolist(), self.rows["deadline"].tolist(), strict=True
+        )
+        for event, (kind, tensor, deadline) in enumerate(rows):
+            if kind == EventKind.SWAP_OUT:
+                latest[tensor] = deadline
+            elif kind == EventKind.SWAP_IN and tensor in latest:
+                freed[event] = latest[tensor]
+        return freed
+
+    def _start_earlier(self, event: int, trigger: int, wanted: int) -> None:
+        """From `trigger` back to `wanted`, as far as there is room."""
+        first, last = self.step[wanted] + 1, self.step[trigger] + 1
+        full = np.flatnonzero(self.memory[first:last] + self.size[event] > self.budget)
+        if full.size:
+            wanted = int(np.searchsorted(self.step, first + full[-1]))
+        if wanted < trigger:
+            self.memory[self.step[wanted] + 1 : last] += self.size[event]
+            self.rows["trigger"][event] = wanted

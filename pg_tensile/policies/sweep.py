@@ -25,6 +25,7 @@ from pg_tensile.trace import Mode
 
 LONGEST_CHAIN = 24  # operators that one recomputation may take
 SMALLEST = 1 / 20_000  # of the peak: smaller tensors stay where they are
+SMALL_INPUT = 4  # what a recomputation reads is kept for it if the tensor that it makes is so many times as large
 STALE = 1.02  # a price that has risen by more is looked at again
 
 READ, STATS = Mode.READ.value, Mode.STATS.value
@@ -155,7 +156,10 @@ class _Sweep:
         if place == len(needs) or needs[place] != operator:
             insort(needs, operator)
             self.read_at.setdefault(operator, []).append(tensor)
-        self.last[tensor] = max(self.last[tensor], operator)
+        if operator > self.last[tensor]:  # it lives longer
+            if not self.columns.persistent[tensor]:
+                self._alter(self.last[tensor] + 1, operator - 1, self.columns.bytes[tensor])
+            self.last[tensor] = operator
         absence = self.away.get(tensor)
         if absence is None or (absence.need, not absence.early) <= (operator, False):
             return
@@ -304,10 +308,16 @@ class _Sweep:
         steps: list[int] = []
         inputs: list[int] = []
         there: set[int] = set()
+        size = columns.bytes[tensor]
+        planned = 0
 
         def make(tensor: int, version: int) -> bool:
+            nonlocal planned
             writers = columns.writers(tensor, version)
-            if writers is None or len(steps) + len(writers) > LONGEST_CHAIN:
+            if writers is None:
+                return False
+            planned += len(writers)
+            if planned > LONGEST_CHAIN:
                 return False
             there.add(tensor)
             for writer in writers:
@@ -322,13 +332,14 @@ class _Sweep:
                         absence = self.away.get(each)
                         if absence is not None and absence.need >= columns.operators:
                             return False
-                    if columns.persistent[each] or self.last[each] >= operator:
+                    small = columns.bytes[each] * SMALL_INPUT <= size and self.last[each] >= self.now
+                    if columns.persistent[each] or self.last[each] >= operator or small:
                         there.add(each)
                         inputs.append(each)
                     elif not make(each, seen):
                         return False
                 steps.append(writer)
-            return len(steps) <= LONGEST_CHAIN
+            return True
 
         return (steps, tuple(inputs)) if make(tensor, version) else None
 
@@ -439,8 +450,11 @@ class _Sweep:
                     besides += columns.bytes[each]  # discarded outputs, copies of statistics
                 elif each in self.away and not self.away[each].swap:
                     extra += self._remake(each, self.away[each].version, operator, temporary)
-                elif each not in temporary and not columns.persistent[each] and self.last[each] < operator:
-                    extra += self._remake(each, seen, operator, temporary)
+                elif each not in temporary and not columns.persistent[each]:
+                    if self.last[each] < operator:
+                        extra += self._remake(each, seen, operator, temporary)
+                    elif self.last[each] == operator:
+                        extra += columns.bytes[each]  # may have been kept for this
             most = max(most, besides)
         self.outcome.events.append(Event(EventKind.RECOMPUTE, tensor, operator - 1, operator, version))
         return extra + most

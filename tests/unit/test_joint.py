@@ -1,0 +1,324 @@
+"""The policy joint: within every budget, valid, the same every time, and not slower than it has to be."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pg_tensile.errors import BudgetError
+from pg_tensile.peak import floor_bytes, footprint
+from pg_tensile.plan import EventKind, Plan, validate
+from pg_tensile.policies import joint
+from pg_tensile.policies.columns import Columns
+from pg_tensile.policies.joint import JobPlanner, share_out
+from pg_tensile.policies.lanes import Lane
+from pg_tensile.policies.prefetch import schedule
+from pg_tensile.policies.relax import least_bytes, relaxed_swap_all
+from pg_tensile.policies.swap_all import absences, swaps
+from pg_tensile.policies.sweep import LONGEST_CHAIN, Prices, Shortage, sweep
+from pg_tensile.profile import RTX_A6000, DeviceProfile
+from pg_tensile.sequence import AccessSequence
+from pg_tensile.simulator import SimulatedJob, Timeline, simulate
+from pg_tensile.trace import Mode, Trace
+from tests.unit.graphs import random_trace
+from tests.unit.handmade import network, trace_of
+
+READ, WRITE, CREATE = Mode.READ, Mode.WRITE, Mode.CREATE
+OUT, IN, RECOMPUTE = EventKind.SWAP_OUT, EventKind.SWAP_IN, EventKind.RECOMPUTE
+MIB = 1 << 20
+LINKS = (1e7, 1e8, 1e10)  # bytes/s: from too slow for anything to free of charge
+
+
+def device_peak(trace: Trace, plan: Plan) -> int:
+    return footprint(trace, plan).device_peak_bytes
+
+
+def timeline(trace: Trace, plan: Plan, profile: DeviceProfile = RTX_A6000) -> Timeline:
+    return simulate([SimulatedJob(trace, plan)], profile)[0]
+
+
+def kinds(plan: Plan) -> set[EventKind]:
+    return {event.kind for event in plan.events}
+
+
+def budget_of(trace: Trace, part: float) -> int:
+    """Between the least and what the trace takes without a plan."""
+    least, most = least_bytes(trace), footprint(trace).device_peak_bytes
+    return least + round((most - least) * part)
+
+
+# ---- any graph ----
+
+
+@given(
+    seed=st.integers(0, 1 << 32),
+    operators=st.sampled_from((8, 20, 60)),
+    part=st.floats(0, 1),
+    link=st.sampled_from(LINKS),
+)
+@settings(max_examples=150, deadline=None)
+def test_plans_keep_to_the_budget_are_valid_and_the_same_every_time(seed, operators, part, link):
+    trace = random_trace(Random(seed), operators, operators + 10)
+    profile = RTX_A6000.with_link(link)
+    budget = budget_of(trace, part)
+    plan = joint.plan({5: trace}, profile, budget)[5]
+    validate(trace, plan)
+    assert device_peak(trace, plan) <= budget
+    assert joint.plan({5: Trace.from_bytes(trace.to_bytes())}, profile, budget)[5] == plan
+
+
+@given(
+    seed=st.integers(0, 1 << 32),
+    part=st.floats(0, 1),
+    price=st.floats(0, 2),
+    weight=st.floats(0, 1),
+    chain=st.integers(1, 24),
+)
+@settings(max_examples=150, deadline=None)
+def test_every_pass_ends_with_a_valid_plan_or_says_what_is_missing(seed, part, price, weight, chain):
+    trace = random_trace(Random(seed), 40, 50)
+    profile = RTX_A6000.with_link(1e8)
+    outcome = sweep(Columns(trace), profile, budget_of(trace, part), Prices(price, weight, chain))
+    if outcome.shortage is None:
+        sequence = AccessSequence(trace, Plan.build(outcome.events))
+        sequence.check()
+        plan = schedule(sequence, profile, device_peak(trace, sequence.plan))
+        validate(trace, plan)
+        assert device_peak(trace, plan) == device_peak(trace, sequence.plan)
+        assert timeline(trace, plan, profile).iteration_us <= timeline(trace, sequence.plan, profile).iteration_us * 1.5
+    else:
+        assert outcome.shortage.bytes > 0
+
+
+@given(seed=st.integers(0, 1 << 32), part=st.floats(0, 1))
+@settings(max_examples=100, deadline=None)
+def test_swapping_what_does_not_fit_keeps_to_the_budget(seed, part):
+    trace = random_trace(Random(seed), 30, 40)
+    budget = budget_of(trace, part)
+    plan = relaxed_swap_all(trace, budget)
+    assert plan is not None
+    validate(trace, plan)
+    assert device_peak(trace, plan) <= budget
+    assert relaxed_swap_all(trace, least_bytes(trace) - 1) is None
+
+
+@given(seed=st.integers(0, 1 << 32), jobs=st.integers(2, 4), part=st.floats(0, 1))
+@settings(max_examples=60, deadline=None)
+def test_jobs_fit_into_a_budget_together(seed, jobs, part):
+    random = Random(seed)
+    traces = {job * 3: random_trace(random, 16, 20) for job in range(jobs)}
+    budget = sum(budget_of(trace, part) for trace in traces.values())
+    plans = joint.plan(traces, RTX_A6000, budget)
+    assert plans.keys() == traces.keys()
+    for job, plan in plans.items():
+        validate(traces[job], plan)
+    assert sum(device_peak(traces[job], plan) for job, plan in plans.items()) <= budget
+
+
+# ---- budgets ----
+
+
+def test_what_fits_is_left_alone():
+    trace = network(6)
+    assert len(joint.plan({0: trace}, RTX_A6000, footprint(trace).device_peak_bytes)[0]) == 0
+    assert joint.plan({}, RTX_A6000, 1) == {} == joint.plan({}, RTX_A6000, None)
+
+
+def test_a_budget_that_is_impossible_is_refused_with_the_smallest_possible_one():
+    trace = network(6)
+    with pytest.raises(BudgetError, match="the budget is 1,000,000") as error:
+        joint.plan({0: trace}, RTX_A6000, 1_000_000)
+    smallest = error.value.smallest_bytes
+    assert smallest == floor_bytes(trace) and "backward" in error.value.operator
+    assert device_peak(trace, joint.plan({0: trace}, RTX_A6000, smallest)[0]) <= smallest
+    with pytest.raises(BudgetError):
+        joint.plan({0: trace}, RTX_A6000, smallest - 1)
+
+
+def test_several_jobs_that_cannot_fit_are_refused_with_the_smallest_possible_budget():
+    traces = {0: network(6), 1: network(3)}
+    smallest = sum(floor_bytes(trace) for trace in traces.values())
+    with pytest.raises(BudgetError) as error:
+        joint.plan(traces, RTX_A6000, smallest - 1)
+    assert error.value.smallest_bytes == smallest
+    plans = joint.plan(traces, RTX_A6000, smallest)
+    assert sum(device_peak(traces[job], plan) for job, plan in plans.items()) == smallest
+
+
+def test_more_memory_is_used_and_never_costs_time():
+    trace = network(12)
+    plans = [joint.plan({0: trace}, RTX_A6000, budget_of(trace, step / 19))[0] for step in range(20)]
+    peaks = [device_peak(trace, plan) for plan in plans]
+    times = [timeline(trace, plan).iteration_us for plan in plans]
+    assert peaks == sorted(peaks) and len(set(peaks)) > 10
+    assert all(more <= less * 1.03 for less, more in pairwise(times))
+
+
+def test_without_a_budget_memory_is_given_back_that_costs_hardly_any_time():
+    trace = network(12)
+    plan = joint.plan({0: trace}, RTX_A6000, None)[0]
+    assert device_peak(trace, plan) < 0.8 * footprint(trace).device_peak_bytes
+    assert timeline(trace, plan).iteration_us <= joint.FREE * timeline(trace, Plan.build([])).iteration_us
+
+
+# ---- the cheaper way ----
+
+
+def chain(made_us: float) -> Trace:
+    """Tensor 1 takes `made_us` to make and is needed again at the end; in between tensor 2 is too large beside it."""
+    return trace_of(
+        (made_us, {0: READ, 1: CREATE}),
+        (5000.0, {0: READ, 3: CREATE}),
+        (5000.0, {3: READ, 2: CREATE}),
+        (5000.0, {2: READ, 4: CREATE}),
+        (5000.0, {0: READ, 4: READ, 5: CREATE}),
+        (100.0, {1: READ, 5: READ}),
+        sizes=(MIB, 16 * MIB, 24 * MIB, MIB, MIB, MIB),
+    )
+
+
+@pytest.mark.parametrize(
+    ("made_us", "link", "kind"),
+    [
+        (10.0, 1e9, RECOMPUTE),  # 17 ms each way, where there are 10
+        (10.0, 25e9, OUT),  # hidden
+        (100_000.0, 1e9, OUT),  # waiting is still shorter than recomputing
+    ],
+)
+def test_a_tensor_is_swapped_or_recomputed_whatever_costs_less(made_us, link, kind):
+    trace, profile = chain(made_us), RTX_A6000.with_link(link)
+    plan = joint.plan({0: trace}, profile, 30 * MIB)[0]
+    assert {event.tensor for event in plan.events if event.kind in (OUT, RECOMPUTE)} == {1}
+    assert kind in kinds(plan) and len(kinds(plan) & {OUT, RECOMPUTE}) == 1
+    cost = timeline(trace, plan, profile).iteration_us - timeline(trace, Plan.build([]), profile).iteration_us
+    assert cost <= min(made_us, 2 * profile.transfer_us(16 * MIB, 0)) + 100
+
+
+def test_optimizer_state_is_away_until_it_is_needed():
+    trace = trace_of(
+        (100.0, {0: READ, 1: READ, 3: CREATE}),
+        (5000.0, {3: READ, 4: CREATE}),
+        (100.0, {4: READ, 5: CREATE}),
+        (5000.0, {5: READ, 6: CREATE}),
+        (100.0, {6: READ, 1: WRITE, 2: WRITE}),
+        (5000.0, {0: READ}),
+        sizes=(MIB, MIB, 16 * MIB, MIB, 16 * MIB, MIB, MIB),
+        persistent=2,
+    )
+    plan = joint.plan({0: trace}, RTX_A6000, 24 * MIB)[0]
+    assert {event.tensor for event in plan.events} == {2}
+    assert AccessSequence(trace, plan).boundary.device == {1}
+    assert timeline(trace, plan).stall_us < 100
+
+
+def test_a_chain_is_made_again_from_its_beginning():
+    """1 → 2 → 3 are needed from the last to the first, and only the first is cheap to keep."""
+    trace = trace_of(
+        (10.0, {0: READ, 1: CREATE}),
+        (10.0, {1: READ, 2: CREATE}),
+        (10.0, {2: READ, 3: CREATE}),
+        (1000.0, {0: READ, 4: CREATE}),
+        (1000.0, {4: READ, 5: CREATE}),
+        (1000.0, {3: READ, 5: READ, 6: CREATE}),
+        (1000.0, {2: READ, 6: READ, 7: CREATE}),
+        (1000.0, {1: READ, 7: READ, 8: CREATE}),
+        sizes=(MIB, 4 * MIB, 8 * MIB, 8 * MIB, 16 * MIB, MIB, MIB, MIB, MIB),
+    )
+    slow = RTX_A6000.with_link(1e8)
+    plan = joint.plan({0: trace}, slow, 27 * MIB)[0]
+    assert kinds(plan) == {RECOMPUTE}
+    assert timeline(trace, plan, slow).iteration_us <= timeline(trace, Plan.build([]), slow).iteration_us + 60
+
+
+def test_recomputed_chains_are_not_longer_than_allowed():
+    trace, budget = network(40), budget_of(network(40), 0.3)
+    slow = RTX_A6000.with_link(1e9)
+    for longest in (1, 3, LONGEST_CHAIN):
+        outcome = sweep(Columns(trace), slow, budget, Prices(1.0, 0.3, longest))
+        at_once: dict[int, int] = {}
+        for event in outcome.events:
+            if event.kind is RECOMPUTE:
+                at_once[event.trigger] = at_once.get(event.trigger, 0) + 1
+        assert max(at_once.values(), default=0) <= longest
+
+
+def test_those_that_lose_the_most_get_the_most():
+    """The same network, once with a slow link's worth of memory to save and once with little to lose."""
+    heavy, light = network(12, latency_us=10.0), network(12, latency_us=5000.0)
+    budget = budget_of(heavy, 0.5) + budget_of(light, 0.5)
+    planners = {0: JobPlanner(heavy, RTX_A6000, 0.5), 1: JobPlanner(light, RTX_A6000, 0.5)}
+    chosen = share_out(planners, budget)
+    assert chosen[0].device_peak_bytes > chosen[1].device_peak_bytes
+    halves = [planner.best(budget // 2) for planner in planners.values()]
+    assert not any(isinstance(half, Shortage) for half in halves)
+    lost = [chosen[job].us / planner.vanilla.us for job, planner in planners.items()]
+    assert sum(lost) <= sum(
+        half.us / planner.vanilla.us for half, planner in zip(halves, planners.values(), strict=True)
+    )
+
+
+def test_without_latencies_the_roofline_decides():
+    trace = network(8)
+    unknown = trace.with_latencies(np.zeros(trace.operator_count))
+    plan = joint.plan({0: unknown}, RTX_A6000, budget_of(trace, 0.5))[0]
+    validate(unknown, plan)
+    assert len(plan) > 0
+
+
+# ---- the lanes ----
+
+
+@given(
+    us=st.lists(st.sampled_from((0.0, 0.5, 1.0, 3.0)), min_size=1, max_size=12),
+    requests=st.lists(
+        st.tuples(
+            st.booleans(), st.sampled_from((0.25, 1.0, 2.5, 9.0)), st.integers(0, 12), st.integers(0, 12), st.booleans()
+        )
+    ),
+)
+def test_a_lane_gives_every_time_once_and_the_nearest_first(us, requests):
+    lane, free = Lane(us), list(us)
+    for early, wanted, first, last, book in requests:
+        last = min(last, len(us) - 1)
+        places = [place for place in range(first, last + 1) if free[place] > 0]
+        left, used = wanted, []
+        for place in places if early else reversed(places):
+            if left <= 0:
+                break
+            taken = min(left, free[place])
+            left -= taken
+            used.append((place, taken))
+        booked = lane.earliest(wanted, first, last, book) if early else lane.latest(wanted, first, last, book)
+        assert booked.us == pytest.approx(wanted - left)
+        if used:
+            assert (booked.first, booked.last) == (min(used)[0], max(used)[0])
+        else:
+            assert booked.first > booked.last
+        if book:
+            for place, taken in used:
+                free[place] -= taken
+
+
+def test_transfers_start_in_time_where_there_is_room():
+    """What leaves and comes back on the spot gets the time that nothing else needs."""
+    trace = chain(3000.0)
+    rows = relaxed_swap_all(trace, 30 * MIB)
+    assert rows is not None and timeline(trace, rows).stall_us > 1000
+    early = schedule(AccessSequence(trace, rows), RTX_A6000, 30 * MIB)
+    validate(trace, early)
+    assert device_peak(trace, early) <= 30 * MIB
+    assert timeline(trace, early).stall_us < 100
+
+
+def test_transfers_do_not_start_where_there_is_no_room():
+    trace = chain(3000.0)
+    rows = swaps(trace, absences(trace))
+    least = device_peak(trace, rows)
+    early = schedule(AccessSequence(trace, rows), RTX_A6000, least)
+    validate(trace, early)
+    assert device_peak(trace, early) == least
