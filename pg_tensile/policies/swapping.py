@@ -76,8 +76,8 @@ class Swapping:
         self._gaps = gaps
         self._link = link
         self._ends_us: Sequence[float] = list(accumulate(columns.us))
-        self._out = Timetable(self._ends_us)
-        self._into = self._out if link.lanes == 1 else Timetable(self._ends_us)
+        self._out = Timetable(self._ends_us, link.latency_us)
+        self._into = self._out if link.lanes == 1 else Timetable(self._ends_us, link.latency_us)
         self._copies: dict[tuple[int, int], Copy] = {}  # by tensor and version
         self.swaps: dict[Gap, Swap] = {}
 

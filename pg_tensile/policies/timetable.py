@@ -23,9 +23,10 @@ class Timetable:
     buckets in which nothing is long enough.
     """
 
-    def __init__(self, ends_us: Sequence[float]) -> None:
-        """`ends_us`: float[n], when each operator ends; ascending."""
+    def __init__(self, ends_us: Sequence[float], shortest_us: float = 0.0) -> None:
+        """`ends_us`: float[n], when each operator ends; ascending. No transfer is shorter than `shortest_us`."""
         self._ends_us = ends_us
+        self._shortest_us = shortest_us
         count = math.isqrt(len(ends_us)) + 1
         self._width_us = max((ends_us[-1] - ends_us[0]) / count, 1e-9)
         self._free: list[list[Span]] = [[] for _ in range(count)]
@@ -36,7 +37,7 @@ class Timetable:
         """The earliest start of `us` that are free and lie between `first_us` and `last_us`; None: there is none."""
         for bucket in self._buckets(us, first_us, last_us):
             for start, end in self._free[bucket]:
-                if min(end, last_us) - max(start, first_us) >= us:
+                if end - start >= us and min(end, last_us) - max(start, first_us) >= us:
                     begin = self._rounded_up(max(start, first_us))
                     if begin + us <= min(end, last_us):
                         return begin
@@ -46,7 +47,7 @@ class Timetable:
         """The latest start, likewise."""
         for bucket in reversed(self._buckets(us, first_us, last_us)):
             for start, end in reversed(self._free[bucket]):
-                if min(end, last_us) - max(start, first_us) >= us:
+                if end - start >= us and min(end, last_us) - max(start, first_us) >= us:
                     begin = self._rounded_down(min(end, last_us) - us)
                     if begin >= max(start, first_us):
                         return begin
@@ -59,7 +60,7 @@ class Timetable:
         start, end = spans.pop(bisect_right(spans, (start_us, math.inf)) - 1)
         self._longest_us[bucket] = max((end - start for start, end in spans), default=0.0)
         for span in ((start, start_us), (start_us + us, end)):
-            if span[0] < span[1]:
+            if span[1] - span[0] > self._shortest_us:
                 self._insert(span)
 
     def cancel(self, start_us: float, us: float) -> None:
