@@ -114,7 +114,8 @@ class Job:
         self._swapped: set[int] = set()  # tensors
         self._remade: set[int] = set()  # tensors
         swappable = [tensor for tensor in range(len(columns.bytes)) if self._offer_swaps(self._gaps.of(tensor))]
-        self._swap_bytes_left = swap_share * sum(columns.bytes[tensor] for tensor in swappable)
+        self.swappable_bytes = sum(columns.bytes[tensor] for tensor in swappable)
+        self._swap_bytes_left = swap_share * self.swappable_bytes
 
     @property
     def peak_bytes(self) -> int:
