@@ -29,6 +29,7 @@ from pg_tensile.simulator import SimulatedJob, simulate
 from pg_tensile.trace import Trace
 
 FREE = 1.02  # what memory may cost in time where there is no budget
+PERFECT = 1.001  # of the time without a plan: nothing better is looked for
 OPERATORS = 15_000  # passes over so many operators are made for one job and budget, but at least three
 REPAIRS = 4  # passes with a smaller budget where a plan turned out to take more than the pass had thought
 LEVELS = 8  # budgets that are tried for each of several jobs
@@ -95,6 +96,8 @@ class JobPlanner:
                 least = min(least, one, key=lambda shortage: shortage.bytes)
             elif found is None or one.us < found.us:
                 found = one
+                if one.us <= PERFECT * self.vanilla.us:
+                    break
         return found or self._slow(budget_bytes) or least
 
     def within(self, budget_bytes: int) -> Candidate:
@@ -109,7 +112,7 @@ class JobPlanner:
         low, best = floor_bytes(self.trace), self.vanilla
         for _ in range(6):
             middle = (low + best.device_peak_bytes) // 2
-            one = self.best(middle, max(3, self.tries // 2))
+            one = self.best(middle, max(1, self.tries // 2))
             if isinstance(one, Shortage) or one.us > FREE * self.vanilla.us:
                 low = middle
             else:
