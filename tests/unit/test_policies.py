@@ -46,7 +46,7 @@ def accessed_bytes(trace: Trace) -> np.ndarray:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(trace=traces(most_operators=20, most_tensors=20))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_plans_are_valid_and_the_same_every_time(policy, trace):
     plan = planned(policy, trace)
     validate(trace, plan)
