@@ -87,8 +87,19 @@ def _of_inputs_type(result: Tensor, args: tuple[Any, ...]) -> Tensor:
     return torch.empty_like(result, dtype=args[1].dtype, memory_format=suggest_memory_format(result))
 
 
+def _if_gradients(result: Tensor, args: tuple[Any, ...]) -> Tensor | None:
+    """The workspace for the backward: an evaluation has none."""
+    return result if torch.is_grad_enabled() else None
+
+
+def _if_weights_needed(result: Tensor, args: tuple[Any, ...]) -> Tensor | None:
+    return result if len(args) <= 10 or args[10] else None
+
+
 NORM = {1: _of_parameters_type, 2: _of_parameters_type}
-LAYOUTS: dict[Any, Mapping[int, Callable[[Tensor, tuple[Any, ...]], Tensor]]] = {  # by place of the result
+LAYOUTS: dict[Any, Mapping[int, Callable[[Tensor, tuple[Any, ...]], Tensor | None]]] = {  # by place of the result
+    aten.mkldnn_rnn_layer.default: {3: _if_gradients},
+    aten._native_multi_head_attention.default: {1: _if_weights_needed},
     aten.native_group_norm.default: NORM,
     aten.native_layer_norm.default: NORM,
     aten.native_group_norm_backward.default: {0: _of_inputs_type},

@@ -1,8 +1,11 @@
-"""Executes a captured training step under a plan, iteration after iteration (design.md section 5, Runtime; TENSILE's
-Executor). One loop for the host device and for CUDA.
+"""Executes captured graphs under plans, iteration after iteration (design.md section 5, Runtime; TENSILE's Executor).
+One loop for the host device and for CUDA.
 
-- A plan changes between two iterations only. The first iteration of a new plan starts from where the tensors are: what
-  the plan expects on the host is copied out first, the rest comes in passively while that iteration runs.
+- The graphs of one executor (a training step, the same for the last, smaller batch, an evaluation) work on the same
+  persistent tensors, in turns, under one budget; each has a plan.
+- Plan and graph change between two iterations only. The first iteration after a change starts from where the tensors
+  are: what its plan expects on the host is copied out first, the rest comes in passively while that iteration runs.
+  Persistent tensors that a graph does not use stay where they are, unless the budget needs their memory.
 - While an executor has a model, the model's parameters and buffers belong to it: `resident()` lends them out,
   `close()` gives them back.
 - An iteration that fails, or is interrupted, before it has changed a persistent tensor leaves the state of the last
@@ -29,19 +32,20 @@ from torch import nn
 
 from pg_tensile.capture.captured import Captured
 from pg_tensile.errors import CheckpointError, ExecutorError, LinkError, OutOfDeviceMemoryError
-from pg_tensile.peak import host_arena
 from pg_tensile.plan import NO_EVENTS, Boundary, Plan, validate
+from pg_tensile.reuse import plan_around, reuse_plan
 from pg_tensile.runtime.base import Device
+from pg_tensile.runtime.copies import HostMemory
+from pg_tensile.runtime.graph import Graph
 from pg_tensile.runtime.measure import Measurement, Meter
 from pg_tensile.runtime.meters import Meters
-from pg_tensile.runtime.program import Active, Code, Functions, Program, Values, compile_program, make_feed
+from pg_tensile.runtime.program import Code, Program, make_feed, takes
 from pg_tensile.runtime.record import Counters, IterationRecord, make_record
 from pg_tensile.runtime.registry import Registry
 from pg_tensile.runtime.state import State, TrainingState
 from pg_tensile.runtime.swapper import Swapper
 from pg_tensile.runtime.verify import Verifier
-from pg_tensile.sequence import AccessSequence
-from pg_tensile.trace import Trace
+from pg_tensile.trace import Int64s, Trace
 
 
 class StepResult(NamedTuple):
@@ -51,11 +55,19 @@ class StepResult(NamedTuple):
     outputs: tuple[torch.Tensor, ...]
 
 
+class EvaluationResult(NamedTuple):
+    """The loss, if it was captured, and the outputs, on the device; the caller's own."""
+
+    loss: torch.Tensor | None
+    outputs: tuple[torch.Tensor, ...]
+
+
 class Executor:
     """Runs `captured` on `device` with the weights of `model`, which it holds until `close()`.
 
-    `recording`: whether the next iterations are recorded; `record`: the last one that was. `counters`: totals.
-    `measure_every`: latencies and workspaces are measured in that rhythm, None: when `measure()` is called.
+    `recording`: whether the next iterations are recorded; `record`: the last one that was. `counters`: totals of all
+    graphs. `measure_every`: latencies and workspaces of each graph are measured in that rhythm of its iterations, None:
+    when `measure()` is called. Where a method takes a graph, None is the first one, of `captured`.
     Raises InvalidPlanError, OutOfDeviceMemoryError, ExecutorError; the model is left as it was."""
 
     def __init__(
@@ -70,39 +82,91 @@ class Executor:
         self.record: IterationRecord | None = None
         self.counters = Counters()
         self._lock = threading.RLock()
-        self._captured = captured
         self._device = device
         self._measure_every = measure_every
-        self._meters = Meters(device, captured.trace)
-        self._functions = Functions(captured, device)
-        self._values: Values = [None] * self._functions.size
+        self._host = HostMemory(device)
         self._registry = Registry(device.budget_bytes)
-        self._swapper = Swapper(device, self._registry, self._values, self._functions.slots)
-        self._closed = self._lending = self._iterating = self._displaced = self._failed = self._verified = False
+        self._swapper = Swapper(device, self._registry)
+        self._state = State(model, device, self._swapper, self._registry)
+        self._closed = self._lending = self._iterating = self._displaced = False
         self._poison: str | None = None  # why the weights are not to be used
-        self._pending: Plan | None = None
         self._samples: list[int] | None = None
         self._at = self._peak = 0
-        self._fits: Program | None = None  # the program last held against the budget
-        self._active = self._activate(plan)
-        self._state = State(captured, model, device, self._swapper, self._registry, self._values)
+        self._fits: tuple[Program, Int64s] | None = None  # the last program held against the budget, with workspaces
+        self._graphs: list[Graph] = []
         try:
-            with self._context():
-                boundary = self._active.program.sequence.boundary
-                self._state.load(self._functions, boundary, self._active.boundary_places())
+            self._current = self._join(captured, plan)  # the graph that runs, or ran last
         except BaseException:
             self.close()
             raise
 
+    # ---- graphs ----
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The graph that the executor was made with, and those added."""
+        return tuple(self._graphs)
+
+    def add(self, captured: Captured, plan: Plan | None = None) -> Graph:
+        """Another graph of the same model: a step of another batch shape, an evaluation. `plan`: None is one that
+        starts and ends where the first graph's plan does, and changes with it: the same plan, if the graph has the same
+        structure, else one that brings in what is away when it is needed (reuse.py). Persistent tensors that no graph
+        has used so far are put on the host. Raises InvalidPlanError, DeviceError, and ExecutorError if it was captured
+        of another model; the executor stays as it was."""
+        with self._lock:
+            self._check_usable()
+            return self._join(captured, plan)
+
+    def _join(self, captured: Captured, plan: Plan | None) -> Graph:
+        graph = Graph(captured, self._device, self._state.number(captured), self._lock)
+        self._activate(graph, self._following(graph) if plan is None else plan)
+        if plan is None:
+            graph.followed = self._graphs[0].plan
+        persistents = {graph.keys[each.tensor]: each.tensor for each in captured.persistents}
+        if not self._graphs:
+            wanted, places = Boundary(graph.program.device, graph.program.host), self._host.homes
+        else:
+            new = persistents.keys() - self._state.sizes.keys()
+            sizes = {key: int(captured.trace.tensor_bytes[persistents[key]]) for key in sorted(new)}
+            wanted, places = Boundary(frozenset(), frozenset(new)), self._host.block(sizes)
+        with self._context():
+            self._state.load(graph, wanted, places)
+        self._graphs.append(graph)
+        return graph
+
+    def _following(self, graph: Graph) -> Plan:
+        """A plan that starts and ends in the state of the first graph's plan."""
+        first, persistents = self._graphs[0], [each.tensor for each in graph.captured.persistents]
+        if all(graph.keys[tensor] == tensor for tensor in persistents):
+            same = reuse_plan(first.plan, first.captured.trace, graph.captured.trace)
+            if same is not None:
+                return same
+        away = [tensor for tensor in persistents if graph.keys[tensor] in first.program.away]
+        return plan_around(graph.captured.trace, away, first.plan.generation)
+
+    def _choose(
+        self, graph: Graph | None, trains: bool, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
+    ) -> Graph:
+        """The graph for these inputs: the one asked for, else the first of the kind that they fit, if any do."""
+        candidates = [each for each in self._graphs if each.captured.trains == trains]
+        if graph is not None and graph not in candidates:
+            raise ExecutorError(f"the graph is not {'a training step' if trains else 'an evaluation'} of this executor")
+        if not candidates:
+            message = f"the executor has no {'training step' if trains else 'evaluation'}"
+            raise ExecutorError(message, hint=f"Add what capture{'' if trains else '_evaluation'}() returns.")
+        if graph is not None or len(candidates) == 1:
+            return graph or candidates[0]
+        return next((each for each in candidates if takes(each.captured, inputs, targets)), candidates[0])
+
     @property
     def plan(self) -> Plan:
         """The plan of the last step, or of the first one to come."""
-        return self._active.plan
+        return self._graphs[0].plan
 
     @property
     def trace(self) -> Trace:
         """The trace, with sizes corrected by the first execution and with what has been measured."""
-        return self.measurement().apply(self._captured.trace)
+        return self._graphs[0].trace
 
     # ---- steps ----
 
@@ -111,28 +175,46 @@ class Executor:
         inputs: Sequence[torch.Tensor],
         targets: Sequence[torch.Tensor] = (),
         learning_rate: float | None = None,
+        graph: Graph | None = None,
     ) -> StepResult:
-        """One training step. `learning_rate`: None is the captured one. Raises ExecutorError on inputs that are not as
-        captured, OutOfDeviceMemoryError before anything is executed if the plan's memory exceeds the budget, and what
-        an operator raises, with a note that names it."""
-        feed = make_feed(self._captured, inputs, targets, learning_rate)
+        """One training step, of the graph that fits the inputs, or of `graph`. `learning_rate`: None is the captured
+        one. Raises ExecutorError on inputs that are not as captured, OutOfDeviceMemoryError before anything is executed
+        if the plan's memory exceeds the budget, and what an operator raises, with a note that names it."""
+        graph = self._choose(graph, True, inputs, targets)
+        loss, *outputs = self._execute(graph, make_feed(graph.captured, inputs, targets, learning_rate))
+        return StepResult(loss, tuple(outputs))
+
+    def evaluate(
+        self, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] = (), graph: Graph | None = None
+    ) -> EvaluationResult:
+        """One evaluation, of the graph that fits the inputs, or of `graph`. Raises as `step` does."""
+        graph = self._choose(graph, False, inputs, targets)
+        returned = self._execute(graph, make_feed(graph.captured, inputs, targets, None))
+        loss = None if graph.captured.loss is None else returned.pop(0)
+        return EvaluationResult(loss, tuple(returned))
+
+    def _execute(self, graph: Graph, feed: list[torch.Tensor]) -> list[torch.Tensor]:
+        """One iteration; what the output took."""
+        values, functions = graph.values, graph.functions
         with self._lock:
             self._check_usable()
             started = time.perf_counter()
             self._swapper.forget_transfers()
-            program, transition = self._next_program()
-            self._check_budget(program)
-            self._values[self._functions.feed : self._functions.taken] = feed
-            del feed  # the placeholder takes it
-            verifier = None if self._verified else self._make_verifier()
-            self._iterate(program, verifier)
-            loss, *outputs = self._values[self._functions.taken :]
-            self._values[self._functions.taken :] = [None] * (1 + len(outputs))
-            self._finish(program, transition, started)
+            program, transition = self._next_program(graph)
+            self._check_budget(graph, program)
+            values[functions.feed : functions.taken] = feed
+            feed.clear()  # the placeholder takes it
+            verifier = None
+            if not graph.verified:
+                verifier = Verifier(graph, self._device.torch_device, self._registry, self._swapper)
+            self._iterate(graph, program, verifier)
+            returned = values[functions.taken :]
+            values[functions.taken :] = [None] * len(returned)
+            self._finish(graph, program, transition, started)
             if verifier is not None:
-                self._verified = True
-                self._correct(verifier.sizes)
-            return StepResult(loss, tuple(outputs))
+                graph.verified = True
+                self._correct(graph, verifier.sizes)
+            return returned
 
     def _check_usable(self) -> None:
         if self._closed:
@@ -145,42 +227,66 @@ class Executor:
             hint = "Restore the last checkpoint with load_state_dict()."
             raise ExecutorError(f"the weights are a mixture of two steps: {self._poison}", hint)
 
-    def _check_budget(self, program: Program) -> None:
-        budget = self._registry.budget_bytes
-        if budget is not None and program is not self._fits:
-            program.check_budget(budget, self._meters.workspace_bytes)
-            self._fits = program
+    def _check_budget(self, graph: Graph, program: Program) -> None:
+        """Persistent tensors that the graph does not use make room, if the budget needs it."""
+        budget, workspace = self._registry.budget_bytes, graph.meters.workspace_bytes
+        if budget is None or (self._fits is not None and self._fits[0] is program and self._fits[1] is workspace):
+            return
+        program.check_budget(budget, workspace)
+        others = {key: size for key, size in self._registry.resident.items() if key not in graph.numbers}
+        excess = sum(others.values()) + program.device_peak_bytes(workspace) - budget
+        if excess > 0:
+            with self._guarded(program), self._context():
+                self._send_away(others, excess)
+        self._fits = (program, workspace)
 
-    def _make_verifier(self) -> Verifier:
-        device, slots = self._device.torch_device, self._functions.slots
-        return Verifier(self._captured, device, slots, self._values, self._registry, self._swapper)
+    def _send_away(self, sizes: dict[int, int], enough: int) -> None:
+        """Swaps out as many of these tensors as have so many bytes: first those that need no copy, then large ones."""
+        swapper, going = self._swapper, []
+        for tensor in sorted(sizes, key=lambda tensor: (tensor not in swapper.copies, -sizes[tensor])):
+            if enough <= 0:
+                break
+            going.append(tensor)
+            enough -= sizes[tensor]
+        self._copy_out(self._host.block({tensor: sizes[tensor] for tensor in going if tensor not in swapper.copies}))
+        for tensor in going:
+            swapper.empty(tensor)
+
+    def _copy_out(self, targets: Mapping[int, torch.Tensor]) -> None:
+        """Between two iterations."""
+        for tensor, target in targets.items():
+            self._swapper.copy_out(tensor, target)
+        for tensor in targets:
+            self._swapper.wait_out(tensor)
 
     @contextlib.contextmanager
-    def _context(self, timed: bool = False) -> Iterator[None]:
-        """Below autograd, but with gradients enabled: recurrent layers return no workspace otherwise. Whatever modes
-        the caller is in do not count."""
+    def _context(self, timed: bool = False, gradients: bool = True) -> Iterator[None]:
+        """Below autograd, but with gradients enabled as in the captured iteration: recurrent layers return no workspace
+        otherwise. Whatever modes the caller is in do not count."""
         with (
             torch.inference_mode(False),
             self._device.iteration(timed),
             torch._C._AutoDispatchBelowAutograd(),
             torch._C._DisableAutocast(),
-            torch.enable_grad(),
+            torch.set_grad_enabled(gradients),
         ):
             yield
 
-    def _iterate(self, program: Program, verifier: Verifier | None) -> None:
+    def _iterate(self, graph: Graph, program: Program, verifier: Verifier | None) -> None:
         """One iteration. Raises what goes wrong in it, after everything has been put in order."""
         self._samples = [] if self.recording else None
-        meter = self._meters.next() if verifier is None else None
-        with self._guarded(program), self._context(self.recording), meter or contextlib.nullcontext():
-            self._run(program, meter, verifier)
+        meter = graph.meters.next() if verifier is None else None
+        context = self._context(self.recording, graph.captured.trains)
+        with self._guarded(program), context, meter or contextlib.nullcontext():
+            self._run(graph, program, meter, verifier)
+            self._forget(graph, program)
         if meter is not None:
-            self._meters.add(meter, program.sequence.steps)
+            graph.meters.add(meter, program.sequence.steps)
 
-    def _run(self, program: Program, meter: Meter | None, verifier: Verifier | None) -> None:
+    def _run(self, graph: Graph, program: Program, meter: Meter | None, verifier: Verifier | None) -> None:
         """The loop: executes the instructions of one iteration."""
-        values, swapper, registry, resident = self._values, self._swapper, self._registry, self._registry.resident
-        workspace, limit, samples = self._meters.workspace_bytes.tolist(), self._registry.limit, self._samples
+        values, swapper, registry, resident = graph.values, self._swapper, self._registry, self._registry.resident
+        workspace, limit, samples = graph.meters.workspace_bytes.tolist(), self._registry.limit, self._samples
         run, free = Code.RUN, Code.FREE
         step = peak = 0
         try:
@@ -198,7 +304,7 @@ class Executor:
                         meter.stop()
                     resident.update(created)
                     if verifier is not None:
-                        total += verifier.check(operator, created)  # type: ignore[arg-type]
+                        total += verifier.check(operator, created)
                     registry.in_use = total - scratch
                     if total > peak:
                         peak = total
@@ -237,42 +343,57 @@ class Executor:
                 swapper.copy_in(tensor, step, event, delay_us)
 
     def _target(self, program: Program, tensor: int, step: int) -> torch.Tensor:
-        """Where a host copy goes: its place in the arena. A copy that only a transition makes has none, nor has a
-        tensor whose size shows in this very iteration."""
-        size = self._swapper.storage(tensor).nbytes()
-        offset = program.places.get((tensor, step))
-        if offset is None or size != self._captured.trace.tensor_bytes[tensor]:
+        """Where a host copy goes: home, or to its place in the arena. A copy that only a transition makes has none, nor
+        has a tensor whose size shows in this very iteration."""
+        home = self._host.homes.get(tensor)
+        if home is not None:
+            return home
+        size, offset = self._swapper.storage(tensor).nbytes(), program.places.get((tensor, step))
+        if offset is None or size != program.bytes_of(tensor):
             return self._device.host_memory(size)
-        return self._active.place(tensor, offset)
+        return self._host.arena[offset : offset + size]
 
-    def _finish(self, program: Program, transition: bool, started: float) -> None:
-        swapper, persistent = self._swapper, self._captured.trace.persistent
-        swapper.shells = {tensor: shell for tensor, shell in swapper.shells.items() if persistent[tensor]}
-        if transition:
-            self._arrange_copies()
-        else:
-            swapper.copies = {t: swapper.copies[t] for t in program.sequence.boundary.host}
+    def _forget(self, graph: Graph, program: Program) -> None:
+        """At the end of an iteration: empty storages that nobody fills again go, and copies that are not current, or
+        not needed."""
+        swapper, homes = self._swapper, self._host.homes
+        swapper.shells = {key: shell for key, shell in swapper.shells.items() if self._state.knows(key)}
+        swapper.copies = {
+            key: copy
+            for key, copy in swapper.copies.items()
+            if (key in program.host or key not in graph.changed) and (key in homes or key in swapper.shells)
+        }
+        self._displaced = False
+
+    def _finish(self, graph: Graph, program: Program, transition: bool, started: float) -> None:
+        swapper, workspace = self._swapper, graph.meters.workspace_bytes
         if self._samples is not None:
             self._device.synchronize()
             self._device.finish_times()
         self.counters.add(swapper.moved, swapper.waited, program.recomputes, self._peak)
         if self._samples is not None:
             step_us = (time.perf_counter() - started) * 1e6
-            workspace = self._meters.workspace_bytes
             self.record = make_record(
-                program.sequence, transition, self._samples, workspace, swapper.moved, swapper.waited, step_us
+                program.sequence,
+                transition,
+                self._samples,
+                workspace,
+                graph.numbers,
+                swapper.moved,
+                swapper.waited,
+                step_us,
             )
-        if self._measure_every and self.counters.iterations % self._measure_every == 0:
-            self._meters.ask(again=True)
-        self._collect()
+        graph.iterations += 1
+        if self._measure_every and graph.iterations % self._measure_every == 0:
+            graph.meters.ask(again=True)
+        graph.meters.collect(wait=False)
 
-    def _correct(self, sizes: Mapping[int, int]) -> None:
+    def _correct(self, graph: Graph, sizes: Mapping[int, int]) -> None:
         """The trace gets the sizes that its first execution showed."""
         if sizes:
-            self._captured = self._functions.captured = self._captured.with_tensor_bytes(sizes)
-            self._meters = Meters(self._device, self._captured.trace)
-            self._active = self._activate(self.plan)
-            self._displaced = True  # the host copies lie where the old arena had them
+            graph.captured = graph.functions.captured = graph.captured.with_tensor_bytes(sizes)
+            graph.meters = Meters(self._device, graph.captured.trace)
+            self._activate(graph, graph.plan)
 
     # ---- failures ----
 
@@ -299,7 +420,7 @@ class Executor:
             error.__cause__ = raised
             return error
         if not isinstance(raised, OutOfDeviceMemoryError):
-            raised.add_note(f"in {label} of an iteration under plan {self.plan.generation}")
+            raised.add_note(f"in {label} of an iteration under plan {program.sequence.plan.generation}")
         return raised
 
     def _recover(self) -> None:
@@ -307,22 +428,21 @@ class Executor:
         self._quiesce()
         with self._context():
             self._swapper.settle()
-        persistent, swapper, functions = self._captured.trace.persistent, self._swapper, self._functions
-        for slot, value in enumerate(self._captured.values):
+        graph, swapper = self._current, self._swapper
+        persistent = graph.captured.trace.persistent
+        for slot, value in enumerate(graph.captured.values):
             if not persistent[value.tensor]:
-                self._values[slot] = None
-        self._values[functions.feed :] = [None] * (functions.size - functions.feed)
-        swapper.shells = {tensor: shell for tensor, shell in swapper.shells.items() if persistent[tensor]}
+                graph.values[slot] = None
+        graph.values[graph.functions.feed :] = [None] * (graph.functions.size - graph.functions.feed)
+        swapper.shells = {tensor: shell for tensor, shell in swapper.shells.items() if self._state.knows(tensor)}
         swapper.copies = {tensor: copy for tensor, copy in swapper.copies.items() if tensor in swapper.shells}
-        sizes = self._captured.trace.tensor_bytes
-        here = [each.tensor for each in self._captured.persistents if each.tensor not in swapper.shells]
-        self._registry.replace({tensor: int(sizes[tensor]) for tensor in here})
-        program = self._active.program
-        if self._at >= program.first_change:
-            self._poison = f"an iteration stopped at {program.operator_label(self._at)}"
+        sizes = self._state.sizes
+        self._registry.replace({tensor: sizes[tensor] for tensor in sizes if tensor not in swapper.shells})
+        if self._at >= graph.program.first_change:
+            self._poison = f"an iteration stopped at {graph.program.operator_label(self._at)}"
         if swapper.shells.keys() - swapper.copies.keys():
             self._poison = "the plan has lost a tensor"
-        self._displaced = self._failed = True
+        self._displaced = True
         self._iterating = False
 
     def _quiesce(self) -> None:
@@ -332,83 +452,58 @@ class Executor:
 
     # ---- plans ----
 
-    def change_plan(self, plan: Plan) -> None:
-        """From the next step on. Raises InvalidPlanError at once, and the plan stays. If there is no host memory for
-        it, the next step raises DeviceError, and the plan stays as well."""
-        validate(self._captured.trace, plan)
-        self._pending = plan
+    def change_plan(self, plan: Plan, graph: Graph | None = None) -> None:
+        """From the graph's next iteration on. Raises InvalidPlanError at once, and the plan stays. If there is no host
+        memory for it, that iteration raises DeviceError, and the plan stays as well."""
+        graph = graph or self._graphs[0]
+        validate(graph.captured.trace, plan)
+        graph.pending = plan
 
-    def _activate(self, plan: Plan) -> Active:
-        """Compiles a plan and takes its host memory. Raises InvalidPlanError, DeviceError."""
-        sequence = AccessSequence(self._meters.clocked(self._captured.trace, plan), plan)
-        arena = host_arena(sequence.trace, plan)
-        program = compile_program(self._functions, sequence, arena, self._device.runs_ahead)
-        return Active(plan, program, self._device.host_memory(arena.bytes))
+    def _activate(self, graph: Graph, plan: Plan) -> None:
+        """Compiles a plan and takes its host memory. Raises InvalidPlanError, DeviceError; the old one stays then."""
+        program = graph.compile(plan)
+        self._host.provide([program, *(each.program for each in self._graphs if each is not graph)])
+        graph.program = program
 
-    def _next_program(self) -> tuple[Program, bool]:
-        """The program of the next iteration, and whether it is a transition."""
-        plan = self._pending
-        if plan is not None or self._failed:
+    def _next_program(self, graph: Graph) -> tuple[Program, bool]:
+        """The program of the graph's next iteration, and whether it is a transition."""
+        first, plan = self._graphs[0], graph.pending
+        if plan is not None or graph.followed not in (None, first.plan):
             self._displaced = True  # until the transition is done
             try:
-                # After a failure too: the copies of the middle of an iteration lie where its end puts others.
-                self._active = self._activate(self.plan if plan is None else plan)
-                self._failed = False
+                self._activate(graph, self._following(graph) if plan is None else plan)
+                graph.followed = first.plan if plan is None else None
             finally:
-                if self._pending is plan:  # else there is a newer one already: the next time
-                    self._pending = None
-        if not self._displaced:
-            return self._active.program, False
-        steady = self._active.program
-        with self._guarded(steady), self._context():
-            self._move_to_boundary()
-        state = Boundary(frozenset(self._registry.resident), frozenset(self._swapper.copies))
-        if state == steady.sequence.boundary:
-            self._arrange_copies()
+                if graph.pending is plan:  # else there is a newer one already: the next time
+                    graph.pending = None
+        steady = graph.program
+        if graph is self._current and not self._displaced:
             return steady, False
-        sequence = AccessSequence(steady.sequence.trace, self.plan, state, passive=True)
-        return compile_program(self._functions, sequence, steady.arena, self._device.runs_ahead), True
+        self._current, self._displaced = graph, True
+        with self._guarded(steady), self._context():
+            self._move_to_boundary(steady)
+        resident, copies = self._registry.resident.keys(), self._swapper.copies.keys()
+        if steady.device <= resident:  # more host copies than the plan expects do no harm
+            return steady, False
+        persistent = steady.device | steady.away
+        return graph.compile_from(persistent & resident, persistent & copies), True
 
-    def _move_to_boundary(self) -> None:
+    def _move_to_boundary(self, program: Program) -> None:
         """Copies out what the plan expects on the host, and frees what it expects to be away."""
-        wanted, swapper, places = self._active.program.sequence.boundary, self._swapper, self._active.boundary_places()
-        missing = sorted(wanted.host - swapper.copies.keys())
-        for tensor in missing:
-            swapper.copy_out(tensor, places[tensor])
-        for tensor in missing:
-            swapper.wait_out(tensor)
-        for tensor in sorted(self._registry.resident.keys() - wanted.device):
-            swapper.empty(tensor)
-
-    def _arrange_copies(self) -> None:
-        """After the first iteration of a plan: host copies that come from before move to their places, those that the
-        plan does not want go, and with the last of them the old arena."""
-        places, copies = self._active.boundary_places(), self._swapper.copies
-        moving = [tensor for tensor, place in places.items() if copies[tensor].data_ptr() != place.data_ptr()]
-        if moving:
-            self._device.synchronize()  # the host itself reads what the link has written, and writes what it has read
-        for tensor in moving:
-            places[tensor].copy_(copies[tensor])
-        self._swapper.copies = places
-        self._displaced = False
+        homes = self._host.homes
+        self._copy_out({tensor: homes[tensor] for tensor in sorted(program.host - self._swapper.copies.keys())})
+        for tensor in sorted(self._registry.resident.keys() & program.away):
+            self._swapper.empty(tensor)
 
     # ---- measuring ----
 
-    def measure(self) -> None:
-        """The next iteration measures latencies, the one after it workspaces."""
-        self._meters.ask()
+    def measure(self, graph: Graph | None = None) -> None:
+        """The graph's next iteration measures latencies, the one after it workspaces."""
+        (graph or self._graphs[0]).meters.ask()
 
-    def measurement(self) -> Measurement:
+    def measurement(self, graph: Graph | None = None) -> Measurement:
         """What has been measured so far. Waits for the device if the last iteration was measured."""
-        with self._lock:
-            self._collect(wait=True)
-            return self._meters.result()
-
-    def _collect(self, wait: bool = False) -> None:
-        known = self._meters.workspace_bytes
-        self._meters.collect(wait)
-        if self._meters.workspace_bytes is not known:
-            self._fits = None
+        return (graph or self._graphs[0]).measurement()
 
     # ---- the model and its state ----
 
@@ -441,7 +536,7 @@ class Executor:
         tensors counts. No step can be taken meanwhile. Raises OutOfDeviceMemoryError if the model does not fit."""
         with self._lock:
             self._check_usable()
-            steady = self._active.program
+            steady = self._current.program
             with self._guarded(steady), self._context():
                 self._state.lend()
             self._lending = True
@@ -465,11 +560,11 @@ class Executor:
             with torch.inference_mode(False), torch.no_grad():
                 self._state.give_back()
             self._closed = True
-            self._values[:] = [None] * len(self._values)
-            self._swapper.shells.clear()
-            self._swapper.copies = {}
+            for graph in self._graphs:
+                graph.values[:] = [None] * len(graph.values)
+            self._swapper.clear()
             self._registry.replace({})
-            self._active = self._active._replace(memory=torch.empty(0, dtype=torch.uint8))
+            self._host.clear()
 
     def __enter__(self) -> Executor:
         return self

@@ -8,7 +8,7 @@ its class (as PyTorch's own uninitialised parameters do): shape, type and layout
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -67,11 +67,11 @@ class Bound(NamedTuple):
         return isinstance(self.tensor, _Held)
 
 
-def bind(captured: Captured, model: nn.Module) -> tuple[Bound, ...]:
-    """The parameters and buffers of `model` that the iteration uses. Raises ExecutorError if they are not those that
-    were captured, or if another executor holds them."""
+def bind(captured: Captured, persistents: Iterable[Persistent], model: nn.Module) -> tuple[Bound, ...]:
+    """The parameters and buffers of `model` that are among `persistents`. Raises ExecutorError if they are not those
+    that were captured, or if another executor holds them."""
     bound = []
-    for persistent in captured.persistents:
+    for persistent in persistents:
         if persistent.kind not in (Kind.PARAMETER, Kind.BUFFER):
             continue
         try:

@@ -2,7 +2,10 @@
 
 The instructions are the actions of the plan's access sequence, one for one and in their order, with everything looked
 up beforehand: the executor's loop does no more than to go through them. Each operator becomes one Python function over
-the list of values, generated once an executor, so that executing it costs what the call itself costs.
+the list of values, generated once a graph, so that executing it costs what the call itself costs.
+
+Tensors have their numbers in the trace, and keys: their numbers among all tensors of an executor, whose graphs share
+the persistent ones. Instructions name keys.
 
 - `Functions`: the operators as functions, alone and as they are executed again by a recompute event.
 - `compile_program`: the sequence as instructions.
@@ -22,7 +25,7 @@ import torch
 from pg_tensile.capture.captured import Call, Captured, Slot, copy_into, empty_like_value, flat_results
 from pg_tensile.errors import ExecutorError, OutOfDeviceMemoryError
 from pg_tensile.peak import Arena
-from pg_tensile.plan import Plan
+from pg_tensile.plan import EventKind
 from pg_tensile.runtime.base import Device
 from pg_tensile.runtime.delays import delayed_steps
 from pg_tensile.sequence import AccessSequence, Action, ActionKind
@@ -50,7 +53,7 @@ class Work(NamedTuple):
 
     function: Function
     operator: int
-    created: Mapping[int, int]  # tensor → bytes: on the device from here on
+    created: Mapping[int, int]  # key → bytes: on the device from here on
     bytes: int  # of these, and of what is discarded after the sample
     scratch: int  # bytes discarded after the sample
 
@@ -61,7 +64,7 @@ class Instruction(NamedTuple):
 
     code: Code
     step: int
-    tensor: int = -1
+    tensor: int = -1  # key
     work: Work | None = None
     keeps: bool = False
     event: int = -1
@@ -74,8 +77,9 @@ class Program:
 
     sequence: AccessSequence
     instructions: tuple[Instruction, ...]
-    arena: Arena
+    arena: Arena  # of copies that have no home (copies.py)
     first_change: int  # the first step that changes a persistent tensor; S if none does
+    keys: Sequence[int]  # of each tensor of the trace
 
     def operator_label(self, step: int) -> str:
         return self.sequence.trace.operator_label(int(self.sequence.steps[step]))
@@ -94,6 +98,40 @@ class Program:
                 self.operator_label(step), requested, int(needed[step]) - requested, budget_bytes
             )
 
+    def bytes_of(self, key: int) -> int:
+        """Of a tensor, by the trace."""
+        return self._bytes[key]
+
+    @cached_property
+    def _bytes(self) -> Mapping[int, int]:
+        return dict(zip(self.keys, self.sequence.trace.tensor_bytes.tolist(), strict=True))
+
+    def device_peak_bytes(self, workspace_bytes: Int64s) -> int:
+        return int(np.max(self.sequence.footprint + workspace_bytes[self.sequence.steps]))
+
+    @cached_property
+    def device(self) -> frozenset[int]:
+        """Keys of the persistent tensors that are on the device between two iterations."""
+        return frozenset(self.keys[tensor] for tensor in self.sequence.boundary.device)
+
+    @cached_property
+    def host(self) -> frozenset[int]:
+        """Keys of those with a current host copy then."""
+        return frozenset(self.keys[tensor] for tensor in self.sequence.boundary.host)
+
+    @cached_property
+    def away(self) -> frozenset[int]:
+        """Keys of those that are not on the device then."""
+        return frozenset(self.keys[t] for t in np.flatnonzero(self.sequence.trace.persistent).tolist()) - self.device
+
+    @cached_property
+    def homes(self) -> Mapping[int, int]:
+        """Key → bytes of the persistent tensors that the plan swaps."""
+        rows, trace = self.sequence.plan.rows, self.sequence.trace
+        swaps = (rows["kind"] == EventKind.SWAP_OUT) | (rows["kind"] == EventKind.SWAP_IN)
+        tensors = np.unique(rows["tensor"][swaps])
+        return {self.keys[t]: int(trace.tensor_bytes[t]) for t in tensors[trace.persistent[tensors]].tolist()}
+
     @cached_property
     def recomputes(self) -> int:
         """Steps of recompute events."""
@@ -101,39 +139,25 @@ class Program:
 
     @cached_property
     def places(self) -> Mapping[tuple[int, int], int]:
-        """(tensor, step after which its copy begins) → offset in the host arena."""
-        return {(tensor, copy.first): copy.offset for tensor, row in self.arena.offsets.items() for copy in row}
-
-
-class Active(NamedTuple):
-    """The plan in force, its steady program, and the memory for its host copies (uint8)."""
-
-    plan: Plan
-    program: Program
-    memory: torch.Tensor
-
-    def place(self, tensor: int, offset: int) -> torch.Tensor:
-        size = int(self.program.sequence.trace.tensor_bytes[tensor])
-        return self.memory[offset : offset + size]
-
-    def boundary_places(self) -> dict[int, torch.Tensor]:
-        """Where the host copies lie that are current between two iterations."""
-        arena, host = self.program.arena, self.program.sequence.boundary.host
-        around = ((tensor, copy) for tensor in host for copy in arena.offsets[tensor] if copy.last <= copy.first)
-        return {tensor: self.place(tensor, copy.offset) for tensor, copy in around}
+        """(key, step after which its copy begins) → offset in the arena."""
+        keys, rows = self.keys, self.arena.offsets.items()
+        return {(keys[tensor], copy.first): copy.offset for tensor, row in rows for copy in row}
 
 
 class Functions:
-    """The operators of a captured iteration as functions over the values, and where everything lies among them."""
+    """The operators of a captured iteration as functions over the values, and where everything lies among them.
 
-    def __init__(self, captured: Captured, device: Device) -> None:
+    `keys`: of each tensor; None: its number in the trace."""
+
+    def __init__(self, captured: Captured, device: Device, keys: Sequence[int] | None = None) -> None:
         self.captured = captured
+        self.keys = range(captured.trace.tensor_count) if keys is None else keys
         self._device = device
         self.slots = _slots_by_tensor(captured)
-        # Behind the slots: the inputs, the learning rate, and then what the output operator takes.
+        # Behind the slots: what the placeholder is given, and then what the output operator takes.
         self.feed = len(captured.values)
-        self.taken = self.feed + len(captured.inputs) + 1
-        self.size = self.taken + 1 + len(captured.outputs)
+        self.taken = self.feed + len(captured.given)
+        self.size = self.taken + len(captured.returned)
         self._generator_states: dict[int, torch.Tensor] = {}  # of random operators that the plan executes again
         self._again: dict[tuple[int, int], Function] = {}
         source = _Source()
@@ -213,7 +237,7 @@ class Functions:
     def _place(self, values: Values) -> None:
         """The placeholder: the caller's inputs come into memory of our own, in the layout of the trace."""
         captured = self.captured
-        for place, slot in enumerate((*captured.inputs, captured.learning_rate), self.feed):
+        for place, slot in enumerate(captured.given, self.feed):
             value = captured.values[slot]
             target = empty_like_value(value)
             if value.device == self._device.torch_device and 0 not in value.stride:
@@ -225,8 +249,7 @@ class Functions:
 
     def _take(self, values: Values) -> None:
         """The output: copies of what the step returns, which the caller may keep."""
-        captured = self.captured
-        for place, slot in enumerate((captured.loss, *captured.outputs), self.taken):
+        for place, slot in enumerate(self.captured.returned, self.taken):
             values[place] = values[slot].clone()
 
 
@@ -257,7 +280,8 @@ def make_feed(
     targets: Sequence[torch.Tensor],
     learning_rate: float | None,
 ) -> list[torch.Tensor]:
-    """What the placeholder takes. Raises ExecutorError on inputs that are not as captured."""
+    """What the placeholder takes; `learning_rate`: of a training step, None is the captured one. Raises ExecutorError
+    on inputs that are not as captured."""
     if isinstance(inputs, torch.Tensor) or isinstance(targets, torch.Tensor):
         raise ExecutorError("inputs and targets are sequences of tensors", hint="Put a single tensor into a list.")
     feed = (*inputs, *targets)
@@ -271,8 +295,20 @@ def make_feed(
             found = f"{tensor.dtype} {list(tensor.shape)}"
             hint = "Capture a step for this shape as well, or pad the batch."
             raise ExecutorError(f"input {place} is {found}, but was captured as {dtype} {list(shape)}", hint)
+    given = [tensor.detach() for tensor in feed]
+    if not captured.trains:
+        return given
     rate = captured.spec.optimizer.learning_rate if learning_rate is None else learning_rate
-    return [*(tensor.detach() for tensor in feed), torch.tensor(float(rate), dtype=torch.float64, device="cpu")]
+    return [*given, torch.tensor(float(rate), dtype=torch.float64, device="cpu")]
+
+
+def takes(captured: Captured, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> bool:
+    """Whether inputs and targets have the shapes and types of those captured."""
+    try:
+        make_feed(captured, inputs, targets, None)
+    except ExecutorError:
+        return False
+    return True
 
 
 # ---- generated functions ---------------------------------------------------------------------------------------------
@@ -363,7 +399,7 @@ class Placed(NamedTuple):
 
     code: Code
     step: int
-    tensor: int
+    tensor: int  # key
     event: int
 
 
@@ -371,19 +407,20 @@ def compile_program(functions: Functions, sequence: AccessSequence, arena: Arena
     """The program of an access sequence of `functions.captured.trace`. `arena`: where the plan's host copies lie;
     `delays_in_program`: the device does not know delays (`Device.runs_ahead`). Raises InvalidPlanError."""
     actions = sequence.actions()
-    codes = tuple(Code)
+    codes, keys = tuple(Code), functions.keys
     if delays_in_program:
         placed = _delayed(sequence, actions)
     else:
         placed = [Placed(codes[kind], step, tensor, event) for kind, step, tensor, event in actions]
+    placed = [each if each.tensor < 0 else each._replace(tensor=keys[each.tensor]) for each in placed]
     delays = [0] * len(sequence.plan) if delays_in_program else sequence.plan.rows["delay_us"].tolist()
     works = _works(functions, sequence)
     instructions = [
         Instruction(code, step, tensor, works[step] if code is Code.RUN else None, keeps, event, delay_us)
-        for (code, step, tensor, event), keeps in zip(placed, _kept(sequence, works, placed), strict=True)
+        for (code, step, tensor, event), keeps in zip(placed, _kept(sequence, keys, works, placed), strict=True)
         for delay_us in (delays[event] if event >= 0 else 0,)
     ]
-    return Program(sequence, tuple(instructions), arena, _first_change(sequence))
+    return Program(sequence, tuple(instructions), arena, _first_change(sequence), keys)
 
 
 def _delayed(sequence: AccessSequence, actions: Sequence[Action]) -> list[Placed]:
@@ -406,9 +443,9 @@ def _delayed(sequence: AccessSequence, actions: Sequence[Action]) -> list[Placed
     return placed
 
 
-def _kept(sequence: AccessSequence, works: Sequence[Work], placed: Sequence[Placed]) -> list[bool]:
+def _kept(sequence: AccessSequence, keys: Sequence[int], works: Sequence[Work], placed: Sequence[Placed]) -> list[bool]:
     """For each instruction, whether its tensor comes back by a swap-in before it is made anew, if it comes back."""
-    comes_in = sequence.trace.persistent.tolist()  # by tensor, from behind: persistent ones always
+    comes_in = dict(zip(keys, sequence.trace.persistent.tolist(), strict=True))  # from behind: persistent ones always
     kept = [False] * len(placed)
     for place in range(len(placed) - 1, -1, -1):
         code, step, tensor, _ = placed[place]
@@ -437,7 +474,7 @@ def _works(functions: Functions, sequence: AccessSequence) -> list[Work]:
             function = functions.remembering(operator)
         else:
             function = functions.plain(operator)
-        created = {tensor: sizes[tensor] for tensor in made}
+        created = {functions.keys[tensor]: sizes[tensor] for tensor in made}
         works.append(Work(function, operator, created, sum(created.values()) + scratch[step], scratch[step]))
     return works
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,9 +15,9 @@ from pg_tensile.trace import Int32s, Int64s
 
 
 class Transfer(NamedTuple):
-    """One copy over the link. `step`: after which it was asked for (passive: before which); −1: before the iteration,
-    at a change of plan. `event`: its place in the plan, −1: in none. Times are µs since the iteration began (at a
-    change of plan: since the change did, and 0 on CUDA)."""
+    """One copy over the link. `tensor`: −1 is one that the graph does not use. `step`: after which it was asked for
+    (passive: before which); −1: before the iteration, at a change of plan or graph. `event`: its place in the plan,
+    −1: in none. Times are µs since the iteration began (at a change: since the change did, and 0 on CUDA)."""
 
     tensor: int
     direction: Direction
@@ -39,7 +39,7 @@ class Stall(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class IterationRecord:
-    """One iteration of S steps, as it was executed."""
+    """One iteration of S steps, as it was executed. The tensors of the executor's other graphs count as well."""
 
     generation: int  # of the plan
     transition: bool  # the first of its plan, from another state than the plan's own
@@ -89,12 +89,14 @@ def make_record(
     transition: bool,
     samples: Sequence[int],
     workspace_bytes: Int64s,
+    numbers: Mapping[int, int],
     moved: Sequence[Moved],
     waited: Sequence[Waited],
     step_us: float,
 ) -> IterationRecord:
     """The record of an iteration of `sequence`, once the device has filled in the times of its transfers. `samples`:
-    the registry's bytes after each step; `workspace_bytes`: int64[operators]."""
+    the registry's bytes after each step; `workspace_bytes`: int64[operators]; `numbers`: key of a tensor → its number
+    in the trace."""
     seen = Counters()
     seen.add(moved, waited, int(np.count_nonzero(sequence.step_event >= 0)), max(samples))
     footprint = np.array(samples, np.int64)
@@ -105,9 +107,11 @@ def make_record(
         steps=sequence.steps,
         peak_bytes=seen.peak_bytes,
         device_peak_bytes=int(np.max(footprint + workspace_bytes[sequence.steps])),
-        transfers=tuple(map(_transfer, moved)),
+        transfers=tuple(_transfer(each, numbers.get(each.tensor, -1)) for each in moved),
         stalls=tuple(
-            Stall(each.step, each.tensor, each.transfer.stall_us) for each in waited if each.transfer.stall_us
+            Stall(each.step, numbers.get(each.tensor, -1), each.transfer.stall_us)
+            for each in waited
+            if each.transfer.stall_us
         ),
         passive_swap_ins=seen.passive_swap_ins,
         recomputes=seen.recomputes,
@@ -118,7 +122,7 @@ def make_record(
     )
 
 
-def _transfer(moved: Moved) -> Transfer:
-    step, tensor, event, transfer, passive = moved
+def _transfer(moved: Moved, tensor: int) -> Transfer:
+    step, _, event, transfer, passive = moved
     direction, size = transfer.direction, transfer.bytes
     return Transfer(tensor, direction, size, step, event, passive, transfer.start_us, transfer.end_us)

@@ -8,22 +8,25 @@ device, and go back into the model when the executor is closed. Nothing here rea
 from __future__ import annotations
 
 import contextlib
+import hashlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from pg_tensile.capture.captured import Captured, Persistent, copy_into, value_of
+from pg_tensile.capture.captured import Captured, Persistent, Value, copy_into, value_of
 from pg_tensile.capture.spec import StepSpec
 from pg_tensile.eager import make_optimizer
-from pg_tensile.errors import CheckpointError
+from pg_tensile.errors import CheckpointError, ExecutorError
 from pg_tensile.plan import Boundary
 from pg_tensile.runtime.base import Device
+from pg_tensile.runtime.graph import Graph
 from pg_tensile.runtime.held import Bound, bind
-from pg_tensile.runtime.program import Functions, Values
 from pg_tensile.runtime.registry import Registry
 from pg_tensile.runtime.swapper import Swapper, bytes_of
 from pg_tensile.trace import Kind
@@ -39,68 +42,110 @@ class TrainingState(NamedTuple):
     optimizer: dict[str, dict[str, torch.Tensor]]
 
 
-class State:
-    """The persistent tensors of one executor. The caller sees to it that no iteration is under way, and that what
-    touches device memory happens in the executor's context."""
+Identity = tuple[Kind, str, str, bytes, int]  # the last two for constants: their bytes, and the how many of these
 
-    def __init__(
-        self, captured: Captured, model: nn.Module, device: Device, swapper: Swapper, registry: Registry, values: Values
-    ) -> None:
-        self._captured = captured
+
+class Layout(NamedTuple):
+    """A persistent tensor's first value, whatever its number, and the bytes that it takes on the device."""
+
+    value: Value
+    bytes: int
+
+
+class State:
+    """The persistent tensors of one executor, by key: all that its graphs use, each once. The caller sees to it that no
+    iteration is under way, and that what touches device memory happens in the executor's context."""
+
+    def __init__(self, model: nn.Module, device: Device, swapper: Swapper, registry: Registry) -> None:
         self._model = model
         self._device = device
         self._swapper = swapper
         self._registry = registry
-        self._values = values
-        self._bound: tuple[Bound, ...] = bind(captured, model)
-        self._loaded: list[Bound] = []
+        self._persistents: dict[int, Persistent] = {}  # with the key in place of the number in a trace
+        self._layouts: dict[int, Layout] = {}
+        self._keys: dict[Identity, int] = {}
+        self._count = 0  # keys that are taken
+        self._bound: list[Bound] = []
         self._brought: list[int] = []  # by `lend`
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Key → bytes on the device."""
+        return {key: size for key, (_, size) in self._layouts.items()}
+
+    def knows(self, key: int) -> bool:
+        """Whether it is a persistent tensor's."""
+        return key in self._persistents
 
     # ---- loading ----
 
-    def load(self, functions: Functions, wanted: Boundary, places: Mapping[int, torch.Tensor]) -> None:
-        """Makes every tensor and puts it where `wanted` has it; `places`: the host copies'. From here on the model's
-        tensors are held. Raises OutOfDeviceMemoryError."""
-        bound = {one.persistent.tensor: one for one in self._bound}
-        for persistent in self._captured.persistents:
-            tensor = persistent.tensor
-            value = value_of(persistent, self._captured, self._model)
-            self._values[persistent.slot] = value
-            functions.make_persistent_views(tensor, self._values)
-            size = self._size(persistent)
-            if tensor in wanted.device:
-                self._registry.add(tensor, size, partial("loading {}".format, persistent.name))
-            if tensor in wanted.host:
-                self._swapper.copies[tensor] = places[tensor]
-                places[tensor].copy_(bytes_of(value.untyped_storage()))
-            if tensor in bound:
-                self._loaded.append(bound[tensor])
-                bound[tensor].tensor.data = value
-                bound[tensor].hold()
-            if tensor not in wanted.device:
-                self._swapper.empty(tensor)
+    def number(self, captured: Captured) -> list[int]:
+        """The key of each tensor of a graph: persistent tensors that are here already keep theirs, all others get new
+        ones. Raises ExecutorError for a persistent tensor in another layout than here."""
+        keys = list(range(self._count, self._count + captured.trace.tensor_count))
+        for persistent, identity in zip(captured.persistents, _identities(captured), strict=True):
+            key = self._keys.get(identity)
+            if key is not None:
+                keys[persistent.tensor] = key
+                if self._layouts[key] != _layout(captured, persistent):
+                    message = f'"{persistent.name}" was captured in another layout than in the first graph'
+                    raise ExecutorError(message, hint="Capture all graphs of the same model for the same device.")
+        return keys
 
-    def _size(self, persistent: Persistent) -> int:
-        return int(self._captured.trace.tensor_bytes[persistent.tensor])
+    def load(self, graph: Graph, wanted: Boundary, places: Mapping[int, torch.Tensor]) -> None:
+        """Makes the tensors of a graph that are not here yet and puts each where `wanted` has it (keys); `places`: the
+        host copies'. From here on the model's tensors are held. Raises OutOfDeviceMemoryError, and ExecutorError as
+        `bind` does."""
+        captured, values, swapper = graph.captured, graph.values, self._swapper
+        new = [each for each in captured.persistents if graph.keys[each.tensor] not in self._persistents]
+        bound = {one.persistent.tensor: one for one in bind(captured, new, self._model)}
+        self._count = max(self._count, *(key + 1 for key in graph.keys))
+        for tensor in np.flatnonzero(~captured.trace.persistent).tolist():
+            swapper.places[graph.keys[tensor]] = [(values, slot) for slot in graph.functions.slots[tensor]]
+        for persistent, identity in zip(captured.persistents, _identities(captured), strict=True):
+            key, slots = graph.keys[persistent.tensor], graph.functions.slots[persistent.tensor]
+            make_views = partial(graph.functions.make_persistent_views, persistent.tensor, values)
+            if key in self._persistents:
+                swapper.join(key, values, slots, make_views)
+                continue
+            swapper.places[key] = [(values, slot) for slot in slots]
+            values[persistent.slot] = value = value_of(persistent, captured, self._model)
+            make_views()
+            if key in wanted.device:
+                size = int(captured.trace.tensor_bytes[persistent.tensor])
+                self._registry.add(key, size, partial("loading {}".format, persistent.name))
+            if key in wanted.host:
+                swapper.copies[key] = places[key]
+                places[key].copy_(bytes_of(value.untyped_storage()))
+            here = persistent._replace(tensor=key)
+            if persistent.tensor in bound:
+                one = bound[persistent.tensor]._replace(persistent=here)
+                self._bound.append(one)
+                one.tensor.data = value
+                one.hold()
+            if key not in wanted.device:
+                swapper.empty(key)
+            self._persistents[key], self._layouts[key] = here, _layout(captured, persistent)
+            self._keys[identity] = key
 
     # ---- reading and writing ----
 
     def _read(self, persistent: Persistent) -> torch.Tensor:
         """A copy on the CPU, in the layout of the value."""
-        tensor, value = persistent.tensor, self._captured.values[persistent.slot]
+        tensor, value = persistent.tensor, self._layouts[persistent.tensor].value
         if tensor not in self._swapper.shells:
-            here = self._values[persistent.slot]
             copy = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device="cpu")
-            copy_into(copy, here)
+            copy_into(copy, self._swapper.value(tensor))
             return copy
         storage = self._swapper.copies[tensor].clone().untyped_storage()
         return torch.empty(0, dtype=value.dtype, device="cpu").set_(storage, value.offset, value.shape, value.stride)
 
     def _write(self, persistent: Persistent, source: torch.Tensor) -> None:
         """Sets the tensor on the device, its host copy, or both."""
-        tensor, value = persistent.tensor, self._captured.values[persistent.slot]
+        tensor, value = persistent.tensor, self._layouts[persistent.tensor].value
         if tensor not in self._swapper.shells:
-            copy_into(self._values[persistent.slot], source.to(self._values[persistent.slot].device))
+            own = self._swapper.value(tensor)
+            copy_into(own, source.to(own.device))
             self._refresh_copy(tensor)
         else:
             staged = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device="cpu")
@@ -120,14 +165,14 @@ class State:
             if not (isinstance(value, torch.Tensor) and value.untyped_storage()._cdata in own):
                 model[name] = _copied(value)
         optimizer: dict[str, dict[str, torch.Tensor]] = {}
-        for persistent in self._captured.persistents:
+        for persistent in self._persistents.values():
             if persistent.kind == Kind.OPTIMIZER_STATE:
                 optimizer.setdefault(persistent.name, {})[persistent.key] = self._read(persistent)
         return TrainingState(model, optimizer)
 
     def write(self, state: TrainingState) -> None:
         """Raises CheckpointError, having changed nothing that the iteration uses, if the state is not this job's."""
-        states = [p for p in self._captured.persistents if p.kind == Kind.OPTIMIZER_STATE]
+        states = [p for p in self._persistents.values() if p.kind == Kind.OPTIMIZER_STATE]
         self._check_optimizer(states, state.optimizer)
         copies = {one.persistent.tensor: self._read(one.persistent) for one in self._bound}
         with self._lent(copies):
@@ -139,7 +184,7 @@ class State:
             self._write(one.persistent, copies[one.persistent.tensor])
         for persistent in states:
             saved = state.optimizer.get(persistent.name, {}).get(persistent.key)
-            value = self._captured.values[persistent.slot]
+            value = self._layouts[persistent.tensor].value
             fresh = torch.full(value.shape, persistent.initial, dtype=value.dtype, device="cpu")
             self._write(persistent, fresh if saved is None else saved)
 
@@ -151,7 +196,7 @@ class State:
                 persistent = expected.get((name, key))
                 if persistent is None:
                     raise CheckpointError(f'the optimizer keeps no "{key}" of a parameter "{name}"')
-                shape = self._captured.values[persistent.slot].shape
+                shape = self._layouts[persistent.tensor].value.shape
                 if tuple(tensor.shape) != shape:
                     raise CheckpointError(f'"{key}" of "{name}" has shape {list(tensor.shape)}, not {list(shape)}')
         for name, key in expected:
@@ -171,13 +216,8 @@ class State:
         finally:
             for one in self._bound:
                 one.release()
-                one.tensor.data = self._own(one.persistent)
+                one.tensor.data = self._swapper.value(one.persistent.tensor)
                 one.hold()
-
-    def _own(self, persistent: Persistent) -> torch.Tensor:
-        """The value that the iteration works on; empty while it is away."""
-        shell = self._swapper.shells.get(persistent.tensor)
-        return self._values[persistent.slot] if shell is None else shell.values[0]
 
     def lend(self) -> None:
         """Brings the model's tensors in and makes the model usable. Raises OutOfDeviceMemoryError, nothing done."""
@@ -196,7 +236,7 @@ class State:
     def take_back(self) -> None:
         """The end of `lend`: what was changed in the model meanwhile is kept."""
         for one in self._bound:
-            own = self._values[one.persistent.slot]
+            own = self._swapper.value(one.persistent.tensor)
             one.release()
             if one.tensor.data_ptr() != own.data_ptr():
                 copy_into(own, one.tensor.detach().to(own.device))
@@ -211,16 +251,13 @@ class State:
 
     def give_back(self) -> None:
         """Everything goes back into the model, to the devices where it was."""
-        while self._loaded:
-            one = self._loaded[-1]
+        while self._bound:
+            one = self._bound[-1]
             tensor = one.persistent.tensor
-            if tensor in self._swapper.shells:
-                value = self._read(one.persistent).to(one.device)
-            else:
-                value = self._values[one.persistent.slot].to(one.device)
+            value = self._read(one.persistent) if tensor in self._swapper.shells else self._swapper.value(tensor)
             one.release()
-            one.tensor.data = value
-            self._loaded.pop()
+            one.tensor.data = value.to(one.device)
+            self._bound.pop()
 
 
 # ---- to and from torch.optim -----------------------------------------------------------------------------------------
@@ -247,3 +284,24 @@ def training_state(model: nn.Module, optimizer: Optimizer) -> TrainingState:
 
 def _copied(value: Any) -> Any:
     return value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _layout(captured: Captured, persistent: Persistent) -> Layout:
+    value = captured.values[persistent.slot]._replace(tensor=-1)
+    return Layout(value, int(captured.trace.tensor_bytes[persistent.tensor]))
+
+
+def _identities(captured: Captured) -> list[Identity]:
+    """By what a persistent tensor is recognised in another graph: its name, or a constant's layout and bytes."""
+    seen: Counter[Identity] = Counter()
+    identities = []
+    for persistent in captured.persistents:
+        digest = b""
+        if persistent.constant is not None:
+            raw = persistent.constant.cpu().contiguous().flatten().view(torch.uint8)
+            layout = repr(_layout(captured, persistent))
+            digest = hashlib.blake2b(raw.numpy().tobytes() + layout.encode()).digest()
+        identity = (persistent.kind, persistent.name, persistent.key, digest, 0)
+        identities.append((*identity[:4], seen[identity]))
+        seen[identity] += 1
+    return identities

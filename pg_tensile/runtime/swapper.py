@@ -4,6 +4,8 @@ A tensor is one storage. Swapped out, its bytes lie in host memory and its stora
 and the values on it (views, all of the same storage) are kept in a `Shell`; swapped in, the storage is filled again, so
 every value is what it was. While a tensor is away its values are taken out of the executor's list: what reads it
 nevertheless fails and does not touch freed memory.
+
+An executor's graphs have a list of values each; a tensor that several of them use has values in all of their lists.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from pg_tensile.runtime.registry import Registry
 
 
 class Shell(NamedTuple):
-    """An emptied storage and the values on it, by slot."""
+    """An emptied storage and the values on it, by place; None: a view that nobody has made yet."""
 
     storage: torch.UntypedStorage
     values: tuple[Any, ...]
@@ -46,14 +48,14 @@ class Waited(NamedTuple):
 
 
 class Swapper:
-    """Where the tensors of one executor are. `values`: the executor's list; `slots`: those of each tensor, the first
-    of which shows the whole storage's object."""
+    """Where the tensors of one executor are. `places`: for each tensor, by key, the slots of its values in the lists of
+    the graphs; the first of them shows the whole storage's object."""
 
-    def __init__(self, device: Device, registry: Registry, values: list[Any], slots: Sequence[tuple[int, ...]]) -> None:
+    def __init__(self, device: Device, registry: Registry) -> None:
         self._device = device
         self._registry = registry
-        self._values = values
-        self._slots = slots
+        self.places: dict[int, list[tuple[list[Any], int]]] = {}
+        self._unmade: dict[int, list[Callable[[], None]]] = {}  # make a graph's views, once the tensor is there
         self.copies: dict[int, torch.Tensor] = {}  # tensor → its current host copy, uint8[bytes]
         self.shells: dict[int, Shell] = {}  # tensors that are away
         self.moved: list[Moved] = []  # in this step
@@ -65,26 +67,44 @@ class Swapper:
         self.moved.clear()
         self.waited.clear()
 
+    def join(self, tensor: int, values: list[Any], slots: Sequence[int], make_views: Callable[[], None]) -> None:
+        """Another graph uses a tensor that is there already. `make_views` fills all slots but the first from that."""
+        base = self.value(tensor)
+        shell = self.shells.get(tensor)
+        self.places[tensor] += [(values, slot) for slot in slots]
+        if shell is None:
+            values[slots[0]] = base
+            make_views()
+        else:
+            self.shells[tensor] = Shell(shell.storage, (*shell.values, base, *[None] * (len(slots) - 1)))
+            self._unmade.setdefault(tensor, []).append(make_views)
+
+    def value(self, tensor: int) -> torch.Tensor:
+        """The first value of a tensor, on an empty storage if it is away."""
+        shell = self.shells.get(tensor)
+        values, slot = self.places[tensor][0]
+        found: torch.Tensor = values[slot] if shell is None else shell.values[0]
+        return found
+
     def storage(self, tensor: int) -> torch.UntypedStorage:
         """The storage of a tensor, empty if it is away."""
-        shell = self.shells.get(tensor)
-        return self._values[self._slots[tensor][0]].untyped_storage() if shell is None else shell.storage
+        return self.value(tensor).untyped_storage()
 
     # ---- going ----
 
     def drop(self, tensor: int) -> None:
         """Frees a tensor for good: nothing refers to its storage afterwards."""
-        for slot in self._slots[tensor]:
-            self._values[slot] = None
+        for values, slot in self.places[tensor]:
+            values[slot] = None
         self._registry.remove(tensor)
 
     def empty(self, tensor: int) -> None:
         """Frees the memory of a tensor that comes back from its host copy."""
         storage = self.storage(tensor)
-        slots = self._slots[tensor]
-        self.shells[tensor] = Shell(storage, tuple(self._values[slot] for slot in slots))
-        for slot in slots:
-            self._values[slot] = None
+        places = self.places[tensor]
+        self.shells[tensor] = Shell(storage, tuple(values[slot] for values, slot in places))
+        for values, slot in places:
+            values[slot] = None
         storage.resize_(0)
         self._registry.remove(tensor)
 
@@ -128,15 +148,24 @@ class Swapper:
         self.waited.append(Waited(step, tensor, transfer))
 
     def _fill(self, tensor: int) -> None:
-        for slot, value in zip(self._slots[tensor], self.shells[tensor].values, strict=True):
-            self._values[slot] = value
+        for (values, slot), value in zip(self.places[tensor], self.shells[tensor].values, strict=True):
+            values[slot] = value
         del self.shells[tensor]
+        for make_views in self._unmade.pop(tensor, ()):
+            make_views()
 
     def bring_in(self, tensor: int, operator: Callable[[], str], step: int = -1) -> None:
         """A passive swap-in: what is not there is brought in while the compute waits."""
         self.allocate(tensor, operator)
         self.copy_in(tensor, step, passive=True)
         self.wait_in(tensor, step)
+
+    # ---- the end ----
+
+    def clear(self) -> None:
+        """Forgets every tensor."""
+        for tensors in (self.places, self._unmade, self.copies, self.shells):
+            tensors.clear()
 
     # ---- after a failure ----
 
@@ -152,8 +181,8 @@ class Swapper:
             if transfer.direction == Direction.IN:
                 self._fill(tensor)
         for tensor, shell in self.shells.items():
-            for slot in self._slots[tensor]:
-                self._values[slot] = None
+            for values, slot in self.places[tensor]:
+                values[slot] = None
             shell.storage.resize_(0)
 
 

@@ -7,49 +7,42 @@ capturing knows to be unknown: those are collected, and the trace is corrected b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 
-from pg_tensile.capture.captured import Captured
 from pg_tensile.errors import CaptureError
+from pg_tensile.runtime.graph import Graph
 from pg_tensile.runtime.registry import Registry
 from pg_tensile.runtime.swapper import Swapper
 
 
 class Verifier:
-    """Checks one iteration. `sizes`: the real bytes of tensors in `captured.unknown_sizes`."""
+    """Checks one iteration of a graph. `sizes`: the real bytes of tensors in `captured.unknown_sizes`."""
 
-    def __init__(
-        self,
-        captured: Captured,
-        device: torch.device,
-        slots: Sequence[tuple[int, ...]],
-        values: list[Any],
-        registry: Registry,
-        swapper: Swapper,
-    ) -> None:
+    def __init__(self, graph: Graph, device: torch.device, registry: Registry, swapper: Swapper) -> None:
         self.sizes: dict[int, int] = {}
-        self._captured = captured
+        self._captured = graph.captured
         self._device = device
-        self._slots = slots
-        self._values = values
+        self._slots = graph.functions.slots
+        self._values = graph.values
+        self._keys, self._numbers = graph.keys, graph.numbers
         self._registry = registry
-        self._addresses = {p.tensor: swapper.storage(p.tensor)._cdata for p in captured.persistents}
+        persistents = [persistent.tensor for persistent in graph.captured.persistents]
+        self._addresses = {tensor: swapper.storage(graph.keys[tensor])._cdata for tensor in persistents}
         self._owners = {address: tensor for tensor, address in self._addresses.items()}  # of the storage object
 
-    def check(self, operator: int, created: Sequence[int]) -> int:
-        """Looks at what an operator has created, and that it is registered with its real size. Returns the bytes that
-        it is larger than in the trace. Raises CaptureError."""
+    def check(self, operator: int, created: Iterable[int]) -> int:
+        """Looks at what an operator has created (keys), and that it is registered with its real size. Returns the bytes
+        that it is larger than in the trace. Raises CaptureError."""
         more = 0
-        for tensor in created:
+        for tensor in map(self._numbers.__getitem__, created):
             storages = {self._check_slot(operator, slot).untyped_storage()._cdata for slot in self._slots[tensor]}
             if len(storages) != 1:
                 raise self._error(operator, f"the views of tensor {tensor} show {len(storages)} storages")
             (address,) = storages
             owner = self._owners.get(address, tensor)
-            is_there = owner in self._registry.resident and self._addresses.get(owner) == address
+            is_there = self._keys[owner] in self._registry.resident and self._addresses.get(owner) == address
             if owner != tensor and is_there:
                 raise self._error(operator, f"tensor {tensor} shares the storage of tensor {owner}")
             self._owners[address], self._addresses[tensor] = tensor, address
@@ -76,7 +69,7 @@ class Verifier:
             return 0
         if tensor not in self._captured.unknown_sizes:
             raise self._error(operator, f"tensor {tensor} has {real:,} bytes, not {traced:,}")
-        self.sizes[tensor] = self._registry.resident[tensor] = real
+        self.sizes[tensor] = self._registry.resident[self._keys[tensor]] = real
         return real - traced
 
     def _error(self, operator: int, detail: str) -> CaptureError:

@@ -208,7 +208,7 @@ def test_delays_change_no_bit(device, prepare):
     plan = delayed_swaps(trace, longest_delay_us=500)
     executor = Executor(prepared.captured, copy.deepcopy(prepared.model), device, plan)
     losses = train(executor, prepared)
-    assert Code.ALLOCATE in [instruction.code for instruction in executor._active.program.instructions]
+    assert Code.ALLOCATE in [instruction.code for instruction in executor.graphs[0].program.instructions]
     assert_same(prepared, losses, executor.state_dict().model)
     executor.close()
 
@@ -273,7 +273,7 @@ def test_the_registry_is_what_an_independent_observer_sees(device, large):
     executor = Executor(captured, copy.deepcopy(model), device)
     executor.step([x], [y])
     executor.recording = True
-    state = [value for value in executor._values if isinstance(value, torch.Tensor)]
+    state = [value for value in executor.graphs[0].values if isinstance(value, torch.Tensor)]
     with StorageObserver(watch=[value for value in state if value.is_cuda]) as observer:
         executor.step([x], [y])
     record = executor.record

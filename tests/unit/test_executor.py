@@ -90,10 +90,12 @@ def test_the_registry_is_what_an_independent_observer_sees(policy):
         def read(self) -> np.ndarray:
             return np.zeros(len(self.seen))
 
+    host_memory: list[Tensor] = []
+
     class Watched(HostDevice):
         def host_memory(self, size: int) -> Tensor:
-            self.arena = super().host_memory(size)
-            return self.arena
+            host_memory.append(super().host_memory(size))
+            return host_memory[-1]
 
         def clock(self) -> Meter:
             return watcher
@@ -104,9 +106,9 @@ def test_the_registry_is_what_an_independent_observer_sees(policy):
         executor.step(*batch())
         watcher = Watcher()
         inputs, targets = batch(1)
-        held = [value for value in executor._values if value is not None]
+        held = [value for value in executor.graphs[0].values if value is not None]
         held += [value for shell in executor._swapper.shells.values() for value in shell.values]
-        observer = StorageObserver(watch=held, ignore=[device.arena, *inputs, *targets])
+        observer = StorageObserver(watch=held, ignore=[*host_memory, *inputs, *targets])
         executor.measure()
         executor.recording = True
         with observer:
@@ -130,7 +132,9 @@ def test_outputs_are_the_callers_own(start, policy):
     assert torch.equal(first.outputs[0], kept[1])
     assert first.outputs[0].shape == (4, 10)
     storages = {tensor.untyped_storage().data_ptr() for tensor in (first.loss, first.outputs[0])}
-    assert not storages & {executor._swapper.storage(each.tensor).data_ptr() for each in executor._captured.persistents}
+    assert not storages & {
+        executor._swapper.storage(each.tensor).data_ptr() for each in executor.graphs[0].captured.persistents
+    }
 
 
 def test_inputs_stay_the_callers():

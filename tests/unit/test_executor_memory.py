@@ -104,9 +104,9 @@ def test_nothing_of_an_iteration_is_left_behind(start, policy):
     executor = start(policy)
     run(executor, 1)
     persistent = executor.trace.persistent
-    for slot, value in enumerate(executor._captured.values):
-        assert persistent[value.tensor] or executor._values[slot] is None
-    assert all(value is None for value in executor._values[executor._functions.feed :])
+    for slot, value in enumerate(executor.graphs[0].captured.values):
+        assert persistent[value.tensor] or executor.graphs[0].values[slot] is None
+    assert all(value is None for value in executor.graphs[0].values[executor.graphs[0].functions.feed :])
 
 
 # ---- plans ----
@@ -171,17 +171,18 @@ def test_a_change_of_plan_without_host_memory_leaves_the_old_plan():
     device.close()
 
 
-def test_host_memory_of_an_old_plan_goes_after_the_first_iteration(start):
+def test_host_memory_goes_when_no_plan_needs_it_any_more(start):
     executor = start("swap_all")
-    for number in range(3):
-        run(executor, 1, first=number)
-        old = StorageWeakRef(executor._active.memory.untyped_storage())
-        executor.change_plan(plan_of(SIMPLE[number % 3], executor.trace))
-        run(executor, 1, first=number)
+    for policy in ("recompute_all", "swap_all", "none", "swap_all"):
+        run(executor, 1)
+        old = [StorageWeakRef(memory.untyped_storage()) for memory in executor._host.memory if memory.numel()]
+        executor.change_plan(plan_of(policy, executor.trace))
+        run(executor, 1)
         gc.collect()
-        assert old.expired()
-        places = {copy.untyped_storage().data_ptr() for copy in executor._swapper.copies.values()}
-        assert places <= {executor._active.memory.untyped_storage().data_ptr()}
+        assert all(ref.expired() == (policy != "swap_all") for ref in old)
+        assert executor._host.homes.keys() == executor.graphs[0].program.homes.keys()
+        places = {copy.data_ptr() for copy in executor._swapper.copies.values()}
+        assert places <= {home.data_ptr() for home in executor._host.homes.values()}
 
 
 # ---- failures ----
@@ -193,7 +194,7 @@ class Stops(Exception):
 
 def failing_at(executor: Executor, step: int, error: BaseException) -> None:
     """The work of a step raises, once."""
-    program = executor._active.program
+    program = executor.graphs[0].program
     place = next(i for i, each in enumerate(program.instructions) if each.work is not None and each.step == step)
     instruction, work = program.instructions[place], program.work(step)
 
@@ -214,7 +215,7 @@ def test_a_failure_before_anything_has_changed_leaves_the_last_state(start, poli
     torch.manual_seed(1)
     assert torch.equal(executor.step(*batch(0)).loss, expected[0])
     random_state = torch.get_rng_state()
-    failing_at(executor, executor._active.program.first_change - 1, error)
+    failing_at(executor, executor.graphs[0].program.first_change - 1, error)
     with pytest.raises(type(error)) as info:
         executor.step(*batch(1))
     assert "in operator" in info.value.__notes__[-1]
@@ -231,7 +232,7 @@ def test_a_failure_after_that_is_told_until_a_state_is_loaded(start, policy):
     torch.manual_seed(1)
     executor.step(*batch(0))
     random_state, state = torch.get_rng_state(), executor.state_dict()
-    failing_at(executor, len(executor._active.program.sequence.steps) - 2, Stops("no"))
+    failing_at(executor, len(executor.graphs[0].program.sequence.steps) - 2, Stops("no"))
     with pytest.raises(Stops):
         executor.step(*batch(1))
     for use in (lambda: executor.step(*batch(1)), executor.state_dict, lambda: executor.resident().__enter__()):
@@ -307,10 +308,10 @@ class Interrupts:
 def test_a_failure_holds_no_memory(start):
     executor = start("none")
     run(executor, 1)
-    held = [value for value in executor._values if value is not None]
+    held = [value for value in executor.graphs[0].values if value is not None]
     inputs, targets = batch(1)
     observer = StorageObserver(watch=held, ignore=[*inputs, *targets])
-    failing_at(executor, executor._active.program.first_change - 1, Stops("no"))
+    failing_at(executor, executor.graphs[0].program.first_change - 1, Stops("no"))
     with observer, pytest.raises(Stops) as info:
         executor.step(inputs, targets)
     assert info.value.__traceback__ is not None

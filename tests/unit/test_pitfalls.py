@@ -54,9 +54,9 @@ def test_the_registry_is_what_an_independent_observer_sees_at_every_operator(con
     executor = Executor(captured, copy.deepcopy(model), HostDevice(A100_40GB), plan_of(policy, captured.trace))
     executor.step([x], [y])
     executor.recording = True
-    state = [value for value in executor._values if isinstance(value, torch.Tensor)]
+    state = [value for value in executor.graphs[0].values if isinstance(value, torch.Tensor)]
     state += [value for shell in executor._swapper.shells.values() for value in shell.values]
-    with StorageObserver(watch=state, ignore=[x, y, executor._active.memory]) as observer:
+    with StorageObserver(watch=state, ignore=[x, y, *executor._host.memory]) as observer:
         executor.step([x], [y])
     record = executor.record
     executor.close()
@@ -140,7 +140,7 @@ def test_measuring_every_fiftieth_iteration_costs_under_one_percent():
 
     def seconds(measured: bool) -> float:
         if measured:
-            executor._meters.ask(again=True)
+            executor.graphs[0].meters.ask(again=True)
         begin = time.perf_counter()
         executor.step([x], [y])
         return time.perf_counter() - begin
@@ -246,7 +246,7 @@ def test_delays_in_the_program_change_no_bit(convolutions):
         losses = [executor.step([x], [y]).loss.item() for _ in range(3)]
         executor.change_plan(plan)
         losses += [executor.step([x], [y]).loss.item() for _ in range(2)]
-        codes = [instruction.code for instruction in executor._active.program.instructions]
+        codes = [instruction.code for instruction in executor.graphs[0].program.instructions]
         weights = executor.state_dict().model
         executor.close()
         return losses, weights, codes

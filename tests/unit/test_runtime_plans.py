@@ -14,7 +14,7 @@ from pg_tensile.errors import ExecutorError, InvalidPlanError
 from pg_tensile.peak import footprint
 from pg_tensile.plan import NO_EVENTS, Boundary, Plan, boundary, validate
 from pg_tensile.profile import RTX_A6000
-from pg_tensile.runtime import executor as executor_module
+from pg_tensile.runtime import graph as graph_module
 from pg_tensile.runtime.executor import Executor
 from pg_tensile.runtime.host import HostDevice
 from pg_tensile.runtime.record import IterationRecord
@@ -214,7 +214,7 @@ def test_what_a_plan_loses_is_refused_and_shows_when_it_is_executed_all_the_same
     expected = execute_plainly(realised, 1)
     torch.manual_seed(3)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executor_module, "AccessSequence", Unchecked)
+        patch.setattr(graph_module, "AccessSequence", Unchecked)
         patch.setattr("pg_tensile.peak.AccessSequence", Unchecked)
         with pytest.raises((AssertionError, KeyError, AttributeError, TypeError, RuntimeError)):
             execute_forced(realised, plan, expected)

@@ -1,0 +1,51 @@
+"""Plans for the further graphs of a job: the last, smaller batch of an epoch, and validation.
+
+They work on the persistent tensors of the training step, in turns with it. So their plans start and end in the boundary
+state of its plan: a turn then moves nothing that it does not use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from pg_tensile.errors import InvalidPlanError
+from pg_tensile.plan import Event, EventKind, Plan, validate
+from pg_tensile.trace import Trace
+
+
+def reuse_plan(plan: Plan, trace: Trace, other: Trace) -> Plan | None:
+    """`plan` of `trace` as a plan of `other`, if that has the same structure: the same targets, phases, accesses, kinds
+    and sizes of persistent tensors. None: it has another one, or the plan is not valid there."""
+    if not has_structure(trace, other):
+        return None
+    try:
+        validate(other, plan)
+    except InvalidPlanError:
+        return None
+    return plan
+
+
+def has_structure(trace: Trace, other: Trace) -> bool:
+    """Whether two traces differ in the sizes of tensors that are not persistent at most."""
+    if (trace.operator_count, trace.tensor_count) != (other.operator_count, other.tensor_count):
+        return False
+    columns = ("access_start", "access_tensor", "access_mode", "phase", "random", "tensor_kind")
+    if not all(np.array_equal(getattr(trace, column), getattr(other, column)) for column in columns):
+        return False
+    persistent = trace.persistent
+    sizes = np.array_equal(trace.tensor_bytes[persistent], other.tensor_bytes[persistent])
+    return sizes and all(trace.target[each] == other.target[each] for each in range(trace.operator_count))
+
+
+def plan_around(trace: Trace, away: Collection[int], generation: int = 0) -> Plan:
+    """A plan that begins and ends with the persistent tensors `away` on the host and all others on the device: each of
+    them comes in right before its first access and goes after its last; nothing is copied out that was not written."""
+    events = []
+    for tensor in sorted(away):
+        first, last = int(trace.tensor_first[tensor]), int(trace.tensor_last[tensor])
+        if first < trace.operator_count:
+            events.append(Event(EventKind.SWAP_IN, tensor, first - 1, first))
+            events.append(Event(EventKind.SWAP_OUT, tensor, last, last))
+    return Plan.build(events, generation)
