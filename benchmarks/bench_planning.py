@@ -1,9 +1,11 @@
-"""How fast plans are checked: serialising, validating and analysing traces of 1k, 10k and 100k operators.
+"""How fast plans are checked and made: serialising, validating and analysing traces of 1k, 10k and 100k operators, and
+planning them by a policy.
 
 The traces are residual networks, layer by layer: convolution, batch norm with running statistics, an in-place ReLU and
 an in-place sum; their backward operators; one fused Adam update for each parameter. The plans swap a third of the
 activations, recompute a third, and keep the optimizer's state on the host between updates (cyclic swaps): an event for
-every other operator. Every number is the median of some rounds in which nothing is cached (a fresh trace each).
+every other operator. Policies plan for half of the memory. Every number is the median of some rounds in which nothing
+is cached (a fresh trace each).
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from random import Random
 from typing import Any, NamedTuple
 
@@ -21,7 +22,10 @@ from rich.table import Table
 
 from pg_tensile import peak
 from pg_tensile.plan import NO_EVENTS, Event, EventKind, Plan, validate
+from pg_tensile.policies import named_policy
+from pg_tensile.profile import RTX_A6000
 from pg_tensile.sequence import AccessSequence
+from pg_tensile.simulator import SimulatedJob, simulate
 from pg_tensile.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 
 SIZES = (1_000, 10_000, 100_000)
@@ -31,7 +35,7 @@ READ, STATS, WRITE, CREATE = Mode.READ, Mode.STATS, Mode.WRITE, Mode.CREATE
 
 
 class Measurement(NamedTuple):
-    """Medians in milliseconds for one size; `simulate_ms` is None where there is no simulator."""
+    """Medians in milliseconds for one size."""
 
     operators: int
     accesses: int
@@ -44,7 +48,7 @@ class Measurement(NamedTuple):
     footprint_ms: float
     actions_ms: float
     host_arena_ms: float
-    simulate_ms: float | None
+    simulate_ms: float
 
 
 class Layer(NamedTuple):
@@ -220,16 +224,42 @@ def measure_size(size: int, rounds: int) -> Measurement:
         footprint_ms=median(lambda fresh: peak.footprint(fresh, events)),
         actions_ms=median(lambda fresh: AccessSequence(fresh, events).actions()),
         host_arena_ms=median(lambda fresh: peak.host_arena(fresh, events)),
-        simulate_ms=median(simulation(events)) if find_spec("pg_tensile.simulator") else None,
+        simulate_ms=median(lambda fresh: simulate([SimulatedJob(fresh, events)], RTX_A6000)),
     )
 
 
-def simulation(events: Plan) -> Callable[[Trace], Any]:
-    from pg_tensile.profile import PROFILES
-    from pg_tensile.simulator import SimulatedJob, simulate
+class PolicyMeasurement(NamedTuple):
+    """Planning by one policy, for so many jobs of `operators` each: median seconds, the events of all plans, and the
+    share of the memory that is saved (of half of it, asked for). `error`: why there is no plan, or none that is valid.
+    """
 
-    profile = next(iter(PROFILES.values()))
-    return lambda fresh: simulate([SimulatedJob(fresh, events)], profile)
+    policy: str
+    operators: int
+    jobs: int
+    events: int = 0
+    seconds: float | None = None
+    saved: float | None = None
+    error: str | None = None
+
+
+def measure_policy(policy: str, operators: int, jobs: int = 1, rounds: int = 3) -> PolicyMeasurement:
+    """On an RTX A6000, with a budget of half of what the jobs take without a plan."""
+    trace, _ = build(operators)
+    data, found = trace.to_bytes(), PolicyMeasurement(policy, trace.operator_count, jobs)
+    vanilla = peak.footprint(trace).device_peak_bytes
+    times = []
+    try:
+        for _ in range(rounds):
+            fresh = {job: Trace.from_bytes(data) for job in range(jobs)}
+            start = time.perf_counter()
+            plans = named_policy(policy)(fresh, RTX_A6000, jobs * vanilla // 2)
+            times.append(time.perf_counter() - start)
+        saved = 1 - sum(peak.footprint(trace, plan).device_peak_bytes for plan in plans.values()) / (jobs * vanilla)
+    except Exception as error:
+        return found._replace(error=f"{type(error).__name__}: {error}")
+    return found._replace(
+        events=sum(len(plan) for plan in plans.values()), seconds=statistics.median(times), saved=saved
+    )
 
 
 def main() -> None:

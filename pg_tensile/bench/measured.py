@@ -182,8 +182,9 @@ class Session:
         self.vanilla = Contender(VANILLA, lambda: PlanStepper(workload, workload.vanilla, free, NO_EVENTS))
         self.contenders = [self.eager, self.vanilla]
         planned = [policy for policy in self.policies if policy.error is None]
-        budgets = {policy.budget_bytes for policy in planned} - {None}
-        self.devices = {None: self.free} | {budget: self.open_device(budget) for budget in budgets}
+        self.devices: dict[int | None, Device] = {None: self.free}
+        for budget in {policy.budget_bytes for policy in planned} - {None}:
+            self.devices[budget] = self.open_device(budget)
         self.of_policy = {policy.choice: self.contender_of(policy) for policy in planned}
         self.contenders += [one for one in self.of_policy.values() if one is not self.vanilla]
 

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import bench_core
+from benchmarks import bench_core, bench_planning, bench_tensile, networks, scenarios
 from pg_tensile import policies
 from pg_tensile.bench import options
 from pg_tensile.bench.contenders import PlanStepper, same_bits
@@ -276,10 +276,13 @@ def test_rows_say_how_long_each_round_and_the_first_step_took(folder):
 
 
 def test_a_light_run_takes_fewer_steps(folder, monkeypatch):
-    steps = []
-    monkeypatch.setattr(
-        PlanStepper, "step", lambda stepper, batch, step=PlanStepper.step: steps.append(1) or step(stepper, batch)
-    )
+    steps, step = [], PlanStepper.step
+
+    def counted(stepper, batch):
+        steps.append(1)
+        return step(stepper, batch)
+
+    monkeypatch.setattr(PlanStepper, "step", counted)
     counts = []
     for light in ((), ("--light",)):
         steps.clear()
@@ -460,14 +463,17 @@ def test_bits_are_equal_where_a_nan_equals_a_nan():
 
 @pytest.mark.parametrize("device", ["host", "cuda"])
 @pytest.mark.parametrize("quick", [True, False])
-def test_the_scenarios_of_bench_core_can_be_run(device, quick):
-    found = bench_core.scenarios(device, quick)
+@pytest.mark.parametrize("driver", [bench_core, bench_tensile], ids=["core", "tensile"])
+def test_the_scenarios_of_benchmarks_can_be_run(driver, device, quick):
+    found = driver.BENCHMARK.scenarios(device, quick)
     assert len({scenario.name for scenario in found}) == len(found)
     for scenario in found:
         parsed = parse(["bench", *scenario.arguments])
         assert parsed.link_gbps is None or device == "host"
         assert find_callable(parsed.model) is not None
-    assert f"<!-- core-{device}: begin" in bench_core.DOCUMENT.read_text()
+    begin, end = scenarios.marks(driver.BENCHMARK.name, device)
+    page = scenarios.DOCUMENT.read_text()
+    assert 0 < page.index(begin) < page.index(end)
 
 
 def test_bench_core_sees_what_does_not_hold():
@@ -485,6 +491,91 @@ def test_bench_core_sees_what_does_not_hold():
         assert [check.holds for check in bench_core.row_checks("fidelity", "x", good | change)].count(False) == 1
     assert bench_core.overhead_check("x", {"vanilla_step_ms_median": 1.02, "eager_step_ms_median": 1.0}, 1.02).holds
     assert not bench_core.overhead_check("x", {"vanilla_step_ms_median": 1.03, "eager_step_ms_median": 1.0}, 1.02).holds
+
+
+def tensile_row(**values: Any) -> dict[str, Any]:
+    """Of a network of the paper's, as bench-tensile reads it."""
+    row = Row("m", "joint", "host", 16, label="joint", budget="73%", latencies="measured", keywords={"lanes": 1})
+    memory = {"vanilla_peak_bytes": 1000, "peak_bytes": 725, "device_peak_bytes": 730, "budget_bytes": 730}
+    times = {"step_ms_median": 1149.0, "vanilla_step_ms_median": 1000.0, "bit_identical": True}
+    more = {"first_step_ms": 1500.0, "vanilla_first_step_ms": 1200.0, "simulated_ms": 1149.0, "planning_ms": 80.0}
+    moved = {"stall_ms": 1.0, "bytes_out": 10, "bytes_in": 10, "recomputes": 3}
+    return json.loads(row.with_values(**memory, **times, **more, **moved, **values).to_json())
+
+
+def test_bench_tensile_sees_what_does_not_hold():
+    def broken(**values: Any) -> int:
+        return [check.holds for check in bench_tensile.row_checks("VGG-16", tensile_row() | values)].count(False)
+
+    assert [check.holds for check in bench_tensile.row_checks("VGG-16", tensile_row())] == [True] * 4
+    for change in (
+        {"step_ms_median": 1151.0},
+        {"device_peak_bytes": 731},
+        {"peak_bytes": 731},
+        {"error": "none found"},
+    ):
+        assert broken(**change) == 1
+    other = {"policy": "tensile", "label": "tensile"}
+    assert broken(**other, step_ms_median=9000.0) == broken(**other, error="none found") == 0
+    assert broken(**other, device_peak_bytes=731) == broken(**other, bit_identical=False) == 1
+    assert broken(budget="50%", peak_bytes=500, step_ms_median=9000.0) == 0  # its EOR is only reported
+    assert broken(latencies="roofline", step_ms_median=9000.0) == 0
+
+
+def test_every_goal_of_bench_tensile_is_measured():
+    for network in networks.PAPER:
+        asked = bench_tensile.scenario(network, quick=False)
+        choices = parse(["bench", *asked.arguments]).policies
+        joint = [tensile_row() | {"budget": str(each.budget), "latencies": each.latencies} for each in choices]
+        found = [bench_tensile.goal_of(network.title, row) for row in joint if row["budget"] != "None"]
+        assert set(bench_tensile.GOALS[network.title]) <= set(found)
+        paper = bench_tensile.PUBLISHED[network.title]
+        assert bench_tensile.GOALS[network.title][0].percent == round(100 * paper.saved)
+        assert all(each.early_update for each in choices if each.name == "joint")
+        assert asked.seconds > 60
+
+
+def test_a_benchmark_goes_on_where_it_was_and_writes_tables(tmp_path, monkeypatch):
+    path = tmp_path / "tensile-host.json"
+    results = scenarios.Results(path, "host", fresh=False)
+    cold = tensile_row() | {"latencies": "roofline", "label": "joint:latencies=roofline"}
+    tensile = tensile_row() | {"policy": "tensile", "label": "tensile:lanes=1"}
+    rows = [
+        tensile_row(),
+        cold,
+        tensile,
+        tensile | {"error": "too large"},
+        tensile_row() | {"policy": "none"},
+    ]
+    results.scenarios["memory: VGG-16"] = {"arguments": [], "seconds": 1.0, "rows": rows}
+    results.save()
+    assert scenarios.Results(path, "host", fresh=False).rows("memory") == [("VGG-16", row) for row in rows]
+    assert not scenarios.Results(path, "host", fresh=True).scenarios
+    lines = (
+        bench_tensile.joint_table(results) + bench_tensile.tensile_table(results) + bench_tensile.cold_table(results)
+    )
+    assert [line for line in lines if "1.149 | ≤ 1.15 | 1.63" in line] and [
+        line for line in lines if "| 1.25 |" in line
+    ]
+    assert sum("VGG-16" in line for line in lines) == 4 and [line for line in lines if "| too large |" in line]
+    monkeypatch.setattr(scenarios, "code_fingerprint", lambda: "other")
+    assert not scenarios.Results(path, "host", fresh=False).scenarios
+
+
+def test_a_benchmark_tells_how_long_it_takes():
+    two = [scenarios.Scenario("a", name, (), 300.0) for name in "bc"]
+    assert scenarios.time_left(two, []) == ", about 10 min left"
+    assert scenarios.time_left(two[1:], [(600.0, 300.0)]) == ", about 10 min left"
+    assert scenarios.time_left([], [(600.0, 300.0)]) == scenarios.time_left([two[0]._replace(seconds=0.0)], []) == ""
+
+
+@pytest.mark.parametrize("policy", ["joint", "tensile"])
+def test_planning_is_measured_with_plans_that_save_half(policy):
+    found = bench_planning.measure_policy(policy, 300, 2, 1)
+    assert found.error is None and found.saved is not None and found.saved >= 0.5 and found.events > 0
+    failed = bench_planning.measure_policy("no such policy", 100)
+    checks = bench_tensile.planning_checks([found._asdict(), failed._asdict()])
+    assert [check.holds for check in checks] == [True, False]
 
 
 def test_sizes_for_people():

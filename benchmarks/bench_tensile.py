@@ -1,0 +1,300 @@
+"""`make bench-tensile`: memory against time, beside tensile.txt's own numbers. How it runs: scenarios.py.
+
+The sections:
+
+- memory: the paper's five networks, batch 16, AdamW. The policy `joint` with early updates has to save the share of the
+  peak that the paper's tables name, and more, at a fraction of the paper's extra time; `tensile`, the paper's own
+  policy, runs beside it, with and without early updates, on one lane and on two. All policies of a network share a run,
+  in rounds that take turns, so every time is compared with vanilla's in the same rounds;
+- cold start: rows of the same runs whose plan was made with the roofline's latencies, before anything was measured: the
+  first iteration is compared with vanilla's first;
+- planning: how long the two policies plan traces of 5,000 to 100,000 operators, and four jobs (bench_planning.py).
+
+"Saves 30 %" means a budget of 70 % of vanilla's peak (the storages alive at once). The budget applies to storages and
+workspaces together, so the peak is at least 30 % below vanilla's, and the workspaces fit, too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from benchmarks import bench_planning
+from benchmarks.networks import (
+    DENSENET121,
+    INCEPTION3,
+    INCEPTION4,
+    PAPER,
+    RESNET50,
+    SMALL_DENSENET,
+    SMALL_RESNET,
+    VGG16,
+    Network,
+)
+from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, deviation, main, table
+
+JOINT, TENSILE = "joint", "tensile"
+BATCH = 16
+ROUNDS = ("--rounds", "3", "--warmup", "1", "--iterations", "1", "--light")
+POLICY_STEPS, OTHER_STEPS = 7, 25  # of one policy in these rounds; of calibration, eager PyTorch and vanilla
+SLOWER = 1.15  # than vanilla's: a policy's step, and what is done between steps
+PLANNING_S = {(1, 5_000): 0.5, (1, 13_000): 2.0, (4, 5_000): 3.0}  # (jobs, operators) → seconds, at most
+
+
+class Published(NamedTuple):
+    """tensile.txt, tables I and II: the share saved and at what EOR; EOR of the first iteration, and Capuchin's."""
+
+    saved: float
+    eor: float
+    first_eor: float
+    capuchin_first_eor: float
+
+
+class Goal(NamedTuple):
+    """To save `percent` of the peak at an EOR of at most `eor`; None: it is only reported."""
+
+    percent: int
+    eor: float | None
+
+    @property
+    def budget(self) -> str:
+        return f"{100 - self.percent}%"
+
+
+PUBLISHED = {
+    VGG16.title: Published(0.2670, 1.6287, 1.2523, 5.8053),
+    INCEPTION3.title: Published(0.4361, 1.6468, 1.4744, 6.7529),
+    INCEPTION4.title: Published(0.5154, 1.4281, 1.3797, 10.2088),
+    RESNET50.title: Published(0.4258, 1.5540, 1.3924, 9.6073),
+    DENSENET121.title: Published(0.5135, 1.1678, 1.3855, 10.0925),
+}
+HIGHER = (Goal(50, 1.12), Goal(65, 1.20), Goal(70, None))
+# The first goal of each network is the paper's saving; it is the one for which tensile and the cold start are measured.
+GOALS = {
+    VGG16.title: (Goal(27, 1.15), Goal(40, 1.20), Goal(50, None)),
+    INCEPTION3.title: (Goal(44, 1.15), *HIGHER),
+    INCEPTION4.title: (Goal(52, 1.15), *HIGHER),
+    RESNET50.title: (Goal(43, 1.15), *HIGHER),
+    DENSENET121.title: (Goal(51, 1.15), *HIGHER),
+    SMALL_RESNET.title: (Goal(20, None), Goal(30, None)),
+    SMALL_DENSENET.title: (Goal(20, None), Goal(40, None)),
+}
+
+
+def policies(title: str) -> list[str]:
+    """What is measured of a network, as the command wants it."""
+    goals = GOALS[title]
+    tensile = [f"{TENSILE}:lanes={lanes}:early_update={early}" for lanes in (1, 2) for early in ("false", "true")]
+    return [
+        "none",
+        *(f"{JOINT}:budget={goal.budget}" for goal in goals),
+        f"{JOINT}:budget=none",
+        f"{JOINT}:latencies=roofline:budget={goals[0].budget}",
+        *(f"{each}:budget={goals[0].budget}" for each in tensile),
+        *(f"{each}:budget=none" for each in (tensile[0], tensile[-1])),
+    ]
+
+
+def scenarios(device: str, quick: bool) -> list[Scenario]:
+    return [scenario(network, quick) for network in ((SMALL_RESNET, SMALL_DENSENET) if quick else PAPER)]
+
+
+def scenario(network: Network, quick: bool) -> Scenario:
+    asked = policies(network.title)
+    threads = ("--threads", "1") if quick else ()
+    arguments = (*network.arguments(BATCH), *ROUNDS, *threads, "--early-update", "--policies", ",".join(asked))
+    steps = OTHER_STEPS + POLICY_STEPS * (len(asked) - 1) * SLOWER
+    return Scenario("memory", network.title, arguments, network.step_s * steps)
+
+
+# ---- what must hold -------------------------------------------------------------------------------------------------
+
+
+def checks(results: Results) -> list[Check]:
+    found = [check for title, row in results.rows("memory") for check in row_checks(title, row)]
+    return found + planning_checks(results.planning)
+
+
+def goal_of(title: str, row: Row) -> Goal | None:
+    """The goal that a row is for: those of joint, planned with what was measured, have one."""
+    if row["policy"] != JOINT or row["latencies"] != "measured":
+        return None
+    return next((goal for goal in GOALS[title] if goal.budget == row["budget"]), None)
+
+
+def row_checks(title: str, row: Row) -> Iterator[Check]:
+    """Bits and budgets of everything measured; savings and times where they are asked for. A policy without a plan for
+    its budget breaks a promise only where one was made."""
+    what = f"{title}, {row['label']}" + (f" at {row['budget']}" if row["budget"] else "")
+    goal = goal_of(title, row)
+    if row["error"] is not None:
+        if row["policy"] == "none" or (goal and goal.eor):
+            yield Check("memory", what, row["error"], "no error", False)
+        return
+    same = "identical" if row["bit_identical"] else "different"
+    yield Check("memory", f"{what}: results", same, "identical", row["bit_identical"] is True)
+    peak, budget = row["device_peak_bytes"], row["budget_bytes"]
+    if budget is not None:
+        yield Check("memory", f"{what}: device peak", f"{peak:,}", f"≤ {budget:,}", peak <= budget)
+    if goal is not None:
+        enough = 100 * (row["vanilla_peak_bytes"] - row["peak_bytes"]) >= goal.percent * row["vanilla_peak_bytes"]
+        yield Check("memory", f"{what}: saved", f"{saved(row):.1%}", f"≥ {goal.percent} %", enough)
+    if goal is not None and goal.eor is not None:
+        yield Check("memory", f"{what}: EOR", f"{eor(row):.3f}", f"≤ {goal.eor:.2f}", eor(row) <= goal.eor)
+
+
+def planning_checks(rows: Iterable[Row]) -> list[Check]:
+    """Every plan has to save half of the memory, the smaller ones in a certain time."""
+    found = []
+    for row in rows:
+        limit = PLANNING_S.get((row["jobs"], round(row["operators"], -3)))
+        what = f"{row['policy']}, {row['jobs']} × {row['operators']:,} operators"
+        if row["error"] is not None:
+            found.append(Check("planning", what, row["error"], "a plan", False))
+            continue
+        found.append(Check("planning", f"{what}: saved", f"{row['saved']:.1%}", "≥ 50 %", row["saved"] >= 0.5))
+        if limit is not None:
+            time_s = row["seconds"]
+            found.append(Check("planning", f"{what}: time", f"{time_s:.2f} s", f"< {limit} s", time_s < limit))
+    return found
+
+
+def eor(row: Row) -> float:
+    """Of the medians of the same run."""
+    return row["step_ms_median"] / row["vanilla_step_ms_median"]
+
+
+def first_eor(row: Row) -> float:
+    """Of the first iteration, against vanilla's first."""
+    return row["first_step_ms"] / row["vanilla_first_step_ms"]
+
+
+def saved(row: Row) -> float:
+    return 1 - row["peak_bytes"] / row["vanilla_peak_bytes"]
+
+
+def planning(quick: bool) -> list[Row]:
+    cases = ((1, 1_000), (1, 2_000), (2, 1_000)) if quick else ((1, 5_000), (1, 13_000), (4, 5_000), (1, 100_000))
+    return [
+        bench_planning.measure_policy(policy, operators, jobs, 1 if operators > 50_000 else 3)._asdict()
+        for policy in (JOINT, TENSILE)
+        for jobs, operators in cases
+    ]
+
+
+# ---- the document ---------------------------------------------------------------------------------------------------
+
+
+def tables(results: Results) -> list[str]:
+    return [
+        *vanilla_table(results),
+        *joint_table(results),
+        *tensile_table(results),
+        *cold_table(results),
+        *planning_table(results),
+    ]
+
+
+def vanilla_table(results: Results) -> list[str]:
+    headings = ("network", "operators", "link, GB/s", "eager, ms", "vanilla, ms", "peak, MiB", "device peak, MiB")
+    rows = [
+        (
+            *(title, f"{row['operators']:,}", f"{row['link_gbps']:.2f}", f"{row['eager_step_ms_median']:.0f}"),
+            f"{row['step_ms_median']:.0f} ({row['step_ms_min']:.0f} … {row['step_ms_max']:.0f})",
+            *(f"{row['peak_bytes'] / 2**20:.1f}", f"{row['device_peak_bytes'] / 2**20:.1f}"),
+        )
+        for title, row in results.rows("memory")
+        if row["policy"] == "none" and row["error"] is None
+    ]
+    return table(headings, rows)
+
+
+def reached(row: Row) -> str:
+    """Of a row without a measurement: how near its plan comes to the budget, or why there is none."""
+    if row["predicted_peak_bytes"] is None or row["vanilla_peak_bytes"] is None:
+        return row["error"]
+    return f"{1 - row['predicted_peak_bytes'] / row['vanilla_peak_bytes']:.1%}, too little with the workspaces"
+
+
+COSTS = ("step, ms", "stall, ms", "moved, MiB", "recomputed")
+
+
+def costs(row: Row) -> tuple[str, ...]:
+    moved = (row["bytes_out"] + row["bytes_in"]) / 2**20
+    return f"{row['step_ms_median']:.0f}", f"{row['stall_ms']:.0f}", f"{moved:.0f}", f"{row['recomputes']:,}"
+
+
+def joint_table(results: Results) -> list[str]:
+    headings = ("network", "to save", "`joint` saved", "EOR", "asked for", "paper", *COSTS, "simulated", "planning, s")
+    rows = []
+    for title, row in results.rows("memory"):
+        if row["policy"] != JOINT or row["latencies"] != "measured":
+            continue
+        goal, paper = goal_of(title, row), PUBLISHED.get(title)
+        start = (title, f"{goal.percent} %" if goal else "what is free")
+        if row["error"] is not None:
+            rows.append((*start, reached(row), *[""] * (len(headings) - 3)))
+            continue
+        asked = f"≤ {goal.eor:.2f}" if goal and goal.eor else "–"
+        published = f"{paper.eor:.2f}" if paper and goal == GOALS[title][0] else ""
+        simulated = f"{deviation(row['simulated_ms'], row['step_ms_median']):+.1%}"
+        planned = f"{row['planning_ms'] / 1e3:.2f}"
+        rows.append((*start, f"{saved(row):.1%}", f"{eor(row):.3f}", asked, published, *costs(row), simulated, planned))
+    return table(headings, rows)
+
+
+def tensile_table(results: Results) -> list[str]:
+    headings = ("network", "to save", "lanes", "early updates", "`tensile` saved", "EOR", *COSTS)
+    rows = []
+    for title, row in results.rows("memory"):
+        if row["policy"] != TENSILE:
+            continue
+        asked = f"{GOALS[title][0].percent} %" if row["budget"] else "what is free"
+        start = (title, asked, str(row["keywords"]["lanes"]), "yes" if row["early_update"] else "no")
+        if row["error"] is not None:
+            rows.append((*start, reached(row), *[""] * (len(headings) - 5)))
+        else:
+            rows.append((*start, f"{saved(row):.1%}", f"{eor(row):.3f}", *costs(row)))
+    return table(headings, rows)
+
+
+def cold_table(results: Results) -> list[str]:
+    """Beside each row that was planned with an estimate, the one planned with what was measured for the same budget."""
+    measured = {(title, row["budget"]): row for title, row in results.rows("memory") if goal_of(title, row)}
+    headings = (
+        *("network", "saved", "latencies", "first iteration, EOR", "later ones", "planned with measured ones"),
+        *("planning, s", "paper, first iteration", "its Capuchin"),
+    )
+    rows = []
+    for title, row in results.rows("memory"):
+        if row["latencies"] == "measured" or row["error"] is not None:
+            continue
+        warm, paper = measured[title, row["budget"]], PUBLISHED.get(title)
+        rows.append(
+            (
+                *(title, f"{saved(row):.1%}", row["latencies"], f"{first_eor(row):.2f}", f"{eor(row):.3f}"),
+                *("–" if warm["error"] else f"{eor(warm):.3f}", f"{row['planning_ms'] / 1e3:.2f}"),
+                *((f"{paper.first_eor:.2f}", f"{paper.capuchin_first_eor:.2f}") if paper else ("", "")),
+            )
+        )
+    return table(headings, rows)
+
+
+def planning_table(results: Results) -> list[str]:
+    rows = []
+    for row in results.planning:
+        start = (f"`{row['policy']}`", str(row["jobs"]), f"{row['operators']:,}")
+        limit = PLANNING_S.get((row["jobs"], round(row["operators"], -3)))
+        asked = f"< {limit}" if limit else "–"
+        if row["error"] is not None:
+            rows.append((*start, "", row["error"], asked, ""))
+        else:
+            rows.append((*start, f"{row['events']:,}", f"{row['seconds']:.2f}", asked, f"{row['saved']:.1%}"))
+    return table(("planning by", "jobs", "operators of each", "events", "time, s", "asked for", "saved"), rows)
+
+
+BENCHMARK = Benchmark("tensile", "Memory against time.", scenarios, planning, checks, tables)
+
+if __name__ == "__main__":
+    sys.exit(main(BENCHMARK))

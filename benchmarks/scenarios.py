@@ -1,0 +1,270 @@
+"""Benchmarks that run scenarios of the command `pg-tensile bench`, hold promises against their rows and write tables.
+
+Each scenario is a run of the command in a process of its own, so that nothing of one is left in memory for the next,
+and its rows are what that command writes. Results go to benchmarks/results/<name>-<device>.json after every scenario. A
+run that was stopped goes on where it was, if code, machine and device are the same; `--fresh` starts over. At the end
+the tables go to docs/benchmarks.md. `--minutes` starts no scenario later than that; `--only WORD` takes those whose
+name contains it; `--quick` tries everything on small models in a few minutes and writes to build/. Exit status 1 when
+something does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from pg_tensile.bench.report import machine, versions
+from pg_tensile.device import choose_device
+from pg_tensile.errors import DeviceError
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCUMENT = ROOT / "docs" / "benchmarks.md"
+
+Row = dict[str, Any]
+
+
+class Scenario(NamedTuple):
+    """One run of the command; `device` is added to the arguments, except where they have one. `seconds`: about how long
+    it takes on two cores that do nothing else; 0: not known."""
+
+    section: str
+    title: str
+    arguments: tuple[str, ...]
+    seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"{self.section}: {self.title}"
+
+
+class Check(NamedTuple):
+    """A promise, what was found, and whether that is enough."""
+
+    section: str
+    what: str
+    found: str
+    asked: str
+    holds: bool
+
+
+class Benchmark(NamedTuple):
+    """What one benchmark consists of. `name` is in the names of its files, its marks in the document and its target of
+    make; `scenarios` of a kind of device ("host", "cuda"), quick or not, the cheap and the important ones first, in
+    case time runs out; `planning` measures what needs no process of its own, quick or not."""
+
+    name: str
+    description: str
+    scenarios: Callable[[str, bool], list[Scenario]]
+    planning: Callable[[bool], list[Row]]
+    checks: Callable[[Results], list[Check]]
+    tables: Callable[[Results], list[str]]
+
+
+class Results:
+    """The file of results. Scenarios in it are not run again while code, machine and device stay the same."""
+
+    def __init__(self, path: Path, device: str, fresh: bool) -> None:
+        self.path = path
+        about = {
+            "device": device,
+            "code": code_fingerprint(),
+            "machine": machine(torch_device(device)),
+            "versions": versions(),
+        }
+        self.data: dict[str, Any] = {**about, "scenarios": {}, "planning": []}
+        if not fresh and path.exists():
+            found = json.loads(path.read_text())
+            if all(found.get(key) == about[key] for key in ("device", "code", "machine")):
+                self.data = found
+
+    @property
+    def kind(self) -> str:
+        return self.data["device"].partition(":")[0]
+
+    @property
+    def scenarios(self) -> dict[str, Any]:
+        return self.data["scenarios"]
+
+    @property
+    def planning(self) -> list[Row]:
+        return self.data["planning"]
+
+    def rows(self, section: str) -> list[tuple[str, Row]]:
+        """(title, row) of everything measured in a section."""
+        named = [(name.partition(": "), each) for name, each in self.scenarios.items()]
+        return [(title, row) for (found, _, title), each in named if found == section for row in each["rows"]]
+
+    def save(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        new = self.path.with_suffix(".new")
+        new.write_text(json.dumps(self.data, indent=1) + "\n")
+        new.replace(self.path)
+
+
+def torch_device(device: str) -> torch.device:
+    try:
+        return choose_device("cpu" if device == "host" else device)
+    except DeviceError as error:
+        raise SystemExit(f"{error.message}\nhint: {error.hint}") from None
+
+
+def code_fingerprint() -> str:
+    """Of everything that is measured."""
+    digest = hashlib.sha256()
+    for path in sorted([*(ROOT / "pg_tensile").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+# ---- running --------------------------------------------------------------------------------------------------------
+
+
+def run_scenario(scenario: Scenario, device: str) -> dict[str, Any]:
+    """Its rows, or what went wrong in `error`."""
+    arguments = list(scenario.arguments) + ([] if "--device" in scenario.arguments else ["--device", device])
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        command = [sys.executable, "-m", "pg_tensile", "bench", *arguments, "--json", file.name]
+        started = time.perf_counter()
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        rows = [json.loads(line) for line in Path(file.name).read_text().splitlines()]
+    result = {"arguments": arguments, "seconds": round(time.perf_counter() - started, 1), "rows": rows}
+    if not rows or done.returncode not in (0, 1):
+        result["error"] = done.stderr.strip()[-2000:] or f"exit status {done.returncode}"
+    return result
+
+
+def run_all(results: Results, wanted: Sequence[Scenario], minutes: float) -> list[str]:
+    """Runs what is not there yet. Returns the names of scenarios that the time did not suffice for."""
+    ends = time.monotonic() + 60 * minutes
+    left = [each for each in wanted if each.name not in results.scenarios]
+    done: list[tuple[float, float]] = []  # (seconds, those expected) of each scenario
+    with Console(stderr=True).status("") as status:
+        for number, scenario in enumerate(left):
+            if time.monotonic() > ends:
+                return [each.name for each in left[number:]]
+            status.update(f"{scenario.name} ({number + 1} of {len(left)}{time_left(left[number:], done)})")
+            found = run_scenario(scenario, results.data["device"])
+            results.scenarios[scenario.name] = found
+            results.save()
+            done.append((found["seconds"], scenario.seconds))
+            ahead = time_left(left[number + 1 :], done)
+            print(f"{scenario.name}: {found['seconds']:.0f} s{ahead} {found.get('error', '')}", file=sys.stderr)
+    return []
+
+
+def time_left(left: Sequence[Scenario], done: Sequence[tuple[float, float]]) -> str:
+    """For people; the pace is that of the scenarios run so far."""
+    spent, expected = (sum(part) for part in zip((0.0, 0.0), *done, strict=True))
+    pace = spent / expected if expected else 1.0
+    minutes = pace * sum(each.seconds for each in left) / 60
+    return f", about {minutes:.0f} min left" if minutes >= 1 else ""
+
+
+# ---- what was found -------------------------------------------------------------------------------------------------
+
+
+def failures(results: Results) -> list[Check]:
+    """Of scenarios that could not be run."""
+    return [
+        Check(name.partition(":")[0], name, each["error"].splitlines()[0], "rows", False)
+        for name, each in results.scenarios.items()
+        if "error" in each
+    ]
+
+
+def deviation(found: float, reference: float) -> float:
+    return (found - reference) / reference if reference else float("inf")
+
+
+def seconds(ms: float | None) -> str:
+    return "–" if ms is None else f"{ms / 1e3:.2f} s"
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Lines of Markdown; none where there are no rows."""
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings), *lines, ""] if lines else []
+
+
+def markdown(benchmark: Benchmark, results: Results, found: Sequence[Check], missing: Sequence[str]) -> str:
+    """The section's generated part."""
+    data, run = results.data, results.data["machine"]
+    broken = [each for each in found if not each.holds]
+    lines = [
+        f"Measured on `{data['device']}`: {run.get('gpu') or run['cpu']}, {run['cores']} cores, "
+        f"{run['memory_bytes'] / 2**30:.0f} GiB, PyTorch {data['versions']['torch']}, "
+        f"Python {data['versions']['python']}, revision {data['versions']['revision']}.",
+        "",
+        f"{len(found) - len(broken)} of {len(found)} checks hold."
+        + "".join(f"\n- **does not hold**: {each.what}: {each.found}, asked for {each.asked}" for each in broken)
+        + "".join(f"\n- not measured: {name}" for name in missing),
+        "",
+        *benchmark.tables(results),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def write_document(name: str, kind: str, text: str) -> None:
+    """Between the marks of that benchmark and device."""
+    begin, end = marks(name, kind)
+    page = DOCUMENT.read_text()
+    before, found, rest = page.partition(begin)
+    if not found:
+        raise SystemExit(f"{DOCUMENT} has no place for {name}-{kind}")
+    DOCUMENT.write_text(before + begin + "\n" + text + "\n" + end + rest.partition(end)[2])
+
+
+def marks(name: str, kind: str) -> tuple[str, str]:
+    return f"<!-- {name}-{kind}: begin, written by make bench-{name} -->\n", f"<!-- {name}-{kind}: end -->"
+
+
+def print_checks(found: Sequence[Check], missing: Sequence[str]) -> None:
+    shown = Table("section", "what", "found", "asked for", "", box=None, pad_edge=False)
+    for each in found:
+        shown.add_row(each.section, each.what, each.found, each.asked, "" if each.holds else "[red]NO[/red]")
+    Console(width=120).print(shown)
+    print(
+        f"{sum(each.holds for each in found)} of {len(found)} checks hold"
+        + f", {len(missing)} scenarios not measured" * bool(missing)
+    )
+
+
+def main(benchmark: Benchmark) -> int:
+    """Reads the command line, runs, writes; returns the exit status."""
+    parser = argparse.ArgumentParser(prog=f"bench_{benchmark.name}", description=benchmark.description)
+    parser.add_argument("--device", default="host", help="host (default), cuda or cuda:N")
+    parser.add_argument("--quick", action="store_true", help="small models, one round; results to build/")
+    parser.add_argument("--fresh", action="store_true", help="measure everything again")
+    parser.add_argument("--minutes", type=float, default=60.0, help="start nothing later than that (60)")
+    parser.add_argument("--only", default="", help="scenarios with this word in their names")
+    options = parser.parse_args()
+    kind = options.device.partition(":")[0]
+    folder = ROOT / "build" if options.quick else ROOT / "benchmarks" / "results"
+    results = Results(folder / f"{benchmark.name}-{kind}.json", options.device, options.fresh)
+    if not results.planning and options.only in "planning":
+        results.data["planning"] = benchmark.planning(options.quick)
+        results.save()
+    wanted = [each for each in benchmark.scenarios(kind, options.quick) if options.only in each.name]
+    left = [each for each in wanted if each.name not in results.scenarios]
+    print(f"{len(left)} scenarios of {len(wanted)} to run{time_left(left, ())}", file=sys.stderr)
+    missing = run_all(results, wanted, options.minutes)
+    found = failures(results) + benchmark.checks(results)
+    text = markdown(benchmark, results, found, missing)
+    if options.quick:
+        (folder / f"{benchmark.name}-{kind}.md").write_text(text)
+    else:
+        write_document(benchmark.name, kind, text)
+    print_checks(found, missing)
+    return int(not all(each.holds for each in found))
