@@ -11,7 +11,8 @@ Every job plans in its own time, by its operators' latencies, with an equal part
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from heapq import heapify, heappop, heapreplace
 from typing import NamedTuple
 
 import numpy as np
@@ -61,33 +62,35 @@ def _timed(trace: Trace, profile: DeviceProfile) -> Trace:
 
 
 def _rounds(jobs: list[Job], budget_bytes: int | None) -> None:
-    """Algorithm 3. A round swaps or recomputes one tensor."""
+    """Algorithm 3. A round swaps or recomputes one tensor. What is within the budget is swapped on until no swap is
+    found or gains are small; what exceeds it is planned on as long as anything is found, however little it gains."""
     together = max(GAIN_ROUNDS, sum(job.columns.operators for job in jobs) // OPERATORS_A_ROUND)
     peaks = [sum(job.peak_bytes for job in jobs)]
     while jobs:
         fits = budget_bytes is None or peaks[-1] <= budget_bytes
         if fits and len(peaks) > ROUNDS and peaks[-1 - together] - peaks[-1] < SMALL_GAIN * peaks[-1 - together]:
             return
-        if not _swap_one(jobs) and (fits or not _remake_one(jobs)):
+        swapped = _take_first(jobs, Job.largest, Job.swap)
+        if not swapped and (fits or not _take_first(jobs, Job.most_valuable, Job.remake)):
             return
         peaks.append(sum(job.peak_bytes for job in jobs))
 
 
-def _swap_one(jobs: list[Job]) -> bool:
-    """Swaps the largest tensor of all jobs' peaks that can be swapped; False: there is none."""
-    while found := [(candidate, job) for job in jobs if (candidate := job.largest()) is not None]:
-        candidate, job = min(found, key=lambda pair: pair[0])
-        if job.swap(candidate):
+def _take_first(
+    jobs: list[Job], first: Callable[[Job], Candidate | None], take: Callable[[Job, Candidate], bool]
+) -> bool:
+    """Takes the first candidate of all jobs that can be taken; False: there is none."""
+    found = [(candidate, number) for number, job in enumerate(jobs) if (candidate := first(job)) is not None]
+    heapify(found)
+    while found:
+        candidate, number = found[0]
+        if take(jobs[number], candidate):
             return True
-    return False
-
-
-def _remake_one(jobs: list[Job]) -> bool:
-    """Recomputes the tensor of the largest MSPS at all jobs' peaks that can be recomputed; False: there is none."""
-    while found := [(candidate, job) for job in jobs if (candidate := job.most_valuable()) is not None]:
-        candidate, job = min(found, key=lambda pair: pair[0])
-        if job.remake(candidate):
-            return True
+        following = first(jobs[number])
+        if following is None:
+            heappop(found)
+        else:
+            heapreplace(found, (following, number))
     return False
 
 

@@ -323,6 +323,19 @@ def test_what_was_made_from_a_swapped_tensor_is_not_recomputed():
     assert {event.tensor for event in plan.events} == {1}
 
 
+def test_what_is_recomputed_is_not_swapped_as_well():
+    """1 is recomputed over the peak at 2. Over that at 4, 3 is recomputed from 1, which could leave from there on: its
+    copy out would have to start before the first peak, where 1 is dropped."""
+    trace = trace_of(
+        (10, {0: READ, 1: CREATE}), (60, {2: CREATE}), (1, {1: READ, 3: CREATE}), (1, {4: CREATE}), (100, {}), (1, {}),
+        (1, {3: READ}), (1, {}), (1, {0: READ, 1: READ}), sizes=(0, 50, 140, 30, 100),
+    )  # fmt: skip
+    plan = planned(trace, 0)
+    assert [(event.kind, event.tensor, event.deadline) for event in plan.events] == [
+        (RECOMPUTE, 1, 3), (RECOMPUTE, 1, 7), (RECOMPUTE, 3, 7)
+    ]  # fmt: skip
+
+
 def test_a_budget_out_of_reach_gives_the_best_plan():
     trace = recomputable()
     plan = planned(trace, 0)
@@ -407,7 +420,8 @@ def test_no_round_raises_the_peak_and_every_plan_keeps_to_the_peak_counted(probl
 
 
 def rounds(job: tensile.Job, remake: bool) -> Iterator[None]:
-    while tensile._swap_one([job]) or (remake and tensile._remake_one([job])):
+    ways = [(tensile.Job.largest, tensile.Job.swap), (tensile.Job.most_valuable, tensile.Job.remake)][: 1 + remake]
+    while any(tensile._take_first([job], *way) for way in ways):
         yield
 
 
