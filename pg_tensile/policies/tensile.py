@@ -68,8 +68,10 @@ def _rounds(jobs: list[Job], budget_bytes: int | None) -> None:
     peaks = [sum(job.peak_bytes for job in jobs)]
     while jobs:
         fits = budget_bytes is None or peaks[-1] <= budget_bytes
-        if fits and len(peaks) > ROUNDS and peaks[-1 - together] - peaks[-1] < SMALL_GAIN * peaks[-1 - together]:
-            return
+        if fits and len(peaks) > max(ROUNDS, together):
+            before = peaks[-1 - together]
+            if before - peaks[-1] < SMALL_GAIN * before:
+                return
         swapped = _take_first(jobs, Job.largest, Job.swap)
         if not swapped and (fits or not _take_first(jobs, Job.most_valuable, Job.remake)):
             return

@@ -439,6 +439,13 @@ def test_small_gains_end_the_planning_unless_the_budget_is_exceeded(monkeypatch)
     assert device_peak(trace, planned(trace, budget_bytes, RTX_A6000)) <= budget_bytes
 
 
+def test_rounds_that_count_together_may_be_more_than_those_before(monkeypatch):
+    monkeypatch.setattr(tensile, "ROUNDS", 2)
+    monkeypatch.setattr(tensile, "OPERATORS_A_ROUND", 100)
+    trace = network(200)
+    assert len(planned(trace, profile=RTX_A6000)) > 7
+
+
 def test_five_thousand_operators_are_planned_in_half_a_second():
     trace = network(1430)
     start = time.perf_counter()
