@@ -11,7 +11,6 @@ The pass only decides; when transfers start is decided in prefetch.py.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate
@@ -20,15 +19,12 @@ from typing import NamedTuple
 from pg_tensile.plan import Event, EventKind
 from pg_tensile.policies.columns import Columns
 from pg_tensile.policies.lanes import Lane
+from pg_tensile.policies.needs import LONGEST_CHAIN, READ, Absence, Need, Needs
 from pg_tensile.profile import DeviceProfile, Direction
-from pg_tensile.trace import Mode
 
-LONGEST_CHAIN = 24  # operators that one recomputation may take
 SMALLEST = 1 / 20_000  # of the peak: smaller tensors stay where they are
-SMALL_INPUT = 4  # what a recomputation reads is kept for it if the tensor that it makes is so many times as large
 STALE = 1.02  # a price that has risen by more is looked at again
-
-READ, STATS = Mode.READ.value, Mode.STATS.value
+ORDER = {EventKind.SWAP_OUT: 0, EventKind.SWAP_IN: 1, EventKind.RECOMPUTE: 2}  # in one gap: what frees goes first
 
 
 class Prices(NamedTuple):
@@ -36,35 +32,19 @@ class Prices(NamedTuple):
 
     link_price: float  # µs of the job's time that a µs of link is worth
     duration_weight: float  # 0: all absences count alike; 1: in proportion to their length
-    longest_chain: int = 24  # absences that are made of each other, because all of them come back at once
-
-
-@dataclass(slots=True)
-class Absence:
-    """A tensor off the device, from after `since` until `need`."""
-
-    tensor: int
-    since: int  # the operator that used it last; negative: of the iteration before
-    need: int  # operator
-    early: bool  # needed by a recomputation, before that operator
-    freed: int  # in the gap of this operator
-    back: int  # swap: from this operator's gap on
-    swap: bool
-    version: int
-    inputs: tuple[int, ...] = ()  # recomputation: what has to be there
+    longest_chain: int = LONGEST_CHAIN  # absences that are made of each other, because all of them come back at once
 
 
 class Price(NamedTuple):
     us: float
-    own_us: float  # without what the link is worth
     swap: bool
-    back: int  # swap: as in Absence
-    inputs: tuple[int, ...]  # recomputation: what has to be there
+    inputs: tuple[int, ...] = ()  # recomputation: what has to be there
 
 
 class Landing(NamedTuple):
-    back: int  # the operator in whose gap the swap-in starts
-    us: float
+    """When a swap-in starts: in the gap of operator `back`, and what of it does not fit into the lane."""
+
+    back: int
     stall_us: float
 
 
@@ -77,104 +57,56 @@ class Shortage(NamedTuple):
 
 @dataclass
 class Outcome:
+    """Events by trigger; where there is a shortage, those until then."""
+
     events: list[Event] = field(default_factory=list)
-    us: float = 0.0  # of the iteration, as the pass sees it
     shortage: Shortage | None = None
 
 
-def sweep(columns: Columns, profile: DeviceProfile, budget_bytes: int, prices: Prices, share: float = 1.0) -> Outcome:
-    """Events that keep an iteration within `budget_bytes` (workspaces included), with `share` of the link."""
-    return _Sweep(columns, profile, budget_bytes, prices, share).run()
+def sweep(columns: Columns, profile: DeviceProfile, budget_bytes: int, prices: Prices) -> Outcome:
+    """Events that keep an iteration within `budget_bytes`, workspaces included."""
+    return _Sweep(columns, profile, budget_bytes, prices).run()
 
 
 class _Sweep:
-    def __init__(self, columns: Columns, profile: DeviceProfile, budget: int, prices: Prices, share: float) -> None:
+    def __init__(self, columns: Columns, profile: DeviceProfile, budget: int, prices: Prices) -> None:
         self.columns = columns
+        self.count = columns.operators
+        self.profile = profile
         self.budget = budget
         self.prices = prices
-        self.us_a_byte = tuple(1e6 / (rate * share) for rate in (profile.out_bytes_per_s, profile.in_bytes_per_s))
-        self.latency_us = profile.transfer_latency_us + profile.handover_us
-        self.launch_us = profile.launch_us
         self.out, self.into = Lane(columns.us), Lane(columns.us)
         self.start_us = [0.0, *accumulate(columns.us)]
-        self.total_us = max(self.start_us[-1], 1e-9)
         self.smallest = max(1, int(max(columns.memory) * SMALLEST))
-        self.change = [0] * (columns.operators + 2)  # of memory, against the trace without a plan, at each operator
-        self.away: dict[int, Absence] = {}
-        self.due: list[list[int]] = [[] for _ in range(columns.operators + 1)]  # tensors to be back at an operator
-        self.extra: dict[int, list[int]] = {}  # tensor → needs by recomputations, ascending
-        self.last = [accesses[-1] if accesses else -1 for accesses in columns.accesses]  # needs
-        self.made_of: dict[int, set[int]] = {}  # tensor → absences by recomputation that it is an input of
+        self.needs = Needs(columns)
+        self.away = self.needs.away
+        self.due: list[list[int]] = [[] for _ in range(self.count)]  # tensors to be back at an operator
         self.copied: set[int] = set()  # tensors with a current host copy
-        self.read_at: dict[int, list[int]] = {}  # operator → tensors that recomputations before it read
-        self.heap: list[tuple[float, int, int, int]] = []
+        self.wrapped: dict[int, int] = {}  # persistent tensors that start off the device → freed after their last use
+        self.heap: list[tuple[float, int, int, int]] = []  # (price a byte or less, tensor, used, needed)
         self.now = 0
         self.level = 0  # of memory now, against the trace without a plan
-        self.outcome = Outcome(us=self.start_us[-1])
-        self.wrapped: set[int] = set()  # persistent tensors that start off the device
-        self.leaving: dict[int, int] = {}  # of those: when they are freed after their last use
+        self.change = [0] * (self.count + 1)  # of the level, when an operator begins
+        self.outcome = Outcome()
 
     def run(self) -> Outcome:
         columns = self.columns
-        self._offer_persistent()
-        for operator in range(columns.operators):
+        for tensor, accesses in enumerate(columns.accesses):
+            if columns.persistent[tensor] and accesses and accesses[0] > 1:
+                self._offer(tensor, accesses[-1] - self.count)
+        for operator in range(self.count):
             self.now = operator
             self.level += self.change[operator]
-            extra = self._come_back(operator) if self.due[operator] else 0
-            if not self._make_room(operator, extra):
+            if not self._make_room(self._come_back() if self.due[operator] else 0):
                 return self.outcome
             for tensor, mode, _ in columns.uses[operator]:
                 if mode != READ:
                     self.copied.discard(tensor)
                 self._offer(tensor, operator)
-            for tensor in self.read_at.get(operator, ()):
+            for tensor in self.needs.read_before.get(operator, ()):
                 self._offer(tensor, operator)
-        return self._finish()
-
-    # ---- needs ----
-
-    def _next_need(self, tensor: int, after: int) -> tuple[int, bool] | None:
-        """The first operator beyond `after` that needs it, and whether before it a recomputation does."""
-        accesses = self.columns.accesses[tensor]
-        place = bisect_left(accesses, after + 1)
-        own = accesses[place] if place < len(accesses) else None
-        extra = self.extra.get(tensor)
-        if extra:
-            place = bisect_left(extra, after + 1)
-            if place < len(extra) and (own is None or extra[place] <= own):
-                return extra[place], True
-        if own is not None:
-            return own, False
-        if self.columns.persistent[tensor] and accesses:
-            return accesses[0] + self.columns.operators, False
-        return None
-
-    def _require(self, tensor: int, operator: int) -> None:
-        """A recomputation right before `operator` reads the tensor."""
-        needs = self.extra.setdefault(tensor, [])
-        place = bisect_left(needs, operator)
-        if place == len(needs) or needs[place] != operator:
-            insort(needs, operator)
-            self.read_at.setdefault(operator, []).append(tensor)
-        if operator > self.last[tensor]:  # it lives longer
-            if not self.columns.persistent[tensor]:
-                self._alter(self.last[tensor] + 1, operator - 1, self.columns.bytes[tensor])
-            self.last[tensor] = operator
-        absence = self.away.get(tensor)
-        if absence is None or (absence.need, not absence.early) <= (operator, False):
-            return
-        size = self.columns.bytes[tensor]
-        if absence.swap:
-            back = min(absence.back, self._back(tensor, operator, True, max(absence.freed, self.now)).back)
-            self._alter(back + 1, absence.back, size)
-            absence.back = back
-        else:
-            self._alter(operator, absence.need - 1, size)
-            closure = self._closure(tensor, absence.version, operator)
-            for each in () if closure is None else closure[1]:
-                self._require(each, operator)
-        absence.need, absence.early = operator, True
-        self.due[operator].append(tensor)
+        self.outcome.events.sort(key=lambda event: (event.trigger, ORDER[event.kind]))
+        return self.outcome
 
     def _alter(self, first: int, last: int, size: int) -> None:
         """Memory at the operators first … last."""
@@ -188,285 +120,214 @@ class _Sweep:
 
     # ---- candidates ----
 
-    def _offer_persistent(self) -> None:
-        columns = self.columns
-        for tensor, accesses in enumerate(columns.accesses):
-            if columns.persistent[tensor] and accesses and accesses[0] > 1:
-                self._offer(tensor, accesses[-1] - columns.operators)
-
     def _offer(self, tensor: int, since: int) -> None:
         """The tensor was used; it may go until it is needed again."""
-        if self.columns.bytes[tensor] < self.smallest or tensor in self.columns.statistics:
+        if self.columns.bytes[tensor] < self.smallest or tensor in self.columns.statistics or tensor in self.away:
             return
-        need = self._next_need(tensor, since)
-        if tensor in self.away or need is None:
+        need = self.needs.next(tensor, since)
+        if need is None:
             return
-        if tensor in self.wrapped and need[0] >= self.columns.operators:
-            self._leave(tensor, since, need[0])
-            return
-        if need[0] - since < 2 + need[1]:
-            return
-        key = self._key(tensor, since, need[0], self._least_us(tensor, since, need[0]))
-        heappush(self.heap, (key, tensor, since, need[0]))
+        if tensor in self.wrapped and need.operator >= self.count:
+            self._leave(tensor, since, need)
+        elif need.operator - since >= 2 + need.early:
+            key = self._key(tensor, since, need, self._least_us(tensor, since, need))
+            heappush(self.heap, (key, tensor, since, need.operator))
 
-    def _least_us(self, tensor: int, since: int, need: int) -> float:
+    def _least_us(self, tensor: int, since: int, need: Need) -> float:
         """A lower bound of the price, which is looked at when the tensor's turn comes: on a free link, from inputs that
         are all there."""
         columns = self.columns
-        moved_us = self._out_us(tensor) + self._in_us(tensor)
-        least_us = self.prices.link_price * moved_us + 2 * self.launch_us
-        if since >= 0 and need < columns.operators:
+        least_us = self.prices.link_price * (self._out_us(tensor) + self._in_us(tensor)) + 2 * self.profile.launch_us
+        if since >= 0 and need.operator < self.count:
             writers = columns.writers(tensor, columns.version_before(tensor, since + 1))
             if writers is not None:
-                return min(least_us, sum([columns.us[writer] for writer in writers]) + self.launch_us)
+                return min(least_us, sum([columns.us[writer] for writer in writers]) + self.profile.launch_us)
         return least_us
 
-    def _key(self, tensor: int, since: int, need: int, us: float) -> float:
-        weight = self.prices.duration_weight
+    def _key(self, tensor: int, since: int, need: Need, us: float) -> float:
+        """What to go by: the price a byte, the less the longer the tensor is away."""
         key = (us + 1e-3) / self.columns.bytes[tensor]
-        if not weight:
-            return key
-        return key / max(self._span_us(since, need) / self.total_us, 1e-6) ** weight
+        start, total_us = self.start_us, self.start_us[-1]
+        away_us = start[need.operator % self.count] - start[(since + 1) % self.count]
+        if since < 0 or need.operator >= self.count:
+            away_us += total_us
+        return key / max(away_us / max(total_us, 1e-9), 1e-6) ** self.prices.duration_weight
 
-    def _span_us(self, since: int, need: int) -> float:
-        count, start = self.columns.operators, self.start_us
-        if since < 0:
-            return start[-1] - start[since + 1 + count] + start[need]
-        if need >= count:
-            return start[-1] - start[since + 1] + start[need - count]
-        return start[need] - start[since + 1]
+    # ---- prices ----
 
-    def _price(self, tensor: int, since: int, need: tuple[int, bool], now: int) -> Price | None:
-        """The cheaper way to be without the tensor from operator `now` on; None: there is none."""
-        operator, early = need
-        swap = self._swap_price(tensor, since, operator, early, now)
-        closure = None
-        if since >= 0 and operator < self.columns.operators:
-            closure = self._closure(tensor, self.columns.version_before(tensor, since + 1), operator)
-        if closure is not None and self._chain(tensor, closure[1]) <= self.prices.longest_chain:
-            us = sum(self.columns.us[each] for each in closure[0]) + self.launch_us
-            if swap is None or us <= swap.us:
-                return Price(us, us, False, operator, closure[1])
-        return swap
+    def _price(self, tensor: int, since: int, need: Need) -> Price | None:
+        """The cheaper way to be without the tensor from now on; None: there is none."""
+        swap_us = self._swap_us(tensor, since, need)
+        if since >= 0 and need.operator < self.count:
+            version = self.columns.version_before(tensor, since + 1)
+            recipe = self.needs.recipe(tensor, version, need.operator, self.now)
+            if recipe and self.needs.chain(tensor, recipe.inputs) <= self.prices.longest_chain:
+                us = sum([self.columns.us[step] for step in recipe.steps]) + self.profile.launch_us
+                if swap_us is None or us <= swap_us:
+                    return Price(us, False, recipe.inputs)
+        return None if swap_us is None else Price(swap_us, True)
 
-    def _chain(self, tensor: int, inputs: tuple[int, ...]) -> int:
-        """The longest chain of absences by recomputation that this one would be part of."""
-
-        known: dict[int, int] = {}
-
-        def below(absence: Absence | None) -> int:
-            if absence is None or absence.swap:
-                return 0
-            if absence.tensor not in known:
-                known[absence.tensor] = 1 + max((below(self.away.get(each)) for each in absence.inputs), default=0)
-            return known[absence.tensor]
-
-        def above(tensor: int) -> int:
-            if ~tensor not in known:
-                users = [user for user in self.made_of.get(tensor, ()) if user in self.away]
-                known[~tensor] = max((1 + above(user) for user in users), default=0)
-            return known[~tensor]
-
-        return max((below(self.away.get(each)) for each in inputs), default=0) + 1 + above(tensor)
-
-    def _swap_price(self, tensor: int, since: int, need: int, early: bool, now: int) -> Price | None:
-        count = self.columns.operators
-        wraps = since < 0 or need >= count
+    def _swap_us(self, tensor: int, since: int, need: Need) -> float | None:
+        """None: it would not be away at any operator."""
         out_us = self._out_us(tensor)
-        if since < 0:
-            out = self.out.earliest(out_us, since + count + 1, count - 1, book=False)
-        else:
-            out = self.out.earliest(out_us, since + 1, min(now, count) - 1, book=False)
-        first = 0 if wraps and since >= 0 else max(now, 0)
-        landing = self._back(tensor, need % count if wraps else need, early, first, book=False)
-        if landing.back < first:
+        landing = self._land(tensor, since, need, book=False)
+        if landing is None:
             return None
-        stall = out_us - out.us + landing.stall_us
-        moved = out_us + landing.us
-        own_us = stall + 2 * self.launch_us
-        return Price(own_us + self.prices.link_price * moved, own_us, True, landing.back, ())
+        stall_us = out_us - self.out.earliest(out_us, *self._leaving(since), book=False).us + landing.stall_us
+        return stall_us + self.prices.link_price * (out_us + self._in_us(tensor)) + 2 * self.profile.launch_us
 
     def _out_us(self, tensor: int) -> float:
         if tensor in self.copied:
             return 0.0
-        return self.latency_us + self.columns.bytes[tensor] * self.us_a_byte[Direction.OUT]
+        return self.profile.transfer_us(self.columns.bytes[tensor], Direction.OUT) + self.profile.handover_us
 
     def _in_us(self, tensor: int) -> float:
-        return self.latency_us + self.columns.bytes[tensor] * self.us_a_byte[Direction.IN]
+        return self.profile.transfer_us(self.columns.bytes[tensor], Direction.IN) + self.profile.handover_us
 
-    def _back(self, tensor: int, need: int, early: bool, first: int, book: bool = True) -> Landing:
+    def _leaving(self, since: int) -> tuple[int, int]:
+        """The first and the last operator during which a tensor used at `since` can be copied out."""
+        if since < 0:
+            return since + self.count + 1, self.count - 1
+        return since + 1, self.now - 1
+
+    def _land(self, tensor: int, since: int, need: Need, book: bool = True) -> Landing | None:
+        """The latest time for its swap-in to be there; None: it would have to start before it is freed."""
+        in_next = since >= 0 and need.operator >= self.count
+        first = 0 if in_next else self.now
+        latest = need.operator % self.count - 1 - need.early  # operator that can be overlapped with
+        if latest < first:
+            return None
         us = self._in_us(tensor)
-        latest = need - 1 - early
         booked = self.into.latest(us, first + 1, latest, book)
-        back = min(booked.first, latest + 1) - 1
-        return Landing(max(back, min(first, latest)), us, us - booked.us)
+        return Landing(min(booked.first, latest + 1) - 1, us - booked.us)
 
-    def _closure(self, tensor: int, version: int, operator: int) -> tuple[list[int], tuple[int, ...]] | None:
-        """Operators to execute right before `operator` to make the tensor, and what has to be on the device for them;
-        None if that is not possible or takes too many."""
-        columns = self.columns
-        steps: list[int] = []
-        inputs: list[int] = []
-        there: set[int] = set()
-        size = columns.bytes[tensor]
-        planned = 0
+    # ---- leaving ----
 
-        def make(tensor: int, version: int) -> bool:
-            nonlocal planned
-            writers = columns.writers(tensor, version)
-            if writers is None:
-                return False
-            planned += len(writers)
-            if planned > LONGEST_CHAIN:
-                return False
-            there.add(tensor)
-            for writer in writers:
-                for each, mode, seen in columns.uses[writer]:
-                    if each == tensor or mode > STATS:
-                        continue
-                    if mode == READ and columns.version_before(each, operator) != seen:
-                        return False
-                    if each in there:
-                        continue
-                    if columns.persistent[each]:
-                        absence = self.away.get(each)
-                        if absence is not None and absence.need >= columns.operators:
-                            return False
-                    small = columns.bytes[each] * SMALL_INPUT <= size and self.last[each] >= self.now
-                    if columns.persistent[each] or self.last[each] >= operator or small:
-                        there.add(each)
-                        inputs.append(each)
-                    elif not make(each, seen):
-                        return False
-                steps.append(writer)
-            return True
-
-        return (steps, tuple(inputs)) if make(tensor, version) else None
-
-    # ---- making room ----
-
-    def _make_room(self, operator: int, extra: int) -> bool:
-        """Until the operator fits, and what is executed before it, which takes `extra` bytes besides."""
-        columns = self.columns
-        above = max(columns.workspace[operator], extra - columns.created[operator])
-        while (excess := columns.memory[operator] + self.level + above - self.budget) > 0:
-            if not self._drop_cheapest(operator):
-                self.outcome.shortage = Shortage(operator, excess)
+    def _make_room(self, extra: int) -> bool:
+        """Until the operator at hand fits, and what is executed before it, which takes `extra` bytes besides."""
+        columns, now = self.columns, self.now
+        above = max(columns.workspace[now], extra - columns.created[now])
+        while (excess := columns.memory[now] + self.level + above - self.budget) > 0:
+            if not self._drop_cheapest():
+                self.outcome.shortage = Shortage(now, excess)
                 return False
         return True
 
-    def _drop_cheapest(self, operator: int) -> bool:
-        """Takes one tensor off the device before `operator`; False: there is none that can go."""
+    def _drop_cheapest(self) -> bool:
+        """Takes one tensor off the device; False: there is none that can go."""
         while self.heap:
             key, tensor, since, until = heappop(self.heap)
-            need = self._next_need(tensor, since)
-            if tensor in self.away or need is None or need[0] <= operator:
+            need = self.needs.next(tensor, since)
+            if tensor in self.away or need is None or need.operator <= self.now:
                 continue
-            price = self._price(tensor, since, need, operator)
+            price = self._price(tensor, since, need)
             if price is None:
                 continue
-            current = self._key(tensor, since, need[0], price.us)
-            if (need[0] != until or current > key * STALE) and self.heap and current > self.heap[0][0]:
-                heappush(self.heap, (current, tensor, since, need[0]))
+            current = self._key(tensor, since, need, price.us)
+            if (need.operator != until or current > key * STALE) and self.heap and current > self.heap[0][0]:
+                heappush(self.heap, (current, tensor, since, need.operator))
                 continue
-            self._take_away(tensor, since, need, price, operator)
+            self._take_away(tensor, since, need, price)
             return True
         return False
 
-    def _take_away(self, tensor: int, since: int, need: tuple[int, bool], price: Price, operator: int) -> None:
-        columns, count, size = self.columns, self.columns.operators, self.columns.bytes[tensor]
-        until, early = need
-        self.outcome.us += price.own_us
-        version = columns.version_before(tensor, since + 1) if since >= 0 else 0
-        absence = Absence(tensor, since, until, early, operator - 1, price.back, price.swap, version, price.inputs)
+    def _take_away(self, tensor: int, since: int, need: Need, price: Price) -> None:
+        version = self.columns.version_before(tensor, since + 1) if since >= 0 else 0
+        absence = Absence(tensor, since, need, self.now - 1, need.operator - 1, price.swap, version, price.inputs)
         if price.swap:
             self._book(absence)
-        if until >= count:  # from the start on, too, which has been passed
-            self._emit_swap(absence, until - count)
-        else:
-            self.due[until].append(tensor)
-            for each in price.inputs:
-                self.made_of.setdefault(each, set()).add(tensor)
-                self._require(each, until)
-        self.away[tensor] = absence
-        self._alter(operator, min(absence.back if price.swap and until < count else until - 1, count - 1), -size)
+        self.needs.leave(absence)
+        if need.operator >= self.count:  # at the start of the next iteration, too, which has been passed
+            self._alter(self.now, self.count - 1, -self.columns.bytes[tensor])
+            self._emit_swap(absence, need.operator - self.count)
+            return
+        self._alter(self.now, absence.back, -self.columns.bytes[tensor])
+        self.due[need.operator].append(tensor)
+        for each in price.inputs:
+            self._require(each, need.operator)
 
     def _book(self, absence: Absence) -> None:
-        """Takes the link's time for both transfers."""
-        tensor, count = absence.tensor, self.columns.operators
-        out_us = self._out_us(tensor)
-        self.copied.add(tensor)
+        """Takes the lanes' time for both transfers."""
+        out_us = self._out_us(absence.tensor)
+        booked = self.out.earliest(out_us, *self._leaving(absence.since))
         if absence.since < 0:
-            booked = self.out.earliest(out_us, absence.since + count + 1, count - 1)
-            self.wrapped.add(tensor)
-            self.leaving[tensor] = booked.last if booked.us >= out_us else count - 1
-            absence.back = self._back(tensor, absence.need, absence.early, self.now).back
-        elif absence.need >= count:
-            self.out.earliest(out_us, absence.since + 1, self.now - 1)
-            absence.back = self._back(tensor, absence.need - count, absence.early, 0).back
-        else:
-            self.out.earliest(out_us, absence.since + 1, self.now - 1)
-            absence.back = self._back(tensor, absence.need, absence.early, self.now).back
+            self.wrapped[absence.tensor] = booked.last if booked.us >= out_us else self.count - 1
+        landing = self._land(absence.tensor, absence.since, absence.need)
+        assert landing is not None
+        absence.back = landing.back
+        self.copied.add(absence.tensor)
 
-    def _leave(self, tensor: int, since: int, need: int) -> None:
+    def _leave(self, tensor: int, since: int, need: Need) -> None:
         """A tensor that starts off the device has been used for the last time in this iteration."""
-        freed = max(self.leaving[tensor], since)
-        self.away[tensor] = Absence(tensor, since, need, False, freed, 0, True, 0)
+        freed = max(self.wrapped[tensor], since)
+        self.needs.leave(Absence(tensor, since, need, freed, 0, True, 0))
         self.outcome.events.append(Event(EventKind.SWAP_OUT, tensor, since, freed))
-        self._alter(freed + 1, self.columns.operators - 1, -self.columns.bytes[tensor])
+        self._alter(freed + 1, self.count - 1, -self.columns.bytes[tensor])
+
+    def _require(self, tensor: int, operator: int) -> None:
+        """A recomputation right before `operator` reads the tensor: it lives at least until then, and if it is away it
+        comes back earlier."""
+        size, last = self.columns.bytes[tensor], self.needs.last[tensor]
+        self.needs.add(tensor, operator)
+        if not self.columns.persistent[tensor]:
+            self._alter(last + 1, operator - 1, size)
+        absence = self.away.get(tensor)
+        if absence is None or (
+            absence.need <= (operator, True) and (absence.need.operator < operator or absence.need.early)
+        ):
+            return
+        back = operator - 1
+        if absence.swap:
+            landing = self._land(tensor, -1, Need(operator, True))
+            back = min(absence.back, max(absence.freed, landing.back if landing else operator - 2))
+        self._alter(back + 1, absence.back, size)
+        absence.back, absence.need = back, Need(operator, True)
+        self.due[operator].append(tensor)
+        recipe = None if absence.swap else self.needs.recipe(tensor, absence.version, operator, self.now)
+        for each in recipe.inputs if recipe else ():
+            self._require(each, operator)
 
     # ---- coming back ----
 
-    def _come_back(self, operator: int) -> int:
-        """Brings back what is due at `operator`; the bytes that recomputations take besides, at most."""
-        extra = 0
+    def _come_back(self) -> int:
+        """Brings back what is due now; the bytes that recomputations take besides, at most."""
+        due = [self.away[tensor] for tensor in self.due[self.now] if tensor in self.away]
+        due = [absence for absence in due if absence.need.operator == self.now]
+        for absence in due:
+            if absence.swap and self.away.pop(absence.tensor, None):
+                self._emit_swap(absence, self.now)
         temporary: set[int] = set()
-        for tensor in self.due[operator]:
-            absence = self.away.get(tensor)
-            if absence is not None and absence.need == operator and absence.swap:
-                del self.away[tensor]
-                self._emit_swap(absence, operator)
-        for tensor in self.due[operator]:
-            absence = self.away.get(tensor)
-            if absence is not None and absence.need == operator:
-                extra += self._remake(tensor, absence.version, operator, temporary)
-        return extra
+        return sum(
+            self._remake(absence.tensor, absence.version, temporary) for absence in due if absence.tensor in self.away
+        )
 
-    def _remake(self, tensor: int, version: int, operator: int, temporary: set[int]) -> int:
+    def _remake(self, tensor: int, version: int, temporary: set[int]) -> int:
         """Recompute events for a tensor and what it is made of; bytes that they take besides, at most."""
-        columns = self.columns
+        columns, now = self.columns, self.now
         extra = most = 0
         if self.away.pop(tensor, None) is None:
             temporary.add(tensor)
             extra = columns.bytes[tensor]
-        writers = columns.writers(tensor, version)
-        assert writers is not None
-        for writer in writers:
+        for writer in columns.writers(tensor, version) or ():
             besides = columns.workspace[writer]
             for each, mode, seen in columns.uses[writer]:
                 if each == tensor:
                     continue
+                absence = self.away.get(each)
                 if mode != READ:
                     besides += columns.bytes[each]  # discarded outputs, copies of statistics
-                elif each in self.away and not self.away[each].swap:
-                    extra += self._remake(each, self.away[each].version, operator, temporary)
-                elif each not in temporary and not columns.persistent[each]:
-                    if self.last[each] < operator:
-                        extra += self._remake(each, seen, operator, temporary)
-                    elif self.last[each] == operator:
-                        extra += columns.bytes[each]  # may have been kept for this
+                elif absence is not None and not absence.swap:
+                    extra += self._remake(each, absence.version, temporary)
+                elif each not in temporary and not columns.persistent[each] and self.needs.last[each] <= now:
+                    kept = self.needs.last[each] == now
+                    extra += columns.bytes[each] if kept else self._remake(each, seen, temporary)
             most = max(most, besides)
-        self.outcome.events.append(Event(EventKind.RECOMPUTE, tensor, operator - 1, operator, version))
+        self.outcome.events.append(Event(EventKind.RECOMPUTE, tensor, now - 1, now, version))
         return extra + most
 
     def _emit_swap(self, absence: Absence, need: int) -> None:
-        deadline = need - 1 if absence.early else need
+        deadline = need - absence.need.early
         if absence.since >= 0:  # else: at its last use
             freed = max(absence.freed, absence.since)
             self.outcome.events.append(Event(EventKind.SWAP_OUT, absence.tensor, absence.since, freed))
         self.outcome.events.append(Event(EventKind.SWAP_IN, absence.tensor, min(absence.back, deadline - 1), deadline))
-
-    def _finish(self) -> Outcome:
-        order = {EventKind.SWAP_OUT: 0, EventKind.RELEASE: 0, EventKind.SWAP_IN: 1, EventKind.RECOMPUTE: 2}
-        self.outcome.events.sort(key=lambda event: (event.trigger, order[event.kind]))
-        return self.outcome

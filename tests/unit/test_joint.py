@@ -17,10 +17,11 @@ from pg_tensile.policies import joint
 from pg_tensile.policies.columns import Columns
 from pg_tensile.policies.joint import JobPlanner, share_out
 from pg_tensile.policies.lanes import Lane
+from pg_tensile.policies.needs import LONGEST_CHAIN
 from pg_tensile.policies.prefetch import schedule
 from pg_tensile.policies.relax import least_bytes, relaxed_swap_all
 from pg_tensile.policies.swap_all import absences, swaps
-from pg_tensile.policies.sweep import LONGEST_CHAIN, Prices, Shortage, sweep
+from pg_tensile.policies.sweep import Prices, Shortage, sweep
 from pg_tensile.profile import RTX_A6000, DeviceProfile
 from pg_tensile.sequence import AccessSequence
 from pg_tensile.simulator import SimulatedJob, Timeline, simulate
