@@ -17,7 +17,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,7 +74,7 @@ class Calibration:
         self._random = random.Random(seed)
         self._meter = LoadMeter(device.profile.kind, device.torch_device.index or 0)
 
-    def run(self) -> Iterator[Progress]:
+    def run(self) -> Generator[Progress, None, None]:
         """Measures, and yields before each graph and at the end. Ends in time, but for the graph begun. Closing the
         generator, or an exception in it, ends the busy processes."""
         start = time.monotonic()
@@ -161,8 +161,7 @@ class _Replay:
         self._captured = captured
         self._functions = Functions(captured, device)
         self._values: Values = [None] * self._functions.size
-        self._feed = [_input(captured.values[slot]) for slot in captured.inputs]
-        self._feed.append(torch.zeros((), dtype=torch.float64))  # of a learning rate of 0 nothing is learned
+        self._feed = [_input(captured.values[slot], slot == captured.learning_rate) for slot in captured.given]
         for persistent in captured.persistents:
             self._values[persistent.slot] = _initial(persistent, captured)
             self._functions.make_persistent_views(persistent.tensor, self._values)
@@ -277,13 +276,15 @@ def _operands(captured: Captured, slots: set[int]) -> dict[int, torch.Tensor]:
     return operands
 
 
-def _randomised(tensor: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-    """0 … scale, which no operator fails on or is slow with; 0 where they are integers: it is an index everywhere."""
-    return tensor.uniform_(0, scale) if tensor.is_floating_point() else tensor.zero_()
+def _randomised(tensor: torch.Tensor) -> torch.Tensor:
+    """0 … 1, which no operator fails on or is slow with; 0 where they are integers: it is an index everywhere."""
+    return tensor.uniform_() if tensor.is_floating_point() else tensor.zero_()
 
 
-def _input(value: Value) -> torch.Tensor:
-    return _randomised(torch.empty(value.shape, dtype=value.dtype, device=value.device))
+def _input(value: Value, is_rate: bool) -> torch.Tensor:
+    """With a learning rate of 0 nothing is learned: iterations are alike."""
+    tensor = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    return tensor.zero_() if is_rate else _randomised(tensor)
 
 
 def _initial(persistent: Persistent, captured: Captured) -> torch.Tensor:

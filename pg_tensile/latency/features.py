@@ -123,9 +123,7 @@ def describe(trace: Trace, profile: DeviceProfile, load: float) -> Described:
     kinds, operands = describe_calls((trace.target.values[t], trace.signature.values[s]) for t, s in rows)
     inverse = np.fromiter((rows[call] for call in calls), np.intp, len(calls))
     kinds = [kinds[row] for row in inverse]
-    return assemble(
-        [kinds[row] for row in inverse], operands[inverse], trace.flops, trace.operator_bytes, profile, load
-    )
+    return assemble(kinds, operands[inverse], trace.flops, trace.operator_bytes, profile, load)
 
 
 def describe_calls(calls: Iterable[tuple[str, str]]) -> tuple[list[str], NDArray[np.float64]]:

@@ -8,6 +8,7 @@ hundred kilobytes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -23,13 +24,13 @@ from pg_tensile.trace import Trace
 
 Floats32 = NDArray[np.float32]
 
-HIDDEN = 32  # units of each of the three hidden layers
+HIDDEN = 16  # units of each of the three hidden layers
 LAYERS = 4
-FADING = 2.0  # the distance (factors of 2) at which half of a network's part is left
+FADING = 2.0  # how far (in factors of 2) a feature is out of its range when half of the network's part is left
 STEPS = 600  # of training, on at most BATCH samples each
 BATCH = 256
 LEARNING_RATE = 1e-2
-WEIGHT_DECAY = 1e-2
+WEIGHT_DECAY = 3.0  # so much, because measurements are noisy and few
 DOUBT = 0.1  # residuals (of logarithms) above it count by their size, not by its square: some samples were disturbed
 _MOST_RESIDUAL = 20.0  # e²⁰: no operator is that far from its roofline
 
@@ -49,7 +50,7 @@ class KindModel:
     def residual(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
         """float64[n] for [n, FEATURES]: what the logarithm of latency has above the roofline's."""
         inside = np.clip(features, self.low, self.high)
-        distance = np.sqrt(np.square(features - inside).sum(1))
+        distance = np.abs(features - inside).max(1)  # many features grow with one size
         with np.errstate(all="ignore"):  # of models that come from elsewhere: what is not a number says nothing
             hidden = ((inside[:, self.columns] - self.mean) / self.deviation).astype(np.float32)
             for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
@@ -92,6 +93,7 @@ class LatencyModels:
 def train(samples: Sequence[Sample], profile: DeviceProfile, seed: int = 0) -> LatencyModels:
     """The models for the device that was calibrated, seconds for tens of thousands of samples. The same samples and
     seed give the same models. Raises MeasurementError if there is no sample."""
+    samples = [sample for sample in samples if math.isfinite(sample.latency_us) and sample.latency_us > 0]
     if not samples:
         raise MeasurementError("latency models cannot be trained without samples", hint="Calibrate the device first.")
     described = describe_samples(samples, profile)
@@ -99,9 +101,8 @@ def train(samples: Sequence[Sample], profile: DeviceProfile, seed: int = 0) -> L
     target = np.log(measured / roofline_us(flops, traffic, profile))
     kinds = {}
     for code, kind in enumerate(described.kinds):
-        rows = np.flatnonzero((described.codes == code) & np.isfinite(target))
-        if rows.size:
-            kinds[kind] = _train_kind(described.features[rows], target[rows], np.random.default_rng([seed, code]))
+        rows = np.flatnonzero(described.codes == code)
+        kinds[kind] = _train_kind(described.features[rows], target[rows], np.random.default_rng([seed, code]))
     return LatencyModels(profile.flops_per_s, profile.bytes_per_s, profile.launch_us, kinds)
 
 

@@ -24,6 +24,8 @@ HEADER = struct.Struct("<8sII")  # magic, format, CRC-32 of all that follows
 RATES = struct.Struct("<3dHI")  # FLOP/s, bytes/s, µs of a launch; features, kinds
 KIND = struct.Struct("<HH")  # bytes of its name, columns
 MAX_PAYLOAD = 1 << 26
+RATE_LIMITS = (1e3, 1e21)  # per second: no latency overflows
+MAX_LAUNCH_US = 1e6
 
 
 def encode(models: LatencyModels) -> bytes:
@@ -44,7 +46,7 @@ def decode(data: bytes) -> LatencyModels:
     reader = _Reader(_payload(data))
     flops_per_s, bytes_per_s, launch_us, features, kinds = reader.unpack(RATES)
     rates = (flops_per_s, bytes_per_s, launch_us)
-    if not (all(map(math.isfinite, rates)) and flops_per_s > 0 and bytes_per_s > 0 and launch_us >= 0):
+    if not (all(RATE_LIMITS[0] <= rate <= RATE_LIMITS[1] for rate in rates[:2]) and 0 <= launch_us <= MAX_LAUNCH_US):
         raise _damaged("its rates are not a device's")
     if features != FEATURES:
         raise _damaged("it has another number of features")
