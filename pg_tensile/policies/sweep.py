@@ -272,9 +272,7 @@ class _Sweep:
         if not self.columns.persistent[tensor]:
             self._alter(last + 1, operator - 1, size)
         absence = self.away.get(tensor)
-        if absence is None or (
-            absence.need <= (operator, True) and (absence.need.operator < operator or absence.need.early)
-        ):
+        if absence is None or absence.need.operator < operator or absence.need == (operator, True):
             return
         back = operator - 1
         if absence.swap:
@@ -291,15 +289,14 @@ class _Sweep:
 
     def _come_back(self) -> int:
         """Brings back what is due now; the bytes that recomputations take besides, at most."""
-        due = [self.away[tensor] for tensor in self.due[self.now] if tensor in self.away]
-        due = [absence for absence in due if absence.need.operator == self.now]
+        away = [self.away[tensor] for tensor in dict.fromkeys(self.due[self.now]) if tensor in self.away]
+        due = [absence for absence in away if absence.need.operator == self.now]
         for absence in due:
-            if absence.swap and self.away.pop(absence.tensor, None):
+            if absence.swap:
+                del self.away[absence.tensor]
                 self._emit_swap(absence, self.now)
         temporary: set[int] = set()
-        return sum(
-            self._remake(absence.tensor, absence.version, temporary) for absence in due if absence.tensor in self.away
-        )
+        return sum(self._remake(each.tensor, each.version, temporary) for each in due if each.tensor in self.away)
 
     def _remake(self, tensor: int, version: int, temporary: set[int]) -> int:
         """Recompute events for a tensor and what it is made of; bytes that they take besides, at most."""
