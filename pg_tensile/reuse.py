@@ -6,13 +6,16 @@ state of its plan: a turn then moves nothing that it does not use.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
 from pg_tensile.errors import InvalidPlanError
+from pg_tensile.peak import host_arena
 from pg_tensile.plan import Event, EventKind, Plan, validate
 from pg_tensile.trace import Trace
+
+HOME_ALIGNMENT = 512  # bytes
 
 
 def reuse_plan(plan: Plan, trace: Trace, other: Trace) -> Plan | None:
@@ -25,6 +28,41 @@ def reuse_plan(plan: Plan, trace: Trace, other: Trace) -> Plan | None:
     except InvalidPlanError:
         return None
     return plan
+
+
+def transient_events(trace: Trace, plan: Plan) -> Plan:
+    """The plan without the swaps of persistent tensors: as valid as before, with the same steps. All that the arena of
+    an executor holds, where each persistent tensor that is swapped has a place of its own."""
+    rows = plan.rows
+    chosen = (rows["kind"] == EventKind.RECOMPUTE) | ~trace.persistent[rows["tensor"]]
+    return Plan(rows[chosen], plan.generation)
+
+
+def swapped_persistents(trace: Trace, plan: Plan) -> list[int]:
+    """The persistent tensors that the plan swaps, ascending."""
+    rows = plan.rows
+    tensors = np.unique(rows["tensor"][(rows["kind"] == EventKind.SWAP_OUT) | (rows["kind"] == EventKind.SWAP_IN)])
+    return [int(tensor) for tensor in tensors[trace.persistent[tensors]]]
+
+
+def host_bytes(graphs: Iterable[tuple[Trace, Plan]]) -> int:
+    """The host memory that the executor of a job takes for its graphs under these plans: a place for each persistent
+    tensor that one of them swaps (the same name is the same tensor), and one arena for all other copies, which the
+    graphs use in turns. Raises InvalidPlanError."""
+    homes: dict[tuple[int, str], int] = {}
+    arena = 0
+    for trace, plan in graphs:
+        for tensor in swapped_persistents(trace, plan):
+            homes[int(trace.tensor_kind[tensor]), trace.tensor_name[tensor]] = home_bytes(
+                int(trace.tensor_bytes[tensor])
+            )
+        arena = max(arena, host_arena(trace, transient_events(trace, plan)).bytes)
+    return sum(homes.values()) + arena
+
+
+def home_bytes(size: int) -> int:
+    """What a place for `size` bytes takes."""
+    return -(-size // HOME_ALIGNMENT) * HOME_ALIGNMENT
 
 
 def has_structure(trace: Trace, other: Trace) -> bool:

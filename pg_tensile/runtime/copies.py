@@ -12,19 +12,9 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import torch
 
-from pg_tensile.plan import EventKind, Plan
+from pg_tensile.reuse import home_bytes
 from pg_tensile.runtime.base import Device
 from pg_tensile.runtime.program import Program
-from pg_tensile.trace import Trace
-
-_ALIGNMENT = 512
-
-
-def transient_events(trace: Trace, plan: Plan) -> Plan:
-    """The plan without the swaps of persistent tensors: whose copies lie in the arena."""
-    rows = plan.rows
-    chosen = (rows["kind"] == EventKind.RECOMPUTE) | ~trace.persistent[rows["tensor"]]
-    return Plan(rows[chosen], plan.generation)
 
 
 class HostMemory:
@@ -51,10 +41,14 @@ class HostMemory:
         """Memory for tensors of these sizes, in one piece. Raises DeviceError."""
         if not sizes:
             return {}
-        ends = np.cumsum([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes.values()]).tolist()
+        ends = np.cumsum([home_bytes(size) for size in sizes.values()]).tolist()
         memory = self._device.host_memory(ends[-1])
         starts = [0, *ends[:-1]]
         return {tensor: memory[at : at + size] for (tensor, size), at in zip(sizes.items(), starts, strict=True)}
+
+    @property
+    def bytes(self) -> int:
+        return self.arena.numel() + sum(home_bytes(home.numel()) for home in self.homes.values())
 
     @property
     def memory(self) -> list[torch.Tensor]:

@@ -164,6 +164,12 @@ class Executor:
         return self._graphs[0].plan
 
     @property
+    def host_bytes(self) -> int:
+        """The host memory that the plans take (reuse.py, `host_bytes`), without what is moved out of an evaluation's
+        way."""
+        return self._host.bytes
+
+    @property
     def trace(self) -> Trace:
         """The trace, with sizes corrected by the first execution and with what has been measured."""
         return self._graphs[0].trace

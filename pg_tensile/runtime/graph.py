@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pg_tensile.capture.captured import Captured
 from pg_tensile.peak import host_arena
 from pg_tensile.plan import Boundary, Plan
+from pg_tensile.reuse import transient_events
 from pg_tensile.runtime.base import Device
-from pg_tensile.runtime.copies import transient_events
 from pg_tensile.runtime.measure import Measurement
 from pg_tensile.runtime.meters import Meters
 from pg_tensile.runtime.program import Functions, Program, Values, compile_program

@@ -25,7 +25,7 @@ import torch
 from pg_tensile.capture.captured import Call, Captured, Slot, copy_into, empty_like_value, flat_results
 from pg_tensile.errors import ExecutorError, OutOfDeviceMemoryError
 from pg_tensile.peak import Arena
-from pg_tensile.plan import EventKind
+from pg_tensile.reuse import swapped_persistents
 from pg_tensile.runtime.base import Device
 from pg_tensile.runtime.delays import delayed_steps
 from pg_tensile.sequence import AccessSequence, Action, ActionKind
@@ -127,10 +127,8 @@ class Program:
     @cached_property
     def homes(self) -> Mapping[int, int]:
         """Key → bytes of the persistent tensors that the plan swaps."""
-        rows, trace = self.sequence.plan.rows, self.sequence.trace
-        swaps = (rows["kind"] == EventKind.SWAP_OUT) | (rows["kind"] == EventKind.SWAP_IN)
-        tensors = np.unique(rows["tensor"][swaps])
-        return {self.keys[t]: int(trace.tensor_bytes[t]) for t in tensors[trace.persistent[tensors]].tolist()}
+        trace = self.sequence.trace
+        return {self.keys[t]: int(trace.tensor_bytes[t]) for t in swapped_persistents(trace, self.sequence.plan)}
 
     @cached_property
     def recomputes(self) -> int:

@@ -20,7 +20,7 @@ from pg_tensile.eager import EagerStep
 from pg_tensile.errors import ExecutorError, InvalidPlanError, OutOfDeviceMemoryError
 from pg_tensile.peak import footprint
 from pg_tensile.plan import NO_EVENTS, Event, EventKind, Plan, boundary, validate
-from pg_tensile.reuse import plan_around, reuse_plan
+from pg_tensile.reuse import host_bytes, plan_around, reuse_plan
 from pg_tensile.runtime.executor import Executor
 from pg_tensile.runtime.graph import Graph
 from pg_tensile.runtime.measure import StorageObserver
@@ -115,6 +115,7 @@ def test_epochs_with_a_smaller_batch_and_validation_are_those_of_pytorch(start, 
     smaller, validation = (executor.add(each) for each in graphs[1:])
     assert smaller.plan == plan
     assert validation.program.device <= executor.graphs[0].program.device
+    assert executor.host_bytes == host_bytes([(each.captured.trace, each.plan) for each in executor.graphs])
     epochs(executor)
     assert executor.counters.peak_bytes <= budget
     assert executor.counters.iterations == 10
