@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
-import signal
 import threading
 from dataclasses import replace
-from random import Random
 
 import numpy as np
 import pytest
@@ -45,6 +43,7 @@ from tests.unit.executing import (
     run,
     same,
 )
+from tests.unit.interrupts import Interrupts
 
 # ---- memory ----
 
@@ -274,35 +273,6 @@ def test_interrupts_at_any_moment_leave_a_defined_state(start, policy):
                     state = executor.state_dict()
                     assert same(state.model, after) or same(state.model, before.model)
     assert interrupted >= 10
-
-
-class Interrupts:
-    """Sends this thread KeyboardInterrupt at random moments, once each time that one is wanted."""
-
-    wanted = False
-
-    def __enter__(self) -> Interrupts:
-        self.before = signal.signal(signal.SIGUSR1, self.strike)
-        self.ended = threading.Event()
-        self.thread = threading.Thread(target=self.send, args=(threading.get_ident(),))
-        self.thread.start()
-        return self
-
-    def strike(self, *arguments: object) -> None:
-        if self.wanted:
-            self.wanted = False
-            raise KeyboardInterrupt
-
-    def send(self, target: int) -> None:
-        random = Random(0)
-        while not self.ended.wait(random.random() * 0.005):
-            signal.pthread_kill(target, signal.SIGUSR1)
-
-    def __exit__(self, *exception: object) -> None:
-        self.wanted = False
-        self.ended.set()
-        self.thread.join()
-        signal.signal(signal.SIGUSR1, self.before)
 
 
 def test_a_failure_holds_no_memory(start):

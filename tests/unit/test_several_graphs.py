@@ -28,6 +28,7 @@ from pg_tensile.sequence import AccessSequence
 from pg_tensile.trace import Access, Kind, Mode, Trace
 from tests.unit.executing import SIMPLE, SPEC, batch, captured_net, net, opened, plan_of, recorded, same
 from tests.unit.graphs import random_plan, random_trace
+from tests.unit.interrupts import Interrupts
 from tests.unit.realised import Realised, Seen, Stops, _evaluate, _start, realise, with_learning_rate
 
 RANDOM = tuple(f"random {seed}" for seed in range(6))
@@ -450,6 +451,36 @@ def test_an_evaluation_that_fails_anywhere_leaves_the_weights(start, policy):
         if number % 2:
             assert same(executor.state_dict().model, reference.state())
             assert torch.equal(executor.evaluate(*batch(0, 5)).outputs[0], reference.evaluate(*batch(0, 5))[1])
+
+
+@pytest.mark.parametrize("policy", SIMPLE)
+def test_interrupts_at_any_moment_of_any_graph_leave_a_defined_state(start, policy):
+    reference, executor, interrupted = EagerJob(), start(policy), 0
+    executor.add(captured_net(3)), executor.add(validation_net(), plan_of("swap_all", validation_net().trace))
+    generator = torch.manual_seed(1)
+    with Interrupts() as interrupts:
+        for turn in range(300):
+            if turn >= 30 and interrupted >= 10:
+                break
+            size = (4, 5, 3)[turn % 3]
+            data, before, random_state = batch(turn, size), executor.state_dict(), generator.get_state()
+            expected = reference.evaluate(*data)[0] if size == 5 else reference.step(*data)
+            after, found = reference.state(), None
+            while found is None:
+                generator.set_state(random_state)
+                with contextlib.suppress(KeyboardInterrupt):
+                    interrupts.wanted = interrupted < 100
+                    found = (executor.evaluate if size == 5 else executor.step)(*data).loss
+                    interrupts.wanted = False
+                assert executor._registry.in_use == sum(executor._registry.resident.values())
+                if found is None:
+                    interrupted += 1
+                    with contextlib.suppress(ExecutorError):  # it says that the weights are a mixture
+                        state = executor.state_dict().model
+                        assert same(state, after) or same(state, before.model)
+                    executor.load_state_dict(before)
+            assert torch.equal(found, expected) and same(executor.state_dict().model, after)
+    assert interrupted >= 10
 
 
 # ---- random graphs ----

@@ -1,0 +1,36 @@
+"""Ctrl-C at random moments."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from random import Random
+
+
+class Interrupts:
+    """Sends this thread KeyboardInterrupt at random moments, once each time that one is wanted."""
+
+    wanted = False
+
+    def __enter__(self) -> Interrupts:
+        self.before = signal.signal(signal.SIGUSR1, self.strike)
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self.send, args=(threading.get_ident(),))
+        self.thread.start()
+        return self
+
+    def strike(self, *arguments: object) -> None:
+        if self.wanted:
+            self.wanted = False
+            raise KeyboardInterrupt
+
+    def send(self, target: int) -> None:
+        random = Random(0)
+        while not self.ended.wait(random.random() * 0.005):
+            signal.pthread_kill(target, signal.SIGUSR1)
+
+    def __exit__(self, *exception: object) -> None:
+        self.wanted = False
+        self.ended.set()
+        self.thread.join()
+        signal.signal(signal.SIGUSR1, self.before)
