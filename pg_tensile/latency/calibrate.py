@@ -34,15 +34,15 @@ from pg_tensile.runtime.program import Functions, Values
 from pg_tensile.trace import Kind
 
 LOADS = (0, 1, 2)  # other processes at work
-ITERATIONS = 5  # timed, after one that is not
-FEWEST = 3
+ROUNDS = 2  # over all graphs, because what disturbs measurements comes and goes
+ITERATIONS = 3  # timed in each, after one that is not
 _SETTLE_S = 0.25  # the load is read after a pause of this length, in which this process does nothing
 _SHARE = 0.5  # of what is left of the time: for each load but the last
 _PR_SET_PDEATHSIG = 1
 
 
 class Progress(NamedTuple):
-    """Where a calibration stands: `done` of `total` iterations' graphs, `samples` so far, what comes next."""
+    """Where a calibration stands: `done` of `total` visits to graphs, `samples` so far, what comes next."""
 
     done: int
     total: int
@@ -78,14 +78,13 @@ class Calibration:
         """Measures, and yields before each graph and at the end. Ends in time, but for the graph begun. Closing the
         generator, or an exception in it, ends the busy processes."""
         start = time.monotonic()
-        total = len(self._loads) * len(self._captured)
+        total = len(self._loads) * len(self._captured) * ROUNDS
         done = 0
         for place, load in enumerate(self._loads):
             remaining = self._limit_s - (time.monotonic() - start)
             share = remaining * (1.0 if place == len(self._loads) - 1 else _SHARE)
             deadline = time.monotonic() + share
-            order = list(self._captured)
-            self._random.shuffle(order)
+            order = [graph for _ in range(ROUNDS) for graph in self._random.sample(self._captured, len(self._captured))]
             what = f"{load} other processes" if load else "nothing else"
             if share <= 0:
                 break
@@ -118,7 +117,7 @@ class Calibration:
             replay = make()
             replay.iteration(self._device.clock())
             for _ in range(ITERATIONS):
-                if len(readings) >= FEWEST and time.monotonic() > deadline:
+                if readings and time.monotonic() > deadline:
                     break
                 readings.append(replay.iteration(self._device.clock()))
         return np.array(readings)

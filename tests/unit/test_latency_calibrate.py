@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from pg_tensile.capture import Captured, OptimizerSpec, StepSpec, capture
 from pg_tensile.errors import MeasurementError
 from pg_tensile.latency import mlp
-from pg_tensile.latency.calibrate import Calibration
+from pg_tensile.latency.calibrate import ROUNDS, Calibration
 from pg_tensile.latency.load import BusyProcesses, LoadMeter
 from pg_tensile.profile import RTX_A6000
 from pg_tensile.runtime.host import HostDevice
@@ -75,7 +75,7 @@ def test_a_calibration_measures_every_call_and_its_models_predict_them(device):
     graphs = [captured(2), captured(4), captured(8)]
     calibration = Calibration(graphs, device, LIMIT_BYTES, loads=(0,))
     progress = list(calibration.run())
-    assert [(step.done, step.total) for step in progress] == [(0, 3), (1, 3), (2, 3), (3, 3)]
+    assert [(step.done, step.total) for step in progress] == [(done, 3 * ROUNDS) for done in range(3 * ROUNDS + 1)]
     assert progress[-1].samples == len(calibration.samples)
     assert {(sample.target, sample.signature) for sample in calibration.samples} == calls_of(*graphs)
     assert all(np.isfinite(s.latency_us) and s.latency_us > 0 and 0 <= s.load <= 1 for s in calibration.samples)
@@ -111,8 +111,8 @@ def test_the_time_limit_ends_it_and_what_was_measured_stays(device):
     start = time.monotonic()
     progress = list(calibration.run())
     assert time.monotonic() - start < 10
-    assert 1 < len(progress) < 41
-    assert progress[-1].done == progress[-1].total == 40
+    assert 1 < len(progress) < 40 * ROUNDS
+    assert progress[-1].done == progress[-1].total == 40 * ROUNDS
     assert calibration.samples
 
 
