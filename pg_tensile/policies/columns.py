@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from typing import NamedTuple
 
@@ -43,6 +44,7 @@ class Columns:
         self.created: list[int] = created.tolist()  # [n]: bytes
         self.changes_others = [False] * self.operators
         self.statistics: set[int] = set()  # tensors with a STATS access
+        self._writers: dict[tuple[int, int], tuple[int, ...]] = {}
         self._read(trace)
 
     def _read(self, trace: Trace) -> None:
@@ -72,13 +74,22 @@ class Columns:
         writes = self.writes[tensor]
         return bisect_left(writes, operator) if writes else 0
 
-    def writers(self, tensor: int, version: int) -> list[int] | None:
-        """The operators that make this version, in order; None if they cannot be executed again: the tensor is an
-        input or persistent, or one of them changes another tensor."""
-        if not self.made[tensor]:
-            return None
-        writers = self.makers[tensor][: version + 1]
-        for number, writer in enumerate(writers):
-            if self._changed[writer] > (number > 0):
-                return None
-        return writers
+    def writers(self, tensor: int, version: int) -> tuple[int, ...]:
+        """The operators that make this version, in order; none if they cannot be executed again: the tensor is an
+        input, persistent or a running statistic, or one of them changes another tensor."""
+        key = (tensor, version)
+        if key not in self._writers:
+            self._writers[key] = self._find_writers(tensor, version)
+        return self._writers[key]
+
+    def writers_us(self, tensor: int, version: int) -> float:
+        """What they take; infinity if there are none."""
+        writers = self.writers(tensor, version)
+        return sum([self.us[writer] for writer in writers]) if writers else math.inf
+
+    def _find_writers(self, tensor: int, version: int) -> tuple[int, ...]:
+        if not self.made[tensor] or tensor in self.statistics:
+            return ()
+        writers = tuple(self.makers[tensor][: version + 1])
+        repeatable = all(self._changed[writer] <= (number > 0) for number, writer in enumerate(writers))
+        return writers if repeatable else ()

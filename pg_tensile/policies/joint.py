@@ -8,7 +8,7 @@ is the fastest. Several jobs share the link in equal parts, and the budget so th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -32,7 +32,8 @@ FREE = 1.02  # what memory may cost in time where there is no budget
 PERFECT = 1.001  # of the time without a plan: nothing better is looked for
 OPERATORS = 15_000  # passes over so many operators are made for one job and budget, but at least three
 REPAIRS = 4  # passes with a smaller budget where a plan turned out to take more than the pass had thought
-LEVELS = 8  # budgets that are tried for each of several jobs
+LEVELS = 8  # budgets that are tried for each of several jobs, at most
+LEFT = 0.02  # of a budget: so much of it is worth another look
 SPLITS = 512  # ways to share a budget that are kept at most
 PRICES = tuple(
     Prices(*prices)
@@ -48,7 +49,8 @@ def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int 
     """The plans with which all jobs lose the least time and fit into the budget together, each with an equal part of
     the link. Without a budget every job gives back the memory that costs it under 2 % of time. Raises BudgetError with
     the least bytes that are possible."""
-    planners = {job: JobPlanner(trace, profile, 1 / max(len(traces), 1)) for job, trace in traces.items()}
+    distinct = {_key(trace): JobPlanner(trace, profile, 1 / len(traces)) for trace in traces.values()}
+    planners = {job: distinct[_key(trace)] for job, trace in traces.items()}
     if budget_bytes is None:
         chosen = {job: planner.for_free() for job, planner in planners.items()}
     elif len(planners) <= 1:
@@ -56,6 +58,11 @@ def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int 
     else:
         chosen = share_out(planners, budget_bytes)
     return {job: candidate.plan for job, candidate in chosen.items()}
+
+
+def _key(trace: Trace) -> Hashable:
+    """Equal for traces whose plans are."""
+    return trace.fingerprint, trace.latency_us.tobytes(), trace.workspace_bytes.tobytes()
 
 
 @dataclass(frozen=True)
@@ -119,16 +126,10 @@ class JobPlanner:
                 best = one
         return best
 
-    def ladder(self) -> list[Candidate]:
-        """Plans for smaller and smaller budgets, from none to the least."""
-        low, rungs = floor_bytes(self.trace), [self.vanilla]
-        for level in range(1, LEVELS + 1):
-            budget = self.vanilla.device_peak_bytes - (self.vanilla.device_peak_bytes - low) * level // LEVELS
-            one = self.best(budget, 1)
-            if isinstance(one, Shortage):
-                break
-            rungs.append(one)
-        return rungs
+    def rung(self, level: int) -> Candidate | Shortage:
+        """A plan for one of `LEVELS` budgets, each smaller than the one before; the last is the smallest possible."""
+        most, least = self.vanilla.device_peak_bytes, least_bytes(self.trace)
+        return self.best(most - (most - least) * level // LEVELS, 1)
 
     def largest_operator(self) -> str:
         """The operator with the largest working set."""
@@ -178,11 +179,16 @@ def share_out(planners: Mapping[int, JobPlanner], budget_bytes: int) -> dict[int
     """A plan for each job; together within the budget and with the least sum of relative losses. What is left over goes
     to those that lose the most. Raises BudgetError."""
     splits = [_Split(0, 0.0, ())]
-    ladders = [planner.ladder() for planner in planners.values()]
-    if sum(min(rung.device_peak_bytes for rung in ladder) for ladder in ladders) > budget_bytes:
-        for ladder, planner in zip(ladders, planners.values(), strict=True):
-            ladder.append(planner.within(least_bytes(planner.trace)))
-    for ladder, planner in zip(ladders, planners.values(), strict=True):
+    ladders = {planner: [planner.vanilla] for planner in planners.values()}
+    small = sum(planner.trace.operator_count for planner in ladders) <= OPERATORS
+    for level in range(1, LEVELS + 1):
+        if not small and sum(ladders[planner][-1].device_peak_bytes for planner in planners.values()) <= budget_bytes:
+            break
+        for planner, ladder in ladders.items():
+            rung = planner.rung(level)
+            if isinstance(rung, Candidate):
+                ladder.append(rung)
+    for planner in planners.values():
         splits = _pareto(
             _Split(
                 split.bytes + rung.device_peak_bytes,
@@ -190,7 +196,7 @@ def share_out(planners: Mapping[int, JobPlanner], budget_bytes: int) -> dict[int
                 (*split.chosen, rung),
             )
             for split in splits
-            for rung in ladder
+            for rung in ladders[planner]
         )
     fitting = [split for split in splits if split.bytes <= budget_bytes]
     if not fitting:
@@ -200,7 +206,9 @@ def share_out(planners: Mapping[int, JobPlanner], budget_bytes: int) -> dict[int
     chosen = dict(zip(planners, split.chosen, strict=True))
     left = budget_bytes - split.bytes
     for job in sorted(planners, key=lambda job: planners[job].vanilla.us / chosen[job].us):
-        better = planners[job].best(chosen[job].device_peak_bytes + left)
+        if not small and left < LEFT * budget_bytes:
+            break
+        better = planners[job].best(chosen[job].device_peak_bytes + left, None if small else 1)
         if isinstance(better, Candidate) and better.us < chosen[job].us:
             left -= better.device_peak_bytes - chosen[job].device_peak_bytes
             chosen[job] = better

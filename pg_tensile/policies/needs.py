@@ -100,7 +100,7 @@ class Needs:
         def make(tensor: int, version: int) -> bool:
             nonlocal planned
             writers = columns.writers(tensor, version)
-            if writers is None or planned + len(writers) > LONGEST_CHAIN:
+            if not writers or planned + len(writers) > LONGEST_CHAIN:
                 return False
             planned += len(writers)
             there.add(tensor)

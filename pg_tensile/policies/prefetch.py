@@ -79,17 +79,13 @@ class _Timetable:
     def _latest_frees(self) -> list[int]:
         """For each event the last gap in which its tensor may go: before it is brought back, or the iteration ends."""
         latest = [len(self.step) - 1] * len(self.rows)
+        kinds, tensors, triggers = (self.rows[name].tolist() for name in ("kind", "tensor", "trigger"))
         back: dict[int, int] = {}
-        for event in range(len(self.rows) - 1, -1, -1):
-            kind, tensor, trigger = (
-                self.rows["kind"][event],
-                int(self.rows["tensor"][event]),
-                self.rows["trigger"][event],
-            )
-            if kind == EventKind.SWAP_OUT:
-                latest[event] = back.get(tensor, len(self.step)) - 1
+        for event in range(len(kinds) - 1, -1, -1):
+            if kinds[event] == EventKind.SWAP_OUT:
+                latest[event] = back.get(tensors[event], len(self.step)) - 1
             else:
-                back[tensor] = int(trigger)
+                back[tensors[event]] = triggers[event]
         return latest
 
     def _free_later(self, event: int, deadline: int, wanted: int) -> None:

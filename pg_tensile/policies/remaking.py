@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import NamedTuple
 
@@ -42,10 +43,10 @@ class Remaking:
     def least_us(self, gap: Gap) -> float | None:
         """µs of the operators that make the gap's tensor; None: they cannot be repeated."""
         columns = self._columns
-        if self._gaps.wraps(gap) or gap.tensor in columns.statistics:
+        if self._gaps.wraps(gap):
             return None
-        writers = columns.writers(gap.tensor, columns.version_before(gap.tensor, gap.since // 2 + 1))
-        return None if writers is None else sum(columns.us[writer] for writer in writers)
+        us = columns.writers_us(gap.tensor, columns.version_before(gap.tensor, gap.since // 2 + 1))
+        return us if us < math.inf else None
 
     def look(self, gap: Gap) -> Remake | None:
         """How the gap's tensor could be made again as things are; None: it cannot."""
@@ -59,7 +60,7 @@ class Remaking:
         kept, most = self._kept_bytes.get(operator, 0), self._most_bytes.get(operator, 0)
         for tensor, version in made.items():
             kept += self._columns.bytes[tensor] * (tensor != gap.tensor)
-            for writer in self._writers(tensor, version):
+            for writer in self._columns.writers(tensor, version):
                 us += self._columns.us[writer]
                 most = max(most, self._besides(writer, tensor))
         return Remake(gap, operator, made, tuple(inputs), us, kept + most)
@@ -77,14 +78,9 @@ class Remaking:
         """In each gap in the order of the last operators repeated: what is read is made before that which reads it."""
         events = []
         for operator, made in self._made.items():
-            order = sorted(made, key=lambda tensor: self._writers(tensor, made[tensor])[-1])
+            order = sorted(made, key=lambda tensor: self._columns.writers(tensor, made[tensor])[-1])
             events += [Event(EventKind.RECOMPUTE, each, operator - 1, operator, made[each]) for each in order]
         return events
-
-    def _writers(self, tensor: int, version: int) -> list[int]:
-        writers = self._columns.writers(tensor, version)
-        assert writers is not None
-        return writers
 
     def _besides(self, writer: int, tensor: int) -> int:
         """Bytes that repeating an operator takes: its workspace, discarded outputs, copies of statistics."""
@@ -106,8 +102,8 @@ class Remaking:
             tensor, version = waiting.pop()
             if tensor in made:
                 continue
-            writers = None if tensor in columns.statistics else columns.writers(tensor, version)
-            if writers is None or (length := length + len(writers)) > LONGEST_CHAIN:
+            writers = columns.writers(tensor, version)
+            if not writers or (length := length + len(writers)) > LONGEST_CHAIN:
                 return False
             made[tensor] = version
             for each, mode, seen in (use for writer in writers for use in columns.uses[writer]):

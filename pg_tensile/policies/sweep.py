@@ -11,6 +11,7 @@ The pass only decides; when transfers start is decided in prefetch.py.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate
@@ -20,10 +21,10 @@ from pg_tensile.plan import Event, EventKind
 from pg_tensile.policies.columns import Columns
 from pg_tensile.policies.lanes import Lane
 from pg_tensile.policies.needs import LONGEST_CHAIN, READ, Absence, Need, Needs
-from pg_tensile.profile import DeviceProfile, Direction
+from pg_tensile.profile import DeviceProfile
 
 SMALLEST = 1 / 20_000  # of the peak: smaller tensors stay where they are
-STALE = 1.02  # a price that has risen by more is looked at again
+STALE = 1.2  # a price that has risen by more is looked at again
 ORDER = {EventKind.SWAP_OUT: 0, EventKind.SWAP_IN: 1, EventKind.RECOMPUTE: 2}  # in one gap: what frees goes first
 
 
@@ -72,7 +73,10 @@ class _Sweep:
     def __init__(self, columns: Columns, profile: DeviceProfile, budget: int, prices: Prices) -> None:
         self.columns = columns
         self.count = columns.operators
-        self.profile = profile
+        self.launch_us = profile.launch_us
+        lost_us = profile.transfer_latency_us + profile.handover_us
+        self.out_us = [lost_us + nbytes * (1e6 / profile.out_bytes_per_s) for nbytes in columns.bytes]
+        self.in_us = [lost_us + nbytes * (1e6 / profile.in_bytes_per_s) for nbytes in columns.bytes]
         self.budget = budget
         self.prices = prices
         self.out, self.into = Lane(columns.us), Lane(columns.us)
@@ -136,12 +140,10 @@ class _Sweep:
     def _least_us(self, tensor: int, since: int, need: Need) -> float:
         """A lower bound of the price, which is looked at when the tensor's turn comes: on a free link, from inputs that
         are all there."""
-        columns = self.columns
-        least_us = self.prices.link_price * (self._out_us(tensor) + self._in_us(tensor)) + 2 * self.profile.launch_us
+        least_us = self.prices.link_price * (self._out_us(tensor) + self.in_us[tensor]) + 2 * self.launch_us
         if since >= 0 and need.operator < self.count:
-            writers = columns.writers(tensor, columns.version_before(tensor, since + 1))
-            if writers is not None:
-                return min(least_us, sum([columns.us[writer] for writer in writers]) + self.profile.launch_us)
+            writers_us = self.columns.writers_us(tensor, self.columns.version_before(tensor, since + 1))
+            return min(least_us, writers_us + self.launch_us)
         return least_us
 
     def _key(self, tensor: int, since: int, need: Need, us: float) -> float:
@@ -160,11 +162,13 @@ class _Sweep:
         swap_us = self._swap_us(tensor, since, need)
         if since >= 0 and need.operator < self.count:
             version = self.columns.version_before(tensor, since + 1)
-            recipe = self.needs.recipe(tensor, version, need.operator, self.now)
-            if recipe and self.needs.chain(tensor, recipe.inputs) <= self.prices.longest_chain:
-                us = sum([self.columns.us[step] for step in recipe.steps]) + self.profile.launch_us
-                if swap_us is None or us <= swap_us:
-                    return Price(us, False, recipe.inputs)
+            most_us = math.inf if swap_us is None else swap_us - self.launch_us
+            if self.columns.writers_us(tensor, version) <= most_us:
+                recipe = self.needs.recipe(tensor, version, need.operator, self.now)
+                if recipe and self.needs.chain(tensor, recipe.inputs) <= self.prices.longest_chain:
+                    us = sum([self.columns.us[step] for step in recipe.steps])
+                    if us <= most_us:
+                        return Price(us + self.launch_us, False, recipe.inputs)
         return None if swap_us is None else Price(swap_us, True)
 
     def _swap_us(self, tensor: int, since: int, need: Need) -> float | None:
@@ -174,15 +178,10 @@ class _Sweep:
         if landing is None:
             return None
         stall_us = out_us - self.out.earliest(out_us, *self._leaving(since), book=False).us + landing.stall_us
-        return stall_us + self.prices.link_price * (out_us + self._in_us(tensor)) + 2 * self.profile.launch_us
+        return stall_us + self.prices.link_price * (out_us + self.in_us[tensor]) + 2 * self.launch_us
 
     def _out_us(self, tensor: int) -> float:
-        if tensor in self.copied:
-            return 0.0
-        return self.profile.transfer_us(self.columns.bytes[tensor], Direction.OUT) + self.profile.handover_us
-
-    def _in_us(self, tensor: int) -> float:
-        return self.profile.transfer_us(self.columns.bytes[tensor], Direction.IN) + self.profile.handover_us
+        return 0.0 if tensor in self.copied else self.out_us[tensor]
 
     def _leaving(self, since: int) -> tuple[int, int]:
         """The first and the last operator during which a tensor used at `since` can be copied out."""
@@ -197,7 +196,7 @@ class _Sweep:
         latest = need.operator % self.count - 1 - need.early  # operator that can be overlapped with
         if latest < first:
             return None
-        us = self._in_us(tensor)
+        us = self.in_us[tensor]
         booked = self.into.latest(us, first + 1, latest, book)
         return Landing(min(booked.first, latest + 1) - 1, us - booked.us)
 
@@ -305,7 +304,7 @@ class _Sweep:
         if self.away.pop(tensor, None) is None:
             temporary.add(tensor)
             extra = columns.bytes[tensor]
-        for writer in columns.writers(tensor, version) or ():
+        for writer in columns.writers(tensor, version):
             besides = columns.workspace[writer]
             for each, mode, seen in columns.uses[writer]:
                 if each == tensor:
