@@ -56,7 +56,7 @@ def test_library_does_not_know_the_server(path):
 def test_planning_does_not_import_torch():
     for name in PLANNING:
         for path in [REPOSITORY / "pg_tensile" / f"{name}.py", *(REPOSITORY / "pg_tensile" / name).glob("*.py")]:
-            if path.exists():
+            if path.exists() and path.name != "calibrate.py":  # which executes what it measures
                 assert not {module for module in imports(path) if module.split(".")[0] == "torch"}, path
 
 
