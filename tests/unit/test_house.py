@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SUPERVISORS = ["controller", "scheduler", "worker", "inference"]
 PLANNING = [
     *("trace", "trace_bytes", "plan", "steps", "items", "problems", "sequence", "peak", "profile", "link", "simulator"),
-    *("policies", "latency"),
+    *("policies", "latency", "reuse"),
 ]
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from pg_tensile.errors import ExecutorError, InvalidPlanError
+from pg_tensile.errors import CaptureError, ExecutorError, InvalidPlanError
 from pg_tensile.peak import footprint
 from pg_tensile.plan import NO_EVENTS, Boundary, Plan, boundary, validate
 from pg_tensile.profile import RTX_A6000
@@ -216,7 +216,7 @@ def test_what_a_plan_loses_is_refused_and_shows_when_it_is_executed_all_the_same
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graph_module, "AccessSequence", Unchecked)
         patch.setattr("pg_tensile.peak.AccessSequence", Unchecked)
-        with pytest.raises((AssertionError, KeyError, AttributeError, TypeError, RuntimeError)):
+        with pytest.raises((AssertionError, KeyError, AttributeError, TypeError, RuntimeError, CaptureError)):
             execute_forced(realised, plan, expected)
 
 
