@@ -392,12 +392,12 @@ def calls() -> list[tuple[Any, tuple[Any, ...]]]:
         classes = torch.tensor([[0, -1, 0, 0], [1, 2, -1, 0], [3, -1, 0, 0]])
         _, is_target = aten.multilabel_margin_loss_forward(x, classes, 1)
         found.append((aten.multilabel_margin_loss_backward.default, (one, x, classes, 1, is_target)))
-    x, weight, bias = torch.rand(2, 3, 4), torch.rand(12, 4), torch.rand(12)
-    for wanted in (True, False):
-        given = (x, x, x, 4, 2, weight, bias, weight[:4], bias[:4], None, wanted)
-        found.append((aten._native_multi_head_attention.default, given))
-    weights, state = (torch.rand(20, 4), torch.rand(20, 5), torch.rand(20), torch.rand(20)), torch.rand(1, 3, 5)
-    lstm = (x.transpose(0, 1), *weights, state[:, :2], state[:, :2], False, [], 2, 5, 1, True, False, False, False)
+    rows, weight, bias = torch.rand(2, 3, 4), torch.rand(12, 4), torch.rand(12)
+    for needed in (True, False):
+        attention = (rows, rows, rows, 4, 2, weight, bias, weight[:4], bias[:4], None, needed)
+        found.append((aten._native_multi_head_attention.default, attention))
+    layers, state = (torch.rand(20, 4), torch.rand(20, 5), torch.rand(20), torch.rand(20)), torch.rand(1, 2, 5)
+    lstm = (rows.transpose(0, 1), *layers, state, state, False, [], 2, 5, 1, True, False, False, False)
     found.append((aten.mkldnn_rnn_layer.default, lstm))
     return found
 
