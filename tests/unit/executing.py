@@ -46,7 +46,7 @@ class Net(nn.Module):
 SPEC = StepSpec(F.cross_entropy, OptimizerSpec("adamw", 1e-2), returns_outputs=True)
 
 
-def net(seed: int = 0) -> nn.Module:
+def net(seed: int = 0) -> Net:
     torch.manual_seed(seed)
     return Net()
 

@@ -41,6 +41,7 @@ class Interpreter:
     def step(self, inputs: Sequence[Tensor], targets: Sequence[Tensor], learning_rate: float | None = None) -> Tensor:
         """One iteration; returns the loss."""
         captured, trace = self.captured, self.trace
+        assert captured.loss is not None and captured.learning_rate is not None
         if learning_rate is None:
             learning_rate = captured.spec.optimizer.learning_rate
         sources = [*inputs, *targets, torch.tensor(learning_rate, dtype=torch.float64)]

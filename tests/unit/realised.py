@@ -232,6 +232,7 @@ def execute_plainly(realised: Realised, iterations: int) -> tuple[list[Seen], di
         values[persistent.slot] = _start(persistent, captured, model)
     _evaluate(captured.persistent_views, values)
     seen = []
+    assert captured.loss is not None and captured.learning_rate is not None
     for iteration in range(iterations):
         for slot, given in zip(captured.inputs, realised.inputs(iteration), strict=True):
             values[slot] = given.clone()

@@ -397,7 +397,7 @@ def calls() -> list[tuple[Any, tuple[Any, ...]]]:
         attention = (rows, rows, rows, 4, 2, weight, bias, weight[:4], bias[:4], None, needed)
         found.append((aten._native_multi_head_attention.default, attention))
     layers, state = (torch.rand(20, 4), torch.rand(20, 5), torch.rand(20), torch.rand(20)), torch.rand(1, 2, 5)
-    lstm = (rows.transpose(0, 1), *layers, state, state, False, [], 2, 5, 1, True, False, False, False)
+    lstm: tuple[Any, ...] = (rows.transpose(0, 1), *layers, state, state, False, [], 2, 5, 1, True, False, False, False)
     found.append((aten.mkldnn_rnn_layer.default, lstm))
     return found
 

@@ -149,7 +149,7 @@ def test_a_frozen_model_is_evaluated_but_not_trained():
 
 def test_what_cannot_be_evaluated_is_refused():
     class Name(nn.Linear):
-        def forward(self, x: Tensor) -> str:
+        def forward(self, x: Tensor) -> str:  # type: ignore[override]
             return "nothing"
 
     class Branch(nn.Linear):

@@ -349,8 +349,8 @@ def test_what_does_not_belong_to_the_model_is_not_added(start):
     with pytest.raises(ExecutorError, match=r'"conv\.weight" was captured in another layout'):
         executor.add(capture_evaluation(wider, batch(0, 5)[0], (), SPEC))
     more = net()
-    more.extra = nn.Linear(10, 10)
-    more.forward = lambda x: more.extra(type(more).forward(more, x))
+    extra = more.extra = nn.Linear(10, 10)
+    more.forward = lambda x: extra(type(more).forward(more, x))  # type: ignore[method-assign]
     with pytest.raises(ExecutorError, match=r'the model has no parameter "extra\.weight"'):
         executor.add(capture_evaluation(more, batch(0, 5)[0], (), SPEC))
     with pytest.raises(InvalidPlanError):
@@ -366,6 +366,7 @@ class Unlike(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.linear, self.scale = nn.Linear(6, 6), nn.Parameter(torch.full((6,), 2.0))
+        self.shift: Tensor
         self.register_buffer("shift", torch.arange(6.0))
         self.table, self.other = torch.arange(6.0) / 7, torch.arange(6.0) / 9
 
@@ -430,6 +431,7 @@ def fail(graph: Graph, share: float) -> None:
         object.__setattr__(program, "instructions", original)
         raise Stops
 
+    assert instruction.work is not None
     broken = instruction._replace(work=instruction.work._replace(function=stop))
     object.__setattr__(program, "instructions", (*original[:place], broken, *original[place + 1 :]))
 
@@ -532,6 +534,7 @@ class Plainly:
     def run(self, place: int, iteration: int) -> Seen:
         graph, values = self.graphs[place], self.values[place]
         captured = graph.captured
+        assert captured.learning_rate is not None
         for slot, given_ in zip(captured.inputs, graph.inputs(iteration), strict=True):
             values[slot] = given_.clone()
         values[captured.learning_rate] = torch.tensor(0.1, dtype=torch.float64)
@@ -587,7 +590,7 @@ def test_random_graphs_in_random_turns_under_random_plans(random):
                 others = record.footprint - AccessSequence(handles[place].captured.trace, handles[place].plan).footprint
                 assert len(set(others.tolist())) == 1 and others[0] >= 0, "tensors that it does not use"
             assert graph.log.take() == expected[turn].digests
-            assert all(map(torch.equal, (loss, *outputs), expected[turn].results))
+            assert loss is not None and all(map(torch.equal, (loss, *outputs), expected[turn].results))
         for each in whole.captured.persistents:
             assert torch.equal(executor._state._read(each), reference.finals[each.tensor])
 
