@@ -393,7 +393,7 @@ def test_going_through_a_program_costs_less_than_eager_pytorch():
     with opened() as device, Executor(capture(make(), [x], [], spec), make(), device) as executor:
         for _ in range(30):
             for step, taken in zip((lambda: reference.step([x], []), lambda: executor.step([x])), times, strict=True):
-                begin = time.perf_counter()
+                begin = time.process_time()
                 step()
-                taken.append(time.perf_counter() - begin)
+                taken.append(time.process_time() - begin)
     assert statistics.median(times[1]) <= 1.02 * statistics.median(times[0])

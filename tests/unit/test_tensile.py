@@ -448,9 +448,9 @@ def test_rounds_that_count_together_may_be_more_than_those_before(monkeypatch):
 
 def test_five_thousand_operators_are_planned_in_half_a_second():
     trace = network(1430)
-    start = time.perf_counter()
+    start = time.process_time()
     plan = planned(trace, profile=RTX_A6000)
-    assert time.perf_counter() - start < 3  # < 0.5 s on a machine that does nothing else
+    assert time.process_time() - start < 3  # < 0.5 s on a machine that does nothing else
     assert device_peak(trace, plan) < 0.6 * device_peak(trace)
     assert simulated(trace, plan, RTX_A6000).stall_us < 1e-3
 
