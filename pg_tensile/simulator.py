@@ -287,7 +287,7 @@ def _execute(runs: list[_Run], link: Link, iterations: int) -> None:
 def _programs(job: SimulatedJob, profile: DeviceProfile) -> list[_Program]:
     """What a job executes: for each plan the change to it, if there is one, its first iteration, and all others."""
     programs: list[_Program] = []
-    trace, state = _timed(job.trace, profile), job.initial_state
+    trace, state = roofline.timed(job.trace, profile), job.initial_state
     plans = [job.plan, *(change.plan for change in job.changes)]
     repeats = [*(change.iterations for change in job.changes), None]
     for plan, repeat in zip(plans, repeats, strict=True):
@@ -305,10 +305,6 @@ def _programs(job: SimulatedJob, profile: DeviceProfile) -> list[_Program]:
             programs.append(_iteration_program(_Role.STEADY, steady, profile, repeat))
         state = steady.boundary  # host copies that are left over from the state before are given up
     return programs
-
-
-def _timed(trace: Trace, profile: DeviceProfile) -> Trace:
-    return trace if trace.latency_us.any() else trace.with_latencies(roofline.estimate(trace, profile))
 
 
 def _change(trace: Trace, state: Boundary, wanted: Boundary) -> tuple[list[int], Boundary]:

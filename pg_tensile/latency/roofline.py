@@ -40,3 +40,8 @@ def estimate(trace: Trace, profile: DeviceProfile) -> np.ndarray:
 def _accessed_bytes(trace: Trace, operator: int) -> int:
     first, last = trace.access_start[operator : operator + 2]
     return int(trace.tensor_bytes[trace.access_tensor[first:last]].sum())
+
+
+def timed(trace: Trace, profile: DeviceProfile) -> Trace:
+    """The trace with the estimate where no latency is known yet."""
+    return trace if trace.latency_us.any() else trace.with_latencies(estimate(trace, profile))

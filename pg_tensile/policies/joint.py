@@ -78,7 +78,7 @@ class JobPlanner:
     """Plans for one job of which `share` of the link is its own."""
 
     def __init__(self, trace: Trace, profile: DeviceProfile, share: float = 1.0) -> None:
-        self.trace = trace if trace.latency_us.any() else trace.with_latencies(roofline.estimate(trace, profile))
+        self.trace = roofline.timed(trace, profile)
         self.profile = profile
         self.share = share
         self.columns = Columns(self.trace)
@@ -86,6 +86,11 @@ class JobPlanner:
             profile.out_bytes_per_s * share, profile.in_bytes_per_s * share, profile.duplex_factor
         )
         self.tries = min(len(PRICES), max(3, OPERATORS // self.trace.operator_count))
+
+    @cached_property
+    def least_bytes(self) -> int:
+        """The smallest budget that there is a plan for."""
+        return least_bytes(self.trace)
 
     @cached_property
     def vanilla(self) -> Candidate:
@@ -111,7 +116,7 @@ class JobPlanner:
         """The fastest plan within the budget. Raises BudgetError."""
         best = self.best(budget_bytes)
         if isinstance(best, Shortage):
-            raise BudgetError(budget_bytes, least_bytes(self.trace), self.largest_operator())
+            raise BudgetError(budget_bytes, self.least_bytes, self.largest_operator())
         return best
 
     def for_free(self) -> Candidate:
@@ -128,7 +133,7 @@ class JobPlanner:
 
     def rung(self, level: int) -> Candidate | Shortage:
         """A plan for one of `LEVELS` budgets, each smaller than the one before; the last is the smallest possible."""
-        most, least = self.vanilla.device_peak_bytes, least_bytes(self.trace)
+        most, least = self.vanilla.device_peak_bytes, self.least_bytes
         return self.best(most - (most - least) * level // LEVELS, 1)
 
     def largest_operator(self) -> str:

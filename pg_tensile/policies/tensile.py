@@ -52,13 +52,11 @@ def plan(
     """
     shares = swap_share or {}
     link = Link.share(profile, max(len(traces), 1), lanes)
-    jobs = {number: Job(_timed(trace, profile), link, shares.get(number, 1.0)) for number, trace in traces.items()}
+    jobs = {
+        number: Job(roofline.timed(trace, profile), link, shares.get(number, 1.0)) for number, trace in traces.items()
+    }
     _rounds(list(jobs.values()), budget_bytes)
     return {number: job.plan() for number, job in jobs.items()}
-
-
-def _timed(trace: Trace, profile: DeviceProfile) -> Trace:
-    return trace if trace.latency_us.any() else trace.with_latencies(roofline.estimate(trace, profile))
 
 
 def _rounds(jobs: list[Job], budget_bytes: int | None) -> None:

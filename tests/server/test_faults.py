@@ -112,6 +112,15 @@ def test_the_executor_dies(
         assert "Fatal Python error" in row["traceback"]
 
 
+def test_an_exit_that_takes_its_time_is_an_exit(once: Connection, wait_until: Wait, job_row: Row) -> None:
+    """As with libraries that take long to tear down: its connection is open as long as the process lives."""
+    slowly = "import atexit\natexit.register(time.sleep, 4)\nsys.exit(3)"
+    job = submit(once, "m", python_model(on_forward=f"if not self.training: exec({slowly!r})"))
+    settled(once, wait_until, job)
+    row = job_row(once, job)
+    assert (row["state"], row["error"]) == ("failed", "executor exited with status 3")
+
+
 # -- deaths from without ----------------------------------------------------------------------------------------------
 
 MOMENTS: dict[str, tuple[dict[str, Any], Callable[[Connection, int], bool]]] = {

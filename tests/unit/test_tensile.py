@@ -356,7 +356,7 @@ FAST = replace(RTX_A6000, transfer_latency_us=0.3).with_link(1e9, 0.5e9)  # agai
 
 
 def trace_with_latencies(trace: Trace) -> Trace:
-    return tensile._timed(trace, FAST)
+    return roofline.timed(trace, FAST)
 
 
 @st.composite
@@ -408,7 +408,7 @@ def test_plans_are_the_same_every_time(problem, jobs):
 @settings(max_examples=50, deadline=None)
 def test_no_round_raises_the_peak_and_every_plan_keeps_to_the_peak_counted(problem):
     trace, profile, budget_bytes, lanes = problem
-    job = tensile.Job(tensile._timed(trace, profile), tensile.Link.share(profile, 1, lanes), 1.0)
+    job = tensile.Job(roofline.timed(trace, profile), tensile.Link.share(profile, 1, lanes), 1.0)
     peaks = [job.peak_bytes]
     for _ in rounds(job, budget_bytes is not None):
         peaks.append(job.peak_bytes)
