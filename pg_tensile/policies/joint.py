@@ -1,4 +1,4 @@
-"""The default policy: swapping, recomputing and waiting chosen together, at the least time that meets the budget.
+"""The policy to use: swapping, recomputing and waiting chosen together, at the least time that meets the budget.
 
 The paper's algorithm plans swaps without stalls first and recomputes what is then still missing; on a fast device the
 link alone does not suffice, and recomputing even a convolution is often cheaper than moving its output. Here every

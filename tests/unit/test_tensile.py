@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pg_tensile import peak
+from pg_tensile.latency import roofline
 from pg_tensile.plan import NO_EVENTS, Event, EventKind, Plan, boundary, validate
 from pg_tensile.policies import named_policy, tensile
 from pg_tensile.policies.cover import Cover
