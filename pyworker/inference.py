@@ -3,12 +3,16 @@
 It starts the predictor, hands it model versions from the catalogue when it asks for them (LOAD), and starts it again,
 after a growing pause, when it dies. Each version is read in one transaction: a version never changes, it can only be
 deleted. The socket's file goes when the predictor goes.
+
+Models take memory of the device that they are kept on, so the ledger is asked before one is loaded. Where there is no
+room, other models go, the least recently used first; where that is not enough, jobs are planned into less memory.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections import deque
 from pathlib import Path
@@ -20,6 +24,8 @@ from pyworker.wire import Frame, FrameType
 SOCKET = Path("pg_tensile/predict.sock")  # in the data directory, every server process's working directory
 MODEL_CACHE_VARIABLE = "PG_TENSILE_MODEL_CACHE"  # bytes
 MAX_PAUSE = 30.0  # seconds between two attempts to start a predictor
+DEVICE = "cpu"  # which the predictor computes on
+ROOM_TIMEOUT = 10.0  # seconds that jobs may take to make room for a model
 STABLE = 60.0  # seconds after which a death is an accident, not a habit
 IDLE = 30.0
 
@@ -36,6 +42,8 @@ class Inference:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._pause = 1.0
+        self._kept_bytes = 0  # of the models that the predictor has
+        self._coming: deque[int] = deque()  # bytes of those on their way to it
 
     def run(self) -> None:
         try:
@@ -62,6 +70,9 @@ class Inference:
         finally:
             self._child.close()
             self._remove_socket()
+            self._kept_bytes = 0
+            self._coming.clear()
+        self._settle()
         if time.monotonic() - born > STABLE:
             self._pause = 1.0
             server.log_again()
@@ -73,16 +84,21 @@ class Inference:
         while not self._server.stopping:
             frame = self._child.receive(IDLE)
             if frame is not None:
-                wanted.append(self._requested(frame))
+                self._hear(frame, wanted)
             while wanted:
                 self._load(wanted.popleft())
-                wanted.extend(self._requested(frame) for frame in self._child.drain())
+                for frame in self._child.drain():
+                    self._hear(frame, wanted)
 
-    @staticmethod
-    def _requested(frame: Frame) -> int:
-        if frame.type != FrameType.LOAD:
+    def _hear(self, frame: Frame, wanted: deque[int]) -> None:
+        if frame.type == FrameType.LOAD:
+            wanted.append(frame.job)
+        elif frame.type == FrameType.PROGRESS:
+            self._kept_bytes = int(frame.header["model_bytes"])
+            self._coming.popleft()
+            self._settle()
+        else:
             raise Failure("08P01", f"the predictor sent an unexpected {frame.type.name} frame")
-        return frame.job
 
     def _load(self, version: int) -> None:
         """Puts a model version in line: MODEL, then its weights; or MODEL with the error."""
@@ -103,11 +119,43 @@ class Inference:
         if not chunks:
             self._refuse(version, "42704", "this version of the model does not exist any more", "Deploy another one.")
             return
-        header = {key: json.loads(value) for key, value in found[0].items()} | {"error": None}
+        size = sum(len(chunk) for chunk in chunks)
+        granted = self._reserve(size)
+        if granted is None:
+            message = f"there is no device memory for the {size:,} bytes of this model"
+            self._refuse(version, "53200", message, "Raise pg_tensile.device_memory, or wait until jobs have ended.")
+            return
+        header = {key: json.loads(value) for key, value in found[0].items()}
+        header |= {"error": None, "keep_bytes": granted - size - sum(self._coming)}
+        self._coming.append(size)
         self._child.queue(FrameType.MODEL, version, header=header)
         for seq, chunk in enumerate(chunks):
             state = {"kind": "weights", "seq": seq, "last": seq == len(chunks) - 1, "meta": None}
             self._child.queue(FrameType.STATE, version, header=state, buffers=[chunk])
+
+    def _reserve(self, size: int) -> int | None:
+        """Bytes of the device for another model of that size, and for those that are there already as far as there is
+        room. None: jobs need all of it, and do not make room in time."""
+        deadline = time.monotonic() + ROOM_TIMEOUT
+        coming = sum(self._coming) + size
+        while True:
+            granted = self._memory(coming, self._kept_bytes + coming)
+            if granted is not None or time.monotonic() > deadline:
+                return granted
+            self._server.wait(-1, 0.05)
+
+    def _settle(self) -> None:
+        """What is not used is given back."""
+        used = self._kept_bytes + sum(self._coming)
+        self._memory(used, used)
+
+    def _memory(self, least: int, wanted: int) -> int | None:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        granted: int | None = self._server.call(
+            "tensile._inference_memory(text,int8,int8,int8)", DEVICE, total, least, wanted
+        )
+        self._server.commit()
+        return granted
 
     def _chunks(self, version: int) -> list[bytes]:
         """The chunks one by one: a result set would hold all of them a second time."""

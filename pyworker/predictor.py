@@ -177,7 +177,7 @@ class ModelCache:
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
         self._models: OrderedDict[int, LoadedModel] = OrderedDict()
-        self._bytes = 0
+        self.nbytes = 0
 
     def get(self, version: int) -> LoadedModel | None:
         model = self._models.get(version)
@@ -188,10 +188,14 @@ class ModelCache:
     def add(self, version: int, model: LoadedModel) -> None:
         """Keeps the model, and drops others to make room for it."""
         self._models[version] = model
-        self._bytes += model.nbytes
-        while self._bytes > self._limit and len(self._models) > 1:
+        self.nbytes += model.nbytes
+        self.shrink(self._limit, 1)
+
+    def shrink(self, limit_bytes: int, least: int = 0) -> None:
+        """Drops models, the one unused for longest first, but not the last `least`, until they fit the limit."""
+        while self.nbytes > limit_bytes and len(self._models) > least:
             _, dropped = self._models.popitem(last=False)
-            self._bytes -= dropped.nbytes
+            self.nbytes -= dropped.nbytes
 
 
 class Session:
@@ -366,16 +370,23 @@ class Predictor:
         if state is None:
             return
         self._arriving = None
+        self._models.shrink(header.get("keep_bytes", sys.maxsize))
         try:
             model = LoadedModel.load(header, state.data)
         except Exception as error:  # a user's architecture may raise anything
             self._refuse(version, child.error_header(error))
+            self._report()
             return
         self._models.add(version, model)
         gc.collect()
         gc.freeze()  # models live long: later collections need not look at them
+        self._report()
         for session in self._waiting.pop(version, []):
             self._resume(session)
+
+    def _report(self) -> None:
+        """The memory that the models take now, for the device's ledger."""
+        self._supervisor.send(FrameType.PROGRESS, header={"model_bytes": self._models.nbytes})
 
     def _refuse(self, version: int, error: dict[str, Any]) -> None:
         """Answers everything that waits for this version with the error."""

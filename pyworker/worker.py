@@ -1,8 +1,10 @@
 """The supervisor of one job: feeds the executor, keeps the job's state in the catalogue, and decides how the job ends.
 
 Phases, each of its own transactions: begin (`running` is committed before anything starts), executor and handshake, the
-job's spec and the checkpoint it continues from, the data (one transaction, committed at once), then listening: progress
-goes to shared memory, metrics and checkpoints to the catalogue, and at the end the weights and `finished` together.
+job's spec and the checkpoint it continues from, the data (one transaction, committed at once), then listening: the trace
+goes to the catalogue, where the scheduler finds it (`waiting`), the plans that the scheduler makes of it to the executor,
+progress to shared memory, metrics and checkpoints to the catalogue, and at the end the weights and `finished` together.
+A calibration is a job without data: its result is a device's latency models.
 
 How a job ends, and what its row says:
 
@@ -46,7 +48,11 @@ COPIED = (
     *("policy", "memory_budget", "options"),
 )
 # What PROGRESS frames report besides phase and epoch, in the order of tensile._report's arguments
-REPORTED = ("step", "steps", "loss", "samples_per_s", "device_bytes", "device_peak_bytes", "bytes_swapped", "stall_us")
+REPORTED = (
+    *("step", "steps", "loss", "samples_per_s", "device_bytes", "device_peak_bytes", "bytes_swapped", "stall_us"),
+    *("passive_swap_ins", "utilisation"),
+)
+REPORT = "tensile._report(text,int4,int4,int8,int8,float8,float8,int8,int8,int8,int8,int8,float8)"
 END = "tensile._job_end(text,text,text,text,text,text,text[])"
 STOPPED = "its worker was told to stop (server stop or pg_terminate_backend)"
 
@@ -75,9 +81,13 @@ class Worker:
         self._row = row
         self._options: dict[str, Any] = row["options"]
         checkpoint = row["checkpoint"] or {}
-        self._generation = int(checkpoint.get("generation", 0)) + 1
+        self._generation = int(checkpoint.get("generation", 0)) + 1  # of checkpoints
         self._states = StateReader()
-        self._weights: list[memoryview] = []
+        self._result: list[memoryview] = []  # weights, or latency models
+        self._result_meta: dict[str, Any] = {}
+        self._generation_sent = 0  # of plans
+        self._generation_used = 0
+        self._waiting = self._refused = False
         self._last_look = time.monotonic()
         self._threads = self._choose_threads()
         timeout = float(server.number("pg_tensile.executor_timeout"))
@@ -122,19 +132,33 @@ class Worker:
     def _attempt(self) -> None:
         self._report({"phase": "starting"})
         self._child.start()
-        self._child.queue(FrameType.JOB, self._job, header=self._spec())
-        self._send_checkpoint()
-        self._drain()
-        self._feed()
+        self._send_job()
+        if self._row["kind"] == "train":
+            self._send_checkpoint()
+            self._drain()
+            self._feed()
         self._listen()
+
+    def _send_job(self) -> None:
+        models = self._server.rows("SELECT device, models FROM tensile._job_latency_models()")
+        spec = self._spec() | {"latency_models": [row["device"] for row in models]}
+        buffers = [row["models"] for row in models]
+        self._server.commit()
+        self._child.queue(FrameType.JOB, self._job, header=spec, buffers=buffers)
 
     def _spec(self) -> dict[str, Any]:
         """The JOB frame's header (docs/internals.md, "The job's spec")."""
         interval = self._options.get("checkpoint_interval", self._server.number("pg_tensile.checkpoint_interval"))
         spool = Path.cwd() / "pg_tensile"  # in the data directory
         spool.mkdir(mode=0o700, exist_ok=True)
+        call = self._server.call
+        workloads = call("tensile._calibration_workloads()") if self._row["kind"] == "calibrate" else "null"
         return {
             "job": self._job,
+            "kind": self._row["kind"],
+            "profiles": json.loads(call("tensile._job_profiles()")),
+            "workloads": json.loads(workloads),
+            "latency_weight": float(self._server.setting("pg_tensile.latency_weight")),
             **{key: self._row[key] for key in COPIED},
             "device": self._server.setting("pg_tensile.device"),
             "threads": self._threads,
@@ -216,11 +240,12 @@ class Worker:
                 self._look()
 
     def _look(self) -> None:
-        """Was the job cancelled, or its model dropped?"""
+        """Is there a plan? Was the job cancelled or refused, or its model dropped?"""
         self._last_look = time.monotonic()
         self._server.woken = False
         status = self._server.call("tensile._job_status()")
         self._server.commit()
+        self._forward_plan()
         if status == "cancel":
             raise Cancelled
         if status == "no_model":
@@ -228,6 +253,70 @@ class Worker:
             raise Failure("42704", f'model "{name}" was dropped', hint="Register the model again and submit a new job.")
         if status is None:
             raise Gone  # the job's row was deleted
+        if status == "refused" and not self._refused:
+            self._refused = True
+            refusal = json.loads(self._server.call("tensile._job_refusal()"))
+            self._server.commit()
+            self._child.queue(FrameType.REFUSE, self._job, header=refusal)
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def _forward_plan(self) -> None:
+        """A newer plan goes to the executor; the first one ends the job's waiting. One that is damaged is left where it
+        is, and the scheduler asked for another."""
+        sql = "SELECT * FROM tensile._fetch_plan($1)"
+        try:
+            plans = self._server.rows(sql, ["int8"], self._generation_sent)
+        except self._server.plpy.spiexceptions.DataCorrupted as error:
+            self._server.rollback()
+            self._server.call("tensile._job_replan(text)", str(error))
+            self._server.commit()
+            return
+        self._server.commit()
+        for plan in plans:
+            events = plan.pop("events")
+            self._child.queue(FrameType.PLAN, self._job, header=plan, buffers=[events])
+            self._generation_sent = plan["generation"]
+            if self._waiting:
+                self._waiting = False
+                self._server.call("tensile._job_admitted()")
+                self._server.commit()
+
+    def _keep_trace(self, frame: Frame) -> None:
+        """To the catalogue, where the scheduler finds it."""
+        header, profile = frame.header, frame.header["profile"]
+        graphs = len(header["graphs"])
+        traces = [bytes(buffer) for buffer in frame.buffers[:graphs]]
+        tables = [bytes(buffer).decode() for buffer in frame.buffers[graphs:]]
+        self._server.call(
+            "tensile._register_device(text,int8,float8,float8,int8)",
+            header["device"],
+            profile["memory_bytes"],
+            profile["out_bytes_per_s"],
+            profile["in_bytes_per_s"],
+            header["overhead_bytes"],
+        )
+        values = (self._server.json(header), traces, tables[0] if tables else None)
+        sql = "SELECT tensile._job_trace($1::jsonb, $2, $3::jsonb)"
+        self._server.rows(sql, ["text", "bytea[]", "text"], *values)
+        self._server.commit()
+        self._waiting = self._waiting or self._generation_sent == 0
+
+    def _keep_latency(self, frame: Frame) -> None:
+        columns = [list(memoryview(buffer).cast("f")) for buffer in frame.buffers]
+        self._server.call("tensile._job_latency(jsonb,float4[],float4[],float4[])", frame.header, *columns)
+        self._server.commit()
+
+    def _follow_plan(self, progress: dict[str, Any]) -> None:
+        """What the executor says about its plan: that an iteration was made under it, or that it cannot be used."""
+        used = progress.get("plan_generation") or 0
+        if used > self._generation_used:
+            self._generation_used = used
+            self._server.call("tensile._acknowledge_plan(int8)", used)
+        rejected = progress.get("plan_rejected")
+        if rejected is not None:
+            reason = self._server.text(rejected["reason"])
+            self._server.call("tensile._job_log(text,text,int8)", "rejected", reason, rejected["generation"])
 
     # -- frames -------------------------------------------------------------------------------------------------------
 
@@ -248,8 +337,10 @@ class Worker:
             case FrameType.DONE:
                 self._finish(frame.header)
                 return True
-            case FrameType.TRACE | FrameType.LATENCY:
-                pass  # for the scheduler, once there is one
+            case FrameType.TRACE:
+                self._keep_trace(frame)
+            case FrameType.LATENCY:
+                self._keep_latency(frame)
             case _:
                 raise ProtocolError(f"unexpected {frame.type.name} frame")
         return False
@@ -257,23 +348,22 @@ class Worker:
     def _report(self, progress: dict[str, Any]) -> None:
         """Live numbers, to shared memory; what is missing stays as it was."""
         self._server.call(
-            "tensile._report(text,int4,int4,int8,int8,float8,float8,int8,int8,int8,int8)",
+            REPORT,
             progress.get("phase"),
             progress.get("epoch"),
             self._row["epochs"],
             *(progress.get(key) for key in REPORTED),
         )
-        device = progress.get("device")
-        if device is not None:
-            self._server.call("tensile._register_device(text,int8)", device["name"], device["total_bytes"])
+        self._follow_plan(progress)
         self._server.commit()
 
     def _keep(self, frame: Frame) -> None:
-        """Checkpoints go to the catalogue chunk by chunk (the one before is valid until this one is whole), weights are
+        """Checkpoints go to the catalogue chunk by chunk (the one before is valid until this one is whole), results are
         kept until DONE says what they belong to."""
         chunk = self._states.chunk(frame)
-        if chunk.kind == "weights":
-            self._weights.append(chunk.data)
+        if chunk.kind != "checkpoint":
+            self._result.append(chunk.data)
+            self._result_meta = chunk.meta or {}
             return
         generation = self._generation
         self._server.call("tensile._job_checkpoint(int4,int4,bytea)", generation, chunk.seq, bytes(chunk.data))
@@ -286,15 +376,32 @@ class Worker:
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def _finish(self, done: dict[str, Any]) -> None:
-        """Version, weights and `finished`, in one transaction."""
+        """The result and `finished`, in one transaction."""
         self._report({"phase": "saving"})
         call = self._server.call
-        version = call("tensile._job_version(text,jsonb,jsonb)", done["task"], done["preprocessing"], done["metrics"])
-        for seq, data in enumerate(self._weights):
-            call("tensile._job_weights(int8,int4,bytea)", version, seq, bytes(data))
+        if self._row["kind"] == "calibrate":
+            self._save_calibration()
+        else:
+            version = call(
+                "tensile._job_version(text,jsonb,jsonb)", done["task"], done["preprocessing"], done["metrics"]
+            )
+            for seq, data in enumerate(self._result):
+                call("tensile._job_weights(int8,int4,bytea)", version, seq, bytes(data))
         warnings = [self._server.text(str(warning)) for warning in done.get("warnings") or []]
         call(END, "finished", None, None, None, None, None, warnings or None)
         self._server.commit()
+
+    def _save_calibration(self) -> None:
+        meta = self._result_meta
+        self._server.call(
+            "tensile._calibrate_done(text,jsonb,bytea,int4,int4,float8)",
+            meta["device"],
+            meta["profile"],
+            b"".join(self._result),
+            meta["kinds"],
+            meta["samples"],
+            meta["error"],
+        )
 
     def _end(self, state: str, failure: Failure | None = None) -> None:
         text = self._server.text

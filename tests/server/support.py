@@ -68,9 +68,12 @@ def register(conn: Connection, name: str, architecture: dict[str, Any] = MLP) ->
 
 
 def submit(conn: Connection, model: str, architecture: dict[str, Any] | None = None, **arguments: Any) -> int:
-    """train_model with small defaults, after register_model if there is an architecture; the job."""
+    """train_model with small defaults, after register_model if there is an architecture; the job. What Python code does
+    beside computing is done in every pass only where the model is not captured."""
     if architecture is not None:
         register(conn, model, architecture)
+        if architecture["type"] == "python":
+            arguments = {"policy": "none"} | arguments
     arguments = {"query": ROWS, "target": "y", "epochs": 2, "options": {}} | arguments
     arguments["options"] = Jsonb(arguments["options"])
     named = ", ".join(f"{key} => %({key})s" for key in arguments)
