@@ -38,6 +38,14 @@ class Batch(NamedTuple):
         return len(self.target)
 
 
+def division(rows: int, batch_size: int) -> tuple[int, int]:
+    """Batches of an epoch, and rows of the last one, which has the single row that may be left over besides."""
+    full, rest = divmod(rows, batch_size)
+    if full and rest == 1 and batch_size > 1:
+        return full, batch_size + 1
+    return (full + 1, rest) if rest else (full, batch_size)
+
+
 class Batches:
     """The batches of one table. A last batch of a single row is joined to the one before it, because batch
     normalisation cannot train on one row; no row is ever left out. `read_ahead`: prepare windows in a thread."""
@@ -51,10 +59,7 @@ class Batches:
         self._read_ahead = read_ahead
         self._block_rows = min(max(BLOCK_BYTES // max(table.row_bytes, 1), 1), MAX_BLOCK_ROWS)
         self._window_blocks = max(WINDOW_BYTES // max(table.row_bytes * self._block_rows, 1), 1)
-        full, rest = divmod(self._rows, batch_size)
-        self.steps = full + (rest > 0)
-        if full and rest == 1 and batch_size > 1:
-            self.steps -= 1
+        self.steps, _ = division(self._rows, batch_size)
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """The shuffled batches of an epoch from `first_step` on."""

@@ -1,0 +1,172 @@
+"""The graphs of a job: the training step and the evaluation, one for each batch size that its data makes.
+
+An epoch has batches of one size and a smaller last one (batches.py), validation likewise. A job is admitted, planned
+and executed as these graphs; they share its parameters, buffers and optimizer state.
+
+Validation takes larger batches than training where it may: as large as its memory stays below what any plan for
+training needs, so that whatever plan a job gets, validation fits. That depends on model and data alone, never on plan
+or budget, because the sums of another batch size differ in their last bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pg_tensile.batches import division
+from pg_tensile.capture import Captured, OptimizerSpec, StepSpec, capture, capture_evaluation
+from pg_tensile.dataset import Dataset
+from pg_tensile.errors import ArchitectureError
+from pg_tensile.peak import footprint
+from pg_tensile.policies.relax import least_bytes
+from pg_tensile.preprocessing import Features, Preprocessing, Task
+from pg_tensile.training import Settings
+
+EVALUATION_ROWS = 4096  # a batch for evaluation, if that many rows are small
+EVALUATION_BYTES = 4 << 20
+
+
+class Sizes(NamedTuple):
+    """What a job's batches look like: rows to train on and to validate with, and what one row is. `row`: shape and type
+    of each array of features, the target last."""
+
+    training_rows: int
+    validation_rows: int
+    row: tuple[tuple[tuple[int, ...], DTypeLike], ...]
+
+    @staticmethod
+    def of(dataset: Dataset, preprocessing: Preprocessing) -> Sizes:
+        return Sizes(dataset.training.rows, dataset.validation.rows, tuple(preprocessing.layout()))
+
+
+class Graphs(NamedTuple):
+    """The graphs of one job. None: its data makes no such batch. Training graphs return loss and outputs [rows,
+    outputs] of the model, with updates moved up (early_update.py); evaluations the same, in eval mode."""
+
+    train: Captured
+    train_last: Captured | None
+    evaluate: Captured | None
+    evaluate_last: Captured | None
+
+    def named(self) -> dict[str, Captured]:
+        """Those that there are, `train` first."""
+        return {name: graph for name, graph in self._asdict().items() if graph is not None}
+
+    @property
+    def evaluation_rows(self) -> int | None:
+        """Rows of a batch for evaluation."""
+        return None if self.evaluate is None else rows_of(self.evaluate)
+
+    @property
+    def least_bytes(self) -> int:
+        """The smallest device memory that there are plans for all of them with."""
+        return max(least_bytes(graph.trace) for graph in self.named().values())
+
+
+def rows_of(captured: Captured) -> int:
+    """Rows of a graph's batch."""
+    return captured.values[captured.inputs[0]].shape[0]
+
+
+def capture_graphs(model: nn.Module, settings: Settings, task: Task, sizes: Sizes, device: torch.device) -> Graphs:
+    """Captures every graph of the job for a device of this type; nothing is computed and the model stays as it is.
+    Raises CaptureError with a hint, DeviceError."""
+    spec = step_spec(settings, task)
+    steps, last = division(sizes.training_rows, settings.batch_size)
+    with _taking_tensors(model):
+        train = _train(model, spec, sizes, settings.batch_size if steps > 1 else last, device)
+        train_last = _train(model, spec, sizes, last, device) if last != rows_of(train) else None
+        evaluate = _largest_evaluation(model, spec, sizes, settings.batch_size, least_bytes(train.trace), device)
+        if evaluate is None:
+            return Graphs(train, train_last, None, None)
+        rest = sizes.validation_rows % rows_of(evaluate)
+        return Graphs(train, train_last, evaluate, _evaluate(model, spec, sizes, rest, device) if rest else None)
+
+
+def capture_step(model: nn.Module, settings: Settings, task: Task, sizes: Sizes, device: torch.device) -> Captured:
+    """The training step alone, of a whole batch of `settings.batch_size`. Raises as `capture_graphs` does."""
+    with _taking_tensors(model):
+        return _train(model, step_spec(settings, task), sizes, settings.batch_size, device)
+
+
+def step_spec(settings: Settings, task: Task) -> StepSpec:
+    """The training step that the settings mean."""
+    momentum = settings.momentum
+    optimizer = OptimizerSpec(settings.optimizer, settings.learning_rate, weight_decay=settings.weight_decay)
+    if settings.optimizer == "sgd":
+        optimizer = optimizer._replace(momentum=momentum or 0.0)
+    elif momentum is not None:
+        optimizer = optimizer._replace(betas=(momentum, 0.999))
+    return StepSpec(loss_function(task), optimizer, settings.clip, returns_outputs=True)
+
+
+def loss_function(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
+    """Mean loss of outputs [rows, outputs] against the encoded target [rows]."""
+    if task == Task.MULTICLASS:
+        return F.cross_entropy
+    function = F.mse_loss if task == Task.REGRESSION else F.binary_cross_entropy_with_logits
+    return lambda outputs, target: function(outputs.squeeze(1), target)
+
+
+def _train(model: nn.Module, spec: StepSpec, sizes: Sizes, rows: int, device: torch.device) -> Captured:
+    *inputs, target = _example(sizes, rows)
+    return capture(model, inputs, [target], spec, early_update=True, device=device)
+
+
+def _evaluate(model: nn.Module, spec: StepSpec, sizes: Sizes, rows: int, device: torch.device) -> Captured:
+    *inputs, target = _example(sizes, rows)
+    return capture_evaluation(model, inputs, [target], spec, device=device)
+
+
+def _largest_evaluation(
+    model: nn.Module, spec: StepSpec, sizes: Sizes, batch_size: int, least: int, device: torch.device
+) -> Captured | None:
+    """Of the largest doubling of the batch size that takes at most `least` bytes without a plan; None without rows."""
+    chosen: Captured | None = None
+    for rows in evaluation_sizes(sizes, batch_size):
+        captured = _evaluate(model, spec, sizes, rows, device)
+        if chosen is not None and footprint(captured.trace).device_peak_bytes > least:
+            break
+        chosen = captured
+    return chosen
+
+
+def evaluation_sizes(sizes: Sizes, batch_size: int) -> Iterator[int]:
+    """The batch sizes that evaluation may have, ascending; none larger than there are rows."""
+    row_bytes = sum(tensor.nbytes for tensor in _example(sizes, 1))
+    limit = min(EVALUATION_ROWS, EVALUATION_BYTES // max(row_bytes, 1))
+    rows, before = batch_size, 0
+    while before < sizes.validation_rows and rows <= max(limit, batch_size):
+        yield min(rows, sizes.validation_rows)
+        rows, before = 2 * rows, rows
+
+
+def _example(sizes: Sizes, rows: int) -> Sequence[Tensor]:
+    """Tensors in the layout of a batch: features, then the target."""
+    return [torch.from_numpy(np.empty((rows, *shape), dtype)) for shape, dtype in sizes.row]
+
+
+@contextmanager
+def _taking_tensors(model: nn.Module) -> Iterator[None]:
+    """The model takes the arrays of its features one by one, as capturing gives them, under its own names."""
+    forward = model.forward
+
+    def flat(*tensors: Tensor) -> Tensor:
+        try:
+            outputs: Tensor = forward(Features.from_flat(tensors))
+            return outputs
+        except ArchitectureError as error:  # of a user's model: capturing explains what is behind it
+            raise error.__cause__ or error from None
+
+    vars(model)["forward"] = flat
+    try:
+        yield
+    finally:
+        del vars(model)["forward"]
