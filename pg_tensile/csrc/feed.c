@@ -1,5 +1,6 @@
 /*
- * feed.c: tensile._feed, the one pass from a training query to the executor.
+ * feed.c: the one pass from a training query to the executor: tensile._feed in a worker, and explain_training's in the
+ * caller's session (explain.c).
  *
  * The query runs with a DestReceiver of our own: every row is packed into the chunk (pack.c) and every full chunk is
  * written straight to the executor's socket (wire.c); no row is kept. The worker commits right afterwards, so that the
@@ -23,6 +24,7 @@
 #include "utils/jsonb.h"
 #include "utils/memutils.h"
 
+#include "explain.h"
 #include "pack.h"
 #include "pg_tensile.h"
 #include "query.h"
@@ -201,18 +203,45 @@ interrupt_if_woken(void)
 		ereport(ERROR, (errcode(ERRCODE_QUERY_CANCELED), errmsg("canceling the training query because its job has changed")));
 }
 
-/* tensile._feed(fd, query, target, settings) → rows */
-Datum
-tensile_feed(PG_FUNCTION_ARGS)
+/* Runs the query read only, for the rest of this GUC nest level, and sends its rows; the row count. */
+static uint64
+feed_socket(int fd, int64 job, const char *query, const char *target)
 {
 	FeedReceiver receiver = {
 		.pub = {.receiveSlot = feed_row,.rStartup = feed_startup,.rShutdown = feed_shutdown,
 		.rDestroy = feed_shutdown,.mydest = DestNone},
-		.fd = PG_GETARG_INT32(0),
-		.target = text_to_cstring(PG_GETARG_TEXT_PP(2)),
+		.fd = fd,
+		.job = job,
+		.target = target,
 		.context = CurrentMemoryContext,
 	};
+
+	frame_writer_init(&receiver.writer, CurrentMemoryContext);
+	widen_socket(fd);
+	tensile_set_read_only();
+	feed_query(&receiver, query);
+	return receiver.packer->total_rows;
+}
+
+/* For explain_training: in this session and its transaction, as the current user. */
+int64
+tensile_feed_session(int fd, const char *query, const char *target, const char *search_path)
+{
+	int			nest_level = NewGUCNestLevel();
+	int64		rows;
+
+	(void) set_config_option("search_path", search_path, PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+	rows = feed_socket(fd, 0, query, target);
+	AtEOXact_GUC(false, nest_level);
+	return rows;
+}
+
+/* tensile._feed(fd, query, target, settings) → rows */
+Datum
+tensile_feed(PG_FUNCTION_ARGS)
+{
 	int			nest_level;
+	volatile int64 rows = 0;
 
 	if (!tensile_in_worker() || tensile_my_slot->feeding)
 		ereport(ERROR,
@@ -220,17 +249,14 @@ tensile_feed(PG_FUNCTION_ARGS)
 				 errmsg("tensile._feed is for the workers of pg_tensile only"),
 				 errhint("Use train_model to train on a query.")));
 
-	receiver.job = tensile_my_slot->job;
-	frame_writer_init(&receiver.writer, CurrentMemoryContext);
-	widen_socket(receiver.fd);
 	nest_level = NewGUCNestLevel();
 	apply_settings(PG_GETARG_JSONB_P(3));
-	tensile_set_read_only();
 	tensile_my_slot->feeding = true;
 	PG_TRY();
 	{
 		interrupt_if_woken();
-		feed_query(&receiver, text_to_cstring(PG_GETARG_TEXT_PP(1)));
+		rows = feed_socket(PG_GETARG_INT32(0), tensile_my_slot->job, text_to_cstring(PG_GETARG_TEXT_PP(1)),
+						   text_to_cstring(PG_GETARG_TEXT_PP(2)));
 	}
 	PG_FINALLY();
 	{
@@ -238,5 +264,5 @@ tensile_feed(PG_FUNCTION_ARGS)
 	}
 	PG_END_TRY();
 	AtEOXact_GUC(false, nest_level);
-	PG_RETURN_INT64(receiver.packer->total_rows);
+	PG_RETURN_INT64(rows);
 }

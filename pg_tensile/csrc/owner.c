@@ -153,6 +153,17 @@ raisable_sqlstate(const char *code)
 	return MAKE_SQLSTATE(code[0], code[1], code[2], code[3], code[4]);
 }
 
+/* Raises an error whose SQLSTATE is data; what is NULL is left out. */
+void
+tensile_raise_error(const char *sqlstate, const char *message, const char *hint, const char *detail)
+{
+	ereport(ERROR,
+			(errcode(sqlstate ? raisable_sqlstate(sqlstate) : ERRCODE_INTERNAL_ERROR),
+			 errmsg_internal("%s", message ? message : "unknown error"),
+			 hint ? errhint("%s", hint) : 0,
+			 detail ? errdetail_internal("%s", detail) : 0));
+}
+
 /* tensile._raise(sqlstate, message, hint, detail): PL/pgSQL's RAISE can't leave the hint or the detail out when null */
 Datum
 tensile_raise(PG_FUNCTION_ARGS)
@@ -161,10 +172,6 @@ tensile_raise(PG_FUNCTION_ARGS)
 
 	for (int i = 0; i < 4; i++)
 		fields[i] = PG_ARGISNULL(i) ? NULL : text_to_cstring(PG_GETARG_TEXT_PP(i));
-	ereport(ERROR,
-			(errcode(fields[0] ? raisable_sqlstate(fields[0]) : ERRCODE_INTERNAL_ERROR),
-			 errmsg_internal("%s", fields[1] ? fields[1] : "unknown error"),
-			 fields[2] ? errhint("%s", fields[2]) : 0,
-			 fields[3] ? errdetail_internal("%s", fields[3]) : 0));
+	tensile_raise_error(fields[0], fields[1], fields[2], fields[3]);
 	PG_RETURN_VOID();
 }

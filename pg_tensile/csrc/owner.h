@@ -17,4 +17,7 @@ extern bool tensile_model_granted(int64 model, const char *privilege);
 /* From a public function f(args): tensile._f(caller's OID, args, extra). */
 extern Datum tensile_forward_with(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types, const NullableDatum *extra);
 
+/* Raises an error whose SQLSTATE is data; what is NULL is left out. */
+extern void tensile_raise_error(const char *sqlstate, const char *message, const char *hint, const char *detail);
+
 #endif

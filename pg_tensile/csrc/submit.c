@@ -8,8 +8,9 @@
  *   3. privileges: the query is planned, and started as EXPLAIN would start it, which checks tables, columns, functions
  *      and what lies behind views, and reads no row.
  * Then tensile._train_model (SECURITY DEFINER) checks the rest and inserts the job. The controller is woken at commit.
+ * explain_training (explain.c) has the same checks behind it.
  *
- * Memory: all of it in a context that is deleted at the end. Locks: those of planning the query, until the transaction
+ * Memory: that of the checks in a context that is deleted at their end. Locks: those of planning the query, until the transaction
  * ends.
  */
 #include "postgres.h"
@@ -38,11 +39,7 @@ PG_FUNCTION_INFO_V1(tensile_train_model);
 
 #define QUERY_NAME "training query"
 
-/* Arguments of train_model by position; those without a name may be null. */
-enum
-{
-	ARG_MODEL, ARG_QUERY, ARG_TARGET
-};
+/* Arguments of train_model and explain_training by position; those without a name may be null. */
 static const char *const not_null[] = {
 	"model", "query", "target", "epochs", "batch_size", "optimizer", "learning_rate", "validation", "seed", NULL, NULL,
 	"priority", "options"
@@ -173,30 +170,43 @@ check_privileges(Query *query, const char *text)
 	error_context_stack = context.previous;
 }
 
+/* What train_model and explain_training have in common: everything that is checked as the caller. */
+void
+tensile_check_submission(FunctionCallInfo fcinfo)
+{
+	MemoryContext checks = AllocSetContextCreate(CurrentMemoryContext, "pg_tensile submission", ALLOCSET_DEFAULT_SIZES);
+	MemoryContext caller = MemoryContextSwitchTo(checks);
+	char	   *sql;
+	Query	   *query;
+
+	tensile_require_preload();
+	check_nulls(fcinfo);
+	sql = text_to_cstring(PG_GETARG_TEXT_PP(TENSILE_ARG_QUERY));
+	query = tensile_analyze_select(sql, QUERY_NAME);
+	tensile_check_columns(query, text_to_cstring(PG_GETARG_TEXT_PP(TENSILE_ARG_TARGET)));
+	check_privileges(query, sql);
+	MemoryContextSwitchTo(caller);
+	MemoryContextDelete(checks);
+}
+
+/* Calls the private function of the calling public one, with the search_path that the query was checked with. */
+Datum
+tensile_forward_submission(FunctionCallInfo fcinfo)
+{
+	Oid			type = TEXTOID;
+	NullableDatum search_path = {.value = CStringGetTextDatum(namespace_search_path),.isnull = false};
+
+	return tensile_forward_with(fcinfo, 1, &type, &search_path);
+}
+
 /* train_model(model, query, target, …) → the job; parameters and defaults are in sql/ */
 Datum
 tensile_train_model(PG_FUNCTION_ARGS)
 {
-	MemoryContext checks = AllocSetContextCreate(CurrentMemoryContext, "pg_tensile submission", ALLOCSET_DEFAULT_SIZES);
-	MemoryContext caller = MemoryContextSwitchTo(checks);
-	Oid			search_path_type = TEXTOID;
-	NullableDatum search_path;
-	char	   *sql;
-	Query	   *query;
 	int64		job;
 
-	tensile_require_preload();
-	check_nulls(fcinfo);
-	sql = text_to_cstring(PG_GETARG_TEXT_PP(ARG_QUERY));
-	query = tensile_analyze_select(sql, QUERY_NAME);
-	tensile_check_columns(query, text_to_cstring(PG_GETARG_TEXT_PP(ARG_TARGET)));
-	check_privileges(query, sql);
-
-	MemoryContextSwitchTo(caller);
-	search_path.value = CStringGetTextDatum(namespace_search_path);
-	search_path.isnull = false;
-	job = DatumGetInt64(tensile_forward_with(fcinfo, 1, &search_path_type, &search_path));
+	tensile_check_submission(fcinfo);
+	job = DatumGetInt64(tensile_forward_submission(fcinfo));
 	tensile_submitted_at_commit(job);
-	MemoryContextDelete(checks);
 	PG_RETURN_INT64(job);
 }

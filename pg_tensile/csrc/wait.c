@@ -30,6 +30,7 @@
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
+#include "explain.h"
 #include "pg_tensile.h"
 
 #define STOP_PATIENCE_S 1
@@ -115,14 +116,15 @@ tensile_wait_socket(int fd, uint32 wl_events, long timeout_ms)
 	return events;
 }
 
-static void
+/* Were settings reloaded? */
+static bool
 reload_settings(void)
 {
-	if (ConfigReloadPending)
-	{
-		ConfigReloadPending = false;
-		ProcessConfigFile(PGC_SIGHUP);
-	}
+	if (!ConfigReloadPending)
+		return false;
+	ConfigReloadPending = false;
+	ProcessConfigFile(PGC_SIGHUP);
+	return true;
 }
 
 bool
@@ -161,6 +163,14 @@ gone(void)
 	return !tensile_still_there();
 }
 
+/* Bits of tensile._wait for the socket. */
+static int
+socket_bits(int events)
+{
+	return (events & WL_SOCKET_READABLE ? TENSILE_WAIT_READABLE : 0) |
+		(events & WL_SOCKET_WRITEABLE ? TENSILE_WAIT_WRITABLE : 0);
+}
+
 /* One wait; bits as tensile._wait returns them, but for GONE. */
 int
 tensile_wait_stoppable(int fd, uint32 wl_events, long timeout_ms)
@@ -185,11 +195,9 @@ tensile_wait_stoppable(int fd, uint32 wl_events, long timeout_ms)
 	}
 	PG_END_TRY();
 
-	reload_settings();
-	if (events & WL_SOCKET_READABLE)
-		result |= TENSILE_WAIT_READABLE;
-	if (events & WL_SOCKET_WRITEABLE)
-		result |= TENSILE_WAIT_WRITABLE;
+	if (reload_settings())
+		result |= TENSILE_WAIT_LATCH;
+	result |= socket_bits(events);
 	if (take_wakeup() || (events & WL_LATCH_SET))
 		result |= TENSILE_WAIT_LATCH;
 	if (result == 0)
@@ -218,6 +226,11 @@ tensile_wait(PG_FUNCTION_ARGS)
 	int			result;
 
 	tensile_require_preload();
+	if (tensile_explaining())	/* a session, in a transaction that goes on: neither its snapshots nor SIGTERM are ours */
+	{
+		result = socket_bits(tensile_wait_socket(fd, events, PG_GETARG_INT32(1)));
+		PG_RETURN_INT32(result ? result : TENSILE_WAIT_TIMEOUT);
+	}
 	if (tensile_process == TENSILE_NO_PROCESS)
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE), errmsg("only processes of pg_tensile may call this function")));

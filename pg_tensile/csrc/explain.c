@@ -1,0 +1,175 @@
+/*
+ * explain.c: explain_training, the EXPLAIN of a training job, inside the caller's session and transaction.
+ *
+ * Phases: the checks of train_model (submit.c, as the caller; then tensile._explain_training, SECURITY DEFINER), which
+ * make the executor's spec; the supervisor tensile._explain (PL/Python, as the caller), which starts an executor for a
+ * dry run and has the query's rows sent to it; its lines, or the error that it returns.
+ *
+ * The executor runs as the server's operating-system user, so nobody but us may start it: tensile._explain is nobody's to
+ * execute and is called without a look at its ACL. What it needs as the caller, tensile._wait and tensile._explain_feed,
+ * works only while it runs. The one code of the user that runs meanwhile is the training query, where neither works.
+ *
+ * An error of the supervisor comes as columns: what PL/Python raises has its exception's name before the message.
+ */
+#include "postgres.h"
+
+#include "access/parallel.h"
+#include "catalog/namespace.h"
+#include "catalog/pg_type.h"
+#include "executor/executor.h"
+#include "fmgr.h"
+#include "funcapi.h"
+#include "miscadmin.h"
+#include "parser/parse_func.h"
+#include "utils/array.h"
+#include "utils/builtins.h"
+
+#include "explain.h"
+#include "owner.h"
+#include "pg_tensile.h"
+#include "submit.h"
+
+PG_FUNCTION_INFO_V1(tensile_explain_training);
+PG_FUNCTION_INFO_V1(tensile_explain_feed);
+
+typedef struct Explanation
+{
+	const char *query;
+	const char *target;
+	const char *search_path;
+	bool		feeding;		/* the query runs */
+} Explanation;
+
+static Explanation *current = NULL;
+
+bool
+tensile_explaining(void)
+{
+	return current != NULL && !current->feeding;
+}
+
+/* tensile._explain_feed(fd) → rows: the query that is being explained, to its executor */
+Datum
+tensile_explain_feed(PG_FUNCTION_ARGS)
+{
+	volatile int64 rows = 0;
+
+	if (!tensile_explaining())
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("tensile._explain_feed is for explain_training only"),
+				 errhint("Use explain_training to see what training on a query would take.")));
+	current->feeding = true;
+	PG_TRY();
+	{
+		rows = tensile_feed_session(PG_GETARG_INT32(0), current->query, current->target, current->search_path);
+	}
+	PG_FINALLY();
+	{
+		current->feeding = false;
+	}
+	PG_END_TRY();
+	PG_RETURN_INT64(rows);
+}
+
+/* ---- the supervisor ---- */
+
+static char *
+python_folder(void)
+{
+	char		share[MAXPGPATH];
+
+	get_share_path(my_exec_path, share);
+	return psprintf("%s/%s/python", share, TENSILE_EXTENSION);
+}
+
+/* Calls tensile._explain(spec, folder): a row. */
+static HeapTupleHeader
+supervise(Datum spec)
+{
+	Oid			types[] = {JSONBOID, TEXTOID};
+	Oid			function = LookupFuncName(list_make2(makeString("tensile"), makeString("_explain")), 2, types, false);
+
+	return DatumGetHeapTupleHeader(OidFunctionCall2(function, spec, CStringGetTextDatum(python_folder())));
+}
+
+static char *
+text_field(HeapTupleHeader row, const char *name)
+{
+	bool		isnull;
+	Datum		value = GetAttributeByName(row, name, &isnull);
+
+	return isnull ? NULL : TextDatumGetCString(value);
+}
+
+static void
+child_context(void *arg)
+{
+	errcontext("%s", (const char *) arg);
+}
+
+/* Raises the error that the supervisor returned, if it did; `traceback`: of the executor. */
+static void
+raise_error(HeapTupleHeader row)
+{
+	char	   *traceback = text_field(row, "traceback");
+	ErrorContextCallback callback = {error_context_stack, child_context, traceback};
+
+	if (text_field(row, "message") == NULL)
+		return;
+	if (traceback != NULL)
+		error_context_stack = &callback;
+	tensile_raise_error(text_field(row, "sqlstate"), text_field(row, "message"), text_field(row, "hint"),
+						text_field(row, "detail"));
+}
+
+static void
+return_lines(FunctionCallInfo fcinfo, HeapTupleHeader row)
+{
+	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
+	bool		isnull;
+	ArrayType  *lines = DatumGetArrayTypeP(GetAttributeByName(row, "lines", &isnull));
+	Datum	   *values;
+	bool	   *nulls;
+	int			n;
+
+	Assert(!isnull);
+	deconstruct_array(lines, TEXTOID, -1, false, TYPALIGN_INT, &values, &nulls, &n);
+	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
+	for (int i = 0; i < n; i++)
+		tuplestore_putvalues(result->setResult, result->setDesc, &values[i], &nulls[i]);
+}
+
+/* explain_training(model, query, target, …): the same arguments as train_model */
+Datum
+tensile_explain_training(PG_FUNCTION_ARGS)
+{
+	Explanation explanation = {0};
+	HeapTupleHeader volatile row = NULL;
+	Datum		spec;
+
+	if (current != NULL || tensile_process != TENSILE_NO_PROCESS || IsParallelWorker())
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("explain_training can't be called by a training query"),
+				 errhint("Call it by itself.")));
+	tensile_check_submission(fcinfo);
+	explanation.query = text_to_cstring(PG_GETARG_TEXT_PP(TENSILE_ARG_QUERY));
+	explanation.target = text_to_cstring(PG_GETARG_TEXT_PP(TENSILE_ARG_TARGET));
+	explanation.search_path = pstrdup(namespace_search_path);
+	spec = tensile_forward_submission(fcinfo);
+
+	current = &explanation;
+	PG_TRY();
+	{
+		row = supervise(spec);
+	}
+	PG_FINALLY();
+	{
+		current = NULL;
+	}
+	PG_END_TRY();
+	raise_error(row);
+	return_lines(fcinfo, row);
+	return (Datum) 0;
+}
