@@ -560,22 +560,11 @@ CREATE FUNCTION tensile._train_model(caller oid, model text, query text, target 
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    m tensile.models;
+    m tensile.models := tensile._check_submission(caller, model, epochs, batch_size, optimizer, learning_rate,
+                                                  validation, policy, priority, options);
     job bigint;
     budget bigint;
 BEGIN
-    SELECT * INTO m FROM tensile.models WHERE name = model;
-    IF NOT FOUND THEN
-        RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" does not exist', model),
-            HINT = 'Make it with register_model(name, architecture); existing ones are listed in tensile.models.';
-    ELSIF NOT tensile._granted(caller, m.id, 'train') THEN
-        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
-            MESSAGE = format('permission denied for model "%s"', model),
-            HINT = format('Its owner can allow it: SELECT grant_model(%L, %L, ''train'').', model,
-                          pg_get_userbyid(caller));
-    END IF;
-    PERFORM tensile._check_training(epochs, batch_size, optimizer, learning_rate, validation, policy, priority),
-            tensile._check_options(options), tensile._check_can_start(caller);
     budget := tensile._parse_budget(memory_budget);
 
     INSERT INTO tensile.jobs (model, model_name, owner_name, query, target, epochs, batch_size, optimizer,
@@ -595,6 +584,30 @@ BEGIN
             HINT = 'Wait until that job has ended, or stop it with cancel_job.';
     END IF;
     RETURN job;
+END $$;
+
+-- The model to train, if the caller may train it this way and here. What train_model and explain_training refuse alike
+CREATE FUNCTION tensile._check_submission(caller oid, model text, epochs int, batch_size int, optimizer text,
+                                          learning_rate float8, validation float8, policy text, priority int,
+                                          options jsonb) RETURNS tensile.models
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    m tensile.models;
+BEGIN
+    SELECT * INTO m FROM tensile.models WHERE name = model;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" does not exist', model),
+            HINT = 'Make it with register_model(name, architecture); existing ones are listed in tensile.models.';
+    ELSIF NOT tensile._granted(caller, m.id, 'train') THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('permission denied for model "%s"', model),
+            HINT = format('Its owner can allow it: SELECT grant_model(%L, %L, ''train'').', model,
+                          pg_get_userbyid(caller));
+    END IF;
+    PERFORM tensile._check_training(epochs, batch_size, optimizer, learning_rate, validation, policy, priority),
+            tensile._check_options(options), tensile._check_can_start(caller);
+    RETURN m;
 END $$;
 
 CREATE FUNCTION tensile._check_training(epochs int, batch_size int, optimizer text, learning_rate float8,
@@ -1178,6 +1191,89 @@ COMMENT ON FUNCTION @extschema@.predict_class(text, jsonb) IS
 COMMENT ON FUNCTION @extschema@.predict_rows(text, text) IS 'predicts for every row of a query, in batches';
 
 ------------------------------------------------------------------------------------------------------------------------
+-- Explaining and calibrating
+------------------------------------------------------------------------------------------------------------------------
+
+-- What explain_training's executor gets, after the checks that train_model makes: the job's spec (docs/internals.md) and
+-- what its admission depends on. The rows of the query are the caller's to read.
+CREATE FUNCTION tensile._explain_training(caller oid, model text, query text, target text, epochs int, batch_size int,
+                                          optimizer text, learning_rate float8, validation float8, seed bigint,
+                                          policy text, memory_budget text, priority int, options jsonb,
+                                          search_path text) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    format text := tensile._explanation_format(options);
+    kept jsonb := CASE WHEN jsonb_typeof(options) = 'object' THEN options - 'format' ELSE options END;
+    m tensile.models := tensile._check_submission(caller, model, epochs, batch_size, optimizer, learning_rate,
+                                                  validation, policy, priority, kept);
+    budget bigint := tensile._parse_budget(memory_budget);
+BEGIN
+    RETURN jsonb_build_object(
+        'job', 0, 'kind', 'explain', 'attempt', 1, 'resume', NULL, 'format', format, 'model', m.name,
+        'architecture', m.architecture, 'target', target, 'epochs', epochs, 'batch_size', batch_size,
+        'optimizer', optimizer, 'learning_rate', learning_rate, 'validation', validation, 'seed', seed,
+        'policy', coalesce(policy, current_setting('pg_tensile.policy')), 'memory_budget', budget, 'options', kept,
+        'profiles', (SELECT coalesce(jsonb_object_agg(p.device, p.profile), '{}') FROM tensile.device_profiles p),
+        'open_job', (SELECT j.id FROM tensile.jobs j WHERE j.model = m.id AND j.ended_at IS NULL),
+        'admission', tensile._admission());
+END $$;
+
+CREATE FUNCTION tensile._explanation_format(options jsonb) RETURNS text
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    format text := coalesce(options->>'format', 'text');
+BEGIN
+    IF format IN ('text', 'json') THEN
+        RETURN format;
+    END IF;
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('unknown format "%s"', format),
+        HINT = 'Use {"format": "text"} or {"format": "json"}.';
+END $$;
+
+-- {device: what its jobs could be squeezed into and what they have}, of all roles' jobs together
+CREATE FUNCTION tensile._admission() RETURNS jsonb
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN (SELECT coalesce(jsonb_object_agg(d.name, jsonb_build_object(
+                'budget_bytes', d.budget_bytes, 'granted_bytes', d.granted_bytes, 'running', r.running,
+                'waiting', r.waiting, 'least_bytes', r.least_bytes)), '{}')
+            FROM tensile._devices() d CROSS JOIN LATERAL (
+                SELECT count(*) FILTER (WHERE j.state = 'running') AS running,
+                       count(*) FILTER (WHERE j.state = 'waiting') AS waiting,
+                       coalesce(sum(t.least_bytes + t.overhead_bytes) FILTER (WHERE j.state = 'running'), 0)
+                           AS least_bytes
+                FROM tensile.traces t JOIN tensile.jobs j ON j.id = t.job
+                WHERE t.device = d.name AND j.ended_at IS NULL) r);
+END $$;
+
+-- The supervisor, called by explain_training alone: as the caller, in the caller's transaction.
+CREATE FUNCTION tensile._explain(spec jsonb, folder text, OUT lines text[], OUT sqlstate text, OUT message text,
+                                 OUT hint text, OUT detail text, OUT traceback text)
+    LANGUAGE plpython3u SET search_path = pg_catalog, pg_temp
+AS $$
+import sys
+if folder not in sys.path:
+    sys.path.insert(0, folder)
+from pyworker import explain
+return explain.run(plpy, spec)
+$$;
+CREATE FUNCTION tensile._explain_feed(fd int) RETURNS bigint
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_explain_feed';
+
+CREATE FUNCTION @extschema@.explain_training(model text, query text, target text,
+        epochs int DEFAULT 10, batch_size int DEFAULT 64, optimizer text DEFAULT 'adamw',
+        learning_rate float8 DEFAULT 1e-3, validation float8 DEFAULT 0.2, seed bigint DEFAULT 0,
+        policy text DEFAULT NULL, memory_budget text DEFAULT NULL, priority int DEFAULT 0,
+        options jsonb DEFAULT '{}') RETURNS SETOF text
+    LANGUAGE C COST 1000 AS 'MODULE_PATHNAME', 'tensile_explain_training';
+COMMENT ON FUNCTION @extschema@.explain_training(text, text, text, int, int, text, float8, float8, bigint, text, text,
+                                                 int, jsonb) IS
+    'what train_model with the same arguments would take, its memory plan, and whether it would start; trains nothing';
+
+------------------------------------------------------------------------------------------------------------------------
 -- Views
 ------------------------------------------------------------------------------------------------------------------------
 
@@ -1236,7 +1332,7 @@ GRANT EXECUTE ON FUNCTION
     tensile._version(), tensile._owned(oid, name), tensile._check_architecture(jsonb), tensile._check_options(jsonb),
     tensile._progress(), tensile._devices(), tensile._plan(), tensile._predictions(),
     tensile._submitted_here(bigint), tensile._wait_for_change(int), tensile._job_result(bigint, timestamptz),
-    tensile._wait_round(timestamptz),
+    tensile._wait_round(timestamptz), tensile._explain_feed(int),
     tensile._no_such_job(bigint), tensile._raise(text, text, text, text),
     tensile._my_job(), tensile._wait(int, int, bool), tensile._feed(int, text, text, jsonb),
     tensile._fetch_plan(bigint),
