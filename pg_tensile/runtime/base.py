@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from pg_tensile.errors import DeviceError
 from pg_tensile.profile import Direction
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ class Transfer(Protocol):
 
 
 class Device(Protocol):
-    """A device that programs run on. Used by one thread at a time, except for `close`. All memory sizes are bytes."""
+    """A device that programs run on. Used by one thread at a time, except for `close`,
+    `share_link` and `host_memory`. All memory sizes are bytes."""
 
     @property
     def torch_device(self) -> torch.device: ...
@@ -60,6 +62,11 @@ class Device(Protocol):
         """Whether work is given to the device long before it is executed (CUDA). Then `copy_out` and `copy_in` heed no
         delay: the program asks for a delayed copy in the gap of the latest operator that starts, by the trace's
         latencies, before the delay has passed, at the latest right before its deadline."""
+        ...
+
+    def share_link(self, share: float) -> None:
+        """From now on this process has that share of the link (0 < share ≤ 1), as far as the device can see to it. From
+        any thread. Raises DeviceError on another share."""
         ...
 
     def upload(self, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -122,3 +129,9 @@ class Device(Protocol):
         """Ends the lanes: copies that have not ended fail with LinkError (on CUDA they end first). Idempotent, from any
         thread; also done when the device is collected and when the interpreter ends."""
         ...
+
+
+def check_share(share: float) -> None:
+    """Raises DeviceError unless `share` is one of a link."""
+    if not 0 < share <= 1:
+        raise DeviceError(f"{share} is no share of a link", hint="Use a number above 0 and at most 1.")

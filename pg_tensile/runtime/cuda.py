@@ -32,7 +32,7 @@ import torch
 from pg_tensile.device import choose_device, measure, use_deterministic_algorithms
 from pg_tensile.errors import DeviceError, LinkError
 from pg_tensile.profile import Direction
-from pg_tensile.runtime.base import Transfer
+from pg_tensile.runtime.base import Transfer, check_share
 from pg_tensile.runtime.measure import CudaAllocator, CudaClock, Meter
 
 if TYPE_CHECKING:
@@ -131,6 +131,10 @@ class CudaDevice:
     @property
     def runs_ahead(self) -> bool:
         return True
+
+    def share_link(self, share: float) -> None:
+        """The copy engines serve all processes in turns: there is nothing to set."""
+        check_share(share)
 
     def upload(self, source: torch.Tensor, target: torch.Tensor) -> None:
         if source.is_cpu and target.is_cuda:

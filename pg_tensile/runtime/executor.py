@@ -25,6 +25,7 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from operator import is_
 from typing import NamedTuple
 
 import torch
@@ -91,8 +92,10 @@ class Executor:
         self._closed = self._lending = self._iterating = self._displaced = False
         self._poison: str | None = None  # why the weights are not to be used
         self._samples: list[int] | None = None
-        self._at = self._peak = 0
-        self._fits: tuple[Program, Int64s] | None = None  # the last program held against the budget, with workspaces
+        self._at = self._peak = self._device_peak = 0
+        self._budget_bytes = self._taken_budget_bytes = device.budget_bytes  # the one last asked for
+        # the last program that was found to fit, with its workspaces and the budget
+        self._fits: tuple[Program, Int64s, float] | None = None
         self._graphs: list[Graph] = []
         try:
             self._current = self._join(captured, plan)  # the graph that runs, or ran last
@@ -170,6 +173,16 @@ class Executor:
         return self._host.bytes
 
     @property
+    def budget_bytes(self) -> int | None:
+        """What the executor's memory is held against now, workspaces included. None: no limit but the hardware's."""
+        return self._registry.budget_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """The bytes on the device now, without workspaces. From any thread."""
+        return self._registry.in_use
+
+    @property
     def trace(self) -> Trace:
         """The trace, with sizes corrected by the first execution and with what has been measured."""
         return self._graphs[0].trace
@@ -236,7 +249,9 @@ class Executor:
     def _check_budget(self, graph: Graph, program: Program) -> None:
         """Persistent tensors that the graph does not use make room, if the budget needs it."""
         budget, workspace = self._registry.budget_bytes, graph.meters.workspace_bytes
-        if budget is None or (self._fits is not None and self._fits[0] is program and self._fits[1] is workspace):
+        if budget is None:
+            return
+        if self._fits is not None and all(map(is_, self._fits, (program, workspace, self._registry.limit))):
             return
         program.check_budget(budget, workspace)
         others = {key: size for key, size in self._registry.resident.items() if key not in graph.numbers}
@@ -244,7 +259,7 @@ class Executor:
         if excess > 0:
             with self._guarded(program), self._context():
                 self._send_away(others, excess)
-        self._fits = (program, workspace)
+        self._fits = (program, workspace, self._registry.limit)
 
     def _send_away(self, sizes: dict[int, int], enough: int) -> None:
         """Swaps out as many of these tensors as have so many bytes: first those that need no copy, then large ones."""
@@ -294,13 +309,14 @@ class Executor:
         values, swapper, registry, resident = graph.values, self._swapper, self._registry, self._registry.resident
         workspace, limit, samples = graph.meters.workspace_bytes.tolist(), self._registry.limit, self._samples
         run, free = Code.RUN, Code.FREE
-        step = peak = 0
+        step = peak = device_peak = 0
         try:
             for code, step, tensor, work, keeps, event, delay_us in program.instructions:
                 if code is run:
                     function, operator, created, size, scratch = work  # type: ignore[misc]
                     total = registry.in_use + size
-                    if total + workspace[operator] > limit:
+                    needed = total + workspace[operator]
+                    if needed > limit:
                         registry.check(size + workspace[operator], partial(program.operator_label, step))
                     if meter is None:
                         function(values)
@@ -314,6 +330,8 @@ class Executor:
                     registry.in_use = total - scratch
                     if total > peak:
                         peak = total
+                    if needed > device_peak:
+                        device_peak = needed
                     if samples is not None:
                         samples.append(total)
                 elif code is free:
@@ -324,7 +342,7 @@ class Executor:
                 else:
                     self._transfer(program, code, step, tensor, keeps, event, delay_us)
         finally:
-            self._at, self._peak = step, peak
+            self._at, self._peak, self._device_peak = step, peak, max(peak, device_peak)
 
     def _transfer(
         self, program: Program, code: Code, step: int, tensor: int, keeps: bool, event: int, delay_us: int
@@ -376,7 +394,8 @@ class Executor:
         if self._samples is not None:
             self._device.synchronize()
             self._device.finish_times()
-        self.counters.add(swapper.moved, swapper.waited, program.recomputes, self._peak)
+        self.counters.add(swapper.moved, swapper.waited, program.recomputes, self._peak, self._device_peak)
+        self._registry.hold_to(self._taken_budget_bytes)
         if self._samples is not None:
             step_us = (time.perf_counter() - started) * 1e6
             self.record = make_record(
@@ -458,12 +477,15 @@ class Executor:
 
     # ---- plans ----
 
-    def change_plan(self, plan: Plan, graph: Graph | None = None) -> None:
-        """From the graph's next iteration on. Raises InvalidPlanError at once, and the plan stays. If there is no host
-        memory for it, that iteration raises DeviceError, and the plan stays as well."""
+    def change_plan(self, plan: Plan, graph: Graph | None = None, budget_bytes: int | None = None) -> None:
+        """From the graph's next iteration on. `budget_bytes`: the executor's budget after that iteration, in which it
+        is the larger of the old and the new one; None: as it is. Raises InvalidPlanError at once, and plan and budget
+        stay. If there is no host memory for it, that iteration raises DeviceError, and the plan stays as well."""
         graph = graph or self._graphs[0]
         validate(graph.captured.trace, plan)
         graph.pending = plan
+        if budget_bytes is not None:
+            self._budget_bytes = budget_bytes
 
     def _activate(self, graph: Graph, plan: Plan) -> None:
         """Compiles a plan and takes its host memory. Raises InvalidPlanError, DeviceError; the old one stays then."""
@@ -474,6 +496,7 @@ class Executor:
     def _next_program(self, graph: Graph) -> tuple[Program, bool]:
         """The program of the graph's next iteration, and whether it is a transition."""
         first, plan = self._graphs[0], graph.pending
+        self._take_budget()
         if plan is not None or graph.followed not in (None, first.plan):
             self._displaced = True  # until the transition is done
             try:
@@ -493,6 +516,12 @@ class Executor:
             return steady, False
         persistent = steady.device | steady.away
         return graph.compile_from(persistent & resident, persistent & copies), True
+
+    def _take_budget(self) -> None:
+        """The larger of the old and the new budget, until the iteration has ended."""
+        self._taken_budget_bytes = self._budget_bytes
+        before, wanted = self._registry.budget_bytes, self._taken_budget_bytes
+        self._registry.hold_to(None if before is None or wanted is None else max(before, wanted))
 
     def _move_to_boundary(self, program: Program) -> None:
         """Copies out what the plan expects on the host, and frees what it expects to be away."""

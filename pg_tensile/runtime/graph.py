@@ -51,6 +51,11 @@ class Graph:
         """The trace, with sizes corrected by the first execution and with what has been measured."""
         return self.measurement().apply(self.captured.trace)
 
+    @property
+    def device_peak_bytes(self) -> int:
+        """What an iteration of the plan takes on the device, with the workspaces known."""
+        return self.program.device_peak_bytes(self.meters.workspace_bytes)
+
     def measurement(self) -> Measurement:
         """What has been measured so far. Waits for the device if the last iteration was measured."""
         with self._lock:

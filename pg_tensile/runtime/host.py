@@ -25,7 +25,7 @@ import torch
 
 from pg_tensile.errors import DeviceError, LinkError
 from pg_tensile.profile import Direction
-from pg_tensile.runtime.base import Transfer
+from pg_tensile.runtime.base import Transfer, check_share
 from pg_tensile.runtime.measure import HostAllocator, HostClock, Meter
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ class _Lane:
         self._free_at = 0.0
         self.other: _Lane | None = None
         self.busy = False
+        self.share = 1.0  # of the rate
         self.time_zero = 0.0
         name = f"pg_tensile link {direction.name.lower()}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -161,12 +162,13 @@ class _Lane:
         """Copies, and returns when the copy ended by the lane's clock: when the link allows it, or later if the memory
         is slower than the link."""
         clock = start + self._latency_s
-        piece = max(4096, int(self._rate * _PIECE_S) & ~4095)
+        piece = max(4096, int(self._rate * self.share * _PIECE_S) & ~4095)
         for offset in range(0, size, piece):
             part = min(piece, size - offset)
             _move(target + offset, source + offset, part)
             shared = self.other is not None and self.other.busy
-            clock = max(clock + part / (self._rate * (self._duplex if shared else 1.0)), time.perf_counter() - _SHORT_S)
+            rate = self._rate * self.share * (self._duplex if shared else 1.0)
+            clock = max(clock + part / rate, time.perf_counter() - _SHORT_S)
             self._sleep_until(clock, _SHORT_S)
         self._sleep_until(clock)
         return clock
@@ -225,6 +227,11 @@ class HostDevice:
     @property
     def runs_ahead(self) -> bool:
         return False
+
+    def share_link(self, share: float) -> None:
+        check_share(share)
+        for lane in self._lanes:
+            lane.share = share
 
     def upload(self, source: torch.Tensor, target: torch.Tensor) -> None:
         target.copy_(source)

@@ -59,8 +59,9 @@ class IterationRecord:
 
 @dataclass
 class Counters:
-    """Totals since the executor was made; `peak_bytes` is the largest footprint. `stall_us` counts recorded iterations
-    only where the device does not tell without being asked (CUDA)."""
+    """Totals since the executor was made; `peak_bytes` is the largest footprint, `device_peak_bytes` the largest with
+    the workspaces known. `stall_us` counts recorded iterations only where the device does not tell without being asked
+    (CUDA)."""
 
     iterations: int = 0
     recomputes: int = 0
@@ -69,12 +70,16 @@ class Counters:
     bytes_in: int = 0
     stall_us: float = 0.0
     peak_bytes: int = 0
+    device_peak_bytes: int = 0
 
-    def add(self, moved: Iterable[Moved], waited: Iterable[Waited], recomputes: int, peak_bytes: int) -> None:
+    def add(
+        self, moved: Iterable[Moved], waited: Iterable[Waited], recomputes: int, peak_bytes: int, device_peak_bytes: int
+    ) -> None:
         """Counts an iteration."""
         self.iterations += 1
         self.recomputes += recomputes
         self.peak_bytes = max(self.peak_bytes, peak_bytes)
+        self.device_peak_bytes = max(self.device_peak_bytes, device_peak_bytes)
         for one in moved:
             self.passive_swap_ins += one.passive
             if one.transfer.direction == Direction.OUT:
@@ -97,16 +102,17 @@ def make_record(
     """The record of an iteration of `sequence`, once the device has filled in the times of its transfers. `samples`:
     the registry's bytes after each step; `workspace_bytes`: int64[operators]; `numbers`: key of a tensor → its number
     in the trace."""
-    seen = Counters()
-    seen.add(moved, waited, int(np.count_nonzero(sequence.step_event >= 0)), max(samples))
     footprint = np.array(samples, np.int64)
+    device_peak = int(np.max(footprint + workspace_bytes[sequence.steps]))
+    seen = Counters()
+    seen.add(moved, waited, int(np.count_nonzero(sequence.step_event >= 0)), max(samples), device_peak)
     return IterationRecord(
         generation=sequence.plan.generation,
         transition=transition,
         footprint=footprint,
         steps=sequence.steps,
         peak_bytes=seen.peak_bytes,
-        device_peak_bytes=int(np.max(footprint + workspace_bytes[sequence.steps])),
+        device_peak_bytes=seen.device_peak_bytes,
         transfers=tuple(_transfer(each, numbers.get(each.tensor, -1)) for each in moved),
         stalls=tuple(
             Stall(each.step, numbers.get(each.tensor, -1), each.transfer.stall_us)

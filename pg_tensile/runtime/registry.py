@@ -13,10 +13,14 @@ class Registry:
     The executor's loop counts what operators create in `resident` and `in_use` itself, after `check`."""
 
     def __init__(self, budget_bytes: int | None) -> None:
-        self.budget_bytes = budget_bytes
-        self.limit: float = float("inf") if budget_bytes is None else budget_bytes
+        self.hold_to(budget_bytes)
         self.resident: dict[int, int] = {}
         self.in_use = 0
+
+    def hold_to(self, budget_bytes: int | None) -> None:
+        """From now on. None: no limit."""
+        self.budget_bytes = budget_bytes
+        self.limit: float = float("inf") if budget_bytes is None else budget_bytes
 
     def check(self, requested: int, operator: Callable[[], str]) -> None:
         """Raises OutOfDeviceMemoryError if that many bytes more exceed the budget; `operator` names who asks."""
