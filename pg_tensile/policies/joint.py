@@ -8,14 +8,14 @@ is the fastest. Several jobs share the link in equal parts, and the budget so th
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from pg_tensile.errors import BudgetError
+from pg_tensile.errors import BudgetError, PlanError
 from pg_tensile.latency import roofline
 from pg_tensile.peak import floor_bytes, footprint_of
 from pg_tensile.plan import NO_EVENTS, Plan
@@ -24,6 +24,7 @@ from pg_tensile.policies.prefetch import schedule
 from pg_tensile.policies.relax import least_bytes, relaxed_swap_all
 from pg_tensile.policies.sweep import Prices, Shortage, sweep
 from pg_tensile.profile import DeviceProfile
+from pg_tensile.reuse import host_bytes
 from pg_tensile.sequence import AccessSequence
 from pg_tensile.simulator import SimulatedJob, simulate
 from pg_tensile.trace import Trace
@@ -35,6 +36,9 @@ REPAIRS = 4  # passes with a smaller budget where a plan turned out to take more
 LEVELS = 8  # budgets that are tried for each of several jobs, at most
 LEFT = 0.02  # of a budget: so much of it is worth another look
 SPLITS = 512  # ways to share a budget that are kept at most
+REMEMBERED = 64  # results of one job's planner
+HOST_PRICES = (0.01, 0.03, 0.1, 0.3, 1.0, 10.0, 1000.0)  # of all host memory, in relative losses
+THRIFTY = (Prices(1.0, 0.3, 24), Prices(30.0, 0.3, 24))  # recompute rather than swap: little host memory
 PRICES = tuple(
     Prices(*prices)
     for prices in (
@@ -49,43 +53,58 @@ def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int 
     """The plans with which all jobs lose the least time and fit into the budget together, each with an equal part of
     the link. Without a budget every job gives back the memory that costs it under 2 % of time. Raises BudgetError with
     the least bytes that are possible."""
-    distinct = {_key(trace): JobPlanner(trace, profile, 1 / len(traces)) for trace in traces.values()}
-    planners = {job: distinct[_key(trace)] for job, trace in traces.items()}
+    distinct = {identity(trace): JobPlanner(trace, profile, 1 / len(traces)) for trace in traces.values()}
+    planners = {job: distinct[identity(trace)] for job, trace in traces.items()}
     if budget_bytes is None:
         chosen = {job: planner.for_free() for job, planner in planners.items()}
-    elif len(planners) <= 1:
-        chosen = {job: planner.within(budget_bytes) for job, planner in planners.items()}
     else:
         chosen = share_out(planners, budget_bytes)
     return {job: candidate.plan for job, candidate in chosen.items()}
 
 
-def _key(trace: Trace) -> Hashable:
+def identity(trace: Trace) -> Hashable:
     """Equal for traces whose plans are."""
     return trace.fingerprint, trace.latency_us.tobytes(), trace.workspace_bytes.tobytes()
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan for one job, the memory that it takes (workspaces included) and the time of its iterations."""
+    """A plan for one job, the memory that it takes (workspaces included) and what its iterations are: their time, the
+    part of it that they wait, bytes over the link, operators executed again."""
 
     plan: Plan
     device_peak_bytes: int
     us: float
+    stall_us: float
+    out_bytes: int
+    in_bytes: int
+    recomputes: int
+
+
+T = TypeVar("T")
 
 
 class JobPlanner:
-    """Plans for one job of which `share` of the link is its own."""
+    """Plans for one job of which `share` of the link is its own, with at most `most_events`. What was asked once is
+    remembered."""
 
-    def __init__(self, trace: Trace, profile: DeviceProfile, share: float = 1.0) -> None:
+    def __init__(
+        self, trace: Trace, profile: DeviceProfile, share: float = 1.0, most_events: int | None = None
+    ) -> None:
         self.trace = roofline.timed(trace, profile)
         self.profile = profile
         self.share = share
-        self.columns = Columns(self.trace)
         self.link = profile.with_link(
             profile.out_bytes_per_s * share, profile.in_bytes_per_s * share, profile.duplex_factor
         )
         self.tries = min(len(PRICES), max(3, OPERATORS // self.trace.operator_count))
+        self._most_events = most_events
+        self._remembered: dict[Hashable, Candidate | Shortage] = {}
+        self._host_bytes: dict[Plan, int] = {}
+
+    @cached_property
+    def columns(self) -> Columns:
+        return Columns(self.trace)
 
     @cached_property
     def least_bytes(self) -> int:
@@ -94,15 +113,41 @@ class JobPlanner:
 
     @cached_property
     def vanilla(self) -> Candidate:
-        return self._candidate(AccessSequence(self.trace, NO_EVENTS))
+        return self.candidate(NO_EVENTS)
+
+    def candidate(self, plan: Plan) -> Candidate:
+        """What a plan costs. Raises InvalidPlanError."""
+        (timeline,) = simulate([SimulatedJob(self.trace, plan)], self.link)
+        return Candidate(
+            plan,
+            timeline.device_peak_bytes,
+            timeline.iteration_us,
+            timeline.stall_us,
+            timeline.bytes_out,
+            timeline.bytes_in,
+            timeline.recomputes,
+        )
+
+    def host_bytes(self, candidate: Candidate) -> int:
+        """The host memory that a plan takes."""
+        graphs = [(self.trace, candidate.plan)] if len(candidate.plan) else []
+        return _remember(self._host_bytes, candidate.plan, lambda: host_bytes(graphs))
 
     def best(self, budget_bytes: int, tries: int | None = None) -> Candidate | Shortage:
         """The fastest plan within the budget."""
+        tries = tries or self.tries
+        return _remember(self._remembered, (budget_bytes, tries), lambda: self._best(budget_bytes, PRICES[:tries]))
+
+    def thrifty(self, budget_bytes: int) -> Candidate | Shortage:
+        """A plan within the budget that takes little host memory."""
+        return _remember(self._remembered, (budget_bytes, "thrifty"), lambda: self._best(budget_bytes, THRIFTY))
+
+    def _best(self, budget_bytes: int, passes: Iterable[Prices]) -> Candidate | Shortage:
         if self.vanilla.device_peak_bytes <= budget_bytes:
             return self.vanilla
         found: Candidate | None = None
         least = Shortage(0, self.vanilla.device_peak_bytes)
-        for prices in PRICES[: tries or self.tries]:
+        for prices in passes:
             one = self._try(budget_bytes, prices)
             if isinstance(one, Shortage):
                 least = min(least, one, key=lambda shortage: shortage.bytes)
@@ -131,11 +176,6 @@ class JobPlanner:
                 best = one
         return best
 
-    def rung(self, level: int) -> Candidate | Shortage:
-        """A plan for one of `LEVELS` budgets, each smaller than the one before; the last is the smallest possible."""
-        most, least = self.vanilla.device_peak_bytes, self.least_bytes
-        return self.best(most - (most - least) * level // LEVELS, 1)
-
     def largest_operator(self) -> str:
         """The operator with the largest working set."""
         trace = self.trace
@@ -151,25 +191,87 @@ class JobPlanner:
             sequence = AccessSequence(self.trace, Plan.build(outcome.events))
             excess = footprint_of(sequence).device_peak_bytes - budget_bytes
             if excess <= 0:
-                plan = schedule(sequence, self.link, budget_bytes)
-                return self._candidate(AccessSequence(self.trace, plan))
+                return self._timed(sequence, budget_bytes) or Shortage(0, budget_bytes)
             limit -= excess
         return Shortage(footprint_of(sequence).peak_step, excess)
 
     def _slow(self, budget_bytes: int) -> Candidate | None:
         """Without recomputation, the least memory that there is a plan for."""
         plan = relaxed_swap_all(self.trace, budget_bytes)
-        if plan is None:
-            return None
-        plan = schedule(AccessSequence(self.trace, plan), self.link, budget_bytes)
-        return self._candidate(AccessSequence(self.trace, plan))
+        return None if plan is None else self._timed(AccessSequence(self.trace, plan), budget_bytes)
 
-    def _candidate(self, sequence: AccessSequence) -> Candidate:
-        (timeline,) = simulate([SimulatedJob(self.trace, sequence.plan)], self.link)
-        return Candidate(sequence.plan, timeline.device_peak_bytes, timeline.iteration_us)
+    def _timed(self, sequence: AccessSequence, budget_bytes: int) -> Candidate | None:
+        """The plan with a time for each of its transfers; None: it has too many events."""
+        if self._most_events is not None and len(sequence.plan) > self._most_events:
+            return None
+        return self.candidate(schedule(sequence, self.link, budget_bytes))
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+def _remember(memory: dict[K, T], key: K, make: Callable[[], T]) -> T:
+    """What was made for that key, or is made now."""
+    if key not in memory:
+        if len(memory) >= REMEMBERED:
+            memory.clear()
+        memory[key] = make()
+    return memory[key]
 
 
 # ---- several jobs ----
+
+
+class Terms(NamedTuple):
+    """What holds for one of several jobs."""
+
+    most_bytes: int | None = None  # it may take; None: as many as there are
+    least_bytes: int = 0  # it is given, however little its plan takes: its other graphs need them
+    weight: float = 1.0  # of what it loses
+
+
+class UnplannableError(PlanError):
+    """There is no plan for one of several jobs, for a reason that is not memory; the others can be planned without."""
+
+    def __init__(self, job: int, message: str) -> None:
+        super().__init__(message)
+        self.job = job
+
+
+class _Part:
+    """One of several jobs: the plans that it can have and what they mean for it."""
+
+    def __init__(self, job: int, planner: JobPlanner, terms: Terms) -> None:
+        self.job = job
+        self.planner = planner
+        self.terms = terms
+        most = planner.vanilla.device_peak_bytes
+        self.top = most if terms.most_bytes is None else min(most, terms.most_bytes)
+        self.ladder: list[Candidate] = []
+        if self.top < planner.least_bytes:
+            raise BudgetError(self.top, planner.least_bytes, planner.largest_operator())
+
+    def bytes(self, candidate: Candidate) -> int:
+        return max(candidate.device_peak_bytes, self.terms.least_bytes)
+
+    def loss(self, candidate: Candidate) -> float:
+        return self.terms.weight * (candidate.us / self.planner.vanilla.us - 1)
+
+    def level_bytes(self, level: int) -> int:
+        """One of `LEVELS` + 1 budgets, each smaller than the one before; the last is the smallest possible."""
+        return max(self.top - (self.top - self.planner.least_bytes) * level // LEVELS, self.terms.least_bytes)
+
+    def climb(self, budgets: Iterable[int], plan: Callable[[JobPlanner, int], Candidate | Shortage]) -> None:
+        """Adds the plans for these budgets. Raises UnplannableError."""
+        for budget in budgets:
+            try:
+                rung = plan(self.planner, min(self.top, budget))
+            except Exception as error:
+                raise UnplannableError(self.job, f"{type(error).__name__}: {error}") from error
+            if isinstance(rung, Candidate):
+                self.ladder.append(rung)
+        if not self.ladder:
+            raise UnplannableError(self.job, "every plan has more events than a plan may have")
 
 
 class _Split(NamedTuple):
@@ -180,44 +282,89 @@ class _Split(NamedTuple):
     chosen: tuple[Candidate, ...]
 
 
-def share_out(planners: Mapping[int, JobPlanner], budget_bytes: int) -> dict[int, Candidate]:
-    """A plan for each job; together within the budget and with the least sum of relative losses. What is left over goes
-    to those that lose the most. Raises BudgetError."""
-    splits = [_Split(0, 0.0, ())]
-    ladders = {planner: [planner.vanilla] for planner in planners.values()}
-    small = sum(planner.trace.operator_count for planner in ladders) <= OPERATORS
-    for level in range(1, LEVELS + 1):
-        if not small and sum(ladders[planner][-1].device_peak_bytes for planner in planners.values()) <= budget_bytes:
+def share_out(
+    planners: Mapping[int, JobPlanner],
+    budget_bytes: int,
+    terms: Mapping[int, Terms] | None = None,
+    host_limit: int | None = None,
+) -> dict[int, Candidate]:
+    """A plan for each job; together within the budget and with the least sum of relative losses, as far as terms permit
+    (not given: none). What is left over goes to those that lose the most. `host_limit`: bytes of host memory for all of
+    them, if that can be had; the caller looks. Raises BudgetError."""
+    parts = {job: _Part(job, planner, (terms or {}).get(job, Terms())) for job, planner in planners.items()}
+    _check_budget(parts, budget_bytes, sum(part.level_bytes(LEVELS) for part in parts.values()))
+    small = sum(part.planner.trace.operator_count for part in parts.values()) <= OPERATORS
+    levels = _levels(parts, budget_bytes, small)
+    tries = 1 if len(parts) > 1 else None
+    for part in parts.values():
+        budgets = map(part.level_bytes, levels) if len(parts) > 1 else [budget_bytes]
+        part.climb(budgets, lambda planner, budget: planner.best(budget, tries))
+    chosen = _use_rest(parts, _cheapest(parts, budget_bytes), budget_bytes, small)
+    if host_limit is None or _host_bytes(parts, chosen) <= host_limit:
+        return chosen
+    for job, part in parts.items():
+        part.ladder.append(chosen[job])
+        part.climb([budget_bytes, *map(part.level_bytes, levels)], JobPlanner.thrifty)
+    for price in HOST_PRICES:
+        chosen = _cheapest(parts, budget_bytes, price / max(host_limit, 1))
+        if _host_bytes(parts, chosen) <= host_limit:
             break
-        for planner, ladder in ladders.items():
-            rung = planner.rung(level)
-            if isinstance(rung, Candidate):
-                ladder.append(rung)
-    for planner in planners.values():
+    return chosen
+
+
+def _check_budget(parts: Mapping[int, _Part], budget_bytes: int, smallest_bytes: int) -> None:
+    if smallest_bytes > budget_bytes:
+        hungriest = max((part.planner for part in parts.values()), key=lambda planner: floor_bytes(planner.trace))
+        raise BudgetError(budget_bytes, smallest_bytes, hungriest.largest_operator())
+
+
+def _levels(parts: Mapping[int, _Part], budget_bytes: int, small: bool) -> Iterable[int]:
+    """All levels for small traces; else those around the first one with which all jobs fit."""
+    if small:
+        return range(LEVELS + 1)
+    fits = (
+        level for level in range(LEVELS + 1) if sum(part.level_bytes(level) for part in parts.values()) <= budget_bytes
+    )
+    first = next(fits, LEVELS)
+    return sorted({0, max(first - 1, 0), first, min(first + 1, LEVELS)})
+
+
+def _cheapest(parts: Mapping[int, _Part], budget_bytes: int, host_price: float = 0.0) -> dict[int, Candidate]:
+    """Of each job's plans one, with the least sum of losses and `host_price` for each byte of host memory."""
+    splits = [_Split(0, 0.0, ())]
+    for part in parts.values():
+        rungs = [
+            (part.bytes(rung), part.loss(rung) + (host_price and host_price * part.planner.host_bytes(rung)), rung)
+            for rung in part.ladder
+        ]
         splits = _pareto(
-            _Split(
-                split.bytes + rung.device_peak_bytes,
-                split.loss + rung.us / planner.vanilla.us - 1,
-                (*split.chosen, rung),
-            )
+            _Split(split.bytes + size, split.loss + loss, (*split.chosen, rung))
             for split in splits
-            for rung in ladders[planner]
+            for size, loss, rung in rungs
         )
-    fitting = [split for split in splits if split.bytes <= budget_bytes]
-    if not fitting:
-        hungriest = max(planners.values(), key=lambda planner: floor_bytes(planner.trace))
-        raise BudgetError(budget_bytes, splits[0].bytes, hungriest.largest_operator())
-    split = min(fitting, key=lambda split: split.loss)
-    chosen = dict(zip(planners, split.chosen, strict=True))
-    left = budget_bytes - split.bytes
-    for job in sorted(planners, key=lambda job: planners[job].vanilla.us / chosen[job].us):
+    _check_budget(parts, budget_bytes, splits[0].bytes)
+    fitting = (split for split in splits if split.bytes <= budget_bytes)
+    return dict(zip(parts, min(fitting, key=lambda split: split.loss).chosen, strict=True))
+
+
+def _use_rest(
+    parts: Mapping[int, _Part], chosen: dict[int, Candidate], budget_bytes: int, small: bool
+) -> dict[int, Candidate]:
+    """Gives what is left of the budget to those that lose the most."""
+    left = budget_bytes - sum(part.bytes(chosen[job]) for job, part in parts.items())
+    for job, part in sorted(parts.items(), key=lambda item: -item[1].loss(chosen[item[0]])):
         if not small and left < LEFT * budget_bytes:
             break
-        better = planners[job].best(chosen[job].device_peak_bytes + left, None if small else 1)
-        if isinstance(better, Candidate) and better.us < chosen[job].us:
-            left -= better.device_peak_bytes - chosen[job].device_peak_bytes
+        before = chosen[job]
+        better = part.planner.best(min(part.bytes(before) + left, part.top), None if small else 1)
+        if isinstance(better, Candidate) and better.us < before.us:
+            left -= part.bytes(better) - part.bytes(before)
             chosen[job] = better
     return chosen
+
+
+def _host_bytes(parts: Mapping[int, _Part], chosen: Mapping[int, Candidate]) -> int:
+    return sum(part.planner.host_bytes(chosen[job]) for job, part in parts.items())
 
 
 def _pareto(splits: Iterable[_Split]) -> list[_Split]:
