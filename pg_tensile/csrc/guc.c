@@ -24,7 +24,7 @@ char	   *tensile_device = NULL;
 int			tensile_device_memory = 0;
 int			tensile_max_jobs = 16;
 int			tensile_plan_events = 65536;
-int			tensile_policy = TENSILE_POLICY_NONE;
+int			tensile_policy = TENSILE_POLICY_JOINT;
 int			tensile_dataset_cache = 1024;
 int			tensile_checkpoint_interval = 60;
 int			tensile_max_retries = 2;
@@ -33,9 +33,14 @@ int			tensile_threads = 0;
 int			tensile_ageing = 300;
 int			tensile_model_cache = 1024;
 int			tensile_executor_timeout = 300;
+double		tensile_update_threshold = 0.2;
+double		tensile_latency_weight = 0.2;
+int			tensile_host_memory = 0;
 
 static const struct config_enum_entry policies[] = {
 	{"none", TENSILE_POLICY_NONE, false},
+	{"tensile", TENSILE_POLICY_TENSILE, false},
+	{"joint", TENSILE_POLICY_JOINT, false},
 	{NULL, 0, false}
 };
 
@@ -115,10 +120,6 @@ define_place_settings(void)
 static void
 define_job_settings(void)
 {
-	DefineCustomEnumVariable("pg_tensile.policy",
-							 "Sets the policy that plans device memory for jobs that name none.",
-							 NULL,
-							 &tensile_policy, TENSILE_POLICY_NONE, policies, PGC_USERSET, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.checkpoint_interval",
 							"Sets the time between checkpoints of a job.",
 							"0: only at the end of each epoch.",
@@ -141,6 +142,28 @@ define_job_settings(void)
 							&tensile_predict_timeout, 30000, 1, INT_MAX, PGC_USERSET, GUC_UNIT_MS, NULL, NULL, NULL);
 }
 
+/* How device memory is planned. */
+static void
+define_plan_settings(void)
+{
+	DefineCustomEnumVariable("pg_tensile.policy",
+							 "Sets the policy that plans device memory for jobs that name none.",
+							 "joint and tensile swap and recompute; none trains as PyTorch does.",
+							 &tensile_policy, TENSILE_POLICY_JOINT, policies, PGC_USERSET, 0, NULL, NULL, NULL);
+	DefineCustomRealVariable("pg_tensile.update_threshold",
+							 "Sets the relative change of a job's measured latency that makes a new plan.",
+							 NULL,
+							 &tensile_update_threshold, 0.2, 0.01, 10, PGC_SIGHUP, 0, NULL, NULL, NULL);
+	DefineCustomRealVariable("pg_tensile.latency_weight",
+							 "Sets the weight of a new measurement in an operator's average latency.",
+							 NULL,
+							 &tensile_latency_weight, 0.2, 0.001, 1, PGC_SIGHUP, 0, NULL, NULL, NULL);
+	DefineCustomIntVariable("pg_tensile.host_memory",
+							"Sets how much host memory the swapped tensors of all jobs together may use.",
+							"0: half of the machine's.",
+							&tensile_host_memory, 0, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL, NULL, NULL);
+}
+
 void
 tensile_define_settings(void)
 {
@@ -148,5 +171,6 @@ tensile_define_settings(void)
 		define_startup_settings();
 	define_place_settings();
 	define_job_settings();
+	define_plan_settings();
 	MarkGUCPrefixReserved("pg_tensile");
 }

@@ -173,6 +173,13 @@ wake_bereft(const Pending *drop)
 		tensile_wake(&tensile_shared->singletons[kind].wakeup);
 }
 
+void
+tensile_wake_readers(void)
+{
+	pg_atomic_fetch_add_u64(&tensile_shared->changes, 1);
+	ConditionVariableBroadcast(&tensile_shared->job_changed);
+}
+
 static void
 deliver(void)
 {
@@ -195,12 +202,12 @@ deliver(void)
 		pg_atomic_fetch_add_u64(&tensile_shared->models_generation, 1);
 	if (jobs)
 	{
-		pg_atomic_fetch_add_u64(&tensile_shared->changes, 1);
 		tensile_wake(&tensile_shared->singletons[TENSILE_CONTROLLER].wakeup);
+		tensile_wake(&tensile_shared->singletons[TENSILE_SCHEDULER].wakeup);
 	}
 	LWLockRelease(tensile_shared->lock);
 	if (jobs)
-		ConditionVariableBroadcast(&tensile_shared->job_changed);
+		tensile_wake_readers();
 }
 
 static void

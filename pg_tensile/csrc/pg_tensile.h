@@ -3,7 +3,7 @@
  *
  * Shared memory is one TensileShared, then max_jobs slots inside it, then max_jobs * plan_events event rows. Its locks:
  *
- *   shared->lock         the four processes, the jobs' slots (except what follows), the device ledger
+ *   shared->lock         the four processes, the jobs' slots (except what follows), the device ledger (ledger.c)
  *   slot->lock           the slot's progress and plan; taken after shared->lock when both are needed
  *   shared->predictions_lock   which entry of the prediction counters belongs to which version
  *
@@ -80,6 +80,7 @@ typedef enum TensileSlotState
 } TensileSlotState;
 
 #define TENSILE_PHASE_LENGTH 32
+#define TENSILE_REPORTED_UTILISATION (1 << 12)	/* in TensileProgress.reported */
 
 /* Bits of TensileProgress.reported, one a column that tensile._report sets. */
 typedef struct TensileProgress
@@ -96,14 +97,19 @@ typedef struct TensileProgress
 	int64		device_peak_bytes;
 	int64		bytes_swapped;
 	int64		stall_us;
+	int64		passive_swap_ins;
+	float8		utilisation;	/* 0 … 1, of the device, by others than this job */
 	TimestampTz heartbeat;		/* of the last report; 0: none yet */
 } TensileProgress;
 
 typedef struct TensilePlanHeader
 {
-	uint64		generation;		/* 0: no plan yet */
+	uint64		generation;		/* 0: no plan yet; rises as long as the slot is the job's */
+	int64		planned_bytes;	/* the plan's device peak, workspaces included */
+	int64		granted_bytes;	/* what its executor may take: at least planned_bytes */
+	float8		link_share;		/* of the device's link to the host that it was planned with: 0 … 1 */
 	uint32		nevents;
-	uint32		checksum;		/* CRC-32C of the event rows */
+	uint32		checksum;		/* CRC-32C of the event rows and of what stands before it here */
 } TensilePlanHeader;
 
 typedef struct TensileSlot
@@ -116,7 +122,9 @@ typedef struct TensileSlot
 	volatile bool feeding;		/* the worker runs the training query; only it writes this */
 	TimestampTz since;			/* reserved or attached at */
 	int			device;			/* index into shared->devices; -1: none yet */
-	int64		granted_bytes;	/* of that device's budget */
+	int64		granted_bytes;	/* of that device's budget: the larger of the acknowledged plan's and the newest plan's */
+	int64		overhead_bytes; /* of that device, taken by the executor besides */
+	uint64		acknowledged;	/* generation of the newest plan with which an iteration was made; 0: none */
 	TensileWakeup wakeup;
 	LWLock	   *lock;			/* protects what follows, and the slot's event rows */
 	TensileProgress progress;
@@ -143,7 +151,10 @@ StaticAssertDecl(sizeof(TensilePlanEvent) == 32, "event rows travel as they are"
 typedef struct TensileDevice
 {
 	char		name[NAMEDATALEN];	/* "": free */
-	int64		total_bytes;
+	int64		total_bytes;	/* 0: no job has used it yet */
+	float8		out_bytes_per_s;	/* over its link to the host, each way */
+	float8		in_bytes_per_s;
+	int64		inference_bytes;	/* taken by the predictor */
 } TensileDevice;
 
 typedef struct TensilePredictions
@@ -181,7 +192,9 @@ extern TensileShared *tensile_shared;
 
 typedef enum TensilePolicy
 {
-	TENSILE_POLICY_NONE
+	TENSILE_POLICY_NONE,
+	TENSILE_POLICY_TENSILE,
+	TENSILE_POLICY_JOINT
 } TensilePolicy;
 
 extern char *tensile_database;
@@ -199,6 +212,9 @@ extern int	tensile_threads;		/* 0 = cores / running jobs */
 extern int	tensile_ageing;			/* s; 0 = never */
 extern int	tensile_model_cache;	/* MB */
 extern int	tensile_executor_timeout;	/* s; 0 = never */
+extern double tensile_update_threshold; /* relative change of a job's latency */
+extern double tensile_latency_weight;	/* of a new measurement in the average */
+extern int	tensile_host_memory;	/* MB; 0 = half of the machine's */
 
 extern void tensile_define_settings(void);
 
@@ -268,6 +284,7 @@ extern void tensile_install_notify_hooks(void);
 extern void tensile_notify_at_commit(int64 job);
 extern void tensile_submitted_at_commit(int64 job); /* notify, and remember for _submitted_here */
 extern void tensile_models_changed_at_commit(void);
+extern void tensile_wake_readers(void); /* of tensile._wait_for_change; now, for what no transaction changes */
 
 /*
  * Changes whenever models may have changed, for this transaction as well. Read it before the tables: what was read with
@@ -275,7 +292,14 @@ extern void tensile_models_changed_at_commit(void);
  */
 extern uint64 tensile_models_generation(void);
 
+/* ---- the device ledger (ledger.c); callers hold shared->lock exclusively ---- */
+
+extern bool tensile_ledger_enter(TensileSlot *slot, int64 granted_bytes);	/* false: no room */
+extern void tensile_ledger_forget_inference(void);
+
 /* ---- live numbers (progress.c) ---- */
+
+extern void tensile_copy_text(char *target, Size size, const text *source); /* cut to whole characters */
 
 extern void tensile_count_predictions(int64 version, int64 rows, int64 unknown_categories);
 

@@ -3,7 +3,11 @@
  *
  * The scheduler is the only writer. It writes rows and header under the slot's lock, readers copy both under the same
  * lock, so nobody sees half a plan; the checksum is for what locks don't prevent (a stray write into shared memory), and
- * a plan that fails it is never handed out. The worker that finds a newer generation than its executor has sends it on.
+ * a plan that fails it is never handed out. The worker that finds a newer generation than its executor has sends it on,
+ * and acknowledges it when the executor has made an iteration under it.
+ *
+ * A plan comes with a grant of device memory: it is entered into the ledger (ledger.c) in the same moment, under
+ * shared->lock, or not published at all.
  */
 #include "postgres.h"
 
@@ -16,6 +20,7 @@
 
 PG_FUNCTION_INFO_V1(tensile_publish_plan);
 PG_FUNCTION_INFO_V1(tensile_fetch_plan);
+PG_FUNCTION_INFO_V1(tensile_acknowledge_plan);
 PG_FUNCTION_INFO_V1(tensile_plan);
 
 static const char *const event_kinds[] = {NULL, "swap_out", "swap_in", "recompute", "release"};
@@ -28,12 +33,13 @@ slot_events(const TensileSlot *slot)
 }
 
 static uint32
-checksum_events(const TensilePlanEvent *events, uint32 nevents)
+checksum_plan(const TensilePlanHeader *header, const TensilePlanEvent *events)
 {
 	pg_crc32c	checksum;
 
 	INIT_CRC32C(checksum);
-	COMP_CRC32C(checksum, events, nevents * sizeof(TensilePlanEvent));
+	COMP_CRC32C(checksum, events, header->nevents * sizeof(TensilePlanEvent));
+	COMP_CRC32C(checksum, header, offsetof(TensilePlanHeader, checksum));
 	FIN_CRC32C(checksum);
 	return checksum;
 }
@@ -60,47 +66,102 @@ check_events(const TensilePlanEvent *events, Size bytes)
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("event %zu of the plan is of unknown kind", i)));
 }
 
-/* The new generation, or 0 if the job has no slot. */
-static uint64
-write_plan(int64 job, const TensilePlanEvent *events, uint32 nevents)
+/* Raises unless the numbers of a plan make sense; a comparison with NaN is false. */
+static void
+check_header(const TensilePlanHeader *header)
 {
-	uint32		checksum = checksum_events(events, nevents);
-	uint64		generation = 0;
-	TensileSlot *slot;
+	if (header->planned_bytes < 0 || header->granted_bytes < header->planned_bytes ||
+		!(header->link_share >= 0 && header->link_share <= 1))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("a plan cannot have planned_bytes " INT64_FORMAT ", granted_bytes " INT64_FORMAT
+						" and link_share %g", header->planned_bytes, header->granted_bytes, header->link_share)));
+}
 
-	LWLockAcquire(tensile_shared->lock, LW_SHARED);
+/*
+ * Writes the plan with its grant and wakes the job's worker. The header's generation becomes the new one; 0: there is no
+ * room for the grant. False if there is no job to plan for. Under the lock of all slots, so that no two grants are
+ * entered at once.
+ */
+static bool
+write_plan(int64 job, TensilePlanHeader *header, const TensilePlanEvent *events)
+{
+	TensileSlot *slot;
+	bool		exists;
+
+	header->generation = 0;
+	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
 	slot = tensile_slot_of_job(job);
-	if (slot)
+	exists = slot && slot->device >= 0;
+	if (exists && tensile_ledger_enter(slot, header->granted_bytes))
 	{
 		LWLockAcquire(slot->lock, LW_EXCLUSIVE);
-		memcpy(slot_events(slot), events, nevents * sizeof(TensilePlanEvent));
-		slot->plan.nevents = nevents;
-		slot->plan.checksum = checksum;
-		generation = ++slot->plan.generation;
+		header->generation = slot->plan.generation + 1;
+		header->checksum = checksum_plan(header, events);
+		memcpy(slot_events(slot), events, header->nevents * sizeof(TensilePlanEvent));
+		slot->plan = *header;
 		LWLockRelease(slot->lock);
 		tensile_wake(&slot->wakeup);
 	}
 	LWLockRelease(tensile_shared->lock);
-	return generation;
+	return exists;
 }
 
-/* tensile._publish_plan(job, events) → generation */
+/* tensile._publish_plan(job, events, planned_bytes, granted_bytes, link_share) → generation; NULL: no room */
 Datum
 tensile_publish_plan(PG_FUNCTION_ARGS)
 {
 	int64		job = PG_GETARG_INT64(0);
 	bytea	   *plan = PG_GETARG_BYTEA_PP(1);
 	TensilePlanEvent *events = palloc(VARSIZE_ANY_EXHDR(plan) + 1); /* a copy: the rows must be aligned */
-	uint64		generation;
+	TensilePlanHeader header;
 
 	tensile_require_process(TENSILE_SCHEDULER);
 	memcpy(events, VARDATA_ANY(plan), VARSIZE_ANY_EXHDR(plan));
 	check_events(events, VARSIZE_ANY_EXHDR(plan));
-	generation = write_plan(job, events, VARSIZE_ANY_EXHDR(plan) / sizeof(TensilePlanEvent));
-	if (generation == 0)
+	memset(&header, 0, sizeof(header));
+	header.planned_bytes = PG_GETARG_INT64(2);
+	header.granted_bytes = PG_GETARG_INT64(3);
+	header.link_share = PG_GETARG_FLOAT8(4);
+	header.nevents = VARSIZE_ANY_EXHDR(plan) / sizeof(TensilePlanEvent);
+	check_header(&header);
+	if (!write_plan(job, &header, events))
 		ereport(ERROR,
-				(errcode(ERRCODE_UNDEFINED_OBJECT), errmsg("job " INT64_FORMAT " has no worker to plan for", job)));
-	PG_RETURN_INT64((int64) generation);
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("job " INT64_FORMAT " has no worker with a device to plan for", job)));
+	if (header.generation == 0)
+		PG_RETURN_NULL();
+	PG_RETURN_INT64((int64) header.generation);
+}
+
+/*
+ * tensile._acknowledge_plan(generation): the executor has made an iteration under it. If it is still the newest plan,
+ * its grant is all that the job holds from now on, and there may be room for others.
+ */
+Datum
+tensile_acknowledge_plan(PG_FUNCTION_ARGS)
+{
+	uint64		generation = (uint64) PG_GETARG_INT64(0);
+	uint64		newest;
+
+	tensile_require_process(TENSILE_WORKER);
+	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
+	newest = tensile_my_slot->plan.generation;	/* nobody writes it without shared->lock */
+	if (generation > 0 && generation <= newest)
+	{
+		tensile_my_slot->acknowledged = Max(tensile_my_slot->acknowledged, generation);
+		if (generation == newest)
+			tensile_my_slot->granted_bytes = tensile_my_slot->plan.granted_bytes;
+		tensile_wake(&tensile_shared->singletons[TENSILE_SCHEDULER].wakeup);
+	}
+	LWLockRelease(tensile_shared->lock);
+	if (generation == 0 || generation > newest)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("job " INT64_FORMAT " has no plan of generation " INT64_FORMAT, tensile_my_slot->job,
+						(int64) generation)));
+	tensile_wake_readers();
+	PG_RETURN_VOID();
 }
 
 /* ---- reading ---- */
@@ -123,17 +184,18 @@ read_plan(int64 job, uint64 after, TensilePlanHeader *header)
 		*header = slot->plan;
 		if (header->generation > after)
 		{
+			header->nevents = Min(header->nevents, tensile_shared->plan_events);	/* a wrong number fails the checksum */
 			events = palloc(header->nevents * sizeof(TensilePlanEvent) + 1);
 			memcpy(events, slot_events(slot), header->nevents * sizeof(TensilePlanEvent));
 		}
 		LWLockRelease(slot->lock);
 	}
 	LWLockRelease(tensile_shared->lock);
-	if (events && checksum_events(events, header->nevents) != header->checksum)
+	if (events && checksum_plan(header, events) != header->checksum)
 		ereport(ERROR,
 				(errcode(ERRCODE_DATA_CORRUPTED),
 				 errmsg("the plan of job " INT64_FORMAT " in shared memory has a wrong checksum", job),
-				 errhint("Restart the server, and check its memory.")));
+				 errhint("The scheduler makes another one; if it happens again, restart the server and check its memory.")));
 	return events;
 }
 
@@ -144,8 +206,8 @@ tensile_fetch_plan(PG_FUNCTION_ARGS)
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	TensilePlanHeader header;
 	TensilePlanEvent *events;
-	Datum		values[2];
-	bool		nulls[2] = {false};
+	Datum		values[5];
+	bool		nulls[5] = {false};
 
 	tensile_require_process(TENSILE_WORKER);
 	InitMaterializedSRF(fcinfo, 0);
@@ -154,6 +216,9 @@ tensile_fetch_plan(PG_FUNCTION_ARGS)
 		PG_RETURN_NULL();
 	values[0] = Int64GetDatum((int64) header.generation);
 	values[1] = PointerGetDatum(cstring_to_text_with_len((char *) events, header.nevents * sizeof(TensilePlanEvent)));
+	values[2] = Int64GetDatum(header.planned_bytes);
+	values[3] = Int64GetDatum(header.granted_bytes);
+	values[4] = Float8GetDatum(header.link_share);
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	PG_RETURN_NULL();
 }

@@ -1,5 +1,5 @@
 /*
- * progress.c: live numbers in shared memory: the jobs' progress, the device ledger, prediction counters.
+ * progress.c: live numbers in shared memory: the jobs' progress and prediction counters.
  *
  * A worker is the only writer of its slot's progress; readers copy slots under their locks and then, without locks,
  * leave out what the current user may not see. Prediction counters are atomic; a lock is taken exclusively only when a
@@ -19,14 +19,11 @@
 #include "pg_tensile.h"
 
 PG_FUNCTION_INFO_V1(tensile_report);
-PG_FUNCTION_INFO_V1(tensile_register_device);
 PG_FUNCTION_INFO_V1(tensile_progress);
-PG_FUNCTION_INFO_V1(tensile_devices);
 PG_FUNCTION_INFO_V1(tensile_predictions);
 
-/* Copies text, cut to whole characters. */
-static void
-copy_text(char *target, Size size, const text *source)
+void
+tensile_copy_text(char *target, Size size, const text *source)
 {
 	int			length = pg_mbcliplen(VARDATA_ANY(source), VARSIZE_ANY_EXHDR(source), size - 1);
 
@@ -40,8 +37,10 @@ copy_text(char *target, Size size, const text *source)
 enum
 {
 	REPORT_PHASE, REPORT_EPOCH, REPORT_EPOCHS, REPORT_STEP, REPORT_STEPS, REPORT_LOSS, REPORT_SAMPLES_PER_S,
-	REPORT_DEVICE_BYTES, REPORT_DEVICE_PEAK_BYTES, REPORT_BYTES_SWAPPED, REPORT_STALL_US, REPORT_N
+	REPORT_DEVICE_BYTES, REPORT_DEVICE_PEAK_BYTES, REPORT_BYTES_SWAPPED, REPORT_STALL_US, REPORT_PASSIVE_SWAP_INS,
+	REPORT_UTILISATION, REPORT_N
 };
+StaticAssertDecl(TENSILE_REPORTED_UTILISATION == 1 << REPORT_UTILISATION, "ledger.c looks at this bit");
 
 /* tensile._report(…): null leaves a number as it is. */
 Datum
@@ -57,7 +56,7 @@ tensile_report(PG_FUNCTION_ARGS)
 			now.reported |= 1 << i;
 #define REPORT(argument, field, get) if (!PG_ARGISNULL(argument)) now.field = get(argument)
 	if (phase)
-		copy_text(now.phase, sizeof(now.phase), phase);
+		tensile_copy_text(now.phase, sizeof(now.phase), phase);
 	REPORT(REPORT_EPOCH, epoch, PG_GETARG_INT32);
 	REPORT(REPORT_EPOCHS, epochs, PG_GETARG_INT32);
 	REPORT(REPORT_STEP, step, PG_GETARG_INT64);
@@ -68,6 +67,8 @@ tensile_report(PG_FUNCTION_ARGS)
 	REPORT(REPORT_DEVICE_PEAK_BYTES, device_peak_bytes, PG_GETARG_INT64);
 	REPORT(REPORT_BYTES_SWAPPED, bytes_swapped, PG_GETARG_INT64);
 	REPORT(REPORT_STALL_US, stall_us, PG_GETARG_INT64);
+	REPORT(REPORT_PASSIVE_SWAP_INS, passive_swap_ins, PG_GETARG_INT64);
+	REPORT(REPORT_UTILISATION, utilisation, PG_GETARG_FLOAT8);
 #undef REPORT
 	now.heartbeat = GetCurrentTimestamp();
 
@@ -88,7 +89,8 @@ put_progress(ReturnSetInfo *rsinfo, const TensileSlot *slot)
 		Int64GetDatum(progress->step), Int64GetDatum(progress->steps),
 		Float8GetDatum(progress->loss), Float8GetDatum(progress->samples_per_s),
 		Int64GetDatum(progress->device_bytes), Int64GetDatum(progress->device_peak_bytes),
-		Int64GetDatum(progress->bytes_swapped), Int64GetDatum(progress->stall_us)
+		Int64GetDatum(progress->bytes_swapped), Int64GetDatum(progress->stall_us),
+		Int64GetDatum(progress->passive_swap_ins), Float8GetDatum(progress->utilisation)
 	};
 	Datum		values[2 + REPORT_N + 2];
 	bool		nulls[2 + REPORT_N + 2] = {false};
@@ -101,8 +103,8 @@ put_progress(ReturnSetInfo *rsinfo, const TensileSlot *slot)
 		values[2 + i] = reported[i];
 		nulls[2 + i] = (progress->reported & (1 << i)) == 0;
 	}
-	values[2 + REPORT_N] = Int64GetDatum((int64) slot->plan.generation);
-	nulls[2 + REPORT_N] = slot->plan.generation == 0;
+	values[2 + REPORT_N] = Int64GetDatum((int64) slot->acknowledged);
+	nulls[2 + REPORT_N] = slot->acknowledged == 0;
 	values[3 + REPORT_N] = TimestampTzGetDatum(progress->heartbeat);
 	nulls[3 + REPORT_N] = progress->heartbeat == 0;
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
@@ -121,129 +123,6 @@ tensile_progress(PG_FUNCTION_ARGS)
 	for (int i = 0; i < nslots; i++)
 		if (tensile_role_visible(slots[i].role))
 			put_progress((ReturnSetInfo *) fcinfo->resultinfo, &slots[i]);
-	PG_RETURN_NULL();
-}
-
-/* ---- the device ledger ---- */
-
-/* How many jobs use a device, and what they have been granted. Caller holds shared->lock. */
-static int
-device_users(int device, int64 *granted_bytes)
-{
-	int			users = 0;
-
-	*granted_bytes = 0;
-	for (int i = 0; i < tensile_shared->max_jobs; i++)
-	{
-		TensileSlot *slot = &tensile_shared->slots[i];
-
-		if (slot->state == SLOT_FREE || slot->device != device)
-			continue;
-		users++;
-		*granted_bytes += slot->granted_bytes;
-	}
-	return users;
-}
-
-/* The entry of that name, or one that nobody uses; -1 if there is none. Caller holds shared->lock. */
-static int
-find_device(const char *name)
-{
-	int			unused = -1;
-	int64		granted_bytes;
-
-	for (int i = 0; i < TENSILE_MAX_DEVICES; i++)
-	{
-		if (strcmp(tensile_shared->devices[i].name, name) == 0)
-			return i;
-		if (tensile_shared->devices[i].name[0] == '\0' && unused < 0)
-			unused = i;
-	}
-	for (int i = 0; i < TENSILE_MAX_DEVICES && unused < 0; i++)
-		if (device_users(i, &granted_bytes) == 0)
-			unused = i;
-	return unused;
-}
-
-/* Enters this worker's device; its size is taken from the first who uses it. Returns false when the ledger is full. */
-static bool
-enter_device(const char *name, int64 total_bytes)
-{
-	int64		granted_bytes;
-	int			device;
-
-	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
-	tensile_my_slot->device = -1;
-	device = find_device(name);
-	if (device >= 0 && device_users(device, &granted_bytes) == 0)
-	{
-		strlcpy(tensile_shared->devices[device].name, name, NAMEDATALEN);
-		tensile_shared->devices[device].total_bytes = total_bytes;
-	}
-	tensile_my_slot->device = device;
-	LWLockRelease(tensile_shared->lock);
-	return device >= 0;
-}
-
-/* tensile._register_device(name, total_bytes) */
-Datum
-tensile_register_device(PG_FUNCTION_ARGS)
-{
-	char		name[NAMEDATALEN];
-	int64		total_bytes = PG_GETARG_INT64(1);
-
-	tensile_require_process(TENSILE_WORKER);
-	copy_text(name, sizeof(name), PG_GETARG_TEXT_PP(0));
-	if (name[0] == '\0' || total_bytes <= 0)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("a device needs a name and a positive number of bytes")));
-	if (!enter_device(name, total_bytes))
-		ereport(ERROR,
-				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-				 errmsg("jobs use more than %d devices at once", TENSILE_MAX_DEVICES)));
-	PG_RETURN_VOID();
-}
-
-/* The part of a device's memory that jobs may use. */
-static int64
-device_budget(int64 total_bytes)
-{
-	int64		limit = (int64) tensile_device_memory * 1024 * 1024;
-
-	return limit > 0 ? Min(limit, total_bytes) : total_bytes;
-}
-
-/* tensile._devices(): sums over all jobs, whoever runs them. */
-Datum
-tensile_devices(PG_FUNCTION_ARGS)
-{
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
-	TensileDevice devices[TENSILE_MAX_DEVICES];
-	int64		granted_bytes[TENSILE_MAX_DEVICES];
-	int			users[TENSILE_MAX_DEVICES];
-
-	tensile_require_preload();
-	InitMaterializedSRF(fcinfo, 0);
-	LWLockAcquire(tensile_shared->lock, LW_SHARED);
-	memcpy(devices, tensile_shared->devices, sizeof(devices));
-	for (int i = 0; i < TENSILE_MAX_DEVICES; i++)
-		users[i] = device_users(i, &granted_bytes[i]);
-	LWLockRelease(tensile_shared->lock);
-
-	for (int i = 0; i < TENSILE_MAX_DEVICES; i++)
-	{
-		Datum		values[5];
-		bool		nulls[5] = {false};
-
-		if (devices[i].name[0] == '\0')
-			continue;
-		values[0] = CStringGetTextDatum(devices[i].name);
-		values[1] = Int64GetDatum(devices[i].total_bytes);
-		values[2] = Int64GetDatum(device_budget(devices[i].total_bytes));
-		values[3] = Int64GetDatum(granted_bytes[i]);
-		values[4] = Int32GetDatum(users[i]);
-		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
-	}
 	PG_RETURN_NULL();
 }
 

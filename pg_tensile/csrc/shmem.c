@@ -173,6 +173,8 @@ tensile_clear_slot(TensileSlot *slot)
 	slot->wakeup.latch = NULL;
 	slot->device = -1;
 	slot->granted_bytes = 0;
+	slot->overhead_bytes = 0;
+	slot->acknowledged = 0;
 }
 
 /* The job's slot, RESERVED; NULL when all are taken. Caller holds shared->lock exclusively. */
@@ -230,6 +232,7 @@ tensile_slot_free(TensileSlot *slot)
 	{
 		tensile_clear_slot(slot);
 		tensile_wake(&tensile_shared->singletons[TENSILE_CONTROLLER].wakeup);
+		tensile_wake(&tensile_shared->singletons[TENSILE_SCHEDULER].wakeup);
 	}
 	LWLockRelease(tensile_shared->lock);
 }

@@ -137,6 +137,8 @@ singleton_detach(int code, Datum kind)
 	self->wakeup.latch = NULL;
 	self->ended_at = GetCurrentTimestamp();
 	self->outcome = my_outcome;
+	if (DatumGetInt32(kind) == TENSILE_INFERENCE)
+		tensile_ledger_forget_inference();
 	tensile_wake(&tensile_shared->singletons[TENSILE_LAUNCHER].wakeup);
 	LWLockRelease(tensile_shared->lock);
 }

@@ -1,0 +1,311 @@
+/*
+ * ledger.c: the device ledger: what of each device's memory is whose.
+ *
+ * A device's entries are, for each job slot, the grant of its plan and its overhead (what the executor takes besides: the
+ * context on CUDA), and what the predictor takes. Their sum never exceeds the budget (pg_tensile.device_memory, at most the
+ * device's memory), because a grant that would not fit is not entered. Overheads and the predictor's memory are facts, not
+ * grants: they, or a lower setting, can bring the sum above the budget, and then no grant grows until there is room.
+ *
+ * A new grant counts as the larger of it and the entry before, until the executor has made an iteration under the new plan
+ * (tensile._acknowledge_plan, plan.c): so jobs that shrink go first. All of it is protected by shared->lock.
+ *
+ * A device is entered by the first worker that uses it; its size and rates are that worker's word as long as anybody uses it.
+ */
+#include "postgres.h"
+
+#include "funcapi.h"
+#include "utils/builtins.h"
+
+#include "pg_tensile.h"
+
+PG_FUNCTION_INFO_V1(tensile_register_device);
+PG_FUNCTION_INFO_V1(tensile_inference_memory);
+PG_FUNCTION_INFO_V1(tensile_devices);
+PG_FUNCTION_INFO_V1(tensile_budgets);
+PG_FUNCTION_INFO_V1(tensile_grants);
+
+/* ---- what is whose ---- */
+
+/* What the jobs on a device take together; over all databases. */
+typedef struct DeviceUse
+{
+	int			jobs;
+	int64		granted_bytes;	/* with overheads */
+	int64		in_use_bytes;	/* as last reported */
+	float8		utilisation;	/* the highest that was reported; < 0: none was */
+} DeviceUse;
+
+/* Caller holds shared->lock. */
+static DeviceUse
+device_use(int device)
+{
+	DeviceUse	use = {.utilisation = -1};
+
+	for (int i = 0; i < tensile_shared->max_jobs; i++)
+	{
+		TensileSlot *slot = &tensile_shared->slots[i];
+
+		if (slot->state == SLOT_FREE || slot->device != device)
+			continue;
+		use.jobs++;
+		use.granted_bytes += slot->granted_bytes + slot->overhead_bytes;
+		LWLockAcquire(slot->lock, LW_SHARED);
+		use.in_use_bytes += slot->progress.device_bytes;
+		if (slot->progress.reported & TENSILE_REPORTED_UTILISATION)
+			use.utilisation = Max(use.utilisation, slot->progress.utilisation);
+		LWLockRelease(slot->lock);
+	}
+	return use;
+}
+
+/* The part of a device's memory that jobs and predictor may use together. */
+static int64
+device_budget(const TensileDevice *device)
+{
+	int64		limit = (int64) tensile_device_memory * 1024 * 1024;
+
+	return limit > 0 ? Min(limit, device->total_bytes) : device->total_bytes;
+}
+
+bool
+tensile_ledger_enter(TensileSlot *slot, int64 granted_bytes)
+{
+	const TensileDevice *device = &tensile_shared->devices[slot->device];
+	int64		growth = granted_bytes - slot->granted_bytes;
+	int64		room = device_budget(device) - device->inference_bytes - device_use(slot->device).granted_bytes;
+
+	if (growth <= 0)
+		return true;			/* until the smaller grant is acknowledged, the larger one stays */
+	if (growth > room)
+		return false;
+	slot->granted_bytes = granted_bytes;
+	return true;
+}
+
+/* ---- devices ---- */
+
+/* The entry of that name, or one that nobody uses, named so; -1 if there is none. Caller holds shared->lock exclusively. */
+static int
+find_device(const char *name)
+{
+	int			unused = -1;
+
+	for (int i = 0; i < TENSILE_MAX_DEVICES; i++)
+	{
+		TensileDevice *device = &tensile_shared->devices[i];
+
+		if (strcmp(device->name, name) == 0)
+			return i;
+		if (unused < 0 && device->inference_bytes == 0 && device_use(i).jobs == 0)
+			unused = i;
+	}
+	if (unused >= 0)
+	{
+		memset(&tensile_shared->devices[unused], 0, sizeof(TensileDevice));
+		strlcpy(tensile_shared->devices[unused].name, name, NAMEDATALEN);
+	}
+	return unused;
+}
+
+static int
+enter_device(const char *name)
+{
+	int			device = find_device(name);
+
+	if (device < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
+				 errmsg("jobs use more than %d devices at once", TENSILE_MAX_DEVICES)));
+	return device;
+}
+
+/* A device's name from an argument, cut to fit. */
+static char *
+device_name(const text *argument)
+{
+	char	   *name = palloc(NAMEDATALEN);
+
+	tensile_copy_text(name, NAMEDATALEN, argument);
+	if (*name == '\0')
+		ereport(ERROR, (errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("a device needs a name")));
+	return name;
+}
+
+/* The worker's slot comes to a device. Memory that the job was granted on another one is given back. */
+static void
+enter_slot(TensileSlot *slot, const char *name, const TensileDevice *description, int64 overhead_bytes)
+{
+	int			former = slot->device;
+	int			device;
+
+	slot->device = -1;			/* so that its own description of the device may replace its former one */
+	device = enter_device(name);
+	if (device_use(device).jobs == 0)
+	{
+		TensileDevice *entry = &tensile_shared->devices[device];
+
+		entry->total_bytes = description->total_bytes;
+		entry->out_bytes_per_s = description->out_bytes_per_s;
+		entry->in_bytes_per_s = description->in_bytes_per_s;
+	}
+	if (device != former)
+		slot->granted_bytes = 0;
+	slot->overhead_bytes = overhead_bytes;
+	slot->device = device;
+}
+
+/* tensile._register_device(name, total_bytes, out_bytes_per_s, in_bytes_per_s, overhead_bytes) */
+Datum
+tensile_register_device(PG_FUNCTION_ARGS)
+{
+	TensileDevice device = {
+		.total_bytes = PG_GETARG_INT64(1),
+		.out_bytes_per_s = PG_GETARG_FLOAT8(2),
+		.in_bytes_per_s = PG_GETARG_FLOAT8(3)
+	};
+	int64		overhead_bytes = PG_GETARG_INT64(4);
+	char	   *name;
+
+	tensile_require_process(TENSILE_WORKER);
+	name = device_name(PG_GETARG_TEXT_PP(0));
+	if (device.total_bytes <= 0 || !(device.out_bytes_per_s > 0) || !(device.in_bytes_per_s > 0) || overhead_bytes < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("device \"%s\" cannot have " INT64_FORMAT " bytes, a link of %g and %g bytes/s and an overhead of "
+						INT64_FORMAT " bytes", name, device.total_bytes, device.out_bytes_per_s, device.in_bytes_per_s,
+						overhead_bytes)));
+	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
+	enter_slot(tensile_my_slot, name, &device, overhead_bytes);
+	LWLockRelease(tensile_shared->lock);
+	PG_RETURN_VOID();
+}
+
+/* tensile._inference_memory(device, bytes): what the predictor takes of it from now on. */
+Datum
+tensile_inference_memory(PG_FUNCTION_ARGS)
+{
+	int64		bytes = PG_GETARG_INT64(1);
+	char	   *name;
+
+	tensile_require_process(TENSILE_INFERENCE);
+	name = device_name(PG_GETARG_TEXT_PP(0));
+	if (bytes < 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("the predictor cannot take " INT64_FORMAT " bytes of device \"%s\"", bytes, name)));
+	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
+	tensile_shared->devices[enter_device(name)].inference_bytes = bytes;
+	tensile_wake(&tensile_shared->singletons[TENSILE_SCHEDULER].wakeup);
+	LWLockRelease(tensile_shared->lock);
+	PG_RETURN_VOID();
+}
+
+/* The predictor has ended. */
+void
+tensile_ledger_forget_inference(void)
+{
+	for (int i = 0; i < TENSILE_MAX_DEVICES; i++)
+		tensile_shared->devices[i].inference_bytes = 0;
+	tensile_wake(&tensile_shared->singletons[TENSILE_SCHEDULER].wakeup);
+}
+
+/* ---- for SQL ---- */
+
+/* Copies of all devices and of their use. */
+static void
+copy_devices(TensileDevice *devices, DeviceUse *uses)
+{
+	LWLockAcquire(tensile_shared->lock, LW_SHARED);
+	memcpy(devices, tensile_shared->devices, sizeof(tensile_shared->devices));
+	for (int i = 0; i < TENSILE_MAX_DEVICES; i++)
+		uses[i] = device_use(i);
+	LWLockRelease(tensile_shared->lock);
+}
+
+/* tensile._devices(): sums over all jobs, whoever runs them; null: not known, because no job has used the device yet. */
+Datum
+tensile_devices(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	TensileDevice devices[TENSILE_MAX_DEVICES];
+	DeviceUse	uses[TENSILE_MAX_DEVICES];
+
+	tensile_require_preload();
+	InitMaterializedSRF(fcinfo, 0);
+	copy_devices(devices, uses);
+	for (int i = 0; i < TENSILE_MAX_DEVICES; i++)
+	{
+		bool		unknown = devices[i].total_bytes == 0;
+		Datum		values[] = {
+			CStringGetTextDatum(devices[i].name),
+			Int64GetDatum(devices[i].total_bytes), Int64GetDatum(device_budget(&devices[i])),
+			Int64GetDatum(uses[i].granted_bytes), Int64GetDatum(uses[i].in_use_bytes),
+			Int64GetDatum(devices[i].inference_bytes), Int32GetDatum(uses[i].jobs),
+			Float8GetDatum(devices[i].out_bytes_per_s), Float8GetDatum(devices[i].in_bytes_per_s),
+			Float8GetDatum(uses[i].utilisation)
+		};
+		bool		nulls[] = {
+			false, unknown, unknown, false, false, false, false, unknown, unknown, uses[i].utilisation < 0
+		};
+
+		if (devices[i].name[0] != '\0')
+			tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+	PG_RETURN_NULL();
+}
+
+/* tensile._device_memory() → (device, total_bytes, budget_bytes, inference_bytes) of those that jobs have used */
+Datum
+tensile_budgets(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	TensileDevice devices[TENSILE_MAX_DEVICES];
+	DeviceUse	uses[TENSILE_MAX_DEVICES];
+
+	tensile_require_process(TENSILE_SCHEDULER);
+	InitMaterializedSRF(fcinfo, 0);
+	copy_devices(devices, uses);
+	for (int i = 0; i < TENSILE_MAX_DEVICES; i++)
+	{
+		Datum		values[] = {
+			CStringGetTextDatum(devices[i].name), Int64GetDatum(devices[i].total_bytes),
+			Int64GetDatum(device_budget(&devices[i])), Int64GetDatum(devices[i].inference_bytes)
+		};
+		bool		nulls[lengthof(values)] = {false};
+
+		if (devices[i].total_bytes > 0)
+			tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+	PG_RETURN_NULL();
+}
+
+/* tensile._grants(): the entries of the jobs of this database, and their newest plans */
+Datum
+tensile_grants(PG_FUNCTION_ARGS)
+{
+	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
+	TensileDevice devices[TENSILE_MAX_DEVICES];
+	DeviceUse	uses[TENSILE_MAX_DEVICES];
+	TensileSlot *slots;
+	int			nslots;
+
+	tensile_require_process(TENSILE_SCHEDULER);
+	InitMaterializedSRF(fcinfo, 0);
+	slots = tensile_copy_slots(&nslots);
+	copy_devices(devices, uses);
+	for (int i = 0; i < nslots; i++)
+	{
+		const TensileSlot *slot = &slots[i];
+		Datum		values[] = {
+			Int64GetDatum(slot->job), CStringGetTextDatum(devices[Max(slot->device, 0)].name),
+			Int64GetDatum(slot->granted_bytes), Int64GetDatum(slot->overhead_bytes),
+			Int64GetDatum((int64) slot->plan.generation), Int64GetDatum((int64) slot->acknowledged),
+			Int64GetDatum(slot->plan.planned_bytes), Int64GetDatum(slot->plan.granted_bytes)
+		};
+		bool		nulls[lengthof(values)] = {false};
+
+		nulls[1] = slot->device < 0;
+		tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+	PG_RETURN_NULL();
+}
