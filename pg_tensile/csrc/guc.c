@@ -101,7 +101,7 @@ define_place_settings(void)
 	DefineCustomIntVariable("pg_tensile.device_memory",
 							"Sets how much memory of a device all jobs together may use.",
 							"0: all of it.",
-							&tensile_device_memory, 0, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL, NULL, NULL);
+							&tensile_device_memory, 0, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_KB, NULL, NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.threads",
 							"Sets how many threads each executor computes with.",
 							"0: the processor cores but one, divided by the jobs that run.",

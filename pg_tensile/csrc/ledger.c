@@ -3,8 +3,8 @@
  *
  * A device's entries are, for each job slot, the grant of its plan and its overhead (what the executor takes besides: the
  * context on CUDA), and what the predictor takes. Their sum never exceeds the budget (pg_tensile.device_memory, at most the
- * device's memory), because a grant that would not fit is not entered. Overheads and the predictor's memory are facts, not
- * grants: they, or a lower setting, can bring the sum above the budget, and then no grant grows until there is room.
+ * device's memory), because a grant that would not fit is not entered. Overheads are facts, not grants: they, or a lower
+ * setting, can bring the sum above the budget, and then no grant grows until there is room.
  *
  * A new grant counts as the larger of it and the entry before, until the executor has made an iteration under the new plan
  * (tensile._acknowledge_plan, plan.c): so jobs that shrink go first. All of it is protected by shared->lock.
@@ -62,7 +62,7 @@ device_use(int device)
 static int64
 device_budget(const TensileDevice *device)
 {
-	int64		limit = (int64) tensile_device_memory * 1024 * 1024;
+	int64		limit = (int64) tensile_device_memory * 1024;
 
 	return limit > 0 ? Min(limit, device->total_bytes) : device->total_bytes;
 }
@@ -180,24 +180,44 @@ tensile_register_device(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/* tensile._inference_memory(device, bytes): what the predictor takes of it from now on. */
+/*
+ * tensile._inference_memory(device, total_bytes, least, wanted): what the predictor may take of it from now on: as much as
+ * there is room for, up to `wanted`. Null: there is no room for `least`; then nothing changes, but the jobs are planned
+ * into what that leaves.
+ */
 Datum
 tensile_inference_memory(PG_FUNCTION_ARGS)
 {
-	int64		bytes = PG_GETARG_INT64(1);
+	int64		total_bytes = PG_GETARG_INT64(1);
+	int64		least = PG_GETARG_INT64(2);
+	int64		wanted = PG_GETARG_INT64(3);
+	TensileDevice *device;
+	int64		room;
+	bool		fits;
 	char	   *name;
 
 	tensile_require_process(TENSILE_INFERENCE);
 	name = device_name(PG_GETARG_TEXT_PP(0));
-	if (bytes < 0)
+	if (total_bytes <= 0 || least < 0 || wanted < least)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("the predictor cannot take " INT64_FORMAT " bytes of device \"%s\"", bytes, name)));
+				 errmsg("the predictor cannot take " INT64_FORMAT " to " INT64_FORMAT " bytes of device \"%s\"",
+						least, wanted, name)));
 	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
-	tensile_shared->devices[enter_device(name)].inference_bytes = bytes;
+	device = &tensile_shared->devices[enter_device(name)];
+	if (device->total_bytes == 0)
+		device->total_bytes = total_bytes;
+	room = device_budget(device) - device_use(device - tensile_shared->devices).granted_bytes;
+	fits = least <= Max(room, device->inference_bytes); /* what it has already it keeps */
+	if (fits)
+		device->inference_bytes = Max(least, Min(wanted, room));
+	device->inference_wanted = fits ? 0 : least;
 	tensile_wake(&tensile_shared->singletons[TENSILE_SCHEDULER].wakeup);
+	wanted = device->inference_bytes;
 	LWLockRelease(tensile_shared->lock);
-	PG_RETURN_VOID();
+	if (!fits)
+		PG_RETURN_NULL();
+	PG_RETURN_INT64(wanted);
 }
 
 /* The predictor has ended. */
@@ -205,7 +225,7 @@ void
 tensile_ledger_forget_inference(void)
 {
 	for (int i = 0; i < TENSILE_MAX_DEVICES; i++)
-		tensile_shared->devices[i].inference_bytes = 0;
+		tensile_shared->devices[i].inference_bytes = tensile_shared->devices[i].inference_wanted = 0;
 	tensile_wake(&tensile_shared->singletons[TENSILE_SCHEDULER].wakeup);
 }
 
@@ -236,6 +256,7 @@ tensile_devices(PG_FUNCTION_ARGS)
 	for (int i = 0; i < TENSILE_MAX_DEVICES; i++)
 	{
 		bool		unknown = devices[i].total_bytes == 0;
+		bool		unused = devices[i].out_bytes_per_s == 0;
 		Datum		values[] = {
 			CStringGetTextDatum(devices[i].name),
 			Int64GetDatum(devices[i].total_bytes), Int64GetDatum(device_budget(&devices[i])),
@@ -245,7 +266,7 @@ tensile_devices(PG_FUNCTION_ARGS)
 			Float8GetDatum(uses[i].utilisation)
 		};
 		bool		nulls[] = {
-			false, unknown, unknown, false, false, false, false, unknown, unknown, uses[i].utilisation < 0
+			false, unknown, unknown, false, false, false, false, unused, unused, uses[i].utilisation < 0
 		};
 
 		if (devices[i].name[0] != '\0')
@@ -269,7 +290,8 @@ tensile_budgets(PG_FUNCTION_ARGS)
 	{
 		Datum		values[] = {
 			CStringGetTextDatum(devices[i].name), Int64GetDatum(devices[i].total_bytes),
-			Int64GetDatum(device_budget(&devices[i])), Int64GetDatum(devices[i].inference_bytes)
+			Int64GetDatum(device_budget(&devices[i])),
+			Int64GetDatum(Max(devices[i].inference_bytes, devices[i].inference_wanted))
 		};
 		bool		nulls[lengthof(values)] = {false};
 

@@ -151,10 +151,11 @@ StaticAssertDecl(sizeof(TensilePlanEvent) == 32, "event rows travel as they are"
 typedef struct TensileDevice
 {
 	char		name[NAMEDATALEN];	/* "": free */
-	int64		total_bytes;	/* 0: no job has used it yet */
-	float8		out_bytes_per_s;	/* over its link to the host, each way */
+	int64		total_bytes;	/* 0: not known yet */
+	float8		out_bytes_per_s;	/* over its link to the host, each way; 0: no job has used it yet */
 	float8		in_bytes_per_s;
 	int64		inference_bytes;	/* taken by the predictor */
+	int64		inference_wanted;	/* what it waits for; 0: nothing */
 } TensileDevice;
 
 typedef struct TensilePredictions
@@ -200,7 +201,7 @@ typedef enum TensilePolicy
 extern char *tensile_database;
 extern char *tensile_python;
 extern char *tensile_device;
-extern int	tensile_device_memory;	/* MB; 0 = all of it */
+extern int	tensile_device_memory;	/* kB; 0 = all of it */
 extern int	tensile_max_jobs;
 extern int	tensile_plan_events;
 extern int	tensile_policy;			/* TensilePolicy */

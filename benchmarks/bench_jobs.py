@@ -1,0 +1,241 @@
+"""Several jobs on one device: in the database, together against one after another, in the same run.
+
+Two, three and four jobs train at once, of one network and of several (ResNet-20, DenseNet-40 and a small convolutional
+network on images of 32 × 32), first on a device with room for all of them, then on one with so little that they do not fit
+together without plans: `TIGHT` of the sum of what they take alone. Told are the time of all jobs together as a ratio of
+the same jobs one after another on the device with room, medians of `ROUNDS` rounds; the most that the ledger and the
+executors' own books held, by samples of tensile.devices taken all the time; and whether every job made the same weights,
+to the bit, as it did alone. The last line is JSON; all of it goes to benchmarks/results/jobs-host.json.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psycopg
+from rich.console import Console
+from rich.table import Table
+
+from scripts.cluster import Cluster, temporary_cluster
+
+RESULTS = Path(__file__).parent / "results" / "jobs-host.json"
+ROUNDS = 3
+TIGHT = 0.6
+ROWS, EPOCHS, BATCH_SIZE = 320, 4, 32
+SAMPLE_S = 0.02
+IMAGES = f"""
+CREATE TABLE images AS
+SELECT r AS id, r % 10 AS label, (SELECT array_agg(sin(r * 0.37 + i * 0.011 * (1 + r % 10))::float4)
+                                  FROM generate_series(1, 3 * 32 * 32) i) AS image
+FROM generate_series(1, {ROWS}) r
+"""
+SOURCE = """
+def build(n_inputs, n_outputs):
+    import torch
+    from pytorchcv.models.{module} import {name}
+
+    class Images(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = {name}(num_classes=n_outputs)
+
+        def forward(self, x):
+            return self.network(x.view(-1, 3, 32, 32))
+
+    return Images()
+"""
+NETWORKS: dict[str, dict[str, Any]] = {
+    "ResNet-20": {"type": "python", "source": SOURCE.format(module="resnet_cifar", name="resnet20_cifar10")},
+    "DenseNet-40": {"type": "python", "source": SOURCE.format(module="densenet_cifar", name="densenet40_k12_cifar10")},
+    "CNN": {"type": "cnn", "channels": [32, 64], "shape": [3, 32, 32]},
+}
+MIXES = {
+    "2 alike": ("ResNet-20", "ResNet-20"),
+    "2 mixed": ("ResNet-20", "DenseNet-40"),
+    "3 mixed": ("ResNet-20", "DenseNet-40", "CNN"),
+    "4 mixed": ("ResNet-20", "DenseNet-40", "CNN", "ResNet-20"),
+}
+
+Connection = psycopg.Connection[Any]
+
+
+class Outcome(NamedTuple):
+    """Of the same jobs, run together or one after another."""
+
+    seconds: float
+    weights: tuple[str, ...]  # digests, a job each
+    granted_bytes: int  # the most at any sample
+    in_use_bytes: int
+    budget_bytes: int
+
+
+class Watch:
+    """Samples the device's ledger until it is left."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.granted = self.in_use = self.budget = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with self._cluster.connect() as conn:
+            while not self._ended.wait(SAMPLE_S):
+                sql = "SELECT granted_bytes, in_use_bytes, budget_bytes FROM tensile.devices WHERE name = 'cpu'"
+                for granted, in_use, budget in conn.execute(sql).fetchall():
+                    self.granted, self.in_use = max(self.granted, granted), max(self.in_use, in_use)
+                    self.budget = budget
+
+
+def arguments(seed: int) -> str:
+    return (
+        f"'SELECT label, image FROM images', 'label', epochs => {EPOCHS}, batch_size => {BATCH_SIZE}, seed => {seed},"
+        """ validation => 0, options => '{"task": "classification"}'"""
+    )
+
+
+def submit(conn: Connection, model: str, seed: int) -> int:
+    row = conn.execute(f"SELECT train_model('{model}', {arguments(seed)})").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def digest(conn: Connection, job: int) -> str:
+    row = conn.execute("SELECT wait_for_job(%s, '30 min')", (job,)).fetchone()
+    row = conn.execute(
+        "SELECT encode(sha256(string_agg(w.data, '' ORDER BY seq)), 'hex') FROM tensile.model_weights w"
+        " JOIN tensile.model_versions v ON v.id = w.version WHERE v.job = %s",
+        (job,),
+    ).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def train(cluster: Cluster, conn: Connection, models: Sequence[str], together: bool) -> Outcome:
+    started = time.perf_counter()
+    with Watch(cluster) as watch:
+        if together:
+            jobs = [submit(conn, model, seed) for seed, model in enumerate(models)]
+            weights = [digest(conn, job) for job in jobs]
+        else:
+            weights = [digest(conn, submit(conn, model, seed)) for seed, model in enumerate(models)]
+    seconds = time.perf_counter() - started
+    return Outcome(seconds, tuple(weights), watch.granted, watch.in_use, watch.budget)
+
+
+def vanilla_bytes(conn: Connection, model: str) -> int:
+    options = """'{"task": "classification", "format": "json"}'"""
+    sql = (
+        f"SELECT explain_training('{model}', {arguments(0)})".rpartition(" options => ")[0] + f" options => {options})"
+    )
+    row = conn.execute(sql).fetchone()
+    assert row is not None
+    return int(json.loads(row[0])["vanilla_peak_bytes"])
+
+
+def set_memory(cluster: Cluster, conn: Connection, megabytes: int) -> None:
+    conn.execute(f"ALTER SYSTEM SET pg_tensile.device_memory = '{megabytes}MB'")
+    cluster.reload()
+    while conn.execute("SHOW pg_tensile.device_memory").fetchone() == ("0",) and megabytes:
+        time.sleep(0.01)
+
+
+def compare(cluster: Cluster, title: str, networks: Sequence[str]) -> dict[str, Any]:
+    """One mix of jobs: `ROUNDS` times one after another, together, together on a small device."""
+    models = [f"{name} {number}" for number, name in enumerate(networks)]
+    with cluster.connect() as conn:
+        for model, name in zip(models, networks, strict=True):
+            conn.execute("SELECT register_model(%s, %s, replace => true)", (model, json.dumps(NETWORKS[name])))
+        alone = sum(vanilla_bytes(conn, model) for model in models)
+        tight = int(TIGHT * alone) >> 20
+        rounds = []
+        for _ in range(ROUNDS):
+            set_memory(cluster, conn, 0)
+            outcomes = {"after another": train(cluster, conn, models, False)}
+            outcomes["together"] = train(cluster, conn, models, True)
+            set_memory(cluster, conn, tight)
+            outcomes["tight"] = train(cluster, conn, models, True)
+            rounds.append(outcomes)
+    return summary(title, alone, rounds)
+
+
+def summary(title: str, alone: int, rounds: Sequence[dict[str, Outcome]]) -> dict[str, Any]:
+    def ratio(kind: str) -> float:
+        return round(statistics.median(each[kind].seconds / each["after another"].seconds for each in rounds), 3)
+
+    reference = rounds[0]["after another"].weights
+    tight = [each["tight"] for each in rounds]
+    return {
+        "jobs": title,
+        "seconds_one_after_another": round(statistics.median(each["after another"].seconds for each in rounds), 1),
+        "together": ratio("together"),
+        "tight": ratio("tight"),
+        "vanilla_bytes": alone,
+        "budget_bytes": tight[0].budget_bytes,
+        "most_granted_bytes": max(each.granted_bytes for each in tight),
+        "most_in_use_bytes": max(each.in_use_bytes for each in tight),
+        "bit_identical": all(outcome.weights == reference for each in rounds for outcome in each.values()),
+    }
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    table = Table(title=f"jobs together, times the same jobs one after another ({ROUNDS} rounds)")
+    for heading in (
+        "jobs",
+        "s, one after another",
+        "together",
+        f"within {TIGHT:.0%}",
+        "budget, MiB",
+        "granted",
+        "in use",
+        "same weights",
+    ):
+        table.add_column(heading, justify="left" if heading == "jobs" else "right")
+    for row in rows:
+        mebibytes = [f"{row[key] / 2**20:.0f}" for key in ("budget_bytes", "most_granted_bytes", "most_in_use_bytes")]
+        times = [f"{row['seconds_one_after_another']:.1f}", f"{row['together']:.2f}", f"{row['tight']:.2f}"]
+        table.add_row(row["jobs"], *times, *mebibytes, "yes" if row["bit_identical"] else "NO")
+    Console(width=120).print(table)
+
+
+def main(chosen: Sequence[str]) -> int:
+    folder = Path(tempfile.mkdtemp(prefix="pgt-bench-", dir="/tmp"))
+    folder.chmod(0o711)
+    rows = []
+    try:
+        with temporary_cluster(folder / "cluster", {"pg_tensile.device": "cpu"}) as cluster:
+            with cluster.connect() as conn:
+                conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+                conn.execute(IMAGES)
+            for title, networks in MIXES.items():
+                if not chosen or title in chosen:
+                    rows.append(compare(cluster, title, networks))
+                    show(rows)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if not chosen:
+        RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+    print(json.dumps(rows))
+    fits = all(row["most_granted_bytes"] <= row["budget_bytes"] for row in rows)
+    return 0 if fits and all(row["bit_identical"] for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
