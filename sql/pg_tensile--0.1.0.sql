@@ -802,6 +802,17 @@ BEGIN
     RETURN m;
 END $$;
 
+CREATE FUNCTION tensile._check_priority(priority int) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF priority NOT BETWEEN -1000 AND 1000 THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('priority is out of range: %s', priority),
+            HINT = 'Use -1000 to 1000; higher starts earlier, and loses less time to others'' memory.';
+    END IF;
+END $$;
+
 CREATE FUNCTION tensile._check_training(epochs int, batch_size int, optimizer text, learning_rate float8,
                                         validation float8, policy text, priority int) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -828,13 +839,11 @@ BEGIN
     ELSIF policy NOT IN ('none', 'tensile', 'joint') THEN
         message := format('unknown policy "%s"', policy);
         hint := 'Use ''joint'', ''tensile'' or ''none'', or leave it out for the setting pg_tensile.policy.';
-    ELSIF priority NOT BETWEEN -1000 AND 1000 THEN
-        message := format('priority is out of range: %s', priority);
-        hint := 'Use -1000 to 1000; higher starts earlier.';
     END IF;
     IF message IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = message, HINT = hint;
     END IF;
+    PERFORM tensile._check_priority(priority);
 END $$;
 
 -- '8GB' in bytes; null stays null
@@ -877,8 +886,9 @@ BEGIN
     END IF;
 END $$;
 
-CREATE FUNCTION tensile._cancel_job(caller oid, job bigint) RETURNS bool
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+-- The job's row, locked, after making sure that the caller may cancel it or change its priority
+CREATE FUNCTION tensile._own_job(caller oid, job bigint) RETURNS tensile.jobs
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     j tensile.jobs;
@@ -892,9 +902,17 @@ BEGIN
     ELSIF NOT own AND (NOT pg_has_role(caller, 'pg_signal_backend', 'USAGE')
                        OR EXISTS (SELECT FROM pg_roles WHERE oid = j.owner AND rolsuper)) THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = format('permission denied for job %s', job),
-            HINT = 'Its owner can cancel it, and members of pg_signal_backend unless the owner is a superuser.';
+            HINT = 'Its owner may do that, and members of pg_signal_backend unless the owner is a superuser.';
     END IF;
+    RETURN j;
+END $$;
 
+CREATE FUNCTION tensile._cancel_job(caller oid, job bigint) RETURNS bool
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    j tensile.jobs := tensile._own_job(caller, job);
+BEGIN
     IF j.state IN ('queued', 'interrupted') THEN
         PERFORM tensile._end_job(job, 'cancelled');
     ELSIF j.state IN ('starting', 'running', 'waiting') THEN
@@ -904,6 +922,18 @@ BEGIN
         RETURN false;
     END IF;
     RETURN true;
+END $$;
+
+CREATE FUNCTION tensile._set_job_priority(caller oid, job bigint, priority int) RETURNS bool
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    j tensile.jobs := tensile._own_job(caller, job);
+BEGIN
+    PERFORM tensile._not_null('priority', priority::text), tensile._check_priority(priority);
+    UPDATE tensile.jobs SET priority = _set_job_priority.priority WHERE id = job AND ended_at IS NULL;
+    PERFORM tensile._notify(job);
+    RETURN j.ended_at IS NULL;
 END $$;
 
 CREATE FUNCTION tensile._no_such_job(job bigint) RETURNS void
@@ -1564,6 +1594,10 @@ COMMENT ON FUNCTION @extschema@.train_model(text, text, text, int, int, text, fl
 CREATE FUNCTION @extschema@.cancel_job(job bigint) RETURNS bool
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.cancel_job(bigint) IS 'stops a job; false if it had ended already';
+CREATE FUNCTION @extschema@.set_job_priority(job bigint, priority int) RETURNS bool
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.set_job_priority(bigint, int) IS
+    'a higher priority starts earlier and loses less time to others'' memory; false if the job had ended already';
 
 CREATE FUNCTION @extschema@.predict(model text, features record) RETURNS float8
     LANGUAGE C STABLE STRICT PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_record';
@@ -1712,13 +1746,16 @@ CREATE VIEW tensile.latency WITH (security_invoker = true) AS
                 THEN pg_catalog.abs(l.predicted_us::pg_catalog.float8 OPERATOR(pg_catalog.-) l.measured_us)
                      OPERATOR(pg_catalog./) l.measured_us END AS relative_error
     FROM tensile.operators o
-         LEFT JOIN (SELECT x.job, x.samples, u.number OPERATOR(pg_catalog.-) 1 AS operator,
+         LEFT JOIN (SELECT x.job, x.samples, u.operator,
                            CASE WHEN u.predicted OPERATOR(pg_catalog.<>) 'NaN' THEN u.predicted END AS predicted_us,
                            CASE WHEN u.measured OPERATOR(pg_catalog.<>) 'NaN' THEN u.measured END AS measured_us,
                            CASE WHEN u.average OPERATOR(pg_catalog.<>) 'NaN' THEN u.average END AS average_us
                     FROM tensile.latencies x,
-                         ROWS FROM (pg_catalog.unnest(x.predicted), pg_catalog.unnest(x.measured), pg_catalog.unnest(x.average))
-                             WITH ORDINALITY u (predicted, measured, average, number)) l
+                         ROWS FROM (pg_catalog.unnest(x.predicted), pg_catalog.unnest(x.measured),
+                                    pg_catalog.unnest(x.average), -- the planner expects 10 rows of unnest, 1000 of this:
+                                    pg_catalog.generate_series(0, pg_catalog.cardinality(x.predicted)
+                                                                  OPERATOR(pg_catalog.-) 1))
+                             u (predicted, measured, average, operator)) l
              ON l.job OPERATOR(pg_catalog.=) o.job AND l.operator OPERATOR(pg_catalog.=) o.operator;
 COMMENT ON VIEW tensile.latency IS
     'latency of each operator of each job in microseconds: predicted, last measured, moving average';

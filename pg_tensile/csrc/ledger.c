@@ -72,7 +72,8 @@ tensile_ledger_enter(TensileSlot *slot, int64 granted_bytes)
 {
 	const TensileDevice *device = &tensile_shared->devices[slot->device];
 	int64		growth = granted_bytes - slot->granted_bytes;
-	int64		room = device_budget(device) - device->inference_bytes - device_use(slot->device).granted_bytes;
+	int64		inference = Max(device->inference_bytes, device->inference_wanted);
+	int64		room = device_budget(device) - inference - device_use(slot->device).granted_bytes;
 
 	if (growth <= 0)
 		return true;			/* until the smaller grant is acknowledged, the larger one stays */
