@@ -9,6 +9,7 @@ is the fastest. Several jobs share the link in equal parts, and the budget so th
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeVar
@@ -93,14 +94,23 @@ class JobPlanner:
     ) -> None:
         self.trace = roofline.timed(trace, profile)
         self.profile = profile
-        self.share = share
-        self.link = profile.with_link(
-            profile.out_bytes_per_s * share, profile.in_bytes_per_s * share, profile.duplex_factor
-        )
         self.tries = min(len(PRICES), max(3, OPERATORS // self.trace.operator_count))
         self._most_events = most_events
-        self._remembered: dict[Hashable, Candidate | Shortage] = {}
         self._host_bytes: dict[Plan, int] = {}
+        self._take_share(share)
+
+    def _take_share(self, share: float) -> None:
+        rates = self.profile.out_bytes_per_s * share, self.profile.in_bytes_per_s * share
+        self.share = share
+        self.link = self.profile.with_link(*rates, self.profile.duplex_factor)
+        self._remembered: dict[Hashable, Candidate | Shortage] = {}
+        self._candidates: dict[Plan, Candidate] = {}
+
+    def sharing(self, share: float) -> JobPlanner:
+        """A planner for the same job with another part of the link."""
+        other = copy(self)
+        other._take_share(share)
+        return other
 
     @cached_property
     def columns(self) -> Columns:
@@ -117,6 +127,9 @@ class JobPlanner:
 
     def candidate(self, plan: Plan) -> Candidate:
         """What a plan costs. Raises InvalidPlanError."""
+        return _remember(self._candidates, plan, lambda: self._simulated(plan))
+
+    def _simulated(self, plan: Plan) -> Candidate:
         (timeline,) = simulate([SimulatedJob(self.trace, plan)], self.link)
         return Candidate(
             plan,
@@ -319,14 +332,14 @@ def _check_budget(parts: Mapping[int, _Part], budget_bytes: int, smallest_bytes:
 
 
 def _levels(parts: Mapping[int, _Part], budget_bytes: int, small: bool) -> Iterable[int]:
-    """All levels for small traces; else those around the first one with which all jobs fit."""
+    """All levels for small traces; else the first one with which all jobs fit and the one before."""
     if small:
         return range(LEVELS + 1)
     fits = (
         level for level in range(LEVELS + 1) if sum(part.level_bytes(level) for part in parts.values()) <= budget_bytes
     )
     first = next(fits, LEVELS)
-    return sorted({0, max(first - 1, 0), first, min(first + 1, LEVELS)})
+    return sorted({0, max(first - 1, 0), first})
 
 
 def _cheapest(parts: Mapping[int, _Part], budget_bytes: int, host_price: float = 0.0) -> dict[int, Candidate]:
