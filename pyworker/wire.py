@@ -59,10 +59,14 @@ class FrameType(IntEnum):
     STATE = 12
     DONE = 13
     ERROR = 14
+    REFUSE = 15
+    EXPLANATION = 16
     PREDICT = 20
     PREDICTION = 21
     LOAD = 22
     MODEL = 23
+    SCHEDULE = 30
+    SCHEDULED = 31
 
 
 class Frame(NamedTuple):

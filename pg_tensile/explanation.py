@@ -1,0 +1,428 @@
+"""What a training job would take, before anything of it runs: the EXPLAIN of a job (design.md section 4).
+
+`explain` turns the traces of a job's graphs, a device and what others have on it into plain numbers; `render` turns
+those into lines for people. Bytes are those of the traces: an operator's workspace counts once it has been measured.
+No torch here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pg_tensile.peak import floor_bytes, footprint
+from pg_tensile.plan import EventKind, Plan
+from pg_tensile.policies import named_policy
+from pg_tensile.policies.relax import least_bytes
+from pg_tensile.profile import DeviceProfile
+from pg_tensile.reuse import host_bytes
+from pg_tensile.simulator import SimulatedJob, Timeline, simulate
+from pg_tensile.trace import Kind, Phase, Trace
+
+SHOWN = 10  # tensors that are swapped, and that are recomputed, the largest first
+UNITS = ("B", "kB", "MB", "GB", "TB")  # of 1024, as memory_budget takes them
+
+
+class Request(NamedTuple):
+    """The job as it was asked for. `parameters`, `state_bytes` (parameters, gradients and optimizer state) and
+    `claim_bytes` (what an eager job is given) are the model's. `open_job`: one that trains the model now. `uncaptured`:
+    why there are no graphs. `approximate`: in what the numbers are another device's."""
+
+    model: str
+    architecture: str
+    device: str
+    policy: str
+    epochs: int
+    batch_size: int
+    steps: int  # of an epoch
+    training_rows: int
+    validation_rows: int
+    skipped_rows: int
+    parameters: int
+    state_bytes: int
+    claim_bytes: int
+    memory_budget: int | None = None
+    open_job: int | None = None
+    uncaptured: str | None = None
+    calibrated: bool = False
+    approximate: str | None = None
+
+
+class Admission(NamedTuple):
+    """What counts when the scheduler lets a job begin. Bytes of the device: `budget_bytes` for all jobs together,
+    `overhead_bytes` that this job's process takes besides, `least_bytes` that `running` jobs could be squeezed into."""
+
+    budget_bytes: int
+    overhead_bytes: int = 0
+    running: int = 0
+    waiting: int = 0
+    least_bytes: int = 0
+
+
+# ---- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def explain(
+    request: Request, traces: Mapping[str, Trace], profile: DeviceProfile, admission: Admission
+) -> dict[str, Any]:
+    """Everything that `render` says, as JSON. `traces`: the job's graphs by name with their latencies, the training
+    step first; empty where none could be captured. Bytes, µs, shares from 0 to 1."""
+    explanation: dict[str, Any] = {key: value for key, value in request._asdict().items() if value is not None}
+    explanation |= {"captured": bool(traces), "profile": profile.name, "admission": admission._asdict()}
+    least = request.claim_bytes
+    if traces:
+        train = next(iter(traces.values()))
+        explanation["graph"] = _graph(train)
+        explanation["memory"] = memory = _memory(traces)
+        if request.policy == "none":
+            (vanilla,) = simulate([SimulatedJob(train)], profile)
+            explanation["time"] = _time(vanilla, vanilla)
+        else:
+            least = memory["least_bytes"]
+            explanation |= _plan(request, traces, profile, admission, memory)
+    explanation["start"] = _start(request, least, admission, explanation.get("memory", {}).get("largest_operator"))
+    return explanation
+
+
+def _graph(trace: Trace) -> dict[str, Any]:
+    count = np.bincount(trace.phase, minlength=len(Phase)).tolist()
+    phases = {phase.name.lower(): count[phase] for phase in Phase}
+    return {"operators": trace.operator_count, "tensors": trace.tensor_count, "phases": phases}
+
+
+def _memory(traces: Mapping[str, Trace]) -> dict[str, Any]:
+    """Of the hungriest graph of the job."""
+    train = next(iter(traces.values()))
+    operator = _largest_operator(train)
+    return {
+        "vanilla_bytes": max(footprint(trace).device_peak_bytes for trace in traces.values()),
+        "least_bytes": max(least_bytes(trace) for trace in traces.values()),
+        "floor_bytes": floor_bytes(train),
+        "largest_operator": _operator(train, operator),
+    }
+
+
+def _largest_operator(trace: Trace) -> int:
+    """The operator with the largest working set."""
+    accessed = np.concatenate(([0], np.cumsum(trace.tensor_bytes[trace.access_tensor])))
+    return int(np.argmax(np.diff(accessed[trace.access_start]) + trace.workspace_bytes))
+
+
+def _operator(trace: Trace, operator: int) -> dict[str, Any]:
+    return {
+        "operator": operator,
+        "target": trace.target[operator],
+        "phase": Phase(trace.phase[operator]).name.lower(),
+        "module": trace.module[operator],
+    }
+
+
+def _plan(
+    request: Request,
+    traces: Mapping[str, Trace],
+    profile: DeviceProfile,
+    admission: Admission,
+    memory: dict[str, Any],
+) -> dict[str, Any]:
+    """The policy's plan for the training step in the memory that the job may have; adds to `memory`."""
+    train = next(iter(traces.values()))
+    device = admission.budget_bytes - admission.overhead_bytes
+    budget = device if request.memory_budget is None else min(device, request.memory_budget)
+    memory |= {"budget_bytes": budget, "budget_of": "device" if budget == device else "memory_budget"}
+    (vanilla,) = simulate([SimulatedJob(train)], profile)
+    if memory["least_bytes"] > budget:
+        return {"time": _time(vanilla, vanilla)}
+    plan = named_policy(request.policy)({0: train}, profile, budget)[0]
+    (planned,) = simulate([SimulatedJob(train, plan)], profile)
+    memory |= {"planned_bytes": planned.device_peak_bytes, "host_bytes": host_bytes([(train, plan)])}
+    return {
+        "time": _time(vanilla, planned),
+        "link": _link(planned, profile),
+        "swapped": _swapped(train, plan),
+        "recomputed": _recomputed(train, plan),
+    }
+
+
+def _time(vanilla: Timeline, planned: Timeline) -> dict[str, Any]:
+    return {
+        "vanilla_us": vanilla.iteration_us,
+        "planned_us": planned.iteration_us,
+        "stall_us": planned.stall_us,
+        "recompute_us": max(0.0, planned.compute_us - vanilla.compute_us),
+    }
+
+
+def _link(planned: Timeline, profile: DeviceProfile) -> dict[str, Any]:
+    """Each way: bytes of an iteration, and the share of the link's time that they take."""
+    lanes = {"out": (planned.bytes_out, profile.out_bytes_per_s), "in": (planned.bytes_in, profile.in_bytes_per_s)}
+    seconds = planned.iteration_us / 1e6
+    return {
+        way: {"bytes": nbytes, "bytes_per_s": rate, "load": nbytes / rate / seconds}
+        for way, (nbytes, rate) in lanes.items()
+    }
+
+
+def _tensor(trace: Trace, tensor: int) -> dict[str, Any]:
+    return {
+        "tensor": tensor,
+        "name": trace.tensor_name[tensor],
+        "kind": Kind(trace.tensor_kind[tensor]).name.lower(),
+        "bytes": int(trace.tensor_bytes[tensor]),
+        "made_by": _operator(trace, trace.writers(tensor, 0)[0]) if not trace.persistent[tensor] else None,
+    }
+
+
+def _largest(trace: Trace, tensors: Sequence[int]) -> list[int]:
+    return sorted(tensors, key=lambda tensor: (-int(trace.tensor_bytes[tensor]), tensor))[:SHOWN]
+
+
+def _swapped(trace: Trace, plan: Plan) -> dict[str, Any]:
+    """How many tensors leave for the host, and the largest of them with the operators between which they are away."""
+    absences: dict[int, list[list[int]]] = defaultdict(list)
+    returns: dict[int, list[int]] = defaultdict(list)
+    for event in plan.events:
+        if event.kind == EventKind.SWAP_IN:
+            returns[event.tensor].append(event.deadline)
+    for event in plan.events:
+        if event.kind == EventKind.SWAP_OUT:
+            back = returns[event.tensor]
+            later = [operator for operator in back if operator > event.trigger] or back  # around the end of the step
+            absences[event.tensor].append([event.trigger, min(later)] if later else [event.trigger])
+    shown = []
+    for tensor in _largest(trace, list(absences)):
+        away = [[_operator(trace, operator) for operator in absence] for absence in absences[tensor]]
+        shown.append(_tensor(trace, tensor) | {"away": away})
+    nbytes = sum(int(trace.tensor_bytes[tensor]) for tensor in absences)
+    return {"tensors": len(absences), "bytes": nbytes, "largest": shown}
+
+
+def _recomputed(trace: Trace, plan: Plan) -> dict[str, Any]:
+    """How many tensors are made again, and the largest of them with what makes them and what needs them then."""
+    remade: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for event in plan.events:
+        if event.kind == EventKind.RECOMPUTE:
+            remade[event.tensor].append((event.version, event.deadline))
+    shown = []
+    for tensor in _largest(trace, list(remade)):
+        writers = trace.writers(tensor, max(version for version, _ in remade[tensor]))
+        us = float(trace.latency_us[list(writers)].sum())
+        needed = [_operator(trace, operator) for _, operator in remade[tensor]]
+        by = [_operator(trace, operator) for operator in writers]
+        shown.append(_tensor(trace, tensor) | {"us": us, "by": by, "needed_by": needed})
+    nbytes = sum(int(trace.tensor_bytes[tensor]) for tensor in remade)
+    return {"tensors": len(remade), "bytes": nbytes, "largest": shown}
+
+
+def _start(request: Request, least: int, admission: Admission, largest: dict[str, Any] | None) -> dict[str, Any]:
+    """`when`: now, later, or never; `why` in words. The rule is the scheduler's: a job begins if the least that it and
+    the running ones can do with fits into the device's budget."""
+    need = least + admission.overhead_bytes
+    budget = admission.budget_bytes
+    because = f"; {describe(largest)} needs the most" if largest else ""
+    if request.memory_budget is not None and least > request.memory_budget:
+        why = f"it needs at least {size(least)}, more than the memory_budget of {size(request.memory_budget)}{because}"
+        return {"when": "never", "why": why}
+    if need > budget:
+        return {"when": "never", "why": f"it needs at least {size(need)}, the device has {size(budget)}{because}"}
+    if request.open_job is not None:
+        return {"when": "later", "why": f"the model is being trained by job {request.open_job}"}
+    others = f"{admission.running} running jobs" if admission.running != 1 else "1 running job"
+    if admission.least_bytes + need > budget:
+        why = (
+            f"{size(admission.least_bytes + need - budget)} are missing: {others} cannot do with less than "
+            f"{size(admission.least_bytes)} of the device's {size(budget)}"
+        )
+        return {"when": "later", "why": why}
+    why = f"it needs at least {size(need)} of the device's {size(budget)}"
+    if admission.running:
+        why += f", {others} at least {size(admission.least_bytes)}"
+    if admission.waiting:
+        why += f"; {admission.waiting} more wait"
+    return {"when": "now", "why": why}
+
+
+# ---- text ------------------------------------------------------------------------------------------------------------
+
+
+def size(nbytes: float) -> str:
+    """In units of 1024, as PostgreSQL writes them: "97.5 MB"."""
+    value, unit = float(nbytes), 0
+    while abs(value) >= 1023.95 and unit < len(UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.1f} {UNITS[unit]}" if unit else f"{value:.0f} {UNITS[0]}"
+
+
+def duration(us: float) -> str:
+    """ "12.3 ms", "4.25 s"."""
+    ms = us / 1e3
+    return f"{ms / 1e3:,.2f} s" if ms >= 1e4 else f"{ms:,.1f} ms" if ms >= 10 else f"{ms:.2f} ms"
+
+
+def describe(operator: Mapping[str, Any]) -> str:
+    """ "operator 41 (aten.mul.Tensor of encoder.layers.0)"."""
+    module = f" of {operator['module']}" if operator["module"] else ""
+    return f"operator {operator['operator']} ({operator['target']}{module})"
+
+
+def _short(operator: Mapping[str, Any]) -> str:
+    return f"{operator['operator']} {_base(operator['target'])}"
+
+
+def _base(target: str) -> str:
+    """ "aten.convolution.default" → "convolution"."""
+    parts = target.split(".")
+    return parts[1] if len(parts) > 1 else target
+
+
+class _Line(NamedTuple):
+    """`topic` is empty where the line goes on with the topic above. Numbers stand right-aligned under each other."""
+
+    topic: str
+    label: str
+    number: str = ""
+    note: str = ""
+
+
+def render(explanation: Mapping[str, Any]) -> list[str]:
+    """The explanation as lines of text, ASCII but for names."""
+    e = explanation
+    title = f'Train "{e["model"]}" ({e["architecture"]}) on {e["device"]}, policy {e["policy"]}'
+    epochs = f"{_count(e['epochs'], 'epoch')} of {_count(e['steps'], 'step')} of {_count(e['batch_size'], 'row')}"
+    lines = [f"{title}: {epochs}"]
+    lines += _aligned([*_subject(e), *_memory_lines(e), *_time_lines(e), *_link_lines(e)])
+    lines += _tensor_lines("Swapped", e.get("swapped"), _away)
+    lines += _tensor_lines("Recomputed", e.get("recomputed"), _made)
+    lines.append(f"  {'Start':<11} {e['start']['when']}: {e['start']['why']}")
+    return lines
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _subject(e: Mapping[str, Any]) -> list[_Line]:
+    skipped = f", {e['skipped_rows']:,} without a target" if e["skipped_rows"] else ""
+    lines = [_Line("Rows", f"{e['training_rows']:,} to train on, {e['validation_rows']:,} to validate with{skipped}")]
+    state = f"{size(e['state_bytes'])} with gradients and optimizer state"
+    lines.append(_Line("Model", f"{_count(e['parameters'], 'parameter')}, {state}"))
+    if e["captured"]:
+        graph = e["graph"]
+        phases = ", ".join(f"{count:,} {phase}" for phase, count in graph["phases"].items() if count)
+        lines.append(_Line("Graph", f"{graph['operators']:,} operators ({phases}), {graph['tensors']:,} tensors"))
+    else:
+        lines.append(_Line("Graph", f"not captured: {e['uncaptured']}"))
+    if "approximate" in e:
+        lines.append(_Line("", f"approximate: {e['approximate']}"))
+    return lines
+
+
+def _memory_lines(e: Mapping[str, Any]) -> list[_Line]:
+    if e["policy"] == "none":
+        lines = [_Line("Memory", "reserved", size(e["claim_bytes"]), _claim(e))]
+        known = "of the captured step; eagerly executed it may differ" if e["captured"] else "not known before it runs"
+        peak = size(e["memory"]["vanilla_bytes"]) if e["captured"] else ""
+        return [*lines, _Line("", "peak", peak, known)]
+    if not e["captured"]:
+        return []
+    memory = e["memory"]
+    lines = [_Line("Memory", "without a plan", size(memory["vanilla_bytes"]))]
+    if "planned_bytes" in memory:
+        lines.append(_Line("", "planned", size(memory["planned_bytes"]), _within(memory)))
+    lines.append(_Line("", "least possible", size(memory["least_bytes"])))
+    lines.append(_Line("", "largest operator", size(memory["floor_bytes"]), describe(memory["largest_operator"])))
+    if memory.get("host_bytes"):
+        lines.append(_Line("", "on the host", size(memory["host_bytes"])))
+    return lines
+
+
+def _claim(e: Mapping[str, Any]) -> str:
+    return "memory_budget" if "memory_budget" in e else "parameters, gradients and optimizer state"
+
+
+def _within(memory: Mapping[str, Any]) -> str:
+    limit = "memory_budget" if memory["budget_of"] == "memory_budget" else "the device"
+    if memory["planned_bytes"] == memory["vanilla_bytes"]:
+        return f"the same: it fits into the {size(memory['budget_bytes'])} of {limit}"
+    share = memory["planned_bytes"] / memory["vanilla_bytes"]
+    within = "within" if memory["planned_bytes"] <= memory["budget_bytes"] else "more than"
+    return f"{share:.0%}, {within} the {size(memory['budget_bytes'])} of {limit}"
+
+
+def _time_lines(e: Mapping[str, Any]) -> list[_Line]:
+    if "time" not in e:
+        return []
+    time = e["time"]
+    origin = "predicted by calibrated models" if e["calibrated"] else "estimated: SELECT tensile.calibrate() to learn"
+    lines = [_Line("Time a step", "without a plan", duration(time["vanilla_us"]), origin)]
+    if "planned_bytes" in e.get("memory", {}):
+        more = time["planned_us"] / time["vanilla_us"] - 1
+        parts = {"recomputing": time["recompute_us"], "waiting for the link": time["stall_us"]}
+        spent = [f"{duration(us)} {what}" for what, us in parts.items() if us >= 5]
+        note = f"{more:+.1%}{': ' if spent else ''}{', '.join(spent)}"
+        lines.append(_Line("", "planned", duration(time["planned_us"]), note if more or spent else ""))
+    return lines
+
+
+def _link_lines(e: Mapping[str, Any]) -> list[_Line]:
+    if "link" not in e:
+        return []
+    return [
+        _Line(
+            "" if place else "Link a step",
+            way,
+            size(lane["bytes"]),
+            f"{lane['load']:.0%} of its {size(lane['bytes_per_s'])}/s",
+        )
+        for place, (way, lane) in enumerate(e["link"].items())
+    ]
+
+
+def _aligned(lines: Sequence[_Line]) -> list[str]:
+    labels = max((len(line.label) for line in lines if line.number), default=0)
+    numbers = max((len(line.number) for line in lines), default=0)
+    text = []
+    for line in lines:
+        body = line.label
+        if line.number or line.note:
+            body = f"{line.label:<{labels}}  {line.number:>{numbers}}  {line.note}"
+        text.append(f"  {line.topic:<11} {body}".rstrip())
+    return text
+
+
+def _tensor_lines(topic: str, group: Mapping[str, Any] | None, history: Any) -> list[str]:
+    """The largest tensors of a group as a table: bytes, what it is, what happens to it."""
+    if not group or not group["tensors"]:
+        return []
+    shown = group["largest"]
+    rest = f"; the largest {len(shown)}:" if len(shown) < group["tensors"] else ":"
+    lines = [f"  {topic:<11} {_count(group['tensors'], 'tensor')}, {size(group['bytes'])}{rest}"]
+    rows = [(size(tensor["bytes"]), _name(tensor), history(tensor)) for tensor in shown]
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    return lines + [f"    {row[0]:>{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]}".rstrip() for row in rows]
+
+
+def _name(tensor: Mapping[str, Any]) -> str:
+    """A tensor by its name, or by the operator that makes it."""
+    if tensor["name"]:
+        return f"{tensor['kind'].replace('_', ' ')} {tensor['name']}"
+    made = tensor["made_by"]
+    module = f" of {made['module']}" if made["module"] else ""
+    return f"{tensor['kind']} from {_short(made)}{module}"
+
+
+def _away(tensor: Mapping[str, Any]) -> str:
+    """Between which operators it is on the host only."""
+    parts = []
+    for absence in tensor["away"]:
+        back = f", in before {_short(absence[1])}" if len(absence) > 1 else ""
+        parts.append(f"out after {_short(absence[0])}{back}")
+    return "; ".join(parts)
+
+
+def _made(tensor: Mapping[str, Any]) -> str:
+    made = ", ".join(_base(operator["target"]) for operator in tensor["by"])
+    needed = ", ".join(_short(operator) for operator in tensor["needed_by"])
+    return f"again by {made} ({duration(tensor['us'])}) for {needed}"

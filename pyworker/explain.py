@@ -1,0 +1,129 @@
+"""The supervisor of explain_training: a dry run of a job's executor inside the caller's session.
+
+It runs in the middle of the caller's transaction, so nothing is committed, and waiting keeps the transaction's
+snapshots (csrc/wait.c). The query's rows are read by the caller's rights (tensile._explain_feed knows which query).
+Cancel and time-out come out of a wait or out of the query; whatever happens, the executor is gone when `run` returns.
+
+Errors are returned as columns, not raised: PL/Python would put its exception's name in front of the message.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from pathlib import Path
+from typing import Any
+
+from pyworker.supervisor import Child, ChildDied, Failure, Server, cores, failure_of_frame, failure_of_sql
+from pyworker.wire import FrameType, ProtocolError
+
+TICK = 1.0  # seconds of a wait
+ERROR_CLASS_CONNECTION = "08"
+
+
+class Session(Server):
+    """An ordinary session: its transaction is not ours to end."""
+
+    def commit(self) -> None:
+        pass
+
+    def rollback(self) -> None:
+        pass
+
+
+def run(plpy: Any, spec: str) -> dict[str, Any]:
+    """The body of `tensile._explain(spec, folder)`: its columns. `spec`: what tensile._explain_training made."""
+    server = Session(plpy)
+    asked = json.loads(spec)
+    try:
+        header = _dry_run(server, asked)
+    except ChildDied as death:
+        hint = "The server's log may say more."
+        return _error(server, Failure("58000", death.reason, hint=hint, traceback=death.traceback))
+    except Failure as failure:
+        return _error(server, failure)
+    except ProtocolError as error:
+        return _error(server, Failure("08P01", f"the executor broke the protocol: {error}"))
+    except plpy.SPIError as error:
+        return _error(server, failure_of_sql(error))
+    except Exception as error:
+        return _error(server, Failure("XX000", f"the supervisor failed: {error!r}", traceback=traceback.format_exc()))
+    lines = header["lines"] if asked["format"] == "text" else [json.dumps(header["explanation"])]
+    return {"lines": [server.text(line) for line in lines]}
+
+
+def _error(server: Server, failure: Failure) -> dict[str, Any]:
+    fields = ("sqlstate", "message", "hint", "detail", "traceback")
+    return {"lines": None} | {field: server.text(getattr(failure, field)) for field in fields}
+
+
+def _dry_run(server: Server, asked: dict[str, Any]) -> dict[str, Any]:
+    """The header of the executor's EXPLANATION frame."""
+    threads = int(asked["options"].get("threads") or server.number("pg_tensile.threads")) or max(1, cores() - 1)
+    timeout = float(server.number("pg_tensile.executor_timeout"))
+    child = Child(server, "executor", threads=threads, timeout=timeout)
+    try:
+        child.start()
+        models = server.rows("SELECT device, models FROM tensile.latency_models")
+        header = _spec(server, asked, threads) | {"latency_models": [row["device"] for row in models]}
+        child.queue(FrameType.JOB, header=header, buffers=[row["models"] for row in models])
+        for frame in child.drain():
+            _check(frame.type, frame.header)
+        _feed(server, child)
+        return _listen(child)
+    finally:
+        child.close()
+
+
+def _spec(server: Server, asked: dict[str, Any], threads: int) -> dict[str, Any]:
+    """The JOB frame's header (docs/internals.md, "The job's spec")."""
+    spool = Path.cwd() / "pg_tensile"  # in the data directory
+    spool.mkdir(mode=0o700, exist_ok=True)
+    return asked | {
+        "device": server.setting("pg_tensile.device"),
+        "device_memory_bytes": server.number("pg_tensile.device_memory") << 20,
+        "threads": threads,
+        "dataset_cache_bytes": server.number("pg_tensile.dataset_cache") << 20,
+        "spool_directory": str(spool),
+        "checkpoint_interval_s": 0,
+        "latency_weight": 1.0,
+        "workloads": None,
+    }
+
+
+def _feed(server: Server, child: Child) -> None:
+    """The query's rows. An executor that dies meanwhile is the reason, not the broken connection that the query saw."""
+    try:
+        server.call("tensile._explain_feed(int4)", child.fd)
+    except server.plpy.spiexceptions.QueryCanceled:
+        raise
+    except server.plpy.SPIError as error:
+        failure = failure_of_sql(error)
+        if failure.sqlstate.startswith(ERROR_CLASS_CONNECTION):
+            _hear_out(child)
+        raise failure from None
+    child.patience()
+
+
+def _hear_out(child: Child) -> None:
+    """Raises what the executor has to say for itself, if anything."""
+    while (frame := child.receive(TICK)) is not None:
+        _check(frame.type, frame.header)
+
+
+def _listen(child: Child) -> dict[str, Any]:
+    while True:
+        frame = child.receive(TICK)
+        if frame is not None and _check(frame.type, frame.header):
+            return frame.header
+
+
+def _check(type: FrameType, header: dict[str, Any]) -> bool:
+    """True for the explanation; raises what the executor raised."""
+    if type == FrameType.ERROR:
+        raise failure_of_frame(header)
+    if type not in (FrameType.PROGRESS, FrameType.EXPLANATION):
+        raise ProtocolError(f"unexpected {type.name} frame")
+    return type == FrameType.EXPLANATION
