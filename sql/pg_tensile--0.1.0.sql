@@ -76,7 +76,8 @@ CREATE FUNCTION tensile._grants(OUT job bigint, OUT device text, OUT granted_byt
 CREATE FUNCTION tensile._device_memory(OUT device text, OUT total_bytes bigint, OUT budget_bytes bigint,
                                        OUT inference_bytes bigint) RETURNS SETOF record
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_budgets';
-CREATE FUNCTION tensile._inference_memory(device text, total_bytes bigint, least bigint, wanted bigint) RETURNS bigint
+CREATE FUNCTION tensile._inference_memory(device text, total_bytes bigint, least_bytes bigint,
+                                          wanted_bytes bigint) RETURNS bigint
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_inference_memory';
 
 -- Shared memory; rows are filtered by role in C
