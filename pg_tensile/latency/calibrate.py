@@ -17,14 +17,15 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from pg_tensile.capture.captured import Captured, Persistent, Slot, Value, copy_into, empty_like_value
+from pg_tensile.capture.captured import Captured, Persistent, Value, copy_into, empty_like_value
 from pg_tensile.errors import MeasurementError
+from pg_tensile.latency.alone import Alone, executing, randomised
 from pg_tensile.latency.features import Sample
 from pg_tensile.latency.load import BusyProcesses, LoadMeter
 from pg_tensile.peak import footprint
@@ -105,15 +106,15 @@ class Calibration:
             with contextlib.suppress(RuntimeError):  # the model cannot be executed on random numbers, or no memory
                 readings = self._execute(lambda: _Replay(captured, self._device), deadline)
         if readings is None:
-            alone = _Alone(captured, self._device, self._limit_bytes)
+            alone = Alone(captured, self._device, self._limit_bytes)
             readings = self._execute(lambda: alone, deadline)
             self.skipped |= alone.failed
         self._collect(captured, readings, load)
 
-    def _execute(self, make: Callable[[], _Replay | _Alone], deadline: float) -> np.ndarray:
+    def _execute(self, make: Callable[[], _Replay | Alone], deadline: float) -> np.ndarray:
         """float64[iterations, operators], µs."""
         readings: list[np.ndarray] = []
-        with _executing(self._device), self._device.iteration():
+        with executing(self._device), self._device.iteration():
             replay = make()
             replay.iteration(self._device.clock())
             for _ in range(ITERATIONS):
@@ -134,22 +135,6 @@ class Calibration:
             if measured.size:
                 flops, traffic = int(trace.flops[operators[0]]), int(trace.operator_bytes[operators[0]])
                 self.samples.append(Sample(target, signature, flops, traffic, load, float(np.median(measured))))
-
-
-@contextlib.contextmanager
-def _executing(device: Device) -> Iterator[None]:
-    """How calls are executed: as the executor does, and without changing the caller's random numbers."""
-    state = device.generator_state()
-    try:
-        with (
-            torch.inference_mode(False),
-            torch._C._AutoDispatchBelowAutograd(),
-            torch._C._DisableAutocast(),
-            torch.enable_grad(),
-        ):
-            yield
-    finally:
-        device.set_generator_state(state)
 
 
 class _Replay:
@@ -192,98 +177,13 @@ def _dying_slots(captured: Captured, functions: Functions) -> list[list[int]]:
     return dying
 
 
-class _Alone:
-    """Each call of an iteration once, on operands made for it."""
-
-    def __init__(self, captured: Captured, device: Device, limit_bytes: int) -> None:
-        self.failed: set[str] = set()
-        self._captured, self._device, self._limit_bytes = captured, device, limit_bytes
-        self._functions = Functions(captured, device)
-        self._values: Values = [None] * self._functions.size
-        trace = captured.trace
-        first = {(trace.target[row], trace.signature[row]): row for row in reversed(range(1, trace.operator_count - 1))}
-        self._operators = sorted(row for row in first.values() if self._is_possible(row))
-
-    def _is_possible(self, operator: int) -> bool:
-        """Whether its operands fit, and are such that it does not matter what they contain."""
-        trace = self._captured.trace
-        tensors = trace.access_tensor[slice(*trace.access_start[operator : operator + 2])]
-        needed = trace.tensor_bytes[tensors].sum() + trace.workspace_bytes[operator]
-        possible = needed <= self._limit_bytes and not self._captured.unknown_sizes.intersection(tensors.tolist())
-        if not possible:
-            self.failed.add(trace.target[operator])
-        return possible
-
-    def iteration(self, clock: Meter) -> np.ndarray:
-        """float64[operators], µs; NaN where none was executed."""
-        reading = np.full(self._captured.trace.operator_count, np.nan)
-        with clock:
-            worked = [self._execute(operator, clock) for operator in self._operators]
-        reading[self._operators] = np.where(worked, clock.read(), np.nan)
-        failed = [operator for operator, did in zip(self._operators, worked, strict=True) if not did]
-        self.failed |= {self._captured.trace.target[operator] for operator in failed}
-        self._operators = [operator for operator in self._operators if operator not in failed]
-        return reading
-
-    def _execute(self, operator: int, clock: Meter) -> bool:
-        realised = self._captured.operators[operator]
-        assert realised.call is not None
-        slots = set(_slots((realised.call.args, tuple(realised.call.kwargs.values()))))
-        operands = _operands(self._captured, slots)
-        for slot, operand in operands.items():
-            self._values[slot] = operand
-        function = self._functions.plain(operator)
-        clock.start()
-        try:
-            function(self._values)
-            return True
-        except (RuntimeError, ValueError, IndexError, TypeError):  # random numbers are not what it takes
-            return False
-        finally:
-            clock.stop()
-            made = [slot for call in (realised.call, *realised.views) for slot in call.results if slot is not None]
-            for slot in (*operands, *made):
-                self._values[slot] = None
-
-
 # ---- numbers to compute with -----------------------------------------------------------------------------------------
-
-
-def _slots(template: Any) -> Iterator[int]:
-    if isinstance(template, Slot):
-        yield template.index
-    elif isinstance(template, (tuple, list)):
-        for item in template:
-            yield from _slots(item)
-
-
-def _operands(captured: Captured, slots: set[int]) -> dict[int, torch.Tensor]:
-    """New memory for these slots: those of one tensor share it."""
-    storages: dict[int, torch.UntypedStorage] = {}
-    operands = {}
-    for slot in slots:
-        value = captured.values[slot]
-        if value.tensor not in storages:
-            end = (
-                value.offset + 1 + sum((size - 1) * step for size, step in zip(value.shape, value.stride, strict=True))
-            )
-            size = max(int(captured.trace.tensor_bytes[value.tensor]), end * value.dtype.itemsize)
-            flat = torch.empty(-(-size // value.dtype.itemsize), dtype=value.dtype, device=value.device)
-            storages[value.tensor] = _randomised(flat).untyped_storage()
-        empty = torch.empty(0, dtype=value.dtype, device=value.device)
-        operands[slot] = empty.set_(storages[value.tensor], value.offset, value.shape, value.stride)
-    return operands
-
-
-def _randomised(tensor: torch.Tensor) -> torch.Tensor:
-    """0 … 1, which no operator fails on or is slow with; 0 where they are integers: it is an index everywhere."""
-    return tensor.uniform_() if tensor.is_floating_point() else tensor.zero_()
 
 
 def _input(value: Value, is_rate: bool) -> torch.Tensor:
     """With a learning rate of 0 nothing is learned: iterations are alike."""
     tensor = torch.empty(value.shape, dtype=value.dtype, device=value.device)
-    return tensor.zero_() if is_rate else _randomised(tensor)
+    return tensor.zero_() if is_rate else randomised(tensor)
 
 
 def _initial(persistent: Persistent, captured: Captured) -> torch.Tensor:
