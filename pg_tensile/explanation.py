@@ -15,11 +15,10 @@ import numpy as np
 
 from pg_tensile.peak import floor_bytes, footprint
 from pg_tensile.plan import EventKind, Plan
-from pg_tensile.policies import named_policy
 from pg_tensile.policies.relax import least_bytes
 from pg_tensile.profile import DeviceProfile
-from pg_tensile.reuse import host_bytes
-from pg_tensile.simulator import SimulatedJob, Timeline, simulate
+from pg_tensile.scheduling import DeviceScheduler, DeviceState, JobState, Planned
+from pg_tensile.simulator import SimulatedJob, simulate
 from pg_tensile.trace import Kind, Phase, Trace
 
 SHOWN = 10  # tensors that are swapped, and that are recomputed, the largest first
@@ -27,9 +26,10 @@ UNITS = ("B", "kB", "MB", "GB", "TB")  # of 1024, as memory_budget takes them
 
 
 class Request(NamedTuple):
-    """The job as it was asked for. `parameters`, `state_bytes` (parameters, gradients and optimizer state) and
-    `claim_bytes` (what an eager job is given) are the model's. `open_job`: one that trains the model now. `uncaptured`:
-    why there are no graphs. `approximate`: in what the numbers are another device's."""
+    """The job as it was asked for. Of its model: the number of `parameters`, `state_bytes` (parameters, gradients and
+    optimizer state), `claim_bytes` (what an eager job is given); of its process: `overhead_bytes` on the device.
+    `open_job`: one that trains the model now. `uncaptured`: why there are no graphs. `approximate`: why the numbers are
+    not those of the device."""
 
     model: str
     architecture: str
@@ -44,6 +44,7 @@ class Request(NamedTuple):
     parameters: int
     state_bytes: int
     claim_bytes: int
+    overhead_bytes: int = 0
     memory_budget: int | None = None
     open_job: int | None = None
     uncaptured: str | None = None
@@ -52,14 +53,17 @@ class Request(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """What counts when the scheduler lets a job begin. Bytes of the device: `budget_bytes` for all jobs together,
-    `overhead_bytes` that this job's process takes besides, `least_bytes` that `running` jobs could be squeezed into."""
+    """What counts when the scheduler lets a job begin. Bytes of the device: `budget_bytes` for all jobs together and
+    `inference_bytes` of it for predictions; `least_bytes` that `running` jobs could be squeezed into. `host_bytes`: for
+    copies on the host; `most_events`: of a plan."""
 
     budget_bytes: int
-    overhead_bytes: int = 0
+    inference_bytes: int = 0
     running: int = 0
     waiting: int = 0
     least_bytes: int = 0
+    host_bytes: int = 1 << 62
+    most_events: int | None = None
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
@@ -70,21 +74,51 @@ def explain(
 ) -> dict[str, Any]:
     """Everything that `render` says, as JSON. `traces`: the job's graphs by name with their latencies, the training
     step first; empty where none could be captured. Bytes, µs, shares from 0 to 1."""
-    explanation: dict[str, Any] = {key: value for key, value in request._asdict().items() if value is not None}
-    explanation |= {"captured": bool(traces), "profile": profile.name, "admission": admission._asdict()}
-    least = request.claim_bytes
-    if traces:
-        train = next(iter(traces.values()))
-        explanation["graph"] = _graph(train)
-        explanation["memory"] = memory = _memory(traces)
-        if request.policy == "none":
-            (vanilla,) = simulate([SimulatedJob(train)], profile)
-            explanation["time"] = _time(vanilla, vanilla)
-        else:
-            least = memory["least_bytes"]
-            explanation |= _plan(request, traces, profile, admission, memory)
-    explanation["start"] = _start(request, least, admission, explanation.get("memory", {}).get("largest_operator"))
-    return explanation
+    found: dict[str, Any] = {key: value for key, value in request._asdict().items() if value is not None}
+    found |= {"captured": bool(traces), "profile": profile.name, "admission": admission._asdict()}
+    eager = request.policy == "none"
+    train = next(iter(traces.values()), None)
+    if train is not None:
+        found["graph"] = _graph(train)
+        found["memory"] = _memory(traces)
+        (vanilla,) = simulate([SimulatedJob(train)], profile)
+        found["time"] = {"vanilla_us": vanilla.iteration_us}
+    least = request.claim_bytes if eager or train is None else found["memory"]["least_bytes"]
+    if train is not None and not eager:
+        _add_plan(found, request, train, profile, admission)
+    found["start"] = _start(request, least, admission, found)
+    return found
+
+
+def _add_plan(
+    found: dict[str, Any], request: Request, train: Trace, profile: DeviceProfile, admission: Admission
+) -> None:
+    """What the scheduler would decide if the job had the device to itself; nothing where it does not fit at all."""
+    memory = found["memory"]
+    device = DeviceState(
+        request.device, profile, admission.budget_bytes, 0, admission.host_bytes, admission.most_events
+    )
+    job = JobState(
+        0,
+        train,
+        memory["least_bytes"],
+        describe(memory["largest_operator"]),
+        request.policy,
+        overhead_bytes=request.overhead_bytes,
+        most_bytes=request.memory_budget,
+    )
+    room = admission.budget_bytes - request.overhead_bytes
+    budget = room if request.memory_budget is None else min(room, request.memory_budget)
+    memory |= {"budget_bytes": budget, "budget_of": "device" if budget == room else "memory_budget"}
+    decision = DeviceScheduler().schedule(device, [job]).decisions[0]
+    if not isinstance(decision, Planned):
+        found["unplanned"] = getattr(decision, "reason", None)
+        return
+    memory |= {"planned_bytes": decision.planned_bytes, "host_bytes": decision.host_bytes}
+    found["time"] = _time(decision)
+    found["link"] = _link(decision, profile)
+    found["swapped"] = _swapped(train, decision.plan)
+    found["recomputed"] = _recomputed(train, decision.plan)
 
 
 def _graph(trace: Trace) -> dict[str, Any]:
@@ -120,44 +154,21 @@ def _operator(trace: Trace, operator: int) -> dict[str, Any]:
     }
 
 
-def _plan(
-    request: Request,
-    traces: Mapping[str, Trace],
-    profile: DeviceProfile,
-    admission: Admission,
-    memory: dict[str, Any],
-) -> dict[str, Any]:
-    """The policy's plan for the training step in the memory that the job may have; adds to `memory`."""
-    train = next(iter(traces.values()))
-    device = admission.budget_bytes - admission.overhead_bytes
-    budget = device if request.memory_budget is None else min(device, request.memory_budget)
-    memory |= {"budget_bytes": budget, "budget_of": "device" if budget == device else "memory_budget"}
-    (vanilla,) = simulate([SimulatedJob(train)], profile)
-    if memory["least_bytes"] > budget:
-        return {"time": _time(vanilla, vanilla)}
-    plan = named_policy(request.policy)({0: train}, profile, budget)[0]
-    (planned,) = simulate([SimulatedJob(train, plan)], profile)
-    memory |= {"planned_bytes": planned.device_peak_bytes, "host_bytes": host_bytes([(train, plan)])}
+def _time(planned: Planned) -> dict[str, Any]:
+    assert planned.iteration_us is not None and planned.vanilla_us is not None
+    computing = planned.iteration_us - planned.stall_us
     return {
-        "time": _time(vanilla, planned),
-        "link": _link(planned, profile),
-        "swapped": _swapped(train, plan),
-        "recomputed": _recomputed(train, plan),
-    }
-
-
-def _time(vanilla: Timeline, planned: Timeline) -> dict[str, Any]:
-    return {
-        "vanilla_us": vanilla.iteration_us,
+        "vanilla_us": planned.vanilla_us,
         "planned_us": planned.iteration_us,
         "stall_us": planned.stall_us,
-        "recompute_us": max(0.0, planned.compute_us - vanilla.compute_us),
+        "recompute_us": max(0.0, computing - planned.vanilla_us),
     }
 
 
-def _link(planned: Timeline, profile: DeviceProfile) -> dict[str, Any]:
+def _link(planned: Planned, profile: DeviceProfile) -> dict[str, Any]:
     """Each way: bytes of an iteration, and the share of the link's time that they take."""
-    lanes = {"out": (planned.bytes_out, profile.out_bytes_per_s), "in": (planned.bytes_in, profile.in_bytes_per_s)}
+    assert planned.iteration_us is not None
+    lanes = {"out": (planned.out_bytes, profile.out_bytes_per_s), "in": (planned.in_bytes, profile.in_bytes_per_s)}
     seconds = planned.iteration_us / 1e6
     return {
         way: {"bytes": nbytes, "bytes_per_s": rate, "load": nbytes / rate / seconds}
@@ -216,32 +227,29 @@ def _recomputed(trace: Trace, plan: Plan) -> dict[str, Any]:
     return {"tensors": len(remade), "bytes": nbytes, "largest": shown}
 
 
-def _start(request: Request, least: int, admission: Admission, largest: dict[str, Any] | None) -> dict[str, Any]:
-    """`when`: now, later, or never; `why` in words. The rule is the scheduler's: a job begins if the least that it and
-    the running ones can do with fits into the device's budget."""
-    need = least + admission.overhead_bytes
+def _start(request: Request, least: int, admission: Admission, found: Mapping[str, Any]) -> dict[str, Any]:
+    """`when`: now, later, or never; `why` in words. The rule is the scheduler's (scheduling.py): a job begins if the
+    least that it and the running ones can do with fits into the device's budget."""
+    need = least + request.overhead_bytes
     budget = admission.budget_bytes
+    largest = found.get("memory", {}).get("largest_operator")
     because = f"; {describe(largest)} needs the most" if largest else ""
     if request.memory_budget is not None and least > request.memory_budget:
-        why = f"it needs at least {size(least)}, more than the memory_budget of {size(request.memory_budget)}{because}"
+        why = f"it needs at least {size(least)}, more than its memory_budget of {size(request.memory_budget)}{because}"
         return {"when": "never", "why": why}
     if need > budget:
-        return {"when": "never", "why": f"it needs at least {size(need)}, the device has {size(budget)}{because}"}
+        return {"when": "never", "why": f"it needs at least {size(need)}, {request.device} has {size(budget)}{because}"}
+    if found.get("unplanned"):
+        return {"when": "never", "why": found["unplanned"]}
     if request.open_job is not None:
         return {"when": "later", "why": f"the model is being trained by job {request.open_job}"}
-    others = f"{admission.running} running jobs" if admission.running != 1 else "1 running job"
-    if admission.least_bytes + need > budget:
-        why = (
-            f"{size(admission.least_bytes + need - budget)} are missing: {others} cannot do with less than "
-            f"{size(admission.least_bytes)} of the device's {size(budget)}"
-        )
-        return {"when": "later", "why": why}
-    why = f"it needs at least {size(need)} of the device's {size(budget)}"
-    if admission.running:
-        why += f", {others} at least {size(admission.least_bytes)}"
-    if admission.waiting:
-        why += f"; {admission.waiting} more wait"
-    return {"when": "now", "why": why}
+    others = "1 running job" if admission.running == 1 else f"{admission.running} running jobs"
+    taken = admission.least_bytes + admission.inference_bytes
+    parts = [f"{others} at least {size(admission.least_bytes)}"] if admission.running else []
+    parts += [f"predictions {size(admission.inference_bytes)}"] if admission.inference_bytes else []
+    why = f"it needs at least {size(need)} of the {size(budget)} of {request.device}"
+    why = ", ".join([why, *parts]) + (f"; waiting already: {admission.waiting}" if admission.waiting else "")
+    return {"when": "later" if taken + need > budget else "now", "why": why}
 
 
 # ---- text ------------------------------------------------------------------------------------------------------------

@@ -84,6 +84,8 @@ def _spec(server: Server, asked: dict[str, Any], threads: int) -> dict[str, Any]
     return asked | {
         "device": server.setting("pg_tensile.device"),
         "device_memory_bytes": server.number("pg_tensile.device_memory") << 20,
+        "host_memory_bytes": server.number("pg_tensile.host_memory") << 20,
+        "plan_events": server.number("pg_tensile.plan_events"),
         "threads": threads,
         "dataset_cache_bytes": server.number("pg_tensile.dataset_cache") << 20,
         "spool_directory": str(spool),

@@ -8,6 +8,7 @@ render makes of it}. Whatever would fail the job while it starts fails the expla
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -161,8 +162,10 @@ def _settings(spec: dict[str, Any]) -> Settings:
 def _admission(spec: dict[str, Any], place: _Place) -> Admission:
     from pg_tensile.explanation import Admission
 
+    half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    limits = {"host_bytes": spec["host_memory_bytes"] or half, "most_events": spec["plan_events"]}
     known = spec["admission"].get(place.name)
     if known is not None:
-        return Admission(**{key: value for key, value in known.items() if key in Admission._fields})
+        return Admission(**known, **limits)
     memory = place.profile.memory_bytes
-    return Admission(min(memory, spec["device_memory_bytes"] or memory))
+    return Admission(min(memory, spec["device_memory_bytes"] or memory), **limits)

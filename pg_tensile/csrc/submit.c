@@ -36,6 +36,7 @@
 #include "submit.h"
 
 PG_FUNCTION_INFO_V1(tensile_train_model);
+PG_FUNCTION_INFO_V1(tensile_calibrate);
 
 #define QUERY_NAME "training query"
 
@@ -207,6 +208,18 @@ tensile_train_model(PG_FUNCTION_ARGS)
 
 	tensile_check_submission(fcinfo);
 	job = DatumGetInt64(tensile_forward_submission(fcinfo));
+	tensile_submitted_at_commit(job);
+	PG_RETURN_INT64(job);
+}
+
+/* tensile.calibrate(device_seconds) → the job */
+Datum
+tensile_calibrate(PG_FUNCTION_ARGS)
+{
+	int64		job;
+
+	tensile_require_preload();
+	job = DatumGetInt64(tensile_forward_with(fcinfo, 0, NULL, NULL));
 	tensile_submitted_at_commit(job);
 	PG_RETURN_INT64(job);
 }
