@@ -37,8 +37,9 @@ REMEMBERED = 16  # results of the policy tensile
 
 @dataclass(frozen=True)
 class DeviceState:
-    """A device and its limits, in bytes. `inference_bytes` of the budget are taken by models for prediction.
-    `host_bytes`: of host memory, for the copies of all its jobs."""
+    """A device and its limits, in bytes. Of the budget, `inference_bytes` are taken by models for prediction and
+    `ending_bytes` by jobs that there are no decisions for any more. `host_bytes`: of host memory, for the copies of all
+    its jobs."""
 
     name: str
     profile: DeviceProfile
@@ -47,6 +48,7 @@ class DeviceState:
     host_bytes: int = 1 << 62
     most_events: int | None = None
     ageing_s: float = 0.0  # after so long nobody passes a waiting job any more; 0: never
+    ending_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,9 @@ class Given:
 
 @dataclass(frozen=True)
 class JobState:
-    """A job that has a trace or, executed eagerly, a claim (`least_bytes`). `given` None: it is not admitted yet.
-    `stuck`: its executor does nothing until it gets another plan."""
+    """A job that has a trace or, executed eagerly, a claim (`least_bytes`). `rank`: its priority among those that wait,
+    raised by the time it has waited. `given` None: it is not admitted yet. `stuck`: its executor does nothing until it
+    gets another plan."""
 
     job: int
     trace: Trace | None  # of the training step; None: executed eagerly
@@ -69,6 +72,7 @@ class JobState:
     operator: str = ""  # that needs the most
     policy: str = "joint"
     priority: float = 0.0
+    rank: float = 0.0
     waited_s: float = 0.0
     overhead_bytes: int = 0  # of the device, which the plan has no part of
     most_bytes: int | None = None  # the job's own budget
@@ -244,38 +248,39 @@ class _Round:
         that has to wait, until that one has waited for so long that nobody does."""
         undecided = [job for job in self.jobs.values() if job.job not in self.decisions]
         admitted = [job for job in undecided if job.given is not None]
-        free = self._budget() - sum(self._need(job) for job in admitted)
+        free = self._budget() - sum(self.least[job.job] for job in admitted)
         running = len(admitted)
         before: JobState | None = None
         self.waits.clear()
-        for job in sorted((job for job in undecided if job.given is None), key=lambda job: (-job.priority, job.job)):
+        for job in sorted((job for job in undecided if job.given is None), key=lambda job: (-job.rank, job.job)):
             if before is not None:
                 self.waits[job.job] = Waits(f"waits behind job {before.job}, which has waited long enough")
-            elif self._need(job) <= free:
+            elif self.least[job.job] <= free:
                 admitted.append(job)
-                free -= self._need(job)
+                free -= self.least[job.job]
             else:
                 self.waits[job.job] = Waits(self._why(job, free, running, len(admitted) - running))
                 if 0 < self.device.ageing_s <= job.waited_s:
                     before = job
         return admitted
 
-    def _need(self, job: JobState) -> int:
-        return self.least[job.job] + job.overhead_bytes
-
     def _budget(self) -> int:
-        """For the jobs that are planned; what was given to one that cannot be stays with it."""
+        """For the plans of all jobs. What was given to one that cannot be planned stays with it."""
         failed = (self.jobs[job] for job, decision in self.decisions.items() if isinstance(decision, Failed))
-        held = sum(job.given.granted_bytes + job.overhead_bytes for job in failed if job.given is not None)
-        return self.device.budget_bytes - self.device.inference_bytes - held
+        held = sum(job.given.granted_bytes for job in failed if job.given is not None)
+        overheads = sum(job.overhead_bytes for job in self.jobs.values())
+        device = self.device
+        return device.budget_bytes - device.inference_bytes - device.ending_bytes - overheads - held
 
     def _why(self, job: JobState, free: int, running: int, starting: int) -> str:
         others = [f"the {_jobs(running)} that {'runs' if running == 1 else 'run'}"] if running else []
         others += [f"the {_jobs(starting)} before it"] if starting else []
-        others += ["the models for prediction"] if self.device.inference_bytes else []
-        budget = f"{_size(max(free, 0))} of the {_size(self.device.budget_bytes)} of {self.device.name}"
-        return f"needs at least {_size(self._need(job))} of device memory; {budget} are not needed by " + (
-            " and ".join(others) or "others"
+        others += ["models for prediction"] if self.device.inference_bytes else []
+        others += ["jobs that end"] if self.device.ending_bytes else []
+        needs, has = self.least[job.job] + job.overhead_bytes, max(free, 0) + job.overhead_bytes
+        return (
+            f"needs at least {_size(needs)} of device memory; {_size(has)} of the {_size(self.device.budget_bytes)} of"
+            f" {self.device.name} are not needed by {' and '.join(others) or 'others'}"
         )
 
     # ---- plans ----
@@ -304,8 +309,7 @@ class _Round:
 
     def _share_out(self, traced: Sequence[JobState], admitted: Sequence[JobState]) -> _Plans:
         """Raises UnplannableError, BudgetError."""
-        budget = self._budget() - sum(job.overhead_bytes for job in admitted)
-        budget -= sum(self.least[job.job] for job in admitted if job.trace is None)
+        budget = self._budget() - sum(self.least[job.job] for job in admitted if job.trace is None)
         budget = max(budget, sum(self.least[job.job] for job in traced))  # the setting was lowered: as near as can be
         vanilla = _Plans({job.job: self._planner(job.job).vanilla for job in traced}, 1.0)
         sizes = {job.job: self._size(job, vanilla) for job in traced}
@@ -408,7 +412,7 @@ class _Round:
                 if job.given.plan is None:
                     return None
                 known[job.job] = job.given.plan
-            held += job.given.granted_bytes + job.overhead_bytes
+            held += job.given.granted_bytes
         share = 1 / max(1, sum(_swaps(plan) for plan in known.values()))
         try:
             plans = _Plans({job: self._planner(job, share).candidate(plan) for job, plan in known.items()}, share)
@@ -450,7 +454,7 @@ class _Round:
         what they have, if there is room for that."""
         sizes = {job.job: self._size(job, plans) for job in admitted}
         kept = {job.job: job.given.granted_bytes for job in admitted if job.given is not None and job.job in same}
-        budget = self._budget() - sum(job.overhead_bytes for job in admitted)
+        budget = self._budget()
         if sum((sizes | kept).values()) <= budget:
             sizes |= kept
         else:
