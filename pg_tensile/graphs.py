@@ -10,8 +10,9 @@ or budget, because the sums of another batch size differ in their last bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -23,11 +24,12 @@ from torch.nn import functional as F
 from pg_tensile.batches import division
 from pg_tensile.capture import Captured, OptimizerSpec, StepSpec, capture, capture_evaluation
 from pg_tensile.dataset import Dataset
-from pg_tensile.errors import ArchitectureError
+from pg_tensile.errors import ArchitectureError, CaptureError
 from pg_tensile.peak import footprint
 from pg_tensile.policies.relax import least_bytes
 from pg_tensile.preprocessing import Features, Preprocessing, Task
-from pg_tensile.training import Settings
+from pg_tensile.trace import Trace
+from pg_tensile.training import Settings, check_model
 
 EVALUATION_ROWS = 4096  # a batch for evaluation, if that many rows are small
 EVALUATION_BYTES = 4 << 20
@@ -59,6 +61,13 @@ class Graphs(NamedTuple):
         """Those that there are, `train` first."""
         return {name: graph for name, graph in self._asdict().items() if graph is not None}
 
+    def traces(self) -> dict[str, Trace]:
+        return {name: graph.trace for name, graph in self.named().items()}
+
+    def with_traces(self, traces: Mapping[str, Trace]) -> Graphs:
+        """The same with other latencies and workspaces."""
+        return self._replace(**{name: replace(self.named()[name], trace=trace) for name, trace in traces.items()})
+
     @property
     def evaluation_rows(self) -> int | None:
         """Rows of a batch for evaluation."""
@@ -77,12 +86,13 @@ def rows_of(captured: Captured) -> int:
 
 def capture_graphs(model: nn.Module, settings: Settings, task: Task, sizes: Sizes, device: torch.device) -> Graphs:
     """Captures every graph of the job for a device of this type; nothing is computed and the model stays as it is.
-    Raises CaptureError with a hint, DeviceError."""
+    Raises ArchitectureError, TrainingError, CaptureError, each with a hint, and DeviceError."""
     spec = step_spec(settings, task)
-    steps, last = division(sizes.training_rows, settings.batch_size)
+    first, last = _training_rows(sizes, settings)
+    check_model(model, first)
     with _taking_tensors(model):
-        train = _train(model, spec, sizes, settings.batch_size if steps > 1 else last, device)
-        train_last = _train(model, spec, sizes, last, device) if last != rows_of(train) else None
+        train = _train(model, spec, sizes, first, device)
+        train_last = _train(model, spec, sizes, last, device) if last != first else None
         evaluate = _largest_evaluation(model, spec, sizes, settings.batch_size, least_bytes(train.trace), device)
         if evaluate is None:
             return Graphs(train, train_last, None, None)
@@ -90,10 +100,34 @@ def capture_graphs(model: nn.Module, settings: Settings, task: Task, sizes: Size
         return Graphs(train, train_last, evaluate, _evaluate(model, spec, sizes, rest, device) if rest else None)
 
 
+def evaluation_rows(model: nn.Module, settings: Settings, task: Task, sizes: Sizes, device: torch.device) -> int:
+    """Rows of a batch for evaluation: those of `capture_graphs`, for a run without plans, too, so that its metrics are
+    the same. Of a model that cannot be captured, which never has a plan: as many as may be. Raises DeviceError."""
+    if not sizes.validation_rows:
+        return settings.batch_size
+    spec = step_spec(settings, task)
+    with _taking_tensors(model):
+        try:
+            train = _train(model, spec, sizes, _training_rows(sizes, settings)[0], device)
+            evaluate = _largest_evaluation(model, spec, sizes, settings.batch_size, least_bytes(train.trace), device)
+        except CaptureError:
+            return max(evaluation_sizes(sizes, settings.batch_size))
+    assert evaluate is not None
+    return rows_of(evaluate)
+
+
 def capture_step(model: nn.Module, settings: Settings, task: Task, sizes: Sizes, device: torch.device) -> Captured:
     """The training step alone, of a whole batch of `settings.batch_size`. Raises as `capture_graphs` does."""
     with _taking_tensors(model):
         return _train(model, step_spec(settings, task), sizes, settings.batch_size, device)
+
+
+def state_bytes(model: nn.Module, settings: Settings) -> int:
+    """Of parameters, buffers, gradients and optimizer state: what a run without a plan holds besides activations."""
+    tensors = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    copies = 3 if settings.optimizer != "sgd" else 2 if settings.momentum else 1
+    return tensors + copies * sum(parameter.nbytes for parameter in trained)
 
 
 def step_spec(settings: Settings, task: Task) -> StepSpec:
@@ -113,6 +147,12 @@ def loss_function(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
         return F.cross_entropy
     function = F.mse_loss if task == Task.REGRESSION else F.binary_cross_entropy_with_logits
     return lambda outputs, target: function(outputs.squeeze(1), target)
+
+
+def _training_rows(sizes: Sizes, settings: Settings) -> tuple[int, int]:
+    """Rows of an epoch's first batch and of its last one."""
+    steps, last = division(sizes.training_rows, settings.batch_size)
+    return settings.batch_size if steps > 1 else last, last
 
 
 def _train(model: nn.Module, spec: StepSpec, sizes: Sizes, rows: int, device: torch.device) -> Captured:

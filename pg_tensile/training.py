@@ -4,22 +4,21 @@ A run is a pure function of dataset, architecture and settings: generators are s
 (seed, epoch), and a checkpoint holds whatever the next step depends on. So a run that is resumed, at any step, ends
 with the same bits as one that was not (on the CPU, with the same number of threads).
 
-The loop tells an `Observer` what happens and asks it between steps whether to stop. A loss that is not finite stops the
-run before the step is taken, and no checkpoint is made of weights that are not finite: the last one is always good.
+The loop takes its steps with `Steps` (stepping.py): eagerly, or by an executor under a plan. It tells an `Observer`
+what happens and asks it between steps whether to stop. A loss that is not finite stops the run, and no checkpoint is
+made of what such a step left or of weights that are not finite: the last one is always good.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from pg_tensile import checkpoint as ckpt
 from pg_tensile.batches import Batch, Batches
@@ -28,11 +27,9 @@ from pg_tensile.dataset import Dataset
 from pg_tensile.errors import ArchitectureError, DataError, NotFiniteError, TrainingError
 from pg_tensile.fitting import FittedPreprocessing
 from pg_tensile.metrics import Metrics, MetricSums
-from pg_tensile.preprocessing import Preprocessing, Task
+from pg_tensile.preprocessing import Preprocessing
 
 REPORT_INTERVAL_S = 0.2
-EVALUATION_ROWS = 4096  # a batch for evaluation, if that many rows are small
-EVALUATION_BYTES = 4 << 20
 PENDING_OUTPUTS = 1 << 18  # numbers kept before they are counted into the metrics
 
 
@@ -68,8 +65,17 @@ class Progress(NamedTuple):
     steps: int
     loss: float | None
     samples_per_s: float | None
-    device_bytes: int | None
-    device_peak_bytes: int | None
+    memory: Memory
+
+
+class Memory(NamedTuple):
+    """Bytes on the device, now and at most, and what saving memory has cost so far. None: not known."""
+
+    device_bytes: int | None = None
+    device_peak_bytes: int | None = None
+    bytes_swapped: int | None = None
+    stall_us: int | None = None
+    passive_swap_ins: int | None = None
 
 
 class EpochMetrics(NamedTuple):
@@ -109,6 +115,54 @@ class Observer(Protocol):
         """Called between steps; raises StopTraining if the run is to stop."""
 
 
+class StepResult(NamedTuple):
+    """What a step returns: outputs [rows, outputs] of the model, and the mean loss."""
+
+    outputs: Tensor
+    loss: float
+
+
+class StepsState(NamedTuple):
+    """What a run's next step starts from. `model`: as its state_dict; `optimizer`: by number of the parameter, among
+    those trained, and name of the state."""
+
+    model: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+
+
+class Steps(Protocol):
+    """How a run takes its steps. `model` has the weights again after `close`; batches lie on `batch_device`."""
+
+    model: nn.Module
+    batch_device: torch.device
+    evaluation_rows: int
+
+    def train(self, batch: Batch) -> StepResult: ...
+
+    def evaluate(self, batch: Batch) -> StepResult:
+        """Without learning, in evaluation mode."""
+
+    def state(self) -> StepsState:
+        """Tensors that are good until the next step."""
+
+    def load(self, state: StepsState) -> None:
+        """Raises CheckpointError if the state is another model's."""
+
+    def memory(self) -> Memory: ...
+
+    def close(self) -> None: ...
+
+
+def check_model(model: nn.Module, batch_rows: int) -> None:
+    """Raises ArchitectureError, TrainingError for a model that cannot be trained on batches of so many rows."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ArchitectureError("the model has no parameters to train")
+    if batch_rows == 1 and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        hint = 'Use a batch_size of at least 2, or the norm "layer".'
+        raise TrainingError("batch normalisation cannot train on batches of one row", hint=hint)
+    ckpt.model_tensors(model)
+
+
 def check_batch_size(batch_size: int, fitted: FittedPreprocessing) -> None:
     """Raises DataError if not even one batch can be filled."""
     rows = fitted.training_rows
@@ -125,30 +179,22 @@ class Trainer:
     def __init__(
         self,
         settings: Settings,
-        model: nn.Module,
+        steps: Steps,
         dataset: Dataset,
         preprocessing: Preprocessing,
-        device: torch.device,
         observer: Observer,
         identity: dict[str, Any] | None = None,
     ) -> None:
-        _check_batch_norm(model, min(settings.batch_size, dataset.training.rows))
-        ckpt.model_tensors(model)
         self._settings = settings
-        self._model = model.to(device)
+        self._steps = steps
         self._dataset = dataset
         self._preprocessing = preprocessing
-        self._device = device
         self._observer = observer
         self._identity = identity or {}
-        self._optimizer = _optimizer(settings, model)
-        self._loss = _loss(preprocessing.task)
-        batch_size, seed, spooled = settings.batch_size, settings.seed, dataset.spooled
-        self._batches = Batches(dataset.training, batch_size, seed, device, spooled)
+        self._parameters = [name for name, _ in steps.model.named_parameters()]
+        batch_size, seed, device = settings.batch_size, settings.seed, steps.batch_device
+        self._batches = Batches(dataset.training, batch_size, seed, device, dataset.spooled)
         self._validation = Batches(dataset.validation, batch_size, seed, device, False)
-        self._evaluation_rows = max(
-            batch_size, min(EVALUATION_ROWS, EVALUATION_BYTES // max(dataset.validation.row_bytes, 1))
-        )
         self._epoch = 0  # epochs done
         self._step = 0  # steps done in the current epoch
         self._seconds = 0.0  # spent in the current epoch before the last resume
@@ -172,16 +218,17 @@ class Trainer:
             if stop.checkpoint:
                 self._save()
             return Outcome(True, self._last_metrics)
-        _check_weights(self._model, self._total_steps())
+        self._steps.close()
+        model = self._steps.model
+        self._check_weights(dict(model.named_parameters()))
         if self._best is not None:
-            ckpt.load_model(self._model, self._best.tensors)
+            ckpt.load_model(model, self._best.tensors)
             return Outcome(False, self._best.metrics)
         return Outcome(False, self._last_metrics)
 
     def _run_epoch(self) -> None:
         started = time.monotonic() - self._seconds
         self._report("training", time.monotonic())
-        self._model.train()
         for batch in self._batches.epoch(self._epoch, self._step):
             self._train_step(batch)
             now = time.monotonic()
@@ -194,17 +241,10 @@ class Trainer:
         self._finish_epoch(self._sums.result(), self._evaluate())
 
     def _train_step(self, batch: Batch) -> None:
-        self._optimizer.zero_grad(set_to_none=True)
-        outputs = self._model(batch.features)
-        loss = self._loss(outputs, batch.target)
-        value = loss.item()
-        if not math.isfinite(value):
-            raise _not_finite(f"the loss became {value}", self._total_steps() + 1)
-        loss.backward()
-        if self._settings.clip is not None:
-            nn.utils.clip_grad_norm_(self._model.parameters(), self._settings.clip, foreach=False)
-        self._optimizer.step()
-        self._sums.add(outputs.detach(), batch.target, value)
+        outputs, loss = self._steps.train(batch)
+        if not math.isfinite(loss):
+            raise _not_finite(f"the loss became {loss}", self._total_steps() + 1)
+        self._sums.add(outputs, batch.target, loss)
         self._step += 1
 
     def _evaluate(self) -> EpochMetrics | None:
@@ -214,15 +254,13 @@ class Trainer:
         started = time.monotonic()
         self._report("validating", started)
         sums = self._new_sums()
-        self._model.eval()
-        with torch.inference_mode():
-            for batch in self._validation.in_order(self._evaluation_rows):
-                outputs = self._model(batch.features)
-                sums.add(outputs, batch.target, self._loss(outputs, batch.target).item())
-                now = time.monotonic()
-                if now >= self._report_at:
-                    self._report("validating", now)
-                self._observer.poll()
+        for batch in self._validation.in_order(self._steps.evaluation_rows):
+            outputs, loss = self._steps.evaluate(batch)
+            sums.add(outputs, batch.target, loss)
+            now = time.monotonic()
+            if now >= self._report_at:
+                self._report("validating", now)
+            self._observer.poll()
         return EpochMetrics(self._epoch + 1, "validation", sums.result(), time.monotonic() - started)
 
     def _finish_epoch(self, training: Metrics, validation: EpochMetrics | None) -> None:
@@ -248,7 +286,7 @@ class Trainer:
         if stopping is None:
             return
         if self._best is None or loss < self._best.loss - stopping.min_delta:
-            tensors = {name: tensor.detach().clone() for name, tensor in ckpt.model_tensors(self._model).items()}
+            tensors = {name: tensor.detach().clone() for name, tensor in self._steps.state().model.items()}
             self._best = Best(loss, self._epoch + 1, self._last_metrics, tensors)
 
     def _is_exhausted(self) -> bool:
@@ -265,7 +303,6 @@ class Trainer:
     def _report(self, phase: str, now: float) -> None:
         step, (then, before) = self._total_steps(), self._reported
         rate = (step - before) * self._settings.batch_size / (now - then) if step > before else None
-        cuda = self._device.type == "cuda"
         self._observer.progress(
             Progress(
                 phase,
@@ -274,8 +311,7 @@ class Trainer:
                 self._batches.steps,
                 self._sums.mean_loss(),
                 rate,
-                torch.cuda.memory_allocated(self._device) if cuda else None,
-                torch.cuda.max_memory_allocated(self._device) if cuda else None,
+                self._steps.memory(),
             )
         )
         self._reported = (now, step)
@@ -288,13 +324,20 @@ class Trainer:
         self._checkpoint_at = time.monotonic() + interval if interval > 0 else math.inf
 
     def _save(self) -> None:
-        _check_weights(self._model, self._total_steps())
-        self._observer.checkpoint(self.state())
+        checkpoint = self.state()
+        state = checkpoint.get("model")
+        self._check_weights({name: state[name] for name in self._parameters if name in state})
+        self._observer.checkpoint(checkpoint)
         self._schedule_checkpoint()
 
+    def _check_weights(self, parameters: Mapping[str, Tensor]) -> None:
+        for name, parameter in parameters.items():
+            if not torch.isfinite(parameter).all():
+                raise _not_finite(f'the weights "{name}" became infinite or not a number', self._total_steps())
+
     def state(self) -> Checkpoint:
-        """Everything the rest of the run depends on. The tensors are the live ones: store them before the next step."""
-        best = self._best
+        """Everything the rest of the run depends on. Tensors may be the live ones: store them before the next step."""
+        best, steps = self._best, self._steps.state()
         checkpoint = Checkpoint(
             {
                 "fingerprint": self._dataset.fingerprint,
@@ -308,8 +351,8 @@ class Trainer:
                 "best": None if best is None else {"loss": best.loss, "epoch": best.epoch, "metrics": best.metrics},
             }
         )
-        checkpoint.put("model", ckpt.model_tensors(self._model))
-        checkpoint.put("optimizer", ckpt.optimizer_tensors(self._optimizer))
+        checkpoint.put("model", steps.model)
+        checkpoint.put("optimizer", steps.optimizer)
         checkpoint.put("sums", self._sums.tensors())
         if best is not None:
             checkpoint.put("best", best.tensors)
@@ -325,13 +368,13 @@ class Trainer:
             return f"the data changed since the checkpoint of {rows} rows was made, so training started over"
         if meta["identity"] != self._identity:
             return "the architecture or the settings changed since the checkpoint was made, so training started over"
-        ckpt.load_model(self._model, checkpoint.get("model"))
-        ckpt.load_optimizer(self._optimizer, checkpoint.get("optimizer"))
+        self._steps.load(StepsState(checkpoint.get("model"), checkpoint.get("optimizer")))
+        device = self._steps.batch_device
         self._epoch, self._step, self._seconds = meta["epoch"], meta["step"], meta["seconds"]
-        self._sums.restore(checkpoint.get("sums"), meta["samples"], meta["loss_sum"], self._device)
+        self._sums.restore(checkpoint.get("sums"), meta["samples"], meta["loss_sum"], device)
         self._last_metrics = meta["metrics"]
         if meta["best"] is not None:
-            tensors = {name: tensor.to(self._device) for name, tensor in checkpoint.get("best").items()}
+            tensors = {name: tensor.to(device) for name, tensor in checkpoint.get("best").items()}
             self._best = Best(tensors=tensors, **meta["best"])
         ckpt.restore_generators(checkpoint)
         self._reported = (time.monotonic(), self._total_steps())
@@ -396,43 +439,6 @@ class EpochSums:
             self._targets = [tensors.pop("targets").to(device)]
             self._pending = self._outputs[0].numel()
         self._sums.arrays = {name: tensor.numpy().copy() for name, tensor in tensors.items()}
-
-
-def _optimizer(settings: Settings, model: nn.Module) -> Optimizer:
-    """The optimizer, fused: one call updates all parameters."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if not parameters:
-        raise ArchitectureError("the model has no parameters to train")
-    options: dict[str, Any] = {"lr": settings.learning_rate, "fused": True}
-    if settings.weight_decay is not None:
-        options["weight_decay"] = settings.weight_decay
-    if settings.optimizer == "sgd":
-        return SGD(parameters, momentum=settings.momentum or 0.0, **options)
-    if settings.momentum is not None:
-        options["betas"] = (settings.momentum, 0.999)
-    if settings.optimizer in ("adam", "adamw"):
-        return (Adam if settings.optimizer == "adam" else AdamW)(parameters, **options)
-    raise TrainingError(f'unknown optimizer "{settings.optimizer}"', hint="Use sgd, adam or adamw.")
-
-
-def _loss(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
-    """Mean loss of outputs [rows, outputs] against the encoded target [rows]."""
-    if task == Task.MULTICLASS:
-        return F.cross_entropy
-    function = F.mse_loss if task == Task.REGRESSION else F.binary_cross_entropy_with_logits
-    return lambda outputs, target: function(outputs.squeeze(1), target)
-
-
-def _check_batch_norm(model: nn.Module, batch_rows: int) -> None:
-    if batch_rows == 1 and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
-        hint = 'Use a batch_size of at least 2, or the norm "layer".'
-        raise TrainingError("batch normalisation cannot train on batches of one row", hint=hint)
-
-
-def _check_weights(model: nn.Module, step: int) -> None:
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise _not_finite(f'the weights "{name}" became infinite or not a number', step)
 
 
 def _not_finite(what: str, step: int) -> NotFiniteError:

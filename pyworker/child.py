@@ -45,6 +45,10 @@ SQLSTATES = {
     "ArchitectureError": "22023",
     "CheckpointError": "XX001",
     "DeviceError": "55000",
+    "OutOfDeviceMemoryError": "53200",
+    "BudgetError": "53200",
+    "MemoryRefusedError": "53200",
+    "CaptureError": "0A000",
     "NotFiniteError": "22003",
     "TrainingError": "22023",
 }

@@ -1,63 +1,82 @@
 """The executor process: receives one job and its rows, trains, and sends back what comes of it.
 
 Phases: JOB (and the checkpoint to continue from), COLUMNS, ROWS … ROWS_END, while a thread imports torch; then
-preprocessing, training, and at the end the weights and DONE. A STOP is honoured in every phase: between frames, between
-blocks of rows, between steps. The main thread alone reads and writes the socket.
+preprocessing, capturing and waiting for memory (memory.py), training, and at the end the weights and DONE. A STOP is
+honoured in every phase: between frames, between blocks of rows, between steps. The main thread alone reads and writes
+the socket.
+
+A job of another kind is handed on: calibrations to calibrating.py, what explain_training asks for to explaining.py.
 
 While rows arrive nothing may block in sending: the feed on the other side writes and does not read.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pg_tensile.columns import columns_from_header
 from pg_tensile.dataset import Dataset, RowStore, prepare
-from pg_tensile.errors import DataError
+from pg_tensile.errors import CaptureError, DataError
 from pg_tensile.fitting import FittedPreprocessing, Split, fit
+from pg_tensile.latency.load import LoadMeter
+from pg_tensile.profile import DeviceProfile
 from pyworker.wire import Connection, Frame, FrameType, ProtocolError, StateCollector, send_state
 
 if TYPE_CHECKING:
-    import torch
-
     from pg_tensile.checkpoint import Checkpoint
-    from pg_tensile.models.registry import Architecture
-    from pg_tensile.training import EpochMetrics, Outcome, Progress
+    from pg_tensile.training import EpochMetrics, Outcome, Progress, Settings, Steps
+    from pyworker.memory import Job, MemoryClient
 
 REPORT_INTERVAL_S = 0.5
+SILENCE_S = 1.0  # at most, while it waits
+OTHER_KINDS = {"calibrate": "pyworker.calibrating", "explain": "pyworker.explaining"}
 MAX_PREPROCESSING = 12 << 20  # bytes of JSON: it travels in a frame's header
 
 
 def run(connection: Connection, hello: dict[str, Any]) -> None:
     """The body of the process: one job."""
     importer = ThreadPoolExecutor(1)
-    libraries = importer.submit(_import_libraries)
-    importer.submit(__import__, "torch._dynamo")  # the first optimizer step would: most of a second
-    importer.shutdown(wait=False)
-    Executor(connection, libraries).run()
+    executor = Executor(connection, importer, importer.submit(_import_libraries))
+    executor.run()
 
 
 def _import_libraries() -> None:
-    import pg_tensile.models
-    import pg_tensile.training  # noqa: F401
+    import pyworker.memory  # noqa: F401
 
 
 class Stopped(Exception):
-    """STOP came before training began."""
+    """STOP came where nothing is lost by ending at once. `checkpoint`: it asks for one."""
+
+    def __init__(self, checkpoint: bool) -> None:
+        super().__init__("the job was told to stop")
+        self.checkpoint = checkpoint
+
+
+class Prepared(NamedTuple):
+    """The data as the model takes it."""
+
+    fitted: FittedPreprocessing
+    dataset: Dataset
 
 
 class Executor:
     """One job's life. It is also the run's observer (`pg_tensile.training.Observer`)."""
 
-    def __init__(self, connection: Connection, libraries: Future[None]) -> None:
+    def __init__(self, connection: Connection, background: ThreadPoolExecutor, libraries: Future[None]) -> None:
         self._connection = connection
+        self._background = background
         self._libraries = libraries
+        self._load = LoadMeter()
+        self._profile: Future[DeviceProfile] | None = None
+        self._memory: MemoryClient | None = None
         self._job = 0
         self._spec: dict[str, Any] = {}
+        self._latency_models: dict[str, memoryview] = {}  # by device: latency/model_bytes.py
         self._reported = 0.0
         self._warnings: list[str] = []
         self._threads = 1
@@ -65,21 +84,20 @@ class Executor:
     def run(self) -> None:
         try:
             self._receive_job()
-            checkpoint = self._receive_checkpoint()
-            store = self._receive_rows()
-            self._wait_for_libraries()
-            fitted, dataset, architecture = self._prepare(store)
+            kind = self._spec["kind"]
+            if kind in OTHER_KINDS:
+                importlib.import_module(OTHER_KINDS[kind]).run(self)
+            else:
+                self._train()
         except Stopped:
             self._send(FrameType.DONE, {"stopped": True})
-            return
-        del store
-        self._train(checkpoint, fitted, dataset, architecture)
 
     # ---- receiving ----
 
     def _receive_job(self) -> None:
         frame = self._next({FrameType.JOB})
         self._job, self._spec = frame.job, frame.header
+        self._latency_models = dict(zip(self._spec["latency_models"], frame.buffers, strict=True))
         resume = self._spec["resume"] or {}
         self._threads = resume.get("threads") or self._spec["threads"]  # other threads, other sums: not to the bit
 
@@ -107,46 +125,59 @@ class Executor:
     def _next(self, expected: set[FrameType]) -> Frame:
         frame = self._connection.recv()
         assert frame is not None  # no time-out
+        return self._expected(frame, expected)
+
+    def _expected(self, frame: Frame, expected: set[FrameType]) -> Frame:
         if frame.type == FrameType.STOP:
-            raise Stopped
+            raise Stopped(bool(frame.header.get("checkpoint")))
         if frame.type not in expected:
             raise ProtocolError(f"unexpected {frame.type.name} frame")
         return frame
 
-    def _stop_frame(self) -> Frame | None:
-        """A STOP frame if one came; never blocks."""
+    def wait_for_frame(self, phase: str, expected: set[FrameType]) -> Frame:
+        """The next frame, with signs of life until it comes. Raises Stopped."""
+        while True:
+            self._report_phase(phase)
+            frame = self._connection.recv(SILENCE_S)
+            if frame is not None:
+                return self._expected(frame, expected)
+
+    def poll_early(self, phase: str) -> None:
+        """Between two parts of something that takes time, before training: a sign of life. Raises Stopped."""
+        self._report_phase(phase)
+        frame = self._poll()
+        if frame is not None:
+            self._expected(frame, set())
+
+    def _poll(self) -> Frame | None:
+        """A frame if one came; never blocks."""
         frame = self._connection.poll()
-        if frame is None:
-            if self._connection.closed:
-                raise EOFError("the supervisor closed the connection")
-            return None
-        if frame.type == FrameType.STOP:
-            return frame
-        if frame.type == FrameType.PLAN:
-            return None  # for the runtime of plans
-        raise ProtocolError(f"unexpected {frame.type.name} frame")
+        if frame is None and self._connection.closed:
+            raise EOFError("the supervisor closed the connection")
+        return frame
 
     def _poll_data(self) -> None:
         """Between blocks of rows."""
-        self._report_phase("preparing")
-        if self._stop_frame() is not None:
-            raise Stopped
+        self.poll_early("preparing")
+
+    def _wait_for(self, future: Future[Any], phase: str) -> Any:
+        """The result of what a thread does, with signs of life until it comes."""
+        while not wait([future], timeout=0.1).done:
+            self.poll_early(phase)
+        return future.result()
 
     def _wait_for_libraries(self) -> None:
-        while not wait([self._libraries], timeout=0.1).done:
-            self._poll_data()
-        self._libraries.result()
+        self._wait_for(self._libraries, "preparing")
 
     # ---- preparing ----
 
-    def _prepare(self, store: RowStore) -> tuple[FittedPreprocessing, Dataset, Architecture]:
+    def _prepare(self, store: RowStore) -> Prepared:
         from pg_tensile import models
         from pg_tensile.training import check_batch_size
 
         spec = self._spec
         split = Split(spec["seed"], spec["validation"])
-        architecture = models.parse(spec["architecture"])
-        fitted = fit(store, split, spec["options"].get("task"), models.token_limits(architecture))
+        fitted = fit(store, split, spec["options"].get("task"), models.token_limits(models.parse(spec["architecture"])))
         check_batch_size(spec["batch_size"], fitted)
         size = len(json.dumps(fitted.preprocessing.to_json()))
         if size > MAX_PREPROCESSING:
@@ -154,8 +185,38 @@ class Executor:
             message = f"the distinct strings of all features take {size} bytes, more than {MAX_PREPROCESSING}"
             raise DataError(message, hint=hint)
         self._warn(store, fitted)
-        dataset = prepare(store, fitted, split, spec["dataset_cache_bytes"], spec["spool_directory"])
-        return fitted, dataset, architecture
+        return Prepared(fitted, prepare(store, fitted, split, spec["dataset_cache_bytes"], spec["spool_directory"]))
+
+    def _build(self, prepared: Prepared) -> Job:
+        """The model, on the CPU, from the generators as the job's seed sets them."""
+        import torch
+
+        from pg_tensile import checkpoint as ckpt
+        from pg_tensile import models
+        from pg_tensile.device import choose_device, use_deterministic_algorithms
+        from pg_tensile.graphs import Sizes
+        from pg_tensile.training import check_model
+        from pyworker.memory import Job
+
+        torch.set_num_threads(self._threads)
+        device = choose_device(self._spec["device"])
+        use_deterministic_algorithms()
+        settings, preprocessing = _settings(self._spec), prepared.fitted.preprocessing
+        ckpt.seed_generators(settings.seed)
+        architecture = models.parse(self._spec["architecture"])
+        model = models.build(architecture, preprocessing.model_inputs, preprocessing.outputs)
+        check_model(model, min(settings.batch_size, prepared.fitted.training_rows))
+        sizes = Sizes.of(prepared.dataset, preprocessing)
+        return Job(model, settings, preprocessing.task, sizes, device)
+
+    def _measure_device(self) -> DeviceProfile:
+        """The profile of the job's device: the one that is known, or measured now. In the background, after the
+        libraries."""
+        from pg_tensile.device import choose_device, measure
+
+        device = choose_device(self._spec["device"])
+        known = self._spec["profiles"].get(str(device))
+        return measure(device) if known is None else DeviceProfile(**known)
 
     def _warn(self, store: RowStore, fitted: FittedPreprocessing) -> None:
         if fitted.skipped_rows:
@@ -166,30 +227,25 @@ class Executor:
 
     # ---- training ----
 
-    def _train(
-        self,
-        checkpoint: tuple[bytes, dict[str, Any]] | None,
-        fitted: FittedPreprocessing,
-        dataset: Dataset,
-        architecture: Architecture,
-    ) -> None:
-        import torch
-
+    def _train(self) -> None:
+        """From the rows to the weights."""
+        profile = self._background.submit(self._measure_device)
+        if self._spec["policy"] == "none":
+            self._background.submit(importlib.import_module, "torch._dynamo")  # the first step would: most of a second
+        checkpoint = self._receive_checkpoint()
+        store = self._receive_rows()
+        self._wait_for_libraries()
+        prepared = self._prepare(store)
+        del store
         from pg_tensile import checkpoint as ckpt
-        from pg_tensile import models
-        from pg_tensile.device import choose_device, use_deterministic_algorithms
         from pg_tensile.training import Trainer
 
-        torch.set_num_threads(self._threads)
-        use_deterministic_algorithms()
-        device = choose_device(self._spec["device"])
-        self._report_device(device)
-        settings = _settings(self._spec)
-        ckpt.seed_generators(settings.seed)
-        preprocessing = fitted.preprocessing
-        model = models.build(architecture, preprocessing.model_inputs, preprocessing.outputs)
+        self._send(FrameType.PROGRESS, {"phase": "building"})
+        job = self._build(prepared)
+        steps = self._plan(job, self._wait_for(profile, "building"))
+        preprocessing = prepared.fitted.preprocessing
         identity = {key: self._spec[key] for key in ("architecture", "target", "validation", *_IDENTITY)}
-        trainer = Trainer(settings, model, dataset, preprocessing, device, self, identity)
+        trainer = Trainer(job.settings, steps, prepared.dataset, preprocessing, self, identity)
         if checkpoint is not None:
             reason = trainer.resume(ckpt.Checkpoint.from_bytes(*checkpoint))
             if reason is not None:
@@ -198,8 +254,27 @@ class Executor:
         if outcome.stopped:
             self._send(FrameType.DONE, {"stopped": True})
             return
-        send_state(self._connection, self._job, 0, "weights", ckpt.to_bytes(ckpt.model_tensors(model)))
-        self._send_done(outcome, fitted)
+        send_state(self._connection, self._job, 0, "weights", ckpt.to_bytes(ckpt.model_tensors(job.model)))
+        self._send_done(outcome, prepared.fitted)
+
+    def _plan(self, job: Job, profile: DeviceProfile) -> Steps:
+        """How the run will take its steps, when its memory has been granted."""
+        from pg_tensile.graphs import capture_graphs, evaluation_rows
+        from pg_tensile.stepping import EagerSteps
+        from pyworker.memory import MemoryClient
+
+        load = self._load if job.device.type == "cpu" else LoadMeter("cuda", job.device.index or 0)
+        self._memory = MemoryClient(self, job, profile, load)
+        if self._spec["policy"] == "none":
+            rows = evaluation_rows(*job)
+            self._memory.claim()
+            return EagerSteps(job.model, job.settings, job.task, job.device, rows)
+        self._send(FrameType.PROGRESS, {"phase": "capturing"})
+        try:
+            graphs = capture_graphs(*job)
+        except CaptureError as error:
+            raise _with_way_out(error) from error
+        return self._memory.admit(graphs)
 
     def _send_done(self, outcome: Outcome, fitted: FittedPreprocessing) -> None:
         preprocessing = fitted.preprocessing.to_json()
@@ -207,39 +282,41 @@ class Executor:
         done = {"stopped": False, "task": preprocessing["task"], "preprocessing": preprocessing | {"rows": rows}}
         self._send(FrameType.DONE, done | {"metrics": outcome.metrics, "warnings": self._warnings})
 
-    def _report_device(self, device: torch.device) -> None:
-        import torch
-
-        if device.type == "cuda":
-            total = torch.cuda.get_device_properties(device).total_memory
-        else:
-            total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        self._send(FrameType.PROGRESS, {"phase": "building", "device": {"name": str(device), "total_bytes": total}})
-
     # ---- observing ----
 
     def progress(self, progress: Progress) -> None:
-        self._send(FrameType.PROGRESS, progress._asdict())
+        header = progress._asdict()
+        memory = header.pop("memory")._asdict()
+        assert self._memory is not None
+        self._send(FrameType.PROGRESS, header | memory | self._memory.progress())
 
     def metrics(self, metrics: EpochMetrics) -> None:
         header = {"epoch": metrics.epoch, "split": metrics.split, "seconds": metrics.seconds}
         self._send(FrameType.METRICS, header | metrics.metrics.to_json())
+        assert self._memory is not None
+        self._memory.report_latency()
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         meta = checkpoint.meta | {"threads": self._threads}
         send_state(self._connection, self._job, 0, "checkpoint", checkpoint.to_bytes(), meta)
 
     def poll(self) -> None:
-        frame = self._stop_frame()
+        memory = self._memory
+        assert memory is not None
+        frame = self._poll()
         if frame is not None:
-            from pg_tensile.training import StopTraining
+            try:
+                memory.receive(self._expected(frame, {FrameType.PLAN, FrameType.REFUSE}))
+            except Stopped as stop:
+                from pg_tensile.training import StopTraining
 
-            raise StopTraining(bool(frame.header.get("checkpoint")))
+                raise StopTraining(stop.checkpoint) from None
+        memory.tick()
 
     # ---- sending ----
 
-    def _send(self, type: FrameType, header: dict[str, Any]) -> None:
-        self._connection.send(type, self._job, header=header)
+    def _send(self, type: FrameType, header: dict[str, Any], buffers: Sequence[bytes] = ()) -> None:
+        self._connection.send(type, self._job, header=header, buffers=buffers)
 
     def _report_phase(self, phase: str) -> None:
         """Says what goes on, unless what was said before still waits to be read."""
@@ -250,10 +327,18 @@ class Executor:
             self._reported = now
 
 
+def _with_way_out(error: CaptureError) -> CaptureError:
+    """The same with a hint that says how such a model can be trained."""
+    hint = (error.hint or "").replace("the policy none", "policy => 'none'")
+    if "policy => 'none'" not in hint:
+        hint = f"{hint} Or train it with policy => 'none', which runs the model as it is.".strip()
+    return CaptureError(error.message, hint, error.detail)
+
+
 _IDENTITY = ("batch_size", "optimizer", "learning_rate", "seed")
 
 
-def _settings(spec: dict[str, Any]) -> Any:
+def _settings(spec: dict[str, Any]) -> Settings:
     """The job's spec as the library's settings."""
     from pg_tensile.training import EarlyStopping, Settings
 
