@@ -94,6 +94,14 @@ class Features(NamedTuple):
         return Features(flat[0], flat[1], tuple(flat[2:]))
 
 
+def row_layout(inputs: ModelInputs, task: Task) -> list[tuple[tuple[int, ...], DTypeLike]]:
+    """Shape of a row and dtype of each flat feature and of the target."""
+    layout: list[tuple[tuple[int, ...], DTypeLike]] = [((inputs.numeric,), np.float32)]
+    layout.append(((len(inputs.cardinalities),), np.int64))
+    layout.extend(((array.length,), np.int64 if array.vocabulary else np.float32) for array in inputs.arrays)
+    return [*layout, ((), np.int64 if task == Task.MULTICLASS else np.float32)]
+
+
 class CategoryInput(NamedTuple):
     """Strings of one category: places [rows] in `table`, −1 = null. `table`: code of each string, a 0 at its end."""
 
@@ -242,11 +250,7 @@ class Preprocessing:
 
     def layout(self) -> list[tuple[tuple[int, ...], DTypeLike]]:
         """Shape of a row and dtype of each flat feature and of the target."""
-        inputs = self.model_inputs
-        layout: list[tuple[tuple[int, ...], DTypeLike]] = [((inputs.numeric,), np.float32)]
-        layout.append(((len(inputs.cardinalities),), np.int64))
-        layout.extend(((array.length,), np.int64 if array.vocabulary else np.float32) for array in inputs.arrays)
-        return [*layout, ((), np.int64 if self.task == Task.MULTICLASS else np.float32)]
+        return row_layout(self.model_inputs, self.task)
 
     def codes(self, category: int, strings: Iterable[str]) -> list[int]:
         """The codes of `strings` for the category of that number; 0 for those never seen in training."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pg_tensile.errors import MeasurementError
 from pg_tensile.latency import roofline
-from pg_tensile.latency.features import Sample, describe, describe_samples, roofline_us
+from pg_tensile.latency.features import Described, Sample, describe, describe_samples, roofline_us
 from pg_tensile.profile import DeviceProfile
 from pg_tensile.trace import Trace
 
@@ -74,14 +74,28 @@ class LatencyModels:
         """float64[operators], µs, on a device of which others use the share `load` (0 … 1). Placeholder, output and
         kinds without a model have the roofline's on `profile`."""
         latency = roofline.estimate(trace, profile)
-        described = describe(trace, self._rates(profile), load)
-        work = roofline_us(trace.flops, trace.operator_bytes, self._rates(profile))
+        rates = self._rates(profile)
+        factor = self._factors(describe(trace, rates, load))
+        known = np.isfinite(factor)
+        latency[known] = roofline_us(trace.flops, trace.operator_bytes, rates)[known] * factor[known]
+        return latency
+
+    def predict_samples(self, samples: Sequence[Sample], profile: DeviceProfile) -> NDArray[np.float64]:
+        """float64[samples], µs: each under its own load."""
+        rates = self._rates(profile)
+        factor = self._factors(describe_samples(samples, rates))
+        flops, traffic = np.array([(sample.flops, sample.bytes) for sample in samples], np.float64).reshape(-1, 2).T
+        return roofline_us(flops, traffic, rates) * np.where(np.isfinite(factor), factor, 1.0)
+
+    def _factors(self, described: Described) -> NDArray[np.float64]:
+        """What the networks say that latency is of the roofline; NaN where there is none for the kind."""
+        factor = np.full(len(described.codes), np.nan)
         for code, kind in enumerate(described.kinds):
             model = self.kinds.get(kind)
             if model is not None:
                 rows = np.flatnonzero(described.codes == code)
-                latency[rows] = work[rows] * np.exp(model.residual(described.features[rows]))
-        return latency
+                factor[rows] = np.exp(model.residual(described.features[rows]))
+        return factor
 
     def _rates(self, profile: DeviceProfile) -> DeviceProfile:
         return replace(profile, flops_per_s=self.flops_per_s, bytes_per_s=self.bytes_per_s, launch_us=self.launch_us)
