@@ -1,51 +1,37 @@
-"""The processes of the shim: who starts them, how they wait and stop, what they share.
-
-Where a test needs a call that only the scheduler or a worker may make, the process is a real one, but its procedure is
-replaced by one that executes what the test orders (`Stage`).
-"""
+"""The processes of the shim: who starts them, how they wait and stop, what they tell each other."""
 
 from __future__ import annotations
 
 import re
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from tests.server.stage import (
+    CONTROLLER,
+    LAUNCHER,
+    SCHEDULER,
+    Stage,
+    Wait,
+    processes,
+    terminate,
+    train,
+)
 from tests.server.support import Connection, register, state, value
 
-Wait = Callable[..., Any]
-
-LAUNCHER, CONTROLLER, SCHEDULER, WORKER = (
-    f"pg_tensile {name}" for name in ("launcher", "controller", "scheduler", "worker")
-)
 BOTH = {CONTROLLER, SCHEDULER}
 LIMIT = 3  # seconds that stopping may take
 BACKOFF = 6  # seconds until a process that failed is started again
 FATAL = r"\] +FATAL"  # of a process that is no client's session
 
 
-def processes(conn: Connection) -> dict[str, tuple[int, str | None]]:
-    """Type of each process of ours → its pid and database."""
-    rows = conn.execute(
-        "SELECT backend_type, pid, datname FROM pg_stat_activity WHERE backend_type LIKE 'pg_tensile%'"
-    ).fetchall()
-    return {row[0]: (row[1], row[2]) for row in rows}
-
-
 def running_in(conn: Connection, database: str) -> set[str]:
     return {kind for kind, (_, name) in processes(conn).items() if name == database}
-
-
-def terminate(conn: Connection, kind: str) -> int:
-    pid, _ = processes(conn)[kind]
-    assert value(conn, "SELECT pg_terminate_backend(%s)", pid)
-    return pid
 
 
 # -- the launcher -----------------------------------------------------------------------------------------------------
@@ -237,10 +223,6 @@ def test_settings_are_documented_and_reserved(db: Connection) -> None:
 # -- what a transaction tells -----------------------------------------------------------------------------------------
 
 
-def train(conn: Connection, model: str = "m") -> int:
-    return int(value(conn, "SELECT train_model(%s, 'SELECT 1.0 AS x, 2.0 AS y', 'y')", model))
-
-
 @pytest.fixture
 def quiet(fresh_cluster: Callable[..., Any], wait_until: Wait) -> Any:
     """A cluster whose processes work elsewhere, so that nothing happens but what the test does."""
@@ -369,124 +351,6 @@ def test_models_are_served_in_the_one_database_only(quiet: Any) -> None:
 
 # -- scheduler and workers that do as the test orders -----------------------------------------------------------------
 
-LOOP = """
-import json
-kind = {kind}
-plpy.execute("SELECT set_config('client_min_messages', 'error', false)")
-{begin}
-while True:
-    bits = plpy.execute("SELECT tensile._wait(-1, 20) AS bits")[0]["bits"]
-    plpy.commit()
-    if bits & 48:
-        plpy.execute("INSERT INTO stage.endings VALUES ('%s', %d)" % (kind, bits))
-        plpy.commit()
-        break
-    {leave}
-    orders = plpy.execute("SELECT id, sql FROM stage.orders WHERE process = '%s' AND answer IS NULL ORDER BY id" % kind)
-    for order in orders:
-        try:
-            with plpy.subtransaction():
-                result = plpy.execute(order["sql"])
-            answer = [dict(row) for row in result]
-        except plpy.SPIError as error:
-            answer = {{"error": error.sqlstate, "message": str(error)}}
-        plan = plpy.prepare("UPDATE stage.orders SET answer = $1 WHERE id = $2", ["json", "int"])
-        plpy.execute(plan, [json.dumps(answer, default=str), order["id"]])
-        plpy.commit()
-"""
-WORKER_BEGIN = """
-plpy.execute("SELECT tensile._job_begin(0)")
-plpy.commit()
-"""
-WORKER_LEAVE = """
-    if plpy.execute("SELECT tensile._job_status() AS s")[0]["s"] != "ok":
-        plpy.execute("SELECT tensile._job_end('cancelled', NULL, NULL, NULL, NULL, NULL, NULL)")
-        plpy.commit()
-        break
-    plpy.commit()
-"""
-
-
-class Stage:
-    """A cluster whose scheduler and workers execute what the test orders, inside those processes."""
-
-    def __init__(self, cluster: Any, wait_until: Wait) -> None:
-        self.cluster = cluster
-        self.conn: Connection = cluster.connect()
-        self._wait_until = wait_until
-        self.conn.execute(
-            "CREATE SCHEMA stage; CREATE TABLE stage.orders (id serial, process text, sql text, answer json);"
-            "CREATE TABLE stage.endings (process text, bits int); GRANT USAGE ON SCHEMA stage TO PUBLIC;"
-            "GRANT ALL ON ALL TABLES IN SCHEMA stage TO PUBLIC; CREATE ROLE alice LOGIN; CREATE ROLE mallory LOGIN;"
-            "CREATE ROLE watcher LOGIN IN ROLE pg_read_all_stats"
-        )
-        body = LOOP.format(kind="'scheduler'", begin="", leave="")
-        self.conn.execute(
-            f"CREATE OR REPLACE PROCEDURE tensile.run_scheduler() LANGUAGE plpython3u AS $body${body}$body$"
-        )
-        body = LOOP.format(kind="str(job)", begin=WORKER_BEGIN, leave=WORKER_LEAVE)
-        self.conn.execute(
-            f"CREATE OR REPLACE PROCEDURE tensile.run_worker(job bigint) LANGUAGE plpython3u AS $body${body}$body$"
-        )
-        wait_until(lambda: SCHEDULER in processes(self.conn), 10)
-        terminate(self.conn, SCHEDULER)
-        self.order("scheduler", "SELECT 1 AS one")
-        self.alice: Connection = cluster.connect(user="alice")
-        register(self.alice, "m")
-        register(self.alice, "n")
-
-    def place(self, process: str | int, sql: str) -> int:
-        """An order without waiting for it."""
-        return int(
-            value(self.conn, "INSERT INTO stage.orders (process, sql) VALUES (%s, %s) RETURNING id", str(process), sql)
-        )
-
-    def order(self, process: str | int, sql: str) -> Any:
-        """Rows of the SQL run in the scheduler or in the worker of a job; raises what it raised."""
-        return self.answer(self.place(process, sql))
-
-    def answer(self, number: int) -> Any:
-        """The rows of a placed order, once it was executed; raises what it raised."""
-        row = self._wait_until(lambda: self._answer(number), 15, f"the answer to order {number}")
-        if isinstance(row, dict):
-            raise psycopg.errors.lookup(row["error"])(row["message"])
-        return row
-
-    def _answer(self, number: int) -> Any:
-        answer = value(self.conn, "SELECT answer FROM stage.orders WHERE id = %s", number)
-        return [None] if answer == [] else answer
-
-    def job(self, model: str = "m") -> int:
-        """A new job of alice's with its worker."""
-        job = train(self.alice, model)
-        self.order(job, "SELECT 1 AS one")
-        return job
-
-    def end(self, job: int) -> None:
-        self.conn.execute("SELECT cancel_job(%s)", (job,))
-        self._wait_until(lambda: state(self.conn, job) == "cancelled", 10)
-        self._wait_until(lambda: value(self.conn, "SELECT count(*) FROM tensile._progress()") == 0, 10)
-
-    def close(self) -> None:
-        self.alice.close()
-        self.conn.close()
-        self.cluster.end()
-
-
-@pytest.fixture(scope="module")
-def stage(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Stage]:
-    stage = Stage(new_cluster({"pg_tensile.plan_events": 1024, "pg_tensile.device_memory": "1GB"}), wait_until)
-    yield stage
-    stage.close()
-
-
-@pytest.fixture
-def job(stage: Stage) -> Iterator[int]:
-    job = stage.job()
-    yield job
-    if value(stage.conn, "SELECT ended_at IS NULL FROM tensile.jobs WHERE id = %s", job):
-        stage.end(job)
-
 
 def test_a_worker_knows_its_job_and_runs_as_the_submitter(stage: Stage, job: int) -> None:
     assert stage.order(job, "SELECT tensile._my_job() AS j, current_user AS c, session_user AS s") == [
@@ -514,18 +378,27 @@ def test_what_a_role_sets_for_its_sessions_does_not_reach_the_supervisor(stage: 
 
 def test_calls_of_other_processes_are_refused(stage: Stage, job: int) -> None:
     for process, sql in (
-        (job, "SELECT tensile._publish_plan(1, '')"),
+        (job, "SELECT tensile._publish_plan(1, '', 1, 1, 1)"),
+        (job, "SELECT tensile._grants()"),
+        (job, "SELECT tensile._device_memory()"),
+        (job, "SELECT tensile._inference_memory('cpu', 1, 1, 1)"),
         (job, "SELECT tensile._launch_worker(1, 10)"),
         ("scheduler", "SELECT tensile._launch_worker(1, 10)"),
         ("scheduler", "SELECT tensile._job_slots()"),
         ("scheduler", "SELECT tensile._my_job()"),
         ("scheduler", "SELECT tensile._fetch_plan(0)"),
-        ("scheduler", "SELECT tensile._report(NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL)"),
-        ("scheduler", "SELECT tensile._register_device('x', 1)"),
+        ("scheduler", "SELECT tensile._acknowledge_plan(1)"),
+        ("scheduler", "SELECT tensile._report(NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL)"),
+        ("scheduler", "SELECT tensile._register_device('x', 1, 1, 1, 0)"),
+        ("scheduler", "SELECT tensile._inference_memory('cpu', 1, 1, 1)"),
+        ("scheduler", "SELECT tensile._job_refusal()"),
     ):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             stage.order(process, sql)
-    for call in ("_wait(-1, 0)", "_my_job()", "_launch_worker(1, 10)", "_publish_plan(1, '')", "_job_slots()"):
+    for call in (
+        *("_wait(-1, 0)", "_my_job()", "_launch_worker(1, 10)", "_job_slots()", "_publish_plan(1, '', 1, 1, 1)"),
+        *("_grants()", "_device_memory()", "_inference_memory('cpu', 1, 1, 1)"),
+    ):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             stage.conn.execute(f"SELECT tensile.{call}")
 
@@ -608,152 +481,3 @@ def test_a_job_whose_worker_cannot_connect_does_not_stay_in_starting(stage: Stag
     finally:
         stage.conn.execute("GRANT CONNECT ON DATABASE postgres TO PUBLIC")
         stage.end(job)
-
-
-# -- progress and devices ---------------------------------------------------------------------------------------------
-
-
-def progress(conn: Connection, job: int) -> Any:
-    columns = (
-        "phase, epoch, epochs, step, steps, loss, samples_per_s,"
-        " device_bytes, device_peak_bytes, bytes_swapped, stall_us"
-    )
-    return conn.execute(f"SELECT {columns} FROM tensile._progress() WHERE job = %s", (job,)).fetchone()
-
-
-def test_progress_is_live_and_null_leaves_a_number_as_it_is(stage: Stage, job: int) -> None:
-    assert progress(stage.alice, job) == (None,) * 11
-    stage.order(job, "SELECT tensile._report('training', 1, 10, 2, 20, 0.5, 1000, 4096, 8192, NULL, NULL)")
-    assert progress(stage.alice, job) == ("training", 1, 10, 2, 20, 0.5, 1000, 4096, 8192, None, None)
-    stage.order(job, "SELECT tensile._report(NULL, NULL, NULL, 3, NULL, 'NaN', NULL, 0, NULL, 7, 8)")
-    row = progress(stage.alice, job)
-    assert row[:5] == ("training", 1, 10, 3, 20) and row[5] != row[5] and row[6:] == (1000, 0, 8192, 7, 8)
-    stage.order(
-        job, f"SELECT tensile._report('{'ä' * 100}', NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL)"
-    )
-    assert progress(stage.alice, job)[0] == "ä" * 15, "cut to 31 bytes, never within a character"
-
-
-def test_progress_and_plan_are_for_the_owner_and_those_who_may_see_all(stage: Stage, job: int) -> None:
-    stage.order("scheduler", f"SELECT tensile._publish_plan({job}, '{hexadecimal([event(1)])}')")
-    for user, seen in (("alice", 1), ("watcher", 1), ("postgres", 1), ("mallory", 0)):
-        with stage.cluster.connect(user=user) as conn:
-            assert value(conn, "SELECT count(*) FROM tensile._progress()") == seen, user
-            assert value(conn, "SELECT count(*) FROM tensile._plan()") == seen, user
-
-
-def test_devices_count_their_jobs_against_the_budget(stage: Stage, job: int) -> None:
-    second = stage.job("n")
-    stage.order(job, "SELECT tensile._register_device('cuda:7', 3000000000)")
-    stage.order(second, "SELECT tensile._register_device('cuda:7', 5)")  # the first one's word counts
-    devices = "SELECT total_bytes, budget_bytes, granted_bytes, jobs FROM tensile.devices WHERE name = 'cuda:7'"
-    assert stage.alice.execute(devices).fetchone() == (3_000_000_000, 1 << 30, 0, 2)
-    stage.order(second, "SELECT tensile._register_device('cuda:8', 1000)")
-    assert stage.alice.execute(devices).fetchone() == (3_000_000_000, 1 << 30, 0, 1)
-    assert value(stage.alice, "SELECT budget_bytes FROM tensile.devices WHERE name = 'cuda:8'") == 1000
-    for number in range(40):  # more than the ledger holds, but never two at once
-        stage.order(second, f"SELECT tensile._register_device('device {number}', 1)")
-    for bad in ("'', 1", "'x', 0", "'x', -1"):
-        with pytest.raises(psycopg.errors.InvalidParameterValue):
-            stage.order(second, f"SELECT tensile._register_device({bad})")
-    stage.conn.execute("SELECT cancel_job(%s)", (second,))
-
-
-# -- plans ------------------------------------------------------------------------------------------------------------
-
-
-def event(
-    kind: int, tensor: int = 0, version: int = 0, trigger: int = 0, delay_us: int = 0, deadline: int = 0, size: int = 0
-) -> bytes:
-    """One event row (docs/internals.md, "Event rows")."""
-    return struct.pack("<B3xiiiiiq", kind, tensor, version, trigger, delay_us, deadline, size)
-
-
-def hexadecimal(events: list[bytes]) -> str:
-    return "\\x" + b"".join(events).hex()
-
-
-def publish(stage: Stage, job: int, plan: str) -> int:
-    return int(stage.order("scheduler", f"SELECT tensile._publish_plan({job}, '{plan}') AS g")[0]["g"])
-
-
-def fetch(stage: Stage, job: int, after: int) -> Any:
-    sql = f"SELECT generation AS g, encode(events, 'hex') AS e FROM tensile._fetch_plan({after})"
-    return stage.order(job, sql)
-
-
-def test_a_published_plan_arrives_at_the_worker_and_in_sql(stage: Stage, job: int) -> None:
-    assert fetch(stage, job, 0) == [None]
-    plan = hexadecimal(
-        [event(1, 5, 1, 10, 250, 12, 1 << 40), event(2, 5, 1, 30, 0, 40, 1 << 40), event(3, 6), event(4, 7)]
-    )
-    first = publish(stage, job, plan)
-    assert fetch(stage, job, 0) == [{"g": first, "e": plan[2:]}]
-    assert fetch(stage, job, first) == [None]
-    rows = stage.alice.execute(
-        "SELECT generation, event, kind, tensor, version, trigger_operator, delay_us, deadline_operator, bytes"
-        " FROM tensile.plan WHERE job = %s ORDER BY event",
-        (job,),
-    ).fetchall()
-    assert rows[0] == (first, 0, "swap_out", 5, 1, 10, 250, 12, 1 << 40)
-    assert [row[2] for row in rows] == ["swap_out", "swap_in", "recompute", "release"]
-    assert value(stage.alice, "SELECT plan_generation FROM tensile._progress() WHERE job = %s", job) == first
-
-    second = publish(stage, job, "\\x")
-    assert second > first
-    assert fetch(stage, job, first) == [{"g": second, "e": ""}]
-    assert value(stage.alice, "SELECT count(*) FROM tensile._plan()") == 0
-
-
-def test_the_next_job_does_not_inherit_a_plan_nor_numbers(stage: Stage, job: int, wait_until: Wait) -> None:
-    publish(stage, job, hexadecimal([event(4, 1)]))
-    stage.order(job, "SELECT tensile._report('training', 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)")
-    stage.end(job)
-    following = stage.job()
-    assert progress(stage.alice, following) == (None,) * 11
-    assert fetch(stage, following, 0) == [None]
-    stage.end(following)
-
-
-@pytest.mark.parametrize(
-    ("plan", "sqlstate"),
-    [
-        ("\\x00", "22023"),
-        (hexadecimal([event(1)])[:-2], "22023"),
-        (hexadecimal([event(0)]), "22023"),
-        (hexadecimal([event(1), event(5)]), "22023"),
-        (hexadecimal([b"\1\1" + event(1)[2:]]), "22023"),
-        (hexadecimal([event(4)] * 1025), "54000"),
-    ],
-    ids=["one byte", "not whole", "kind 0", "kind 5", "padding", "too long"],
-)
-def test_what_is_no_plan_is_refused_and_the_old_one_stays(stage: Stage, job: int, plan: str, sqlstate: str) -> None:
-    generation = publish(stage, job, hexadecimal([event(4, 9)] * 1024))
-    with pytest.raises(psycopg.errors.lookup(sqlstate)):
-        publish(stage, job, plan)
-    assert fetch(stage, job, generation) == [None]
-    assert stage.alice.execute("SELECT DISTINCT tensor FROM tensile._plan()").fetchall() == [(9,)]
-
-
-def test_a_plan_for_a_job_without_a_worker_is_refused(stage: Stage) -> None:
-    with pytest.raises(psycopg.errors.UndefinedObject):
-        publish(stage, 1_000_000, hexadecimal([event(4)]))
-
-
-def test_nobody_sees_half_a_plan(stage: Stage, job: int) -> None:
-    """The scheduler replaces the plan as fast as it can; each plan's events all have one tensor."""
-    plans = [hexadecimal([event(4, number)] * 1000) for number in (1, 2)]
-    writer = " ".join(f"PERFORM tensile._publish_plan({job}, '{plan}');" for plan in plans)
-    unread = "NOT EXISTS (SELECT FROM stage.endings WHERE process = 'reader')"
-    number = stage.place("scheduler", f"DO $$BEGIN WHILE {unread} LOOP {writer} END LOOP; END$$")
-    seen: set[int | None] = set()
-    deadline = time.monotonic() + 60
-    while len(seen) < 50 and time.monotonic() < deadline:
-        row = stage.alice.execute(
-            "SELECT count(*), count(DISTINCT tensor), count(DISTINCT generation), min(generation) FROM tensile._plan()"
-        ).fetchone()
-        assert row is not None and row[:3] in ((1000, 1, 1), (0, 0, 0)), row
-        seen.add(row[3])
-    stage.conn.execute("INSERT INTO stage.endings VALUES ('reader', 0)")
-    stage.answer(number)
-    assert len(seen) == 50, "the readers saw the plan change"

@@ -1,0 +1,159 @@
+"""A cluster whose scheduler, workers and inference process do as a test orders, for calls that only they may make.
+
+The processes are real ones, but their procedures are replaced by one that executes SQL from a table (`Stage`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from tests.server.support import Connection, register, state, value
+
+Wait = Callable[..., Any]
+
+LAUNCHER, CONTROLLER, SCHEDULER, WORKER = (
+    f"pg_tensile {name}" for name in ("launcher", "controller", "scheduler", "worker")
+)
+
+
+def processes(conn: Connection) -> dict[str, tuple[int, str | None]]:
+    """Type of each process of ours → its pid and database."""
+    rows = conn.execute(
+        "SELECT backend_type, pid, datname FROM pg_stat_activity WHERE backend_type LIKE 'pg_tensile%'"
+    ).fetchall()
+    return {row[0]: (row[1], row[2]) for row in rows}
+
+
+def terminate(conn: Connection, kind: str) -> int:
+    pid, _ = processes(conn)[kind]
+    assert value(conn, "SELECT pg_terminate_backend(%s)", pid)
+    return pid
+
+
+def train(conn: Connection, model: str = "m") -> int:
+    return int(value(conn, "SELECT train_model(%s, 'SELECT 1.0 AS x, 2.0 AS y', 'y')", model))
+
+
+LOOP = """
+import json
+kind = {kind}
+plpy.execute("SELECT set_config('client_min_messages', 'error', false)")
+{begin}
+while True:
+    bits = plpy.execute("SELECT tensile._wait(-1, 20) AS bits")[0]["bits"]
+    plpy.commit()
+    if bits & 48:
+        plpy.execute("INSERT INTO stage.endings VALUES ('%s', %d)" % (kind, bits))
+        plpy.commit()
+        break
+    {leave}
+    orders = plpy.execute("SELECT id, sql FROM stage.orders WHERE process = '%s' AND answer IS NULL ORDER BY id" % kind)
+    for order in orders:
+        try:
+            with plpy.subtransaction():
+                result = plpy.execute(order["sql"])
+            answer = [dict(row) for row in result]
+        except plpy.SPIError as error:
+            answer = {{"error": error.sqlstate, "message": str(error)}}
+        plan = plpy.prepare("UPDATE stage.orders SET answer = $1 WHERE id = $2", ["json", "int"])
+        plpy.execute(plan, [json.dumps(answer, default=str), order["id"]])
+        plpy.commit()
+"""
+WORKER_BEGIN = """
+plpy.execute("SELECT tensile._job_begin(0)")
+plpy.commit()
+"""
+WORKER_LEAVE = """
+    if plpy.execute("SELECT tensile._job_status() AS s")[0]["s"] != "ok":
+        plpy.execute("SELECT tensile._job_end('cancelled', NULL, NULL, NULL, NULL, NULL, NULL)")
+        plpy.commit()
+        break
+    plpy.commit()
+"""
+
+
+class Stage:
+    """A cluster whose processes execute what the test orders: "scheduler", "inference", and workers by job."""
+
+    def __init__(self, cluster: Any, wait_until: Wait) -> None:
+        self.cluster = cluster
+        self.conn: Connection = cluster.connect()
+        self._wait_until = wait_until
+        self.conn.execute(
+            "CREATE SCHEMA stage; CREATE TABLE stage.orders (id serial, process text, sql text, answer json);"
+            "CREATE TABLE stage.endings (process text, bits int); GRANT USAGE ON SCHEMA stage TO PUBLIC;"
+            "GRANT ALL ON ALL TABLES IN SCHEMA stage TO PUBLIC; CREATE ROLE alice LOGIN; CREATE ROLE mallory LOGIN;"
+            "CREATE ROLE watcher LOGIN IN ROLE pg_read_all_stats"
+        )
+        for process in ("scheduler", "inference"):
+            body = LOOP.format(kind=f"'{process}'", begin="", leave="")
+            self.conn.execute(
+                f"CREATE OR REPLACE PROCEDURE tensile.run_{process}() LANGUAGE plpython3u AS $body${body}$body$"
+            )
+        body = LOOP.format(kind="str(job)", begin=WORKER_BEGIN, leave=WORKER_LEAVE)
+        self.conn.execute(
+            f"CREATE OR REPLACE PROCEDURE tensile.run_worker(job bigint) LANGUAGE plpython3u AS $body${body}$body$"
+        )
+        wait_until(lambda: SCHEDULER in processes(self.conn), 10)
+        terminate(self.conn, SCHEDULER)
+        self.order("scheduler", "SELECT 1 AS one")
+        self.alice: Connection = cluster.connect(user="alice")
+        register(self.alice, "m")
+        register(self.alice, "n")
+
+    def place(self, process: str | int, sql: str) -> int:
+        """An order without waiting for it."""
+        return int(
+            value(self.conn, "INSERT INTO stage.orders (process, sql) VALUES (%s, %s) RETURNING id", str(process), sql)
+        )
+
+    def order(self, process: str | int, sql: str) -> Any:
+        """Rows of the SQL run in that process; raises what it raised."""
+        return self.answer(self.place(process, sql))
+
+    def answer(self, number: int) -> Any:
+        """The rows of a placed order, once it was executed; raises what it raised."""
+        row = self._wait_until(lambda: self._answer(number), 15, f"the answer to order {number}")
+        if isinstance(row, dict):
+            raise psycopg.errors.lookup(row["error"])(row["message"])
+        return row
+
+    def _answer(self, number: int) -> Any:
+        answer = value(self.conn, "SELECT answer FROM stage.orders WHERE id = %s", number)
+        return [None] if answer == [] else answer
+
+    def job(self, model: str = "m") -> int:
+        """A new job of alice's with its worker."""
+        job = train(self.alice, model)
+        self.order(job, "SELECT 1 AS one")
+        return job
+
+    def cancel(self, job: int) -> None:
+        """Ends the job, if it has not ended."""
+        self.conn.execute("SELECT cancel_job(%s)", (job,))
+        self._wait_until(lambda: state(self.conn, job) == "cancelled", 10)
+
+    def end(self, job: int) -> None:
+        """The same, and waits until no worker is left."""
+        self.cancel(job)
+        self._wait_until(lambda: value(self.conn, "SELECT count(*) FROM tensile._progress()") == 0, 10)
+
+    def woken(self, process: str | int, event: Callable[[], object]) -> None:
+        """Fails unless the event ends the process's wait."""
+        lock = "SELECT pg_advisory_xact_lock(7), tensile._wait(-1, 0), tensile._wait(-1, 10000) AS bits"
+        number = self.place(process, lock)
+        waits = (
+            "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
+            " WHERE l.locktype = 'advisory' AND a.wait_event = 'Extension'"
+        )
+        self._wait_until(lambda: value(self.conn, waits) == 1, 10, "the process waits")
+        event()
+        assert self.answer(number)[0]["bits"] & 4
+
+    def close(self) -> None:
+        self.alice.close()
+        self.conn.close()
+        self.cluster.end()
