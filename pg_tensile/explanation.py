@@ -1,7 +1,7 @@
 """What a training job would take, before anything of it runs: the EXPLAIN of a job (design.md section 4).
 
 `explain` turns the traces of a job's graphs, a device and what others have on it into plain numbers; `render` turns
-those into lines for people. Bytes are those of the traces: an operator's workspace counts once it has been measured.
+those into lines for people. Bytes are those of the traces, workspaces as far as they have been measured.
 No torch here.
 """
 
@@ -28,8 +28,8 @@ UNITS = ("B", "kB", "MB", "GB", "TB")  # of 1024, as memory_budget takes them
 class Request(NamedTuple):
     """The job as it was asked for. Of its model: the number of `parameters`, `state_bytes` (parameters, gradients and
     optimizer state), `claim_bytes` (what an eager job is given); of its process: `overhead_bytes` on the device.
-    `open_job`: one that trains the model now. `uncaptured`: why there are no graphs. `approximate`: why the numbers are
-    not those of the device."""
+    `open_job`: one that trains the model now. `uncaptured`: why there are no graphs. `calibrated`: latencies come from
+    the device's models; `workspaces`: they are in the traces. `approximate`: why the numbers are not the device's."""
 
     model: str
     architecture: str
@@ -49,6 +49,7 @@ class Request(NamedTuple):
     open_job: int | None = None
     uncaptured: str | None = None
     calibrated: bool = False
+    workspaces: bool = True
     approximate: str | None = None
 
 
@@ -343,6 +344,8 @@ def _memory_lines(e: Mapping[str, Any]) -> list[_Line]:
     lines.append(_Line("", "largest operator", size(memory["floor_bytes"]), describe(memory["largest_operator"])))
     if memory.get("host_bytes"):
         lines.append(_Line("", "on the host", size(memory["host_bytes"])))
+    if not e["workspaces"]:
+        lines.append(_Line("", "workspaces", "", "not counted here: the job measures them when it starts"))
     return lines
 
 

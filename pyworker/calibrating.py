@@ -39,10 +39,6 @@ MEMORY = 0.25  # of the device's memory, at most
 HELD_OUT = 5  # one call in so many tells the error of models that have not seen it
 
 
-class Stopped(Exception):
-    """STOP came."""
-
-
 class Workload(NamedTuple):
     """A training step to measure."""
 
@@ -66,13 +62,6 @@ class Workload(NamedTuple):
 def run(executor: Executor) -> None:
     """The rest of the process's life after JOB."""
     executor._wait_for_libraries()
-    try:
-        _calibrate(executor)
-    except Stopped:
-        executor._send(FrameType.DONE, {"stopped": True})
-
-
-def _calibrate(executor: Executor) -> None:
     import torch
 
     from pg_tensile.device import choose_device, measure, use_deterministic_algorithms
@@ -115,13 +104,9 @@ def _runtime_device(device: torch.device, profile: DeviceProfile) -> HostDevice 
 
 
 def _report(executor: Executor, step: int, steps: int) -> None:
-    """Says where it stands, and raises Stopped if it is to end."""
+    """Says where it stands. Raises executor.Stopped."""
     executor._send(FrameType.PROGRESS, {"phase": "calibrating", "step": step, "steps": steps})
-    frame = executor._connection.poll()
-    if frame is None and executor._connection.closed:
-        raise EOFError("the supervisor closed the connection")
-    if frame is not None and frame.type == FrameType.STOP:
-        raise Stopped
+    executor.poll_early("calibrating")
 
 
 # ---- what is measured ------------------------------------------------------------------------------------------------

@@ -1,15 +1,17 @@
 """The executor of `explain_training`: reads the job's rows, captures its graphs, plans them, and trains nothing.
 
 Phases: the rows, as for training; preprocessing fitted to them, because sizes follow from it (categories, lengths of
-arrays); the model, built but not moved to the device; its graphs; the policy's plan in the memory that the job may
-have. One EXPLANATION frame ends it: header {"explanation": what pg_tensile.explanation.explain returns, "lines": what
-render makes of it}. Whatever would fail the job while it starts fails the explanation with the same error.
+arrays); the model, which stays on the CPU; its graphs, with predicted latencies; the plan that the scheduler would make
+if the job had the device to itself. Workspaces are measured where the device is the host, as the job itself would: on
+another device that takes memory which nobody has granted. One EXPLANATION frame ends it: header {"explanation": what
+pg_tensile.explanation.explain returns, "lines": what render makes of it}. Whatever would fail the job while it starts
+fails the explanation with the same error.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import fields
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pg_tensile.fitting import FittedPreprocessing, Split, fit
@@ -21,11 +23,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pg_tensile.explanation import Admission, Request
+    from pg_tensile.graphs import Graphs
     from pg_tensile.trace import Trace
     from pg_tensile.training import Settings
     from pyworker.executor import Executor
-
-_OPTIMIZER_STATES = {"adam": 2, "adamw": 2}  # tensors of a parameter's size; SGD has one with momentum
 
 
 def run(executor: Executor) -> None:
@@ -40,16 +41,12 @@ def run(executor: Executor) -> None:
     split = Split(spec["seed"], spec["validation"])
     fitted = fit(store, split, spec["options"].get("task"), models.token_limits(architecture))
     check_batch_size(spec["batch_size"], fitted)
-    executor._send(FrameType.PROGRESS, {"phase": "building"})
-    model = models.build(architecture, fitted.preprocessing.model_inputs, fitted.preprocessing.outputs)
-    place = _place(spec)
-    executor._send(FrameType.PROGRESS, {"phase": "capturing"})
-    request = _request(spec, model, fitted, place)
-    traces, request = _captured(executor, model, fitted, place, request)
+    subject = _build(executor, fitted)
+    request = _request(spec, subject)
+    traces, request = _traces(executor, subject, request)
     executor._send(FrameType.PROGRESS, {"phase": "planning"})
-    found = explanation.explain(request, traces, place.profile, _admission(spec, place))
-    header = {"explanation": found, "lines": explanation.render(found)}
-    executor._send(FrameType.EXPLANATION, header)
+    found = explanation.explain(request, traces, subject.place.profile, _admission(spec, subject.place))
+    executor._send(FrameType.EXPLANATION, {"explanation": found, "lines": explanation.render(found)})
 
 
 class _Place(NamedTuple):
@@ -59,6 +56,35 @@ class _Place(NamedTuple):
     name: str
     profile: DeviceProfile
     approximate: str | None
+
+
+class _Subject(NamedTuple):
+    """What would be trained, and where."""
+
+    model: nn.Module
+    settings: Settings
+    fitted: FittedPreprocessing
+    place: _Place
+
+
+def _build(executor: Executor, fitted: FittedPreprocessing) -> _Subject:
+    import torch
+
+    from pg_tensile import models
+    from pg_tensile.device import use_deterministic_algorithms
+    from pg_tensile.training import check_model
+    from pyworker.executor import _settings
+
+    executor._send(FrameType.PROGRESS, {"phase": "building"})
+    torch.set_num_threads(executor._threads)
+    place = _place(executor._spec)
+    use_deterministic_algorithms()
+    settings, preprocessing = _settings(executor._spec), fitted.preprocessing
+    model = models.build(
+        models.parse(executor._spec["architecture"]), preprocessing.model_inputs, preprocessing.outputs
+    )
+    check_model(model, min(settings.batch_size, fitted.training_rows))
+    return _Subject(model, settings, fitted, place)
 
 
 def _place(spec: dict[str, Any]) -> _Place:
@@ -80,19 +106,18 @@ def _place(spec: dict[str, Any]) -> _Place:
     if spec["device"] == "auto" and device.type == "cpu" and used is not None:
         name, approximate = used, f"jobs have used {used}, which is not there now; operators are the CPU's"
     known = profiles.get(name)
-    profile = measure(device) if known is None else DeviceProfile(**_of(DeviceProfile, known))
+    profile = measure(device) if known is None else DeviceProfile(**known)
     return _Place(device, name, profile, approximate)
 
 
-def _of(cls: type, values: dict[str, Any]) -> dict[str, Any]:
-    return {field.name: values[field.name] for field in fields(cls) if field.name in values}
-
-
-def _request(spec: dict[str, Any], model: nn.Module, fitted: FittedPreprocessing, place: _Place) -> Request:
+def _request(spec: dict[str, Any], subject: _Subject) -> Request:
     from pg_tensile.batches import division
     from pg_tensile.explanation import Request
+    from pg_tensile.graphs import state_bytes
+    from pyworker.memory import CONTEXT_BYTES
 
-    state = _state_bytes(spec, model)
+    fitted, place = subject.fitted, subject.place
+    state = state_bytes(subject.model, subject.settings)
     architecture = spec["architecture"]
     return Request(
         model=spec["model"],
@@ -105,58 +130,66 @@ def _request(spec: dict[str, Any], model: nn.Module, fitted: FittedPreprocessing
         training_rows=fitted.training_rows,
         validation_rows=fitted.validation_rows,
         skipped_rows=fitted.skipped_rows,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=sum(parameter.numel() for parameter in subject.model.parameters()),
         state_bytes=state,
         claim_bytes=spec["memory_budget"] or state,
+        overhead_bytes=CONTEXT_BYTES if place.name.startswith("cuda") else 0,
         memory_budget=spec["memory_budget"],
         open_job=spec["open_job"],
         approximate=place.approximate,
     )
 
 
-def _state_bytes(spec: dict[str, Any], model: nn.Module) -> int:
-    """Of parameters, buffers, gradients and optimizer state."""
-    momentum = bool(spec["options"].get("momentum"))
-    copies = 1 + _OPTIMIZER_STATES.get(spec["optimizer"], int(momentum))
-    trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
-    held = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
-    return held + copies * trained
-
-
-def _captured(
-    executor: Executor, model: nn.Module, fitted: FittedPreprocessing, place: _Place, request: Request
-) -> tuple[dict[str, Trace], Request]:
-    """The traces of the job's graphs with predicted latencies, none where a job of policy none cannot be captured. Any
-    other job would fail: CaptureError."""
+def _traces(executor: Executor, subject: _Subject, request: Request) -> tuple[dict[str, Trace], Request]:
+    """The traces of the job's graphs, none where a job of policy none cannot be captured. Any other job would fail."""
     from pg_tensile.errors import CaptureError
     from pg_tensile.graphs import Sizes, capture_graphs
-    from pg_tensile.latency import model_bytes
+    from pyworker.executor import _with_way_out
 
+    executor._send(FrameType.PROGRESS, {"phase": "capturing"})
+    fitted, place = subject.fitted, subject.place
     preprocessing = fitted.preprocessing
     sizes = Sizes(fitted.training_rows, fitted.validation_rows, tuple(preprocessing.layout()))
     try:
-        graphs = capture_graphs(model, _settings(executor._spec), preprocessing.task, sizes, place.device)
+        graphs = capture_graphs(subject.model, subject.settings, preprocessing.task, sizes, place.device)
     except CaptureError as error:
         if request.policy != "none":
-            raise
+            raise _with_way_out(error) from error
         return {}, request._replace(uncaptured=error.message)
+    graphs = _with_latencies(executor, graphs, place)
+    if place.name == "cpu":
+        graphs = _with_workspaces(executor, graphs, place.profile)
+    calibrated = place.name in executor._latency_models
+    return graphs.traces(), request._replace(calibrated=calibrated, workspaces=place.name == "cpu")
+
+
+def _with_latencies(executor: Executor, graphs: Graphs, place: _Place) -> Graphs:
+    """As the device's models predict them for an idle device, or else the roofline's."""
+    from pg_tensile.latency import model_bytes, roofline
+
     data = executor._latency_models.get(place.name)
     models = None if data is None else model_bytes.decode(bytes(data))
-    traces = {name: _timed(captured.trace, place.profile, models) for name, captured in graphs.named().items()}
-    return traces, request._replace(calibrated=models is not None)
+    return graphs.with_traces(
+        {
+            name: trace.with_latencies(
+                roofline.estimate(trace, place.profile) if models is None else models.predict(trace, place.profile)
+            )
+            for name, trace in graphs.traces().items()
+        }
+    )
 
 
-def _timed(trace: Trace, profile: DeviceProfile, models: Any) -> Trace:
-    from pg_tensile.latency import roofline
+def _with_workspaces(executor: Executor, graphs: Graphs, profile: DeviceProfile) -> Graphs:
+    from pg_tensile.latency.workspaces import probe
+    from pg_tensile.runtime.host import HostDevice
 
-    return roofline.timed(trace, profile) if models is None else trace.with_latencies(models.predict(trace, profile))
-
-
-def _settings(spec: dict[str, Any]) -> Settings:
-    from pyworker.executor import _settings as settings
-
-    made: Settings = settings(spec)
-    return made
+    traces = {}
+    with closing(HostDevice(profile)) as host:
+        for name, graph in graphs.named().items():
+            workspace = probe(graph, host, profile.memory_bytes // 2)
+            traces[name] = graph.trace.with_latencies(graph.trace.latency_us, workspace)
+            executor.poll_early("measuring")
+    return graphs.with_traces(traces)
 
 
 def _admission(spec: dict[str, Any], place: _Place) -> Admission:
