@@ -343,9 +343,9 @@ class _Round:
         numbers = [job.job for job in jobs]
         rooms = {job.job: max(plans.chosen[job.job].device_peak_bytes, self.least[job.job]) for job in jobs}
         found = self._paper(numbers, planners, sum(rooms.values()), plans.share)
-        together = sum(candidate.device_peak_bytes for candidate in found.values()) <= sum(rooms.values())
-        fit = len(found) == len(jobs) and together
-        if fit and all(found[job.job].device_peak_bytes <= _most(job) for job in jobs):
+        sizes = {job: max(candidate.device_peak_bytes, self.least[job]) for job, candidate in found.items()}
+        together = len(found) == len(jobs) and sum(sizes.values()) <= sum(rooms.values())
+        if together and all(sizes[job.job] <= _most(job) for job in jobs):
             chosen = found
         else:
             chosen = {job: one for job, one in found.items() if one.device_peak_bytes <= rooms[job]}

@@ -6,8 +6,8 @@ else comes with each question. The frames (docs/internals.md, "Memory"):
 - TRACE: a job's trace of the training step, in one buffer. Replaces the one before.
 - LATENCY: the job's latencies now, float32[operators] in µs.
 - SCHEDULE: `request`, `device` (the fields of DeviceState, the profile as its fields), `jobs` (those of JobState;
-  instead of the trace `traced`; `given` null or {`known`, `granted_bytes`, `link_share`}) → the rows of each known plan,
-  in the order of the jobs. Traces of the device's jobs that are not among `jobs` are forgotten.
+  instead of the trace `traced`; `given` null or {`known`, `granted_bytes`, `link_share`}) → the rows of each known
+  plan, in the order of the jobs. Traces of the device's jobs that are not among `jobs` are forgotten.
 - SCHEDULED, the answer: `request`, `device` (its name), `seconds`, `totals_us` {job: µs}, `notes` [{job, reason}],
   `jobs` [{job, decision: planned, kept, waits, refused or failed, and its fields}] → for each plan: rows, then of each
   step under it: int32 operator, int64 bytes planned, int64 bytes without a plan.

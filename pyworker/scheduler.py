@@ -1,17 +1,515 @@
-"""The scheduler's supervisor: the place where traces and latencies will become plans.
+"""The scheduler: sees to it that every job has a plan and the memory for it (tensile.txt, section III-D).
 
-No policy needs it yet ('none' has no plan), so it owns no planner process and only waits for STOP or GONE.
+It decides nothing about plans itself: that is the planner's part, a child process with numpy. A turn looks at the jobs
+that have a trace, the grants in the device ledger and the devices' budgets; where something has changed that matters,
+the planner is asked (one question at a time for a device, with the newest state), and what it answers is published.
+While it plans, jobs go on, and so does this loop: waiting for the planner is waiting like any other.
+
+What shrinks is published first. The ledger refuses what does not fit yet; that is tried again whenever a job has
+acknowledged a smaller plan or has ended. So the grants of a device never exceed its budget, in whatever order things
+happen.
+
+What is remembered here only saves work, for everything that counts is in the catalogue and in shared memory: a
+scheduler that starts anew knows the grants, and asks for plans of all jobs.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import os
+import time
+from array import array
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from pyworker.supervisor import Server
+from pyworker.supervisor import Child, ChildDied, Failure, Server, Stopped, failure_of_frame, failure_of_sql
+from pyworker.wire import Frame, FrameType
 
-IDLE = 30.0  # seconds
+BUSY = 1.0  # seconds between turns while there are jobs
+IDLE = 30.0
+PLANNER_IDLE = 300.0  # seconds without jobs after which the planner ends
+REQUEST_TIMEOUT = 120.0  # seconds for one answer
+MAX_PAUSE = 30.0  # seconds between two starts of the planner
+PENDING = "its plan is made; it waits until other jobs have given memory back"
+JOBS = """
+    SELECT s.*, j.priority AS own_priority, t.captured_at::text AS captured, t.largest_operator,
+           cardinality(t.traces) > 0 AS traced
+    FROM tensile._schedule_jobs() s JOIN tensile.jobs j ON j.id = s.job JOIN tensile.traces t ON t.job = s.job
+"""
+PUBLISH = "tensile._publish_plan(int8,bytea,int8,int8,float8)"
+FOOTPRINT = "tensile._footprint(int8,int8,int4[],int8[],int8[],float8,float8,int8,int8,int8,int8,int8,float8,int4)"
+FOOTPRINT_FIELDS = (
+    *("iteration_us", "vanilla_us", "planned_bytes", "granted_bytes", "host_bytes", "out_bytes", "in_bytes"),
+    *("stall_us", "recomputes"),
+)
 
 
 def run(plpy: Any) -> None:
     """The body of `tensile.run_scheduler()`."""
-    Server(plpy).loop(lambda: IDLE)
+    Scheduler(Server(plpy)).run()
+
+
+@dataclass
+class Memory:
+    """What is remembered of a job: what the planner knows of it, and what was published for it last."""
+
+    captured: str  # the trace that the rest is about
+    sent: bool = False
+    planned_us: float | None = None  # sum of the latencies that the planner plans with
+    published: tuple[str, int] | None = None  # the trace and the number of replans that the newest plan was made for
+    generation: int = 0
+    rows: bytes = b""
+    link_share: float = 1.0
+    host_bytes: int = 0
+
+
+class Situation(NamedTuple):
+    """What decides about the plans of a device. Another one is a reason to plan."""
+
+    budget_bytes: int
+    inference_bytes: int
+    ending_bytes: int  # granted to jobs that need no plan any more
+    host_bytes: int
+    traces: dict[int, tuple[str, int]]  # by job: when it was captured, and how many of its plans were damaged
+    priorities: dict[int, int]
+    queue: tuple[tuple[int, bool], ...]  # jobs without a plan, first first, and whether they have waited long
+
+    def changes(self, before: Situation | None) -> list[str]:
+        """In words, what is different. The end of a job counts when its memory is there."""
+        if before is None:
+            return [f"job {job} has come" for job in sorted(self.traces)]
+        stay = sorted(self.traces.keys() & before.traces.keys())
+        words = [f"job {job} has come" for job in sorted(self.traces.keys() - before.traces.keys())]
+        words += [f"job {job} needs another plan" for job in stay if self.traces[job] != before.traces[job]]
+        if self.ending_bytes <= before.ending_bytes:
+            words += [f"job {job} has ended" for job in sorted(before.traces.keys() - self.traces.keys())]
+        if self.ending_bytes < before.ending_bytes:
+            words.append("memory was given back")
+        if self.budget_bytes != before.budget_bytes:
+            words.append("the budget has changed")
+        if self.inference_bytes != before.inference_bytes:
+            words.append("models for prediction take another part of the memory")
+        if self.host_bytes < before.host_bytes or (self.host_bytes > before.host_bytes and self.queue):
+            words.append("the limit of host memory has changed")
+        if any(self.priorities[job] != before.priorities[job] for job in stay):
+            words.append("priorities have changed")
+        waiting = dict(self.queue)
+        if self.queue != tuple(entry for entry in before.queue if entry[0] in waiting) and not words:
+            words.append("the jobs that wait have another order")
+        return words
+
+
+class View(NamedTuple):
+    """A device as a turn finds it."""
+
+    name: str
+    jobs: dict[int, dict[str, Any]]  # rows of JOBS, without those that were refused
+    grants: dict[int, dict[str, Any]]  # of all slots on the device
+    situation: Situation
+
+
+@dataclass
+class Request:
+    """A question that the planner has not answered yet."""
+
+    number: int
+    view: View
+    reason: str
+    asked_at: float = field(default_factory=time.monotonic)
+
+
+class Pending(NamedTuple):
+    """A plan that is not published yet."""
+
+    device: str
+    captured: str
+    replans: int
+    fields: dict[str, Any]
+    buffers: list[memoryview]  # rows; of each step: operator, bytes under the plan, bytes without one
+    reason: str
+
+    @property
+    def granted_bytes(self) -> int:
+        return int(self.fields["granted_bytes"])
+
+
+class Scheduler:
+    """One a server."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._child: Child | None = None
+        self._start_after = 0.0
+        self._pause = 1.0
+        self._busy_at = time.monotonic()
+        self._requests = 0
+        self._memory: dict[int, Memory] = {}
+        self._asked: dict[str, Request] = {}  # by device
+        self._settled: dict[str, Situation] = {}  # by device: what its plans are made for
+        self._pending: dict[int, Pending] = {}
+        self._tried: Any = None  # the ledger when the pending plans were tried last
+
+    def run(self) -> None:
+        try:
+            self._server.loop(self._turn)
+        finally:
+            self._close()
+
+    def _turn(self) -> float:
+        """One look at everything; seconds until the next."""
+        self._server.woken = False
+        views = self._look()
+        self._publish_pending(views)
+        try:
+            for view in views.values():
+                self._consider(view)
+            return self._listen(bool(self._memory))
+        except ChildDied as death:
+            self._mourn(death.reason, death.traceback)
+        except Stopped:
+            pass
+        except Failure as failure:
+            self._mourn(failure.message, failure.traceback or failure.hint)
+        return 0.0
+
+    # -- looking ------------------------------------------------------------------------------------------------------
+
+    def _look(self) -> dict[str, View]:
+        server = self._server
+        rows = server.rows(JOBS)
+        grants = server.rows("SELECT * FROM tensile._grants() WHERE device IS NOT NULL")
+        devices = server.rows("SELECT * FROM tensile._device_memory()")
+        ageing = self._seconds("ageing")
+        host = self._host_limit()
+        server.commit()
+        jobs = {row["job"]: row for row in rows}
+        self._remember(jobs, {grant["job"]: grant for grant in grants})
+        views = {}
+        for device in devices:
+            name = device["device"]
+            mine = {number: job for number, job in jobs.items() if job["device"] == name and not job["refused"]}
+            held = {grant["job"]: grant for grant in grants if grant["device"] == name}
+            views[name] = View(name, mine, held, self._situation(device, mine, held, host, ageing))
+        return views
+
+    def _seconds(self, name: str) -> float:
+        return float(self._server.number(f"pg_tensile.{name}"))
+
+    def _host_limit(self) -> int:
+        limit = self._server.number("pg_tensile.host_memory") << 20
+        return limit or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+    def _remember(self, jobs: dict[int, dict[str, Any]], grants: dict[int, dict[str, Any]]) -> None:
+        """Forgets jobs that have ended, and what was published for an attempt before."""
+        self._memory = {job: memory for job, memory in self._memory.items() if job in jobs}
+        self._pending = {job: plan for job, plan in self._pending.items() if job in jobs}
+        for job, row in jobs.items():
+            memory = self._memory.setdefault(job, Memory(row["captured"]))
+            if memory.captured != row["captured"]:
+                memory.captured, memory.sent, memory.planned_us = row["captured"], False, None
+            if memory.generation > (grants[job]["generation"] if job in grants else 0):
+                memory.generation, memory.published = 0, None
+
+    def _situation(
+        self,
+        device: dict[str, Any],
+        jobs: dict[int, dict[str, Any]],
+        grants: dict[int, dict[str, Any]],
+        host_bytes: int,
+        ageing: float,
+    ) -> Situation:
+        others = sum(memory.host_bytes for job, memory in self._memory.items() if job not in jobs)
+        waiting = [row for job, row in jobs.items() if job not in grants or not grants[job]["generation"]]
+        waiting.sort(key=lambda row: (-row["priority"], row["job"]))
+        return Situation(
+            device["budget_bytes"],
+            device["inference_bytes"],
+            sum(row["granted_bytes"] + row["overhead_bytes"] for job, row in grants.items() if job not in jobs),
+            max(0, host_bytes - others),
+            {job: (row["captured"], row["replans"]) for job, row in jobs.items()},
+            {job: row["own_priority"] for job, row in jobs.items()},
+            tuple((row["job"], 0 < ageing <= row["waited_s"]) for row in waiting),
+        )
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def _consider(self, view: View) -> None:
+        """Asks the planner if there is a reason to, and it has answered the question before."""
+        if view.name in self._asked:
+            return
+        if not view.jobs:
+            self._settled.pop(view.name, None)
+            return
+        changes = view.situation.changes(self._settled.get(view.name))
+        late = self._late(view)
+        changes += [f"latency of job {job} has changed by {change:.0%}" for job, change in late.items()]
+        if changes and self._ready():
+            self._ask(view, "; ".join(changes), set(late))
+
+    def _late(self, view: View) -> dict[int, float]:
+        """Jobs whose latency has left the one that they were planned with, and by how much (tensile.txt, IV-E)."""
+        threshold = float(self._server.setting("pg_tensile.update_threshold"))
+        self._server.commit()
+        found = {}
+        for job, row in view.jobs.items():
+            planned = self._memory[job].planned_us
+            if row["total_us"] is not None and planned:
+                change = abs(row["total_us"] - planned) / planned
+                if change > threshold:
+                    found[job] = change
+        return found
+
+    def _ask(self, view: View, reason: str, late: set[int]) -> None:
+        assert self._child is not None
+        for job, row in view.jobs.items():
+            if row["traced"]:
+                self._send_trace(job, row, job in late)
+        self._requests += 1
+        jobs, plans = [], []
+        for job, row in view.jobs.items():
+            given, rows = self._given(job, row, view.grants.get(job))
+            jobs.append(self._job_header(job, row, given, view))
+            plans += rows
+        header = {"request": self._requests, "device": self._device_header(view), "jobs": jobs}
+        self._child.queue(FrameType.SCHEDULE, header=header, buffers=plans)
+        self._asked[view.name] = Request(self._requests, view, reason)
+
+    def _send_trace(self, job: int, row: dict[str, Any], late: bool) -> None:
+        """What the planner does not have yet: the trace of the training step, and latencies that are newer."""
+        assert self._child is not None
+        memory = self._memory[job]
+        if not memory.sent:
+            found = self._server.rows("SELECT traces[1] AS trace FROM tensile.traces WHERE job = $1", ["int8"], job)
+            header = {"device": row["device"]}
+            self._child.queue(FrameType.TRACE, job, header=header, buffers=[each["trace"] for each in found])
+            memory.sent = late = bool(found)
+            memory.planned_us = None
+        if late and row["total_us"] is not None:
+            found = self._server.rows("SELECT average FROM tensile.latencies WHERE job = $1", ["int8"], job)
+            for each in found:
+                self._child.queue(FrameType.LATENCY, job, buffers=[array("f", each["average"]).tobytes()])
+                memory.planned_us = row["total_us"]
+        self._server.commit()
+
+    def _given(
+        self, job: int, row: dict[str, Any], grant: dict[str, Any] | None
+    ) -> tuple[dict[str, Any] | None, list[bytes]]:
+        """What the job has been given, and the rows of its plan if they are of use."""
+        if grant is None or not grant["generation"]:
+            return None, []
+        memory = self._memory[job]
+        known = grant["generation"] == memory.generation and memory.published == (row["captured"], row["replans"])
+        given = {"known": known, "granted_bytes": grant["plan_granted_bytes"], "link_share": memory.link_share}
+        return given, [memory.rows] if known else []
+
+    def _job_header(self, job: int, row: dict[str, Any], given: dict[str, Any] | None, view: View) -> dict[str, Any]:
+        published = self._memory[job].published
+        return {
+            "job": job,
+            "traced": row["traced"],
+            "least_bytes": row["least_bytes"],
+            "operator": row["largest_operator"] or "",
+            "policy": row["policy"],
+            "priority": float(row["own_priority"]),
+            "rank": row["priority"],
+            "waited_s": row["waited_s"],
+            "overhead_bytes": row["overhead_bytes"],
+            "most_bytes": row["memory_budget"],
+            "given": given,
+            "stuck": given is not None and published not in (None, (row["captured"], row["replans"])),
+        }
+
+    def _device_header(self, view: View) -> dict[str, Any]:
+        sql = "SELECT profile FROM tensile.device_profiles WHERE device = $1"
+        profiles = self._server.rows(sql, ["text"], view.name)
+        header = {
+            "name": view.name,
+            "profile": json.loads(profiles[0]["profile"]) if profiles else None,
+            "budget_bytes": view.situation.budget_bytes,
+            "inference_bytes": view.situation.inference_bytes,
+            "ending_bytes": view.situation.ending_bytes,
+            "host_bytes": view.situation.host_bytes,
+            "most_events": self._server.number("pg_tensile.plan_events"),
+            "ageing_s": self._seconds("ageing"),
+        }
+        self._server.commit()
+        return header
+
+    # -- the planner --------------------------------------------------------------------------------------------------
+
+    def _ready(self) -> bool:
+        """There is a planner, or it could be started. Raises ChildDied, Failure."""
+        if self._child is None and time.monotonic() >= self._start_after:
+            self._child = Child(self._server, "planner", threads=1)
+            self._child.start()
+        return self._child is not None
+
+    def _listen(self, busy: bool) -> float:
+        """Waits for the planner if there is one; seconds that are left to wait without."""
+        now = time.monotonic()
+        self._busy_at = now if busy else self._busy_at
+        pause = BUSY if busy or self._asked else IDLE
+        if self._child is None:
+            return min(pause, max(0.0, self._start_after - now)) if self._start_after > now else pause
+        if now - self._busy_at > PLANNER_IDLE and not self._asked:
+            self._close()
+            return pause
+        if any(now - request.asked_at > REQUEST_TIMEOUT for request in self._asked.values()):
+            raise ChildDied(f"planner made no plan within {REQUEST_TIMEOUT:.0f} s and was killed", None)
+        frame = self._child.receive(pause)
+        while frame is not None:
+            self._hear(frame)
+            frame = self._child.receive(0)
+        return 0.0
+
+    def _hear(self, frame: Frame) -> None:
+        if frame.type == FrameType.ERROR:
+            raise failure_of_frame(frame.header)
+        request = self._asked.get(frame.header.get("device", ""))
+        if frame.type != FrameType.SCHEDULED or request is None or request.number != frame.header["request"]:
+            raise Failure("08P01", f"the planner sent an unexpected {frame.type.name} frame")
+        del self._asked[request.view.name]  # should what follows fail, it is asked again
+        self._follow(request, frame)
+        self._settled[request.view.name] = request.view.situation
+        self._pause = 1.0
+        self._server.log_again()
+
+    def _mourn(self, reason: str, traceback: str | None) -> None:
+        """The planner is gone. Jobs go on with the plans that they have; those that wait are told."""
+        self._close()
+        lines = (traceback or "").splitlines()
+        more = f" ({lines[-1]})" if lines else ""
+        reason = f"planner died: {reason}{more}"
+        self._server.log_once(reason)
+        self._server.call("tensile._log(text,int8,int8,text,text)", "planner", None, None, None, reason)
+        for request in self._asked.values():
+            for job in request.view.jobs:
+                self._server.call("tensile._job_waits(int8,text)", job, f"{reason}; it is started again")
+        self._asked.clear()
+        self._server.commit()
+        self._start_after = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, MAX_PAUSE)
+
+    def _close(self) -> None:
+        if self._child is not None:
+            self._child.close()
+            self._child = None
+        for memory in self._memory.values():
+            memory.sent = False
+
+    # -- following ----------------------------------------------------------------------------------------------------
+
+    def _follow(self, request: Request, frame: Frame) -> None:
+        """Does what the planner has decided: what shrinks first."""
+        view, header = request.view, frame.header
+        for job, total_us in header["totals_us"].items():
+            memory = self._memory.get(int(job))
+            if memory is not None and memory.planned_us is None:
+                memory.planned_us = total_us
+        buffers = iter(frame.buffers)
+        plans: dict[int, Pending] = {}
+        for answer in header["jobs"]:
+            job, row = answer["job"], view.jobs[answer["job"]]
+            if answer["decision"] == "planned":
+                four = [next(buffers) for _ in range(4)]
+                plans[job] = Pending(view.name, row["captured"], row["replans"], answer, four, request.reason)
+            self._pending.pop(job, None)
+        for answer in header["jobs"]:
+            if self._is_current(view.jobs[answer["job"]]):
+                self._tell(view.name, answer)
+        for note in header["notes"]:
+            self._log("note", note["job"], view.name, note["reason"])
+        details = {"seconds": round(header["seconds"], 3), "jobs": len(header["jobs"]), "plans": len(plans)}
+        self._log("scheduled", None, view.name, request.reason, details)
+        self._server.commit()
+        growth = {
+            job: plan.granted_bytes - view.grants[job]["granted_bytes"] if job in view.grants else plan.granted_bytes
+            for job, plan in plans.items()
+        }
+        for job in sorted(plans, key=lambda job: (growth[job], job)):
+            self._publish(job, plans[job])
+        self._tried = None
+
+    def _is_current(self, row: dict[str, Any]) -> bool:
+        """The job still is what the planner was told."""
+        memory = self._memory.get(row["job"])
+        return memory is not None and memory.captured == row["captured"]
+
+    def _tell(self, device: str, answer: dict[str, Any]) -> None:
+        """What is no plan, to the job's row and to the log."""
+        job, decision = answer["job"], answer["decision"]
+        if decision in ("waits", "failed"):
+            news = self._server.call("tensile._job_waits(int8,text)", job, answer["reason"])
+            if news or decision == "failed":
+                self._log(decision, job, device, answer["reason"])
+        elif decision == "refused":
+            refusal = {key: answer[key] for key in ("budget_bytes", "least_bytes", "operator")}
+            self._server.call("tensile._job_refuse(int8,jsonb)", job, refusal)
+            least, budget = answer["least_bytes"], answer["budget_bytes"]
+            reason = f"it needs at least {least:,} bytes of device memory, and may have {budget:,}"
+            self._log("refused", job, device, reason, refusal)
+
+    def _log(
+        self,
+        event: str,
+        job: int | None,
+        device: str,
+        reason: str,
+        details: dict[str, Any] | None = None,
+        generation: int | None = None,
+    ) -> None:
+        signature = "tensile._log(text,int8,int8,text,text,jsonb)"
+        self._server.call(signature, event, job, generation, device, reason, details or {})
+
+    # -- publishing ---------------------------------------------------------------------------------------------------
+
+    def _publish_pending(self, views: dict[str, View]) -> None:
+        """Tries again what did not fit, if the ledger has changed since."""
+        ledger = [(view.situation.budget_bytes, view.situation.inference_bytes, view.grants) for view in views.values()]
+        if ledger == self._tried or not self._pending:
+            return
+        for job, plan in list(self._pending.items()):
+            if plan.device not in self._asked:
+                self._publish(job, plan)
+        self._tried = ledger
+
+    def _publish(self, job: int, plan: Pending) -> None:
+        """Publishes a plan if the ledger has room for it; else it is pending."""
+        self._pending.pop(job, None)
+        memory = self._memory.get(job)
+        if memory is None or memory.captured != plan.captured:
+            return
+        fields, rows = plan.fields, bytes(plan.buffers[0])
+        numbers = (fields["planned_bytes"], fields["granted_bytes"], fields["link_share"])
+        try:
+            generation = self._server.call(PUBLISH, job, rows, *numbers)
+            if generation is None:
+                self._pending[job] = plan
+                self._server.call("tensile._job_waits(int8,text)", job, PENDING)
+            else:
+                self._note_plan(job, plan, generation)
+            self._server.commit()
+        except self._server.plpy.SPIError as error:
+            self._server.rollback()
+            self._cannot_publish(job, plan, failure_of_sql(error))
+            return
+        if generation is not None:
+            memory.generation, memory.published = generation, (plan.captured, plan.replans)
+            memory.rows, memory.link_share, memory.host_bytes = rows, fields["link_share"], fields["host_bytes"]
+
+    def _note_plan(self, job: int, plan: Pending, generation: int) -> None:
+        fields, (_, operators, footprint, vanilla) = plan.fields, plan.buffers
+        if len(operators):
+            steps = (operators.cast("i").tolist(), footprint.cast("q").tolist(), vanilla.cast("q").tolist())
+            self._server.call(FOOTPRINT, job, generation, *steps, *(fields[name] for name in FOOTPRINT_FIELDS))
+        details = {name: fields[name] for name in (*FOOTPRINT_FIELDS, "link_share")}
+        details["events"] = len(plan.buffers[0]) // 32
+        self._log("planned", job, plan.device, plan.reason, details, generation)
+
+    def _cannot_publish(self, job: int, plan: Pending, failure: Failure) -> None:
+        if failure.sqlstate == "42704":
+            return  # its worker has gone
+        reason = f"its plan cannot be published: {failure.message}"
+        self._server.call("tensile._job_waits(int8,text)", job, reason)
+        self._log("failed", job, plan.device, reason)
+        self._server.commit()
