@@ -44,7 +44,7 @@ CREATE FUNCTION tensile._models_changed() RETURNS trigger
 
 -- Workers
 CREATE FUNCTION tensile._my_job() RETURNS bigint
-    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_my_job';
+    LANGUAGE C STABLE AS 'MODULE_PATHNAME', 'tensile_my_job';
 CREATE FUNCTION tensile._launch_worker(job bigint, owner oid) RETURNS text
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_launch_worker';
 CREATE FUNCTION tensile._job_slots(OUT job bigint, OUT pid int, OUT state text, OUT seconds float8) RETURNS SETOF record
@@ -1335,12 +1335,12 @@ BEGIN
                                      parameters, vanilla_bytes, least_bytes, largest_operator, graphs, traces)
         VALUES (j, h.device, h.revision, h.policy, h.fingerprint, h.overhead_bytes, h.persistent_bytes,
                 h.parameters, h.vanilla_bytes, h.least_bytes, h.operator, h.graphs, _job_trace.traces)
-        ON CONFLICT (job) DO UPDATE SET (device, revision, policy, fingerprint, overhead_bytes, persistent_bytes,
-                parameters, vanilla_bytes, least_bytes, largest_operator, graphs, traces, refusal, captured_at) =
-            (SELECT EXCLUDED.device, EXCLUDED.revision, EXCLUDED.policy, EXCLUDED.fingerprint,
-                    EXCLUDED.overhead_bytes, EXCLUDED.persistent_bytes, EXCLUDED.parameters, EXCLUDED.vanilla_bytes,
-                    EXCLUDED.least_bytes, EXCLUDED.largest_operator, EXCLUDED.graphs, EXCLUDED.traces, NULL,
-                    clock_timestamp());
+        ON CONFLICT (job) DO UPDATE SET device = EXCLUDED.device, revision = EXCLUDED.revision,
+            policy = EXCLUDED.policy, fingerprint = EXCLUDED.fingerprint, overhead_bytes = EXCLUDED.overhead_bytes,
+            persistent_bytes = EXCLUDED.persistent_bytes, parameters = EXCLUDED.parameters,
+            vanilla_bytes = EXCLUDED.vanilla_bytes, least_bytes = EXCLUDED.least_bytes,
+            largest_operator = EXCLUDED.largest_operator, graphs = EXCLUDED.graphs, traces = EXCLUDED.traces,
+            refusal = NULL, captured_at = clock_timestamp();
     IF h.profile <> 'null' THEN
         INSERT INTO tensile.device_profiles (device, profile) VALUES (h.device, h.profile) ON CONFLICT DO NOTHING;
     END IF;
@@ -1392,7 +1392,8 @@ $$;
 CREATE FUNCTION tensile._job_refusal() RETURNS jsonb
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT t.refusal FROM tensile.traces t WHERE t.job = tensile._my_job()
+    SELECT tensile._my_job(); -- in the next statement it isn't called if there is no row
+    SELECT t.refusal FROM tensile.traces t WHERE t.job = tensile._my_job();
 $$;
 
 CREATE FUNCTION tensile._job_log(event text, reason text, generation bigint) RETURNS void
@@ -1410,17 +1411,18 @@ AS $$
     SELECT tensile._job_log('damaged', $1, NULL), tensile._notify(tensile._my_job());
 $$;
 
--- For the JOB frame
+-- For the JOB frame; only the job's worker may ask.
 CREATE FUNCTION tensile._job_profiles() RETURNS jsonb
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT coalesce(jsonb_object_agg(p.device, p.profile), '{}') FROM tensile.device_profiles p
-    WHERE tensile._my_job() IS NOT NULL
+    SELECT tensile._my_job();
+    SELECT coalesce(jsonb_object_agg(p.device, p.profile), '{}') FROM tensile.device_profiles p;
 $$;
 CREATE FUNCTION tensile._job_latency_models() RETURNS TABLE (device text, models bytea)
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT m.device, m.models FROM tensile.latency_models m WHERE tensile._my_job() IS NOT NULL
+    SELECT tensile._my_job();
+    SELECT m.device, m.models FROM tensile.latency_models m;
 $$;
 
 -- The result of a calibration
