@@ -22,6 +22,12 @@ from pg_tensile.simulator import SimulatedJob, simulate
 from pg_tensile.trace import Kind, Phase, Trace
 
 SHOWN = 10  # tensors that are swapped, and that are recomputed, the largest first
+GRAPHS = {  # which of them needs it
+    "train": "",
+    "train_last": "for the last batch of an epoch",
+    "evaluate": "for validation",
+    "evaluate_last": "for the last batch of validation",
+}
 UNITS = ("B", "kB", "MB", "GB", "TB")  # of 1024, as memory_budget takes them
 
 
@@ -129,14 +135,15 @@ def _graph(trace: Trace) -> dict[str, Any]:
 
 
 def _memory(traces: Mapping[str, Trace]) -> dict[str, Any]:
-    """Of the hungriest graph of the job."""
-    train = next(iter(traces.values()))
-    operator = _largest_operator(train)
+    """Of all graphs together; the largest operator is that of the graph that can do with least memory least."""
+    least = {name: least_bytes(trace) for name, trace in traces.items()}
+    hungriest = max(least, key=lambda name: least[name])
     return {
         "vanilla_bytes": max(footprint(trace).device_peak_bytes for trace in traces.values()),
-        "least_bytes": max(least_bytes(trace) for trace in traces.values()),
-        "floor_bytes": floor_bytes(train),
-        "largest_operator": _operator(train, operator),
+        "least_bytes": least[hungriest],
+        "least_graph": hungriest,
+        "floor_bytes": floor_bytes(traces[hungriest]),
+        "largest_operator": _operator(traces[hungriest], _largest_operator(traces[hungriest])),
     }
 
 
@@ -234,7 +241,7 @@ def _start(request: Request, least: int, admission: Admission, found: Mapping[st
     need = least + request.overhead_bytes
     budget = admission.budget_bytes
     largest = found.get("memory", {}).get("largest_operator")
-    because = f"; {describe(largest)} needs the most" if largest else ""
+    because = f"; the most is needed by {describe(largest)}" if largest else ""
     if request.memory_budget is not None and least > request.memory_budget:
         why = f"it needs at least {size(least)}, more than its memory_budget of {size(request.memory_budget)}{because}"
         return {"when": "never", "why": why}
@@ -340,7 +347,7 @@ def _memory_lines(e: Mapping[str, Any]) -> list[_Line]:
     lines = [_Line("Memory", "without a plan", size(memory["vanilla_bytes"]))]
     if "planned_bytes" in memory:
         lines.append(_Line("", "planned", size(memory["planned_bytes"]), _within(memory)))
-    lines.append(_Line("", "least possible", size(memory["least_bytes"])))
+    lines.append(_Line("", "least possible", size(memory["least_bytes"]), GRAPHS[memory["least_graph"]]))
     lines.append(_Line("", "largest operator", size(memory["floor_bytes"]), describe(memory["largest_operator"])))
     if memory.get("host_bytes"):
         lines.append(_Line("", "on the host", size(memory["host_bytes"])))
@@ -356,7 +363,7 @@ def _claim(e: Mapping[str, Any]) -> str:
 def _within(memory: Mapping[str, Any]) -> str:
     limit = "memory_budget" if memory["budget_of"] == "memory_budget" else "the device"
     if memory["planned_bytes"] == memory["vanilla_bytes"]:
-        return f"the same: it fits into the {size(memory['budget_bytes'])} of {limit}"
+        return f"the same, within the {size(memory['budget_bytes'])} of {limit}"
     share = memory["planned_bytes"] / memory["vanilla_bytes"]
     within = "within" if memory["planned_bytes"] <= memory["budget_bytes"] else "more than"
     return f"{share:.0%}, {within} the {size(memory['budget_bytes'])} of {limit}"
@@ -368,17 +375,21 @@ def _time_lines(e: Mapping[str, Any]) -> list[_Line]:
     time = e["time"]
     origin = "predicted by calibrated models" if e["calibrated"] else "estimated: SELECT tensile.calibrate() to learn"
     lines = [_Line("Time a step", "without a plan", duration(time["vanilla_us"]), origin)]
-    if "planned_bytes" in e.get("memory", {}):
+    if _has_events(e):
         more = time["planned_us"] / time["vanilla_us"] - 1
         parts = {"recomputing": time["recompute_us"], "waiting for the link": time["stall_us"]}
         spent = [f"{duration(us)} {what}" for what, us in parts.items() if us >= 5]
         note = f"{more:+.1%}{': ' if spent else ''}{', '.join(spent)}"
-        lines.append(_Line("", "planned", duration(time["planned_us"]), note if more or spent else ""))
+        lines.append(_Line("", "planned", duration(time["planned_us"]), note))
     return lines
 
 
+def _has_events(e: Mapping[str, Any]) -> bool:
+    return any(e.get(group, {}).get("tensors") for group in ("swapped", "recomputed"))
+
+
 def _link_lines(e: Mapping[str, Any]) -> list[_Line]:
-    if "link" not in e:
+    if not e.get("swapped", {}).get("tensors"):
         return []
     return [
         _Line(

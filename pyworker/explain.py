@@ -20,7 +20,9 @@ from pyworker.supervisor import Child, ChildDied, Failure, Server, cores, failur
 from pyworker.wire import FrameType, ProtocolError
 
 TICK = 1.0  # seconds of a wait
-ERROR_CLASS_CONNECTION = "08"
+CONNECTION_ERRORS = "08"  # class of SQLSTATEs
+UNEXPLAINED = ("08", "38", "58", "XX")
+ERROR_COLUMNS = ("sqlstate", "message", "hint", "detail", "traceback")
 
 
 class Session(Server):
@@ -51,12 +53,14 @@ def run(plpy: Any, spec: str) -> dict[str, Any]:
     except Exception as error:
         return _error(server, Failure("XX000", f"the supervisor failed: {error!r}", traceback=traceback.format_exc()))
     lines = header["lines"] if asked["format"] == "text" else [json.dumps(header["explanation"])]
-    return {"lines": [server.text(line) for line in lines]}
+    return {"lines": [server.text(line) for line in lines]} | dict.fromkeys(ERROR_COLUMNS)
 
 
 def _error(server: Server, failure: Failure) -> dict[str, Any]:
-    fields = ("sqlstate", "message", "hint", "detail", "traceback")
-    return {"lines": None} | {field: server.text(getattr(failure, field)) for field in fields}
+    """The child's traceback is for errors that nobody has put into words."""
+    if failure.sqlstate[:2] not in UNEXPLAINED and "traceback" not in (failure.hint or ""):
+        failure.traceback = None
+    return {"lines": None} | {column: server.text(getattr(failure, column)) for column in ERROR_COLUMNS}
 
 
 def _dry_run(server: Server, asked: dict[str, Any]) -> dict[str, Any]:
@@ -103,7 +107,7 @@ def _feed(server: Server, child: Child) -> None:
         raise
     except server.plpy.SPIError as error:
         failure = failure_of_sql(error)
-        if failure.sqlstate.startswith(ERROR_CLASS_CONNECTION):
+        if failure.sqlstate.startswith(CONNECTION_ERRORS):
             _hear_out(child)
         raise failure from None
     child.patience()
