@@ -67,7 +67,7 @@ plpy.execute("SELECT tensile._job_begin(0)")
 plpy.commit()
 """
 WORKER_LEAVE = """
-    if plpy.execute("SELECT tensile._job_status() AS s")[0]["s"] != "ok":
+    if plpy.execute("SELECT tensile._job_status() AS s")[0]["s"] not in ("ok", "refused"):
         plpy.execute("SELECT tensile._job_end('cancelled', NULL, NULL, NULL, NULL, NULL, NULL)")
         plpy.commit()
         break
