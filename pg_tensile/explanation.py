@@ -376,7 +376,7 @@ def _time_lines(e: Mapping[str, Any]) -> list[_Line]:
     origin = "predicted by calibrated models" if e["calibrated"] else "estimated: SELECT tensile.calibrate() to learn"
     lines = [_Line("Time a step", "without a plan", duration(time["vanilla_us"]), origin)]
     if _has_events(e):
-        more = time["planned_us"] / time["vanilla_us"] - 1
+        more = round(time["planned_us"] / time["vanilla_us"] - 1, 3)
         parts = {"recomputing": time["recompute_us"], "waiting for the link": time["stall_us"]}
         spent = [f"{duration(us)} {what}" for what, us in parts.items() if us >= 5]
         note = f"{more:+.1%}{': ' if spent else ''}{', '.join(spent)}"
