@@ -39,7 +39,8 @@ LEFT = 0.02  # of a budget: so much of it is worth another look
 SPLITS = 512  # ways to share a budget that are kept at most
 REMEMBERED = 64  # results of one job's planner
 HOST_PRICES = (0.01, 0.03, 0.1, 0.3, 1.0, 10.0, 1000.0)  # of all host memory, in relative losses
-THRIFTY = (Prices(1.0, 0.3, 24), Prices(30.0, 0.3, 24))  # recompute rather than swap: little host memory
+THRIFTY = tuple(Prices(link_price, 0.3, 24) for link_price in (1.0, 30.0, 1000.0))  # rather recompute than swap
+EXACT = 1e-9  # relative; times that differ by less are equal
 PRICES = tuple(
     Prices(*prices)
     for prices in (
@@ -146,14 +147,10 @@ class JobPlanner:
         graphs = [(self.trace, candidate.plan)] if len(candidate.plan) else []
         return _remember(self._host_bytes, candidate.plan, lambda: host_bytes(graphs))
 
-    def best(self, budget_bytes: int, tries: int | None = None) -> Candidate | Shortage:
-        """The fastest plan within the budget."""
-        tries = tries or self.tries
-        return _remember(self._remembered, (budget_bytes, tries), lambda: self._best(budget_bytes, PRICES[:tries]))
-
-    def thrifty(self, budget_bytes: int) -> Candidate | Shortage:
-        """A plan within the budget that takes little host memory."""
-        return _remember(self._remembered, (budget_bytes, "thrifty"), lambda: self._best(budget_bytes, THRIFTY))
+    def best(self, budget_bytes: int, passes: int | Prices | None = None) -> Candidate | Shortage:
+        """The fastest plan within the budget. `passes`: how many are made, or which one."""
+        chosen = (passes,) if isinstance(passes, Prices) else PRICES[: passes or self.tries]
+        return _remember(self._remembered, (budget_bytes, chosen), lambda: self._best(budget_bytes, chosen))
 
     def _best(self, budget_bytes: int, passes: Iterable[Prices]) -> Candidate | Shortage:
         if self.vanilla.device_peak_bytes <= budget_bytes:
@@ -274,11 +271,12 @@ class _Part:
         """One of `LEVELS` + 1 budgets, each smaller than the one before; the last is the smallest possible."""
         return max(self.top - (self.top - self.planner.least_bytes) * level // LEVELS, self.terms.least_bytes)
 
-    def climb(self, budgets: Iterable[int], plan: Callable[[JobPlanner, int], Candidate | Shortage]) -> None:
-        """Adds the plans for these budgets. Raises UnplannableError."""
+    def climb(self, budgets: Iterable[int], passes: int | Prices | None) -> None:
+        """Adds the plans of so many passes (None: of all), or of that one, for these budgets. Raises
+        UnplannableError."""
         for budget in budgets:
             try:
-                rung = plan(self.planner, min(self.top, budget))
+                rung = self.planner.best(min(self.top, budget), passes)
             except Exception as error:
                 raise UnplannableError(self.job, f"{type(error).__name__}: {error}") from error
             if isinstance(rung, Candidate):
@@ -311,13 +309,15 @@ def share_out(
     tries = 1 if len(parts) > 1 else None
     for part in parts.values():
         budgets = map(part.level_bytes, levels) if len(parts) > 1 else [budget_bytes]
-        part.climb(budgets, lambda planner, budget: planner.best(budget, tries))
+        part.climb(budgets, tries)
     chosen = _use_rest(parts, _cheapest(parts, budget_bytes), budget_bytes, small)
     if host_limit is None or _host_bytes(parts, chosen) <= host_limit:
         return chosen
     for job, part in parts.items():
         part.ladder.append(chosen[job])
-        part.climb([budget_bytes, *map(part.level_bytes, levels)], JobPlanner.thrifty)
+        for prices in THRIFTY:
+            budgets = [budget_bytes, *map(part.level_bytes, levels)]
+            part.climb(budgets, prices)
     for price in HOST_PRICES:
         chosen = _cheapest(parts, budget_bytes, price / max(host_limit, 1))
         if _host_bytes(parts, chosen) <= host_limit:
@@ -370,10 +370,15 @@ def _use_rest(
             break
         before = chosen[job]
         better = part.planner.best(min(part.bytes(before) + left, part.top), None if small else 1)
-        if isinstance(better, Candidate) and better.us < before.us:
+        if isinstance(better, Candidate) and _is_better(better, before):
             left -= part.bytes(better) - part.bytes(before)
             chosen[job] = better
     return chosen
+
+
+def _is_better(one: Candidate, other: Candidate) -> bool:
+    """It takes less time, or does less in the same time."""
+    return one.us < other.us * (1 - EXACT) or (one.us <= other.us * (1 + EXACT) and len(one.plan) < len(other.plan))
 
 
 def _host_bytes(parts: Mapping[int, _Part], chosen: Mapping[int, Candidate]) -> int:

@@ -1,0 +1,173 @@
+"""The planner process, over its socket: what it is told, what it answers, and what it does without."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pg_tensile.peak import footprint
+from pg_tensile.plan import Plan, validate
+from pg_tensile.policies.relax import least_bytes
+from pg_tensile.profile import RTX_A6000
+from pg_tensile.trace import Trace
+from pyworker.child import FD_VARIABLE, PARENT_VARIABLE
+from pyworker.version import VERSION
+from pyworker.wire import Connection, Frame, FrameType
+from tests.unit.handmade import network
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class Process:
+    """A planner and the scheduler's end of its socket."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(REPOSITORY),
+            FD_VARIABLE: str(theirs.fileno()),
+            PARENT_VARIABLE: str(os.getpid()),
+        }
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "pyworker", "planner"],
+                env=environment,
+                pass_fds=(theirs.fileno(),),
+                stderr=subprocess.DEVNULL,
+            )
+        self.connection = Connection(ours)
+        assert self.receive().type == FrameType.HELLO
+        self.connection.send(FrameType.HELLO, header={"version": VERSION})
+
+    def receive(self) -> Frame:
+        frame = self.connection.recv(30)
+        assert frame is not None, "the planner does not answer"
+        return frame
+
+    def trace(self, job: int, data: bytes, device: str = "cpu") -> None:
+        self.connection.send(FrameType.TRACE, job, header={"device": device}, buffers=[data])
+
+    def schedule(self, budget: int, *jobs: dict[str, Any], rows: tuple[bytes, ...] = (), **fields: Any) -> Frame:
+        device = {"name": "cpu", "profile": asdict(RTX_A6000), "budget_bytes": budget, "inference_bytes": 0}
+        device |= {"ending_bytes": 0, "host_bytes": 1 << 40, "most_events": 65536, "ageing_s": 300.0} | fields
+        header = {"request": 7, "device": device, "jobs": list(jobs)}
+        self.connection.send(FrameType.SCHEDULE, header=header, buffers=rows)
+        frame = self.receive()
+        assert (frame.type, frame.header["request"], frame.header["device"]) == (FrameType.SCHEDULED, 7, device["name"])
+        return frame
+
+    def end(self) -> None:
+        self.connection.close()
+        assert self.process.wait(10) == 1  # as every child whose supervisor has gone, or that was told nonsense
+
+
+@pytest.fixture
+def planner() -> Iterator[Process]:
+    process = Process()
+    yield process
+    process.end()
+
+
+def job(number: int, least: int, **fields: Any) -> dict[str, Any]:
+    header = {"job": number, "traced": True, "least_bytes": least, "operator": "", "policy": "joint", "priority": 0.0}
+    header |= {"rank": 0.0, "waited_s": 0.0, "overhead_bytes": 0, "most_bytes": None, "given": None, "stuck": False}
+    return header | fields
+
+
+def decisions(frame: Frame) -> dict[int, str]:
+    return {answer["job"]: answer["decision"] for answer in frame.header["jobs"]}
+
+
+def middle(trace: Trace) -> int:
+    return (least_bytes(trace) + footprint(trace).device_peak_bytes) // 2
+
+
+def test_a_plan_comes_with_its_rows_and_the_memory_of_each_step(planner):
+    trace = network(8)
+    planner.trace(4, trace.to_bytes())
+    frame = planner.schedule(middle(trace), job(4, least_bytes(trace)))
+    (answer,) = frame.header["jobs"]
+    rows, operators, planned, vanilla = frame.buffers
+    plan = Plan.from_rows(bytes(rows))
+    validate(trace, plan)
+    assert len(plan) > 0 and plan == plan.with_bytes(trace)
+    memory = footprint(trace, plan)
+    assert answer["planned_bytes"] == memory.device_peak_bytes <= answer["granted_bytes"] <= middle(trace)
+    assert np.frombuffer(operators, np.int32).tolist() == memory.steps.tolist()
+    assert np.frombuffer(planned, np.int64).max() == answer["planned_bytes"]
+    assert np.frombuffer(vanilla, np.int64).max() == footprint(trace).device_peak_bytes
+    assert answer["iteration_us"] >= answer["vanilla_us"] == pytest.approx(frame.header["totals_us"]["4"])
+    assert frame.header["seconds"] > 0
+
+
+def test_what_was_given_is_kept_and_newer_latencies_count(planner):
+    trace = network(16, latency_us=10.0)
+    planner.trace(4, trace.to_bytes())
+    frame = planner.schedule(middle(trace), job(4, least_bytes(trace)))
+    (answer,) = frame.header["jobs"]
+    rows = bytes(frame.buffers[0])
+    given = {"known": True, "granted_bytes": answer["granted_bytes"], "link_share": answer["link_share"]}
+    running = job(4, least_bytes(trace), given=given)
+    assert decisions(planner.schedule(middle(trace), running, rows=(rows,))) == {4: "kept"}
+    slower = (trace.latency_us * 100).astype(np.float32)
+    slower[3] = np.nan  # not measured: as it was
+    planner.connection.send(FrameType.LATENCY, 4, buffers=[slower.tobytes()])
+    planner.connection.send(FrameType.LATENCY, 4, buffers=[slower[1:].tobytes()])  # of another trace: no matter
+    frame = planner.schedule(middle(trace), running, rows=(rows,))
+    assert decisions(frame) == {4: "planned"}
+    expected = np.nansum(slower) + trace.latency_us[3]
+    assert frame.header["totals_us"]["4"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_damaged_trace_concerns_its_job_alone(planner):
+    trace = network(4)
+    data = trace.to_bytes()
+    planner.trace(1, data[:-7])
+    planner.trace(2, data)
+    given = {"known": False, "granted_bytes": 100, "link_share": 1.0}
+    whole = footprint(trace).device_peak_bytes
+    jobs = [job(1, 10, given=given), job(2, least_bytes(trace)), job(3, 10)]
+    frame = planner.schedule(whole + 100, *jobs)
+    assert decisions(frame) == {1: "failed", 2: "planned", 3: "failed"}
+    reasons = {answer["job"]: answer.get("reason", "") for answer in frame.header["jobs"]}
+    assert "cannot be read" in reasons[1] and "has not come" in reasons[3]
+    (answer,) = (answer for answer in frame.header["jobs"] if answer["job"] == 2)
+    assert answer["granted_bytes"] == whole  # what job 1 was given stays with it
+
+
+def test_an_eager_job_needs_no_trace(planner):
+    frame = planner.schedule(1000, job(5, 600, traced=False, policy="none"), job(6, 600, traced=False, policy="none"))
+    assert decisions(frame) == {5: "planned", 6: "waits"}
+    assert [len(buffer) for buffer in frame.buffers] == [0, 0, 0, 0]
+
+
+def test_traces_of_jobs_that_ended_are_forgotten_but_not_those_of_other_devices(planner):
+    trace = network(4)
+    whole = footprint(trace).device_peak_bytes
+    planner.trace(1, trace.to_bytes())
+    planner.trace(2, trace.to_bytes(), device="cuda:0")
+    planner.schedule(whole)
+    assert decisions(planner.schedule(whole, job(1, 10))) == {1: "failed"}
+    assert decisions(planner.schedule(whole, job(2, 10), name="cuda:0")) == {2: "planned"}
+
+
+def test_it_does_without_torch(planner):
+    planner.schedule(1000)  # everything is imported by now
+    maps = Path(f"/proc/{planner.process.pid}/maps").read_text()
+    assert "numpy" in maps and "torch" not in maps
+
+
+def test_what_makes_no_sense_ends_it_with_an_error(planner):
+    planner.connection.send(FrameType.ROWS)
+    frame = planner.receive()
+    assert (frame.type, frame.header["sqlstate"]) == (FrameType.ERROR, "08P01")

@@ -1,0 +1,454 @@
+"""The scheduler's decisions: who is let in, that everybody fits, who loses what, and when plans stay as they are."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pg_tensile.peak import footprint
+from pg_tensile.plan import Event, EventKind, Plan, validate
+from pg_tensile.policies.joint import JobPlanner
+from pg_tensile.policies.relax import least_bytes
+from pg_tensile.profile import RTX_A6000
+from pg_tensile.reuse import host_bytes
+from pg_tensile.scheduling import (
+    DeviceScheduler,
+    DeviceState,
+    Failed,
+    Given,
+    JobState,
+    Kept,
+    Planned,
+    Refused,
+    Schedule,
+    Waits,
+)
+from pg_tensile.trace import Trace
+from tests.unit.graphs import random_trace
+from tests.unit.handmade import network
+
+MIB = 1 << 20
+
+
+def most(trace: Trace) -> int:
+    return footprint(trace).device_peak_bytes
+
+
+def middle(*traces: Trace, part: float = 0.5) -> int:
+    """A budget between the least that the traces need and what they take without plans."""
+    return sum(least_bytes(trace) + round((most(trace) - least_bytes(trace)) * part) for trace in traces)
+
+
+def job(number: int, trace: Trace | None, **fields) -> JobState:
+    return JobState(number, trace, fields.pop("least_bytes", 0 if trace is None else least_bytes(trace)), **fields)
+
+
+def device(budget: int, **fields) -> DeviceState:
+    return DeviceState("cpu", RTX_A6000, budget, **fields)
+
+
+def decide(state: DeviceState, *jobs: JobState) -> Schedule:
+    return DeviceScheduler().schedule(state, jobs)
+
+
+def published(schedule: Schedule, *jobs: JobState) -> list[JobState]:
+    """The jobs as they are when everything was published."""
+    found = []
+    for each in jobs:
+        decision = schedule.decisions[each.job]
+        if isinstance(decision, Planned):
+            given = Given(decision.plan, decision.granted_bytes, decision.link_share)
+            found.append(replace(each, given=given, stuck=False))
+        else:
+            found.append(each)
+    return found
+
+
+def planned(schedule: Schedule, number: int) -> Planned:
+    decision = schedule.decisions[number]
+    assert isinstance(decision, Planned), decision
+    return decision
+
+
+def reason(schedule: Schedule, number: int) -> str:
+    decision = schedule.decisions[number]
+    assert isinstance(decision, Waits | Failed), decision
+    return decision.reason
+
+
+def granted(*jobs: JobState) -> int:
+    return sum(each.given.granted_bytes for each in jobs if each.given is not None)
+
+
+def loss(decision: Planned) -> float:
+    assert decision.iteration_us is not None and decision.vanilla_us is not None
+    return decision.iteration_us / decision.vanilla_us - 1
+
+
+# ---- any jobs ----
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> tuple[DeviceState, list[JobState]]:
+    """A device and up to five jobs, some of which run already with whatever they were given."""
+    random = Random(draw(st.integers(0, 1 << 32)))
+    jobs = []
+    for number in range(1, draw(st.integers(1, 5)) + 1):
+        trace = None if draw(st.integers(0, 5)) == 0 else random_trace(random, 16, 20)
+        needs = random.randrange(1, 400) if trace is None else least_bytes(trace)
+        limit = None if draw(st.integers(0, 3)) else round(needs * draw(st.floats(0.8, 2)))
+        policy = "none" if trace is None else draw(st.sampled_from(("joint", "joint", "tensile")))
+        fields: dict[str, Any] = {
+            "policy": policy,
+            "most_bytes": limit,
+            "overhead_bytes": draw(st.sampled_from((0, 50))),
+        }
+        fields |= {"priority": float(draw(st.integers(-20, 20))), "waited_s": draw(st.floats(0, 600))}
+        jobs.append(job(number, trace, least_bytes=needs, rank=fields["priority"], **fields))
+    whole = sum(each.least_bytes + each.overhead_bytes for each in jobs)
+    budget = round(whole * draw(st.floats(0.3, 2)))
+    inference = draw(st.sampled_from((0, budget // 10)))
+    return device(budget, inference_bytes=inference, ageing_s=300.0), jobs
+
+
+def check(state: DeviceState, jobs: list[JobState], schedule: Schedule) -> None:
+    """What must hold of every schedule of jobs that have nothing yet."""
+    assert schedule.decisions.keys() == {each.job for each in jobs}
+    overheads = sum(each.overhead_bytes for each in jobs)
+    total = 0
+    for each in jobs:
+        decision = schedule.decisions[each.job]
+        limit = min(state.budget_bytes - each.overhead_bytes, each.most_bytes or 1 << 62)
+        assert isinstance(decision, Refused) == (each.least_bytes > limit)
+        if isinstance(decision, Planned):
+            total += decision.granted_bytes
+            assert each.least_bytes <= decision.granted_bytes <= (each.most_bytes or 1 << 62)
+            assert decision.planned_bytes <= decision.granted_bytes
+            if each.trace is not None:
+                validate(each.trace, decision.plan)
+                assert footprint(each.trace, decision.plan).device_peak_bytes == decision.planned_bytes
+                assert max(decision.footprint) == decision.planned_bytes
+                assert len(decision.operators) == len(decision.footprint) == len(decision.vanilla)
+        else:
+            assert isinstance(decision, (Refused, Waits)), decision
+    assert total == 0 or total <= state.budget_bytes - state.inference_bytes - overheads
+
+
+@given(crowd=crowds())
+@settings(max_examples=120, deadline=None)
+def test_grants_never_exceed_the_budget_and_only_what_cannot_fit_is_refused(crowd):
+    state, jobs = crowd
+    check(state, jobs, decide(state, *jobs))
+
+
+@given(crowd=crowds(), lower=st.floats(0.5, 1.5))
+@settings(max_examples=80, deadline=None)
+def test_what_was_decided_is_decided_again_until_something_changes(crowd, lower):
+    """No flapping: with what was given, the same state asks for nothing; and so it is after every change."""
+    state, jobs = crowd
+    scheduler = DeviceScheduler()
+    for each in (state, replace(state, budget_bytes=round(state.budget_bytes * lower)), state):
+        jobs = published(scheduler.schedule(each, jobs), *jobs)
+        again = scheduler.schedule(each, jobs)
+        running = [one.job for one in jobs if one.given is not None]
+        overheads = sum(one.overhead_bytes for one in jobs)
+        enough = granted(*jobs) <= each.budget_bytes - each.inference_bytes - overheads
+        if enough:
+            assert all(isinstance(again.decisions[number], Kept) for number in running), again
+        after = published(again, *jobs)
+        assert granted(*after) <= max(granted(*jobs), each.budget_bytes - each.inference_bytes - overheads)
+
+
+@given(crowd=crowds())
+@settings(max_examples=30, deadline=None)
+def test_equal_questions_have_equal_answers(crowd):
+    state, jobs = crowd
+    one, other = decide(state, *jobs), decide(state, *reversed(jobs))
+    assert one.decisions.keys() == other.decisions.keys()
+    for number, decision in one.decisions.items():
+        assert type(decision) is type(other.decisions[number])
+        if isinstance(decision, Planned):
+            twin = planned(other, number)
+            assert (decision.plan, decision.granted_bytes) == (twin.plan, twin.granted_bytes)
+        else:
+            assert decision == other.decisions[number]
+
+
+# ---- admission ----
+
+
+def test_what_fits_gets_no_events_and_a_little_more_than_it_needs():
+    traces = [network(6), network(8)]
+    schedule = decide(device(2 * sum(map(most, traces))), *(job(n, trace) for n, trace in enumerate(traces)))
+    for number, trace in enumerate(traces):
+        decision = planned(schedule, number)
+        assert len(decision.plan) == 0 and decision.link_share == 1.0 and decision.host_bytes == 0
+        assert decision.planned_bytes == most(trace)
+        assert decision.granted_bytes == most(trace) + most(trace) // 50
+        assert schedule.totals_us[number] == pytest.approx(trace.latency_us.sum())
+
+
+def test_a_job_that_is_larger_than_the_device_is_refused():
+    trace = network(6)
+    least = least_bytes(trace)
+    wants = job(1, trace, operator="backward", overhead_bytes=100)
+    assert decide(device(least + 99), wants).decisions[1] == Refused(least - 1, least, "backward")
+    assert isinstance(decide(device(least + 100), wants).decisions[1], Planned)
+
+
+def test_a_job_that_is_larger_than_its_own_budget_is_refused_whose_overhead_does_not_count():
+    trace = network(6)
+    least = least_bytes(trace)
+    limited = job(1, trace, most_bytes=least, overhead_bytes=1000)
+    assert planned(decide(device(most(trace)), limited), 1).granted_bytes == least
+    refused = decide(device(most(trace)), replace(limited, most_bytes=least - 1))
+    assert refused.decisions[1] == Refused(least - 1, least, "")
+
+
+def test_other_graphs_of_a_job_may_need_more_than_its_training_step():
+    trace = network(6)
+    larger = least_bytes(trace) + MIB
+    schedule = decide(device(larger), job(1, trace, least_bytes=larger))
+    assert planned(schedule, 1).granted_bytes == larger >= planned(schedule, 1).planned_bytes
+    assert isinstance(decide(device(larger - 1), job(1, trace, least_bytes=larger)).decisions[1], Refused)
+
+
+def test_jobs_are_let_in_by_rank_and_smaller_ones_pass_until_one_has_waited_for_long():
+    small, large = network(3), network(3, activation_bytes=4 * MIB)
+    (running,) = published(decide(device(most(small)), job(1, small)), job(1, small))
+    first, second = job(2, large, rank=5.0, waited_s=299.0), job(3, small, rank=1.0)
+    enough, little = (device(least_bytes(small) + least_bytes(large) - less, ageing_s=300.0) for less in (0, 1))
+    schedule = decide(enough, running, first, second)
+    assert isinstance(schedule.decisions[2], Planned) and "the job before it" in reason(schedule, 3)
+    schedule = decide(little, running, first, second)
+    assert isinstance(schedule.decisions[3], Planned)
+    assert re.match("needs at least .* of device memory; .* are not needed by the job that runs$", reason(schedule, 2))
+    schedule = decide(little, running, replace(first, waited_s=300.0), second)
+    assert reason(schedule, 3) == "waits behind job 2, which has waited long enough"
+    assert isinstance(decide(little, running, first, replace(second, rank=6.0)).decisions[3], Planned)
+    never = replace(little, ageing_s=0.0)
+    assert isinstance(decide(never, running, replace(first, waited_s=1e9), second).decisions[3], Planned)
+
+
+def test_models_for_prediction_and_jobs_that_end_keep_their_memory():
+    trace = network(6)
+    least = least_bytes(trace)
+    taken = device(least + 100, inference_bytes=60, ending_bytes=41)
+    assert "models for prediction and jobs that end" in reason(decide(taken, job(1, trace)), 1)
+    assert planned(decide(replace(taken, ending_bytes=40), job(1, trace)), 1).granted_bytes == least
+
+
+def test_eager_jobs_get_what_they_claim():
+    trace = network(6)
+    budget = 5 * MIB + middle(trace)
+    schedule = decide(device(budget), job(1, None, least_bytes=5 * MIB, policy="none"), job(2, trace))
+    claim = planned(schedule, 1)
+    assert (len(claim.plan), claim.planned_bytes, claim.granted_bytes) == (0, 5 * MIB, 5 * MIB)
+    assert planned(schedule, 2).granted_bytes <= budget - 5 * MIB
+    assert 1 not in schedule.totals_us and len(claim.operators) == 0
+
+
+# ---- who loses what ----
+
+
+def test_several_jobs_share_the_budget_and_the_link():
+    traces = [network(12), network(12, latency_us=300.0), network(12, latency_us=1000.0)]
+    schedule = decide(device(middle(*traces, part=0.2)), *(job(n, trace) for n, trace in enumerate(traces)))
+    swapping = [n for n in range(3) if planned(schedule, n).out_bytes]
+    assert swapping
+    assert {planned(schedule, n).link_share for n in range(3)} == {1 / len(swapping)}
+
+
+def test_a_job_of_higher_priority_loses_less():
+    traces = [network(12), network(12)]
+    slow = RTX_A6000.with_link(2e9)
+
+    def losses(first: float, second: float) -> list[float]:
+        state = replace(device(middle(*traces, part=0.4)), profile=slow)
+        schedule = decide(state, job(1, traces[0], priority=first), job(2, traces[1], priority=second))
+        return [loss(planned(schedule, number)) for number in (1, 2)]
+
+    low, high = losses(0.0, 40.0)
+    assert high < low
+    assert losses(40.0, 0.0) == [high, low]
+
+
+def test_a_jobs_own_budget_holds_and_leaves_the_rest_to_others():
+    traces = [network(12), network(12)]
+    own = middle(traces[0], part=0.3)
+    budget = own + most(traces[1])
+    schedule = decide(device(budget), job(1, traces[0], most_bytes=own), job(2, traces[1]))
+    assert planned(schedule, 1).granted_bytes <= own
+    assert len(planned(schedule, 1).plan) > 0
+    assert len(planned(schedule, 2).plan) == 0
+
+
+def test_the_paper_plans_its_jobs_beside_others():
+    traces = {n: network(20, latency_us=2000.0) for n in (1, 2, 3)}
+    jobs = [job(n, trace, policy="joint" if n == 3 else "tensile") for n, trace in traces.items()]
+    schedule = decide(device(middle(*traces.values(), part=0.6)), *jobs)
+    for number, trace in traces.items():
+        validate(trace, planned(schedule, number).plan)
+    assert not schedule.notes
+    assert planned(schedule, 1).stall_us == pytest.approx(0, abs=1)  # which joint would not promise
+    assert len(planned(schedule, 1).plan) > 0
+
+
+def test_where_the_paper_finds_no_plan_that_fits_joint_does():
+    trace = network(12)
+    schedule = decide(device(least_bytes(trace)), job(1, trace, policy="tensile"))
+    assert planned(schedule, 1).planned_bytes <= least_bytes(trace)
+    assert [(note.job, "joint" in note.reason) for note in schedule.notes] == [(1, True)]
+
+
+# ---- host memory ----
+
+
+def test_plans_keep_to_the_host_memory_that_there_is():
+    trace = network(24, latency_us=2000.0)  # the link would be free of charge
+    state = device(middle(trace))
+    plenty = planned(decide(state, job(1, trace)), 1)
+    assert plenty.host_bytes == host_bytes([(trace, plenty.plan)]) > 0
+    limit = plenty.host_bytes * 55 // 100
+    scarce = planned(decide(replace(state, host_bytes=limit), job(1, trace)), 1)
+    assert host_bytes([(trace, scarce.plan)]) == scarce.host_bytes <= limit
+
+
+def test_a_job_waits_where_host_memory_is_missing():
+    trace = network(12)
+    both = device(2 * least_bytes(trace), host_bytes=0)
+    running = job(1, trace, given=Given(Plan.build([]), most(trace)))
+    schedule = decide(both, running, job(2, trace))
+    assert "pg_tensile.host_memory" in reason(schedule, 2)
+    enough = decide(replace(both, host_bytes=1 << 40), running, job(2, trace))
+    assert isinstance(enough.decisions[2], Planned)
+
+
+# ---- change, or not ----
+
+
+def test_noise_changes_no_plan_and_a_lasting_change_does():
+    random = np.random.default_rng(3)
+    trace = network(16, latency_us=10.0)  # recomputed in less time than it takes to move
+    state = device(middle(trace, part=0.3))
+    scheduler = DeviceScheduler()
+    (running,) = published(scheduler.schedule(state, [job(1, trace)]), job(1, trace))
+    for _ in range(10):
+        noisy = trace.with_latencies(trace.latency_us * random.uniform(0.97, 1.03, trace.operator_count))
+        assert scheduler.schedule(state, [replace(running, trace=noisy)]).decisions[1] == Kept()
+    slower = trace.with_latencies(trace.latency_us * 100)
+    changed = planned(scheduler.schedule(state, [replace(running, trace=slower)]), 1)
+    assert running.given is not None and running.given.plan is not None
+    before = JobPlanner(slower, RTX_A6000).candidate(running.given.plan)
+    assert changed.iteration_us is not None and changed.iteration_us < 0.98 * before.us
+    assert changed.recomputes < before.recomputes
+
+
+def test_plans_grow_when_a_job_ends_and_shrink_when_one_comes():
+    traces = [network(12, latency_us=20.0), network(12, latency_us=20.0)]
+    state = device(middle(*traces, part=0.2))
+    jobs = [job(1, traces[0]), job(2, traces[1])]
+    scheduler = DeviceScheduler()
+    (alone,) = published(scheduler.schedule(state, jobs[:1]), jobs[0])
+    both = scheduler.schedule(state, [alone, jobs[1]])
+    assert planned(both, 1).granted_bytes < granted(alone)
+    assert planned(both, 1).granted_bytes + planned(both, 2).granted_bytes <= state.budget_bytes
+    left = scheduler.schedule(state, published(both, alone, jobs[1])[:1])
+    assert planned(left, 1).granted_bytes == granted(alone)
+
+
+def test_a_lowered_budget_makes_all_jobs_smaller_as_far_as_they_can():
+    trace = network(12)
+    (running,) = published(decide(device(most(trace)), job(1, trace)), job(1, trace))
+    smaller = planned(decide(device(middle(trace)), running), 1)
+    assert smaller.granted_bytes <= middle(trace)
+    impossible = decide(device(least_bytes(trace) // 2), running)
+    assert planned(impossible, 1).granted_bytes == least_bytes(trace)  # it runs: it is not refused
+
+
+def test_a_job_whose_executor_is_stuck_gets_a_plan_whatever_it_has():
+    trace = network(6)
+    (running,) = published(decide(device(most(trace)), job(1, trace)), job(1, trace))
+    assert decide(device(most(trace)), running).decisions[1] == Kept()
+    stuck = decide(device(most(trace)), replace(running, stuck=True))
+    assert isinstance(stuck.decisions[1], Planned)
+    hopeless = decide(device(least_bytes(trace) - 1), replace(running, stuck=True))
+    assert isinstance(hopeless.decisions[1], Refused)
+
+
+def test_measured_workspaces_make_another_plan():
+    trace = network(8)
+    state = device(middle(trace))
+    (running,) = published(decide(state, job(1, trace)), job(1, trace))
+    workspaces = np.full(trace.operator_count, MIB // 2)
+    hungry = trace.with_latencies(trace.latency_us, workspaces)
+    schedule = decide(state, replace(running, trace=hungry, least_bytes=least_bytes(hungry)))
+    assert footprint(hungry, planned(schedule, 1).plan).device_peak_bytes <= planned(schedule, 1).granted_bytes
+
+
+@pytest.mark.parametrize("plan", [None, Plan.build([Event(EventKind.SWAP_IN, 1, 2, 3)])])
+def test_what_a_job_was_given_may_be_unknown_or_useless(plan):
+    trace = network(6)
+    schedule = decide(device(most(trace)), job(1, trace, given=Given(plan, most(trace))))
+    assert planned(schedule, 1).granted_bytes == most(trace)
+
+
+# ---- what goes wrong with one job ----
+
+
+def test_a_plan_that_would_have_too_many_events_concerns_its_job_alone():
+    traces = [network(12), network(3)]
+    state = device(middle(traces[0]) + most(traces[1]) // 2, most_events=1)
+    waiting, running = job(1, traces[0]), job(2, traces[1])
+    (running,) = published(decide(state, running), running)
+    schedule = decide(state, waiting, running)
+    assert isinstance(schedule.decisions[1], Failed) and "events" in reason(schedule, 1)
+    assert schedule.decisions[2] == Kept()
+    limit = len(planned(decide(replace(state, most_events=None), waiting), 1).plan)
+    few = planned(decide(replace(state, most_events=limit), waiting), 1)
+    assert 0 < len(few.plan) <= limit
+
+
+# ---- time ----
+
+
+def test_small_jobs_without_pressure_are_planned_at_once():
+    traces = [network(10, latency_us=100.0 + n) for n in range(4)]
+    state = device(sum(map(most, traces)))
+    scheduler = DeviceScheduler()
+    jobs = [job(n, trace) for n, trace in enumerate(traces)]
+    begin = time.process_time()
+    scheduler.schedule(state, jobs)
+    assert time.process_time() - begin < 0.1
+
+
+def test_what_was_planned_once_is_not_planned_again():
+    traces = [network(60, latency_us=100.0 + n) for n in range(3)]
+    state, jobs = device(middle(*traces)), [job(n, trace) for n, trace in enumerate(traces)]
+    scheduler = DeviceScheduler()
+    begin = time.process_time()
+    scheduler.schedule(state, jobs)
+    first = time.process_time() - begin
+    scheduler.schedule(state, jobs)
+    assert time.process_time() - begin - first < first / 2
+
+
+def test_planners_of_jobs_that_ended_are_forgotten():
+    trace = network(4)
+    scheduler = DeviceScheduler()
+    state = device(most(trace))
+    scheduler.schedule(state, [job(1, trace)])
+    kept = scheduler.planner(trace, state)
+    assert isinstance(kept, JobPlanner)
+    scheduler.schedule(state, [job(1, trace)])
+    assert scheduler.planner(trace, state) is kept
+    scheduler.schedule(state, [])
+    assert scheduler.planner(trace, state) is not kept
