@@ -131,6 +131,12 @@ class Device(Protocol):
         ...
 
 
+def check_budget(budget_bytes: int) -> None:
+    """Raises DeviceError unless a device or an executor can be held to so many bytes."""
+    if budget_bytes < 0:
+        raise DeviceError(f"a budget of {budget_bytes} bytes is not possible", hint="Use 0 or more bytes.")
+
+
 def check_share(share: float) -> None:
     """Raises DeviceError unless `share` is one of a link."""
     if not 0 < share <= 1:

@@ -32,7 +32,7 @@ import torch
 from pg_tensile.device import choose_device, measure, use_deterministic_algorithms
 from pg_tensile.errors import DeviceError, LinkError
 from pg_tensile.profile import Direction
-from pg_tensile.runtime.base import Transfer, check_share
+from pg_tensile.runtime.base import Transfer, check_budget, check_share
 from pg_tensile.runtime.measure import CudaAllocator, CudaClock, Meter
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ class CudaDevice:
         profile: DeviceProfile | None = None,
         strict: bool = False,
     ) -> None:
-        if budget_bytes is not None and budget_bytes < 0:
-            raise DeviceError(f"a budget of {budget_bytes} bytes is not possible", hint="Use 0 or more bytes.")
+        if budget_bytes is not None:
+            check_budget(budget_bytes)
         self._device = choose_device(f"cuda:{index}")
         self._budget_bytes = budget_bytes
         self._profile = profile

@@ -25,7 +25,6 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from operator import is_
 from typing import NamedTuple
 
 import torch
@@ -33,9 +32,9 @@ from torch import nn
 
 from pg_tensile.capture.captured import Captured
 from pg_tensile.errors import CheckpointError, ExecutorError, LinkError, OutOfDeviceMemoryError
-from pg_tensile.plan import NO_EVENTS, Boundary, Plan, validate
-from pg_tensile.reuse import plan_around, reuse_plan
-from pg_tensile.runtime.base import Device
+from pg_tensile.plan import NO_EVENTS, Boundary, Plan
+from pg_tensile.runtime.base import Device, check_budget
+from pg_tensile.runtime.changes import Changes, follow
 from pg_tensile.runtime.copies import HostMemory
 from pg_tensile.runtime.graph import Graph
 from pg_tensile.runtime.measure import Measurement, Meter
@@ -93,10 +92,9 @@ class Executor:
         self._poison: str | None = None  # why the weights are not to be used
         self._samples: list[int] | None = None
         self._at = self._peak = self._device_peak = 0
-        self._budget_bytes = self._taken_budget_bytes = device.budget_bytes  # the one last asked for
-        # the last program that was found to fit, with its workspaces and the budget
-        self._fits: tuple[Program, Int64s, float] | None = None
+        self._fits: tuple[Program, Int64s, int] | None = None  # found to fit last, into this budget
         self._graphs: list[Graph] = []
+        self._changes = Changes(self._graphs, self._host, self._registry)
         try:
             self._current = self._join(captured, plan)  # the graph that runs, or ran last
         except BaseException:
@@ -116,15 +114,16 @@ class Executor:
         structure, else one that brings in what is away when it is needed (reuse.py). Persistent tensors that no graph
         has used so far are put on the host. Raises InvalidPlanError, DeviceError, and ExecutorError if it was captured
         of another model; the executor stays as it was."""
-        with self._lock:
+        with self._lock, self._changes.none_asked():
             self._check_usable()
+            self._take_over()
             return self._join(captured, plan)
 
     def _join(self, captured: Captured, plan: Plan | None) -> Graph:
         graph = Graph(captured, self._device, self._state.number(captured), self._lock)
-        self._activate(graph, self._following(graph) if plan is None else plan)
         if plan is None:
-            graph.followed = self._graphs[0].plan
+            graph.follows, plan = True, follow(graph, self._graphs[0], self._graphs[0].program)
+        self._activate(graph, plan)
         persistents = {graph.keys[each.tensor]: each.tensor for each in captured.persistents}
         if not self._graphs:
             wanted, places = Boundary(graph.program.device, graph.program.host), self._host.homes
@@ -136,16 +135,6 @@ class Executor:
             self._state.load(graph, wanted, places)
         self._graphs.append(graph)
         return graph
-
-    def _following(self, graph: Graph) -> Plan:
-        """A plan that starts and ends in the state of the first graph's plan."""
-        first, persistents = self._graphs[0], [each.tensor for each in graph.captured.persistents]
-        if all(graph.keys[tensor] == tensor for tensor in persistents):
-            same = reuse_plan(first.plan, first.captured.trace, graph.captured.trace)
-            if same is not None:
-                return same
-        away = [tensor for tensor in persistents if graph.keys[tensor] in first.program.away]
-        return plan_around(graph.captured.trace, away, first.plan.generation)
 
     def _choose(
         self, graph: Graph | None, trains: bool, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
@@ -220,7 +209,7 @@ class Executor:
             started = time.perf_counter()
             self._swapper.forget_transfers()
             program, transition = self._next_program(graph)
-            self._check_budget(graph, program)
+            self._make_room(graph)
             values[functions.feed : functions.taken] = feed
             feed.clear()  # the placeholder takes it
             verifier = None
@@ -246,20 +235,22 @@ class Executor:
             hint = "Restore the last checkpoint with load_state_dict()."
             raise ExecutorError(f"the weights are a mixture of two steps: {self._poison}", hint)
 
-    def _check_budget(self, graph: Graph, program: Program) -> None:
-        """Persistent tensors that the graph does not use make room, if the budget needs it."""
-        budget, workspace = self._registry.budget_bytes, graph.meters.workspace_bytes
+    def _make_room(self, graph: Graph) -> None:
+        """Persistent tensors that the graph does not use go, if the budget needs it. Raises OutOfDeviceMemoryError if
+        that is not enough. No iteration from another state takes more than the plan's own, so that one is asked."""
+        registry, program, workspace = self._registry, graph.program, graph.meters.workspace_bytes
+        budget, fits = registry.wanted_bytes, self._fits
         if budget is None:
             return
-        if self._fits is not None and all(map(is_, self._fits, (program, workspace, self._registry.limit))):
+        if fits is not None and fits[0] is program and fits[1] is workspace and fits[2] == budget:
             return
         program.check_budget(budget, workspace)
-        others = {key: size for key, size in self._registry.resident.items() if key not in graph.numbers}
+        others = {key: size for key, size in registry.resident.items() if key not in graph.numbers}
         excess = sum(others.values()) + program.device_peak_bytes(workspace) - budget
         if excess > 0:
             with self._guarded(program), self._context():
                 self._send_away(others, excess)
-        self._fits = (program, workspace, self._registry.limit)
+        self._fits = program, workspace, budget
 
     def _send_away(self, sizes: dict[int, int], enough: int) -> None:
         """Swaps out as many of these tensors as have so many bytes: first those that need no copy, then large ones."""
@@ -395,7 +386,7 @@ class Executor:
             self._device.synchronize()
             self._device.finish_times()
         self.counters.add(swapper.moved, swapper.waited, program.recomputes, self._peak, self._device_peak)
-        self._registry.hold_to(self._taken_budget_bytes)
+        self._registry.settle()
         if self._samples is not None:
             step_us = (time.perf_counter() - started) * 1e6
             self.record = make_record(
@@ -478,50 +469,47 @@ class Executor:
     # ---- plans ----
 
     def change_plan(self, plan: Plan, graph: Graph | None = None, budget_bytes: int | None = None) -> None:
-        """From the graph's next iteration on. `budget_bytes`: the executor's budget after that iteration, in which it
-        is the larger of the old and the new one; None: as it is. Raises InvalidPlanError at once, and plan and budget
-        stay. If there is no host memory for it, that iteration raises DeviceError, and the plan stays as well."""
+        """From the next iteration on, whichever graph's it is. Compiles here, in the caller's thread. `budget_bytes`:
+        the executor's budget after that iteration, in which it is the larger of the old and the new one; None: as it
+        is. Of several changes before that iteration the last wins, for each graph and for the budget. Raises
+        InvalidPlanError, DeviceError if there is no host memory for the plan, ExecutorError if the executor is closed;
+        plan and budget stay then."""
         graph = graph or self._graphs[0]
-        validate(graph.captured.trace, plan)
-        graph.pending = plan
+        if graph not in self._graphs:
+            raise ExecutorError("the graph is not one of this executor")
         if budget_bytes is not None:
-            self._budget_bytes = budget_bytes
+            check_budget(budget_bytes)
+        if not self._closed:
+            self._changes.ask(graph, plan, budget_bytes, self._current)
+        if self._closed:  # meanwhile, it may be
+            self._changes.drop()
+            raise ExecutorError("the executor is closed")
+
+    def _take_over(self) -> None:
+        """What has been asked for, between two iterations."""
+        if self._changes.asked is not None:
+            self._displaced = True  # until the transition is done
+            self._changes.take_over()
 
     def _activate(self, graph: Graph, plan: Plan) -> None:
         """Compiles a plan and takes its host memory. Raises InvalidPlanError, DeviceError; the old one stays then."""
-        program = graph.compile(plan)
-        self._host.provide([program, *(each.program for each in self._graphs if each is not graph)])
-        graph.program = program
+        compiled = graph.compile(plan)
+        self._host.provide([compiled.program, *(each.program for each in self._graphs if each is not graph)])
+        graph.compiled = compiled
 
     def _next_program(self, graph: Graph) -> tuple[Program, bool]:
         """The program of the graph's next iteration, and whether it is a transition."""
-        first, plan = self._graphs[0], graph.pending
-        self._take_budget()
-        if plan is not None or graph.followed not in (None, first.plan):
-            self._displaced = True  # until the transition is done
-            try:
-                self._activate(graph, self._following(graph) if plan is None else plan)
-                graph.followed = first.plan if plan is None else None
-            finally:
-                if graph.pending is plan:  # else there is a newer one already: the next time
-                    graph.pending = None
+        self._take_over()
         steady = graph.program
         if graph is self._current and not self._displaced:
             return steady, False
         self._current, self._displaced = graph, True
         with self._guarded(steady), self._context():
             self._move_to_boundary(steady)
-        resident, copies = self._registry.resident.keys(), self._swapper.copies.keys()
-        if steady.device <= resident:  # more host copies than the plan expects do no harm
+        resident = steady.device.intersection(self._registry.resident)
+        if len(resident) == len(steady.device):  # more host copies than the plan expects do no harm
             return steady, False
-        persistent = steady.device | steady.away
-        return graph.compile_from(persistent & resident, persistent & copies), True
-
-    def _take_budget(self) -> None:
-        """The larger of the old and the new budget, until the iteration has ended."""
-        self._taken_budget_bytes = self._budget_bytes
-        before, wanted = self._registry.budget_bytes, self._taken_budget_bytes
-        self._registry.hold_to(None if before is None or wanted is None else max(before, wanted))
+        return graph.compile_from(resident), True
 
     def _move_to_boundary(self, program: Program) -> None:
         """Copies out what the plan expects on the host, and frees what it expects to be away."""
@@ -595,6 +583,7 @@ class Executor:
             with torch.inference_mode(False), torch.no_grad():
                 self._state.give_back()
             self._closed = True
+            self._changes.drop()
             for graph in self._graphs:
                 graph.values[:] = [None] * len(graph.values)
             self._swapper.clear()

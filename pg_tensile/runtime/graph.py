@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from pg_tensile.capture.captured import Captured
 from pg_tensile.peak import host_arena
@@ -15,6 +16,18 @@ from pg_tensile.runtime.meters import Meters
 from pg_tensile.runtime.program import Functions, Program, Values, compile_program
 from pg_tensile.sequence import AccessSequence
 from pg_tensile.trace import Mode, Trace
+
+
+class Compiled(NamedTuple):
+    """A plan, ready to be executed."""
+
+    captured: Captured  # whose plan it is
+    program: Program  # of the steady state
+    transitions: dict[frozenset[int], Program]  # of one iteration; by the tensors that are there, see `compile_from`
+
+    @property
+    def plan(self) -> Plan:
+        return self.program.sequence.plan
 
 
 class Graph:
@@ -30,21 +43,24 @@ class Graph:
         self.keys = keys
         self.numbers = {key: tensor for tensor, key in enumerate(keys)}
         self.meters = Meters(device, captured.trace)
-        self.program: Program  # in force; of the steady state
-        self.pending: Plan | None = None
-        self.followed: Plan | None = None  # the first graph's plan, if this one's was made after it
+        self.compiled: Compiled  # the plan in force
+        self.follows = False  # its plan is made after the first graph's
         self.verified = False
         self.iterations = 0
         self._device = device
         self._lock = lock
-        self._passive: tuple[Program, Boundary, Program] | None = None  # the last one, and what it was made for
         trace = captured.trace
         self.changed = frozenset(keys[t] for t in trace.access_tensor[trace.access_mode != Mode.READ].tolist())
 
     @property
+    def program(self) -> Program:
+        """Of the steady state of the plan in force."""
+        return self.compiled.program
+
+    @property
     def plan(self) -> Plan:
         """The plan of the graph's last iteration, or of the first one to come."""
-        return self.program.sequence.plan
+        return self.compiled.plan
 
     @property
     def trace(self) -> Trace:
@@ -61,20 +77,36 @@ class Graph:
         with self._lock:
             return self.meters.result()
 
-    def compile(self, plan: Plan) -> Program:
-        """The program of a plan's steady state. Raises InvalidPlanError."""
-        sequence = AccessSequence(self.meters.clocked(self.captured.trace, plan), plan)
+    def compile(self, plan: Plan) -> Compiled:
+        """A plan's program. From any thread. Raises InvalidPlanError."""
+        captured = self.captured
+        sequence = AccessSequence(self.meters.clocked(captured.trace, plan), plan)
         sequence.check()
         arena = host_arena(sequence.trace, transient_events(sequence.trace, plan))
-        return compile_program(self.functions, sequence, arena, self._device.runs_ahead)
+        program = compile_program(self.functions, sequence, arena, self._device.runs_ahead)
+        return Compiled(captured, program, {})
 
-    def compile_from(self, device: frozenset[int], host: frozenset[int]) -> Program:
-        """The program of one iteration of the plan in force from another state, which ends in the plan's own: what
-        comes in besides the plan does so passively. Keys of persistent tensors on the device and on the host."""
-        steady = self.program
-        state = Boundary(*(frozenset(self.numbers[key] for key in keys) for keys in (device, host)))
-        if self._passive is None or self._passive[:2] != (steady, state):
-            sequence = AccessSequence(steady.sequence.trace, self.plan, state, passive=True)
-            program = compile_program(self.functions, sequence, steady.arena, self._device.runs_ahead)
-            self._passive = (steady, state, program)
-        return self._passive[2]
+    def prepare(self, compiled: Compiled, resident: frozenset[int]) -> None:
+        """Compiles the first iteration, of what `compile` has made, after an iteration that leaves these tensors (keys)
+        on the device. From any thread."""
+        first = resident & compiled.program.device
+        if first != compiled.program.device and first not in compiled.transitions:
+            compiled.transitions[first] = self._compile_from(compiled.program, first)
+
+    def compile_from(self, resident: frozenset[int]) -> Program:
+        """The program of one iteration of the plan in force from a state in which only these of the tensors that it
+        starts with on the device are there (keys). It ends in the plan's own state; what comes in besides the plan does
+        so passively. It takes no more memory than the plan at any step."""
+        transitions = self.compiled.transitions
+        if resident not in transitions:
+            transitions.clear()
+            transitions[resident] = self._compile_from(self.program, resident)
+        return transitions[resident]
+
+    def _compile_from(self, steady: Program, resident: frozenset[int]) -> Program:
+        absent = (steady.device | steady.away) - resident
+        state = Boundary(*(frozenset(map(self.numbers.__getitem__, k)) for k in (resident, steady.host | absent)))
+        sequence = AccessSequence(steady.sequence.trace, steady.sequence.plan, state, passive=True)
+        program = compile_program(self.functions, sequence, steady.arena, self._device.runs_ahead)
+        program.look_up()
+        return program

@@ -25,7 +25,7 @@ import torch
 
 from pg_tensile.errors import DeviceError, LinkError
 from pg_tensile.profile import Direction
-from pg_tensile.runtime.base import Transfer, check_share
+from pg_tensile.runtime.base import Transfer, check_budget, check_share
 from pg_tensile.runtime.measure import HostAllocator, HostClock, Meter
 
 if TYPE_CHECKING:
@@ -202,8 +202,8 @@ class HostDevice:
     """A `base.Device` on the CPU. `budget_bytes`: what registry and workspace may take together; None: no limit."""
 
     def __init__(self, profile: DeviceProfile, budget_bytes: int | None = None) -> None:
-        if budget_bytes is not None and budget_bytes < 0:
-            raise DeviceError(f"a budget of {budget_bytes} bytes is not possible", hint="Use 0 or more bytes.")
+        if budget_bytes is not None:
+            check_budget(budget_bytes)
         _keep_freed_memory()
         self._profile = profile
         self._budget_bytes = budget_bytes

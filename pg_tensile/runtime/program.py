@@ -109,6 +109,12 @@ class Program:
     def device_peak_bytes(self, workspace_bytes: Int64s) -> int:
         return int(np.max(self.sequence.footprint + workspace_bytes[self.sequence.steps]))
 
+    def look_up(self) -> None:
+        """Works out now what is asked for between two iterations."""
+        for each in ("device", "host", "away", "homes", "recomputes", "places", "_bytes"):
+            getattr(self, each)
+        self.sequence.footprint  # noqa: B018 - it keeps it, too
+
     @cached_property
     def device(self) -> frozenset[int]:
         """Keys of the persistent tensors that are on the device between two iterations."""

@@ -13,12 +13,22 @@ class Registry:
     The executor's loop counts what operators create in `resident` and `in_use` itself, after `check`."""
 
     def __init__(self, budget_bytes: int | None) -> None:
-        self.hold_to(budget_bytes)
+        self.wanted_bytes = budget_bytes  # the budget that plans have to keep to
+        self._hold_to(budget_bytes)
         self.resident: dict[int, int] = {}
         self.in_use = 0
 
-    def hold_to(self, budget_bytes: int | None) -> None:
-        """From now on. None: no limit."""
+    def change_budget(self, budget_bytes: int) -> None:
+        """Until `settle`, the larger of the old and the new budget is what memory is held against."""
+        self.wanted_bytes = budget_bytes
+        self._hold_to(None if self.budget_bytes is None else max(self.budget_bytes, budget_bytes))
+
+    def settle(self) -> None:
+        """After an iteration within the new budget."""
+        if self.budget_bytes != self.wanted_bytes:
+            self._hold_to(self.wanted_bytes)
+
+    def _hold_to(self, budget_bytes: int | None) -> None:
         self.budget_bytes = budget_bytes
         self.limit: float = float("inf") if budget_bytes is None else budget_bytes
 
