@@ -147,7 +147,7 @@ def vanilla_bytes(conn: Connection, model: str) -> int:
     )
     row = conn.execute(sql).fetchone()
     assert row is not None
-    return int(json.loads(row[0])["vanilla_peak_bytes"])
+    return int(json.loads(row[0])["memory"]["vanilla_bytes"])
 
 
 def set_memory(cluster: Cluster, conn: Connection, megabytes: int) -> None:
