@@ -427,12 +427,14 @@ def _tensor_lines(topic: str, group: Mapping[str, Any] | None, history: Any) -> 
 
 
 def _name(tensor: Mapping[str, Any]) -> str:
-    """A tensor by its name, or by the operator that makes it."""
+    """A tensor by its name, by the operator that makes it, or by its number (constants)."""
+    kind, made = tensor["kind"].replace("_", " "), tensor["made_by"]
     if tensor["name"]:
-        return f"{tensor['kind'].replace('_', ' ')} {tensor['name']}"
-    made = tensor["made_by"]
+        return f"{kind} {tensor['name']}"
+    if made is None:
+        return f"{kind} {tensor['tensor']}"
     module = f" of {made['module']}" if made["module"] else ""
-    return f"{tensor['kind']} from {_short(made)}{module}"
+    return f"{kind} from {_short(made)}{module}"
 
 
 def _away(tensor: Mapping[str, Any]) -> str:

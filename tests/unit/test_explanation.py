@@ -1,0 +1,211 @@
+"""The explanation of a job: its numbers are those of the plan that the scheduler would make, its text says them."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pg_tensile.explanation import SHOWN, Admission, Request, duration, explain, render, size
+from pg_tensile.peak import floor_bytes, footprint
+from pg_tensile.plan import EventKind
+from pg_tensile.policies import joint
+from pg_tensile.policies.relax import least_bytes
+from pg_tensile.profile import RTX_A6000, DeviceProfile
+from pg_tensile.simulator import SimulatedJob, simulate
+from pg_tensile.trace import Trace
+from tests.unit.handmade import network
+
+MB = 1 << 20
+ROOMY = Admission(1 << 40)
+SLOW = RTX_A6000.with_link(2e9)  # swapping an activation takes five times as long as making it
+
+
+def request(**changes: Any) -> Request:
+    usual = Request("late", "mlp", "cpu", "joint", 10, 64, 25, 1600, 400, 0, 1000, 16 * MB, 16 * MB)
+    return usual._replace(**changes)
+
+
+@pytest.fixture(scope="module")
+def net() -> Trace:
+    return network(24)
+
+
+def half(trace: Trace) -> int:
+    return (least_bytes(trace) + footprint(trace).device_peak_bytes) // 2
+
+
+def explained(
+    trace: Trace, profile: DeviceProfile = SLOW, admission: Admission = ROOMY, **changes: Any
+) -> dict[str, Any]:
+    return explain(request(**changes), {"train": trace}, profile, admission)
+
+
+# ---- numbers ----
+
+
+def test_what_fits_is_left_as_it_is(net: Trace) -> None:
+    found = explained(net)
+    vanilla = footprint(net).device_peak_bytes
+    assert found["memory"]["vanilla_bytes"] == found["memory"]["planned_bytes"] == vanilla
+    assert found["memory"]["least_bytes"] == least_bytes(net)
+    assert found["memory"]["floor_bytes"] == floor_bytes(net)
+    assert found["swapped"]["tensors"] == found["recomputed"]["tensors"] == 0
+    assert found["time"]["planned_us"] == found["time"]["vanilla_us"]
+    assert found["start"]["when"] == "now"
+
+
+def test_numbers_are_those_of_the_plan_in_the_jobs_own_budget(net: Trace) -> None:
+    budget = half(net)
+    plan = joint.plan({0: net}, SLOW, budget)[0]
+    (timeline,) = simulate([SimulatedJob(net, plan)], SLOW)
+    found = explained(net, memory_budget=budget)
+    assert found["memory"]["planned_bytes"] == timeline.device_peak_bytes <= budget
+    assert found["time"]["planned_us"] == pytest.approx(timeline.iteration_us)
+    assert found["time"]["stall_us"] == pytest.approx(timeline.stall_us)
+    assert found["link"]["out"]["bytes"] == timeline.bytes_out > 0
+    assert found["link"]["in"]["load"] == pytest.approx(timeline.bytes_in / 2e9 / timeline.iteration_us * 1e6)
+    swapped = {event.tensor for event in plan.events if event.kind == EventKind.SWAP_OUT}
+    remade = {event.tensor for event in plan.events if event.kind == EventKind.RECOMPUTE}
+    assert found["swapped"]["tensors"] == len(swapped) > 0
+    assert found["recomputed"]["tensors"] == len(remade) > 0
+    assert found["swapped"]["bytes"] == net.tensor_bytes[list(swapped)].sum()
+    assert {row["tensor"] for row in found["swapped"]["largest"]} <= swapped
+
+
+def test_the_largest_tensors_come_first_and_are_away_between_their_uses(net: Trace) -> None:
+    shown = explained(net, RTX_A6000, memory_budget=least_bytes(net))["swapped"]["largest"]
+    assert len(shown) == SHOWN
+    assert [row["bytes"] for row in shown] == sorted((row["bytes"] for row in shown), reverse=True)
+    for row in shown:
+        users = net.access_operator[net.access_tensor == row["tensor"]]
+        for out, back in row["away"]:
+            assert not np.any((users > out["operator"]) & (users < back["operator"]))
+            assert back["operator"] in users
+
+
+def test_the_device_is_the_budget_where_the_job_has_none(net: Trace) -> None:
+    found = explained(net, admission=Admission(half(net) + 100), overhead_bytes=100)
+    assert found["memory"]["budget_bytes"] == half(net)
+    assert found["memory"]["budget_of"] == "device"
+    assert found["memory"]["planned_bytes"] <= half(net)
+
+
+def test_the_hungriest_graph_decides_what_is_possible(net: Trace) -> None:
+    large = network(4, 8 * MB)
+    found = explain(request(), {"train": net, "evaluate": large}, SLOW, ROOMY)
+    assert found["memory"]["least_graph"] == "evaluate"
+    assert found["memory"]["least_bytes"] == least_bytes(large)
+    assert found["memory"]["floor_bytes"] == floor_bytes(large)
+    assert any("least possible" in line and "for validation" in line for line in render(found))
+
+
+# ---- whether it would start ----
+
+
+def test_a_job_starts_while_its_least_fits_beside_the_least_of_others(net: Trace) -> None:
+    need, others = least_bytes(net), 100 * MB
+    fits = Admission(need + others + MB, MB, 2, 0, others)
+    assert explained(net, admission=fits)["start"]["when"] == "now"
+    full = fits._replace(budget_bytes=fits.budget_bytes - 1)
+    start = explained(net, admission=full)["start"]
+    assert start["when"] == "later"
+    assert f"2 running jobs at least {size(others)}" in start["why"]
+    assert f"predictions {size(MB)}" in start["why"]
+
+
+def test_an_overhead_counts_against_the_device_and_not_against_the_jobs_budget(net: Trace) -> None:
+    need = least_bytes(net)
+    assert explained(net, memory_budget=need, overhead_bytes=MB)["start"]["when"] == "now"
+    assert explained(net, admission=Admission(need + MB - 1), overhead_bytes=MB)["start"]["when"] == "never"
+
+
+@pytest.mark.parametrize("of_the_job", [True, False])
+def test_what_cannot_fit_never_starts_and_says_which_operator_is_too_large(net: Trace, of_the_job: bool) -> None:
+    short = least_bytes(net) - 1
+    found = explained(net, memory_budget=short) if of_the_job else explained(net, admission=Admission(short))
+    assert found["start"]["when"] == "never"
+    assert "the most is needed by operator" in found["start"]["why"]
+    assert ("memory_budget" in found["start"]["why"]) == of_the_job
+    assert "planned_bytes" not in found["memory"]
+    assert "swapped" not in found
+
+
+def test_a_model_in_training_waits_for_its_job(net: Trace) -> None:
+    start = explained(net, open_job=7)["start"]
+    assert start == {"when": "later", "why": "the model is being trained by job 7"}
+
+
+def test_an_eager_job_needs_what_it_claims(net: Trace) -> None:
+    found = explained(net, policy="none", claim_bytes=2 * MB, admission=Admission(2 * MB))
+    assert found["start"]["when"] == "now"
+    assert "planned_bytes" not in found["memory"]
+    assert explained(net, policy="none", claim_bytes=2 * MB, admission=Admission(MB))["start"]["when"] == "never"
+
+
+# ---- text ----
+
+
+def lines_of(found: dict[str, Any]) -> list[str]:
+    return render(json.loads(json.dumps(found)))  # as it travels
+
+
+def test_text_says_what_the_plan_does(net: Trace) -> None:
+    text = lines_of(explained(net, memory_budget=half(net), skipped_rows=3))
+    whole = "\n".join(text)
+    assert text[0] == 'Train "late" (mlp) on cpu, policy joint: 10 epochs of 25 steps of 64 rows'
+    assert "1,600 to train on, 400 to validate with, 3 without a target" in whole
+    assert f"within the {size(half(net))} of memory_budget" in whole
+    assert "recomputing" in whole
+    assert "tensile.calibrate()" in whole
+    assert text[-1].startswith("  Start       now: it needs at least")
+    assert whole.isascii()
+
+
+def test_numbers_of_memory_and_time_stand_under_each_other(net: Trace) -> None:
+    text = lines_of(explained(net, memory_budget=half(net)))
+    ends = [found.end() for line in text[4:9] if (found := re.search(r"\d (?=MB|ms)", line))]
+    assert len(ends) == 5
+    assert len(set(ends)) == 1
+    table = [line for line in text if line.startswith("    ")]
+    assert len({line.index(" out after") for line in table if " out after" in line}) == 1
+
+
+def test_a_job_that_cannot_be_captured_says_why() -> None:
+    found = explain(request(policy="none", uncaptured="the model reads a value"), {}, SLOW, ROOMY)
+    text = "\n".join(lines_of(found))
+    assert "not captured: the model reads a value" in text
+    assert "not known before it runs" in text
+    assert "Time" not in text
+
+
+def test_text_warns_of_what_is_not_known(net: Trace) -> None:
+    text = "\n".join(lines_of(explained(net, approximate="cuda:0 is not there", workspaces=False, calibrated=True)))
+    assert "approximate: cuda:0 is not there" in text
+    assert "workspaces" in text
+    assert "predicted by calibrated models" in text
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 kB"),
+        (1536 * 1024, "1.5 MB"),
+        (MB * 1023.99, "1.0 GB"),
+        (3 << 50, "3072.0 TB"),
+    ],
+)
+def test_sizes_are_written_as_memory_budget_takes_them(nbytes: int, text: str) -> None:
+    assert size(nbytes) == text
+
+
+@pytest.mark.parametrize(
+    ("us", "text"), [(5, "0.01 ms"), (1234, "1.23 ms"), (123_456, "123.5 ms"), (12_345_678, "12.35 s")]
+)
+def test_durations_have_three_digits_or_more(us: float, text: str) -> None:
+    assert duration(us) == text
