@@ -197,7 +197,7 @@ def db(cluster: TestCluster) -> Iterator[Connection]:
 
 def sweep(conn: Connection) -> None:
     """Cancel the jobs that are left, wait until their workers are gone and delete models and jobs."""
-    active = "state IN ('queued', 'starting', 'running', 'interrupted')"
+    active = "ended_at IS NULL"
     for (job,) in conn.execute(f"SELECT id FROM tensile.jobs WHERE {active}").fetchall():
         conn.execute("SELECT cancel_job(%s)", (job,))
 

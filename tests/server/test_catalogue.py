@@ -92,6 +92,7 @@ def test_only_jobs_that_may_start(tx: Connection, new_job: NewJob) -> None:
         new_job(state, ended_at="now")
     new_job("starting")
     new_job("running")
+    new_job("waiting")
     new_job("interrupted", not_before="2999-01-01")
     again = new_job("interrupted", not_before="2001-01-01")
     stopped = new_job("interrupted")
@@ -147,6 +148,17 @@ def test_the_model_is_gone(tx: Connection, new_job: NewJob) -> None:
     assert columns(tx, job, "state", "sqlstate", "error") == ("failed", "42704", 'model "late" was dropped')
 
 
+def test_a_calibration_needs_no_model(tx: Connection, new_job: NewJob) -> None:
+    job = new_job(kind="calibrate", model_name="")
+    with pytest.raises(psycopg.errors.UniqueViolation), tx.transaction():
+        new_job(kind="calibrate", model_name="")
+    assert call(tx, "_job_starting", job) is not None
+    assert columns(tx, job, "state") == ("starting",)
+    call(tx, "_end_job", job, "finished")
+    assert columns(tx, job, "state", "version") == ("finished", None)
+    new_job(kind="calibrate", model_name="")  # the next one
+
+
 # -- interrupted ------------------------------------------------------------------------------------------------------
 
 
@@ -166,18 +178,20 @@ def test_faults_are_retried_with_growing_pauses_and_then_fail(tx: Connection, ne
     assert "pg_tensile.max_retries" in columns(tx, job, "hint")[0]
 
 
-def test_stops_are_not_faults(tx: Connection, new_job: NewJob, model: int) -> None:
-    job = new_job("running", model=model, retries=2)
+@pytest.mark.parametrize("state", ["starting", "running", "waiting"])
+def test_stops_are_not_faults(tx: Connection, new_job: NewJob, model: int, state: str) -> None:
+    job = new_job(state, model=model, retries=2)
     call(tx, "_reap", job, "server stop", False)
     assert columns(tx, job, "state", "retries", "not_before") == ("interrupted", 2, None)
     call(tx, "_reap", job, "server stop", True)
     assert columns(tx, job, "state", "retries") == ("interrupted", 2)  # no worker, nothing to reap
 
 
-def test_a_cancelled_job_is_not_continued(tx: Connection, new_job: NewJob, model: int) -> None:
-    job = new_job("starting", model=model)
+@pytest.mark.parametrize("state", ["starting", "running", "waiting"])
+def test_a_cancelled_job_is_not_continued(tx: Connection, new_job: NewJob, model: int, state: str) -> None:
+    job = new_job(state, model=model)
     assert one(tx, f"SELECT cancel_job({job})") is True
-    assert columns(tx, job, "state", "cancel_requested") == ("starting", True)
+    assert columns(tx, job, "state", "cancel_requested") == (state, True)
     call(tx, "_reap", job, "its worker ended", True)
     assert columns(tx, job, "state", "reason") == ("cancelled", None)
 

@@ -23,7 +23,10 @@ MLP = Jsonb({"type": "mlp", "hidden": [4]})
 TABLES = [
     *("models", "model_versions", "model_weights", "model_grants"),
     *("jobs", "checkpoints", "checkpoint_chunks", "metrics"),
+    *("traces", "operators", "tensors", "latencies", "footprints", "device_profiles", "latency_models"),
+    "scheduler_log",
 ]
+OF_THE_MACHINE = {"device_profiles", "latency_models"}  # everybody sees them
 
 # What every user may execute in schema tensile: harmless, or checked by the function itself.
 OPEN = {
@@ -37,8 +40,9 @@ WORKERS_ONLY = {
     "_wait": "-1, 0",
     "_feed": "0, 'SELECT 1 AS a, 2 AS b', 'b', '{}'",
     "_fetch_plan": "0",
-    "_register_device": "'cpu', 1",
-    "_report": "'x', 1, 1, 1, 1, 1, 1, 1, 1, 1, 1",
+    "_acknowledge_plan": "1",
+    "_register_device": "'cpu', 1, 1, 1, 0",
+    "_report": "'x', 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1",
     "_job_begin": "1",
     "_job_status": "",
     "_job_rows": "1",
@@ -48,6 +52,17 @@ WORKERS_ONLY = {
     "_job_metric": """'{"epoch": 1, "split": "training"}'""",
     "_job_version": "'binary', '{}', '{}'",
     "_job_weights": "1, 0, ''",
+    "_job_trace": "'{}', '{}', NULL",
+    "_job_admitted": "",
+    "_job_refusal": "",
+    "_job_latency": "'{}', '{}', '{}', '{}'",
+    "_job_log": "'x', 'x', 1",
+    "_job_replan": "'x'",
+    "_job_profiles": "",
+    "_job_latency_models": "",
+    "_calibration_workloads": "",
+    "_explain_feed": "0",
+    "_calibrate_done": "'cpu', '{}', '', 1, 1, 0",
     "_job_end": "'finished'",
     "_job_interrupt": "'x', false",
     "run_worker": "1",
@@ -111,10 +126,23 @@ def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Conne
     db.execute("INSERT INTO tensile.metrics (job, epoch, split, loss) VALUES (%s, 1, 'training', 0.5)", (job,))
     db.execute("INSERT INTO tensile.checkpoints (job, generation, meta) VALUES (%s, 1, '{}')", (job,))
     db.execute("INSERT INTO tensile.checkpoint_chunks VALUES (%s, 1, 0, 'secret')", (job,))
+    for insert in (
+        "traces (job, device, revision, policy, overhead_bytes, least_bytes, graphs, traces)"
+        " VALUES (%s, 'cpu', 1, 'joint', 0, 1, '[]', '{secret}')",
+        "operators (job, operator, target, source) VALUES (%s, 0, 'aten.relu.default', 'secret.py:1')",
+        "tensors (job, tensor, name) VALUES (%s, 0, 'secret')",
+        "latencies (job, predicted, measured, average, samples, total_us) VALUES (%s, '{1}', '{2}', '{2}', 1, 2)",
+        "footprints (job, generation, operators, planned, vanilla) VALUES (%s, 1, '{0}', '{1}', '{1}')",
+        "scheduler_log (job, event, reason) VALUES (%s, 'planned', 'secret')",
+        "device_profiles (device, profile) VALUES ('of nobody', '{}')",
+        "latency_models (device, models, kinds, samples) VALUES ('of nobody', '', 1, 1)",
+    ):
+        db.execute("INSERT INTO tensile." + insert, (job,) if "%s" in insert else ())
     yield Cast(conns[alice], conns[bob], conns[mallory], job, version)
     for conn in conns.values():
         conn.close()
-    db.execute("DELETE FROM tensile.jobs")
+    db.execute("DELETE FROM tensile.jobs; TRUNCATE tensile.device_profiles, tensile.latency_models")
+    db.execute("TRUNCATE tensile.scheduler_log")
 
 
 def denied(attempt: Callable[[], object], message: str = "") -> None:
@@ -149,7 +177,17 @@ def test_functions_of_workers_are_useless_in_sessions(play: Cast, name: str) -> 
         "CALL tensile.run_inference()",
         "SELECT tensile._launch_worker(%(job)s, 10)",
         "SELECT tensile._launch_worker(%(job)s, %(alice)s::regrole)",
-        "SELECT tensile._publish_plan(%(job)s, '')",
+        "SELECT tensile._publish_plan(%(job)s, '', 1, 1, 1)",
+        "SELECT tensile._grants()",
+        "SELECT tensile._device_memory()",
+        "SELECT tensile._inference_memory('cpu', 1, 1, 1)",
+        "SELECT tensile._schedule_jobs()",
+        "SELECT tensile._job_waits(%(job)s, '')",
+        "SELECT tensile._job_refuse(%(job)s, '{}')",
+        "SELECT tensile._log('x', %(job)s)",
+        "SELECT tensile._footprint(%(job)s, 1, '{}', '{}', '{}', 1, 1, 1, 1, 1, 1, 1, 1, 1)",
+        "SELECT tensile._keep_tables(%(job)s, '{}')",
+        "SELECT * FROM tensile._open_jobs",
         "SELECT tensile._job_slots()",
         "SELECT tensile._notify(%(job)s)",
         "SELECT tensile._queue_next()",
@@ -178,6 +216,7 @@ def test_nobody_writes_tables(play: Cast, table: str, statement: str) -> None:
     for conn in (play.mallory, play.bob, play.alice):
         denied(partial(conn.execute, sql.SQL(statement).format(name)))
         denied(partial(conn.execute, "SELECT nextval('tensile.jobs_id_seq')"))
+        denied(partial(conn.execute, "SELECT nextval('tensile.scheduler_log_id_seq')"))
 
 
 def test_nobody_updates_tables(play: Cast) -> None:
@@ -190,13 +229,15 @@ def test_who_sees_which_rows(play: Cast) -> None:
         return {table for table in TABLES if one(conn, f"SELECT count(*) FROM tensile.{table}")}
 
     assert seen(play.alice) == set(TABLES) - {"model_grants"}
-    assert seen(play.mallory) == set()
-    assert seen(play.bob) == {"models", "model_versions", "jobs", "metrics"}
+    assert seen(play.mallory) == OF_THE_MACHINE
+    of_jobs = {"traces", "operators", "tensors", "latencies", "footprints", "scheduler_log"}
+    assert seen(play.bob) == {"models", "model_versions", "jobs", "metrics"} | of_jobs | OF_THE_MACHINE
 
 
 def test_who_sees_what_through_the_views(play: Cast) -> None:
     for conn, visible in ((play.alice, 1), (play.bob, 1), (play.mallory, 0)):
-        assert one(conn, "SELECT count(*) FROM tensile.progress") == visible
+        for view in ("progress", "latency", "footprint"):
+            assert one(conn, f"SELECT count(*) FROM tensile.{view}") == visible
         assert one(conn, "SELECT count(*) FROM tensile.job_history") == 0
         assert one(conn, "SELECT count(*) FROM tensile.predictions") == 0
     assert play.mallory.execute("SELECT * FROM tensile.plan").fetchall() == []
@@ -229,7 +270,10 @@ def test_rows_do_not_leak_into_a_function_of_the_reader(play: Cast) -> None:
         "CREATE FUNCTION leak(text) RETURNS bool LANGUAGE plpgsql COST 0.0000001 AS"
         " $$ BEGIN RAISE EXCEPTION 'leaked %', $1; END $$"
     )
-    for table, column in (("jobs", "query"), ("models", "name"), ("metrics", "split"), ("model_weights", "data::text")):
+    for table, column in (
+        *(("jobs", "query"), ("models", "name"), ("metrics", "split"), ("model_weights", "data::text")),
+        *(("operators", "source"), ("tensors", "name"), ("traces", "policy"), ("scheduler_log", "reason")),
+    ):
         assert play.mallory.execute(f"SELECT FROM tensile.{table} WHERE leak({column})").fetchall() == []
 
 
@@ -473,8 +517,10 @@ def test_a_function_does_not_lend_the_rights_of_the_worker(mallorys_model: Cast)
         ("42501", "PERFORM tensile._my_job()"),
         ("42501", "PERFORM tensile._job_end('finished')"),
         ("42501", "PERFORM tensile._job_version('regression', '{}', '{}')"),
-        ("42501", "PERFORM tensile._register_device('x', 1)"),
-        ("42501", "PERFORM tensile._report('x', 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)"),
+        ("42501", "PERFORM tensile._register_device('x', 1, 1, 1, 0)"),
+        ("42501", "PERFORM tensile._report('x', 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)"),
+        ("42501", "PERFORM tensile._acknowledge_plan(1)"),
+        ("42501", "PERFORM tensile._job_trace('{}', '{}', NULL)"),
         ("42501", "PERFORM tensile._feed(3, 'SELECT 1 AS a, 2 AS b', 'b', '{}')"),
         ("42501", "CALL tensile.run_worker(1)"),
     ],

@@ -165,7 +165,7 @@ def test_a_volatile_function_is_not_called_by_submitting(flights: Connection) ->
         ({"validation": 1.0}, "22023", "validation is out of range: 1", "less than 1"),
         ({"validation": -0.1}, "22023", "validation is out of range: -0.1", "less than 1"),
         ({"validation": float("nan")}, "22023", "validation is out of range: NaN", "less than 1"),
-        ({"policy": "tensil"}, "22023", 'unknown policy "tensil"', "none"),
+        ({"policy": "tensil"}, "22023", 'unknown policy "tensil"', "'tensile' or 'none'"),
         ({"priority": 1001}, "22023", "priority is out of range: 1001", "1000"),
         ({"memory_budget": "8 gigs"}, "22023", 'invalid memory_budget "8 gigs"', "8GB"),
         ({"memory_budget": ""}, "22023", 'invalid memory_budget ""', "8GB"),
@@ -222,13 +222,23 @@ def test_what_a_job_remembers(flights: Connection) -> None:
         ).fetchone()
         path = flights.execute("SHOW search_path").fetchone()
     assert row is not None and path is not None
-    assert row[:-1] == ("queued", "late", "postgres", True, 3, 64, "adamw", 1e-3, 0.2, 0, "none", -7, {"clip": 1}, 0)
+    assert row[:-1] == ("queued", "late", "postgres", True, 3, 64, "adamw", 1e-3, 0.2, 0, "joint", -7, {"clip": 1}, 0)
     assert row[-1] == {
         "search_path": path[0],
         "TimeZone": "Europe/Paris",
         "DateStyle": "German, DMY",
         "IntervalStyle": "iso_8601",
     }
+
+
+@pytest.mark.parametrize("policy", ["none", "tensile", "joint"])
+def test_the_policy_is_the_jobs_or_that_of_the_session(flights: Connection, policy: str) -> None:
+    stored = "SELECT policy FROM tensile.jobs WHERE id = %s"
+    with flights.transaction(force_rollback=True):
+        assert flights.execute(stored, (train(flights, policy=policy),)).fetchone() == (policy,)
+    with flights.transaction(force_rollback=True):
+        flights.execute(f"SET LOCAL pg_tensile.policy = '{policy}'")
+        assert flights.execute(stored, (train(flights),)).fetchone() == (policy,)
 
 
 def test_two_jobs_for_one_model_at_once(flights: Connection) -> None:
