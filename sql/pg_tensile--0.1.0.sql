@@ -1116,11 +1116,12 @@ END $$;
 -- Jobs that have not ended, with the priority that counts: waiting pg_tensile.ageing seconds is worth one step, so nobody
 -- starves.
 CREATE VIEW tensile._open_jobs WITH (security_invoker = true) AS
-    SELECT j.*, CASE WHEN a.seconds OPERATOR(pg_catalog.>) 0
-                     THEN j.priority OPERATOR(pg_catalog.+) (
-                          extract(epoch FROM pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) j.submitted_at)
-                          OPERATOR(pg_catalog./) a.seconds)
-                     ELSE j.priority END::pg_catalog.float8 AS aged_priority
+    SELECT j.id, j.state, j.memory_budget, j.submitted_at, j.not_before,
+           CASE WHEN a.seconds OPERATOR(pg_catalog.>) 0
+                THEN j.priority OPERATOR(pg_catalog.+) (
+                     extract(epoch FROM pg_catalog.clock_timestamp() OPERATOR(pg_catalog.-) j.submitted_at)
+                     OPERATOR(pg_catalog./) a.seconds)
+                ELSE j.priority END::pg_catalog.float8 AS aged_priority
     FROM tensile.jobs j,
          (SELECT extract(epoch FROM pg_catalog.current_setting('pg_tensile.ageing')::pg_catalog.interval)) a (seconds)
     WHERE j.ended_at IS NULL;
