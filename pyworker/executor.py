@@ -41,8 +41,9 @@ MAX_PREPROCESSING = 12 << 20  # bytes of JSON: it travels in a frame's header
 def run(connection: Connection, hello: dict[str, Any]) -> None:
     """The body of the process: one job."""
     importer = ThreadPoolExecutor(1)
-    executor = Executor(connection, importer, importer.submit(_import_libraries))
-    executor.run()
+    libraries = importer.submit(_import_libraries)
+    importer.submit(importlib.import_module, "torch._dynamo")  # capturing would, or the first step: most of a second
+    Executor(connection, importer, libraries).run()
 
 
 def _import_libraries() -> None:
@@ -230,8 +231,6 @@ class Executor:
     def _train(self) -> None:
         """From the rows to the weights."""
         profile = self._background.submit(self._measure_device)
-        if self._spec["policy"] == "none":
-            self._background.submit(importlib.import_module, "torch._dynamo")  # the first step would: most of a second
         checkpoint = self._receive_checkpoint()
         store = self._receive_rows()
         self._wait_for_libraries()
