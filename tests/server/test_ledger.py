@@ -385,6 +385,45 @@ def test_the_sum_never_exceeds_the_budget_whatever_the_order(stage: Stage, job: 
     assert refused > 5
 
 
+@pytest.fixture
+def inference(stage: Stage) -> Any:
+    """The inference process, started by a prediction that nobody will answer."""
+    stage.conn.execute(
+        "INSERT INTO tensile.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
+        """ SELECT id, 1, 'regression', '{"features": [{"name": "x", "kind": "numeric", "type": "float8"}]}', '{}', 1"""
+        " FROM tensile.models WHERE name = 'm'; UPDATE tensile.models SET deployed_version = 1 WHERE name = 'm'"
+    )
+    with stage.alice.transaction(), pytest.raises(psycopg.errors.QueryCanceled), stage.alice.transaction():
+        stage.alice.execute("SET LOCAL pg_tensile.predict_timeout = 100; SELECT predict('m', ARRAY[1.0])")
+    yield "inference"
+    stage.conn.execute("UPDATE tensile.models SET deployed_version = NULL; DELETE FROM tensile.model_versions")
+
+
+def test_the_predictor_takes_what_there_is_room_for(stage: Stage, job: int, inference: str, wait_until: Wait) -> None:
+    def ask(least: int, wanted: int) -> Any:
+        sql = f"SELECT tensile._inference_memory('cuda:0', 1000, {least}, {wanted}) AS bytes"
+        return stage.order(inference, sql)[0]["bytes"]
+
+    use_device(stage, job, "cuda:0", 1000, overhead=50)
+    assert publish(stage, job, [], 450) == 1
+    assert ask(100, 600) == 500
+    assert device(stage.alice, "cuda:0", "granted_bytes, inference_bytes") == (500, 500)
+    assert publish(stage, job, [], 451) is None
+    assert ask(100, 200) == 200
+    assert ask(700, 700) is None, "but jobs are planned into what that leaves"
+    memory = "SELECT inference_bytes AS i FROM tensile._device_memory() WHERE device = 'cuda:0'"
+    assert stage.order("scheduler", memory) == [{"i": 700}]
+    assert publish(stage, job, [], 451) is None
+    assert publish(stage, job, [], 250) == 2
+    acknowledge(stage, job, 2)
+    assert ask(700, 700) == 700
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        ask(2, 1)
+    stage.conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type ~ 'inference'")
+    wait_until(lambda: device(stage.alice, "cuda:0", "inference_bytes") == (0,), 10)
+    assert publish(stage, job, [], 950) == 3
+
+
 def test_what_wakes_the_scheduler(stage: Stage, planned: int) -> None:
     publish(stage, planned, [], 100)
     stage.woken("scheduler", lambda: acknowledge(stage, planned, 1))
