@@ -71,11 +71,13 @@ class Changes:
 
     def _states_before(self, graph: Graph, made: Mapping[Graph, Compiled], current: Graph) -> Iterator[frozenset[int]]:
         """The persistent tensors on the device when the graph has its first turn under the new plan: after the
-        iteration under way, or after one more of the graph under way, which has changed as well."""
+        iteration under way, or after one of another graph that has changed with it."""
         others = frozenset(self._registry.resident).difference(current.numbers)
-        yield others | current.program.device
-        if current is not graph and current in made:
-            yield others | made[current].program.device
+        there = others | current.program.device
+        yield there
+        for other, compiled in made.items():
+            if other is not graph:
+                yield there.difference(other.numbers) | compiled.program.device
 
     @contextlib.contextmanager
     def none_asked(self) -> Iterator[None]:

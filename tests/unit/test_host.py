@@ -82,6 +82,30 @@ def test_directions_have_their_own_rates(open_device):
     assert_takes(inward, 10)
 
 
+def test_a_share_of_the_link_is_a_part_of_its_rate(open_device):
+    device = open_device(out=2e8, inward=2e8)
+    source, target = numbers(1 * MB), device.host_memory(1 * MB)
+    for share in (0.25, 1.0, 0.5):
+        device.share_link(share)
+        for copy in (device.copy_out, device.copy_in):
+            assert_takes(timed(device, lambda copy=copy: device.wait(copy(source, target))), 5 / share)
+    assert torch.equal(source, target)
+    for share in (0.0, -1.0, 1.5, float("nan")):
+        with pytest.raises(DeviceError, match="is no share of a link"):
+            device.share_link(share)
+
+
+def test_a_share_counts_for_what_is_under_way_as_well(open_device):
+    device = open_device(out=1e8)
+    with device.iteration():
+        transfer = device.copy_out(numbers(4 * MB), numbers(4 * MB))
+        other = threading.Thread(target=device.share_link, args=(0.25,))
+        other.start()
+        other.join()
+        device.wait(transfer)
+    assert transfer.end_us - transfer.start_us > 80_000
+
+
 def test_many_small_copies_take_as_long_as_a_large_one(open_device):
     device = open_device(latency_us=10.0)
     source, target = numbers(10 * MB), device.host_memory(10 * MB)
