@@ -19,7 +19,7 @@ from pg_tensile.models.registry import RULES, TYPES
 from pg_tensile.preprocessing import ArrayInput, Features, ModelInputs
 from pg_tensile.training import Settings, Trainer
 from tests.unit.rows import Prepared, Rows, every_type
-from tests.unit.test_training import Recorder
+from tests.unit.test_training import Recorder, eager_steps
 
 RNG = np.random.default_rng(0)
 MIXED = ModelInputs(3, (5, 2), (ArrayInput(4, 0),))
@@ -105,7 +105,8 @@ def train(prepared: Prepared, architecture: dict[str, Any], epochs: int) -> dict
     fitted = prepared.fitted.preprocessing
     model = models.build(models.parse(architecture), fitted.model_inputs, fitted.outputs)
     settings = Settings(epochs, 16, learning_rate=5e-3, seed=1)
-    return Trainer(settings, model, prepared.dataset, fitted, torch.device("cpu"), Recorder()).run().metrics
+    steps = eager_steps(model, settings, prepared)
+    return Trainer(settings, steps, prepared.dataset, fitted, Recorder()).run().metrics
 
 
 class Custom(nn.Module):

@@ -19,7 +19,17 @@ from pg_tensile.dataset import Table
 from pg_tensile.errors import ArchitectureError, DataError, NotFiniteError, TrainingError
 from pg_tensile.metrics import MetricSums
 from pg_tensile.preprocessing import Features, Task
-from pg_tensile.training import EarlyStopping, EpochMetrics, Progress, Settings, StopTraining, Trainer, check_batch_size
+from pg_tensile.stepping import EagerSteps
+from pg_tensile.training import (
+    EarlyStopping,
+    EpochMetrics,
+    Progress,
+    Settings,
+    StopTraining,
+    Trainer,
+    check_batch_size,
+    check_model,
+)
 from tests.unit.rows import Prepared, Rows, every_type
 
 CPU = torch.device("cpu")
@@ -62,7 +72,14 @@ def trainer(
     preprocessing = prepared.fitted.preprocessing
     model = models.build(models.parse(architecture), preprocessing.model_inputs, preprocessing.outputs)
     identity = {"architecture": architecture}
-    return Trainer(chosen, model, prepared.dataset, preprocessing, CPU, observer, identity), model
+    steps = eager_steps(model, chosen, prepared)
+    return Trainer(chosen, steps, prepared.dataset, preprocessing, observer, identity), model
+
+
+def eager_steps(model: nn.Module, settings: Settings, prepared: Prepared) -> EagerSteps:
+    preprocessing = prepared.fitted.preprocessing
+    check_model(model, min(settings.batch_size, prepared.dataset.training.rows))
+    return EagerSteps(model, settings, preprocessing.task, CPU, 64)
 
 
 def weights(model: nn.Module) -> bytes:
@@ -324,7 +341,7 @@ def test_batch_normalisation_survives_a_last_row_and_refuses_single_ones() -> No
 
 def test_models_without_parameters_are_refused(prepared: Prepared) -> None:
     with pytest.raises(ArchitectureError, match="no parameters to train"):
-        Trainer(Settings(1, 2), nn.Identity(), prepared.dataset, prepared.fitted.preprocessing, CPU, Recorder())
+        check_model(nn.Identity(), 2)
 
 
 def test_progress_comes_often_enough(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,279 @@
+"""Runs under plans: the same numbers as without, whatever the plan, the budget, and where a run was interrupted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pg_tensile import checkpoint, models
+from pg_tensile.checkpoint import Checkpoint
+from pg_tensile.errors import BudgetError, InvalidPlanError, NotFiniteError, OutOfDeviceMemoryError
+from pg_tensile.graphs import Graphs, Sizes, capture_graphs, evaluation_rows
+from pg_tensile.peak import footprint
+from pg_tensile.plan import NO_EVENTS, Event, EventKind, Plan
+from pg_tensile.policies.joint import JobPlanner
+from pg_tensile.preprocessing import TokenLimits
+from pg_tensile.profile import RTX_A6000
+from pg_tensile.runtime.host import HostDevice
+from pg_tensile.stepping import EagerSteps, Grant, PlannedSteps, needed_bytes
+from pg_tensile.training import EarlyStopping, Settings, Steps, Trainer
+from tests.unit.rows import Prepared, Rows, every_type
+from tests.unit.test_training import MLP, Recorder, weights
+
+CPU = torch.device("cpu")
+PROFILE = replace(RTX_A6000, kind="host")
+
+
+def images(count: int) -> Rows:
+    rng = np.random.default_rng(1)
+    pixels = rng.integers(0, 256, (count, 64))
+    return Rows(
+        {
+            "image": ("uint8[]", [row.tolist() for row in pixels]),
+            "x": ("float8", rng.normal(size=count).tolist()),
+            "y": ("text", ["ab c"[int(row.sum()) % 3] for row in pixels]),
+        }
+    )
+
+
+def texts(count: int) -> Rows:
+    rng = np.random.default_rng(2)
+    tokens = [rng.integers(0, 30, rng.integers(1, 9)).tolist() for _ in range(count)]
+    return Rows({"tokens": ("int4[]", tokens), "y": ("float8", [float(sum(row)) for row in tokens])})
+
+
+CNN = {"type": "cnn", "channels": [4, 8], "hidden": [16], "norm": "batch", "dropout": 0.1}
+TRANSFORMER = {"type": "transformer", "dim": 16, "heads": 2, "layers": 1, "dropout": 0.1}
+SGD = {"optimizer": "sgd", "momentum": 0.9, "clip": 1.0}
+ADAM = {"optimizer": "adam", "momentum": 0.8, "weight_decay": 0.01}
+
+
+class Case(NamedTuple):
+    """A job, and its graphs once they are captured."""
+
+    prepared: Prepared
+    architecture: dict[str, Any]
+    settings: Settings
+
+    def model(self) -> nn.Module:
+        checkpoint.seed_generators(self.settings.seed)
+        preprocessing = self.prepared.fitted.preprocessing
+        return models.build(models.parse(self.architecture), preprocessing.model_inputs, preprocessing.outputs)
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        preprocessing = self.prepared.fitted.preprocessing
+        return self.settings, preprocessing.task, Sizes.of(self.prepared.dataset, preprocessing), CPU
+
+    def graphs(self, model: nn.Module) -> Graphs:
+        return capture_graphs(model, *self.parts)
+
+    def eager(self) -> EagerSteps:
+        model = self.model()
+        return EagerSteps(model, self.settings, self.parts[1], CPU, evaluation_rows(model, *self.parts))
+
+    def planned(self, part: float = 0.0, grant: Grant | None = None) -> PlannedSteps:
+        """`part`: of the memory between the least and what there is without a plan."""
+        model = self.model()
+        graphs = self.graphs(model)
+        grant = grant or plan_within(graphs, part)
+        return PlannedSteps(model, graphs, HostDevice(PROFILE, grant.granted_bytes), grant, raise_it)
+
+    def run(
+        self, steps: Steps, resume: tuple[bytes, dict[str, Any]] | None = None, recorder: Recorder | None = None
+    ) -> Recorder:
+        recorder = recorder or Recorder()
+        preprocessing = self.prepared.fitted.preprocessing
+        self.model()  # the generators are as after building it
+        trainer = Trainer(self.settings, steps, self.prepared.dataset, preprocessing, recorder, {"a": 1})
+        if resume is not None:
+            assert trainer.resume(Checkpoint.from_bytes(*resume)) is None
+        trainer.run()
+        return recorder
+
+
+def plan_within(graphs: Graphs, part: float, generation: int = 1) -> Grant:
+    least, vanilla = graphs.least_bytes, footprint(graphs.train.trace).device_peak_bytes
+    budget = int(least + part * (vanilla - least))
+    plan = JobPlanner(graphs.train.trace, PROFILE).within(budget).plan
+    return Grant(Plan(plan.rows, generation), budget)
+
+
+def raise_it(error: OutOfDeviceMemoryError) -> None:
+    raise error
+
+
+def case(prepared: Prepared, architecture: dict[str, Any] = MLP, **settings: Any) -> Case:
+    chosen = {"epochs": 2, "batch_size": 32, "seed": 5, "early_stopping": EarlyStopping(9), **settings}
+    return Case(prepared, architecture, Settings(**chosen))
+
+
+@pytest.fixture(scope="module")
+def prepared() -> Prepared:
+    return every_type(400).prepare()
+
+
+def contents(recorder: Recorder) -> list[tuple[bytes, dict[str, Any]]]:
+    return [(data, meta | {"seconds": 0}) for data, meta in recorder.checkpoints]
+
+
+def assert_same(job: Case, planned: PlannedSteps) -> None:
+    eager = job.eager()
+    expected, found = job.run(eager), job.run(planned)
+    assert weights(planned.model) == weights(eager.model)
+    assert found.without_seconds() == expected.without_seconds()
+    assert contents(found) == contents(expected)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("options", [{}, SGD, ADAM], ids=["adamw", "sgd", "adam"])
+def test_weights_losses_and_checkpoints_are_those_without_a_plan(
+    prepared: Prepared, options: dict[str, Any], part: float
+) -> None:
+    job = case(prepared, **options)
+    steps = job.planned(part)
+    assert_same(job, steps)
+    assert (steps.memory().bytes_swapped or 0) > 0 or part == 1.0
+
+
+@pytest.mark.parametrize(
+    ("rows", "architecture", "tokens"),
+    [(images(150), CNN, None), (texts(150), TRANSFORMER, TokenLimits(8, 40))],
+    ids=["cnn", "transformer"],
+)
+def test_other_models_too(rows: Rows, architecture: dict[str, Any], tokens: TokenLimits | None) -> None:
+    job = case(rows.prepare(tokens=tokens), architecture, batch_size=16)
+    assert_same(job, job.planned(0.2))
+
+
+@pytest.mark.parametrize(("count", "batch_size"), [(97, 32), (64, 64), (65, 64), (50, 49)])
+def test_whatever_the_last_batch_is(count: int, batch_size: int) -> None:
+    job = case(every_type(count).prepare(validation=0.0), batch_size=batch_size, early_stopping=None)
+    assert_same(job, job.planned(0.1))
+
+
+@pytest.mark.parametrize("stop_after", [1, 5, 10, 12])
+@pytest.mark.parametrize(("first", "second"), [("eager", "planned"), ("planned", "eager"), ("planned", "planned")])
+def test_a_run_is_resumed_with_or_without_a_plan(prepared: Prepared, stop_after: int, first: str, second: str) -> None:
+    job = case(prepared, **SGD)
+    expected = job.eager()
+    metrics = job.run(expected).without_seconds()
+    make: dict[str, Callable[[], Steps]] = {"eager": job.eager, "planned": job.planned}
+    interrupted = job.run(make[first](), recorder=Recorder(stop_after))
+    steps = make[second]()
+    resumed = job.run(steps, interrupted.checkpoints[-1])
+    assert weights(steps.model) == weights(expected.model)
+    assert interrupted.without_seconds() + resumed.without_seconds() == metrics
+
+
+# ---- plans that change ----
+
+
+class Changing(Recorder):
+    """Gives the run another plan after each of its steps."""
+
+    def __init__(self, steps: PlannedSteps, grants: list[Grant]) -> None:
+        super().__init__()
+        self.generations: list[int | None] = []
+        self._planned, self._grants = steps, grants
+
+    def poll(self) -> None:
+        self.generations.append(self._planned.generation)
+        if self._grants:
+            self._planned.offer(self._grants.pop(0)).result()
+
+
+def test_plans_change_between_steps_in_and_out_of_validation(prepared: Prepared) -> None:
+    job = case(prepared, batch_size=16)
+    eager, steps = job.eager(), job.planned(1.0)
+    graphs = job.graphs(job.model())
+    parts = [0.0, 1.0, 0.3, 0.0, 0.7] * 12
+    grants = [plan_within(graphs, part, number + 2) for number, part in enumerate(parts)]
+    expected = job.run(eager)
+    recorder = Changing(steps, grants)
+    job.run(steps, recorder=recorder)
+    assert weights(steps.model) == weights(eager.model)
+    assert recorder.without_seconds() == expected.without_seconds()
+    used = [generation for generation in recorder.generations if generation is not None]
+    assert used == sorted(used) and len(set(used)) > 20
+
+
+def test_a_plan_that_is_not_valid_is_rejected_and_the_old_one_stays(prepared: Prepared) -> None:
+    job = case(prepared)
+    steps = job.planned(0.5)
+    nonsense = Plan.build([Event(EventKind.SWAP_IN, 0, 1, 2)], 7)
+    with pytest.raises(InvalidPlanError):
+        steps.offer(Grant(nonsense, 1 << 30)).result()
+    with pytest.raises(BudgetError):
+        steps.offer(Grant(NO_EVENTS, 100)).result()
+    assert_same(job, steps)
+    assert steps.generation == 1
+
+
+def test_a_graph_that_would_exceed_the_grant_gets_a_plan_of_its_own() -> None:
+    prepared = every_type(97).prepare(validation=0.0)
+    job = case(prepared, {"type": "mlp", "hidden": [4]}, batch_size=48, early_stopping=None)  # 48 and 49 rows
+    model = job.model()
+    graphs = job.graphs(model)
+    assert graphs.train_last is not None
+    vanilla = footprint(graphs.train.trace).device_peak_bytes
+    assert footprint(graphs.train_last.trace).device_peak_bytes > vanilla >= needed_bytes(graphs, NO_EVENTS)
+    steps = job.planned(grant=Grant(NO_EVENTS, vanilla))
+    assert_same(job, steps)
+
+
+def test_a_step_that_does_not_fit_is_tried_again_with_another_plan(prepared: Prepared) -> None:
+    job = case(prepared)
+    model = job.model()
+    graphs = job.graphs(model)
+    grants: list[Grant] = []
+    shortages: list[OutOfDeviceMemoryError] = []
+
+    def renegotiate(shortage: OutOfDeviceMemoryError) -> None:
+        shortages.append(shortage)
+        trace = steps.traces()["train"]
+        planner = JobPlanner(trace, PROFILE)
+        steps.take(Grant(planner.within(grants[0].granted_bytes + 4096).plan, grants[0].granted_bytes + 4096))
+
+    grants.append(plan_within(graphs, 0.0))
+    device = HostDevice(PROFILE, grants[0].granted_bytes)
+    steps = PlannedSteps(model, graphs, device, grants[0], renegotiate)
+    steps.measure()  # the workspaces show in the third step
+    recorder = job.run(steps)
+    eager = job.eager()
+    expected = job.run(eager)
+    assert shortages
+    assert weights(steps.model) == weights(eager.model)
+    assert recorder.without_seconds() == expected.without_seconds()
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+def test_a_loss_that_is_not_finite_stops_at_its_step_and_saves_nothing_of_it(prepared: Prepared) -> None:
+    job = case(prepared, {"type": "mlp", "hidden": []}, learning_rate=1e38, optimizer="sgd", checkpoint_interval_s=1e-9)
+    steps, recorder = job.planned(), Recorder()
+    with pytest.raises(NotFiniteError, match="at step") as error:
+        job.run(steps, recorder=recorder)
+    eager = Recorder()
+    with pytest.raises(NotFiniteError) as expected:
+        job.run(job.eager(), recorder=eager)
+    assert error.value.step == expected.value.step
+    assert contents(recorder) == contents(eager)
+    steps.close()
+
+
+def test_closing_gives_the_model_back_and_ends_its_threads(prepared: Prepared) -> None:
+    before = threading.active_count()
+    job = case(prepared)
+    steps = job.planned()
+    job.run(steps)
+    steps.close()
+    assert all(torch.isfinite(parameter).all() for parameter in steps.model.parameters())
+    del steps
+    assert threading.active_count() <= before + 2
