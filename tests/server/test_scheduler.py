@@ -1,0 +1,326 @@
+"""The scheduler and its planner in a real server. Workers do as the test says (stage.py): each is a job that has sent
+the trace of a small network, and reads and acknowledges plans as an executor would."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pg_tensile.peak import footprint
+from pg_tensile.plan import Plan, validate
+from pg_tensile.policies.relax import least_bytes
+from pg_tensile.profile import RTX_A6000
+from pg_tensile.trace import Trace
+from tests.server.stage import LOOP, SCHEDULER, WORKER_BEGIN, WORKER_LEAVE, Wait, processes, terminate
+from tests.server.support import alive, children, register, state, value
+from tests.unit.handmade import network
+
+NETWORK = network(12, latency_us=20.0)
+LEAST = least_bytes(NETWORK)
+MOST = footprint(NETWORK).device_peak_bytes
+TOTAL = 1 << 30
+
+
+def profile() -> dict[str, Any]:
+    return {**vars(RTX_A6000), "memory_bytes": TOTAL}
+
+
+class Job:
+    """A job whose executor is the test."""
+
+    def __init__(self, play: Play, number: int) -> None:
+        self.play = play
+        self.number = number
+        self.trace: Trace | None = None
+        self.revision = 0
+
+    def order(self, sql: str) -> list[dict[str, Any]]:
+        return self.play.order(self.number, sql)
+
+    def send_trace(self, trace: Trace | None = NETWORK, claim: int = 0, data: bytes | None = None) -> None:
+        """What the worker does with a TRACE frame; with `data` instead of the trace's own."""
+        self.trace, self.revision = trace, self.revision + 1
+        header = {"device": "cpu", "profile": profile(), "revision": self.revision, "policy": "joint"}
+        header |= {"overhead_bytes": 0, "operator": "backward", "graphs": [{"name": "train", "rows": 8}]}
+        header |= {"least_bytes": claim if trace is None else least_bytes(trace)}
+        if trace is None:
+            header |= {"policy": "none", "graphs": []}
+        sent = "" if trace is None else f"'\\x{(data or trace.to_bytes()).hex()}'"
+        self.order(f"SELECT tensile._register_device('cpu', {TOTAL}, 1e9, 1e9, 0)")
+        self.order(f"SELECT tensile._job_trace('{json.dumps(header)}', ARRAY[{sent}]::bytea[], NULL)")
+
+    def send_latency(self, factor: float) -> None:
+        assert self.trace is not None
+        latency_us = (self.trace.latency_us * factor).astype(np.float32)
+        array = "ARRAY[" + ",".join(map(str, latency_us.tolist())) + "]::real[]"
+        header = json.dumps({"samples": 3, "total_us": float(latency_us.sum()), "load": 0})
+        self.order(f"SELECT tensile._job_latency('{header}', {array}, {array}, {array})")
+
+    def plan(self, after: int = 0) -> dict[str, Any]:
+        """The newest plan after that generation, once there is one; with its grant. Checked."""
+        fetch = (
+            "SELECT generation, encode(events, 'hex') AS events, planned_bytes, granted_bytes, link_share"
+            f" FROM tensile._fetch_plan({after})"
+        )
+        found: dict[str, Any] = self.play.wait_until(
+            lambda: self.order(fetch)[0], 30, lambda: f"a plan of job {self.number}: {self.play.log()}"
+        )
+        found["plan"] = Plan.from_rows(bytes.fromhex(found.pop("events")))
+        assert found["planned_bytes"] <= found["granted_bytes"]
+        if self.trace is not None:
+            validate(self.trace, found["plan"])
+            assert footprint(self.trace, found["plan"]).device_peak_bytes == found["planned_bytes"]
+        return found
+
+    def follow(self, after: int = 0) -> dict[str, Any]:
+        """Takes the plan and makes an iteration under it."""
+        found = self.plan(after)
+        self.order("SELECT tensile._job_admitted()")
+        self.order(f"SELECT tensile._acknowledge_plan({found['generation']})")
+        return found
+
+    def reason(self) -> str:
+        return str(value(self.play.conn, "SELECT reason FROM tensile.jobs WHERE id = %s", self.number))
+
+
+class Play:
+    """A server whose scheduler is the real one and whose workers execute orders."""
+
+    def __init__(self, cluster: Any, wait_until: Wait) -> None:
+        self.cluster = cluster
+        self.wait_until = wait_until
+        self.conn = cluster.connect()
+        self.conn.execute(
+            "CREATE SCHEMA stage; CREATE TABLE stage.orders (id serial, process text, sql text, answer json);"
+            "CREATE TABLE stage.endings (process text, bits int)"
+        )
+        body = LOOP.format(kind="str(job)", begin=WORKER_BEGIN, leave=WORKER_LEAVE)
+        self.conn.execute(
+            f"CREATE OR REPLACE PROCEDURE tensile.run_worker(job bigint) LANGUAGE plpython3u AS $body${body}$body$"
+        )
+        self.jobs = 0
+
+    def order(self, process: int, sql: str) -> list[dict[str, Any]]:
+        insert = "INSERT INTO stage.orders (process, sql) VALUES (%s, %s) RETURNING id"
+        number = value(self.conn, insert, str(process), sql)
+
+        def answer() -> Any:
+            found = value(self.conn, "SELECT answer FROM stage.orders WHERE id = %s", number)
+            return [None] if found == [] else found
+
+        rows = self.wait_until(answer, 20, f"the answer to {sql[:80]}")
+        assert isinstance(rows, list), rows
+        return rows
+
+    def job(self, **arguments: Any) -> Job:
+        self.jobs += 1
+        register(self.conn, f"m{self.jobs}")
+        named = "".join(f", {name} => {text!r}" for name, text in arguments.items())
+        sql = f"SELECT train_model('m{self.jobs}', 'SELECT 1.0 AS x, 2.0 AS y', 'y'{named})"
+        job = Job(self, int(value(self.conn, sql)))
+        job.order("SELECT 1 AS one")
+        return job
+
+    def end(self, job: Job) -> None:
+        self.conn.execute("SELECT cancel_job(%s)", (job.number,))
+        self.wait_until(lambda: state(self.conn, job.number) == "cancelled", 20)
+
+    def set(self, name: str, text: str) -> None:
+        self.conn.execute(f"ALTER SYSTEM SET pg_tensile.{name} = '{text}'")
+        self.conn.execute("SELECT pg_reload_conf()")
+
+    def log(self, event: str | None = None) -> list[tuple[Any, ...]]:
+        sql = "SELECT event, job, reason FROM tensile.scheduler_log WHERE event = coalesce(%s, event) ORDER BY id"
+        return self.conn.execute(sql, (event,)).fetchall()
+
+    def await_log(self, event: str, count: int = 1) -> tuple[Any, ...]:
+        """That line of the log, once there are so many of its kind."""
+        lines = self.wait_until(lambda: len(self.log(event)) >= count and self.log(event), 30, lambda: str(self.log()))
+        found: tuple[Any, ...] = lines[-1]
+        return found
+
+    def planner(self) -> int:
+        """The pid of the scheduler's child, once there is one."""
+        found: int = self.wait_until(lambda: next(iter(children(processes(self.conn)[SCHEDULER][0])), None), 20)
+        return found
+
+    def granted(self) -> int:
+        return int(value(self.conn, "SELECT granted_bytes FROM tensile._devices() WHERE name = 'cpu'") or 0)
+
+
+@pytest.fixture
+def play(fresh_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Play]:
+    """The device has room for one network and a half, without plans."""
+    settings = {"pg_tensile.device_memory": f"{(MOST + (LEAST + MOST) // 2) // 1024}kB", "pg_tensile.plan_events": 1024}
+    play = Play(fresh_cluster(settings), wait_until)
+    yield play
+    play.conn.close()
+
+
+def budget(play: Play) -> int:
+    return int(value(play.conn, "SELECT budget_bytes FROM tensile._devices() WHERE name = 'cpu'"))
+
+
+def test_a_job_waits_for_its_plan_and_gets_one(play):
+    job = play.job()
+    job.send_trace()
+    first = job.follow()
+    assert len(first["plan"]) == 0 and first["planned_bytes"] == MOST and first["link_share"] == 1.0
+    assert first["granted_bytes"] == MOST + MOST // 50 == play.granted()
+    assert state(play.conn, job.number) == "running"
+    row = play.conn.execute("SELECT generation, planned, vanilla, host_bytes FROM tensile.footprints").fetchone()
+    assert row[0] == first["generation"] and max(row[1]) == MOST == max(row[2]) and row[3] == 0
+    assert ("planned", job.number, f"job {job.number} has come") in play.log()
+
+
+def test_the_planner_starts_with_the_first_trace_and_imports_no_torch(play):
+    job = play.job()
+    assert not children(processes(play.conn)[SCHEDULER][0])
+    job.send_trace()
+    job.plan()
+    with open(f"/proc/{play.planner()}/maps") as maps:
+        mapped = maps.read()
+    assert "numpy" in mapped and "torch" not in mapped
+
+
+def test_a_second_job_makes_the_first_one_smaller_before_it_begins(play):
+    one, other = play.job(), play.job()
+    one.send_trace()
+    first = one.follow()
+    other.send_trace()
+    second = one.plan(first["generation"])
+    assert second["granted_bytes"] < first["granted_bytes"]
+    play.wait_until(lambda: "given memory back" in other.reason(), 20, lambda: other.reason())
+    assert play.granted() == first["granted_bytes"]  # until the first one has acknowledged
+    assert state(play.conn, other.number) == "waiting"
+    one.follow(first["generation"])
+    beside = other.follow()
+    assert state(play.conn, other.number) == "running"
+    assert second["granted_bytes"] + beside["granted_bytes"] == play.granted() <= budget(play)
+    play.end(one)
+    assert other.follow(beside["generation"])["granted_bytes"] == first["granted_bytes"]
+    assert len([line for line in play.log("planned") if line[1] == other.number]) == 2
+
+
+def test_what_cannot_run_is_refused_and_what_must_wait_is_told_why(play):
+    huge = network(4, activation_bytes=64 << 20)
+    job = play.job()
+    job.send_trace(huge)
+    refusal = play.wait_until(lambda: job.order("SELECT tensile._job_refusal()::text AS refusal")[0]["refusal"], 20)
+    assert json.loads(refusal) == {
+        "budget_bytes": budget(play),
+        "least_bytes": least_bytes(huge),
+        "operator": "backward",
+    }
+    limited = play.job(memory_budget=f"{LEAST // 1024 - 1}kB")
+    limited.send_trace()
+    assert play.await_log("refused", 2)[1] == limited.number
+    first, eager = play.job(), play.job()
+    first.send_trace()
+    assert first.follow()["planned_bytes"] == MOST
+    eager.send_trace(None, claim=budget(play) - LEAST + 1)
+    play.wait_until(lambda: "needs at least" in eager.reason(), 20, lambda: str(play.log()))
+    assert "the job that runs" in eager.reason()
+    play.end(first)
+    assert eager.follow()["granted_bytes"] == budget(play) - LEAST + 1
+
+
+def test_a_lower_budget_makes_running_jobs_smaller(play):
+    job = play.job()
+    job.send_trace()
+    first = job.follow()
+    play.set("device_memory", f"{(LEAST + MOST) // 2048}kB")
+    smaller = job.follow(first["generation"])
+    assert smaller["granted_bytes"] <= (LEAST + MOST) // 2 and len(smaller["plan"]) > 0
+    assert "the budget has changed" in play.await_log("planned", 2)[2]
+
+
+def test_an_executor_that_measured_more_gets_another_plan(play):
+    play.set("device_memory", f"{(LEAST + MOST) // 2048}kB")
+    job = play.job()
+    job.send_trace()
+    first = job.follow()
+    workspaces = np.full(NETWORK.operator_count, 64 << 10)
+    job.send_trace(NETWORK.with_latencies(NETWORK.latency_us, workspaces))
+    again = job.follow(first["generation"])
+    assert again["granted_bytes"] <= budget(play)
+    job.order("SELECT tensile._job_replan('damaged')")
+    assert job.follow(again["generation"])["plan"] == again["plan"]
+
+
+def test_only_lasting_changes_of_latency_are_looked_at(play):
+    def come() -> str:
+        """The reason for plans when another job comes that needs next to nothing."""
+        before = len(play.log("scheduled"))
+        eager = play.job()
+        eager.send_trace(None, claim=1)
+        eager.follow()
+        return str(play.await_log("scheduled", before + 1)[2])
+
+    job = play.job(memory_budget=f"{(LEAST + MOST) // 2048}kB")
+    job.send_trace(network(12, latency_us=2000.0))
+    first = job.follow()
+    job.send_latency(1.1)
+    job.send_latency(1.15)
+    assert come() == f"job {job.number + 1} has come"
+    job.send_latency(1.3)
+    assert play.await_log("scheduled", 3)[2] == f"latency of job {job.number} has changed by 30%"
+    job.send_latency(1.2)  # not far from what was looked at last
+    assert come() == f"job {job.number + 2} has come"
+    assert len([line for line in play.log("planned") if line[1] == job.number]) == 1  # it was as good as a new one
+    job.send_latency(0.01)
+    assert job.follow(first["generation"])["plan"] != first["plan"]
+
+
+def test_a_planner_that_dies_is_replaced_and_jobs_keep_their_plans(play):
+    one = play.job()
+    one.send_trace()
+    first = one.follow()
+    pid = play.planner()
+    os.kill(pid, signal.SIGKILL)
+    assert play.await_log("planner")[2].startswith("planner died: planner was killed by signal 9 (SIGKILL)")
+    assert play.granted() == first["granted_bytes"]
+    other = play.job()
+    other.send_trace()
+    assert one.follow(first["generation"])["granted_bytes"] < first["granted_bytes"]
+    other.follow()
+    assert play.planner() != pid and not alive(pid)
+    assert play.granted() <= budget(play)
+
+
+def test_a_scheduler_that_dies_goes_on_where_it_was(play):
+    one, other = play.job(), play.job()
+    one.send_trace()
+    first = one.follow()
+    pid = play.planner()
+    terminate(play.conn, SCHEDULER)
+    play.wait_until(lambda: not alive(pid), 20, "the planner ends with the scheduler")
+    other.send_trace()
+    smaller = one.follow(first["generation"])  # the launcher starts it again after some seconds
+    beside = other.follow()
+    assert smaller["granted_bytes"] + beside["granted_bytes"] == play.granted() <= budget(play)
+
+
+def test_a_damaged_trace_does_not_hold_up_other_jobs(play):
+    damaged, sound = play.job(), play.job()
+    damaged.send_trace(data=b"nonsense")
+    play.wait_until(lambda: "its trace cannot be read" in damaged.reason(), 20, damaged.reason)
+    sound.send_trace()
+    assert sound.follow()["planned_bytes"] == MOST
+
+
+def test_a_changed_priority_is_a_reason_to_plan(play):
+    low, high = play.job(), play.job()
+    low.send_trace()
+    first = low.follow()
+    high.send_trace()
+    low.follow(first["generation"])
+    high.follow()
+    play.conn.execute("SELECT set_job_priority(%s, 40)", (high.number,))
+    play.wait_until(lambda: "priorities have changed" in play.log("scheduled")[-1][2], 20, lambda: str(play.log()))
