@@ -1,10 +1,10 @@
 """The executor of `tensile.calibrate()`: measures the device, then operators on it, and makes its latency models.
 
 Phases: the device's profile; training steps to measure, captured (those of models that were trained, and a standard set
-of the built-in architectures, in turns, so that a fresh database is calibrated as well); their operators, alone and
-beside other processes; the models, once without a part of the calls, which tells their error, and once with all.
-A quarter of the time at most goes into capturing. STATE frames with the models, then DONE; STOP is heeded between two
-visits to a graph, and then nothing is kept.
+of the built-in architectures, so that a fresh database is calibrated as well); their operators, alone and beside other
+processes; the models, once without a part of the calls, which tells their error, and once with all. A quarter of the
+time at most goes into capturing. STATE frames with the models, then DONE; STOP is heeded between two visits to a graph,
+and then nothing is kept.
 """
 
 from __future__ import annotations
@@ -68,21 +68,21 @@ def run(executor: Executor) -> None:
     from pg_tensile.latency import mlp, model_bytes
     from pg_tensile.latency.calibrate import Calibration
 
-    spec, started = executor._spec, time.monotonic()
+    spec = executor._spec
     seconds = float(spec["options"]["seconds"])
     torch.set_num_threads(spec["threads"])
     use_deterministic_algorithms()
     device = choose_device(spec["device"])
     _report(executor, 0, 0)
     profile = measure(device)
-    workloads = map(Workload.from_json, spec["workloads"])
-    captured, warnings = _capture(executor, list(workloads), device, started + CAPTURING * seconds)
+    started = time.monotonic()
+    trained = [Workload.from_json(each) for each in spec["workloads"]]
+    captured, warnings = _capture(executor, trained, device, started + CAPTURING * seconds)
     with closing(_runtime_device(device, profile)) as runtime:
         limit = int(MEMORY * profile.memory_bytes)
         calibration = Calibration(captured, runtime, limit, max(0.5, started + seconds - time.monotonic()))
-        steps = calibration.run()
-        with closing(steps):
-            for progress in steps:
+        with closing(calibration.run()) as visits:
+            for progress in visits:
                 _report(executor, progress.done, progress.total)
     models = mlp.train(calibration.samples, profile)
     meta = {
@@ -132,14 +132,15 @@ def _capture(
 
 
 def workloads(trained: list[Workload]) -> Iterator[Workload]:
-    """Those of trained models with half and twice their batch size, and the standard ones, in turns."""
-    sizes = [
+    """Those of trained models; then the same with half and twice their batch size, and the standard ones, in turns."""
+    yield from trained
+    others = [
         workload._replace(batch_size=size)
-        for factor in (1.0, 0.5, 2.0)
+        for factor in (0.5, 2.0)
         for workload in trained
         if (size := int(workload.batch_size * factor)) > 0
     ]
-    for pair in zip_longest(sizes, standard_workloads()):
+    for pair in zip_longest(others, standard_workloads()):
         yield from filter(None, pair)
 
 

@@ -1,0 +1,167 @@
+"""tensile.calibrate(): a job whose result is what the device's operators take."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from pg_tensile.latency import model_bytes
+from pg_tensile.preprocessing import Preprocessing
+from pg_tensile.profile import DeviceProfile
+from tests.server.refusals import refused
+from tests.server.support import executor_pid, python_model, register, state, submit, value
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Wait = Callable[..., Any]
+
+MIXED = """
+    SELECT i AS number, nullif(i, 3) AS sometimes, i % 2 = 0 AS flag, 'c' || i % 7 AS category, 'd' || i AS wide,
+           date '2020-01-01' + i AS day, timestamp '2020-01-01' + i * interval '1 hour' AS hour,
+           CASE WHEN i % 5 > 0 THEN array[i, 1.5, 2] END::float8[] AS measured, (i % 3)::text AS y
+    FROM generate_series(1, 60) i
+"""
+TOKENS = """
+    SELECT i AS number, (SELECT array_agg(mod(i * g, 50)) FROM generate_series(1, 5 + mod(i, 9)) g) AS tokens,
+           i % 2 = 0 AS y
+    FROM generate_series(1, 60) i
+"""
+
+
+def calibrate(conn: Connection, seconds: int = 3) -> int:
+    return int(value(conn, "SELECT tensile.calibrate(%s)", seconds))
+
+
+def finished(conn: Connection, job: int) -> None:
+    assert value(conn, "SELECT wait_for_job(%s, '5 min')", job) == "finished"
+
+
+@pytest.fixture(autouse=True)
+def uncalibrated(db: Connection) -> None:
+    db.execute("DELETE FROM tensile.latency_models")
+    db.execute("DELETE FROM tensile.device_profiles")
+
+
+def test_a_fresh_database_is_calibrated(db: Connection, wait_until: Wait) -> None:
+    job = calibrate(db, 6)
+    progress = "SELECT phase, step, steps FROM tensile.progress WHERE job = %s AND step > 0"
+    phase, step, steps = wait_until(lambda: db.execute(progress, (job,)).fetchone(), 120)
+    assert phase == "calibrating"
+    assert 0 < step <= steps
+    finished(db, job)
+    row = db.execute("SELECT device, models, kinds, samples, error, job FROM tensile.latency_models").fetchone()
+    assert row is not None
+    device, models, kinds, samples, error, by = row
+    assert (device, by) == ("cpu", job)
+    decoded = model_bytes.decode(models)
+    assert len(decoded.kinds) == kinds > 5
+    assert samples >= kinds
+    assert 0 < error < 10
+    (measured,) = db.execute("SELECT profile FROM tensile.device_profiles WHERE device = 'cpu'").fetchone() or ()
+    profile = DeviceProfile(**measured)
+    assert (profile.flops_per_s, profile.bytes_per_s) == (decoded.flops_per_s, decoded.bytes_per_s)
+
+
+def test_jobs_and_explanations_use_its_result(db: Connection) -> None:
+    finished(db, calibrate(db))
+    register(db, "m")
+    query = "SELECT 1.5 * i AS a, i % 3 AS y FROM generate_series(1, 200) i"
+    lines = db.execute("SELECT explain_training('m', %s, 'y')", (query,)).fetchall()
+    assert any("predicted by calibrated models" in line for (line,) in lines)
+    job = submit(db, "m", query=query)
+    assert value(db, "SELECT wait_for_job(%s)", job) == "finished"
+    assert value(db, "SELECT min(p) > 0 FROM tensile.latencies, unnest(predicted) p WHERE job = %s", job)
+
+
+def test_trained_models_are_among_what_is_measured(db: Connection, cluster: Any) -> None:
+    """As the library derives their sizes, and with what cannot be built any more left out."""
+    marker = cluster.data / f"built_{time.monotonic_ns()}"
+    once = python_model(on_build=f"if not once('{marker}'): raise ValueError('gone')")
+    trained = {
+        "mixed": submit(db, "mixed", {"type": "mlp"}, query=MIXED, batch_size=10, optimizer="sgd"),
+        "tokens": submit(
+            db, "tokens", {"type": "transformer", "dim": 8}, query=TOKENS, batch_size=10, options={"clip": 1.0}
+        ),
+        "once": submit(db, "once", once),
+    }
+    for job in trained.values():
+        assert value(db, "SELECT wait_for_job(%s)", job) == "finished"
+    rows = db.execute(
+        "SELECT preprocessing, tensile._model_inputs(preprocessing) FROM tensile.model_versions"
+    ).fetchall()
+    assert len(rows) == 3
+    for preprocessing, inputs in rows:
+        preprocessing.pop("rows")
+        expected = Preprocessing.from_json(preprocessing).model_inputs
+        found = (inputs["numeric"], tuple(inputs["cardinalities"]), tuple(map(tuple, inputs["arrays"])))
+        assert found == tuple(expected)
+    job = calibrate(db, 16)
+    finished(db, job)
+    warnings = value(db, "SELECT warnings FROM tensile.jobs WHERE id = %s", job)
+    assert len(warnings) == 1
+    assert "type python was not measured" in warnings[0]
+    assert "ValueError" in warnings[0]
+
+
+def test_one_at_a_time(db: Connection) -> None:
+    job = calibrate(db, 600)
+    error = refused("55006", "being calibrated", "wait_for_job", lambda: calibrate(db))
+    assert f"Job {job}" in (error.diag.message_detail or "")
+
+
+def test_cancel_ends_it(db: Connection, wait_until: Wait) -> None:
+    job = calibrate(db, 600)
+    executor = wait_until(lambda: executor_pid(db, job), 60)
+    assert executor
+    db.execute("SELECT cancel_job(%s)", (job,))
+    assert value(db, "SELECT wait_for_job(%s, '30 s')", job) == "cancelled"
+    assert value(db, "SELECT count(*) FROM tensile.latency_models") == 0
+    calibrate(db, 600)
+
+
+def test_a_stop_of_the_server_interrupts_it_and_it_starts_over(
+    fresh_cluster: Callable[..., Any], wait_until: Wait
+) -> None:
+    cluster = fresh_cluster()
+    with cluster.connect() as conn:
+        job = calibrate(conn, 4)
+        wait_until(lambda: value(conn, "SELECT phase = 'calibrating' FROM tensile.progress WHERE job = %s", job), 60)
+    cluster.stop("fast")
+    cluster.start()
+    with cluster.connect() as conn:
+        finished(conn, job)
+        assert value(conn, "SELECT attempts FROM tensile.jobs WHERE id = %s", job) == 2
+        assert state(conn, job) == "finished"
+
+
+@pytest.mark.parametrize("seconds", [0, -5, 86401])
+def test_a_time_that_makes_no_sense(db: Connection, seconds: int) -> None:
+    refused("22023", f"out of range: {seconds}", "86400", lambda: calibrate(db, seconds))
+
+
+def test_null_is_no_time(db: Connection) -> None:
+    refused("22004", "device_seconds", "value", lambda: db.execute("SELECT tensile.calibrate(NULL)"))
+
+
+def test_waiting_in_the_same_transaction_is_refused(db: Connection) -> None:
+    waits = pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="submitted by this transaction")
+    with waits, db.transaction():
+        db.execute("SELECT wait_for_job(tensile.calibrate(1))")
+    assert value(db, "SELECT count(*) FROM tensile.jobs") == 0
+
+
+def test_it_is_not_for_everybody(db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]) -> None:
+    role = roles("user")
+    conn = connect(role)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for function calibrate"):
+        calibrate(conn)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        conn.execute("SELECT tensile._calibrate(10, 1)")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege):
+        conn.execute("SELECT tensile._calibration_workloads()")
+    db.execute(f"GRANT EXECUTE ON FUNCTION tensile.calibrate(int) TO {role}")
+    finished(conn, calibrate(conn))
+    assert value(conn, "SELECT count(*) FROM tensile.latency_models") == 1
