@@ -211,8 +211,8 @@ class PlannedSteps:
         return {name: graph.trace for name, graph in self._graphs.items()}
 
     def measure(self) -> None:
-        """The next training step measures latencies, the one after it workspaces."""
-        self._executor.measure()
+        """The next training step measures latencies; the first time, the one after it workspaces."""
+        self._executor.measure(again=True)
 
     def measurement(self) -> Measurement:
         """Of the training step."""

@@ -520,9 +520,10 @@ class Executor:
 
     # ---- measuring ----
 
-    def measure(self, graph: Graph | None = None) -> None:
-        """The graph's next iteration measures latencies, the one after it workspaces."""
-        (graph or self._graphs[0]).meters.ask()
+    def measure(self, graph: Graph | None = None, again: bool = False) -> None:
+        """The graph's next iteration measures latencies, the one after it workspaces; `again`: unless it has before,
+        because watching the allocator takes milliseconds."""
+        (graph or self._graphs[0]).meters.ask(again)
 
     def measurement(self, graph: Graph | None = None) -> Measurement:
         """What has been measured so far. Waits for the device if the last iteration was measured."""

@@ -51,8 +51,8 @@ def texts(count: int) -> Rows:
 
 CNN = {"type": "cnn", "channels": [4, 8], "hidden": [16], "norm": "batch", "dropout": 0.1}
 TRANSFORMER = {"type": "transformer", "dim": 16, "heads": 2, "layers": 1, "dropout": 0.1}
-SGD = {"optimizer": "sgd", "momentum": 0.9, "clip": 1.0}
-ADAM = {"optimizer": "adam", "momentum": 0.8, "weight_decay": 0.01}
+SGD: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.9, "clip": 1.0}
+ADAM: dict[str, Any] = {"optimizer": "adam", "momentum": 0.8, "weight_decay": 0.01}
 
 
 class Case(NamedTuple):
