@@ -1,0 +1,288 @@
+"""The executor's side of the frames: its trace, waiting for memory, plans while it trains, and refusals."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pg_tensile.latency import model_bytes
+from pg_tensile.latency.mlp import LatencyModels
+from pg_tensile.policies.joint import JobPlanner
+from pg_tensile.profile import RTX_A6000, DeviceProfile
+from pg_tensile.trace import Trace
+from pyworker import executor, memory
+from pyworker.child import error_header
+from pyworker.wire import Connection, Frame, FrameType
+from tests.unit.rows import Rows, every_type
+
+PROFILE = replace(RTX_A6000, name="host", kind="host")
+BUILD = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.layer = torch.nn.Linear(inputs, outputs)
+    def forward(self, x):
+        return self.layer(x * x.mean().item())
+def build(inputs, outputs):
+    return Model(inputs, outputs)
+"""
+
+
+class Child:
+    """An executor in a thread, and this side of its connection."""
+
+    def __init__(self, rows: Rows, models: bytes | None = None, **spec: Any) -> None:
+        ours, theirs = socket.socketpair()
+        self.connection, self._theirs = Connection(ours), Connection(theirs)
+        self.seen: list[Frame] = []
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        self._send_job(rows, models, spec)
+
+    def _run(self) -> None:
+        try:
+            executor.run(self._theirs, {})
+        except (EOFError, OSError):  # this side was closed
+            pass
+        except Exception as error:
+            self._theirs.send(FrameType.ERROR, header=error_header(error))
+
+    def _send_job(self, rows: Rows, models: bytes | None, changes: dict[str, Any]) -> None:
+        spec = {
+            "kind": "train",
+            "architecture": {"type": "mlp", "hidden": [32, 16], "dropout": 0.1},
+            "target": "y",
+            "epochs": 2,
+            "batch_size": 32,
+            "optimizer": "adamw",
+            "learning_rate": 1e-3,
+            "validation": 0.2,
+            "seed": 3,
+            "policy": "joint",
+            "memory_budget": None,
+            "options": {},
+            "device": "cpu",
+            "threads": 1,
+            "dataset_cache_bytes": 1 << 30,
+            "spool_directory": "/tmp",
+            "checkpoint_interval_s": 0,
+            "resume": None,
+            "profiles": {"cpu": asdict(PROFILE)},
+            "latency_models": [] if models is None else ["cpu"],
+            "latency_weight": 0.2,
+            **changes,
+        }
+        self.send(FrameType.JOB, spec, [] if models is None else [models])
+        columns = [{"name": each.name, "type": each.type, "target": each.target} for each in rows.header]
+        self.send(FrameType.COLUMNS, {"columns": columns})
+        for count, buffers in rows.frames():
+            self.send(FrameType.ROWS, {"rows": count}, buffers)
+        end = {"rows": rows.count, "fingerprint": f"{rows.count}:0"}
+        self.send(FrameType.ROWS_END, end, rows.dictionary_buffers())
+
+    def send(self, type: FrameType, header: dict[str, Any], buffers: list[bytes] | None = None) -> None:
+        self.connection.send(type, 1, header=header, buffers=buffers or [])
+
+    def until(self, *types: FrameType, where: Callable[[dict[str, Any]], bool] = lambda header: True) -> Frame:
+        """The next frame of one of these types; everything goes to `seen`."""
+        while True:
+            frame = self.connection.recv(60)
+            assert frame is not None, "the executor is silent"
+            self.seen.append(frame)
+            if frame.type in types and where(frame.header):
+                return frame
+            assert frame.type != FrameType.ERROR, frame.header
+
+    def headers(self, type: FrameType) -> list[dict[str, Any]]:
+        return [frame.header for frame in self.seen if frame.type == type]
+
+    def weights(self) -> bytes:
+        """At the end."""
+        frames = [frame for frame in self.seen if frame.type == FrameType.STATE and frame.header["kind"] == "weights"]
+        return b"".join(frame.buffers[0] for frame in frames)
+
+    def close(self) -> None:
+        self.connection.close()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        self._theirs.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Child]]:
+    children: list[Child] = []
+
+    def begin(rows: Rows | None = None, **options: Any) -> Child:
+        children.append(Child(rows or every_type(300), **options))
+        return children[-1]
+
+    yield begin
+    for child in children:
+        child.close()
+
+
+def traces_of(frame: Frame) -> list[Trace]:
+    return [Trace.from_bytes(bytes(buffer)) for buffer in frame.buffers[: len(frame.header["graphs"])]]
+
+
+def grant(frame: Frame, generation: int, part: float, spare: int = 1 << 16) -> tuple[dict[str, Any], list[bytes]]:
+    """A plan for a TRACE frame: with this part of the memory between the least and what a run without plan takes."""
+    header, first = frame.header, traces_of(frame)[0]
+    budget = int(header["least_bytes"] + part * (header["vanilla_bytes"] - header["least_bytes"]))
+    found = JobPlanner(first, DeviceProfile(**header["profile"])).within(budget)
+    granted = {"planned_bytes": found.device_peak_bytes, "granted_bytes": budget + spare, "link_share": 1.0}
+    return {"generation": generation, **granted}, [found.plan.rows.tobytes()]
+
+
+def finish(child: Child) -> dict[str, Any]:
+    done: dict[str, Any] = child.until(FrameType.DONE).header
+    return done
+
+
+def eager_run(start: Callable[..., Child], **options: Any) -> Child:
+    child = start(policy="none", **options)
+    trace = child.until(FrameType.TRACE).header
+    assert (trace["graphs"], trace["vanilla_bytes"], trace["policy"]) == ([], None, "none")
+    plan = {"generation": 1, "planned_bytes": 0, "granted_bytes": trace["least_bytes"], "link_share": 1.0}
+    child.send(FrameType.PLAN, plan, [b""])
+    assert not finish(child)["stopped"]
+    return child
+
+
+def test_a_planned_job_trains_to_the_bits_of_an_unplanned_one(start: Callable[..., Child]) -> None:
+    eager = eager_run(start)
+    child = start()
+    trace = child.until(FrameType.TRACE)
+    child.send(FrameType.PLAN, *grant(trace, 4, 0.3))
+    done = finish(child)
+    assert child.weights() == eager.weights()
+    assert done["metrics"] == eager.seen[-1].header["metrics"]
+    last = child.headers(FrameType.PROGRESS)[-1]
+    assert last["plan_generation"] == 4 and last["bytes_swapped"] > 0 and last["device_peak_bytes"] > 0
+    phases = [header.get("phase") for header in child.headers(FrameType.PROGRESS)]
+    assert phases.index("waiting") < phases.index("training")
+
+
+def test_the_trace_describes_every_graph_and_the_first_one_for_people(start: Callable[..., Child]) -> None:
+    child = start()
+    frame = child.until(FrameType.TRACE)
+    header, first = frame.header, traces_of(frame)[0]
+    names = {graph["name"]: graph["rows"] for graph in header["graphs"]}
+    assert list(names) == ["train", "train_last", "evaluate", "evaluate_last"] and names["train"] == 32
+    assert len(frame.buffers) == 5 and header["revision"] == 1 and header["fingerprint"] == first.fingerprint
+    assert (first.latency_us > 0).all()
+    assert header["persistent_bytes"] == first.tensor_bytes[first.persistent].sum()
+    assert header["least_bytes"] < header["vanilla_bytes"] and header["overhead_bytes"] == 0
+    tables = json.loads(bytes(frame.buffers[4]))
+    assert [row["target"] for row in tables["operators"]] == [each.target for each in first.operators]
+    assert sum(row["bytes"] for row in tables["tensors"]) == first.tensor_bytes.sum()
+    weight = next(row for row in tables["tensors"] if row["name"] == "dense.0.weight")
+    assert weight["kind"] == "parameter" and weight["shape"][0] == 32
+    assert header["operator"] in {first.operator_label(number) for number in range(first.operator_count)}
+
+
+def test_latencies_are_the_calibrated_models(start: Callable[..., Child]) -> None:
+    models = LatencyModels(PROFILE.flops_per_s / 1000, PROFILE.bytes_per_s / 1000, PROFILE.launch_us, {})
+    with_models = traces_of(start(models=model_bytes.encode(models)).until(FrameType.TRACE))[0]
+    without = traces_of(start().until(FrameType.TRACE))[0]
+    np.testing.assert_array_equal(with_models.latency_us, models.predict(without, PROFILE))
+
+
+def test_a_grant_too_small_for_the_workspaces_is_asked_for_again(start: Callable[..., Child]) -> None:
+    child = start()
+    first = child.until(FrameType.TRACE)
+    child.send(FrameType.PLAN, *grant(first, 1, 0.0, spare=0))
+    second = child.until(FrameType.TRACE)
+    assert second.header["revision"] == 2 and len(second.buffers) == 4
+    assert second.header["least_bytes"] >= first.header["least_bytes"]
+    assert not traces_of(first)[0].workspace_bytes.any() and traces_of(second)[0].workspace_bytes.any()
+    child.send(FrameType.PLAN, *grant(second, 2, 0.0, spare=0))
+    assert not finish(child)["stopped"]
+    assert child.headers(FrameType.PROGRESS)[-1]["plan_generation"] == 2
+
+
+def test_plans_are_taken_up_while_it_trains(start: Callable[..., Child]) -> None:
+    eager = eager_run(start, epochs=60)
+    child = start(epochs=60)
+    trace = child.until(FrameType.TRACE)
+    child.send(FrameType.PLAN, *grant(trace, 3, 0.9))
+    child.until(FrameType.METRICS)
+    child.send(FrameType.PLAN, *grant(trace, 5, 0.2))
+    child.send(FrameType.PLAN, *grant(trace, 4, 0.9))  # late
+    child.until(FrameType.PROGRESS, where=lambda header: header.get("plan_generation") == 5)
+    header, _ = grant(trace, 6, 0.9)
+    child.send(FrameType.PLAN, header, [b"\1" * 64])  # events that mean nothing
+    rejected = child.until(FrameType.PROGRESS, where=lambda header: "plan_rejected" in header).header["plan_rejected"]
+    assert rejected["generation"] == 6 and rejected["reason"]
+    assert not finish(child)["stopped"]
+    used = [header["plan_generation"] for header in child.headers(FrameType.PROGRESS) if "plan_generation" in header]
+    assert {generation for generation in used if generation is not None} == {3, 5} and used[-1] == 5
+    assert child.weights() == eager.weights()
+
+
+def test_latencies_are_measured_and_averaged(start: Callable[..., Child], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "MEASURE_INTERVAL_S", 0.0)
+    child = start()
+    trace = child.until(FrameType.TRACE)
+    child.send(FrameType.PLAN, *grant(trace, 1, 0.5))
+    frame = child.until(FrameType.LATENCY)
+    predicted, measured, average = (np.frombuffer(buffer, "<f4") for buffer in frame.buffers)
+    first = traces_of(trace)[0]
+    np.testing.assert_allclose(predicted, first.latency_us, rtol=1e-6)
+    assert (measured[1:-1] > 0).all() and len(average) == first.operator_count
+    assert frame.header["total_us"] == pytest.approx(average.sum(), rel=1e-5) and frame.header["samples"] == 1
+    finish(child)
+    assert child.headers(FrameType.LATENCY)[-1]["samples"] > 1
+
+
+@pytest.mark.parametrize("policy", ["joint", "none"])
+def test_stop_ends_the_waiting(start: Callable[..., Child], policy: str) -> None:
+    child = start(policy=policy)
+    child.until(FrameType.TRACE)
+    child.send(FrameType.STOP, {"checkpoint": True})
+    assert finish(child)["stopped"]
+    assert not child.headers(FrameType.STATE)
+
+
+def refused(child: Child, budget: int) -> tuple[Frame, dict[str, Any]]:
+    trace = child.until(FrameType.TRACE)
+    refusal = {"budget_bytes": budget, "least_bytes": trace.header["least_bytes"], "operator": trace.header["operator"]}
+    child.send(FrameType.REFUSE, refusal)
+    return trace, child.until(FrameType.ERROR).header
+
+
+def test_a_refusal_names_the_batch_size_that_fits(start: Callable[..., Child]) -> None:
+    architecture = {"type": "mlp", "hidden": [8]}
+    small = start(batch_size=8, architecture=architecture).until(FrameType.TRACE).header["least_bytes"]
+    trace, error = refused(start(batch_size=200, architecture=architecture, validation=0.0), small)
+    assert error["sqlstate"] == "53200"
+    assert f"{trace.header['least_bytes']:,}" in error["message"] and f"{small:,}" in error["message"]
+    assert trace.header["operator"] in error["detail"]
+    fitting = int(error["hint"].partition("batch_size => ")[2].partition(",")[0])
+    assert fitting >= 8
+    at, above = (
+        start(batch_size=size, architecture=architecture, validation=0.0).until(FrameType.TRACE).header["least_bytes"]
+        for size in (fitting, fitting + 1)
+    )
+    assert at <= small < above
+
+
+def test_a_refusal_says_if_no_batch_size_fits(start: Callable[..., Child]) -> None:
+    _, error = refused(start(), 100)
+    assert error["sqlstate"] == "53200" and "No batch size would fit" in error["hint"]
+
+
+def test_a_model_that_cannot_be_captured_is_told_how_to_train(start: Callable[..., Child]) -> None:
+    architecture = {"type": "python", "source": BUILD}
+    error = start(architecture=architecture).until(FrameType.ERROR).header
+    assert error["sqlstate"] == "0A000" and "reads the value of a tensor" in error["message"]
+    assert "policy => 'none'" in error["hint"]
+    eager_run(start, architecture=architecture)
