@@ -8,6 +8,7 @@ is the fastest. Several jobs share the link in equal parts, and the budget so th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
@@ -267,9 +268,10 @@ class _Part:
     def loss(self, candidate: Candidate) -> float:
         return self.terms.weight * (candidate.us / self.planner.vanilla.us - 1)
 
-    def level_bytes(self, level: int) -> int:
-        """One of `LEVELS` + 1 budgets, each smaller than the one before; the last is the smallest possible."""
-        return max(self.top - (self.top - self.planner.least_bytes) * level // LEVELS, self.terms.least_bytes)
+    def level_bytes(self, level: float) -> int:
+        """A budget: at level 0 the largest that makes a difference, at level `LEVELS` the smallest possible."""
+        saved = math.ceil((self.top - self.planner.least_bytes) * (level / LEVELS))
+        return max(self.top - saved, self.terms.least_bytes)
 
     def climb(self, budgets: Iterable[int], passes: int | Prices | None) -> None:
         """Adds the plans of so many passes (None: of all), or of that one, for these budgets. Raises
@@ -331,15 +333,15 @@ def _check_budget(parts: Mapping[int, _Part], budget_bytes: int, smallest_bytes:
         raise BudgetError(budget_bytes, smallest_bytes, hungriest.largest_operator())
 
 
-def _levels(parts: Mapping[int, _Part], budget_bytes: int, small: bool) -> Iterable[int]:
-    """All levels for small traces; else the first one with which all jobs fit and the one before."""
-    if small:
-        return range(LEVELS + 1)
-    fits = (
-        level for level in range(LEVELS + 1) if sum(part.level_bytes(level) for part in parts.values()) <= budget_bytes
-    )
-    first = next(fits, LEVELS)
-    return sorted({0, max(first - 1, 0), first})
+def _levels(parts: Mapping[int, _Part], budget_bytes: int, small: bool) -> Iterable[float]:
+    """The level at which all jobs fill the budget together, and others: for large traces one on either side."""
+    low, high = 0.0, float(LEVELS)
+    for _ in range(20):
+        middle = (low + high) / 2
+        fits = sum(part.level_bytes(middle) for part in parts.values()) <= budget_bytes
+        low, high = (low, middle) if fits else (middle, high)
+    others = range(LEVELS + 1) if small else (0, max(high - 1, 0.0), min(high + 1, float(LEVELS)))
+    return sorted({high, *others})
 
 
 def _cheapest(parts: Mapping[int, _Part], budget_bytes: int, host_price: float = 0.0) -> dict[int, Candidate]:

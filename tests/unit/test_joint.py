@@ -259,6 +259,81 @@ def test_those_that_lose_the_most_get_the_most():
     assert lost <= sum(planner.within(budget // 2).us / planner.vanilla.us for planner in planners.values())
 
 
+def lost(planners: dict[int, JobPlanner], chosen: dict[int, joint.Candidate]) -> float:
+    return sum(chosen[job].us / planner.vanilla.us - 1 for job, planner in planners.items())
+
+
+def test_large_jobs_share_nearly_as_well_as_small_ones(monkeypatch):
+    traces = [network(12, latency_us=20.0 + job) for job in range(4)]
+    budget = sum(budget_of(trace, 0.25) for trace in traces)
+    planners = {job: JobPlanner(trace, RTX_A6000, 0.25) for job, trace in enumerate(traces)}
+    small = share_out(planners, budget)
+    monkeypatch.setattr(joint, "OPERATORS", 1)
+    planners = {job: JobPlanner(trace, RTX_A6000, 0.25) for job, trace in enumerate(traces)}
+    large = share_out(planners, budget)
+    assert sum(candidate.device_peak_bytes for candidate in large.values()) <= budget
+    assert lost(planners, small) <= lost(planners, large) < 2 * lost(planners, small)
+
+
+@given(seed=st.integers(0, 1 << 32), part=st.floats(0, 1), caps=st.lists(st.floats(0, 1), min_size=3, max_size=3))
+@settings(max_examples=30, deadline=None)
+def test_no_job_takes_more_than_it_may(seed, part, caps):
+    random = Random(seed)
+    traces = [random_trace(random, 16, 20) for _ in caps]
+    planners = {job: JobPlanner(trace, RTX_A6000, 1 / 3) for job, trace in enumerate(traces)}
+    terms = {job: joint.Terms(budget_of(trace, caps[job])) for job, trace in enumerate(traces)}
+    budget = sum(budget_of(trace, part) for trace in traces)
+    chosen = share_out(planners, budget, terms)
+    assert all(chosen[job].device_peak_bytes <= (terms[job].most_bytes or 0) for job in terms)
+    assert sum(candidate.device_peak_bytes for candidate in chosen.values()) <= budget
+
+
+def test_what_a_job_is_given_anyway_counts():
+    traces = {0: network(12), 1: network(12)}
+    planners = {job: JobPlanner(trace, RTX_A6000, 0.5) for job, trace in traces.items()}
+    whole = device_peak(traces[0], Plan.build([]))
+    least = least_bytes(traces[1])
+    chosen = share_out(planners, whole + least, {0: joint.Terms(least_bytes=whole)})
+    assert len(chosen[0].plan) == 0 and chosen[1].device_peak_bytes <= least
+    with pytest.raises(BudgetError):
+        share_out(planners, whole + least - 1, {0: joint.Terms(least_bytes=whole)})
+
+
+def test_the_heavier_job_loses_less():
+    planners = {job: JobPlanner(network(12), RTX_A6000.with_link(2e9), 0.5) for job in (0, 1)}
+    budget = 2 * budget_of(network(12), 0.4)
+    chosen = share_out(planners, budget, {0: joint.Terms(weight=1.0), 1: joint.Terms(weight=16.0)})
+    assert chosen[1].us < chosen[0].us
+
+
+def test_host_memory_is_kept_to_where_it_can_be():
+    traces = {0: network(12, latency_us=1000.0), 1: network(12, latency_us=1000.0)}
+    planners = {job: JobPlanner(trace, RTX_A6000, 0.5) for job, trace in traces.items()}
+    budget = sum(budget_of(trace, 0.6) for trace in traces.values())
+
+    def host(limit: int | None) -> int:
+        chosen = share_out(planners, budget, host_limit=limit)
+        assert sum(candidate.device_peak_bytes for candidate in chosen.values()) <= budget
+        return sum(planner.host_bytes(chosen[job]) for job, planner in planners.items())
+
+    free = host(None)
+    assert host(free) == free > 0
+    assert host(free // 2) <= free // 2
+    assert host(0) < free // 2  # as little as there is a plan with
+
+
+def test_plans_have_no_more_events_than_they_may():
+    trace = network(12)
+    budget = budget_of(trace, 0.5)
+    free = JobPlanner(trace, RTX_A6000).within(budget)
+    limited = JobPlanner(trace, RTX_A6000, most_events=len(free.plan)).within(budget)
+    assert len(limited.plan) <= len(free.plan)
+    planners = {7: JobPlanner(trace, RTX_A6000, most_events=1)}
+    with pytest.raises(joint.UnplannableError, match="more events") as error:
+        share_out(planners, budget)
+    assert error.value.job == 7
+
+
 def test_without_latencies_the_roofline_decides():
     trace = network(8)
     unknown = trace.with_latencies(np.zeros(trace.operator_count))
