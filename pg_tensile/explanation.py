@@ -7,6 +7,7 @@ No torch here.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ GRAPHS = {  # which of them needs it
     "evaluate": "for validation",
     "evaluate_last": "for the last batch of validation",
 }
+NOTICEABLE = 5e-4  # of a step's time
 UNITS = ("B", "kB", "MB", "GB", "TB")  # of 1024, as memory_budget takes them
 
 
@@ -243,10 +245,13 @@ def _start(request: Request, least: int, admission: Admission, found: Mapping[st
     largest = found.get("memory", {}).get("largest_operator")
     because = f"; the most is needed by {describe(largest)}" if largest else ""
     if request.memory_budget is not None and least > request.memory_budget:
-        why = f"it needs at least {size(least)}, more than its memory_budget of {size(request.memory_budget)}{because}"
+        why = f"it needs at least {size(least, True)}, more than its memory_budget of {size(request.memory_budget)}{because}"
         return {"when": "never", "why": why}
     if need > budget:
-        return {"when": "never", "why": f"it needs at least {size(need)}, {request.device} has {size(budget)}{because}"}
+        return {
+            "when": "never",
+            "why": f"it needs at least {size(need, True)}, {request.device} has {size(budget)}{because}",
+        }
     if found.get("unplanned"):
         return {"when": "never", "why": found["unplanned"]}
     if request.open_job is not None:
@@ -255,7 +260,7 @@ def _start(request: Request, least: int, admission: Admission, found: Mapping[st
     taken = admission.least_bytes + admission.inference_bytes
     parts = [f"{others} at least {size(admission.least_bytes)}"] if admission.running else []
     parts += [f"predictions {size(admission.inference_bytes)}"] if admission.inference_bytes else []
-    why = f"it needs at least {size(need)} of the {size(budget)} of {request.device}"
+    why = f"it needs at least {size(need, True)} of the {size(budget)} of {request.device}"
     why = ", ".join([why, *parts]) + (f"; waiting already: {admission.waiting}" if admission.waiting else "")
     return {"when": "later" if taken + need > budget else "now", "why": why}
 
@@ -263,12 +268,14 @@ def _start(request: Request, least: int, admission: Admission, found: Mapping[st
 # ---- text ------------------------------------------------------------------------------------------------------------
 
 
-def size(nbytes: float) -> str:
-    """In units of 1024, as PostgreSQL writes them: "97.5 MB"."""
+def size(nbytes: float, up: bool = False) -> str:
+    """In units of 1024, as PostgreSQL writes them: "97.5 MB". `up`: not less than it is."""
     value, unit = float(nbytes), 0
     while abs(value) >= 1023.95 and unit < len(UNITS) - 1:
         value, unit = value / 1024, unit + 1
-    return f"{value:.1f} {UNITS[unit]}" if unit else f"{value:.0f} {UNITS[0]}"
+    if not unit:
+        return f"{value:.0f} {UNITS[0]}"
+    return f"{math.ceil(10 * value) / 10 if up else value:.1f} {UNITS[unit]}"
 
 
 def duration(us: float) -> str:
@@ -347,7 +354,7 @@ def _memory_lines(e: Mapping[str, Any]) -> list[_Line]:
     lines = [_Line("Memory", "without a plan", size(memory["vanilla_bytes"]))]
     if "planned_bytes" in memory:
         lines.append(_Line("", "planned", size(memory["planned_bytes"]), _within(memory)))
-    lines.append(_Line("", "least possible", size(memory["least_bytes"]), GRAPHS[memory["least_graph"]]))
+    lines.append(_Line("", "least possible", size(memory["least_bytes"], True), GRAPHS[memory["least_graph"]]))
     lines.append(_Line("", "largest operator", size(memory["floor_bytes"]), describe(memory["largest_operator"])))
     if memory.get("host_bytes"):
         lines.append(_Line("", "on the host", size(memory["host_bytes"])))
@@ -378,7 +385,7 @@ def _time_lines(e: Mapping[str, Any]) -> list[_Line]:
     if _has_events(e):
         more = round(time["planned_us"] / time["vanilla_us"] - 1, 3)
         parts = {"recomputing": time["recompute_us"], "waiting for the link": time["stall_us"]}
-        spent = [f"{duration(us)} {what}" for what, us in parts.items() if us >= 5]
+        spent = [f"{duration(us)} {what}" for what, us in parts.items() if us >= NOTICEABLE * time["vanilla_us"]]
         note = f"{more:+.1%}{': ' if spent else ''}{', '.join(spent)}"
         lines.append(_Line("", "planned", duration(time["planned_us"]), note))
     return lines

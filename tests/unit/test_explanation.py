@@ -204,6 +204,12 @@ def test_sizes_are_written_as_memory_budget_takes_them(nbytes: int, text: str) -
     assert size(nbytes) == text
 
 
+def test_what_is_needed_is_not_rounded_down() -> None:
+    assert size(100 * MB + 1) == "100.0 MB"
+    assert size(100 * MB + 1, up=True) == "100.1 MB"
+    assert size(100 * MB, up=True) == "100.0 MB"
+
+
 @pytest.mark.parametrize(
     ("us", "text"), [(5, "0.01 ms"), (1234, "1.23 ms"), (123_456, "123.5 ms"), (12_345_678, "12.35 s")]
 )
