@@ -6,6 +6,8 @@ numbers, while the allocator is watched.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from pg_tensile.capture.captured import Captured
@@ -32,4 +34,6 @@ def probe(captured: Captured, device: Device, limit_bytes: int) -> Int64s:
     workspace = trace.workspace_bytes.copy()
     for operators in calls.values():
         workspace[operators] = np.maximum(workspace[operators], measured[operators].max())
+    returned = [captured.values[slot] for slot in captured.returned]  # the caller's own: copied, if something views it
+    workspace[-1] = max(workspace[-1], sum(math.prod(value.shape) * value.dtype.itemsize for value in returned))
     return workspace
