@@ -57,7 +57,7 @@ def once(impatient: Any) -> Iterator[Connection]:
         assert value(db, "SELECT count(*) FROM tensile._progress()") == 0
         assert value(db, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pg_tensile worker'") == 0
         left = {pid: command for pid, command in impatient.processes().items() if pid not in before}
-        assert not any("pyworker" in command for command in left.values()), left
+        assert not any("pyworker executor" in command for command in left.values()), left
         assert impatient.leftovers() == []
         db.execute("DELETE FROM tensile.jobs")
         db.execute("DELETE FROM tensile.models")
@@ -283,7 +283,8 @@ def test_what_a_running_job_needs_is_dropped(
             wait_until(lambda: state(db, job) == "failed", 10, lambda: state(db, job))
             assert 'role "alice" was dropped' in value(db, "SELECT error FROM tensile.jobs WHERE id = %s", job)
     admin.close()
-    assert sum("pyworker" in command for command in cluster.processes().values()) == 0
+    left = "pyworker executor" if drop == "role" else "pyworker"  # the scheduler's planner may stay
+    assert not any(left in command for command in cluster.processes().values())
 
 
 # -- a Python that cannot ---------------------------------------------------------------------------------------------
