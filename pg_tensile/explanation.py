@@ -245,8 +245,8 @@ def _start(request: Request, least: int, admission: Admission, found: Mapping[st
     largest = found.get("memory", {}).get("largest_operator")
     because = f"; the most is needed by {describe(largest)}" if largest else ""
     if request.memory_budget is not None and least > request.memory_budget:
-        why = f"it needs at least {size(least, True)}, more than its memory_budget of {size(request.memory_budget)}{because}"
-        return {"when": "never", "why": why}
+        why = f"it needs at least {size(least, True)}, more than its memory_budget of {size(request.memory_budget)}"
+        return {"when": "never", "why": why + because}
     if need > budget:
         return {
             "when": "never",
@@ -355,7 +355,7 @@ def _memory_lines(e: Mapping[str, Any]) -> list[_Line]:
     if "planned_bytes" in memory:
         lines.append(_Line("", "planned", size(memory["planned_bytes"]), _within(memory)))
     lines.append(_Line("", "least possible", size(memory["least_bytes"], True), GRAPHS[memory["least_graph"]]))
-    lines.append(_Line("", "largest operator", size(memory["floor_bytes"]), describe(memory["largest_operator"])))
+    lines.append(_Line("", "largest operator", size(memory["floor_bytes"], True), describe(memory["largest_operator"])))
     if memory.get("host_bytes"):
         lines.append(_Line("", "on the host", size(memory["host_bytes"])))
     if not e["workspaces"]:
