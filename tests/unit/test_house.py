@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SUPERVISORS = ["controller", "scheduler", "worker", "inference"]
+SUPERVISORS = ["controller", "scheduler", "worker", "inference", "explain"]
 PLANNING = [
     *("trace", "trace_bytes", "plan", "steps", "items", "problems", "sequence", "peak", "profile", "link", "simulator"),
-    *("policies", "latency", "reuse"),
+    *("policies", "latency", "reuse", "explanation"),
 ]
 EXECUTING = {"alone.py", "calibrate.py", "workspaces.py"}  # of latency/: operators, to measure them
 
