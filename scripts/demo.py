@@ -12,6 +12,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import importlib.util
+import json
 import os
 import shlex
 import shutil
@@ -20,8 +21,9 @@ import time
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import psycopg
 from rich.console import Console
@@ -67,24 +69,48 @@ WHERE f.arr_delay IS NOT NULL;
 """
 
 REGISTER = """
-SELECT register_model('late_arrival', '{"type": "mlp", "hidden": [128, 64]}',
+SELECT register_model('late_arrival', '{"type": "mlp", "hidden": [128, 128, 128, 64]}',
                       replace => true);
 SELECT register_model('digit', '{"type": "cnn", "shape": [8, 8]}',
                       replace => true);
 """
 
+# The arguments of explain_training and train_model
 TRAIN = {
-    "late_arrival": """
-SELECT train_model('late_arrival', target => 'late',
+    "late_arrival": """('late_arrival', target => 'late',
     query => $$SELECT * FROM departures WHERE time_hour < '2013-12-01'$$,
-    epochs => 15, batch_size => 1024);
-""",
-    "digit": """
-SELECT train_model('digit', target => 'label',
+    epochs => 6, batch_size => 1024{more})""",
+    "digit": """('digit', target => 'label',
     query => 'SELECT label, image FROM digits WHERE id <= 1500',
-    epochs => 60, options => '{"task": "classification"}');
-""",
+    epochs => 24, options => '{{"task": "classification"{options}}}'{more})""",
 }
+SHARE = 0.6  # of the memory that both take without a plan
+
+PLAN = """
+SELECT j.model_name AS model, p.event, p.tensor_name AS tensor, p.bytes,
+       p.trigger_operator AS after, split_part(p.trigger_name, '.', 2) AS operator
+FROM tensile.plan p JOIN tensile.jobs j ON j.id = p.job
+ORDER BY p.bytes DESC, p.job, p.sequence LIMIT 8;
+"""
+
+LATENCY = """
+SELECT j.model_name AS model, l.phase, split_part(l.target, '.', 2) AS operator,
+       l.predicted_us::int AS predicted, l.measured_us::int AS measured,
+       l.average_us::int AS average, l.samples
+FROM tensile.latency l JOIN tensile.jobs j ON j.id = l.job
+WHERE l.job = ANY (%(jobs)s)
+ORDER BY l.average_us DESC LIMIT 8;
+"""
+
+WEIGHTS = """
+SELECT v.job, j.policy, m.name AS model, v.version,
+       left(encode(sha256(string_agg(w.data, '' ORDER BY w.seq)), 'hex'), 16) AS "digest of the weights"
+FROM tensile.model_versions v
+JOIN tensile.models m ON m.id = v.model JOIN tensile.jobs j ON j.id = v.job
+JOIN tensile.model_weights w ON w.version = v.id
+WHERE v.job = ANY (%(jobs)s)
+GROUP BY v.job, j.policy, m.name, v.version ORDER BY m.name, v.job;
+"""
 
 ROUTES = """
 SELECT origin, dest, count(*) AS flights,
@@ -221,23 +247,43 @@ def print_sql(sql: str) -> None:
     console.print(Syntax(sql.strip(), "sql", background_color="default", word_wrap=True))
 
 
-def show(conn: Connection, sql: str) -> None:
-    """Prints SQL as one would type it, runs it, and prints the rows of a query as a table."""
-    print_sql(sql)
-    started = time.monotonic()
-    cursor = conn.execute(sql.encode())
-    seconds = time.monotonic() - started
-    if cursor.description is None:
-        return
+class Rows(NamedTuple):
+    """What a query returned."""
+
+    columns: list[str]
+    rows: list[tuple[Any, ...]]
+
+
+def rows_of(conn: Connection, sql: str, **parameters: Any) -> Rows | None:
+    """None: not a query, or no rows."""
+    cursor = conn.execute(sql.encode(), parameters or None)
+    rows = cursor.fetchall() if cursor.description is not None else []
+    return Rows([column.name for column in cursor.description or []], rows) if rows else None
+
+
+def print_rows(found: Rows) -> None:
     table = Table(show_edge=False, pad_edge=False, header_style="bold")
-    rows = cursor.fetchall()
-    for index, column in enumerate(cursor.description):
-        numeric = all(isinstance(row[index], int | float) or str(row[index]).isnumeric() for row in rows)
-        table.add_column(column.name, justify="right" if numeric else "left")
-    for row in rows:
+    for index, column in enumerate(found.columns):
+        values = [row[index] for row in found.rows]
+        numeric = all(isinstance(value, int | float | Decimal) or str(value).isnumeric() for value in values)
+        table.add_column(column, justify="right" if numeric else "left", no_wrap=len(found.columns) == 1)
+    for row in found.rows:
         table.add_row(*("" if value is None else f"{value}" for value in row))
     console.print(table)
-    console.print(f"({len(rows)} row{'s'[: len(rows) != 1]} in {seconds:.1f} s)", style="dim")
+
+
+def show(conn: Connection, sql: str, **parameters: Any) -> None:
+    """Prints SQL as one would type it, runs it, and prints the rows of a query as a table."""
+    print_sql(
+        sql % {name: f"'{{{','.join(map(str, value))}}}'" for name, value in parameters.items()} if parameters else sql
+    )
+    started = time.monotonic()
+    found = rows_of(conn, sql, **parameters)
+    seconds = time.monotonic() - started
+    if found is not None:
+        print_rows(found)
+        count = len(found.rows)
+        console.print(f"({count} row{'s'[: count != 1]} in {seconds:.1f} s)", style="dim")
 
 
 # ---- training -------------------------------------------------------------------------------------------------------
@@ -260,9 +306,15 @@ class SpeedColumn(ProgressColumn):
         return f"{task.fields['note']:<31.31}"
 
 
-def submit(conn: Connection, model: str, bars: Progress) -> Job:
-    print_sql(TRAIN[model])
-    row = conn.execute(TRAIN[model].encode()).fetchone()
+def command(function: str, model: str, more: str = "", options: str = "") -> str:
+    """SELECT function(…) for a model's training; `more`: further arguments, `options`: further keys of its options."""
+    return f"\nSELECT {function}{TRAIN[model].format(more=more, options=options)};\n"
+
+
+def submit(conn: Connection, model: str, bars: Progress, more: str = "") -> Job:
+    sql = command("train_model", model, more)
+    print_sql(sql)
+    row = conn.execute(sql.encode()).fetchone()
     assert row is not None
     epochs = conn.execute("SELECT epochs FROM tensile.jobs WHERE id = %s", row).fetchone()
     assert epochs is not None
@@ -270,19 +322,46 @@ def submit(conn: Connection, model: str, bars: Progress) -> Job:
     return Job(row[0], model, epochs[0], bars.add_task(model, total=1.0, note="queued", start=True))
 
 
-def train(conn: Connection) -> None:
-    """Submits both jobs and shows them until both have ended."""
-    for (job,) in conn.execute(
-        "SELECT job FROM tensile.progress WHERE model = ANY(%s)", (list(TRAIN),)
-    ).fetchall():  # left by a demo that was interrupted
+def cancel_leftovers(conn: Connection) -> None:
+    """Jobs of a demo that was interrupted."""
+    for (job,) in conn.execute("SELECT job FROM tensile.progress WHERE model = ANY(%s)", (list(TRAIN),)).fetchall():
         conn.execute("SELECT cancel_job(%s)", (job,))
         conn.execute("SELECT tensile._wait_for_change(0)")
-    show_and_register(conn)
+
+
+def memory_of_both(conn: Connection) -> int:
+    """Bytes that both jobs take together without a plan, as explain_training says; shows what it prints."""
+    total = 0
+    for model in TRAIN:
+        arguments = {"options": ', "format": "json"'} if "{options}" in TRAIN[model] else {}
+        more = "" if arguments else ', options => \'{"format": "json"}\''
+        row = conn.execute(command("explain_training", model, more, **arguments).encode()).fetchone()
+        assert row is not None
+        total += int(json.loads(row[0])["memory"]["vanilla_bytes"])
+    return total
+
+
+def set_memory(cluster: Cluster, conn: Connection, size: str | None) -> None:
+    """`size` None: the whole device."""
+    what = "RESET pg_tensile.device_memory" if size is None else f"SET pg_tensile.device_memory = '{size}'"
+    with cluster.connect(DATABASE) as admin:
+        print_sql(f"ALTER SYSTEM {what}; SELECT pg_reload_conf();")
+        admin.execute(f"ALTER SYSTEM {what}".encode())
+        admin.execute("SELECT pg_reload_conf()")
+    wanted = size or "0"
+    while conn.execute("SELECT current_setting('pg_tensile.device_memory')").fetchone() != (wanted,):
+        time.sleep(0.01)
+
+
+def train(conn: Connection, more: str = "", during: str | None = None) -> tuple[list[int], Rows | None]:
+    """Submits both jobs and shows them until both have ended. Returns them, and what the query `during` found at a
+    moment when both trained, if it found anything."""
     bars = Progress(
         TextColumn("{task.description:<12}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"),
         SpeedColumn(), console=console,
     )  # fmt: skip
-    jobs = [submit(conn, model, bars) for model in TRAIN]
+    jobs = [submit(conn, model, bars, more) for model in TRAIN]
+    seen: Rows | None = None
     print_sql("SELECT * FROM tensile.progress; SELECT * FROM tensile.metrics;")
     console.print(
         f"{'':<12} {'epoch':>7} {'loss':>8}   validation {'loss':>8} {'accuracy':>9} {'F1':>7} {'s':>6}", style="bold"
@@ -291,9 +370,46 @@ def train(conn: Connection) -> None:
         while any(job.state != "ended" for job in jobs):
             for job in jobs:
                 update(conn, job, bars)
+            if during is not None and seen is None and all(job.epochs_shown > 0 for job in jobs):
+                seen = rows_of(conn, during) or None
             time.sleep(0.1)
     for job in jobs:
         conn.execute("SELECT wait_for_job(%s)", (job.id,))  # raises what went wrong
+    return [job.id for job in jobs], seen
+
+
+def train_within(cluster: Cluster, conn: Connection) -> list[int]:
+    """Both jobs at once on a device too small for both, with their plans and latencies; the jobs."""
+    show(conn, command("explain_training", "late_arrival"))
+    both = memory_of_both(conn)
+    console.print(
+        f"\nBoth jobs together take {both / 1e6:.1f} MB without a plan. They get {SHARE:.0%} of that:", style="bold"
+    )
+    set_memory(cluster, conn, f"{int(SHARE * both) // 1024}kB")
+    jobs, plan = train(conn, during=PLAN)
+    console.print("\nWhile they trained, the largest events of their plans were:")
+    print_sql(PLAN)
+    if plan is not None:
+        print_rows(plan)
+    console.print("\nTheir slowest operators, as predicted and as measured, in µs:")
+    show(conn, LATENCY, jobs=jobs)
+    set_memory(cluster, conn, None)
+    return jobs
+
+
+def compare_weights(conn: Connection, jobs: list[int]) -> None:
+    """Trains both models again without plans: the weights are the same."""
+    again, _ = train(conn, ", policy => 'none'")
+    show(conn, WEIGHTS, jobs=jobs + again)
+    digests = conn.execute(
+        "SELECT count(DISTINCT digest) FROM (SELECT sha256(string_agg(w.data, '' ORDER BY w.seq)) AS digest"
+        " FROM tensile.model_versions v JOIN tensile.model_weights w ON w.version = v.id"
+        " WHERE v.job = ANY (%s) GROUP BY v.job) AS each",
+        (jobs + again,),
+    ).fetchone()
+    if digests != (len(jobs),):
+        raise DemoError("the weights of a run with a plan are not those of a run without one")
+    console.print("The same, to the bit: a plan changes where tensors are, never what they are.")
 
 
 def show_and_register(conn: Connection) -> None:
@@ -365,8 +481,12 @@ def run() -> None:
         load(conn)
         console.rule("A model's training data is a query: three tables joined")
         show(conn, DEPARTURES)
-        console.rule("Two models train at once, inside the server")
-        train(conn)
+        console.rule("Two models train at once, inside the server, in less memory than they need")
+        cancel_leftovers(conn)
+        show_and_register(conn)
+        jobs = train_within(cluster, conn)
+        console.rule("The same two jobs without a plan")
+        compare_weights(conn, jobs)
         console.rule("Both models are now functions")
         console.print("December was kept out of the training. Its ten most often late routes:")
         show(conn, ROUTES)
