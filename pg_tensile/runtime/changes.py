@@ -25,7 +25,7 @@ from pg_tensile.runtime.registry import Registry
 class Change(NamedTuple):
     """Ready to be taken over, whole. `budget_bytes`: None is no change."""
 
-    compiled: Mapping[Graph, Compiled]
+    compiled: dict[Graph, Compiled]
     memory: Reserved
     budget_bytes: int | None
 
@@ -38,9 +38,7 @@ class Changes:
         self._graphs = graphs
         self._host = host
         self._registry = registry
-        self._past: list[
-            Compiled
-        ] = []  # freeing the objects of a large plan takes long, so that is left to the next ask
+        self._past: list[Compiled] = []  # to free a large plan takes milliseconds, so that is left to the next `ask`
         self._asking = threading.Lock()  # one thread at a time compiles
         self._handing = threading.Lock()  # of `asked`; never held for long
 
@@ -52,20 +50,20 @@ class Changes:
         with self._asking:
             self._past.clear()
             earlier = self.asked
+            latest = {each: each.compiled for each in self._graphs} | (earlier.compiled if earlier else {})
             made = {graph: graph.compile(plan)}
             if graph is self._graphs[0]:
-                followers = [each for each in self._graphs if each.follows]
-                made |= {each: each.compile(follow(each, graph, made[graph].program)) for each in followers}
+                followers = [each for each, compiled in latest.items() if compiled.follows]
+                made |= {each: each.compile(follow(each, graph, made[graph].program), True) for each in followers}
             for each, compiled in made.items():
                 compiled.program.look_up()
                 for resident in self._states_before(each, made, current):
                     each.prepare(compiled, resident)
+            programs = [each.program for each in (latest | made).values()]
+            memory = self._host.reserve(programs, earlier.memory if earlier else None)
             if earlier is not None:
                 made = {**earlier.compiled, **made}
                 budget_bytes = earlier.budget_bytes if budget_bytes is None else budget_bytes
-            programs = [made.get(each, each.compiled).program for each in self._graphs]
-            memory = self._host.reserve(programs, None if earlier is None else earlier.memory)
-            graph.follows = False
             with self._handing:
                 self.asked = Change(made, memory, budget_bytes)
 
@@ -102,7 +100,7 @@ class Changes:
         made, memory = dict(change.compiled), change.memory
         outdated = [each for each, one in made.items() if one.captured is not each.captured]
         try:
-            made |= {each: each.compile(made[each].plan) for each in outdated}
+            made |= {each: each.compile(made[each].plan, made[each].follows) for each in outdated}
             programs = [made.get(each, each.compiled).program for each in self._graphs]
             if outdated:
                 memory = self._host.reserve(programs, memory)

@@ -24,7 +24,6 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -34,12 +33,14 @@ from pg_tensile.capture.captured import Captured
 from pg_tensile.errors import CheckpointError, ExecutorError, LinkError, OutOfDeviceMemoryError
 from pg_tensile.plan import NO_EVENTS, Boundary, Plan
 from pg_tensile.runtime.base import Device, check_budget
+from pg_tensile.runtime.between import move_to, send_away
 from pg_tensile.runtime.changes import Changes, follow
 from pg_tensile.runtime.copies import HostMemory
 from pg_tensile.runtime.graph import Graph
-from pg_tensile.runtime.measure import Measurement, Meter
+from pg_tensile.runtime.loop import Loop
+from pg_tensile.runtime.measure import Measurement
 from pg_tensile.runtime.meters import Meters
-from pg_tensile.runtime.program import Code, Program, make_feed, takes
+from pg_tensile.runtime.program import Program, make_feed, takes
 from pg_tensile.runtime.record import Counters, IterationRecord, make_record
 from pg_tensile.runtime.registry import Registry
 from pg_tensile.runtime.state import State, TrainingState
@@ -91,7 +92,7 @@ class Executor:
         self._closed = self._lending = self._iterating = self._displaced = False
         self._poison: str | None = None  # why the weights are not to be used
         self._samples: list[int] | None = None
-        self._at = self._peak = self._device_peak = 0
+        self._loop = Loop(device, self._host, self._registry, self._swapper)
         self._fits: tuple[Program, Int64s, int] | None = None  # found to fit last, into this budget
         self._graphs: list[Graph] = []
         self._changes = Changes(self._graphs, self._host, self._registry)
@@ -122,8 +123,9 @@ class Executor:
     def _join(self, captured: Captured, plan: Plan | None) -> Graph:
         graph = Graph(captured, self._device, self._state.number(captured), self._lock)
         if plan is None:
-            graph.follows, plan = True, follow(graph, self._graphs[0], self._graphs[0].program)
-        self._activate(graph, plan)
+            self._activate(graph, follow(graph, self._graphs[0], self._graphs[0].program), follows=True)
+        else:
+            self._activate(graph, plan)
         persistents = {graph.keys[each.tensor]: each.tensor for each in captured.persistents}
         if not self._graphs:
             wanted, places = Boundary(graph.program.device, graph.program.host), self._host.homes
@@ -249,27 +251,8 @@ class Executor:
         excess = sum(others.values()) + program.device_peak_bytes(workspace) - budget
         if excess > 0:
             with self._guarded(program), self._context():
-                self._send_away(others, excess)
+                send_away(others, excess, self._swapper, self._host)
         self._fits = program, workspace, budget
-
-    def _send_away(self, sizes: dict[int, int], enough: int) -> None:
-        """Swaps out as many of these tensors as have so many bytes: first those that need no copy, then large ones."""
-        swapper, going = self._swapper, []
-        for tensor in sorted(sizes, key=lambda tensor: (tensor not in swapper.copies, -sizes[tensor])):
-            if enough <= 0:
-                break
-            going.append(tensor)
-            enough -= sizes[tensor]
-        self._copy_out(self._host.block({tensor: sizes[tensor] for tensor in going if tensor not in swapper.copies}))
-        for tensor in going:
-            swapper.empty(tensor)
-
-    def _copy_out(self, targets: Mapping[int, torch.Tensor]) -> None:
-        """Between two iterations."""
-        for tensor, target in targets.items():
-            self._swapper.copy_out(tensor, target)
-        for tensor in targets:
-            self._swapper.wait_out(tensor)
 
     @contextlib.contextmanager
     def _context(self, timed: bool = False, gradients: bool = True) -> Iterator[None]:
@@ -290,83 +273,10 @@ class Executor:
         meter = graph.meters.next() if verifier is None else None
         context = self._context(self.recording, graph.captured.trains)
         with self._guarded(program), context, meter or contextlib.nullcontext():
-            self._run(graph, program, meter, verifier)
+            self._loop.run(graph, program, meter, verifier, self._samples)
             self._forget(graph, program)
         if meter is not None:
             graph.meters.add(meter, program.sequence.steps)
-
-    def _run(self, graph: Graph, program: Program, meter: Meter | None, verifier: Verifier | None) -> None:
-        """The loop: executes the instructions of one iteration."""
-        values, swapper, registry, resident = graph.values, self._swapper, self._registry, self._registry.resident
-        workspace, limit, samples = graph.meters.workspace_bytes.tolist(), self._registry.limit, self._samples
-        run, free = Code.RUN, Code.FREE
-        step = peak = device_peak = 0
-        try:
-            for code, step, tensor, work, keeps, event, delay_us in program.instructions:
-                if code is run:
-                    function, operator, created, size, scratch = work  # type: ignore[misc]
-                    total = registry.in_use + size
-                    needed = total + workspace[operator]
-                    if needed > limit:
-                        registry.check(size + workspace[operator], partial(program.operator_label, step))
-                    if meter is None:
-                        function(values)
-                    else:
-                        meter.start()
-                        function(values)
-                        meter.stop()
-                    resident.update(created)
-                    if verifier is not None:
-                        total += verifier.check(operator, created)
-                    registry.in_use = total - scratch
-                    if total > peak:
-                        peak = total
-                    if needed > device_peak:
-                        device_peak = needed
-                    if samples is not None:
-                        samples.append(total)
-                elif code is free:
-                    if keeps:
-                        swapper.empty(tensor)
-                    else:
-                        swapper.drop(tensor)
-                else:
-                    self._transfer(program, code, step, tensor, keeps, event, delay_us)
-        finally:
-            self._at, self._peak, self._device_peak = step, peak, max(peak, device_peak)
-
-    def _transfer(
-        self, program: Program, code: Code, step: int, tensor: int, keeps: bool, event: int, delay_us: int
-    ) -> None:
-        swapper = self._swapper
-        if code is Code.COPY_OUT:
-            swapper.copy_out(tensor, self._target(program, tensor, step), step, event, delay_us)
-        elif code is Code.WAIT_OUT:
-            swapper.wait_out(tensor, step)
-            if keeps:
-                swapper.empty(tensor)
-            else:
-                swapper.drop(tensor)
-        elif code is Code.WAIT_IN:
-            swapper.wait_in(tensor, step)
-        elif code is Code.PASSIVE_IN:
-            swapper.bring_in(tensor, partial(program.operator_label, step), step)
-        else:
-            if tensor not in self._registry.resident:  # not by an ALLOCATE before
-                swapper.allocate(tensor, partial(program.operator_label, step))
-            if code is Code.COPY_IN:
-                swapper.copy_in(tensor, step, event, delay_us)
-
-    def _target(self, program: Program, tensor: int, step: int) -> torch.Tensor:
-        """Where a host copy goes: home, or to its place in the arena. A copy that only a transition makes has none, nor
-        has a tensor whose size shows in this very iteration."""
-        home = self._host.homes.get(tensor)
-        if home is not None:
-            return home
-        size, offset = self._swapper.storage(tensor).nbytes(), program.places.get((tensor, step))
-        if offset is None or size != program.bytes_of(tensor):
-            return self._device.host_memory(size)
-        return self._host.arena[offset : offset + size]
 
     def _forget(self, graph: Graph, program: Program) -> None:
         """At the end of an iteration: empty storages that nobody fills again go, and copies that are not current, or
@@ -385,7 +295,8 @@ class Executor:
         if self._samples is not None:
             self._device.synchronize()
             self._device.finish_times()
-        self.counters.add(swapper.moved, swapper.waited, program.recomputes, self._peak, self._device_peak)
+        loop = self._loop
+        self.counters.add(swapper.moved, swapper.waited, program.recomputes, loop.peak_bytes, loop.device_peak_bytes)
         self._registry.settle()
         if self._samples is not None:
             step_us = (time.perf_counter() - started) * 1e6
@@ -409,7 +320,7 @@ class Executor:
         if sizes:
             graph.captured = graph.functions.captured = graph.captured.with_tensor_bytes(sizes)
             graph.meters = Meters(self._device, graph.captured.trace)
-            self._activate(graph, graph.plan)
+            self._activate(graph, graph.plan, graph.compiled.follows)
 
     # ---- failures ----
 
@@ -417,7 +328,7 @@ class Executor:
     def _guarded(self, program: Program) -> Iterator[None]:
         """Around what moves tensors: whatever is raised inside leaves every tensor in a known place, and nothing held
         by the frames of the exception."""
-        self._at, self._iterating = 0, True
+        self._loop.step, self._iterating = 0, True
         error: BaseException | None = None
         try:
             yield
@@ -430,9 +341,10 @@ class Executor:
         self._iterating = False
 
     def _explain(self, raised: BaseException, program: Program) -> BaseException:
-        label = program.operator_label(self._at)
+        step = self._loop.step
+        label = program.operator_label(step)
         if self._device.is_out_of_memory(raised) and not isinstance(raised, OutOfDeviceMemoryError):
-            error = OutOfDeviceMemoryError(label, program.work(self._at).bytes, self._registry.in_use, None)
+            error = OutOfDeviceMemoryError(label, program.work(step).bytes, self._registry.in_use, None)
             error.__cause__ = raised
             return error
         if not isinstance(raised, OutOfDeviceMemoryError):
@@ -454,8 +366,8 @@ class Executor:
         swapper.copies = {tensor: copy for tensor, copy in swapper.copies.items() if tensor in swapper.shells}
         sizes = self._state.sizes
         self._registry.replace({tensor: sizes[tensor] for tensor in sizes if tensor not in swapper.shells})
-        if self._at >= graph.program.first_change:
-            self._poison = f"an iteration stopped at {graph.program.operator_label(self._at)}"
+        if self._loop.step >= graph.program.first_change:
+            self._poison = f"an iteration stopped at {graph.program.operator_label(self._loop.step)}"
         if swapper.shells.keys() - swapper.copies.keys():
             self._poison = "the plan has lost a tensor"
         self._displaced = True
@@ -491,9 +403,9 @@ class Executor:
             self._displaced = True  # until the transition is done
             self._changes.take_over()
 
-    def _activate(self, graph: Graph, plan: Plan) -> None:
+    def _activate(self, graph: Graph, plan: Plan, follows: bool = False) -> None:
         """Compiles a plan and takes its host memory. Raises InvalidPlanError, DeviceError; the old one stays then."""
-        compiled = graph.compile(plan)
+        compiled = graph.compile(plan, follows)
         self._host.provide([compiled.program, *(each.program for each in self._graphs if each is not graph)])
         graph.compiled = compiled
 
@@ -505,18 +417,11 @@ class Executor:
             return steady, False
         self._current, self._displaced = graph, True
         with self._guarded(steady), self._context():
-            self._move_to_boundary(steady)
+            move_to(steady, self._swapper, self._registry, self._host)
         resident = steady.device.intersection(self._registry.resident)
         if len(resident) == len(steady.device):  # more host copies than the plan expects do no harm
             return steady, False
         return graph.compile_from(resident), True
-
-    def _move_to_boundary(self, program: Program) -> None:
-        """Copies out what the plan expects on the host, and frees what it expects to be away."""
-        homes = self._host.homes
-        self._copy_out({tensor: homes[tensor] for tensor in sorted(program.host - self._swapper.copies.keys())})
-        for tensor in sorted(self._registry.resident.keys() & program.away):
-            self._swapper.empty(tensor)
 
     # ---- measuring ----
 

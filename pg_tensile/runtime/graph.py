@@ -24,6 +24,7 @@ class Compiled(NamedTuple):
     captured: Captured  # whose plan it is
     program: Program  # of the steady state
     transitions: dict[frozenset[int], Program]  # of one iteration; by the tensors that are there, see `compile_from`
+    follows: bool  # was made after the first graph's plan
 
     @property
     def plan(self) -> Plan:
@@ -44,7 +45,6 @@ class Graph:
         self.numbers = {key: tensor for tensor, key in enumerate(keys)}
         self.meters = Meters(device, captured.trace)
         self.compiled: Compiled  # the plan in force
-        self.follows = False  # its plan is made after the first graph's
         self.verified = False
         self.iterations = 0
         self._device = device
@@ -77,14 +77,14 @@ class Graph:
         with self._lock:
             return self.meters.result()
 
-    def compile(self, plan: Plan) -> Compiled:
+    def compile(self, plan: Plan, follows: bool = False) -> Compiled:
         """A plan's program. From any thread. Raises InvalidPlanError."""
         captured = self.captured
         sequence = AccessSequence(self.meters.clocked(captured.trace, plan), plan)
         sequence.check()
         arena = host_arena(sequence.trace, transient_events(sequence.trace, plan))
         program = compile_program(self.functions, sequence, arena, self._device.runs_ahead)
-        return Compiled(captured, program, {})
+        return Compiled(captured, program, {}, follows)
 
     def prepare(self, compiled: Compiled, resident: frozenset[int]) -> None:
         """Compiles the first iteration, of what `compile` has made, after an iteration that leaves these tensors (keys)

@@ -21,6 +21,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from pg_tensile.errors import DeviceError, ExecutorError, InvalidPlanError, LinkError, OutOfDeviceMemoryError
 from pg_tensile.peak import footprint
 from pg_tensile.plan import NO_EVENTS, Boundary, Event, EventKind, Plan, boundary
+from pg_tensile.reuse import host_bytes
 from pg_tensile.runtime import graph as graph_module
 from pg_tensile.runtime import host
 from pg_tensile.runtime.executor import Executor
@@ -273,7 +274,7 @@ def test_the_last_of_several_changes_wins_graph_by_graph(start):
     assert executor.budget_bytes == 1 << 29
     assert executor.plan == plan_of("swap_all", captured_net().trace)
     assert validation.plan == plan_of("recompute_all", validation_net().trace)
-    assert smaller.plan == NO_EVENTS and not smaller.follows and not validation.follows
+    assert smaller.plan == NO_EVENTS and not smaller.compiled.follows and not validation.compiled.follows
     with pytest.raises(ExecutorError, match="not one of this executor"):
         executor.change_plan(NO_EVENTS, start("none").graphs[0])
 
@@ -286,30 +287,43 @@ def test_a_graph_that_is_added_follows_the_plan_that_is_asked_for(start):
     run(executor, 2)
 
 
-def test_a_plan_from_before_the_sizes_were_corrected_is_compiled_again():
-    trace = captured_net().trace
-    pool = next(o for o in range(trace.operator_count) if "max_pool2d" in trace.target[o])
-    made = next(access.tensor for access in trace.operators[pool].accesses if access.mode == 3)
-    sizes = trace.tensor_bytes.copy()
+@pytest.mark.parametrize("asked_for", ["first", "smaller"])
+@pytest.mark.parametrize("corrected", ["first", "smaller"])
+def test_a_change_from_before_sizes_were_corrected_is_made_right(corrected, asked_for):
+    """It is asked for in the middle of the iteration that shows the sizes of one of two graphs."""
+    graphs = {"first": captured_net(), "smaller": captured_net(3)}
+    true = graphs[corrected].trace
+    convolution = next(o for o in range(true.operator_count) if "convolution" in true.target[o])
+    made = next(access.tensor for access in true.operators[convolution].accesses if access.mode == 3)
+    sizes = true.tensor_bytes.copy()
     sizes[made] = 0
-    unknown = replace(captured_net(), trace=replace(trace, tensor_bytes=sizes), unknown_sizes=frozenset({made}))
+    graphs[corrected] = replace(
+        graphs[corrected], trace=replace(true, tensor_bytes=sizes), unknown_sizes=frozenset({made})
+    )
 
     class Asks(HostDevice):
-        """In the middle of the first iteration."""
-
         def upload(self, source: Tensor, target: Tensor) -> None:
             super().upload(source, target)
-            if executor.counters.iterations == 0:
-                executor.change_plan(plan_of("swap_all", trace))
+            handle = handles[asked_for]
+            if executor.counters.iterations == (corrected == "smaller") and len(source.shape) > 1:
+                executor.change_plan(plan_of("recompute_all", true), handle)
+                executor.change_plan(plan_of("swap_all", true), handle)
 
-    with contextlib.closing(Asks(FAST)) as device, Executor(unknown, net(), device) as executor:
-        losses = run(executor, 3)
-        assert executor.plan == plan_of("swap_all", trace)
-        assert executor.graphs[0].device_peak_bytes == peak("swap_all")
-        assert executor.host_bytes == executor._host.arena.numel() + sum(
-            -(-home.numel() // 512) * 512 for home in executor._host.homes.values()
-        )
-    assert all(map(torch.equal, losses, eager(3)[1]))
+    plan = plan_of("swap_all", captured_net().trace)
+    with contextlib.closing(Asks(FAST)) as device, Executor(graphs["first"], net(), device, plan) as executor:
+        handles = {"first": executor.graphs[0]}
+        handles["smaller"] = executor.add(graphs["smaller"], plan_of("swap_all", captured_net(3).trace))
+        reference = EagerJob()
+        for turn, size in enumerate((4, 3, 4, 3)):
+            torch.manual_seed(turn)
+            expected = reference.step(*batch(turn, size))
+            torch.manual_seed(turn)
+            assert torch.equal(executor.step(*batch(turn, size)).loss, expected)
+        assert handles[asked_for].plan == plan_of("swap_all", true)
+        for handle, captured in zip(handles.values(), (captured_net(), captured_net(3)), strict=True):
+            assert handle.program.sequence.trace.tensor_bytes.tolist() == captured.trace.tensor_bytes.tolist()
+        assert executor.host_bytes == host_bytes([(each.trace, each.plan) for each in executor.graphs])
+        assert same(executor.state_dict().model, reference.state())
 
 
 # ---- faults ----
