@@ -1,10 +1,10 @@
 """The supervisor of one job: feeds the executor, keeps the job's state in the catalogue, and decides how the job ends.
 
 Phases, each of its own transactions: begin (`running` is committed before anything starts), executor and handshake, the
-job's spec and the checkpoint it continues from, the data (one transaction, committed at once), then listening: the trace
-goes to the catalogue, where the scheduler finds it (`waiting`), the plans that the scheduler makes of it to the executor,
-progress to shared memory, metrics and checkpoints to the catalogue, and at the end the weights and `finished` together.
-A calibration is a job without data: its result is a device's latency models.
+job's spec and the checkpoint it continues from, the data (one transaction, committed at once), then listening: the
+trace goes to the catalogue, where the scheduler finds it (`waiting`), the plans that the scheduler makes of it to the
+executor, progress to shared memory, metrics and checkpoints to the catalogue, and at the end the weights and `finished`
+together. A calibration is a job without data: its result is a device's latency models.
 
 How a job ends, and what its row says:
 
