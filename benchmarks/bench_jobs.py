@@ -1,11 +1,11 @@
 """Several jobs on one device: in the database, together against one after another, in the same run.
 
 Two, three and four jobs train at once, of one network and of several (ResNet-20, DenseNet-40 and a small convolutional
-network on images of 32 × 32), first on a device with room for all of them, then on one with so little that they do not fit
-together without plans: `TIGHT` of the sum of what they take alone. Told are the time of all jobs together as a ratio of
-the same jobs one after another on the device with room, medians of `ROUNDS` rounds; the most that the ledger and the
-executors' own books held, by samples of tensile.devices taken all the time; and whether every job made the same weights,
-to the bit, as it did alone. The last line is JSON; all of it goes to benchmarks/results/jobs-host.json.
+network on images of 32 × 32), first on a device with room for all of them, then on one with so little that they do not
+fit together without plans: `TIGHT` of the sum of what they take alone. Told are the time of all jobs together as a
+ratio of the same jobs one after another on the device with room, medians of `ROUNDS` rounds; the most that the ledger
+and the executors' own books held, by samples of tensile.devices taken all the time; and whether every job made the same
+weights, to the bit, as it did alone. The last line is JSON; all of it goes to benchmarks/results/jobs-host.json.
 """
 
 from __future__ import annotations
