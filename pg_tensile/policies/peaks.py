@@ -28,11 +28,13 @@ class Peaks:
         self._blocks.ravel()[: len(values)] = values
         self._added = np.zeros(count, np.int64)  # to every operator of a block, beyond what stands in it
         self._largest = self._blocks.max(axis=1)
+        self._peak: tuple[int, int] | None = None
 
     def add(self, first: int, last: int, size: int) -> None:
         """`size` bytes more at the operators first … last; none if last < first."""
         if last < first:
             return
+        self._peak = None
         begin, end = first // self._width, last // self._width
         if begin == end:
             self._add_in(begin, first % self._width, last % self._width, size)
@@ -44,8 +46,10 @@ class Peaks:
 
     def maximum(self) -> tuple[int, int]:
         """(bytes, operator) of the peak; the first operator if there are several."""
-        block = int(self._largest.argmax())
-        return int(self._largest[block]), block * self._width + int(self._blocks[block].argmax())
+        if self._peak is None:
+            block = int(self._largest.argmax())
+            self._peak = int(self._largest[block]), block * self._width + int(self._blocks[block].argmax())
+        return self._peak
 
     def maximum_in(self, first: int, last: int) -> tuple[int, int]:
         """(bytes, operator) of the peak among the operators first … last, first ≤ last."""

@@ -90,17 +90,19 @@ class Swapping:
     def widest(self, gap: Gap) -> list[Range]:
         """Where the tensor could be away if the link had nothing else to do; an empty list: nowhere."""
         columns, link, ends = self._columns, self._link, self._ends_us
-        size, deadline = columns.bytes[gap.tensor], self._deadline(gap)
+        size, deadline, operators = columns.bytes[gap.tensor], self._deadline(gap), columns.operators
         if deadline == 0:
             return []
-        freed = (gap.since + 1) // 2
-        if not columns.persistent[gap.tensor] or self._version(gap) > 0:
-            out_end_us = ends[self._maker(gap)] + link.out_us(size) + link.handover_us
+        freed, version = (gap.since + 1) // 2, self._version(gap)
+        if version > 0 or not columns.persistent[gap.tensor]:
+            out_end_us = ends[self._maker(gap, version)] + link.out_us(size) + link.handover_us
             freed = max(freed, bisect_left(ends, out_end_us))
         back = bisect_right(ends, ends[deadline - 1] - link.handover_us - link.in_us(size)) - 1
-        away = Swap(gap, freed, back, 0.0, None).away(columns.operators)
-        possible = freed < columns.operators and back >= 0 if self._gaps.wraps(gap) else freed < back
-        return [(first, last) for first, last in away if first <= last] if possible else []
+        if not self._gaps.wraps(gap):
+            return [(freed + 1, back)] if freed < back else []
+        if freed >= operators or back < 0:
+            return []
+        return [(freed + 1, operators - 1), (0, back)] if freed + 1 < operators else [(0, back)]
 
     def look(self, gap: Gap) -> Swap | None:
         """The swap of a gap as the link is now: out as early, in as late as possible; None: it has no room."""
@@ -113,7 +115,7 @@ class Swapping:
             known = self._copies.get((gap.tensor, version))
             if known is None:
                 until_us = ends[-1] - link.handover_us if wraps else latest_us
-                start_us = self._out.earliest(us, ends[self._maker(gap)], until_us)
+                start_us = self._out.earliest(us, ends[self._maker(gap, version)], until_us)
                 if start_us is None:
                     return None
                 done = bisect_left(ends, start_us + us + link.handover_us)
@@ -184,9 +186,9 @@ class Swapping:
     def _version(self, gap: Gap) -> int:
         return self._columns.version_before(gap.tensor, gap.since // 2 + 1)
 
-    def _maker(self, gap: Gap) -> int:
+    def _maker(self, gap: Gap, version: int) -> int:
         """The operator that made the gap's version; 0 where that was in the iteration before."""
-        version, columns = self._version(gap), self._columns
+        columns = self._columns
         if columns.persistent[gap.tensor]:
             return columns.writes[gap.tensor][version - 1] if version else 0
         return columns.makers[gap.tensor][version]

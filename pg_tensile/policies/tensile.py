@@ -185,8 +185,9 @@ class Job:
         """The tensor at the peak with the largest MSPS."""
         if not self._remakes_offered:
             self._remakes_offered = True
-            for tensor in range(len(self.columns.bytes)):
-                self._offer_remakes(self._gaps.of(tensor))
+            for tensor, made in enumerate(self.columns.made):
+                if made:
+                    self._offer_remakes(self._gaps.of(tensor))
         return self._remakes.first(self._peaks.maximum()[1])
 
     def remake(self, candidate: Candidate) -> bool:

@@ -77,7 +77,8 @@ class Timetable:
     def _buckets(self, us: float, first_us: float, last_us: float) -> list[int]:
         """Those with a span of at least `us`, from the one with the span at `first_us` on, as far as `last_us`."""
         begin, end = self._holding(first_us), self._bucket(last_us)
-        return (begin + np.flatnonzero(self._longest_us[begin : end + 1] >= us)).tolist()
+        long: list[int] = ((self._longest_us[begin : end + 1] >= us).nonzero()[0] + begin).tolist()
+        return long
 
     def _holding(self, us: float) -> int:
         """The bucket of the last span that starts at or before `us`, or that of `us`."""
@@ -85,8 +86,10 @@ class Timetable:
         spans = self._free[bucket]
         if spans and spans[0][0] <= us:
             return bucket
-        before = np.flatnonzero(self._longest_us[:bucket])
-        return int(before[-1]) if before.size else bucket
+        before = bucket - 1
+        while before >= 0 and not self._free[before]:
+            before -= 1
+        return before if before >= 0 else bucket
 
     def _bucket(self, us: float) -> int:
         return min(max(int((us - self._ends_us[0]) / self._width_us), 0), len(self._free) - 1)
