@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=tuple)
@@ -11,30 +12,23 @@ Key = TypeVar("Key", bound=tuple)
 
 class Cover(Generic[Key]):
     """Keys with the ranges of operators that they cover: a segment tree with a heap of keys in each node. Keys are
-    unique, also among those that were removed before. `insert` takes O(log n), `remove` O(1), `first` O(log n) and what
-    it takes to order the keys that have come to these nodes since they were looked at; most nodes never are."""
+    unique, also among those that were removed before.
+
+    A range goes down the tree only as far as somebody has looked: planning asks for few operators, the peaks. `insert`
+    and `remove` take O(1); what has come to a node since is sorted into it and its children when `first` passes, in
+    O(log² n) a key at most, and O(log n) when nothing has come.
+    """
 
     def __init__(self, operators: int) -> None:
-        self._operators = operators
-        self._heaps: list[list[Key]] = [[] for _ in range(2 * operators)]
-        self._new: list[list[Key]] = [[] for _ in range(2 * operators)]  # what is not in the heap yet
+        self._last = (1 << (operators - 1).bit_length()) - 1  # of the root's operators
+        self._heaps: defaultdict[int, list[Key]] = defaultdict(list)  # by node: the children of k are 2k and 2k + 1
+        self._waiting: defaultdict[int, list[tuple[int, int, Key]]] = defaultdict(list)  # by node: ranges that came
         self._present: set[Key] = set()
 
     def insert(self, key: Key, ranges: Iterable[tuple[int, int]]) -> None:
         """`key` covers the operators first … last of each of `ranges`."""
         self._present.add(key)
-        new = self._new
-        for first, last in ranges:
-            left, right = first + self._operators, last + self._operators + 1
-            while left < right:
-                if left & 1:
-                    new[left].append(key)
-                    left += 1
-                if right & 1:
-                    right -= 1
-                    new[right].append(key)
-                left >>= 1
-                right >>= 1
+        self._waiting[1] += [(first, last, key) for first, last in ranges if first <= last]
 
     def remove(self, key: Key) -> None:
         self._present.discard(key)
@@ -42,24 +36,32 @@ class Cover(Generic[Key]):
     def first(self, operator: int) -> Key | None:
         """The smallest key that covers `operator`."""
         found: Key | None = None
-        node = operator + self._operators
-        while node:
+        node, low, high = 1, 0, self._last
+        while True:
             heap = self._heaps[node]
-            if self._new[node]:
-                self._order(node)
+            if node in self._waiting:
+                self._sort(node, low, high, heap)
             while heap and heap[0] not in self._present:
                 heappop(heap)
             if heap and (found is None or heap[0] < found):
                 found = heap[0]
-            node >>= 1
-        return found
+            if low == high:
+                return found
+            middle = (low + high) >> 1
+            if operator <= middle:
+                node, high = 2 * node, middle
+            else:
+                node, low = 2 * node + 1, middle + 1
 
-    def _order(self, node: int) -> None:
-        heap, new = self._heaps[node], self._new[node]
-        if heap:
-            for key in new:
+    def _sort(self, node: int, low: int, high: int, heap: list[Key]) -> None:
+        """What waits at the node of the operators low … high goes into its heap or to its children."""
+        middle = (low + high) >> 1
+        for waiting in self._waiting.pop(node):
+            first, last, key = waiting
+            if first <= low and high <= last:
                 heappush(heap, key)
-        else:
-            heap += new
-            heapify(heap)
-        new.clear()
+                continue
+            if first <= middle:
+                self._waiting[2 * node].append(waiting)
+            if last > middle:
+                self._waiting[2 * node + 1].append(waiting)
