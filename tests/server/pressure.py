@@ -1,0 +1,251 @@
+"""Real jobs on a device that is too small for them: what the tests of memory share.
+
+The networks are small and deep: a step takes a millisecond or two, and a plan can do with a third of the memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from tests.server.support import Connection, executor_pid, phase, register, steps, value
+
+Wait = Callable[..., Any]
+
+ROWS, BATCH_SIZE, EPOCHS = 4096, 256, 45  # whole batches: every step is the same graph
+STEPS = ROWS // BATCH_SIZE
+IMAGES = f"""
+    CREATE TABLE images AS
+    SELECT i AS id, i % 4 AS label, (SELECT array_agg(sin(i * 0.37 + p * 0.011 * (1 + i % 4))::float4 ORDER BY p)
+                                     FROM generate_series(1, 64) p) AS image
+    FROM generate_series(1, {ROWS}) i
+"""
+NETWORKS: dict[str, dict[str, Any]] = {
+    "mlp": {"type": "mlp", "hidden": [128, 128, 128, 64]},
+    "cnn": {"type": "cnn", "channels": [2, 4], "hidden": [128, 128], "shape": [8, 8]},
+}
+ARGUMENTS: dict[str, Any] = {
+    "query": "SELECT label, image FROM images",
+    "target": "label",
+    "batch_size": BATCH_SIZE,
+    "validation": 0.0,
+}
+TRAINED = (("mlp", 1), ("mlp", 2), ("cnn", 1))  # network and seed of the jobs that end: with known weights
+
+
+class Size(NamedTuple):
+    """Of a job in bytes: without a plan, and the least that there are plans with."""
+
+    vanilla: int
+    least: int
+
+
+class Sample(NamedTuple):
+    """What the executor of a job said last, under which plan."""
+
+    steps: int
+    bytes_swapped: int
+    passive_swap_ins: int
+    generation: int
+
+
+class Watch:
+    """Samples the ledger all the time until it is left: the most that jobs held, and what they were not allowed to."""
+
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
+        self.samples = self.granted = self.in_use = 0
+        self.excesses: list[tuple[Any, ...]] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._conn.close()
+        assert self.samples and not self.excesses, self.excesses[:5]
+
+    def _run(self) -> None:
+        devices = (
+            "SELECT granted_bytes + inference_bytes, in_use_bytes + inference_bytes, budget_bytes FROM tensile.devices"
+        )
+        while not self._ended.wait(0.01):
+            for granted, in_use, budget in self._conn.execute(devices).fetchall():
+                self.samples += 1
+                self.granted, self.in_use = max(self.granted, granted), max(self.in_use, in_use)
+                if max(granted, in_use) > budget:
+                    self.excesses.append((granted, in_use, budget))
+
+
+class Lab:
+    """A server with images to train on, and what its jobs come to without plans."""
+
+    def __init__(self, cluster: Any, wait_until: Wait) -> None:
+        self.cluster = cluster
+        self.wait_until = wait_until
+        self.conn: Connection = cluster.connect()
+        self.conn.execute(IMAGES)
+        self._models = 0
+        for network, architecture in NETWORKS.items():
+            register(self.conn, network, architecture)
+        with ThreadPoolExecutor(2) as pool:  # beside the jobs: both take their time to start
+            sizes = pool.map(self._explain, NETWORKS)
+            jobs = [self.submit(network, seed, policy="none") for network, seed in TRAINED]
+            self.sizes = dict(zip(NETWORKS, sizes, strict=True))
+        self.weights = {trained: self.digest(job) for trained, job in zip(TRAINED, jobs, strict=True)}
+
+    def _explain(self, network: str) -> Size:
+        options = {"task": "classification", "format": "json"}
+        with self.cluster.connect() as conn:
+            text = value(conn, f"SELECT explain_training('{network}', {_named(ARGUMENTS | {'options': options})})")
+        memory = json.loads(text)["memory"]
+        return Size(memory["vanilla_bytes"], memory["least_bytes"])
+
+    # -- jobs ---------------------------------------------------------------------------------------------------------
+
+    def submit(self, network: str, seed: int = 1, **arguments: Any) -> int:
+        """A job of a model of its own."""
+        self._models += 1
+        model = f"{network}{self._models}"
+        register(self.conn, model, NETWORKS[network])
+        options = {"task": "classification"} | arguments.pop("options", {})
+        arguments = ARGUMENTS | {"epochs": EPOCHS, "seed": seed, "options": options} | arguments
+        return int(value(self.conn, f"SELECT train_model('{model}', {_named(arguments)})"))
+
+    def digest(self, job: int) -> str:
+        """Of the weights, when the job has finished; raises what it failed with."""
+        assert value(self.conn, "SELECT wait_for_job(%s, '90 s')", job) == "finished"
+        return str(
+            value(
+                self.conn,
+                "SELECT encode(sha256(string_agg(w.data, '' ORDER BY seq)), 'hex') FROM tensile.model_weights w"
+                " JOIN tensile.model_versions v ON v.id = w.version WHERE v.job = %s",
+                job,
+            )
+        )
+
+    def cancel(self, *jobs: int) -> None:
+        for job in jobs:
+            self.conn.execute("SELECT cancel_job(%s)", (job,))
+        for job in jobs:
+            assert value(self.conn, "SELECT wait_for_job(%s, '30 s')", job) == "cancelled"
+
+    def column(self, job: int, name: str) -> Any:
+        return value(self.conn, f"SELECT {name} FROM tensile.jobs WHERE id = %s", job)
+
+    def is_training(self, job: int) -> bool:
+        return phase(self.conn, job) == "training" and steps(self.conn, job) > 0
+
+    def told(self) -> str:
+        """For a failure: where the jobs are, and what the scheduler did."""
+        return "\n".join(map(str, [*self.conn.execute("SELECT * FROM tensile.progress").fetchall(), *self.log()]))
+
+    def await_training(self, *jobs: int) -> None:
+        self.wait_until(lambda: all(map(self.is_training, jobs)), 60, self.told)
+
+    def bring_together(self, *jobs: int) -> None:
+        """Until all these jobs train. One that is an epoch ahead is stopped meanwhile, unless it has a new plan to
+        follow: others may wait for the memory that it gives back."""
+        stopped: set[int] = set()
+
+        def together() -> bool:
+            for job in jobs:
+                pid = executor_pid(self.conn, job)
+                ahead = steps(self.conn, job) > STEPS and self.used_generation(job) == self.newest_generation(job)
+                if pid is not None and ahead != (pid in stopped):
+                    os.kill(pid, signal.SIGSTOP if ahead else signal.SIGCONT)
+                    stopped.symmetric_difference_update({pid})
+            return all(map(self.is_training, jobs))
+
+        try:
+            self.wait_until(together, 60, self.told)
+        finally:
+            for pid in stopped:
+                os.kill(pid, signal.SIGCONT)
+
+    def await_steps(self, job: int, more: int = 3 * STEPS) -> None:
+        """The job goes on."""
+        before = steps(self.conn, job)
+        self.wait_until(lambda: steps(self.conn, job) >= before + more, 60, f"steps of job {job}")
+
+    def await_waiting(self, job: int, reason: str) -> str:
+        """Until the job waits for that; the whole reason."""
+        found: str = self.wait_until(
+            lambda: self.column(job, "CASE WHEN state = 'waiting' AND reason ~ '" + reason + "' THEN reason END"),
+            60,
+            lambda: f"{self.column(job, 'state')}, {self.column(job, 'reason')}",
+        )
+        return found
+
+    # -- memory -------------------------------------------------------------------------------------------------------
+
+    def vanilla(self, networks: Sequence[str]) -> int:
+        """Bytes that jobs of these networks take together without plans."""
+        return sum(self.sizes[network].vanilla for network in networks)
+
+    def set(self, name: str, text: str) -> None:
+        self.cluster.configure({f"pg_tensile.{name}": text})
+        self.cluster.reload()
+        self.wait_until(lambda: value(self.conn, f"SHOW pg_tensile.{name}") == text)
+
+    def set_memory(self, nbytes: float) -> None:
+        """The device's budget; nobody is on it."""
+        self.wait_until(lambda: value(self.conn, "SELECT count(*) FROM tensile._progress()") == 0)
+        self.set("device_memory", f"{int(nbytes) // 1024}kB")
+
+    def watch(self) -> Watch:
+        return Watch(self.cluster.connect())
+
+    def granted(self, job: int) -> int:
+        """What the job may take under its newest plan."""
+        return int(value(self.conn, "SELECT granted_bytes FROM tensile.footprints WHERE job = %s", job) or 0)
+
+    def used_generation(self, job: int) -> int:
+        """Of the plan that the last step was made under."""
+        return int(value(self.conn, "SELECT plan_generation FROM tensile.progress WHERE job = %s", job) or 0)
+
+    def newest_generation(self, job: int) -> int:
+        """Of the plan that was published last."""
+        return int(value(self.conn, "SELECT generation FROM tensile.footprints WHERE job = %s", job) or 0)
+
+    def sample(self, job: int) -> Sample | None:
+        """None: it has made no step under a plan yet, or another plan was published meanwhile."""
+        row = self.conn.execute(
+            "SELECT (epoch - 1) * steps + step, bytes_swapped, passive_swap_ins, plan_generation"
+            " FROM tensile.progress WHERE job = %s",
+            (job,),
+        ).fetchone()
+        current = row is not None and row[3] is not None and row[3] == self.newest_generation(job)
+        return Sample(*row) if row is not None and current else None
+
+    def log(self, event: str | None = None) -> list[tuple[Any, ...]]:
+        sql = "SELECT event, job, reason FROM tensile.scheduler_log WHERE event = coalesce(%s, event) ORDER BY id"
+        return self.conn.execute(sql, (event,)).fetchall()
+
+    def await_log(self, event: str, job: int | None, pattern: str = "") -> str:
+        """The reason in the first such line of the log, once there is one."""
+        sql = """
+            SELECT reason FROM tensile.scheduler_log
+            WHERE event = %s AND job IS NOT DISTINCT FROM %s AND reason ~ %s ORDER BY id LIMIT 1
+        """
+        found: str = self.wait_until(
+            lambda: value(self.conn, sql, event, job, pattern), 60, lambda: f"{event}, {job}, {pattern}: {self.told()}"
+        )
+        return found
+
+
+def _named(arguments: dict[str, Any]) -> str:
+    """Arguments of a function in SQL."""
+    literals = {
+        name: f"'{json.dumps(value)}'" if isinstance(value, dict) else repr(value) for name, value in arguments.items()
+    }
+    return ", ".join(f"{name} => {literal}" for name, literal in literals.items())

@@ -1,0 +1,154 @@
+"""Jobs train at once on a device too small for all of them, each under the plan that SQL shows, to the same weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from pg_tensile.peak import footprint
+from pg_tensile.plan import Event, EventKind, Plan, validate
+from pg_tensile.trace import Trace
+from tests.server.pressure import BATCH_SIZE, STEPS, Lab, Sample, Wait
+from tests.server.support import FOREVER, value
+
+
+@pytest.fixture(scope="module")
+def lab(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Lab]:
+    cluster = new_cluster()
+    lab = Lab(cluster, wait_until)
+    yield lab
+    lab.conn.close()
+    cluster.end()
+
+
+@pytest.mark.parametrize(
+    "trained", [(("mlp", 1), ("mlp", 2)), (("mlp", 1), ("cnn", 1), ("mlp", 2))], ids=["two alike", "three mixed"]
+)
+def test_jobs_share_a_device_and_their_weights_are_those_without_plans(
+    lab: Lab, trained: tuple[tuple[str, int], ...]
+) -> None:
+    lab.set_memory(0.62 * lab.vanilla([network for network, _ in trained]))
+    with lab.watch() as watch:
+        jobs = [lab.submit(network, seed) for network, seed in trained]
+        lab.bring_together(*jobs)
+        weights = [lab.digest(job) for job in jobs]
+    assert weights == [lab.weights[each] for each in trained]
+    assert watch.granted > lab.sizes["mlp"].vanilla and watch.in_use > 0
+    events = (
+        "SELECT sum((details->>'events')::int) FROM tensile.scheduler_log WHERE job = ANY(%s) AND event = 'planned'"
+    )
+    assert value(lab.conn, events, jobs) > 0
+
+
+def test_a_job_too_many_waits_and_priorities_say_who_is_next(lab: Lab) -> None:
+    """Room for the least of two networks, not of three."""
+    least = lab.sizes["mlp"].least
+    lab.set_memory(2.8 * least)
+    with lab.watch():
+        first = lab.submit("mlp", epochs=FOREVER)
+        lab.await_training(first)
+        generation, granted = lab.used_generation(first), lab.granted(first)
+        second = lab.submit("mlp", epochs=FOREVER)
+        lab.await_training(second)
+        assert lab.used_generation(first) > generation and least <= lab.granted(first) < granted
+        third, fourth = (lab.submit("mlp", epochs=2) for _ in range(2))
+        for job in (third, fourth):
+            reason = lab.await_waiting(job, "needs at least")
+            assert f"{least / 1e3:.0f} kB" in reason and "the 2 jobs that run" in reason
+        assert value(lab.conn, "SELECT set_job_priority(%s, 5)", fourth)  # it waits
+        assert value(lab.conn, "SELECT set_job_priority(%s, 40)", first)  # it runs
+        assert lab.column(fourth, "state") == lab.column(third, "state") == "waiting"
+        lab.await_log("scheduled", None, "priorities have changed")
+        lab.cancel(second)
+        for job in (fourth, third):
+            lab.digest(job)
+        began = "SELECT min(id) FROM tensile.scheduler_log WHERE event = 'planned' AND job = %s"
+        assert value(lab.conn, began, fourth) < value(lab.conn, began, third)
+        lab.await_steps(first)
+        lab.cancel(first)
+
+
+def test_only_its_owner_changes_a_jobs_priority_while_it_goes_on(lab: Lab) -> None:
+    job = lab.submit("mlp", epochs=FOREVER)
+    lab.conn.execute("CREATE ROLE mallory LOGIN")
+    with lab.cluster.connect(user="mallory") as mallory, pytest.raises(psycopg.errors.UndefinedObject) as denied:
+        mallory.execute("SELECT set_job_priority(%s, 1)", (job,))
+    assert denied.value.diag.message_primary == f"job {job} does not exist"  # as far as others are told
+    for number, priority, sqlstate, message in (
+        (0, 1, "42704", "job 0 does not exist"),
+        (job, 1_000_000, "22023", "priority"),
+        (job, None, "22004", "priority"),
+    ):
+        with pytest.raises(psycopg.Error, match=message) as error:
+            lab.conn.execute("SELECT set_job_priority(%s, %s)", (number, priority))
+        assert error.value.sqlstate == sqlstate and error.value.diag.message_hint
+    lab.cancel(job)
+    assert value(lab.conn, "SELECT set_job_priority(%s, 1)", job) is False
+
+
+def test_a_job_that_can_never_fit_is_told_a_batch_size_that_does(lab: Lab) -> None:
+    lab.set_memory(0.8 * lab.sizes["mlp"].least)
+    job = lab.submit("mlp", epochs=1)
+    with pytest.raises(psycopg.Error) as refused:
+        lab.digest(job)
+    diag = refused.value.diag
+    assert diag.sqlstate == "53200" and diag.message_primary is not None and diag.message_hint is not None
+    assert "operator" in f"{diag.message_primary} {diag.message_detail}"
+    found = re.search(r"batch_size => (\d+)", diag.message_hint)
+    assert found is not None, diag.message_hint
+    batch_size = int(found[1])
+    assert 0.4 * BATCH_SIZE < batch_size < BATCH_SIZE
+    with lab.watch():
+        fits = lab.submit("mlp", epochs=1, batch_size=batch_size)
+        lab.digest(fits)
+
+
+def test_the_plan_in_sql_is_the_plan_that_is_executed(lab: Lab) -> None:
+    lab.set_memory(0.62 * lab.vanilla(["mlp", "mlp"]))
+    jobs = [lab.submit("mlp", seed, epochs=FOREVER) for seed in (1, 2)]
+    lab.await_training(*jobs)
+    for job in jobs:
+        first, last, shown = lab.wait_until(lambda job=job: one_generation(lab, job), 60, lab.told)
+        plan = Plan.build(Event(EventKind[name.upper()], *numbers[:-1]) for name, *numbers in shown["events"])
+        trace = Trace.from_bytes(value(lab.conn, "SELECT traces[1] FROM tensile.traces WHERE job = %s", job))
+        validate(trace, plan)
+        expected = footprint(trace, plan)
+        planned = expected.bytes + trace.workspace_bytes[expected.steps]
+        assert list(zip(expected.steps.tolist(), planned.tolist(), strict=True)) == shown["footprint"]
+        assert expected.device_peak_bytes == shown["planned_bytes"] == planned.max()
+        moved = {
+            kind: sum(event[-1] for event in shown["events"] if event[0] == kind) for kind in ("swap_in", "swap_out")
+        }
+        assert 0 < shown["in_bytes"] == moved["swap_in"] and 0 < shown["out_bytes"] <= moved["swap_out"]
+        steps = last.steps - first.steps
+        assert last.bytes_swapped - first.bytes_swapped == steps * (shown["in_bytes"] + shown["out_bytes"])
+        assert last.passive_swap_ins == first.passive_swap_ins  # whatever comes in was planned to
+        peak = value(lab.conn, "SELECT device_peak_bytes FROM tensile.progress WHERE job = %s", job)
+        granted = "SELECT max((details->>'granted_bytes')::bigint) FROM tensile.scheduler_log WHERE job = %s"
+        assert shown["planned_bytes"] <= peak <= value(lab.conn, granted, job)
+    lab.cancel(*jobs)
+
+
+def one_generation(lab: Lab, job: int) -> tuple[Sample, Sample, dict[str, Any]] | None:
+    """What the executor said at two moments, at least two epochs apart, and what the views showed in between; None if
+    the plan changed meanwhile, or has no events."""
+    names = ("planned_bytes", "out_bytes", "in_bytes")
+    first = lab.wait_until(lambda: lab.sample(job), 60, lab.told)
+    row = lab.conn.execute(f"SELECT {', '.join(names)} FROM tensile.footprints WHERE job = %s", (job,)).fetchone()
+    footprint = lab.conn.execute(
+        "SELECT operator, planned_bytes FROM tensile.footprint WHERE job = %s ORDER BY sequence", (job,)
+    ).fetchall()
+    events = lab.conn.execute(
+        "SELECT event, tensor, trigger_operator, deadline_operator, version, delay_us, bytes FROM tensile.plan"
+        " WHERE job = %s AND generation = %s ORDER BY sequence",
+        (job, first.generation),
+    ).fetchall()
+    lab.await_steps(job, 2 * STEPS)
+    last = lab.sample(job)
+    if row is None or last is None or last.generation != first.generation or not events:
+        return None
+    return first, last, dict(zip(names, row, strict=True)) | {"events": events, "footprint": footprint}
