@@ -85,11 +85,23 @@ class Process:
         assert frame is not None, "no answer within 20 s"
         return frame
 
-    def give(self, number: int, version: Version) -> None:
+    def asked(self) -> Frame:
+        """What the predictor asks its supervisor for, behind what it says about its memory."""
+        while (frame := self.receive(self.supervisor)).type == FrameType.PROGRESS:
+            pass
+        return frame
+
+    def give(self, number: int, version: Version, keep_bytes: int | None = None) -> None:
         """Answers the LOAD of this version."""
-        frame = self.receive(self.supervisor)
+        frame = self.asked()
         assert (frame.type, frame.job) == (FrameType.LOAD, number)
-        header = {"architecture": version.architecture, "preprocessing": version.preprocessing.to_json(), "error": None}
+        header: dict[str, Any] = {
+            "architecture": version.architecture,
+            "preprocessing": version.preprocessing.to_json(),
+            "error": None,
+        }
+        if keep_bytes is not None:
+            header["keep_bytes"] = keep_bytes
         self.supervisor.send(FrameType.MODEL, number, header=header)
         send_state(self.supervisor, number, 0, "weights", version.weights)
 
@@ -231,6 +243,7 @@ def test_a_version_is_asked_for_once_and_answers_keep_their_order(
         predictions = [answer(predictor.receive(session))[1][0] for _ in range(3)]
         expected = simple.outputs([1, 2, 3])[:, 0] * simple.preprocessing.target.std + simple.preprocessing.target.mean
         np.testing.assert_allclose(predictions, expected, rtol=1e-4, atol=1e-5)
+    assert predictor.receive(predictor.supervisor).type == FrameType.PROGRESS
     assert predictor.supervisor.recv(timeout=0.05) is None
 
 
@@ -253,6 +266,25 @@ def test_models_unused_for_longest_make_room(predictor: Process, connect: Callab
     use(third, loads=True)  # instead of the second
     use(first, loads=False)
     use(second, loads=True)
+
+
+def test_models_make_room_when_the_device_has_none(predictor: Process, connect: Callable[[], Connection]) -> None:
+    """`keep_bytes` of the others stay, and the predictor says what its models take."""
+    rows = Rows({"x": ("float8", [float(i) for i in range(20)]), "y": ("float8", [2.0 * i for i in range(20)])})
+    small = Version(rows, {"type": "mlp", "hidden": [8]})
+    numbers = [next(NUMBERS) for _ in range(3)]
+    session = connect()
+    for number, keep_bytes in zip(numbers, (0, None, 0), strict=True):
+        ask(session, number, small.request([0]))
+        predictor.give(number, small, keep_bytes)
+        answer(predictor.receive(session))
+    ask(session, numbers[2], small.request([0]))  # there
+    answer(predictor.receive(session))
+    taken = predictor.receive(predictor.supervisor)
+    assert taken.type == FrameType.PROGRESS and 0 < taken.header["model_bytes"] < 2 * len(small.weights)
+    ask(session, numbers[1], small.request([0]))  # gone
+    predictor.give(numbers[1], small)
+    answer(predictor.receive(session))
 
 
 def broken(request: tuple[dict[str, Any], list[Any]]) -> Iterator[tuple[dict[str, Any], list[Any]]]:
@@ -381,7 +413,7 @@ def test_models_that_cannot_be_loaded_are_the_requests_errors(
 ) -> None:
     session, number = connect(), next(NUMBERS)
     ask(session, number, simple.request([1]))
-    assert predictor.receive(predictor.supervisor).job == number
+    assert predictor.asked().job == number
     error = {"sqlstate": "42704", "message": "this version does not exist any more", "hint": "Deploy another one."}
     predictor.supervisor.send(
         FrameType.MODEL, number, header={"architecture": None, "preprocessing": None, "error": error}
