@@ -152,22 +152,22 @@ class Lab:
     def await_training(self, *jobs: int) -> None:
         self.wait_until(lambda: all(map(self.is_training, jobs)), 60, self.told)
 
-    def bring_together(self, *jobs: int) -> None:
-        """Until all these jobs train. One that is an epoch ahead is stopped meanwhile, unless it has a new plan to
-        follow: others may wait for the memory that it gives back."""
+    def bring_together(self, *jobs: int, until: Callable[[], Any] | None = None) -> Any:
+        """Until all these jobs train, or `until`; what that returned. One that is an epoch ahead is stopped meanwhile,
+        unless it has a new plan to follow: others may wait for the memory that it gives back."""
         stopped: set[int] = set()
 
-        def together() -> bool:
+        def together() -> Any:
             for job in jobs:
                 pid = executor_pid(self.conn, job)
                 ahead = steps(self.conn, job) > STEPS and self.used_generation(job) == self.newest_generation(job)
                 if pid is not None and ahead != (pid in stopped):
                     os.kill(pid, signal.SIGSTOP if ahead else signal.SIGCONT)
                     stopped.symmetric_difference_update({pid})
-            return all(map(self.is_training, jobs))
+            return all(map(self.is_training, jobs)) if until is None else until()
 
         try:
-            self.wait_until(together, 60, self.told)
+            return self.wait_until(together, 60, self.told)
         finally:
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
