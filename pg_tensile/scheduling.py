@@ -64,7 +64,7 @@ class Given:
 class JobState:
     """A job that has a trace or, executed eagerly, a claim (`least_bytes`). `rank`: its priority among those that wait,
     raised by the time it has waited. `given` None: it is not admitted yet. `stuck`: its executor does nothing until it
-    gets another plan."""
+    gets another plan. `pinned`: it keeps what it was given, for its executor rejects anything else."""
 
     job: int
     trace: Trace | None  # of the training step; None: executed eagerly
@@ -78,6 +78,7 @@ class JobState:
     most_bytes: int | None = None  # the job's own budget
     given: Given | None = None
     stuck: bool = False
+    pinned: bool = False
 
 
 class Planned(NamedTuple):
@@ -228,6 +229,9 @@ class _Round:
 
     def _look(self, job: JobState) -> None:
         """Can it be planned, and does it fit at all?"""
+        if job.pinned:
+            self.decisions[job.job] = Kept()
+            return
         least = job.least_bytes
         if job.trace is not None:
             try:
@@ -265,9 +269,9 @@ class _Round:
         return admitted
 
     def _budget(self) -> int:
-        """For the plans of all jobs. What was given to one that cannot be planned stays with it."""
-        failed = (self.jobs[job] for job, decision in self.decisions.items() if isinstance(decision, Failed))
-        held = sum(job.given.granted_bytes for job in failed if job.given is not None)
+        """For the plans of all jobs. What was given to one that cannot be planned, or is pinned, stays with it."""
+        left = (self.jobs[job] for job, decision in self.decisions.items() if isinstance(decision, Failed | Kept))
+        held = sum(job.given.granted_bytes for job in left if job.given is not None)
         overheads = sum(job.overhead_bytes for job in self.jobs.values())
         device = self.device
         return device.budget_bytes - device.inference_bytes - device.ending_bytes - overheads - held

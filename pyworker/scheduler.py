@@ -30,6 +30,7 @@ IDLE = 30.0
 PLANNER_IDLE = 300.0  # seconds without jobs after which the planner ends
 REQUEST_TIMEOUT = 120.0  # seconds for one answer
 MAX_PAUSE = 30.0  # seconds between two starts of the planner
+MOST_DEATHS = 3  # of planners, one after the other, before a trace that they all had got is not planned any more
 PENDING = "its plan is made; it waits until other jobs have given memory back"
 JOBS = """
     SELECT s.*, j.priority AS own_priority, t.captured_at::text AS captured, t.largest_operator,
@@ -49,20 +50,6 @@ def run(plpy: Any) -> None:
     Scheduler(Server(plpy)).run()
 
 
-@dataclass
-class Memory:
-    """What is remembered of a job: what the planner knows of it, and what was published for it last."""
-
-    captured: str  # the trace that the rest is about
-    sent: bool = False
-    planned_us: float | None = None  # sum of the latencies that the planner plans with
-    published: tuple[str, int] | None = None  # the trace and the number of replans that the newest plan was made for
-    generation: int = 0
-    rows: bytes = b""
-    link_share: float = 1.0
-    host_bytes: int = 0
-
-
 class Situation(NamedTuple):
     """What decides about the plans of a device. Another one is a reason to plan."""
 
@@ -70,7 +57,7 @@ class Situation(NamedTuple):
     inference_bytes: int
     ending_bytes: int  # granted to jobs that need no plan any more
     host_bytes: int
-    traces: dict[int, tuple[str, int]]  # by job: when it was captured, and how many of its plans were damaged
+    traces: dict[int, tuple[str, int, bool]]  # by job: when it was captured, how many plans were damaged, is it pinned
     priorities: dict[int, int]
     queue: tuple[tuple[int, bool], ...]  # jobs without a plan, first first, and whether they have waited long
 
@@ -118,8 +105,8 @@ class Request:
     asked_at: float = field(default_factory=time.monotonic)
 
 
-class Pending(NamedTuple):
-    """A plan that is not published yet."""
+class Plan(NamedTuple):
+    """A plan as the planner has made it."""
 
     device: str
     captured: str
@@ -131,6 +118,39 @@ class Pending(NamedTuple):
     @property
     def granted_bytes(self) -> int:
         return int(self.fields["granted_bytes"])
+
+    @property
+    def link_share(self) -> float:
+        return float(self.fields["link_share"])
+
+    @property
+    def host_bytes(self) -> int:
+        return int(self.fields["host_bytes"])
+
+    @property
+    def rows(self) -> bytes:
+        return bytes(self.buffers[0])
+
+
+@dataclass
+class Memory:
+    """What is remembered of a job: what the planner knows of it, and what was published for it last."""
+
+    captured: str  # the trace that the rest is about
+    sent: bool = False
+    planned_us: float | None = None  # sum of the latencies that the planner plans with
+    generation: int = 0  # of the plan that was published last; 0: it is of no use
+    published: Plan | None = None
+    in_force: Plan | None = None  # that the executor has made an iteration under
+    pinned: bool = False  # its executor has rejected a plan since jobs came or went: it keeps what it has
+    answered: bool = False  # a planner has had the trace and lived
+    deaths: int = 0  # of planners before that
+    set_aside: bool = False
+
+    def is_of(self, row: dict[str, Any]) -> bool:
+        """The newest plan was made for this trace and number of replans."""
+        plan = self.published
+        return plan is not None and (plan.captured, plan.replans) == (row["captured"], row["replans"])
 
 
 class Scheduler:
@@ -146,7 +166,7 @@ class Scheduler:
         self._memory: dict[int, Memory] = {}
         self._asked: dict[str, Request] = {}  # by device
         self._settled: dict[str, Situation] = {}  # by device: what its plans are made for
-        self._pending: dict[int, Pending] = {}
+        self._pending: dict[int, Plan] = {}  # not published yet
         self._tried: Any = None  # the ledger when the pending plans were tried last
 
     def run(self) -> None:
@@ -159,6 +179,8 @@ class Scheduler:
         """One look at everything; seconds until the next."""
         self._server.woken = False
         views = self._look()
+        while self._fall_back(views):
+            views = self._look()
         self._publish_pending(views)
         try:
             for view in views.values():
@@ -187,10 +209,13 @@ class Scheduler:
         views = {}
         for device in devices:
             name = device["device"]
-            mine = {number: job for number, job in jobs.items() if job["device"] == name and not job["refused"]}
+            mine = {job: row for job, row in jobs.items() if row["device"] == name and self._is_planned(row)}
             held = {grant["job"]: grant for grant in grants if grant["device"] == name}
             views[name] = View(name, mine, held, self._situation(device, mine, held, host, ageing))
         return views
+
+    def _is_planned(self, row: dict[str, Any]) -> bool:
+        return not row["refused"] and not self._memory[row["job"]].set_aside
 
     def _seconds(self, name: str) -> float:
         return float(self._server.number(f"pg_tensile.{name}"))
@@ -201,14 +226,21 @@ class Scheduler:
 
     def _remember(self, jobs: dict[int, dict[str, Any]], grants: dict[int, dict[str, Any]]) -> None:
         """Forgets jobs that have ended, and what was published for an attempt before."""
+        if jobs.keys() != self._memory.keys():
+            for memory in self._memory.values():
+                memory.pinned = False
         self._memory = {job: memory for job, memory in self._memory.items() if job in jobs}
         self._pending = {job: plan for job, plan in self._pending.items() if job in jobs}
         for job, row in jobs.items():
             memory = self._memory.setdefault(job, Memory(row["captured"]))
             if memory.captured != row["captured"]:
-                memory.captured, memory.sent, memory.planned_us = row["captured"], False, None
-            if memory.generation > (grants[job]["generation"] if job in grants else 0):
-                memory.generation, memory.published = 0, None
+                newest = memory.generation, memory.published
+                memory = self._memory[job] = Memory(row["captured"], generation=newest[0], published=newest[1])
+            grant = grants.get(job, {"generation": 0, "acknowledged": 0})
+            if memory.generation > grant["generation"]:
+                memory.generation, memory.published, memory.in_force = 0, None, None
+            if 0 < memory.generation <= grant["acknowledged"]:
+                memory.in_force = memory.published
 
     def _situation(
         self,
@@ -218,7 +250,8 @@ class Scheduler:
         host_bytes: int,
         ageing: float,
     ) -> Situation:
-        others = sum(memory.host_bytes for job, memory in self._memory.items() if job not in jobs)
+        plans = [memory.published for job, memory in self._memory.items() if job not in jobs]
+        others = sum(plan.host_bytes for plan in plans if plan is not None)
         waiting = [row for job, row in jobs.items() if job not in grants or not grants[job]["generation"]]
         waiting.sort(key=lambda row: (-row["priority"], row["job"]))
         return Situation(
@@ -226,7 +259,7 @@ class Scheduler:
             device["inference_bytes"],
             sum(row["granted_bytes"] + row["overhead_bytes"] for job, row in grants.items() if job not in jobs),
             max(0, host_bytes - others),
-            {job: (row["captured"], row["replans"]) for job, row in jobs.items()},
+            {job: (row["captured"], row["replans"], self._memory[job].pinned) for job, row in jobs.items()},
             {job: row["own_priority"] for job, row in jobs.items()},
             tuple((row["job"], 0 < ageing <= row["waited_s"]) for row in waiting),
         )
@@ -298,12 +331,14 @@ class Scheduler:
         if grant is None or not grant["generation"]:
             return None, []
         memory = self._memory[job]
-        known = grant["generation"] == memory.generation and memory.published == (row["captured"], row["replans"])
-        given = {"known": known, "granted_bytes": grant["plan_granted_bytes"], "link_share": memory.link_share}
-        return given, [memory.rows] if known else []
+        plan = memory.published
+        known = grant["generation"] == memory.generation and memory.is_of(row)
+        share = 1.0 if plan is None else plan.link_share
+        given = {"known": known, "granted_bytes": grant["plan_granted_bytes"], "link_share": share}
+        return given, [plan.rows] if plan is not None and known else []
 
     def _job_header(self, job: int, row: dict[str, Any], given: dict[str, Any] | None, view: View) -> dict[str, Any]:
-        published = self._memory[job].published
+        memory = self._memory[job]
         return {
             "job": job,
             "traced": row["traced"],
@@ -316,7 +351,8 @@ class Scheduler:
             "overhead_bytes": row["overhead_bytes"],
             "most_bytes": row["memory_budget"],
             "given": given,
-            "stuck": given is not None and published not in (None, (row["captured"], row["replans"])),
+            "stuck": given is not None and memory.published is not None and not memory.is_of(row),
+            "pinned": given is not None and memory.pinned,
         }
 
     def _device_header(self, view: View) -> dict[str, Any]:
@@ -354,8 +390,9 @@ class Scheduler:
         if now - self._busy_at > PLANNER_IDLE and not self._asked:
             self._close()
             return pause
-        if any(now - request.asked_at > REQUEST_TIMEOUT for request in self._asked.values()):
-            raise ChildDied(f"planner made no plan within {REQUEST_TIMEOUT:.0f} s and was killed", None)
+        patience = min(REQUEST_TIMEOUT, self._seconds("executor_timeout") or REQUEST_TIMEOUT)
+        if any(now - request.asked_at > patience for request in self._asked.values()):
+            raise ChildDied(f"planner made no plan within {patience:.0f} s and was killed", None)
         frame = self._child.receive(pause)
         while frame is not None:
             self._hear(frame)
@@ -369,6 +406,9 @@ class Scheduler:
         if frame.type != FrameType.SCHEDULED or request is None or request.number != frame.header["request"]:
             raise Failure("08P01", f"the planner sent an unexpected {frame.type.name} frame")
         del self._asked[request.view.name]  # should what follows fail, it is asked again
+        for job, row in request.view.jobs.items():
+            if self._is_current(row):
+                self._memory[job].answered, self._memory[job].deaths = True, 0
         self._follow(request, frame)
         self._settled[request.view.name] = request.view.situation
         self._pause = 1.0
@@ -385,10 +425,29 @@ class Scheduler:
         for request in self._asked.values():
             for job in request.view.jobs:
                 self._server.call("tensile._job_waits(int8,text)", job, f"{reason}; it is started again")
+            self._suspect(request, reason)
         self._asked.clear()
         self._server.commit()
         self._start_after = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, MAX_PAUSE)
+
+    def _suspect(self, request: Request, reason: str) -> None:
+        """A trace may have been too much for the planner that was given it. If no planner survives, the last one that
+        came is set aside; should that not help, the one before it."""
+        traced = [row for row in request.view.jobs.values() if row["traced"] and self._is_current(row)]
+        new = [row for row in traced if not self._memory[row["job"]].answered]
+        for row in new:
+            self._memory[row["job"]].deaths += 1
+        suspects = [row for row in new if self._memory[row["job"]].deaths >= MOST_DEATHS]
+        if not suspects:
+            return
+        job = max(suspects, key=lambda row: (row["captured"], row["job"]))["job"]
+        self._memory[job].set_aside = True
+        reason = (
+            f"its trace is set aside, for {self._memory[job].deaths} planners have died that were given it: {reason}"
+        )
+        self._server.call("tensile._job_waits(int8,text)", job, reason)
+        self._log("failed", job, request.view.name, reason)
 
     def _close(self) -> None:
         if self._child is not None:
@@ -407,12 +466,12 @@ class Scheduler:
             if memory is not None and memory.planned_us is None:
                 memory.planned_us = total_us
         buffers = iter(frame.buffers)
-        plans: dict[int, Pending] = {}
+        plans: dict[int, Plan] = {}
         for answer in header["jobs"]:
             job, row = answer["job"], view.jobs[answer["job"]]
             if answer["decision"] == "planned":
                 four = [next(buffers) for _ in range(4)]
-                plans[job] = Pending(view.name, row["captured"], row["replans"], answer, four, request.reason)
+                plans[job] = Plan(view.name, row["captured"], row["replans"], answer, four, request.reason)
             self._pending.pop(job, None)
         for answer in header["jobs"]:
             if self._is_current(view.jobs[answer["job"]]):
@@ -473,16 +532,37 @@ class Scheduler:
                 self._publish(job, plan)
         self._tried = ledger
 
-    def _publish(self, job: int, plan: Pending) -> None:
+    def _fall_back(self, views: dict[str, View]) -> bool:
+        """An executor that rejects a plan stays with the one before: that one is published again, so that ledger and
+        plan table say what is so. The same plan would be rejected again: so the job is left alone until its trace or
+        the set of jobs is another one. True: there was such a job."""
+        found = False
+        for view in views.values():
+            for job, row in view.jobs.items():
+                memory = self._memory[job]
+                if row["rejected"] is None or row["rejected"] != memory.generation:
+                    continue
+                found = True
+                memory.generation, memory.pinned = 0, True
+                reason = f"its executor has rejected the plan of generation {row['rejected']}: it keeps the one before"
+                if memory.in_force is None or memory.published is memory.in_force:
+                    self._log("failed", job, view.name, reason)
+                    self._server.commit()
+                else:
+                    memory.in_force = memory.in_force._replace(reason=reason)
+                    self._publish(job, memory.in_force)
+        return found
+
+    def _publish(self, job: int, plan: Plan) -> None:
         """Publishes a plan if the ledger has room for it; else it is pending."""
         self._pending.pop(job, None)
         memory = self._memory.get(job)
         if memory is None or memory.captured != plan.captured:
             return
-        fields, rows = plan.fields, bytes(plan.buffers[0])
+        fields = plan.fields
         numbers = (fields["planned_bytes"], fields["granted_bytes"], fields["link_share"])
         try:
-            generation = self._server.call(PUBLISH, job, rows, *numbers)
+            generation = self._server.call(PUBLISH, job, plan.rows, *numbers)
             if generation is None:
                 self._pending[job] = plan
                 self._server.call("tensile._job_waits(int8,text)", job, PENDING)
@@ -494,10 +574,9 @@ class Scheduler:
             self._cannot_publish(job, plan, failure_of_sql(error))
             return
         if generation is not None:
-            memory.generation, memory.published = generation, (plan.captured, plan.replans)
-            memory.rows, memory.link_share, memory.host_bytes = rows, fields["link_share"], fields["host_bytes"]
+            memory.generation, memory.published = generation, plan
 
-    def _note_plan(self, job: int, plan: Pending, generation: int) -> None:
+    def _note_plan(self, job: int, plan: Plan, generation: int) -> None:
         fields, (_, operators, footprint, vanilla) = plan.fields, plan.buffers
         if len(operators):
             steps = (operators.cast("i").tolist(), footprint.cast("q").tolist(), vanilla.cast("q").tolist())
@@ -506,7 +585,7 @@ class Scheduler:
         details["events"] = len(plan.buffers[0]) // 32
         self._log("planned", job, plan.device, plan.reason, details, generation)
 
-    def _cannot_publish(self, job: int, plan: Pending, failure: Failure) -> None:
+    def _cannot_publish(self, job: int, plan: Plan, failure: Failure) -> None:
         if failure.sqlstate == "42704":
             return  # its worker has gone
         reason = f"its plan cannot be published: {failure.message}"

@@ -301,6 +301,7 @@ CREATE TABLE tensile.traces (
     graphs           jsonb NOT NULL,
     traces           bytea[] NOT NULL,
     replans          int NOT NULL DEFAULT 0,
+    rejected         bigint,
     refusal          jsonb,
     captured_at      timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
 );
@@ -312,6 +313,7 @@ COMMENT ON COLUMN tensile.traces.least_bytes IS 'device memory that no plan can 
 COMMENT ON COLUMN tensile.traces.largest_operator IS 'the operator that needs the most of it';
 COMMENT ON COLUMN tensile.traces.graphs IS 'names and numbers of rows of the graphs in column traces';
 COMMENT ON COLUMN tensile.traces.replans IS 'how often its worker has asked for another plan, because one was damaged';
+COMMENT ON COLUMN tensile.traces.rejected IS 'the last generation of its plans that the executor could not use';
 COMMENT ON COLUMN tensile.traces.refusal IS 'why the job can''t be given memory; null: it can';
 
 CREATE TABLE tensile.operators (
@@ -1397,9 +1399,12 @@ AS $$
     SELECT t.refusal FROM tensile.traces t WHERE t.job = tensile._my_job();
 $$;
 
+-- A line of the log; the scheduler hears of a plan that was rejected.
 CREATE FUNCTION tensile._job_log(event text, reason text, generation bigint) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
+    UPDATE tensile.traces SET rejected = $3 WHERE job = tensile._my_job() AND $1 = 'rejected';
+    SELECT tensile._notify(tensile._my_job()) WHERE $1 = 'rejected';
     SELECT tensile._log($1, m.job, $3, (SELECT t.device FROM tensile.traces t WHERE t.job = m.job), $2)
     FROM (SELECT tensile._my_job()) m (job)
 $$;
@@ -1467,12 +1472,12 @@ $$;
 CREATE FUNCTION tensile._schedule_jobs()
     RETURNS TABLE (job bigint, waiting bool, waited_s float8, priority float8, policy text, memory_budget bigint,
                    device text, revision int, total_us float8, overhead_bytes bigint, least_bytes bigint, refused bool,
-                   replans int)
+                   replans int, rejected bigint)
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT j.id, j.state = 'waiting', extract(epoch FROM clock_timestamp() - t.captured_at)::float8, j.aged_priority,
            t.policy, j.memory_budget, t.device, t.revision, l.total_us, t.overhead_bytes, t.least_bytes,
-           t.refusal IS NOT NULL, t.replans
+           t.refusal IS NOT NULL, t.replans, t.rejected
     FROM tensile._open_jobs j JOIN tensile.traces t ON t.job = j.id LEFT JOIN tensile.latencies l ON l.job = j.id
     WHERE j.state IN ('waiting', 'running')
 $$;

@@ -43,16 +43,24 @@ class Job:
     def order(self, sql: str) -> list[dict[str, Any]]:
         return self.play.order(self.number, sql)
 
-    def send_trace(self, trace: Trace | None = NETWORK, claim: int = 0, data: bytes | None = None) -> None:
-        """What the worker does with a TRACE frame; with `data` instead of the trace's own."""
+    def send_trace(
+        self,
+        trace: Trace | None = NETWORK,
+        claim: int = 0,
+        data: bytes | None = None,
+        device: str = "cpu",
+        described: dict[str, Any] | None = None,
+    ) -> None:
+        """What the worker does with a TRACE frame; with `data` instead of the trace's own, and the device `described`
+        in another way."""
         self.trace, self.revision = trace, self.revision + 1
-        header = {"device": "cpu", "profile": profile(), "revision": self.revision, "policy": "joint"}
+        header = {"device": device, "profile": described or profile(), "revision": self.revision, "policy": "joint"}
         header |= {"overhead_bytes": 0, "operator": "backward", "graphs": [{"name": "train", "rows": 8}]}
         header |= {"least_bytes": claim if trace is None else least_bytes(trace)}
         if trace is None:
             header |= {"policy": "none", "graphs": []}
         sent = "" if trace is None else f"'\\x{(data or trace.to_bytes()).hex()}'"
-        self.order(f"SELECT tensile._register_device('cpu', {TOTAL}, 1e9, 1e9, 0)")
+        self.order(f"SELECT tensile._register_device('{device}', {TOTAL}, 1e9, 1e9, 0)")
         self.order(f"SELECT tensile._job_trace('{json.dumps(header)}', ARRAY[{sent}]::bytea[], NULL)")
 
     def send_latency(self, factor: float) -> None:
@@ -305,6 +313,64 @@ def test_a_scheduler_that_dies_goes_on_where_it_was(play):
     smaller = one.follow(first["generation"])  # the launcher starts it again after some seconds
     beside = other.follow()
     assert smaller["granted_bytes"] + beside["granted_bytes"] == play.granted() <= budget(play)
+
+
+def reject(job: Job, generation: int) -> dict[str, Any]:
+    """What the worker does when the executor cannot use a plan; the plan that comes instead."""
+    job.order(f"SELECT tensile._job_log('rejected', 'it cannot be used', {generation})")
+    return job.follow(generation)
+
+
+def test_a_job_keeps_its_plan_when_it_rejects_another_until_the_jobs_change(play):
+    """It is to become smaller for a second job, and says no; that one is planned into what is left."""
+    one, other = play.job(), play.job()
+    one.send_trace()
+    first = one.follow()
+    other.send_trace()
+    smaller = one.plan(first["generation"])
+    assert smaller["granted_bytes"] < first["granted_bytes"]
+    again = reject(one, smaller["generation"])
+    assert (again["plan"], again["granted_bytes"]) == (first["plan"], first["granted_bytes"])
+    footprint = "SELECT generation FROM tensile.footprints WHERE job = %s"
+    assert value(play.conn, footprint, one.number) == again["generation"]
+    beside = other.follow()
+    assert first["granted_bytes"] + beside["granted_bytes"] == play.granted() <= budget(play)
+    third = play.job()  # now it is asked again
+    third.send_trace(None, claim=1)
+    assert one.follow(again["generation"])["granted_bytes"] < first["granted_bytes"]
+    assert other.follow(beside["generation"])["granted_bytes"] > beside["granted_bytes"]
+    third.follow()
+    assert play.granted() <= budget(play)
+    assert len([line for line in play.log("planned") if line[1] == one.number]) == 4
+
+
+def test_the_grant_of_a_plan_that_is_rejected_is_given_back(play):
+    play.set("device_memory", f"{(LEAST + MOST) // 2048}kB")
+    job = play.job()
+    job.send_trace()
+    first = job.follow()
+    play.set("device_memory", f"{2 * MOST // 1024}kB")
+    larger = job.plan(first["generation"])
+    assert play.granted() == larger["granted_bytes"] > first["granted_bytes"]
+    assert reject(job, larger["generation"])["plan"] == first["plan"]
+    assert play.granted() == first["granted_bytes"]
+
+
+def test_a_trace_that_no_planner_survives_is_set_aside(play):
+    """Nothing can be planned for a device whose description is wrong: the planner ends with an error."""
+    deadly, sound = play.job(), play.job()
+    deadly.send_trace(device="cuda:0", described={"memory_bytes": TOTAL, "out_bytes_per_s": "fast"})
+    assert "planner died" in play.await_log("planner")[2]
+    sound.send_trace()
+    assert sound.follow()["planned_bytes"] == MOST
+    assert play.await_log("failed")[1] == deadly.number
+    assert len(play.log("planner")) == 3
+    assert deadly.reason().startswith("its trace is set aside, for 3 planners have died that were given it")
+    other = play.job()
+    other.send_trace()
+    sound.follow(1)
+    other.follow()
+    assert len(play.log("planner")) == 3
 
 
 def test_a_damaged_trace_does_not_hold_up_other_jobs(play):
