@@ -322,6 +322,19 @@ def test_plans_keep_to_the_host_memory_that_there_is():
     assert host_bytes([(trace, scarce.plan)]) == scarce.host_bytes <= limit
 
 
+def test_a_pinned_job_keeps_what_it_has_and_others_are_planned_into_the_rest():
+    trace = network(12, latency_us=20.0)
+    budget = most(trace) + middle(trace)
+    state = device(budget)
+    one, other = job(1, trace), job(2, trace)
+    (one,) = published(decide(state, one), one)
+    assert planned(decide(state, one, other), 1).granted_bytes < granted(one)
+    schedule = decide(state, replace(one, pinned=True), other)
+    assert schedule.decisions[1] == Kept()
+    assert planned(schedule, 2).granted_bytes <= budget - granted(one)
+    assert "needs at least" in reason(decide(device(granted(one) + 1), replace(one, pinned=True), other), 2)
+
+
 def test_a_job_waits_where_host_memory_is_missing():
     trace = network(12)
     both = device(2 * least_bytes(trace), host_bytes=0)
