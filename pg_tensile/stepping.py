@@ -183,11 +183,15 @@ class PlannedSteps:
     def take(self, grant: Grant) -> None:
         """Compiles a plan, to be in force from the next training step on. Raises InvalidPlanError, BudgetError,
         DeviceError; the plans stay as they are then. From one thread at a time."""
-        train, own = self._graphs["train"], self._own_plans(grant)
-        if grant.plan is not train.plan:
-            self._executor.change_plan(grant.plan, budget_bytes=grant.granted_bytes)
-        for name, plan in own.items():
-            self._executor.change_plan(plan, self._graphs[name])
+        own = self._own_plans(grant)
+        order = ["train", *own]
+        if (self._executor.budget_bytes or 0) > grant.granted_bytes:
+            order.reverse()  # a step may come in between: no plan is in force that exceeds the budget
+        for name in order:
+            if name != "train":
+                self._executor.change_plan(own[name], self._graphs[name])
+            elif grant.plan is not self._graphs["train"].plan:
+                self._executor.change_plan(grant.plan, budget_bytes=grant.granted_bytes)
         self._own = set(own)
         self._device.share_link(grant.link_share)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -128,7 +128,7 @@ class Executor:
         assert frame is not None  # no time-out
         return self._expected(frame, expected)
 
-    def _expected(self, frame: Frame, expected: set[FrameType]) -> Frame:
+    def _expected(self, frame: Frame, expected: Collection[FrameType]) -> Frame:
         if frame.type == FrameType.STOP:
             raise Stopped(bool(frame.header.get("checkpoint")))
         if frame.type not in expected:
@@ -143,12 +143,12 @@ class Executor:
             if frame is not None:
                 return self._expected(frame, expected)
 
-    def poll_early(self, phase: str) -> None:
-        """Between two parts of something that takes time, before training: a sign of life. Raises Stopped."""
+    def poll_early(self, phase: str, expected: Collection[FrameType] = ()) -> Frame | None:
+        """Between two parts of something that takes time, before training: a sign of life, and a frame of the types
+        `expected` if one came. Raises Stopped."""
         self._report_phase(phase)
         frame = self._poll()
-        if frame is not None:
-            self._expected(frame, set())
+        return None if frame is None else self._expected(frame, expected)
 
     def _poll(self) -> Frame | None:
         """A frame if one came; never blocks."""

@@ -87,7 +87,7 @@ def _spec(server: Server, asked: dict[str, Any], threads: int) -> dict[str, Any]
     spool.mkdir(mode=0o700, exist_ok=True)
     return asked | {
         "device": server.setting("pg_tensile.device"),
-        "device_memory_bytes": server.number("pg_tensile.device_memory") << 20,
+        "device_memory_bytes": server.number("pg_tensile.device_memory") << 10,
         "host_memory_bytes": server.number("pg_tensile.host_memory") << 20,
         "plan_events": server.number("pg_tensile.plan_events"),
         "threads": threads,

@@ -86,6 +86,7 @@ class MemoryClient:
         self._overhead_bytes = CONTEXT_BYTES if job.device.type == "cuda" else 0
         self._revision = 0
         self._generation = 0  # of the newest plan that came
+        self._newest: Grant | None = None
         self._rows: dict[str, int] = {}  # of a batch of each graph
         self._sent: dict[str, Trace] = {}  # with the last TRACE
         self._steps: PlannedSteps | None = None
@@ -112,11 +113,12 @@ class MemoryClient:
         grant = self._await_grant()
         device = self._make_device(grant)
         graphs = self._with_workspaces(graphs, device, grant)
+        if self._newest is not None and self._newest is not grant:  # it came meanwhile
+            grant, device = self._newest, self._instead_of(device, self._newest)
         while (steps := self._try(graphs, device, grant)) is None:
-            device.close()
             self._announce(graphs.traces())
             grant = self._await_grant()
-            device = self._make_device(grant)
+            device = self._instead_of(device, grant)
         self._steps = steps
         weight = self._executor._spec["latency_weight"]
         self._averages = LatencyAverages(graphs.train.trace.latency_us, weight)
@@ -157,8 +159,19 @@ class MemoryClient:
         for name, graph in graphs.named().items():
             workspace = probe(graph, device, grant.granted_bytes)
             traces[name] = graph.trace.with_latencies(graph.trace.latency_us, workspace)
-            self._executor.poll_early("waiting")
+            self._listen()
         return graphs.with_traces(traces)
+
+    def _listen(self) -> None:
+        """A sign of life while something takes time before training. A newer plan counts; what REFUSE means is
+        raised."""
+        frame = self._executor.poll_early("waiting", {FrameType.PLAN, FrameType.REFUSE})
+        if frame is not None:
+            self._heed(frame)
+
+    def _instead_of(self, device: Device, grant: Grant) -> Device:
+        device.close()
+        return self._make_device(grant)
 
     def _make_device(self, grant: Grant) -> Device:
         index = self._job.device.index or 0
@@ -219,11 +232,15 @@ class MemoryClient:
         """The next plan. Raises what `_refusal` makes of a REFUSE frame, Stopped."""
         while True:
             frame = self._executor.wait_for_frame("waiting", {FrameType.PLAN, FrameType.REFUSE})
-            if frame.type == FrameType.REFUSE:
-                raise self._refusal(frame.header)
-            grant = self._grant(frame)
+            grant = self._heed(frame)
             if grant is not None:
                 return grant
+
+    def _heed(self, frame: Frame) -> Grant | None:
+        """What a PLAN grants, if it is news. Raises what REFUSE means."""
+        if frame.type == FrameType.REFUSE:
+            raise self._refusal(frame.header)
+        return self._grant(frame)
 
     def _grant(self, frame: Frame) -> Grant | None:
         """What a PLAN frame grants; None if it is older than what is known, or no plan."""
@@ -236,13 +253,12 @@ class MemoryClient:
         except PlanError as error:
             self._reject(generation, error)
             return None
-        return Grant(plan, frame.header["granted_bytes"], frame.header["link_share"])
+        self._newest = Grant(plan, frame.header["granted_bytes"], frame.header["link_share"])
+        return self._newest
 
     def receive(self, frame: Frame) -> None:
         """A frame that came between two steps. A plan is compiled by a thread, while training goes on."""
-        if frame.type == FrameType.REFUSE:
-            raise self._refusal(frame.header)
-        grant = self._grant(frame)
+        grant = self._heed(frame)
         if grant is not None and self._steps is not None:
             self._taking.append((grant.plan.generation, self._steps.offer(grant)))
 
@@ -329,7 +345,7 @@ class MemoryClient:
         deadline = time.monotonic() + SEARCH_S
         fits, exceeds = 0, self._job.settings.batch_size
         while exceeds - fits > 1 and time.monotonic() < deadline:
-            self._executor.poll_early("waiting")
+            self._executor.poll_early("waiting", {FrameType.PLAN, FrameType.REFUSE})  # too late for either
             size = exceeds // 2 if not fits else (fits + exceeds) // 2
             try:
                 least = factor * least_bytes(capture_step(*self._job.with_batch_size(size)).trace)

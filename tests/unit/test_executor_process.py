@@ -209,6 +209,18 @@ def test_a_grant_too_small_for_the_workspaces_is_asked_for_again(start: Callable
     assert child.headers(FrameType.PROGRESS)[-1]["plan_generation"] == 2
 
 
+def test_of_plans_that_come_before_training_the_newest_counts(start: Callable[..., Child]) -> None:
+    """As when another job comes while workspaces are looked at."""
+    eager = eager_run(start)
+    child = start()
+    trace = child.until(FrameType.TRACE)
+    child.send(FrameType.PLAN, *grant(trace, 1, 0.9))
+    child.send(FrameType.PLAN, *grant(trace, 2, 0.4))
+    assert not finish(child)["stopped"]
+    assert child.headers(FrameType.PROGRESS)[-1]["plan_generation"] == 2
+    assert child.weights() == eager.weights()
+
+
 def test_plans_are_taken_up_while_it_trains(start: Callable[..., Child]) -> None:
     eager = eager_run(start, epochs=60)
     child = start(epochs=60)
