@@ -42,6 +42,7 @@ from pyworker.wire import Frame, FrameType, ProtocolError, StateReader
 
 TICK = 1.0  # seconds between two looks at cancel_job and the model
 STOP_GRACE = 2.0  # seconds that the executor has for its last checkpoint
+REPLAN_PAUSE = 5.0  # seconds that the scheduler has to replace a damaged plan, before it is asked again
 # What the JOB frame takes from the job's row as it is
 COPIED = (
     *("attempt", "architecture", "target", "epochs", "batch_size", "optimizer", "learning_rate", "validation", "seed"),
@@ -87,6 +88,7 @@ class Worker:
         self._result_meta: dict[str, Any] = {}
         self._generation_sent = 0  # of plans
         self._generation_used = 0
+        self._replan_after = 0.0
         self._waiting = self._refused = False
         self._last_look = time.monotonic()
         self._threads = self._choose_threads()
@@ -269,8 +271,10 @@ class Worker:
             plans = self._server.rows(sql, ["int8"], self._generation_sent)
         except self._server.plpy.spiexceptions.DataCorrupted as error:
             self._server.rollback()
-            self._server.call("tensile._job_replan(text)", str(error))
-            self._server.commit()
+            if time.monotonic() >= self._replan_after:
+                self._server.call("tensile._job_replan(text)", str(error))
+                self._server.commit()
+                self._replan_after = time.monotonic() + REPLAN_PAUSE
             return
         self._server.commit()
         for plan in plans:
