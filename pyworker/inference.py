@@ -122,6 +122,7 @@ class Inference:
         size = sum(len(chunk) for chunk in chunks)
         granted = self._reserve(size)
         if granted is None:
+            self._settle()  # jobs need not make room any more
             message = f"there is no device memory for the {size:,} bytes of this model"
             self._refuse(version, "53200", message, "Raise pg_tensile.device_memory, or wait until jobs have ended.")
             return

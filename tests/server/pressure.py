@@ -89,7 +89,8 @@ class Watch:
 class Lab:
     """A server with images to train on, and what its jobs come to without plans."""
 
-    def __init__(self, cluster: Any, wait_until: Wait) -> None:
+    def __init__(self, cluster: Any, wait_until: Wait, trained: Sequence[tuple[str, int]] = TRAINED) -> None:
+        """`trained`: the jobs whose weights without plans will be asked for."""
         self.cluster = cluster
         self.wait_until = wait_until
         self.conn: Connection = cluster.connect()
@@ -98,10 +99,11 @@ class Lab:
         for network, architecture in NETWORKS.items():
             register(self.conn, network, architecture)
         with ThreadPoolExecutor(2) as pool:  # beside the jobs: both take their time to start
-            sizes = pool.map(self._explain, NETWORKS)
-            jobs = [self.submit(network, seed, policy="none") for network, seed in TRAINED]
-            self.sizes = dict(zip(NETWORKS, sizes, strict=True))
-        self.weights = {trained: self.digest(job) for trained, job in zip(TRAINED, jobs, strict=True)}
+            networks = sorted({network for network, _ in trained})
+            sizes = pool.map(self._explain, networks)
+            jobs = [self.submit(network, seed, policy="none") for network, seed in trained]
+            self.sizes = dict(zip(networks, sizes, strict=True))
+        self.weights = {each: self.digest(job) for each, job in zip(trained, jobs, strict=True)}
 
     def _explain(self, network: str) -> Size:
         options = {"task": "classification", "format": "json"}

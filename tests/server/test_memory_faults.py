@@ -1,4 +1,4 @@
-"""Jobs, planner and scheduler die, hang, or find damage while jobs share a device: the weights are the same all the same."""
+"""Jobs, planner and scheduler die or hang while jobs share a device: the weights are the same all the same."""
 
 from __future__ import annotations
 
