@@ -95,7 +95,7 @@ def test_jobs_that_wait_or_run_are_listed_for_the_scheduler(stage: Stage, traced
     row = stage.order("scheduler", "SELECT * FROM tensile._schedule_jobs()")[0]
     assert 0 <= row.pop("waited_s") < 60 and 2 <= row.pop("priority") < 2.2
     kept = {name: FIRST[name] for name in ("policy", "device", "revision", "overhead_bytes", "least_bytes")}
-    news = {"job": traced, "waiting": True, "memory_budget": 9000, "refused": False, "replans": 0}
+    news: dict[str, Any] = {"job": traced, "waiting": True, "memory_budget": 9000, "refused": False, "replans": 0}
     news |= {"total_us": None, "rejected": None}
     assert row == kept | news
     stage.order(traced, "SELECT tensile._job_admitted()")
