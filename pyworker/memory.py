@@ -92,7 +92,7 @@ class MemoryClient:
         self._steps: PlannedSteps | None = None
         self._taking: deque[tuple[int, Future[None]]] = deque()  # plans that are being compiled
         self._averages: LatencyAverages | None = None
-        self._measured = np.zeros(0)
+        self._predicted = self._measured = np.zeros(0)  # µs, of the training step's operators
         self._measure_at = 0.0
         self._utilisation: float | None = None
 
@@ -121,7 +121,8 @@ class MemoryClient:
             device = self._instead_of(device, grant)
         self._steps = steps
         weight = self._executor._spec["latency_weight"]
-        self._averages = LatencyAverages(graphs.train.trace.latency_us, weight)
+        self._predicted = graphs.train.trace.latency_us
+        self._averages = LatencyAverages(self._predicted, weight)
         return steps
 
     def _try(self, graphs: Graphs, device: Device, grant: Grant) -> PlannedSteps | None:
@@ -318,7 +319,7 @@ class MemoryClient:
         self._measured = measured
         averages.add(measured)
         header = {"samples": averages.measurements, "total_us": averages.total_us, "load": self._utilisation}
-        columns = (self._sent["train"].latency_us, np.where(measured > 0, measured, np.nan), averages.latency_us)
+        columns = (self._predicted, np.where(measured > 0, measured, np.nan), averages.latency_us)
         buffers = [column.astype("<f4").tobytes() for column in columns]
         self._executor._send(FrameType.LATENCY, header, buffers)
 
