@@ -7,7 +7,6 @@ No torch here.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from pg_tensile.peak import floor_bytes, footprint
 from pg_tensile.plan import EventKind, Plan
 from pg_tensile.policies.relax import least_bytes
 from pg_tensile.profile import DeviceProfile
-from pg_tensile.scheduling import DeviceScheduler, DeviceState, JobState, Planned
+from pg_tensile.scheduling import DeviceScheduler, DeviceState, JobState, Planned, size
 from pg_tensile.simulator import SimulatedJob, simulate
 from pg_tensile.trace import Kind, Phase, Trace
 
@@ -30,7 +29,6 @@ GRAPHS = {  # which of them needs it
     "evaluate_last": "for the last batch of validation",
 }
 NOTICEABLE = 5e-4  # of a step's time
-UNITS = ("B", "kB", "MB", "GB", "TB")  # of 1024, as memory_budget takes them
 
 
 class Request(NamedTuple):
@@ -266,16 +264,6 @@ def _start(request: Request, least: int, admission: Admission, found: Mapping[st
 
 
 # ---- text ------------------------------------------------------------------------------------------------------------
-
-
-def size(nbytes: float, up: bool = False) -> str:
-    """In units of 1024, as PostgreSQL writes them: "97.5 MB". `up`: not less than it is."""
-    value, unit = float(nbytes), 0
-    while abs(value) >= 1023.95 and unit < len(UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    if not unit:
-        return f"{value:.0f} {UNITS[0]}"
-    return f"{math.ceil(10 * value) / 10 if up else value:.1f} {UNITS[unit]}"
 
 
 def duration(us: float) -> str:

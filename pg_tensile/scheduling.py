@@ -13,6 +13,7 @@ No clock, no I/O: equal arguments give equal decisions, and `DeviceScheduler` re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -33,6 +34,7 @@ GAIN = 0.02  # of the time of all jobs: what new plans must save to replace plan
 PRIORITY_STEP = 10.0
 HEAVIEST = 16.0
 REMEMBERED = 16  # results of the policy tensile
+UNITS = ("B", "kB", "MB", "GB", "TB")  # of 1024, as memory_budget takes them
 
 
 @dataclass(frozen=True)
@@ -283,7 +285,7 @@ class _Round:
         others += ["jobs that end"] if self.device.ending_bytes else []
         needs, has = self.least[job.job] + job.overhead_bytes, max(free, 0) + job.overhead_bytes
         return (
-            f"needs at least {_size(needs)} of device memory; {_size(has)} of the {_size(self.device.budget_bytes)} of"
+            f"needs at least {size(needs)} of device memory; {size(has)} of the {size(self.device.budget_bytes)} of"
             f" {self.device.name} are not needed by {' and '.join(others) or 'others'}"
         )
 
@@ -305,7 +307,7 @@ class _Round:
         needed, limit = self._host_bytes(plans), self.device.host_bytes
         if needed > limit and newest is not None:
             self.decisions[newest] = Waits(
-                f"needs host memory for what is swapped: {_size(needed)} with the jobs that run, where {_size(limit)}"
+                f"needs host memory for what is swapped: {size(needed)} with the jobs that run, where {size(limit)}"
                 " are allowed (pg_tensile.host_memory)"
             )
             return None
@@ -518,9 +520,11 @@ def _jobs(count: int) -> str:
     return "job" if count == 1 else f"{count} jobs"
 
 
-def _size(nbytes: int) -> str:
-    """For people: 1.2 GB, 340 MB."""
-    for unit, name in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.1f} {name}" if nbytes < 100 * unit else f"{nbytes / unit:.0f} {name}"
-    return f"{nbytes} bytes"
+def size(nbytes: float, up: bool = False) -> str:
+    """In units of 1024, as PostgreSQL writes them: "97.5 MB". `up`: not less than it is."""
+    value, unit = float(nbytes), 0
+    while abs(value) >= 1023.95 and unit < len(UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    if not unit:
+        return f"{value:.0f} {UNITS[0]}"
+    return f"{math.ceil(10 * value) / 10 if up else value:.1f} {UNITS[unit]}"

@@ -11,6 +11,7 @@ import pytest
 
 from pg_tensile.peak import footprint
 from pg_tensile.plan import Event, EventKind, Plan, validate
+from pg_tensile.scheduling import size
 from pg_tensile.trace import Trace
 from tests.server.pressure import BATCH_SIZE, STEPS, Lab, Sample, Wait
 from tests.server.support import FOREVER, value
@@ -58,7 +59,7 @@ def test_a_job_too_many_waits_and_priorities_say_who_is_next(lab: Lab) -> None:
         third, fourth = (lab.submit("mlp", epochs=2) for _ in range(2))
         for job in (third, fourth):
             reason = lab.await_waiting(job, "needs at least")
-            assert f"{least / 1e3:.0f} kB" in reason and "the 2 jobs that run" in reason
+            assert size(least) in reason and "the 2 jobs that run" in reason
         assert value(lab.conn, "SELECT set_job_priority(%s, 5)", fourth)  # it waits
         assert value(lab.conn, "SELECT set_job_priority(%s, 40)", first)  # it runs
         assert lab.column(fourth, "state") == lab.column(third, "state") == "waiting"

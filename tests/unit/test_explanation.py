@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pg_tensile.explanation import SHOWN, Admission, Request, duration, explain, render, size
+from pg_tensile.explanation import SHOWN, Admission, Request, duration, explain, render
 from pg_tensile.peak import floor_bytes, footprint
 from pg_tensile.plan import EventKind
 from pg_tensile.policies import joint
 from pg_tensile.policies.relax import least_bytes
 from pg_tensile.profile import RTX_A6000, DeviceProfile
+from pg_tensile.scheduling import size
 from pg_tensile.simulator import SimulatedJob, simulate
 from pg_tensile.trace import Trace
 from tests.unit.handmade import network
