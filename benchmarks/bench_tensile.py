@@ -102,8 +102,7 @@ def scenarios(device: str, quick: bool) -> list[Scenario]:
 
 def scenario(network: Network, quick: bool) -> Scenario:
     asked = policies(network.title)
-    threads = ("--threads", "1") if quick else ()
-    arguments = (*network.arguments(BATCH), *ROUNDS, *threads, "--early-update", "--policies", ",".join(asked))
+    arguments = (*network.arguments(BATCH), *ROUNDS, "--early-update", "--policies", ",".join(asked))
     steps = OTHER_STEPS + POLICY_STEPS * (len(asked) - 1) * SLOWER
     return Scenario("memory", network.title, arguments, network.step_s * steps)
 

@@ -119,7 +119,7 @@ def add_run(group: Any) -> None:
     add(group, "--iterations", count(1), default=3, metavar="K", help="timed steps in a round (3)")
     add(group, "--rounds", count(1), default=3, metavar="R", help="rounds (3)")
     add(group, "--warmup", count(0), default=1, metavar="W", help="steps before the timed ones in each round (1)")
-    add(group, "--threads", count(1, 4096), default=0, metavar="T", help="threads of PyTorch (its own default)")
+    add(group, "--threads", count(1, 4096), default=0, metavar="T", help="threads of PyTorch (host device: all cores but one, as a job)")
     light = "fewer steps: observe each policy's operators once, and not the allocator"
     group.add_argument("--light", action="store_true", help=light)
     add(group, "--json", metavar="FILE", help="write one JSON object a line and policy")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 import torch
 
@@ -18,8 +19,7 @@ def run(options: BenchOptions) -> int:
     before anything is done, and what went wrong when nothing could be measured; the rows say so, too."""
     if options.json_path is not None:
         check_writable(options.json_path)
-    if options.threads:
-        torch.set_num_threads(options.threads)
+    torch.set_num_threads(options.threads or default_threads(options.device.kind))
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # a model that fails is explained
     try:
         report = measure(options)
@@ -33,6 +33,12 @@ def run(options: BenchOptions) -> int:
         write_rows(options.json_path, report.rows)
     print_table(report.rows, report.title, [*report.notes, *budget_note(report.rows)], table_console())
     return int(any(row.error is not None or row.bit_identical is False for row in report.rows))
+
+
+def default_threads(kind: str) -> int:
+    """As many as a job has by default. On the host device one core is left, because swapping takes processor time here:
+    a GPU has engines of its own for it."""
+    return max(1, len(os.sched_getaffinity(0)) - 1) if kind == "host" else torch.get_num_threads()
 
 
 def measure(options: BenchOptions) -> Report:
