@@ -62,7 +62,7 @@ def scenarios(device: str, quick: bool) -> list[Scenario]:
     five = ("--rounds", "1", "--warmup", "0", "--iterations", "5", "--policies", ALL)
     simulated = ("--device", "sim:RTX_A6000", "--policies", "none")
     found = [Scenario("overhead", plain[0].title, (*plain[0].arguments(plain[1]), *rounds, "--iterations", "3"))]
-    found += [Scenario("capture", each.title, (*each.arguments(16), *simulated)) for each in (DENSENET121, *PAPER[:-1])]
+    found += [Scenario("capture", each.title, (*each.arguments(16), *simulated)) for each in PAPER]
     batch = {network: None if device == "host" else 16 * network.batch for network in long}
     found += [
         Scenario(
@@ -219,7 +219,7 @@ def tables(results: Results) -> list[str]:
     ]
 
 
-def planning(quick: bool) -> list[Row]:
+def planning(_device: str, quick: bool) -> list[Row]:
     sizes = (1_000, 10_000) if quick else (1_000, 10_000, 100_000)
     return [row._asdict() for row in bench_planning.measure(sizes)]
 

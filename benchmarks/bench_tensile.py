@@ -6,8 +6,6 @@ The sections:
   peak that the paper's tables name, and more, at a fraction of the paper's extra time; `tensile`, the paper's own
   policy, runs beside it, with and without early updates, on one lane and on two. All policies of a network share a run,
   in rounds that take turns, so every time is compared with vanilla's in the same rounds;
-- cold start: rows of the same runs whose plan was made with the roofline's latencies, before anything was measured: the
-  first iteration is compared with vanilla's first;
 - planning: how long the two policies plan traces of 5,000 to 100,000 operators, and four jobs (bench_planning.py).
 
 "Saves 30 %" means a budget of 70 % of vanilla's peak (the storages alive at once). The budget applies to storages and
@@ -33,6 +31,7 @@ from benchmarks.networks import (
     Network,
 )
 from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, deviation, main, table
+from pg_tensile.bench.options import MEASURED
 
 JOINT, TENSILE = "joint", "tensile"
 BATCH = 16
@@ -70,7 +69,7 @@ PUBLISHED = {
     DENSENET121.title: Published(0.5135, 1.1678, 1.3855, 10.0925),
 }
 HIGHER = (Goal(50, 1.12), Goal(65, 1.20), Goal(70, None))
-# The first goal of each network is the paper's saving; it is the one for which tensile and the cold start are measured.
+# The first goal of each network is the paper's saving; it is the one for which tensile is measured.
 GOALS = {
     VGG16.title: (Goal(27, 1.15), Goal(40, 1.20), Goal(50, None)),
     INCEPTION3.title: (Goal(44, 1.15), *HIGHER),
@@ -90,7 +89,6 @@ def policies(title: str) -> list[str]:
         "none",
         *(f"{JOINT}:budget={goal.budget}" for goal in goals),
         f"{JOINT}:budget=none",
-        f"{JOINT}:latencies=roofline:budget={goals[0].budget}",
         *(f"{each}:budget={goals[0].budget}" for each in tensile),
         *(f"{each}:budget=none" for each in (tensile[0], tensile[-1])),
     ]
@@ -116,8 +114,8 @@ def checks(results: Results) -> list[Check]:
 
 
 def goal_of(title: str, row: Row) -> Goal | None:
-    """The goal that a row is for: those of joint, planned with what was measured, have one."""
-    if row["policy"] != JOINT or row["latencies"] != "measured":
+    """The goal that a row is for: those of joint have one."""
+    if row["policy"] != JOINT or row["latencies"] != MEASURED:
         return None
     return next((goal for goal in GOALS[title] if goal.budget == row["budget"]), None)
 
@@ -164,16 +162,11 @@ def eor(row: Row) -> float:
     return row["step_ms_median"] / row["vanilla_step_ms_median"]
 
 
-def first_eor(row: Row) -> float:
-    """Of the first iteration, against vanilla's first."""
-    return row["first_step_ms"] / row["vanilla_first_step_ms"]
-
-
 def saved(row: Row) -> float:
     return 1 - row["peak_bytes"] / row["vanilla_peak_bytes"]
 
 
-def planning(quick: bool) -> list[Row]:
+def planning(_device: str, quick: bool) -> list[Row]:
     cases = ((1, 1_000), (1, 2_000), (2, 1_000)) if quick else ((1, 5_000), (1, 13_000), (4, 5_000), (1, 100_000))
     return [
         bench_planning.measure_policy(policy, operators, jobs, 1 if operators > 50_000 else 3)._asdict()
@@ -190,7 +183,6 @@ def tables(results: Results) -> list[str]:
         *vanilla_table(results),
         *joint_table(results),
         *tensile_table(results),
-        *cold_table(results),
         *planning_table(results),
     ]
 
@@ -228,7 +220,7 @@ def joint_table(results: Results) -> list[str]:
     headings = ("network", "to save", "`joint` saved", "EOR", "asked for", "paper", *COSTS, "simulated", "planning, s")
     rows = []
     for title, row in results.rows("memory"):
-        if row["policy"] != JOINT or row["latencies"] != "measured":
+        if row["policy"] != JOINT or row["latencies"] != MEASURED:
             continue
         goal, paper = goal_of(title, row), PUBLISHED.get(title)
         start = (title, f"{goal.percent} %" if goal else "what is free")
@@ -255,28 +247,6 @@ def tensile_table(results: Results) -> list[str]:
             rows.append((*start, reached(row), *[""] * (len(headings) - 5)))
         else:
             rows.append((*start, f"{saved(row):.1%}", f"{eor(row):.3f}", *costs(row)))
-    return table(headings, rows)
-
-
-def cold_table(results: Results) -> list[str]:
-    """Beside each row that was planned with an estimate, the one planned with what was measured for the same budget."""
-    measured = {(title, row["budget"]): row for title, row in results.rows("memory") if goal_of(title, row)}
-    headings = (
-        *("network", "saved", "latencies", "first iteration, EOR", "later ones", "planned with measured ones"),
-        *("planning, s", "paper, first iteration", "its Capuchin"),
-    )
-    rows = []
-    for title, row in results.rows("memory"):
-        if row["latencies"] == "measured" or row["error"] is not None:
-            continue
-        warm, paper = measured[title, row["budget"]], PUBLISHED.get(title)
-        rows.append(
-            (
-                *(title, f"{saved(row):.1%}", row["latencies"], f"{first_eor(row):.2f}", f"{eor(row):.3f}"),
-                *("–" if warm["error"] else f"{eor(warm):.3f}", f"{row['planning_ms'] / 1e3:.2f}"),
-                *((f"{paper.first_eor:.2f}", f"{paper.capuchin_first_eor:.2f}") if paper else ("", "")),
-            )
-        )
     return table(headings, rows)
 
 

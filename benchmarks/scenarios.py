@@ -62,12 +62,13 @@ class Check(NamedTuple):
 class Benchmark(NamedTuple):
     """What one benchmark consists of. `name` is in the names of its files, its marks in the document and its target of
     make; `scenarios` of a kind of device ("host", "cuda"), quick or not, the cheap and the important ones first, in
-    case time runs out; `planning` measures what needs no process of its own, quick or not."""
+    case time runs out; `planning` measures, before the scenarios, what needs no process of its own: on a device, quick
+    or not."""
 
     name: str
     description: str
     scenarios: Callable[[str, bool], list[Scenario]]
-    planning: Callable[[bool], list[Row]]
+    planning: Callable[[str, bool], list[Row]]
     checks: Callable[[Results], list[Check]]
     tables: Callable[[Results], list[str]]
 
@@ -254,7 +255,7 @@ def main(benchmark: Benchmark) -> int:
     folder = ROOT / "build" if options.quick else ROOT / "benchmarks" / "results"
     results = Results(folder / f"{benchmark.name}-{kind}.json", options.device, options.fresh)
     if not results.planning and options.only in "planning":
-        results.data["planning"] = benchmark.planning(options.quick)
+        results.data["planning"] = benchmark.planning(options.device, options.quick)
         results.save()
     wanted = [each for each in benchmark.scenarios(kind, options.quick) if options.only in each.name]
     left = [each for each in wanted if each.name not in results.scenarios]

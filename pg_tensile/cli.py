@@ -111,6 +111,8 @@ def add_memory(group: Any) -> None:
     add(group, "--link", number(0.0, "a number above 0"), metavar="GB/S", help=link)
     budget = "device memory: 4GiB, or 70%% of the vanilla peak, or several; vanilla has none, unless alone"
     add(group, "--budget", options.parse_budgets, default=(None,), metavar="B,…", help=budget)
+    models = "latency models (the column of tensile.latency_models, as a file) for latencies=models"
+    add(group, "--latency-models", options.parse_latency_models, metavar="FILE", help=models)
     early = "move each parameter's update up to where its gradient is final (vanilla is never reordered)"
     group.add_argument("--early-update", action="store_true", help=early)
 
@@ -119,7 +121,8 @@ def add_run(group: Any) -> None:
     add(group, "--iterations", count(1), default=3, metavar="K", help="timed steps in a round (3)")
     add(group, "--rounds", count(1), default=3, metavar="R", help="rounds (3)")
     add(group, "--warmup", count(0), default=1, metavar="W", help="steps before the timed ones in each round (1)")
-    add(group, "--threads", count(1, 4096), default=0, metavar="T", help="threads of PyTorch (host device: all cores but one, as a job)")
+    threads = "threads of PyTorch (host device: all cores but one, as a job)"
+    add(group, "--threads", count(1, 4096), default=0, metavar="T", help=threads)
     light = "fewer steps: observe each policy's operators once, and not the allocator"
     group.add_argument("--light", action="store_true", help=light)
     add(group, "--json", metavar="FILE", help="write one JSON object a line and policy")
@@ -144,6 +147,8 @@ def bench_options(arguments: argparse.Namespace) -> BenchOptions:
         policies = options.parse_policies(arguments.policies, POLICIES, arguments.budget, arguments.early_update)
     except OptionError as error:
         raise OptionError(f"--policies: {error.message}", error.hint) from None
+    if any(choice.latencies == options.MODELS for choice in policies) and arguments.latency_models is None:
+        raise OptionError("latencies=models needs --latency-models", "Name the file that has them.")
     return BenchOptions(
         model=arguments.model,
         inputs=tuple(arguments.input),
@@ -167,6 +172,7 @@ def bench_options(arguments: argparse.Namespace) -> BenchOptions:
         threads=arguments.threads,
         light=arguments.light,
         json_path=arguments.json,
+        latency_models=arguments.latency_models,
     )
 
 

@@ -78,7 +78,7 @@ def run(executor: Executor) -> None:
     started = time.monotonic()
     trained = [Workload.from_json(each) for each in spec["workloads"]]
     captured, warnings = _capture(executor, trained, device, started + CAPTURING * seconds)
-    with closing(_runtime_device(device, profile)) as runtime:
+    with closing(runtime_device(device, profile)) as runtime:
         limit = int(MEMORY * profile.memory_bytes)
         calibration = Calibration(captured, runtime, limit, max(0.5, started + seconds - time.monotonic()))
         with closing(calibration.run()) as visits:
@@ -96,7 +96,7 @@ def run(executor: Executor) -> None:
     executor._send(FrameType.DONE, {"stopped": False, "warnings": warnings})
 
 
-def _runtime_device(device: torch.device, profile: DeviceProfile) -> HostDevice | CudaDevice:
+def runtime_device(device: torch.device, profile: DeviceProfile) -> HostDevice | CudaDevice:
     from pg_tensile.runtime.cuda import CudaDevice
     from pg_tensile.runtime.host import HostDevice
 
@@ -159,7 +159,8 @@ def capture_workload(workload: Workload, device: torch.device) -> Captured:
 
 def standard_workloads() -> Iterator[Workload]:
     """The built-in architectures over a range of widths and batch sizes, in turns."""
-    return chain.from_iterable(zip(_tables(), _images(), _texts(), strict=True))
+    for workload in chain.from_iterable(zip(_tables(), _images(), _texts(), strict=True)):
+        yield from (workload, workload._replace(batch_size=workload.batch_size // 2))
 
 
 def _tables() -> Iterator[Workload]:

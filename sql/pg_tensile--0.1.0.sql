@@ -1746,7 +1746,7 @@ BEGIN
     END IF;
     RETURN job;
 END $$;
-CREATE FUNCTION tensile.calibrate(device_seconds int DEFAULT 120) RETURNS bigint
+CREATE FUNCTION tensile.calibrate(device_seconds int DEFAULT 240) RETURNS bigint
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_calibrate';
 COMMENT ON FUNCTION tensile.calibrate(int) IS
     'measures the operators of models on the device, so that times are predicted well before anything ran; a job';

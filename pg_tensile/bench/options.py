@@ -11,10 +11,12 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from pg_tensile.errors import OptionError
-from pg_tensile.latency import roofline
+from pg_tensile.errors import MeasurementError, OptionError
+from pg_tensile.latency import model_bytes
+from pg_tensile.latency.mlp import LatencyModels
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 LOSSES = ("cross_entropy", "mse", "bce", "lm", "model")
@@ -25,8 +27,7 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 LARGEST = 2**62
 VANILLA = "none"
-ESTIMATES = {"roofline": roofline.estimate}  # of latencies, before anything has run
-LATENCIES = ("measured", *ESTIMATES)  # what plans are made with
+LATENCIES = (MEASURED, ROOFLINE, MODELS) = ("measured", "roofline", "models")  # what plans are made with
 SETTINGS = ("early_update=true|false", f"latencies={'|'.join(LATENCIES)}", "budget=B")  # of every policy but vanilla
 
 
@@ -67,7 +68,7 @@ class PolicyChoice:
     keywords: tuple[tuple[str, Any], ...] = ()
     budget: Budget | None = None
     early_update: bool = False
-    latencies: str = LATENCIES[0]
+    latencies: str = MEASURED
 
     def __str__(self) -> str:
         return f"{self.label} at {self.budget}" if self.budget else self.label
@@ -111,6 +112,7 @@ class BenchOptions:
     threads: int
     light: bool = False
     json_path: str | None = None
+    latency_models: LatencyModels | None = None
 
     @property
     def early_update(self) -> bool:
@@ -235,6 +237,16 @@ def parse_value(text: str) -> int | float | bool | str | None:
     except (ValueError, RecursionError):
         return text
     return value if value is None or isinstance(value, int | float | bool) else text
+
+
+def parse_latency_models(path: str) -> LatencyModels:
+    """Those in a file, as tensile.latency_models has them."""
+    try:
+        return model_bytes.decode(Path(path).read_bytes())
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read: {error.strerror}") from None
+    except MeasurementError as error:
+        raise OptionError(f"{path}: {error.message}", error.hint) from None
 
 
 def parse_number(text: str, above: float | None, what: str) -> float:

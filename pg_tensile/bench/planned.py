@@ -5,13 +5,16 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
-from pg_tensile.bench.options import ESTIMATES, BenchOptions, PolicyChoice
+from pg_tensile.bench.options import MEASURED, MODELS, BenchOptions, PolicyChoice
 from pg_tensile.bench.progress import Progress
 from pg_tensile.bench.report import Row, machine, message_of, versions
 from pg_tensile.bench.workload import Workload
 from pg_tensile.capture import Captured
+from pg_tensile.latency import roofline
+from pg_tensile.latency.mlp import LatencyModels
 from pg_tensile.peak import floor_bytes, footprint
 from pg_tensile.plan import NO_EVENTS, Plan
 from pg_tensile.policies import named_policy
@@ -29,6 +32,7 @@ class PlannedPolicy:
     budget_bytes: int | None
     plan: Plan = NO_EVENTS
     planning_ms: float | None = None
+    latency_error: float | None = None  # the median relative error of the latencies that it was planned with
     error: str | None = None
 
 
@@ -40,23 +44,27 @@ def plan_policies(workload: Workload, profile: DeviceProfile, progress: Progress
         progress.say(f"planning: {choice}")
         captured = workload.early if choice.early_update else workload.vanilla
         budget = choice.budget.nbytes(vanilla_peak) if choice.budget else None
-        planned.append(with_plan(PlannedPolicy(choice, captured, budget), profile))
+        planned.append(with_plan(PlannedPolicy(choice, captured, budget), profile, workload.options.latency_models))
     return planned
 
 
-def with_plan(policy: PlannedPolicy, profile: DeviceProfile) -> PlannedPolicy:
+def with_plan(policy: PlannedPolicy, profile: DeviceProfile, models: LatencyModels | None) -> PlannedPolicy:
     """Plans with the latencies in the graph's trace, or with the estimate that was asked for; the workspaces are the
     trace's, because without them no plan can be held to a budget to the byte."""
     choice, trace = policy.choice, policy.captured.trace
     function, known = named_policy(choice.name), trace
+    latency_error = None
     try:
         started = time.perf_counter()
-        if choice.latencies in ESTIMATES:
-            known = trace.with_latencies(ESTIMATES[choice.latencies](trace, profile))
+        if choice.latencies != MEASURED:
+            estimate = models.predict if models and choice.latencies == MODELS else roofline.estimate
+            known = trace.with_latencies(estimate(trace, profile))
+            measured = np.maximum(trace.latency_us, roofline.SMALLEST_US)[1:-1]
+            latency_error = float(np.median(np.abs(known.latency_us[1:-1] / measured - 1)))
         plan = function({0: known}, profile, policy.budget_bytes, **dict(choice.keywords))[0]
         planning_ms = (time.perf_counter() - started) * 1e3
         simulate([SimulatedJob(trace, plan)], profile)  # a plan that is not valid ends here
-        return replace(policy, plan=plan, planning_ms=planning_ms)
+        return replace(policy, plan=plan, planning_ms=planning_ms, latency_error=latency_error)
     except Exception as error:
         return replace(policy, error=message_of(error))
 
@@ -96,6 +104,7 @@ def planned_row(row: Row, workload: Workload, policy: PlannedPolicy, profile: De
         budget_bytes=policy.budget_bytes,
         link_gbps=profile.out_bytes_per_s / GB,
         planning_ms=policy.planning_ms,
+        latency_error=policy.latency_error,
         capture_ms=workload.capture_ms,
         error=policy.error,
     )

@@ -31,7 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 class Row:
     """One policy's result: sizes in bytes, times in milliseconds, both of one iteration in steady state. None: not
     known, because the policy failed or nothing was executed. msr, eor and cbr are tensile.txt's (section V-A).
-    `budget` is what was asked for, `latencies` what the plan was made with."""
+    `budget` is what was asked for, `latencies` what the plan was made with, `latency_error` their median relative
+    error against what was measured before the rounds."""
 
     model: str
     policy: str
@@ -73,6 +74,7 @@ class Row:
     passive_swap_ins: int | None = None
     recomputes: int | None = None
     planning_ms: float | None = None
+    latency_error: float | None = None
     capture_ms: float | None = None
     bit_identical: bool | None = None
     optimizer: str = ""

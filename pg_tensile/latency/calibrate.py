@@ -26,18 +26,19 @@ import torch
 from pg_tensile.capture.captured import Captured, Persistent, Value, copy_into, empty_like_value
 from pg_tensile.errors import MeasurementError
 from pg_tensile.latency.alone import Alone, executing, randomised
-from pg_tensile.latency.features import Sample
+from pg_tensile.latency.features import Sample, caches_of
 from pg_tensile.latency.load import BusyProcesses, LoadMeter
 from pg_tensile.peak import footprint
 from pg_tensile.runtime.base import Device
 from pg_tensile.runtime.measure import Meter
 from pg_tensile.runtime.program import Functions, Values
-from pg_tensile.trace import Kind
+from pg_tensile.trace import Kind, Trace
 
 LOADS = (0, 1, 2)  # other processes at work
 ROUNDS = 2  # over all graphs, because what disturbs measurements comes and goes
-ITERATIONS = 3  # timed in each, after one that is not
+ITERATIONS = 3  # timed in each, at least
 _SETTLE_S = 0.25  # the load is read after a pause of this length, in which this process does nothing
+_WARM_S, _TIMED_S = 0.1, 0.2  # of iterations before and while they are timed, at least: processors slow down in a pause
 _SHARE = 0.5  # of what is left of the time: for each load but the last
 _PR_SET_PDEATHSIG = 1
 
@@ -52,7 +53,7 @@ class Progress(NamedTuple):
 
 
 class Calibration:
-    """One calibration of a device. `run` does it; `samples` has what was measured, also when it was stopped early."""
+    """One calibration of a device. `run` does it; `samples` is what was measured, also when it was stopped early."""
 
     def __init__(
         self,
@@ -67,9 +68,11 @@ class Calibration:
         numbers of busy processes, each for a part of the time."""
         if not captured:
             raise MeasurementError("there is nothing to calibrate with", hint="Give at least one captured iteration.")
-        self.samples: list[Sample] = []
         self.skipped: set[str] = set()  # operators that were never executed, for want of memory or because they failed
+        # One list of visits, (load, µs), for each number of busy processes, graph and call
+        self._visits: dict[tuple[int, int, _Call], list[tuple[float, float]]] = {}
         self._captured, self._device = captured, device
+        self._calls = [_calls(each.trace) for each in captured]
         self._limit_bytes, self._limit_s = limit_bytes, limit_s
         self._loads = loads
         self._random = random.Random(seed)
@@ -85,19 +88,32 @@ class Calibration:
             remaining = self._limit_s - (time.monotonic() - start)
             share = remaining * (1.0 if place == len(self._loads) - 1 else _SHARE)
             deadline = time.monotonic() + share
-            order = [graph for _ in range(ROUNDS) for graph in self._random.sample(self._captured, len(self._captured))]
+            graphs = range(len(self._captured))
+            order = [graph for _ in range(ROUNDS) for graph in self._random.sample(graphs, len(graphs))]
             what = f"{load} other processes" if load else "nothing else"
             if share <= 0:
                 break
             with BusyProcesses(load, str(self._device.torch_device), torch.get_num_threads()):
-                for captured in order:
+                for graph in order:
                     if time.monotonic() < deadline:
-                        yield Progress(done, total, len(self.samples), f"the device has {what} to do")
-                        self._measure(captured, deadline)
+                        yield Progress(done, total, len(self._visits), f"the device has {what} to do")
+                        self._measure(place, graph, deadline)
                     done += 1
-        yield Progress(total, total, len(self.samples), "")
+        yield Progress(total, total, len(self._visits), "")
 
-    def _measure(self, captured: Captured, deadline: float) -> None:
+    @property
+    def samples(self) -> list[Sample]:
+        """One for each call of each graph at each number of busy processes: the median of the visits."""
+        samples = []
+        for (_, graph, call), visits in self._visits.items():
+            trace, operator = self._captured[graph].trace, self._calls[graph][call][0]
+            work = int(trace.flops[operator]), int(trace.operator_bytes[operator])
+            load, latency_us = map(float, np.median(visits, axis=0))
+            samples.append(Sample(call.target, call.signature, *work, load, latency_us, call.reuse, call.before))
+        return samples
+
+    def _measure(self, busy: int, graph: int, deadline: float) -> None:
+        captured = self._captured[graph]
         self._meter.read()
         time.sleep(_SETTLE_S)
         load = self._meter.read()
@@ -109,32 +125,51 @@ class Calibration:
             alone = Alone(captured, self._device, self._limit_bytes)
             readings = self._execute(lambda: alone, deadline)
             self.skipped |= alone.failed
-        self._collect(captured, readings, load)
+        self._collect(busy, graph, readings, load)
 
     def _execute(self, make: Callable[[], _Replay | Alone], deadline: float) -> np.ndarray:
         """float64[iterations, operators], µs."""
         readings: list[np.ndarray] = []
         with executing(self._device), self._device.iteration():
             replay = make()
+            warm = time.monotonic() + _WARM_S
             replay.iteration(self._device.clock())
-            for _ in range(ITERATIONS):
-                if readings and time.monotonic() > deadline:
-                    break
+            while time.monotonic() < min(warm, deadline):
+                replay.iteration(self._device.clock())
+            timed = time.monotonic() + _TIMED_S
+            while not readings or (
+                (len(readings) < ITERATIONS or time.monotonic() < timed) and time.monotonic() < deadline
+            ):
                 readings.append(replay.iteration(self._device.clock()))
         return np.array(readings)
 
-    def _collect(self, captured: Captured, readings: np.ndarray, load: float) -> None:
+    def _collect(self, busy: int, graph: int, readings: np.ndarray, load: float) -> None:
         """`readings`: float64[iterations, operators], NaN where an operator was not executed."""
-        trace = captured.trace
-        calls: dict[tuple[str, str], list[int]] = {}
-        for operator in range(1, trace.operator_count - 1):
-            calls.setdefault((trace.target[operator], trace.signature[operator]), []).append(operator)
-        for (target, signature), operators in calls.items():
+        for call, operators in self._calls[graph].items():
             measured = readings[:, operators]
             measured = measured[np.isfinite(measured) & (measured > 0)]
             if measured.size:
-                flops, traffic = int(trace.flops[operators[0]]), int(trace.operator_bytes[operators[0]])
-                self.samples.append(Sample(target, signature, flops, traffic, load, float(np.median(measured))))
+                self._visits.setdefault((busy, graph, call), []).append((load, float(np.median(measured))))
+
+
+class _Call(NamedTuple):
+    """What operators have in common of which one sample is made."""
+
+    target: str
+    signature: str
+    reuse: float  # to a factor of 2
+    before: float  # to a factor of 4
+
+
+def _calls(trace: Trace) -> dict[_Call, list[int]]:
+    """The operators of each call."""
+    calls: dict[_Call, list[int]] = {}
+    reuse, before = np.asarray(caches_of(trace))
+    reuse, before = reuse.round(), 2 * (before / 2).round()
+    for operator in range(1, trace.operator_count - 1):
+        call = _Call(trace.target[operator], trace.signature[operator], float(reuse[operator]), float(before[operator]))
+        calls.setdefault(call, []).append(operator)
+    return calls
 
 
 class _Replay:

@@ -1,9 +1,9 @@
 """Operators as the latency models see them: a kind and a vector of numbers (tensile.txt, section IV-A).
 
 The *kind* is what one model is made for: the target, its type of numbers, and what makes PyTorch choose another
-algorithm. The *vector* has the sizes of the operands, the scalar arguments, flops and bytes, and the device's load. It
-is laid out alike for all kinds; whoever trains leaves out what does not vary. Sizes are logarithms to base 2, so a
-distance of 1 is a factor of 2 everywhere.
+algorithm. The *vector* has the sizes of the operands, the scalar arguments, flops and bytes, what caches may have
+(`Caches`), and the device's load. It is laid out alike for all kinds; whoever trains leaves out what does not vary.
+Sizes are logarithms to base 2, so a distance of 1 is a factor of 2 everywhere.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ DIMENSIONS = 4  # of each
 SCALARS = 16
 _PER_TENSOR = DIMENSIONS + 4  # elements, rank, layout, alignment
 _OPERANDS = TENSORS * _PER_TENSOR + 2 + SCALARS
-FLOPS, BYTES, ROOFLINE, LOAD = range(_OPERANDS, _OPERANDS + 4)
-FEATURES = _OPERANDS + 4
+FLOPS, BYTES, ROOFLINE, REUSE, BEFORE, LOAD = range(_OPERANDS, _OPERANDS + 6)
+FEATURES = _OPERANDS + 6
 
 _TOKEN = re.compile(
     r"(?P<dtype>[a-z][a-z0-9_]*)\[(?P<shape>\d+(?:,\d+)*)?\](?:@(?P<strides>-?\d+(?:,-?\d+)*))?"
@@ -106,6 +106,8 @@ class Sample(NamedTuple):
     bytes: int
     load: float  # of the device by others, 0 … 1
     latency_us: float
+    reuse: float = 0.0  # as in `Caches`
+    before: float = 0.0
 
 
 class Described(NamedTuple):
@@ -123,11 +125,11 @@ def describe(trace: Trace, profile: DeviceProfile, load: float) -> Described:
     kinds, operands = describe_calls((trace.target.values[t], trace.signature.values[s]) for t, s in rows)
     inverse = np.fromiter((rows[call] for call in calls), np.intp, len(calls))
     kinds = [kinds[row] for row in inverse]
-    return assemble(kinds, operands[inverse], trace.flops, trace.operator_bytes, profile, load)
+    return assemble(kinds, operands[inverse], trace.flops, trace.operator_bytes, profile, load, caches_of(trace))
 
 
 def describe_calls(calls: Iterable[tuple[str, str]]) -> tuple[list[str], NDArray[np.float64]]:
-    """Kind of each (target, signature), and float64[calls, FEATURES - 4]: all features but the last four."""
+    """Kind of each (target, signature), and float64[calls, FEATURES - 6]: all features but the last six."""
     described = [_describe(target, signature) for target, signature in calls]
     return [kind for kind, _ in described], np.array([row for _, row in described]).reshape(-1, _OPERANDS)
 
@@ -139,12 +141,14 @@ def assemble(
     traffic: ArrayLike,
     profile: DeviceProfile,
     load: ArrayLike,
+    caches: Caches,
 ) -> Described:
-    """Rows with their flops, bytes, roofline and load (0 … 1): one of each for every row, or one for all."""
+    """Rows with flops, bytes, roofline, load (0 … 1) and caches: one of each for every row, or one for all."""
     features = np.empty((len(kinds), FEATURES))
     features[:, :_OPERANDS] = operands
     features[:, FLOPS], features[:, BYTES] = _log(flops), _log(traffic)
     features[:, ROOFLINE] = np.log2(roofline_us(flops, traffic, profile))
+    features[:, REUSE], features[:, BEFORE] = caches
     features[:, LOAD] = np.clip(np.nan_to_num(load), 0.0, 1.0)
     names, codes = np.unique(kinds, return_inverse=True) if kinds else (np.array([], str), np.array([], np.intp))
     return Described(tuple(names.tolist()), codes, features)
@@ -153,8 +157,37 @@ def assemble(
 def describe_samples(samples: Sequence[Sample], profile: DeviceProfile) -> Described:
     """The operators that were measured."""
     kinds, operands = describe_calls((sample.target, sample.signature) for sample in samples)
-    flops, traffic, load = np.array([sample[2:5] for sample in samples], np.float64).reshape(-1, 3).T
-    return assemble(kinds, operands, flops, traffic, profile, load)
+    rows = [each[2:5] + each[6:] for each in samples]
+    flops, traffic, load, reuse, before = np.array(rows, np.float64).reshape(-1, 5).T
+    return assemble(kinds, operands, flops, traffic, profile, load, Caches(reuse, before))
+
+
+class Caches(NamedTuple):
+    """What tells whether operands, and the code that executes an operator, may still be in a cache: logarithms."""
+
+    reuse: ArrayLike  # bytes accessed since an operand was accessed before, on average over the operands' bytes
+    before: ArrayLike  # bytes that the operator before accesses
+
+
+def caches_of(trace: Trace) -> Caches:
+    """float64[operators] each. What outlives the iteration was accessed in the last one; what is new counts as 0."""
+    operator, tensor = trace.access_operator, trace.access_tensor
+    size = trace.tensor_bytes[tensor].astype(np.float64)
+    accessed = np.concatenate(([0.0], np.cumsum(np.bincount(operator, size, trace.operator_count))))
+    order, start = trace.access_by_tensor, trace.tensor_start
+    begin = accessed[operator[order]]
+    before = np.empty_like(begin)
+    before[1:] = begin[:-1]
+    used = start[:-1] < start[1:]
+    first, last = start[:-1][used], start[1:][used] - 1
+    before[first] = np.where(trace.persistent[used], begin[last] - accessed[-1], np.nan)
+    distance = np.empty_like(begin)
+    distance[order] = np.log2(1.0 + begin - before)
+    known = np.isfinite(distance)
+    weight = np.maximum(size[known], 1.0)
+    total = np.bincount(operator[known], weight * distance[known], trace.operator_count)
+    reuse = total / np.maximum(1.0, np.bincount(operator[known], weight, trace.operator_count))
+    return Caches(reuse, np.append(0.0, _log(np.diff(accessed)[:-1])))
 
 
 def roofline_us(flops: ArrayLike, traffic: ArrayLike, profile: DeviceProfile) -> NDArray[np.float64]:

@@ -30,7 +30,7 @@ FADING = 2.0  # how far (in factors of 2) a feature is out of its range when hal
 STEPS = 600  # of training, on at most BATCH samples each
 BATCH = 256
 LEARNING_RATE = 1e-2
-WEIGHT_DECAY = 3.0  # so much, because measurements are noisy and few
+WEIGHT_DECAY = 1.0  # so much, because measurements are noisy and few
 DOUBT = 0.1  # residuals (of logarithms) above it count by their size, not by its square: some samples were disturbed
 _MOST_RESIDUAL = 20.0  # e²⁰: no operator is that far from its roofline
 

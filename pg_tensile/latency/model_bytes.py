@@ -19,7 +19,7 @@ from pg_tensile.latency.features import FEATURES
 from pg_tensile.latency.mlp import HIDDEN, LAYERS, KindModel, LatencyModels
 
 MAGIC = b"tensileL"
-FORMAT = 1  # also of what the features mean: other ones make another format
+FORMAT = 2  # also of what the features mean: other ones make another format
 HEADER = struct.Struct("<8sII")  # magic, format, CRC-32 of all that follows
 RATES = struct.Struct("<3dHI")  # FLOP/s, bytes/s, µs of a launch; features, kinds
 KIND = struct.Struct("<HH")  # bytes of its name, columns

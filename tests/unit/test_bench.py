@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import bench_core, bench_planning, bench_tensile, networks, scenarios
+from benchmarks import bench_cold, bench_core, bench_planning, bench_tensile, networks, scenarios
 from pg_tensile import policies
 from pg_tensile.bench import options
 from pg_tensile.bench.contenders import PlanStepper, same_bits
@@ -32,7 +32,7 @@ KEYS = """
     label keywords budget latencies early_update round_ms vanilla_first_step_ms
     workspace_peak_bytes floor_bytes budget_bytes host_arena_bytes msr eor cbr step_ms_median step_ms_min step_ms_max
     first_step_ms vanilla_step_ms_median eager_step_ms_median eager_peak_bytes stall_ms link_gbps bytes_out bytes_in
-    passive_swap_ins recomputes planning_ms capture_ms bit_identical seed threads versions error
+    passive_swap_ins recomputes planning_ms latency_error capture_ms bit_identical seed threads versions error
 """
 MODELS = '''
 """Models of a user, in a file of theirs."""
@@ -519,7 +519,34 @@ def test_bench_tensile_sees_what_does_not_hold():
     assert broken(**other, step_ms_median=9000.0) == broken(**other, error="none found") == 0
     assert broken(**other, device_peak_bytes=731) == broken(**other, bit_identical=False) == 1
     assert broken(budget="50%", peak_bytes=500, step_ms_median=9000.0) == 0  # its EOR is only reported
-    assert broken(latencies="roofline", step_ms_median=9000.0) == 0
+
+
+def test_bench_cold_sees_what_does_not_hold():
+    good = tensile_row() | {"latencies": "models", "latency_error": 0.14}
+    assert [check.holds for check in bench_cold.row_checks("VGG-16", good)] == [True] * 3
+    for change in ({"bit_identical": False}, {"first_step_ms": 1600.0}, {"latency_error": 0.15}, {"error": "no plan"}):
+        assert [check.holds for check in bench_cold.row_checks("VGG-16", good | change)].count(False) == 1
+    assert [check.holds for check in bench_cold.row_checks("VGG-16", good | {"latencies": "roofline"})] == [True]
+
+
+def test_bench_cold_plans_with_models_for_shapes_that_they_have_not_seen(tmp_path, monkeypatch):
+    monkeypatch.setattr(bench_cold, "SECONDS", 2.0)
+    monkeypatch.setattr(bench_cold, "chosen", lambda quick: (networks.SMALL_RESNET,))
+    monkeypatch.setattr(bench_cold, "models_path", lambda kind: tmp_path / f"{kind}.bin")
+    threads = torch.get_num_threads()
+    (made,) = bench_cold.calibrate("host", quick=False)
+    assert made["graphs"] == len(bench_cold.BATCHES) and made["samples"] > 100
+    (scenario,) = bench_cold.scenarios("host", quick=True)
+    json_path = tmp_path / "rows.json"
+    assert main(["bench", *scenario.arguments, "--rounds", "1", "--json", str(json_path)]) == 0
+    torch.set_num_threads(threads)
+    none, models, roofline = rows_of(tmp_path)
+    assert none["latency_error"] is None and models["bit_identical"] and 0 < models["latency_error"] < 2
+    assert models["latency_error"] != roofline["latency_error"] > 0
+    results = scenarios.Results(tmp_path / "cold-host.json", "host", fresh=False)
+    results.data["planning"] = [made]
+    results.scenarios[scenario.name] = {"arguments": [], "seconds": 1.0, "rows": [none, models, roofline]}
+    assert sum("ResNet-20" in line for line in bench_cold.tables(results)) == 2
 
 
 def test_every_goal_of_bench_tensile_is_measured():
@@ -538,11 +565,9 @@ def test_every_goal_of_bench_tensile_is_measured():
 def test_a_benchmark_goes_on_where_it_was_and_writes_tables(tmp_path, monkeypatch):
     path = tmp_path / "tensile-host.json"
     results = scenarios.Results(path, "host", fresh=False)
-    cold = tensile_row() | {"latencies": "roofline", "label": "joint:latencies=roofline"}
     tensile = tensile_row() | {"policy": "tensile", "label": "tensile:lanes=1"}
     rows = [
         tensile_row(),
-        cold,
         tensile,
         tensile | {"error": "too large"},
         tensile_row() | {"policy": "none"},
@@ -551,13 +576,9 @@ def test_a_benchmark_goes_on_where_it_was_and_writes_tables(tmp_path, monkeypatc
     results.save()
     assert scenarios.Results(path, "host", fresh=False).rows("memory") == [("VGG-16", row) for row in rows]
     assert not scenarios.Results(path, "host", fresh=True).scenarios
-    lines = (
-        bench_tensile.joint_table(results) + bench_tensile.tensile_table(results) + bench_tensile.cold_table(results)
-    )
-    assert [line for line in lines if "1.149 | ≤ 1.15 | 1.63" in line] and [
-        line for line in lines if "| 1.25 |" in line
-    ]
-    assert sum("VGG-16" in line for line in lines) == 4 and [line for line in lines if "| too large |" in line]
+    lines = bench_tensile.joint_table(results) + bench_tensile.tensile_table(results)
+    assert [line for line in lines if "1.149 | ≤ 1.15 | 1.63" in line]
+    assert sum("VGG-16" in line for line in lines) == 3 and [line for line in lines if "| too large |" in line]
     monkeypatch.setattr(scenarios, "code_fingerprint", lambda: "other")
     assert not scenarios.Results(path, "host", fresh=False).scenarios
 

@@ -1,0 +1,141 @@
+"""`make bench-cold`: the first iteration of a step that nothing was measured of. How it runs: scenarios.py.
+
+Latency models are calibrated on the training steps of the paper's networks with small batches and stored in
+build/latency-models-<device>.bin. Then each network trains with a batch of 16, shapes that the models have not seen,
+under a plan that was made with predicted latencies before the first iteration; the same with the roofline's beside it.
+The first iteration is compared with vanilla's first, which takes its time for the same checks.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import torch
+
+from benchmarks.bench_tensile import BATCH, GOALS, PUBLISHED, eor, saved
+from benchmarks.networks import PAPER, SMALL_DENSENET, SMALL_RESNET, Network
+from benchmarks.scenarios import ROOT, Benchmark, Check, Results, Row, Scenario, main, table, torch_device
+from pg_tensile.bench.options import MODELS, ROOFLINE
+from pg_tensile.bench.run import default_threads
+from pg_tensile.bench.workload import build_model, prepare
+from pg_tensile.capture import Captured
+from pg_tensile.cli import parse
+from pg_tensile.device import measure
+from pg_tensile.latency import mlp, model_bytes
+from pg_tensile.latency.calibrate import Calibration
+from pyworker.calibrating import runtime_device
+
+BATCHES = (1, 2, 4)  # to calibrate with
+SECONDS = 300.0  # of calibration, at most
+ROUNDS = ("--rounds", "3", "--warmup", "0", "--iterations", "1", "--light")
+STEPS = 28  # of one scenario
+FIRST_EOR = 1.3
+ERROR = 0.15  # median, relative, of an operator's predicted latency
+
+
+def chosen(quick: bool) -> tuple[Network, ...]:
+    return (SMALL_RESNET, SMALL_DENSENET) if quick else PAPER
+
+
+def scenarios(device: str, quick: bool) -> list[Scenario]:
+    models = str(models_path(device))
+    found = []
+    for network in chosen(quick):
+        budget = GOALS[network.title][0].budget
+        policies = ",".join(["none", *(f"joint:latencies={each}:budget={budget}" for each in (MODELS, ROOFLINE))])
+        arguments = (*network.arguments(BATCH), *ROUNDS, "--early-update", "--policies", policies)
+        found.append(
+            Scenario("cold start", network.title, (*arguments, "--latency-models", models), STEPS * network.step_s)
+        )
+    return found
+
+
+# ---- calibration ----------------------------------------------------------------------------------------------------
+
+
+def models_path(kind: str) -> Path:
+    return ROOT / "build" / f"latency-models-{kind}.bin"
+
+
+def calibrate(device: str, quick: bool) -> list[Row]:
+    """Writes the models' file and says how it was made."""
+    kind = device.partition(":")[0]
+    torch.set_num_threads(default_threads(kind))
+    found = torch_device(device)
+    with closing(runtime_device(found, measure(found))) as runtime:
+        captured = [step(network, batch, found) for network in chosen(quick) for batch in BATCHES]
+        limit_bytes = runtime.profile.memory_bytes // 2
+        calibration = Calibration(captured, runtime, limit_bytes, 10.0 if quick else SECONDS, loads=(0,))
+        with closing(calibration.run()) as visits:
+            visited = [progress.done for progress in visits]
+        models = mlp.train(calibration.samples, runtime.profile)
+    path = models_path(kind)
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(model_bytes.encode(models))
+    return [{"graphs": len(captured), "visits": len(visited) - 1, "samples": len(calibration.samples)}]
+
+
+def step(network: Network, batch: int, device: torch.device) -> Captured:
+    options = parse(["bench", *network.arguments(batch)])
+    return prepare(options, build_model(options), device).vanilla
+
+
+# ---- what must hold -------------------------------------------------------------------------------------------------
+
+
+def first_eor(row: Row) -> float:
+    """Of the first iteration, against vanilla's first."""
+    return row["first_step_ms"] / row["vanilla_first_step_ms"]
+
+
+def checks(results: Results) -> list[Check]:
+    return [check for title, row in results.rows("cold start") for check in row_checks(title, row)]
+
+
+def row_checks(title: str, row: Row) -> Iterator[Check]:
+    """Bits of everything; times and errors of what was planned with the models."""
+    what = f"{title}, {row['label']}"
+    if row["error"] is not None:
+        yield Check("cold start", what, row["error"], "no error", False)
+        return
+    same = "identical" if row["bit_identical"] else "different"
+    yield Check("cold start", f"{what}: results", same, "identical", row["bit_identical"] is True)
+    if row["latencies"] == MODELS:
+        first, error = first_eor(row), row["latency_error"]
+        yield Check("cold start", f"{what}: first iteration", f"{first:.3f}", f"≤ {FIRST_EOR}", first <= FIRST_EOR)
+        yield Check("cold start", f"{what}: latencies", f"{error:.1%}", f"< {ERROR:.0%}", error < ERROR)
+
+
+# ---- the document ---------------------------------------------------------------------------------------------------
+
+
+def tables(results: Results) -> list[str]:
+    headings = (
+        *("network", "saved", "latencies", "median error", "first iteration, EOR", "later ones", "planning, s"),
+        *("paper, first iteration", "its Capuchin"),
+    )
+    rows = []
+    for title, row in results.rows("cold start"):
+        if row["policy"] == "none" or row["error"] is not None:
+            continue
+        paper = PUBLISHED.get(title)
+        rows.append(
+            (
+                *(title, f"{saved(row):.1%}", row["latencies"], f"{row['latency_error']:.1%}", f"{first_eor(row):.2f}"),
+                *(f"{eor(row):.3f}", f"{row['planning_ms'] / 1e3:.2f}"),
+                *((f"{paper.first_eor:.2f}", f"{paper.capuchin_first_eor:.2f}") if paper else ("", "")),
+            )
+        )
+    made = [f"Calibrated with {row['graphs']} graphs: {row['samples']:,} samples." for row in results.planning]
+    return [*made, *table(headings, rows)]
+
+
+BENCHMARK = Benchmark(
+    "cold", "The first iteration, planned for before anything ran.", scenarios, calibrate, checks, tables
+)
+
+if __name__ == "__main__":
+    sys.exit(main(BENCHMARK))
