@@ -26,6 +26,7 @@ DIMENSIONS = 4  # of each
 SCALARS = 16
 _PER_TENSOR = DIMENSIONS + 4  # elements, rank, layout, alignment
 _OPERANDS = TENSORS * _PER_TENSOR + 2 + SCALARS
+# What is before REUSE is of the call; the rest is of the moment that it is executed in
 FLOPS, BYTES, ROOFLINE, REUSE, BEFORE, LOAD = range(_OPERANDS, _OPERANDS + 6)
 FEATURES = _OPERANDS + 6
 

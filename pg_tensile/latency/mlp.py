@@ -2,8 +2,8 @@
 
 Four layers, of the logarithm of latency over roofline: where nothing is known that is 0, and the roofline stands. It is
 also what predictions fade to away from what was measured: features are kept within the range they were seen in, and the
-network's part shrinks with the distance. Training and prediction need numpy only; a device's models fit into a few
-hundred kilobytes.
+network's part shrinks with the distance of sizes and arguments. Training and prediction need numpy only; a device's
+models fit into a few hundred kilobytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pg_tensile.errors import MeasurementError
 from pg_tensile.latency import roofline
-from pg_tensile.latency.features import Described, Sample, describe, describe_samples, roofline_us
+from pg_tensile.latency.features import REUSE, Described, Sample, describe, describe_samples, roofline_us
 from pg_tensile.profile import DeviceProfile
 from pg_tensile.trace import Trace
 
@@ -50,7 +50,7 @@ class KindModel:
     def residual(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
         """float64[n] for [n, FEATURES]: what the logarithm of latency has above the roofline's."""
         inside = np.clip(features, self.low, self.high)
-        distance = np.abs(features - inside).max(1)  # many features grow with one size
+        distance = np.abs(features - inside)[:, :REUSE].max(1)  # many features grow with one size
         with np.errstate(all="ignore"):  # of models that come from elsewhere: what is not a number says nothing
             hidden = ((inside[:, self.columns] - self.mean) / self.deviation).astype(np.float32)
             for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
