@@ -1,6 +1,6 @@
 """Several jobs on one device: in the database, together against one after another, in the same run.
 
-Two, three and four jobs train at once, of one network and of several (ResNet-20, DenseNet-40 and a small convolutional
+Two, three and four jobs train at once, of one network and of several (ResNet-20, SE-ResNet-20 and a small convolutional
 network on images of 32 × 32), first on a device with room for all of them, then on one with so little that they do not
 fit together without plans: `TIGHT` of the sum of what they take alone. Told are the time of all jobs together as a
 ratio of the same jobs one after another on the device with room, medians of `ROUNDS` rounds; the most that the ledger
@@ -55,14 +55,14 @@ def build(n_inputs, n_outputs):
 """
 NETWORKS: dict[str, dict[str, Any]] = {
     "ResNet-20": {"type": "python", "source": SOURCE.format(module="resnet_cifar", name="resnet20_cifar10")},
-    "DenseNet-40": {"type": "python", "source": SOURCE.format(module="densenet_cifar", name="densenet40_k12_cifar10")},
+    "SE-ResNet-20": {"type": "python", "source": SOURCE.format(module="seresnet_cifar", name="seresnet20_cifar10")},
     "CNN": {"type": "cnn", "channels": [32, 64], "shape": [3, 32, 32]},
 }
 MIXES = {
     "2 alike": ("ResNet-20", "ResNet-20"),
-    "2 mixed": ("ResNet-20", "DenseNet-40"),
-    "3 mixed": ("ResNet-20", "DenseNet-40", "CNN"),
-    "4 mixed": ("ResNet-20", "DenseNet-40", "CNN", "ResNet-20"),
+    "2 mixed": ("ResNet-20", "SE-ResNet-20"),
+    "3 mixed": ("ResNet-20", "SE-ResNet-20", "CNN"),
+    "4 mixed": ("ResNet-20", "SE-ResNet-20", "CNN", "ResNet-20"),
 }
 
 Connection = psycopg.Connection[Any]
