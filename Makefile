@@ -96,7 +96,7 @@ demo-remove:
 	@$(VENV_PYTHON) -m scripts.demo remove
 
 test: deploy lint
-	@$(VENV_PYTHON) -m pytest -n 2 --dist loadfile tests
+	@$(VENV_PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
 
 # Needs a GPU and nothing else: on a machine without .venv, PYTHON=python3 names an interpreter that has torch and pytest.
 test-cuda:

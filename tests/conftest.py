@@ -35,6 +35,12 @@ SETTINGS: dict[str, object] = {
     "max_connections": 60,
 }
 
+LONGEST = ("test_demo.py", "test_explain.py", "test_memory.py")  # minutes each: whatever starts last ends last
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
 
 class TestCluster(Cluster):
     """A cluster that is checked when it ends."""
