@@ -1,10 +1,10 @@
 """The executor of `tensile.calibrate()`: measures the device, then operators on it, and makes its latency models.
 
 Phases: the device's profile; training steps to measure, captured (those of models that were trained, and a standard set
-of the built-in architectures, so that a fresh database is calibrated as well); their operators, alone and beside other
-processes; the models, once without a part of the calls, which tells their error, and once with all. A quarter of the
-time at most goes into capturing. STATE frames with the models, then DONE; STOP is heeded between two visits to a graph,
-and then nothing is kept.
+of the built-in architectures, so that a fresh database is calibrated as well); device memory, asked for as a job
+without plans does; the steps' operators, alone and beside other processes; the models, once without a part of the
+calls, which tells their error, and once with all. A quarter of the time at most goes into capturing. STATE frames with
+the models, then DONE; STOP is heeded between two visits to a graph, and then nothing is kept.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict
-from itertools import chain, zip_longest
+from itertools import chain, count, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -79,8 +79,9 @@ def run(executor: Executor) -> None:
     trained = [Workload.from_json(each) for each in spec["workloads"]]
     captured, warnings = _capture(executor, trained, device, started + CAPTURING * seconds)
     with closing(runtime_device(device, profile)) as runtime:
-        limit = int(MEMORY * profile.memory_bytes)
-        calibration = Calibration(captured, runtime, limit, max(0.5, started + seconds - time.monotonic()))
+        captured_s = time.monotonic() - started
+        limit_bytes = _claim(executor, device, profile, int(MEMORY * profile.memory_bytes))
+        calibration = Calibration(captured, runtime, limit_bytes, max(0.5, seconds - captured_s))
         with closing(calibration.run()) as visits:
             for progress in visits:
                 _report(executor, progress.done, progress.total)
@@ -103,10 +104,38 @@ def runtime_device(device: torch.device, profile: DeviceProfile) -> HostDevice |
     return CudaDevice(device.index or 0, profile=profile) if device.type == "cuda" else HostDevice(profile)
 
 
+def _claim(executor: Executor, device: torch.device, profile: DeviceProfile, size: int) -> int:
+    """Asks for so many bytes of the device, as a job without plans does, or for its budget where that is less; waits
+    until they are granted, and returns how many. Raises executor.Stopped."""
+    from pyworker.memory import CONTEXT_BYTES
+
+    overhead_bytes = CONTEXT_BYTES if device.type == "cuda" else 0
+    header: dict[str, Any] = {
+        "device": str(device),
+        "profile": asdict(profile),
+        "policy": "none",
+        "fingerprint": None,
+        "overhead_bytes": overhead_bytes,
+        "persistent_bytes": 0,
+        "parameters": 0,
+        "vanilla_bytes": None,
+        "operator": None,
+        "graphs": [],
+    }
+    for revision in count(1):
+        executor._send(FrameType.TRACE, header | {"revision": revision, "least_bytes": size})
+        answer = executor.wait_for_frame("waiting", {FrameType.PLAN, FrameType.REFUSE})
+        if answer.type == FrameType.PLAN:
+            executor._send(FrameType.PROGRESS, {"plan_generation": answer.header["generation"]})
+            break
+        size = min(size, answer.header["budget_bytes"] - overhead_bytes)
+    return size
+
+
 def _report(executor: Executor, step: int, steps: int) -> None:
-    """Says where it stands. Raises executor.Stopped."""
+    """Says where it stands. Plans for others do not change what it was granted. Raises executor.Stopped."""
     executor._send(FrameType.PROGRESS, {"phase": "calibrating", "step": step, "steps": steps})
-    executor.poll_early("calibrating")
+    executor.poll_early("calibrating", {FrameType.PLAN, FrameType.REFUSE})
 
 
 # ---- what is measured ------------------------------------------------------------------------------------------------

@@ -305,6 +305,7 @@ class Worker:
         self._server.rows(sql, ["text", "bytea[]", "text"], *values)
         self._server.commit()
         self._waiting = self._waiting or self._generation_sent == 0
+        self._refused = False  # what was asked for before may have been
 
     def _keep_latency(self, frame: Frame) -> None:
         columns = [list(memoryview(buffer).cast("f")) for buffer in frame.buffers]

@@ -65,6 +65,25 @@ def test_a_fresh_database_is_calibrated(db: Connection, wait_until: Wait) -> Non
     assert (profile.flops_per_s, profile.bytes_per_s) == (decoded.flops_per_s, decoded.bytes_per_s)
 
 
+def test_it_takes_its_memory_from_the_ledger(db: Connection, wait_until: Wait) -> None:
+    granted = "SELECT granted_bytes, budget_bytes FROM tensile.devices WHERE name = 'cpu'"
+    job = calibrate(db, 600)
+    held, budget = wait_until(lambda: db.execute(granted + " AND granted_bytes > 0").fetchone(), 120)
+    assert 0 < held <= budget
+    db.execute("SELECT cancel_job(%s)", (job,))
+    assert value(db, "SELECT wait_for_job(%s, '30 s')", job) == "cancelled"
+    wait_until(lambda: db.execute(granted + " AND granted_bytes = 0").fetchone(), 30)
+
+
+def test_on_a_small_device_it_makes_do_with_what_there_is(fresh_cluster: Any, wait_until: Wait) -> None:
+    cluster = fresh_cluster({"pg_tensile.device_memory": "16MB"})
+    with cluster.superuser() as conn:
+        job = calibrate(conn, 3)
+        row = "SELECT granted_bytes FROM tensile.devices WHERE name = 'cpu' AND granted_bytes > 0"
+        assert wait_until(lambda: conn.execute(row).fetchone(), 120) == (16 << 20,)
+        finished(conn, job)
+
+
 def test_jobs_and_explanations_use_its_result(db: Connection) -> None:
     finished(db, calibrate(db))
     register(db, "m")
