@@ -6,13 +6,13 @@ and times are known and a plan is made once, for a single job, within a single i
 *Candidates* (its section 4.3) are tensors that are accessed before and after a time at which memory exceeds the budget.
 *Swaps* go by free time: from the end of the swap-out, if it starts right after the access before, to the start of
 the swap-in, if it ends right before the access after. The largest comes first, as long as both transfers find time on
-their lanes. A swap-in is triggered after the last operator that exceeds the budget.
+their lanes, until what is away suffices.
 *The rest* goes by memory saved per second of overhead, the largest first. The overhead of a swap is what its
 transfers make the job wait; that of a recomputation its time (MSPS), with the operators that make what is gone as
 well, looked at again as other tensors go. The smaller of both decides how a tensor goes.
-
-At run time Capuchin waits for a swap-out only when it needs the memory, and triggers a swap-in sooner if it
-came late. Here prefetch.py, which knows the times, does that.
+*Waiting.* Capuchin waits for a swap-out when it needs the memory before the copy has ended, the oldest one first, and
+triggers no swap-in while memory is short; what came late is triggered sooner in the next iteration. Here the times
+are known beforehand, and prefetch.py does the last.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def _plan(trace: Trace, profile: DeviceProfile, budget: int) -> Plan:
     job = _Job(trace, profile, budget)
     job.swap_hidden()
     job.take_cheapest()
+    job.wait()
     events = job.events()
     if not events:
         return NO_EVENTS
@@ -66,7 +67,15 @@ class _Swap(NamedTuple):
     gap: Gap
     freed: int
     back: int
-    us: float  # that the job waits
+    us: float  # that the lanes have no time for: the job waits
+
+    @property
+    def trigger(self) -> int:
+        return (self.gap.since + 1) // 2
+
+    @property
+    def deadline(self) -> int:
+        return self.gap.until // 2
 
 
 class _Job:
@@ -75,7 +84,7 @@ class _Job:
     def __init__(self, trace: Trace, profile: DeviceProfile, budget: int) -> None:
         self._columns = columns = Columns(trace)
         self._budget = budget
-        self._memory = np.array(columns.memory) + trace.workspace_bytes  # [n]: bytes
+        self._memory = np.array(columns.memory) + trace.workspace_bytes  # [n]: bytes, what is under way left out
         self._above = list(columns.workspace)  # [n]: bytes that an operator's peak has above its sample
         self._gaps = Gaps(columns)
         self._out, self._into = Lane(columns.us), Lane(columns.us)
@@ -84,16 +93,16 @@ class _Job:
         self._out_us = [lost_us + size * (1e6 / profile.out_bytes_per_s) for size in columns.bytes]
         self._in_us = [lost_us + size * (1e6 / profile.in_bytes_per_s) for size in columns.bytes]
         self._swaps: dict[Gap, _Swap] = {}
-        self._remaking = Remaking(columns, self._gaps, self._swaps)
+        self._remaking = Remaking(columns, self._gaps, ())
         self._swapped: set[int] = set()  # tensors
         self._remade: set[int] = set()  # tensors
         self._open = {gap: None for tensor in range(trace.tensor_count) for gap in self._candidates(tensor)}
 
     def events(self) -> list[Event]:
         events = []
-        for gap, freed, back, _ in self._swaps.values():
-            events.append(Event(EventKind.SWAP_OUT, gap.tensor, (gap.since + 1) // 2, freed))
-            events.append(Event(EventKind.SWAP_IN, gap.tensor, back, gap.until // 2))
+        for swap in self._swaps.values():
+            events.append(Event(EventKind.SWAP_OUT, swap.gap.tensor, swap.trigger, swap.freed))
+            events.append(Event(EventKind.SWAP_IN, swap.gap.tensor, swap.back, swap.deadline))
         return [*sorted(events, key=lambda event: event.deadline), *self._remaking.events()]
 
     # ---- what hides ----
@@ -151,20 +160,16 @@ class _Job:
     # ---- swaps ----
 
     def _look(self, gap: Gap, book: bool = False) -> _Swap | None:
-        """How the gap's tensor would be away while memory exceeds the budget, out as early and in as late as the lanes
-        have time; None: it cannot be, or need not."""
+        """Out as early, in as late as the lanes have time; None: the gap's tensor cannot go, or need not."""
         trigger, deadline = (gap.since + 1) // 2, gap.until // 2
-        over = self._over(trigger + 1, deadline - 1)
-        if over is None or gap.tensor in self._remade:
+        if gap.tensor in self._remade or self._over(trigger + 1, deadline - 1) is None:
             return None
-        first, last = over
         out_us, in_us = self._copy_us(gap), self._in_us[gap.tensor]
-        out = self._out.earliest(out_us, trigger + 1, first - 1, book)
-        into = self._into.latest(in_us, last + 1, deadline - 1, book)
-        out_wait_us, in_wait_us = out_us - out.us, in_us - into.us
-        freed = out.last if out_wait_us <= HIDDEN_US else first - 1
-        back = into.first - 1 if in_wait_us <= HIDDEN_US else last
-        return _Swap(gap, freed, back, out_wait_us + in_wait_us)
+        out = self._out.earliest(out_us, trigger + 1, deadline - 1, book)
+        freed = out.last if out_us - out.us <= HIDDEN_US else deadline - 1
+        into = self._into.latest(in_us, freed + 1, deadline - 1, book)
+        back = into.first - 1 if in_us - into.us <= HIDDEN_US else deadline - 1
+        return _Swap(gap, freed, back, out_us - out.us + in_us - into.us)
 
     def _swap(self, gap: Gap) -> None:
         swap = self._look(gap, book=True)
@@ -172,7 +177,29 @@ class _Job:
         del self._open[gap]
         self._swaps[gap] = swap
         self._swapped.add(gap.tensor)
-        self._memory[swap.freed + 1 : swap.back + 1] -= self._columns.bytes[gap.tensor]
+        self._memory[swap.trigger + 1 : swap.deadline] -= self._columns.bytes[gap.tensor]
+
+    def wait(self) -> None:
+        """Frees sooner, and brings back later, what is under way where memory exceeds the budget."""
+        memory = self._memory.copy()
+        for swap in self._swaps.values():
+            for first, last in ((swap.trigger + 1, swap.freed), (swap.back + 1, swap.deadline - 1)):
+                memory[first : last + 1] += self._columns.bytes[swap.gap.tensor]
+        for operator in np.flatnonzero(memory > self._budget).tolist():
+            outs = [swap for swap in self._swaps.values() if swap.trigger < operator <= swap.freed]
+            ins = [swap for swap in self._swaps.values() if swap.back < operator < swap.deadline]
+            outs.sort(key=lambda swap: (swap.trigger, swap.freed))
+            ins.sort(key=lambda swap: -swap.deadline)
+            for swap in outs + ins:
+                if memory[operator] <= self._budget:
+                    break
+                size = self._columns.bytes[swap.gap.tensor]
+                if operator <= swap.freed:
+                    memory[operator : swap.freed + 1] -= size
+                    self._swaps[swap.gap] = swap._replace(freed=operator - 1)
+                else:
+                    memory[swap.back + 1 : operator + 1] -= size
+                    self._swaps[swap.gap] = swap._replace(back=operator)
 
     def _copy_us(self, gap: Gap) -> float:
         """0 where the host copy is current: nothing ever writes the tensor, or it has been out since."""
@@ -195,12 +222,21 @@ class _Job:
         if self._remaking.least_us(gap) is None or (remake := self._remaking.look(gap)) is None:
             return None
         rise = self._rise(remake)
-        return remake if rise <= 0 or self._memory[remake.operator] + rise <= self._budget else None
+        if rise > 0 and self._memory[remake.operator] + rise > self._budget:
+            return None
+        wait_us = 0.0
+        for swap in self._sources(remake):
+            if (us := self._earlier_us(swap, remake.operator)) is None:
+                return None
+            wait_us += us
+        return remake._replace(us=remake.us + wait_us)
 
     def _remake(self, remake: Remake) -> Iterator[Gap]:
         """Recomputes the tensor; new candidates: what it is made of has one more need."""
         gap, operator, rise = remake.gap, remake.operator, self._rise(remake)
         first, last = self._absence(gap)
+        for swap in self._sources(remake):
+            self._bring_earlier(swap, operator)
         del self._open[gap]
         self._remade.add(gap.tensor)
         self._memory[first : last + 1] -= self._columns.bytes[gap.tensor]
@@ -212,9 +248,32 @@ class _Job:
             assert whole is not None
             self._open.pop(whole, None)
             for part in self._gaps.split(whole, 2 * operator - 1):
-                if self._is_candidate(part):
+                if part not in self._swaps and self._is_candidate(part):
                     self._open[part] = None
                     yield part
+
+    def _sources(self, remake: Remake) -> list[_Swap]:
+        """What the recomputation reads and is on the host."""
+        places = (self._gaps.at(each, 2 * remake.operator - 1) for each in remake.inputs)
+        return [self._swaps[place] for place in places if place in self._swaps]
+
+    def _earlier_us(self, swap: _Swap, operator: int) -> float | None:
+        """What the job waits if the tensor is back right before the operator before; None: there is no room for it."""
+        size = self._columns.bytes[swap.gap.tensor]
+        if operator - 2 < swap.trigger or self._memory[operator - 1 : swap.deadline].max() + size > self._budget:
+            return None
+        in_us = self._in_us[swap.gap.tensor]
+        return in_us - self._into.latest(in_us, swap.trigger + 1, operator - 2, book=False).us
+
+    def _bring_earlier(self, swap: _Swap, operator: int) -> None:
+        in_us = self._in_us[swap.gap.tensor]
+        self._memory[operator - 1 : swap.deadline] += self._columns.bytes[swap.gap.tensor]
+        into = self._into.latest(in_us, swap.trigger + 1, operator - 2)
+        back = into.first - 1 if in_us - into.us <= HIDDEN_US else operator - 2
+        gap = swap.gap._replace(until=2 * operator - 1)
+        del self._swaps[swap.gap]
+        freed = min(swap.freed, operator - 2)
+        self._swaps[gap] = swap._replace(gap=gap, freed=freed, back=max(back, freed))
 
     def _rise(self, remake: Remake) -> int:
         """Bytes by which the peak right before or at the operator rises."""
