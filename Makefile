@@ -21,7 +21,7 @@ override with_llvm = no
 # pg_regress gets a server of its own, see installcheck below.
 NO_INSTALLCHECK = 1
 
-.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda lint bench-feed bench-predict bench-training bench-jobs bench-core bench-tensile bench-cold \
+.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda lint bench-db bench-feed bench-predict bench-training bench-jobs bench-core bench-tensile bench-cold \
 	install-python uninstall-python installcheck
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
@@ -75,6 +75,7 @@ help:
 	@echo 'make lint            ruff, mypy, pgspot, C with -Werror'
 	@echo 'make bench-feed      table → executor;  bench-predict: latency and rate;  bench-training: against plain PyTorch'
 	@echo 'make bench-jobs      several jobs on one device, together against one after another'
+	@echo 'make bench-db        jobs per hour against scripts outside, memory of all processes, and the four above'
 	@echo 'make bench-core      the graph core at full size (BENCH="--device cuda", "--quick", "--fresh", "--minutes 20")'
 	@echo 'make bench-tensile   memory against time, the paper'"'"'s networks (BENCH as above); about an hour on two cores'
 	@echo 'make bench-cold      the first iteration under a plan made with predicted latencies (BENCH as above)'
@@ -106,7 +107,7 @@ test-cuda:
 lint: setup
 	@scripts/lint.sh
 
-bench-feed bench-predict bench-training bench-jobs: deploy
+bench-db bench-feed bench-predict bench-training bench-jobs: deploy
 	@$(VENV_PYTHON) -m benchmarks.$(subst -,_,$@)
 
 # Need no server. A run that was stopped goes on where it was.
