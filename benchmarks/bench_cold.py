@@ -30,8 +30,8 @@ from pyworker.calibrating import runtime_device
 
 BATCHES = (1, 2, 4)  # to calibrate with
 SECONDS = 300.0  # of calibration, at most
-ROUNDS = ("--rounds", "3", "--warmup", "0", "--iterations", "1", "--light")
-STEPS = 28  # of one scenario
+ROUNDS = ("--rounds", "1", "--warmup", "0", "--iterations", "1", "--light")
+STEPS = 21  # of one scenario
 FIRST_EOR = 1.3
 ERROR = 0.15  # median, relative, of an operator's predicted latency
 

@@ -1,7 +1,8 @@
 """The command `pg-tensile`. Subcommand bench: memory policies on one model's training step, side by side.
 
-Exit status: 0 when all went well, 1 when a policy failed or its results differ from eager PyTorch's, 2 when the command
-line or the model it names cannot be used, 130 when interrupted. Errors are one line on stderr, with a hint below it.
+Exit status: 0 when all went well, 1 when a policy or a peer failed or a policy's results differ from eager PyTorch's,
+2 when the command line or the model it names cannot be used, 130 when interrupted. Errors are one line on stderr, with
+a hint below it.
 torch is imported after the command line has been read.
 """
 
@@ -31,6 +32,11 @@ policies:
   joint:budget=50%     its own budget; the word none for no budget
   joint:early_update=true, joint:latencies=roofline (planned with estimates, not with what was measured),
   tensile:lanes=1      and keyword arguments of the policy
+peers, which are PyTorch's own means of saving memory, among the policies; they have no budget:
+  peer:checkpoint      every block of the longest nn.Sequential or nn.ModuleList is computed again
+  peer:save_on_cpu     what the backward pass needs waits in host memory
+  peer:memory_budget=X torch.compile keeps a share X of the activations, 0 to 1
+  peer:unified_memory  the CUDA driver pages memory in and out
 examples:
   pg-tensile bench --model pytorchcv.models.resnet:resnet50 --input float32:3x224x224 --classes 1000 --batch 8
   pg-tensile bench --model net.py:Net --input float32:10 --policies none,swap_all --budget 70% --device sim:RTX_A6000

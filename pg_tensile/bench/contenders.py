@@ -1,4 +1,5 @@
-"""Who takes part in a benchmark: eager PyTorch, and one program for each policy. All start from the same weights.
+"""Who takes part in a benchmark: eager PyTorch, and one program for each policy (peers.py has variants of eager
+PyTorch). All start from the same weights.
 
 A contender starts afresh in every round, so only one of them holds memory at a time.
 """
@@ -32,6 +33,18 @@ class Stepper(Protocol):
 
     def synchronize(self) -> None: ...
 
+    def count(self) -> None:
+        """The steps from here on are those of `totals`."""
+        ...
+
+    def totals(self) -> Counters | None:
+        """None: nothing is counted."""
+        ...
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Of the last step by parameter, in memory of their own on the CPU; empty where nobody keeps them."""
+        ...
+
     def state(self) -> TrainingState:
         """Everything that the steps have changed, in memory of its own on the CPU."""
         ...
@@ -54,6 +67,25 @@ class EagerStepper:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
+    def count(self) -> None:
+        return None
+
+    def totals(self) -> Counters | None:
+        return None
+
+    def gradients(self) -> dict[str, Tensor]:
+        named = self._step.model.named_parameters()
+        return {name: each.grad.cpu().clone() for name, each in named if each.grad is not None}
+
+    def forget_gradients(self) -> None:
+        self._step.optimizer.zero_grad(set_to_none=True)
+
+    def persistent(self) -> list[Tensor]:
+        """What stays between two steps, but for gradients."""
+        model, states = self._step.model, self._step.optimizer.state.values()
+        kept = [each for state in states for each in state.values() if isinstance(each, Tensor)]
+        return [*model.parameters(), *model.buffers(), *kept]
+
     def state(self) -> TrainingState:
         return training_state(self._step.model, self._step.optimizer)
 
@@ -74,6 +106,15 @@ class PlanStepper:
     def synchronize(self) -> None:
         self._device.synchronize()
 
+    def count(self) -> None:
+        self.executor.counters = Counters()
+
+    def totals(self) -> Counters | None:
+        return self.executor.counters
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {}
+
     def state(self) -> TrainingState:
         return self.executor.state_dict()
 
@@ -89,28 +130,31 @@ class Turn(NamedTuple):
     losses: tuple[Tensor, ...]
     state: TrainingState
     totals: Counters | None  # of the steps that count
+    gradients: dict[str, Tensor]  # of the first step, where they were asked for
 
     def without_state(self) -> Turn:
-        return self._replace(state=TrainingState({}, {}))
+        return self._replace(state=TrainingState({}, {}), gradients={})
 
 
-def take_turn(stepper: Stepper, batches: Sequence[Batch], warmup: int, seed: int) -> Turn:
-    """All batches from the initial weights; the first `warmup` of them do not count."""
+def take_turn(stepper: Stepper, batches: Sequence[Batch], warmup: int, seed: int, gradients: bool = False) -> Turn:
+    """All batches from the initial weights; the first `warmup` of them do not count. `gradients`: whether to keep those
+    of the first step."""
     seed_everything(seed)
     gc.collect()
     times: list[float] = []
     losses: list[Tensor] = []
-    executor = stepper.executor if isinstance(stepper, PlanStepper) else None
+    kept: dict[str, Tensor] = {}
     for number, batch in enumerate(batches):
-        if number == warmup and executor is not None:
-            executor.counters = Counters()
+        if number == warmup:
+            stepper.count()
         began = time.perf_counter()
         loss = stepper.step(batch)
         stepper.synchronize()
         times.append((time.perf_counter() - began) * 1e3)
         losses.append(loss.detach().cpu().clone())
-    totals = None if executor is None else executor.counters
-    return Turn(times[0], tuple(times[warmup:]), tuple(losses), stepper.state(), totals)
+        if gradients and number == 0:
+            kept = stepper.gradients()
+    return Turn(times[0], tuple(times[warmup:]), tuple(losses), stepper.state(), stepper.totals(), kept)
 
 
 # ---- equal to the last bit ------------------------------------------------------------------------------------------

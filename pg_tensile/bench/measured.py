@@ -1,4 +1,4 @@
-"""Measures eager PyTorch, vanilla and every policy on a real device: the host device or CUDA.
+"""Measures eager PyTorch, vanilla, every policy and every peer on a real device: the host device or CUDA.
 
 First vanilla runs alone: its operators' latencies and workspaces are what the policies plan with, and on the host its
 step time sets the link. Then come the rounds, in each of which everybody takes a turn, from the same weights and with
@@ -20,6 +20,7 @@ import torch
 from pg_tensile import device as devices
 from pg_tensile.bench.contenders import EagerStepper, PlanStepper, Stepper, Turn, difference, take_turn
 from pg_tensile.bench.options import VANILLA, BenchOptions
+from pg_tensile.bench.peers import gradient_difference, measure_peaks, start_peer
 from pg_tensile.bench.planned import PlannedPolicy, empty_row, plan_policies, planned_row
 from pg_tensile.bench.progress import Progress
 from pg_tensile.bench.report import Report, Row, links, message_of, rates, title_of
@@ -43,12 +44,15 @@ class Contender:
 
     name: str
     start: Callable[[], Stepper]
+    is_peer: bool = False
     turns: list[Turn] = field(default_factory=list)
     latency_us: list[np.ndarray] = field(default_factory=list)  # of the operators, one for each round
     stall_us: float | None = None  # of one recorded step, where the totals do not have it
+    peak_bytes: int | None = None  # of a peer's step, where the totals do not have it
     device_peak_bytes: int | None = None
     allocator_peak_bytes: int | None = None
     difference: str | None = None  # from eager PyTorch
+    gradient_difference: float | None = None  # of a peer
     error: str | None = None
 
     def step_ms(self) -> float | None:
@@ -190,6 +194,8 @@ class Session:
 
     def contender_of(self, policy: PlannedPolicy) -> Contender:
         choice, budget = policy.choice, policy.budget_bytes
+        if choice.is_peer:
+            return Contender(str(choice), lambda: start_peer(choice, self.workload, self.free), is_peer=True)
         fits = budget is None or footprint(policy.captured.trace, policy.plan).device_peak_bytes <= budget
         if choice.name == VANILLA and fits:
             return self.vanilla
@@ -207,9 +213,13 @@ class Session:
         try:
             stepper = contender.start()
             try:
-                turn = take_turn(stepper, batches, options.warmup, options.seed)
+                turn = take_turn(stepper, batches, options.warmup, options.seed, self.wants_gradients(contender))
                 if isinstance(stepper, PlanStepper):
                     self.look_closer(contender, stepper)
+                elif contender.is_peer and contender.peak_bytes is None:
+                    assert isinstance(stepper, EagerStepper)
+                    peaks = measure_peaks(stepper, batches[0], self.free)
+                    contender.peak_bytes, contender.device_peak_bytes = peaks
             finally:
                 stepper.close()
         except Exception as error:
@@ -217,6 +227,11 @@ class Session:
             contender.turns.clear()
             return
         self.compare(contender, turn)
+
+    def wants_gradients(self, contender: Contender) -> bool:
+        """In the first round of peers, and of eager PyTorch, whose gradients theirs are compared with."""
+        peers = any(other.is_peer for other in self.contenders)
+        return peers and not contender.turns and (contender.is_peer or contender is self.eager)
 
     def look_closer(self, contender: Contender, stepper: PlanStepper) -> None:
         """Steps after the turn that only observe: what the device holds, once, and how long the operators take."""
@@ -239,6 +254,8 @@ class Session:
             return
         if self.eager.turns:
             contender.difference = contender.difference or difference(self.eager.turns[0], turn)
+            if turn.gradients:
+                contender.gradient_difference = gradient_difference(turn.gradients, self.eager.turns[0].gradients)
         contender.turns.append(turn.without_state())
 
     def witness(self) -> None:
@@ -275,6 +292,10 @@ class Session:
                 self.notes.append(f"{contender.name} failed: {contender.error}")
             if contender.difference is not None:
                 self.notes.append(f"{contender.name} differs from eager PyTorch in: {contender.difference}")
+                if contender.gradient_difference is not None:
+                    relative = f"differ by {contender.gradient_difference:.2g} of the largest element"
+                    found = relative if contender.gradient_difference else "are equal"
+                    self.notes[-1] += f"; the gradients of its first step {found}"
         return [self.row(policy) for policy in self.policies]
 
     def row(self, policy: PlannedPolicy) -> Row:
@@ -301,7 +322,9 @@ class Session:
 
     def measured_row(self, row: Row, contender: Contender) -> Row:
         times = [ms for turn in contender.turns for ms in turn.step_ms]
-        peak = max(turn.totals.peak_bytes for turn in contender.turns if turn.totals)
+        peak = contender.peak_bytes
+        if peak is None:
+            peak = max(turn.totals.peak_bytes for turn in contender.turns if turn.totals)
         median, vanilla_ms = contender.step_ms() or 0.0, self.vanilla.step_ms() or 0.0
         msr, eor, cbr = rates(row.vanilla_peak_bytes or 0, peak, vanilla_ms, median)
         return row.with_values(
@@ -322,4 +345,5 @@ class Session:
             passive_swap_ins=contender.mean("passive_swap_ins"),
             recomputes=contender.mean("recomputes"),
             bit_identical=contender.difference is None if self.eager.turns else None,
+            gradient_difference=contender.gradient_difference,
         )

@@ -27,6 +27,13 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 LARGEST = 2**62
 VANILLA = "none"
+PEER = "peer:"  # begins the name of PyTorch's own means of saving memory (peers.py)
+PEERS = (CHECKPOINT, SAVE_ON_CPU, MEMORY_BUDGET, UNIFIED_MEMORY) = (
+    "peer:checkpoint",
+    "peer:save_on_cpu",
+    "peer:memory_budget",
+    "peer:unified_memory",
+)
 LATENCIES = (MEASURED, ROOFLINE, MODELS) = ("measured", "roofline", "models")  # what plans are made with
 SETTINGS = ("early_update=true|false", f"latencies={'|'.join(LATENCIES)}", "budget=B")  # of every policy but vanilla
 
@@ -69,6 +76,11 @@ class PolicyChoice:
     budget: Budget | None = None
     early_update: bool = False
     latencies: str = MEASURED
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether it is one of PEERS, which has no plan."""
+        return self.name in PEERS
 
     def __str__(self) -> str:
         return f"{self.label} at {self.budget}" if self.budget else self.label
@@ -192,13 +204,15 @@ def parse_policies(
     """What is measured: policies separated by commas, each with every budget, once. A policy may have settings,
     `joint:budget=50%:early_update=true`: a budget instead of `budgets`, early_update instead of `early_update`,
     latencies, and keyword arguments of its own. Vanilla is what others are compared with, so it has no budget unless it
-    is alone."""
+    is alone. Peers (`peer:checkpoint`, `peer:memory_budget=0.5`) have none at all."""
     found: list[PolicyChoice] = []
     for part in (part.strip() for part in text.split(",")):
-        if part:
+        if part.startswith(PEER):
+            found.append(parse_peer(part))
+        elif part:
             found += parse_policy(part, known, budgets, early_update)
     if not found:
-        raise OptionError("no policy is named", f"Policies: {', '.join(known)}.")
+        raise OptionError("no policy is named", f"Policies: {', '.join((*known, *PEERS))}.")
     if any(choice.name != VANILLA for choice in found):
         found = [replace(choice, budget=None) if choice.name == VANILLA else choice for choice in found]
     return tuple(dict.fromkeys(found))
@@ -209,7 +223,7 @@ def parse_policy(
 ) -> Iterable[PolicyChoice]:
     name, *settings = (part.strip() for part in text.split(":"))
     if name not in known:
-        raise OptionError(f'"{name}" is not a policy', f"Policies: {', '.join(known)}.")
+        raise OptionError(f'"{name}" is not a policy', f"Policies: {', '.join((*known, *PEERS))}.")
     own = list(inspect.signature(known[name]).parameters)[3:]  # after the traces, the profile and the budget
     choice = PolicyChoice(name, name, early_update=early_update and name != VANILLA)
     for setting in settings:
@@ -228,6 +242,22 @@ def parse_policy(
             hint = f"Of {name}: " + ", ".join((*own, *SETTINGS)) + "." if name != VANILLA else "Vanilla has none."
             raise OptionError(f'"{setting}" is not a setting of the policy {name}', hint)
     return [replace(choice, budget=budget) for budget in budgets]
+
+
+def parse_peer(text: str) -> PolicyChoice:
+    """One of PyTorch's own means: its name, and after = the share of the activations that memory_budget keeps."""
+    name, _, value = (part.strip() for part in text.partition("="))
+    if name not in PEERS:
+        raise OptionError(f'"{text}" is not one of PyTorch\'s own means', f"There are {', '.join(PEERS)}.")
+    if (name == MEMORY_BUDGET) != ("=" in text):
+        hint = f"Write {MEMORY_BUDGET}=0.5 for half of the activations; the others have no number."
+        raise OptionError(f'"{text}" is not how one of PyTorch\'s own means is asked for', hint)
+    if name != MEMORY_BUDGET:
+        return PolicyChoice(name, name, latencies="")
+    share = parse_number(value, None, "a share of the activations")
+    if share > 1:
+        raise OptionError(f'the share in "{text}" is more than 1', "Write 0 (keep nothing) to 1 (PyTorch's default).")
+    return PolicyChoice(name, f"{name}={share:g}", (("share", share),), latencies="")
 
 
 def parse_value(text: str) -> int | float | bool | str | None:

@@ -25,7 +25,7 @@ from pg_tensile.trace import Trace
 
 @dataclass(frozen=True)
 class PlannedPolicy:
-    """A policy's plan on its graph. `error`: why there is none; `plan` is empty then."""
+    """A policy's plan on its graph. `error`: why there is none; `plan` is empty then, and for a peer."""
 
     choice: PolicyChoice
     captured: Captured
@@ -37,10 +37,15 @@ class PlannedPolicy:
 
 
 def plan_policies(workload: Workload, profile: DeviceProfile, progress: Progress) -> list[PlannedPolicy]:
-    """A plan of each policy asked for. Vanilla is never reordered."""
+    """A plan of each policy asked for. Vanilla is never reordered. A peer has none."""
     vanilla_peak = footprint(workload.vanilla.trace).peak_bytes
+    simulated = workload.options.device.kind == "sim"
     planned = []
     for choice in workload.options.policies:
+        if choice.is_peer:
+            error = "PyTorch's own means can be executed, but not simulated" if simulated else None
+            planned.append(PlannedPolicy(choice, workload.vanilla, None, error=error))
+            continue
         progress.say(f"planning: {choice}")
         captured = workload.early if choice.early_update else workload.vanilla
         budget = choice.budget.nbytes(vanilla_peak) if choice.budget else None
@@ -99,14 +104,18 @@ def planned_row(row: Row, workload: Workload, policy: PlannedPolicy, profile: De
         operators=trace.operator_count,
         tensors=trace.tensor_count,
         vanilla_peak_bytes=footprint(workload.vanilla.trace).peak_bytes,
+        link_gbps=profile.out_bytes_per_s / GB,
+        error=policy.error,
+    )
+    if policy.choice.is_peer:
+        return row
+    row = row.with_values(
         workspace_peak_bytes=int(trace.workspace_bytes.max()),
         floor_bytes=floor_bytes(trace),
         budget_bytes=policy.budget_bytes,
-        link_gbps=profile.out_bytes_per_s / GB,
         planning_ms=policy.planning_ms,
         latency_error=policy.latency_error,
         capture_ms=workload.capture_ms,
-        error=policy.error,
     )
     if policy.error is not None:
         return row

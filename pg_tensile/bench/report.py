@@ -32,7 +32,8 @@ class Row:
     """One policy's result: sizes in bytes, times in milliseconds, both of one iteration in steady state. None: not
     known, because the policy failed or nothing was executed. msr, eor and cbr are tensile.txt's (section V-A).
     `budget` is what was asked for, `latencies` what the plan was made with, `latency_error` their median relative
-    error against what was measured before the rounds."""
+    error against what was measured before the rounds. `gradient_difference` is a peer's, of its first step
+    (peers.gradient_difference)."""
 
     model: str
     policy: str
@@ -77,6 +78,7 @@ class Row:
     latency_error: float | None = None
     capture_ms: float | None = None
     bit_identical: bool | None = None
+    gradient_difference: float | None = None
     optimizer: str = ""
     rounds: int = 0
     iterations: int = 0
@@ -135,7 +137,7 @@ def message_of(error: BaseException) -> str:
 
 def title_of(options: BenchOptions) -> str:
     name = options.model.rpartition(":")[2]
-    policies = [choice for choice in options.policies if choice.name != VANILLA]
+    policies = [choice for choice in options.policies if choice.name != VANILLA and not choice.is_peer]
     early = ", early updates" if policies and all(choice.early_update for choice in policies) else ""
     return f"{name}, batch {options.batch}, {options.optimizer}{early}, on {options.device}"
 

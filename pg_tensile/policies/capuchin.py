@@ -94,6 +94,7 @@ class _Job:
         self._in_us = [lost_us + size * (1e6 / profile.in_bytes_per_s) for size in columns.bytes]
         self._swaps: dict[Gap, _Swap] = {}
         self._remaking = Remaking(columns, self._gaps, ())
+        self._copied: dict[tuple[int, int], int] = {}  # tensor, version → the `since` of its first swap
         self._swapped: set[int] = set()  # tensors
         self._remade: set[int] = set()  # tensors
         self._open = {gap: None for tensor in range(trace.tensor_count) for gap in self._candidates(tensor)}
@@ -177,38 +178,37 @@ class _Job:
         del self._open[gap]
         self._swaps[gap] = swap
         self._swapped.add(gap.tensor)
+        key = gap.tensor, self._version(gap)
+        self._copied[key] = min(gap.since, self._copied.get(key, gap.since))
         self._memory[swap.trigger + 1 : swap.deadline] -= self._columns.bytes[gap.tensor]
 
     def wait(self) -> None:
-        """Frees sooner, and brings back later, what is under way where memory exceeds the budget."""
-        memory = self._memory.copy()
+        """Brings back later, and frees sooner, what is under way where memory exceeds the budget."""
+        memory, size = self._memory.copy(), self._columns.bytes
         for swap in self._swaps.values():
             for first, last in ((swap.trigger + 1, swap.freed), (swap.back + 1, swap.deadline - 1)):
-                memory[first : last + 1] += self._columns.bytes[swap.gap.tensor]
-        for operator in np.flatnonzero(memory > self._budget).tolist():
-            outs = [swap for swap in self._swaps.values() if swap.trigger < operator <= swap.freed]
-            ins = [swap for swap in self._swaps.values() if swap.back < operator < swap.deadline]
-            outs.sort(key=lambda swap: (swap.trigger, swap.freed))
-            ins.sort(key=lambda swap: -swap.deadline)
-            for swap in outs + ins:
-                if memory[operator] <= self._budget:
-                    break
-                size = self._columns.bytes[swap.gap.tensor]
-                if operator <= swap.freed:
-                    memory[operator : swap.freed + 1] -= size
-                    self._swaps[swap.gap] = swap._replace(freed=operator - 1)
-                else:
-                    memory[swap.back + 1 : operator + 1] -= size
+                memory[first : last + 1] += size[swap.gap.tensor]
+        ins = sorted(self._swaps.values(), key=lambda swap: (swap.deadline, swap))
+        for operator in reversed(np.flatnonzero(memory > self._budget).tolist()):
+            while memory[operator] > self._budget and ins and ins[-1].deadline > operator:
+                swap = ins.pop()
+                if swap.back < operator:
+                    memory[swap.back + 1 : operator + 1] -= size[swap.gap.tensor]
                     self._swaps[swap.gap] = swap._replace(back=operator)
+        outs = sorted(self._swaps.values(), key=lambda swap: (-swap.trigger, swap))
+        for operator in np.flatnonzero(memory > self._budget).tolist():
+            while memory[operator] > self._budget and outs and outs[-1].trigger < operator:
+                swap = outs.pop()
+                if swap.freed >= operator:
+                    memory[operator : swap.freed + 1] -= size[swap.gap.tensor]
+                    self._swaps[swap.gap] = swap._replace(freed=operator - 1)
 
     def _copy_us(self, gap: Gap) -> float:
         """0 where the host copy is current: nothing ever writes the tensor, or it has been out since."""
         columns, tensor = self._columns, gap.tensor
         if columns.persistent[tensor] and not columns.writes[tensor]:
             return 0.0
-        version = self._version(gap)
-        earlier = (each for each in self._swaps if each.tensor == tensor and each.since < gap.since)
-        return 0.0 if any(self._version(each) == version for each in earlier) else self._out_us[tensor]
+        return 0.0 if self._copied.get((tensor, self._version(gap)), gap.since) < gap.since else self._out_us[tensor]
 
     def _version(self, gap: Gap) -> int:
         return self._columns.version_before(gap.tensor, gap.since // 2 + 1)

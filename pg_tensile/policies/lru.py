@@ -77,10 +77,14 @@ def _walk(columns: Columns, budget: int, there: dict[int, None]) -> list[Event]:
         used = [use.tensor for use in uses if size[use.tensor]]
         coming = [tensor for tensor in used if tensor not in there]
         level += sum(size[tensor] for tensor in coming)
-        for tensor in [tensor for tensor in there if tensor not in used]:
+        evicted = []
+        for tensor in there:
             if level + columns.workspace[operator] <= budget:
                 break
-            level -= size[tensor]
+            if tensor not in used:
+                level -= size[tensor]
+                evicted.append(tensor)
+        for tensor in evicted:
             del there[tensor]
             events.append(Event(EventKind.SWAP_OUT, tensor, before, before))
         for tensor in coming:
