@@ -163,7 +163,7 @@ class _Job:
     def _look(self, gap: Gap, book: bool = False) -> _Swap | None:
         """Out as early, in as late as the lanes have time; None: the gap's tensor cannot go, or need not."""
         trigger, deadline = (gap.since + 1) // 2, gap.until // 2
-        if gap.tensor in self._remade or self._over(trigger + 1, deadline - 1) is None:
+        if gap.tensor in self._remade or not self._exceeds(trigger + 1, deadline - 1):
             return None
         out_us, in_us = self._copy_us(gap), self._in_us[gap.tensor]
         out = self._out.earliest(out_us, trigger + 1, deadline - 1, book)
@@ -217,7 +217,7 @@ class _Job:
 
     def _look_again(self, gap: Gap) -> Remake | None:
         """How the gap's tensor would be made again; None: it cannot be, need not, or takes memory that is not there."""
-        if gap.tensor in self._swapped or self._over(*self._absence(gap)) is None:
+        if gap.tensor in self._swapped or not self._exceeds(*self._absence(gap)):
             return None
         if self._remaking.least_us(gap) is None or (remake := self._remaking.look(gap)) is None:
             return None
@@ -263,17 +263,17 @@ class _Job:
         if operator - 2 < swap.trigger or self._memory[operator - 1 : swap.deadline].max() + size > self._budget:
             return None
         in_us = self._in_us[swap.gap.tensor]
-        return in_us - self._into.latest(in_us, swap.trigger + 1, operator - 2, book=False).us
+        return in_us - self._into.latest(in_us, swap.freed + 1, operator - 2, book=False).us
 
     def _bring_earlier(self, swap: _Swap, operator: int) -> None:
         in_us = self._in_us[swap.gap.tensor]
         self._memory[operator - 1 : swap.deadline] += self._columns.bytes[swap.gap.tensor]
-        into = self._into.latest(in_us, swap.trigger + 1, operator - 2)
-        back = into.first - 1 if in_us - into.us <= HIDDEN_US else operator - 2
-        gap = swap.gap._replace(until=2 * operator - 1)
-        del self._swaps[swap.gap]
         freed = min(swap.freed, operator - 2)
-        self._swaps[gap] = swap._replace(gap=gap, freed=freed, back=max(back, freed))
+        into = self._into.latest(in_us, freed + 1, operator - 2)
+        back = into.first - 1 if in_us - into.us <= HIDDEN_US else operator - 2
+        del self._swaps[swap.gap]
+        gap = swap.gap._replace(until=2 * operator - 1)
+        self._swaps[gap] = swap._replace(gap=gap, freed=freed, back=back)
 
     def _rise(self, remake: Remake) -> int:
         """Bytes by which the peak right before or at the operator rises."""
@@ -287,13 +287,10 @@ class _Job:
 
     # ---- memory ----
 
-    def _exceeds(self) -> bool:
-        return bool(self._memory.max() > self._budget)
-
-    def _over(self, first: int, last: int) -> tuple[int, int] | None:
-        """The first and the last of these operators at which memory exceeds the budget; None: there is none."""
-        over = np.flatnonzero(self._memory[first : last + 1] > self._budget)
-        return (first + int(over[0]), first + int(over[-1])) if over.size else None
+    def _exceeds(self, first: int = 0, last: int | None = None) -> bool:
+        """Whether memory exceeds the budget at one of the operators first … last."""
+        end = self._columns.operators if last is None else last + 1
+        return bool((self._memory[first:end] > self._budget).any())
 
     def _candidates(self, tensor: int) -> Iterator[Gap]:
         return filter(self._is_candidate, self._gaps.of(tensor))
@@ -302,4 +299,4 @@ class _Job:
         """Across the end of the iteration nothing goes."""
         if self._gaps.wraps(gap) or not self._columns.bytes[gap.tensor]:
             return False
-        return self._over(*self._absence(gap)) is not None
+        return self._exceeds(*self._absence(gap))
