@@ -47,23 +47,21 @@ def start_peer(choice: PolicyChoice, workload: Workload, device: Device) -> Eage
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The parts that are checkpointed: the members of the model's main sequence.
+    """The parts that are checkpointed: the members of the model's longest sequence.
 
-    `nn.Sequential` (subclasses too) and `nn.ModuleList` are containers; a sequence is an outermost container, and what
-    it holds, through containers inside it, are its members. The main one has the most of them (the first, if several
-    do): the units of all stages of a pytorchcv network, the layers of a transformer. Raises MeasurementError where no
-    sequence has two members."""
-    containers = [each for each in model.modules() if isinstance(each, nn.Sequential | nn.ModuleList)]
-    inner = {id(child) for each in containers for child in each.children()}
-    found = max((list(members(each)) for each in containers if id(each) not in inner), key=len, default=[])
+    `nn.Sequential` (subclasses too) and `nn.ModuleList` are sequences; what they hold, through sequences inside them,
+    are their members. The longest one (the first, if several are) has the units of all stages of a pytorchcv network,
+    the layers of a transformer. Raises MeasurementError where no sequence has two members."""
+    sequences = [each for each in model.modules() if isinstance(each, nn.Sequential | nn.ModuleList)]
+    found = max((list(members(each)) for each in sequences), key=len, default=[])
     if len(found) < 2:
         hint = "Blocks are the members of the longest nn.Sequential or nn.ModuleList, which this model does not have."
         raise MeasurementError("the model has no sequence of blocks to checkpoint", hint)
     return found
 
 
-def members(container: nn.Module) -> Iterator[nn.Module]:
-    for child in container.children():
+def members(sequence: nn.Module) -> Iterator[nn.Module]:
+    for child in sequence.children():
         if isinstance(child, nn.Sequential | nn.ModuleList):
             yield from members(child)
         else:

@@ -259,6 +259,13 @@ def test_blocks_are_the_layers_of_a_transformer():
     assert blocks(model) == list(model.bert.encoder.layer)
 
 
+def test_blocks_are_those_of_the_longest_sequence():
+    first, second, third, last = nn.Linear(2, 2), nn.Linear(2, 2), nn.ReLU(), nn.Tanh()
+    body = nn.ModuleList([first, nn.Sequential(second, nn.Sequential(third)), last])
+    stem, head = nn.Sequential(nn.ReLU(), nn.ReLU()), nn.ModuleList([nn.ReLU()])
+    assert blocks(nn.ModuleDict({"stem": stem, "body": body, "head": head})) == [first, second, third, last]
+
+
 def test_a_model_without_a_sequence_has_no_blocks():
     with pytest.raises(MeasurementError, match="no sequence of blocks"):
         blocks(LSTMClassifier(width=8))
