@@ -163,7 +163,7 @@ def ways(trace: Trace, tensor: int) -> Iterator[list[Event]]:
     accesses = trace.access_operator[trace.access_by_tensor[span]].tolist()
     options: list[list[list[Event]]] = []
     for here, need in pairwise(accesses):
-        ways = [[]]
+        ways: list[list[Event]] = [[]]
         for gone in range(here, need):
             for back in range(gone, need):
                 ways.append([Event(OUT, tensor, here, gone), Event(IN, tensor, back, need)])
