@@ -16,8 +16,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.bench_tensile import BATCH, GOALS, PUBLISHED, saved
-from benchmarks.networks import PAPER, SMALL_DENSENET, SMALL_RESNET, Network
 from benchmarks.scenarios import ROOT, Benchmark, Check, Results, Row, Scenario, main, table, torch_device
+from pg_tensile.bench.networks import PAPER, SMALL_DENSENET, SMALL_RESNET, Network
 from pg_tensile.bench.options import MODELS, ROOFLINE
 from pg_tensile.bench.run import default_threads
 from pg_tensile.bench.workload import build_model, prepare

@@ -16,7 +16,8 @@ import sys
 from collections.abc import Iterable
 
 from benchmarks import bench_planning
-from benchmarks.networks import (
+from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, deviation, main, seconds, table
+from pg_tensile.bench.networks import (
     ALEXNET,
     BERT,
     DENSENET121,
@@ -35,7 +36,6 @@ from benchmarks.networks import (
     SQUEEZENET,
     VGG16,
 )
-from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, deviation, main, seconds, table
 
 ALL = "none,swap_all,recompute_all"
 LONG_MS = 200.0  # steps that the simulator has to predict

@@ -3,9 +3,9 @@
 The sections:
 
 - memory: the paper's five networks, batch 16, AdamW. The policy `joint` with early updates has to save the share of the
-  peak that the paper's tables name, and more, at a fraction of the paper's extra time; `tensile`, the paper's own
-  policy, runs beside it, with and without early updates, on one lane and on two. All policies of a network share a run,
-  in rounds that take turns, so every time is compared with vanilla's in the same rounds;
+  peak that the paper's tables name, and more, at a fraction of the paper's extra time. All plans for a network share a
+  run, in rounds that take turns, so every time is compared with vanilla's in the same rounds;
+- the paper's policy: `tensile` in the same way, with and without early updates, on one lane and on two;
 - planning: how long the two policies plan traces of 5,000 to 100,000 operators, and four jobs (bench_planning.py).
 
 "Saves 30 %" means a budget of 70 % of vanilla's peak (the storages alive at once). The budget applies to storages and
@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from benchmarks import bench_planning
-from benchmarks.networks import (
+from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, deviation, main, table
+from pg_tensile.bench.networks import (
     DENSENET121,
     INCEPTION3,
     INCEPTION4,
@@ -30,10 +31,10 @@ from benchmarks.networks import (
     VGG16,
     Network,
 )
-from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, deviation, main, table
 from pg_tensile.bench.options import MEASURED
 
 JOINT, TENSILE = "joint", "tensile"
+SECTION, PAPERS = "memory", "the paper's policy"
 BATCH = 16
 ROUNDS = ("--rounds", "3", "--warmup", "1", "--iterations", "1", "--light")
 POLICY_STEPS, OTHER_STEPS = 7, 25  # of one policy in these rounds; of calibration, eager PyTorch and vanilla
@@ -81,35 +82,35 @@ GOALS = {
 }
 
 
-def policies(title: str) -> list[str]:
-    """What is measured of a network, as the command wants it."""
-    goals = GOALS[title]
-    tensile = [f"{TENSILE}:lanes={lanes}:early_update={early}" for lanes in (1, 2) for early in ("false", "true")]
-    return [
-        "none",
-        *(f"{JOINT}:budget={goal.budget}" for goal in goals),
-        f"{JOINT}:budget=none",
-        *(f"{each}:budget={goals[0].budget}" for each in tensile),
-        *(f"{each}:budget=none" for each in (tensile[0], tensile[-1])),
-    ]
-
-
 def scenarios(device: str, quick: bool) -> list[Scenario]:
-    return [scenario(network, quick) for network in ((SMALL_RESNET, SMALL_DENSENET) if quick else PAPER)]
+    """All that something is asked of first."""
+    networks = (SMALL_RESNET, SMALL_DENSENET) if quick else PAPER
+    return [scenario(SECTION, network) for network in networks] + [scenario(PAPERS, network) for network in networks]
 
 
-def scenario(network: Network, quick: bool) -> Scenario:
-    asked = policies(network.title)
+def scenario(section: str, network: Network) -> Scenario:
+    asked = ["none", *(joint_policies if section == SECTION else tensile_policies)(network.title)]
     arguments = (*network.arguments(BATCH), *ROUNDS, "--early-update", "--policies", ",".join(asked))
     steps = OTHER_STEPS + POLICY_STEPS * (len(asked) - 1) * SLOWER
-    return Scenario("memory", network.title, arguments, network.step_s * steps)
+    return Scenario(section, network.title, arguments, network.step_s * steps)
+
+
+def joint_policies(title: str) -> list[str]:
+    return [*(f"{JOINT}:budget={goal.budget}" for goal in GOALS[title]), f"{JOINT}:budget=none"]
+
+
+def tensile_policies(title: str) -> list[str]:
+    tensile = [f"{TENSILE}:lanes={lanes}:early_update={early}" for lanes in (1, 2) for early in ("false", "true")]
+    within = [f"{each}:budget={GOALS[title][0].budget}" for each in tensile]
+    return [*within, *(f"{each}:budget=none" for each in (tensile[0], tensile[-1]))]
 
 
 # ---- what must hold -------------------------------------------------------------------------------------------------
 
 
 def checks(results: Results) -> list[Check]:
-    found = [check for title, row in results.rows("memory") for check in row_checks(title, row)]
+    rows = results.rows(SECTION) + results.rows(PAPERS)
+    found = [check for title, row in rows for check in row_checks(title, row)]
     return found + planning_checks(results.planning)
 
 
@@ -195,7 +196,7 @@ def vanilla_table(results: Results) -> list[str]:
             f"{row['step_ms_median']:.0f} ({row['step_ms_min']:.0f} … {row['step_ms_max']:.0f})",
             *(f"{row['peak_bytes'] / 2**20:.1f}", f"{row['device_peak_bytes'] / 2**20:.1f}"),
         )
-        for title, row in results.rows("memory")
+        for title, row in results.rows(SECTION)
         if row["policy"] == "none" and row["error"] is None
     ]
     return table(headings, rows)
@@ -219,7 +220,7 @@ def costs(row: Row) -> tuple[str, ...]:
 def joint_table(results: Results) -> list[str]:
     headings = ("network", "to save", "`joint` saved", "EOR", "asked for", "paper", *COSTS, "simulated", "planning, s")
     rows = []
-    for title, row in results.rows("memory"):
+    for title, row in results.rows(SECTION):
         if row["policy"] != JOINT or row["latencies"] != MEASURED:
             continue
         goal, paper = goal_of(title, row), PUBLISHED.get(title)
@@ -238,7 +239,7 @@ def joint_table(results: Results) -> list[str]:
 def tensile_table(results: Results) -> list[str]:
     headings = ("network", "to save", "lanes", "early updates", "`tensile` saved", "EOR", *COSTS)
     rows = []
-    for title, row in results.rows("memory"):
+    for title, row in results.rows(PAPERS):
         if row["policy"] != TENSILE:
             continue
         asked = f"{GOALS[title][0].percent} %" if row["budget"] else "what is free"

@@ -75,7 +75,8 @@ def add_bench(commands: Any) -> None:
         "bench",
         help="measure memory policies on a model's training step",
         description="Trains a model for a few steps with eager PyTorch and with every policy, interleaved in rounds\n"
-        "from the same weights and data, and compares memory, time and results. Needs no PostgreSQL.",
+        "from the same weights and data, and compares memory, time and results. Needs no PostgreSQL.\n"
+        "The TENSILE paper's tables and figures: pg-tensile bench table1 (… table4, fig6, fig7; --help).",
         epilog=BENCH_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -200,7 +201,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings are for developers; read once, at import
     try:
-        bench = parse(sys.argv[1:] if arguments is None else arguments)
+        given = sys.argv[1:] if arguments is None else arguments
+        if given[:1] == ["bench"] and given[1:2] and not given[1].startswith("-"):
+            from pg_tensile.bench import experiments
+
+            return experiments.main(given[1:])
+        bench = parse(given)
         from pg_tensile.bench.run import run
 
         return run(bench)
