@@ -33,11 +33,7 @@ class _Tensor:
         self.tensor = tensor
         self.first, self.last = choices.first[tensor], choices.last[tensor]
         self.there = {i for v, i in decisions.resident if v == tensor}
-        self.made = {
-            gap: choices.making[tensor, gap].version
-            for v, gap in decisions.made
-            if v == tensor and gap not in self.there
-        }
+        self.made = {gap: choices.making[tensor, gap].version for v, gap in decisions.made if v == tensor}
         self.starts = choices.starts[tensor]
         self.persistent = choices.persistent[tensor]
         self.frozen = choices.frozen(tensor)
@@ -78,7 +74,7 @@ class _Tensor:
     def _swap_out(self, gap: int) -> Event:
         """Freed in a gap; copied from when it is written, or is there again."""
         here = gap
-        while here > 0 and here - 1 in self.there and here not in self.starts:
+        while here > 0 and here - 1 in self.there and here not in self.starts and here - 1 not in self.made:
             here -= 1
         here = max(here, self.comes.get(here - 1, 0))
         begins = next((begun - 1 for begun in self.out if begun > here), here)

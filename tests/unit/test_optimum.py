@@ -95,6 +95,7 @@ def check(trace: Trace, profile: DeviceProfile, budget: int, us: float, limit_s:
     assert device_peak(trace, optimum.plan) <= budget
     assert optimum.us == us_of(trace, optimum.plan, profile) == pytest.approx(us, rel=1e-4)
     assert optimum.bound_us == pytest.approx(us, rel=1e-4)
+    assert least_us(trace, profile, budget) <= us * (1 + 1e-9)
     assert optimum.proved and optimum.gap == 0
     return optimum
 
@@ -151,6 +152,29 @@ def test_persistent_tensors_are_away_between_iterations():
     assert moved < 5000
     optimum = check(trace, SLOW, 9 * MIB, float(trace.latency_us.sum()))
     assert {event.tensor for event in optimum.plan.events} == {1}
+
+
+def test_what_nothing_writes_is_never_copied_out():
+    trace = trace_of(
+        (100.0, {0: READ, 1: READ}), (1000.0, {2: CREATE}), (100.0, {1: READ}),
+        sizes=(MIB, 8 * MIB, 16 * MIB), persistent=1,
+    )  # fmt: skip
+    profile = RTX_A6000.with_link(1e8, 1e9)
+    moved = profile.transfer_us(8 * MIB, Direction.IN)
+    check(trace, profile, 18 * MIB, 1200.0 + moved)
+    assert least_us(trace, profile, 16 * MIB) == pytest.approx(moved)
+
+
+def test_recomputing_takes_the_operators_workspace_and_what_lies_there():
+    """Tensor 1 can be made again only while tensor 3 is not there, which is then made as well, afterwards."""
+    trace = trace_of(
+        (4000.0, {0: READ, 1: CREATE}), (100.0, {0: READ, 3: CREATE}), (1000.0, {2: CREATE}), (100.0, {0: READ}),
+        (100.0, {1: READ, 3: READ}),
+        sizes=(MIB, 8 * MIB, 16 * MIB, 3 * MIB),
+    )  # fmt: skip
+    trace = trace.with_latencies(trace.latency_us, [0, 9 * MIB, 0, 0, 0, 0, 0])
+    optimum = check(trace, RTX_A6000.with_link(1e8), 20 * MIB, float(trace.latency_us.sum()) + 4100.0)
+    assert [event.tensor for event in optimum.plan.events] == [1, 3]
 
 
 # ---- everything tried ----
