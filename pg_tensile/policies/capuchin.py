@@ -112,7 +112,7 @@ class _Job:
         """Swaps with free time that nothing waits for, the most of it first, until the budget is met."""
         free_us = {gap: self._free_us(gap) for gap in self._open}
         for gap in sorted(self._open, key=lambda gap: -free_us[gap]):
-            if free_us[gap] <= 0 or not self._exceeds():
+            if free_us[gap] <= 0:
                 return
             swap = self._look(gap)
             if swap is not None and swap.us <= HIDDEN_US:

@@ -16,6 +16,7 @@ from pg_tensile import peak
 from pg_tensile.capture import capture
 from pg_tensile.eager import EagerStep
 from pg_tensile.errors import BudgetError
+from pg_tensile.latency import roofline
 from pg_tensile.plan import NO_EVENTS, Event, EventKind, Plan, boundary, validate
 from pg_tensile.policies import capuchin, lru, vdnn
 from pg_tensile.policies.relax import least_bytes
@@ -430,6 +431,16 @@ def test_a_source_on_the_host_comes_back_for_a_recomputation():
     assert simulated(trace, plan).iteration_us == pytest.approx(233 + 10)
 
 
+def test_a_source_stays_on_the_host_where_there_is_no_room_for_it():
+    """As before, but the batch would be in the way of 3, which is made after 1 was read."""
+    trace = trace_of(
+        (10, {0: READ, 1: CREATE}), (50, {}), (10, {2: CREATE}), (60, {}), (1, {}), (1, {1: READ}),
+        (100, {3: CREATE}), (60, {}), (1, {0: READ}), sizes=(40, 100, 60, 120),
+    )  # fmt: skip
+    plan = guided(trace, 140)
+    assert kinds(plan) == {(0, OUT), (0, IN), (1, OUT), (1, IN)} and device_peak(trace, plan) == 140
+
+
 def test_a_copy_is_waited_for_where_its_memory_is_needed():
     """2 needs the room of 1 at once, 50 µs; 3 that of 2 after 30 of 50 µs."""
     trace = trace_of(
@@ -492,6 +503,21 @@ def test_capuchin_saves_what_it_planned_to_save(random):
     for event in plan.events:
         used = trace.access_operator[trace.access_tensor == event.tensor]
         assert any(a < o < b for a, b in pairwise(used) for o in over)
+
+
+@given(random=randoms)
+@settings(max_examples=150, deadline=None)
+def test_the_memory_that_capuchin_plans_with_is_never_too_little(random):
+    trace, profile = random_trace(random, random.randint(10, 40), 40), SLOW.with_link(10 ** random.uniform(4, 9))
+    trace = roofline.timed(trace, profile)
+    budget = int(device_peak(trace) * random.uniform(0.4, 1.0))
+    job = capuchin._Job(trace, profile, budget)
+    job.swap_hidden()
+    job.take_cheapest()
+    job.wait()
+    plan = Plan.build(job.events())
+    validate(trace, plan)
+    assert device_peak(trace, plan) <= max(budget, int(job._memory.max()))
 
 
 @pytest.mark.parametrize("policy", [lru.plan, capuchin.plan])
