@@ -354,7 +354,7 @@ def test_the_time_limit_is_kept_and_the_bound_holds_all_the_same():
     budget = device_peak(trace) // 2
     begun = time.monotonic()
     optimum = best(trace, RTX_A6000.with_link(5e9), budget, 2.0)
-    assert time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun < 8.0
     assert not optimum.proved and optimum.gap > 0
     assert trace.latency_us.sum() <= optimum.bound_us < optimum.us
     assert device_peak(trace, optimum.plan) <= budget
