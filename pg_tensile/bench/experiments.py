@@ -234,18 +234,28 @@ def run_experiment(name: str, device: str, quick: bool, progress: Progress) -> I
 
 
 def show(name: str, rows: Sequence[Row], console: Console) -> None:
+    """A table, and below it why a policy has no numbers."""
     experiment = EXPERIMENTS[name]
     table = Table(title=f"{name}: {experiment.title}")
-    for heading in ("", "policy", *experiment.columns, "paper's MSR, EOR", "results"):
-        table.add_column(heading, justify="right" if heading in experiment.columns else "left")
+    for heading in ("", "policy", *experiment.columns, "paper's", "results"):
+        table.add_column(heading, justify="right" if heading in experiment.columns else "left", no_wrap=True)
     for row in rows:
         if row["policy"] == "none" and row.get("error") is None:
             continue
-        same = {True: "identical", False: "different", None: ""}[row.get("bit_identical")]
-        budget = f" at {row['budget']}" if row.get("budget") else ""
         cells = [shown(column, row.get(column)) for column in experiment.columns]
-        table.add_row(row["case"], row["label"] + budget, *cells, str(published(row) or ""), row.get("error") or same)
+        same = {True: "identical", False: "different", None: ""}[row.get("bit_identical")]
+        table.add_row(
+            row["case"], method(row), *cells, str(published(row) or ""), "failed" if row.get("error") else same
+        )
     console.print(table)
+    for row in rows:
+        if row.get("error"):
+            console.print(f"{row['case']}, {method(row)}: {row['error']}", highlight=False, markup=False)
+
+
+def method(row: Row) -> str:
+    label = row["label"].replace("early_update=true", "early").replace("latencies=", "")
+    return f"{label} at {row['budget']}" if row.get("budget") else str(label)
 
 
 def shown(column: str, value: Any) -> str:
@@ -261,12 +271,14 @@ def shown(column: str, value: Any) -> str:
 
 
 def published(row: Row) -> Published | None:
-    what = (
-        {"roofline": "cs", "models": "cs", "measured": "up"}[row["latencies"]]
-        if row["experiment"] == "table1"
-        else row["policy"]
-    )
-    return PUBLISHED.get((row["experiment"], row["case"], what))
+    return PUBLISHED.get((row["experiment"], row["case"], what(row)))
+
+
+def what(row: Row) -> str:
+    """A method by the name that PUBLISHED has it under."""
+    if row["experiment"] != "table1":
+        return str(row["policy"])
+    return "" if row["policy"] != "tensile" else "up" if row["latencies"] == options.MEASURED else "cs"
 
 
 # ---- the command ----------------------------------------------------------------------------------------------------
