@@ -313,5 +313,5 @@ def main(arguments: Sequence[str]) -> int:
                 if asked.json is not None:
                     with open(asked.json, "a") as file:
                         file.write(json.dumps(row, allow_nan=False) + "\n")
-            show(name, rows, table_console())
+            show(name, rows, table_console(120))
     return int(not good)

@@ -308,9 +308,9 @@ def print_table(rows: Sequence[Row], title: str, notes: Sequence[str], console: 
         console.print(Text(note, "dim"))
 
 
-def table_console() -> Console:
-    """The terminal as wide as it is; 100 columns where the output goes elsewhere."""
-    return Console() if sys.stdout.isatty() else Console(width=100)
+def table_console(width: int = 100) -> Console:
+    """The terminal as wide as it is; `width` columns where the output goes elsewhere."""
+    return Console() if sys.stdout.isatty() else Console(width=width)
 
 
 # ---- the file -------------------------------------------------------------------------------------------------------
