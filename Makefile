@@ -77,7 +77,7 @@ help:
 	@echo 'make bench-jobs      several jobs on one device, together against one after another'
 	@echo 'make bench-db        jobs per hour against scripts outside, memory of all processes, and the four above'
 	@echo 'make bench-core      the graph core at full size (BENCH="--device cuda", "--quick", "--fresh", "--minutes 20")'
-	@echo 'make bench-tensile   memory against time, the paper'"'"'s networks (BENCH as above); about an hour on two cores'
+	@echo 'make bench-tensile   memory against time, the paper'"'"'s networks (BENCH as above); about two hours on two cores'
 	@echo 'make bench-cold      the first iteration under a plan made with predicted latencies (BENCH as above)'
 	@echo 'make clean           remove what was compiled'
 
