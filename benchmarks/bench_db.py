@@ -23,7 +23,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,6 +34,7 @@ from rich.table import Table
 
 from benchmarks.bench_jobs import BATCH_SIZE, EPOCHS, IMAGES, MIXES, NETWORKS, arguments
 from benchmarks.bench_tensile import planning
+from benchmarks.sampling import sampled
 from pg_tensile.bench.report import machine, versions
 from scripts.cluster import Cluster, child_python, temporary_cluster
 
@@ -122,7 +122,8 @@ def jobs_per_hour(cluster: Cluster, folder: Path) -> list[dict[str, Any]]:
             conn.execute("SELECT register_model(%s, %s)", (name, json.dumps(architecture)))
         for count, networks in ONE_TO_FOUR.items():
             times: dict[str, list[float]] = {"inside": [], "outside": []}
-            with Sampler(cluster) as sampler:
+            largest = Largest(cluster)
+            with sampled(largest.look, SAMPLE_S):
                 for _ in range(ROUNDS):
                     times["inside"].append(inside(conn, networks))
                     times["outside"].append(outside(cluster, networks, folder))
@@ -134,7 +135,7 @@ def jobs_per_hour(cluster: Cluster, folder: Path) -> list[dict[str, Any]]:
                     "jobs_per_hour": round(3600 * count / statistics.median(times["inside"])),
                     "scripts_per_hour": round(3600 * count / statistics.median(times["outside"])),
                     "times_as_many": round(statistics.median(ratios), 2),
-                    "processes": sampler.largest,
+                    "processes": largest.rows,
                 }
             )
     return rows
@@ -143,31 +144,19 @@ def jobs_per_hour(cluster: Cluster, folder: Path) -> list[dict[str, Any]]:
 # ---- memory ---------------------------------------------------------------------------------------------------------
 
 
-class Sampler:
-    """Sums RSS and PSS of the server's processes by what they are, until it is left. `largest`: the sample with the
-    most PSS."""
+class Largest:
+    """The sample of the server's processes with the most PSS, by what they are."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self.largest: list[dict[str, Any]] = []
+        self.rows: list[dict[str, Any]] = []
         self._most = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> Sampler:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.wait(SAMPLE_S):
-            found = by_kind(self._cluster.processes())
-            total = sum(each["pss_bytes"] for each in found)
-            if total > self._most:
-                self._most, self.largest = total, found
+    def look(self) -> None:
+        found = by_kind(self._cluster.processes())
+        total = sum(each["pss_bytes"] for each in found)
+        if total > self._most:
+            self._most, self.rows = total, found
 
 
 def by_kind(processes: Mapping[int, str]) -> list[dict[str, Any]]:

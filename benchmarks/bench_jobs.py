@@ -15,7 +15,6 @@ import shutil
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ import psycopg
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.sampling import sampled
 from scripts.cluster import Cluster, temporary_cluster
 
 RESULTS = Path(__file__).parent / "results" / "jobs-host.json"
@@ -79,29 +79,17 @@ class Outcome(NamedTuple):
 
 
 class Watch:
-    """Samples the device's ledger until it is left."""
+    """The most that the device's ledger said at any look."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, conn: Connection) -> None:
+        self._conn = conn
         self.granted = self.in_use = self.budget = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run)
 
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        with self._cluster.connect() as conn:
-            while not self._ended.wait(SAMPLE_S):
-                sql = "SELECT granted_bytes, in_use_bytes, budget_bytes FROM tensile.devices WHERE name = 'cpu'"
-                for granted, in_use, budget in conn.execute(sql).fetchall():
-                    self.granted, self.in_use = max(self.granted, granted), max(self.in_use, in_use)
-                    self.budget = budget
+    def look(self) -> None:
+        sql = "SELECT granted_bytes, in_use_bytes, budget_bytes FROM tensile.devices WHERE name = 'cpu'"
+        for granted, in_use, budget in self._conn.execute(sql).fetchall():
+            self.granted, self.in_use = max(self.granted, granted), max(self.in_use, in_use)
+            self.budget = budget
 
 
 def arguments(seed: int) -> str:
@@ -129,14 +117,15 @@ def digest(conn: Connection, job: int) -> str:
 
 
 def train(cluster: Cluster, conn: Connection, models: Sequence[str], together: bool) -> Outcome:
-    started = time.perf_counter()
-    with Watch(cluster) as watch:
-        if together:
-            jobs = [submit(conn, model, seed) for seed, model in enumerate(models)]
-            weights = [digest(conn, job) for job in jobs]
-        else:
-            weights = [digest(conn, submit(conn, model, seed)) for seed, model in enumerate(models)]
-    seconds = time.perf_counter() - started
+    with cluster.connect() as observer:
+        watch, started = Watch(observer), time.perf_counter()
+        with sampled(watch.look, SAMPLE_S):
+            if together:
+                jobs = [submit(conn, model, seed) for seed, model in enumerate(models)]
+                weights = [digest(conn, job) for job in jobs]
+            else:
+                weights = [digest(conn, submit(conn, model, seed)) for seed, model in enumerate(models)]
+        seconds = time.perf_counter() - started
     return Outcome(seconds, tuple(weights), watch.granted, watch.in_use, watch.budget)
 
 
