@@ -3,30 +3,28 @@
 Each process captures and measures its step alone. Then, in every round, each policy plans for all jobs within one
 budget; the processes start from their initial weights, in random order and one after another, and go on taking steps
 until each of them has taken those that count, so that all of these are taken beside the others. What a policy costs is
-told against vanilla (policy `none`), which takes its turns together with the others' as well.
+told against vanilla (policy `none`), which takes its turns together with the others' as well. Processes that share a
+GPU without plans take turns on it by the driver's time slices, so vanilla is also what time slicing takes.
+
+A peer (peers.py) is every job's step in its turns. What it takes, and whether its gradients are right, is found out
+before the rounds, in each job alone. Who fails in one job is out, with all jobs; the others go on.
 """
 
 from __future__ import annotations
 
-import hashlib
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from types import TracebackType
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-import torch
-
-from pg_tensile.bench.contenders import PlanStepper
-from pg_tensile.bench.options import VANILLA, BenchOptions, PolicyChoice
+from pg_tensile.bench.job_process import Inspection, JobError, Jobs, Measured, Turn
+from pg_tensile.bench.options import MEMORY_BUDGET, VANILLA, BenchOptions, PolicyChoice
 from pg_tensile.bench.progress import Progress
 from pg_tensile.bench.report import machine, message_of, rates, versions
-from pg_tensile.errors import MeasurementError
 from pg_tensile.latency import roofline
+from pg_tensile.optimum.bounds import smallest_peak
 from pg_tensile.peak import footprint
 from pg_tensile.plan import NO_EVENTS, Plan
 from pg_tensile.policies import named_policy
@@ -36,30 +34,12 @@ from pg_tensile.trace import Trace
 STAGGER = 0.3  # of a step, between the starts of two jobs
 
 
-class Measured(NamedTuple):
-    """What a job is planned with. Milliseconds of a vanilla step alone on the device."""
-
-    vanilla: Trace
-    early: Trace
-    step_ms: float
-    profile: DeviceProfile
-
-
-class Turn(NamedTuple):
-    """What one job did in one round. `digest` is of its losses and its state after the steps that count."""
-
-    step_ms: tuple[float, ...]
-    peak_bytes: int
-    device_peak_bytes: int
-    stall_us: float
-    bytes_moved: int
-    digest: str
-
-
 @dataclass(frozen=True)
 class TogetherRow:
-    """One policy's result with all jobs running. Bytes are the sums of the jobs' peaks, so at no time do they hold
-    more; `eor`: all jobs' steps (the sum of their medians) against vanilla's, and of each job alone in `job_eors`."""
+    """One policy's or peer's result with all jobs running. Bytes are the sums of the jobs' peaks, so at no time do they
+    hold more; `eor`: all jobs' steps (the sum of their medians) against vanilla's, and of each job alone in `job_eors`.
+    `floor_bytes`: the sum of what no plan for the jobs' graphs goes below; `gradient_difference`: a peer's, the largest
+    of all jobs'. None: not known, because it failed, or because PyTorch does not tell (what a peer moves)."""
 
     jobs: list[str]
     policy: str
@@ -71,6 +51,7 @@ class TogetherRow:
     threads: int
     link_gbps: float
     vanilla_peak_bytes: int
+    floor_bytes: int
     budget: str | None = None
     budget_bytes: int | None = None
     peak_bytes: int | None = None
@@ -79,206 +60,76 @@ class TogetherRow:
     eor: float | None = None
     cbr: float | None = None
     step_ms: list[float] | None = None  # of each job
+    round_ms: list[float] | None = None  # of each round: the sum of the jobs' medians
     job_eors: list[float] | None = None
     stall_ms: float | None = None  # of a step of each job, summed
     bytes_moved: int | None = None
     planning_ms: float | None = None
     bit_identical: bool | None = None
+    gradient_difference: float | None = None
     versions: Mapping[str, str | None] | None = None
     machine: Mapping[str, Any] | None = None
     error: str | None = None
 
 
-# ---- a job's process ------------------------------------------------------------------------------------------------
+@dataclass(eq=False)
+class Contender:
+    """A policy or a peer, and what came of it. `plans` by job, empty for a peer; `error`: why it takes no further
+    part."""
 
+    choice: PolicyChoice
+    plans: dict[int, Plan] = field(default_factory=dict)
+    budget_bytes: int | None = None
+    planning_ms: float | None = None
+    inspections: list[Inspection] = field(default_factory=list)  # of a peer, by job
+    turns: list[list[Turn]] = field(default_factory=list)  # by round and job
+    error: str | None = None
 
-def serve(connection: Connection, options: BenchOptions) -> None:
-    """What a job's process does: answers (name, arguments) with (True, result) or (False, message)."""
-    from pg_tensile.bench.run import default_threads
+    def fail(self, error: BaseException) -> None:
+        self.error = message_of(error)
+        self.turns.clear()
 
-    torch.set_num_threads(options.threads or default_threads(options.device.kind))
-    job = _Job(connection, options)
-    commands: dict[str, Callable[..., Any]] = {"measure": job.measure, "load": job.load, "turn": job.turn}
-    while True:
-        try:
-            name, arguments = connection.recv()
-        except EOFError:
-            return
-        try:
-            connection.send((True, commands[name](*arguments)))
-        except Exception as error:
-            connection.send((False, message_of(error)))
+    def take_turn(self, processes: Jobs, steps: int, order: Sequence[int], gap_s: float, settle: bool) -> None:
+        """As Jobs.turn, unless it is out."""
+        if self.error is None:
+            try:
+                self.turns.append(processes.turn(self.choice, self.plans, steps, order, gap_s, settle))
+            except JobError as error:
+                self.fail(error)
 
+    def round_ms(self) -> list[float]:
+        """Of each round: the sum of the jobs' medians."""
+        return [sum(statistics.median(turn.step_ms) for turn in turns) for turns in self.turns]
 
-class _Silent(Progress):
-    def say(self, text: str) -> None: ...
-
-
-class _Job:
-    def __init__(self, connection: Connection, options: BenchOptions) -> None:
-        self._connection, self._options = connection, options
-        self._stepper: PlanStepper | None = None
-
-    def measure(self) -> tuple[bytes, bytes, float, dict[str, Any]]:
-        from pg_tensile.bench.measured import Session
-
-        self._session = session = Session(self._options, _Silent())
-        step_ms = session.calibrate()
-        if step_ms is None:
-            raise MeasurementError("the device has not enough memory for a step without a plan")
-        traces = session.workload.vanilla.trace, session.workload.early.trace
-        return traces[0].to_bytes(), traces[1].to_bytes(), step_ms, asdict(session.profile)
-
-    def load(self, plan: bytes, early: bool, profile: dict[str, Any], share: float) -> None:
-        """Gets ready for a turn."""
-        session = self._session
-        session.profile = DeviceProfile(**profile)
-        self._device = session.open_device(None)
-        self._device.share_link(share)
-        captured = session.workload.early if early else session.workload.vanilla
-        self._stepper = PlanStepper(session.workload, captured, self._device, Plan.from_bytes(plan))
-
-    def turn(self, steps: int) -> Turn:
-        """The first step does not count. Then it says so, and goes on until it hears that nobody needs it to."""
-        from pg_tensile.bench.workload import seed_everything
-
-        assert self._stepper is not None
-        stepper, batches = self._stepper, self._session.workload.batches(steps + 1)
-        seed_everything(self._options.seed)
-        times, losses = [], []
-        for batch in batches:
-            began = time.perf_counter()
-            loss = stepper.step(batch)
-            stepper.synchronize()
-            times.append((time.perf_counter() - began) * 1e3)
-            losses.append(loss.detach().cpu().clone())
-        totals, digest = replace(stepper.executor.counters), _digest(stepper, losses)
-        self._connection.send((True, None))
-        while not self._connection.poll():
-            stepper.step(batches[-1])
-            stepper.synchronize()
-        self._connection.recv()
-        stepper.close()
-        self._device.close()
-        moved = (totals.bytes_out + totals.bytes_in) // totals.iterations
-        stall_us = totals.stall_us / totals.iterations
-        return Turn(tuple(times[1:]), totals.peak_bytes, totals.device_peak_bytes, stall_us, moved, digest)
-
-
-def _digest(stepper: PlanStepper, losses: Sequence[torch.Tensor]) -> str:
-    digest, state = hashlib.sha256(), stepper.state()
-    optimizer = [tensor for kept in state.optimizer.values() for tensor in kept.values()]
-    for tensor in (*losses, *state.model.values(), *optimizer):
-        if isinstance(tensor, torch.Tensor):
-            digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
-
-
-# ---- all of them ----------------------------------------------------------------------------------------------------
-
-
-class Jobs:
-    """The processes; they end with the `with` block."""
-
-    def __init__(self, options: Sequence[BenchOptions]) -> None:
-        context = get_context("spawn")
-        pairs = [context.Pipe() for _ in options]
-        self._pipes = [mine for mine, _ in pairs]
-        self._processes = [
-            context.Process(target=serve, args=(theirs, each), daemon=True)
-            for (_, theirs), each in zip(pairs, options, strict=True)
-        ]
-        self._theirs = [theirs for _, theirs in pairs]
-
-    def __enter__(self) -> Jobs:
-        for process, theirs in zip(self._processes, self._theirs, strict=True):
-            process.start()
-            theirs.close()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        for process in self._processes:
-            process.kill()
-        for process, pipe in zip(self._processes, self._pipes, strict=True):
-            process.join()
-            pipe.close()
-
-    def measure(self) -> list[Measured]:
-        """One after another: each alone on the device."""
-        found = []
-        for job in range(len(self._pipes)):
-            self._ask(job, "measure")
-            vanilla, early, step_ms, profile = self._answer(job)
-            found.append(
-                Measured(Trace.from_bytes(vanilla), Trace.from_bytes(early), step_ms, DeviceProfile(**profile))
-            )
-        return found
-
-    def turn(
-        self,
-        plans: Mapping[int, Plan],
-        early: bool,
-        profile: DeviceProfile,
-        steps: int,
-        order: Sequence[int],
-        gap_s: float,
-    ) -> list[Turn]:
-        """One of each job: started in that order, so many seconds after each other. Raises MeasurementError."""
-        for job in order:
-            self._ask(job, "load", plans[job].to_bytes(), early, asdict(profile), 1 / len(order))
-        for job in order:
-            self._answer(job)
-        for job in order:
-            self._ask(job, "turn", steps)
-            time.sleep(gap_s)
-        for job in order:
-            self._answer(job)  # has taken the steps that count
-        for job in order:
-            self._pipes[job].send(None)
-        return [self._answer(job) for job in range(len(order))]
-
-    def _ask(self, job: int, name: str, *arguments: Any) -> None:
-        self._pipes[job].send((name, arguments))
-
-    def _answer(self, job: int) -> Any:
-        try:
-            good, result = self._pipes[job].recv()
-        except (EOFError, ConnectionError):
-            raise MeasurementError(f"the process of job {job + 1} ended unexpectedly") from None
-        if not good:
-            raise MeasurementError(f"job {job + 1} failed: {result}")
-        return result
+    def job_ms(self) -> list[float]:
+        """Of each job: the median of the rounds' medians."""
+        by_job = zip(*self.turns, strict=True)
+        return [statistics.median(statistics.median(turn.step_ms) for turn in turns) for turns in by_job]
 
 
 def run_together(
     jobs: Sequence[BenchOptions], policies: Sequence[PolicyChoice], rounds: int, steps: int, progress: Progress
 ) -> list[TogetherRow]:
-    """A row for each policy; vanilla is measured in any case. A policy without plans for the budget is a row that says
-    so. Raises MeasurementError if a job fails."""
+    """A row for each policy and each peer; vanilla is measured in any case. Who fails in a job, or has no plans for the
+    budget, is a row that says so. Raises MeasurementError if a job cannot be measured or its process ends."""
     first, shuffled = jobs[0], random.Random(jobs[0].seed)
     wanted = [PolicyChoice(VANILLA, VANILLA), *(each for each in policies if each.name != VANILLA)]
-    turns: dict[PolicyChoice, list[list[Turn]]] = {choice: [] for choice in wanted}
+    # Where a first step takes many times as long as others (code is loaded, or compiled), all take theirs first of all.
+    settle = first.device.kind == "cuda" or any(each.name == MEMORY_BUDGET for each in wanted)
     with Jobs(jobs) as processes:
         progress.say("measuring each job alone")
         measured = processes.measure()
         profile = common_profile(first, measured)
-        planned = {choice: plan_for_all(choice, measured, profile) for choice in wanted}
+        processes.share_link(profile)
+        contenders = [prepared(choice, measured, profile, processes, progress) for choice in wanted]
+        gap_s = STAGGER * statistics.mean(each.step_ms for each in measured) / 1e3
         for number in range(rounds):
             progress.say(f"round {number + 1} of {rounds}")
             order = shuffled.sample(range(len(jobs)), len(jobs))
-            gap_s = STAGGER * statistics.mean(each.step_ms for each in measured) / 1e3
-            for choice in wanted[:: -1 if number % 2 else 1]:
-                plan = planned[choice]
-                if plan.error is None:
-                    found = processes.turn(plan.plans, choice.early_update, profile, steps, order, gap_s)
-                    turns[choice].append(found)
-    rows = []
-    for choice in wanted:
-        empty = empty_row(jobs, choice, rounds, steps, profile, measured)
-        rows.append(filled_row(empty, planned[choice], turns[choice], turns[wanted[0]]))
-    return rows
+            for contender in contenders[:: -1 if number % 2 else 1]:
+                contender.take_turn(processes, steps, order, gap_s, settle)
+    empty = [empty_row(jobs, each.choice, rounds, steps, profile, measured) for each in contenders]
+    return [filled_row(row, each, contenders[0]) for row, each in zip(empty, contenders, strict=True)]
 
 
 def common_profile(options: BenchOptions, measured: Sequence[Measured]) -> DeviceProfile:
@@ -292,33 +143,53 @@ def common_profile(options: BenchOptions, measured: Sequence[Measured]) -> Devic
     return profile.scaled_link(roof_us, 1e3 * sum(each.step_ms for each in measured))
 
 
-class PlannedJobs(NamedTuple):
-    """Plans by job. `error`: why there are none."""
-
-    plans: dict[int, Plan]
-    budget_bytes: int | None
-    planning_ms: float | None = None
-    error: str | None = None
+# ---- before the rounds ----------------------------------------------------------------------------------------------
 
 
-def plan_for_all(choice: PolicyChoice, measured: Sequence[Measured], profile: DeviceProfile) -> PlannedJobs:
-    """By the policy, for all jobs together. A plan that needs more than the budget is an error."""
-    vanilla = sum(footprint(each.vanilla).peak_bytes for each in measured)
-    budget = choice.budget.nbytes(vanilla) if choice.budget else None
-    traces = {job: each.early if choice.early_update else each.vanilla for job, each in enumerate(measured)}
+def prepared(
+    choice: PolicyChoice, measured: Sequence[Measured], profile: DeviceProfile, processes: Jobs, progress: Progress
+) -> Contender:
+    """With plans, or a peer's with what it takes."""
+    if not choice.is_peer:
+        return plan_for_all(choice, measured, profile)
+    progress.say(f"watching a step: {choice}")
+    contender = Contender(choice)
+    try:
+        contender.inspections = processes.inspect(choice)
+    except JobError as error:
+        contender.fail(error)
+    return contender
+
+
+def plan_for_all(choice: PolicyChoice, measured: Sequence[Measured], profile: DeviceProfile) -> Contender:
+    """By the policy, for all jobs together. Plans that need more than the budget are an error."""
+    budget = choice.budget.nbytes(vanilla_peak(measured)) if choice.budget else None
+    contender, traces = Contender(choice, budget_bytes=budget), graphs(choice, measured)
     if choice.name == VANILLA:
-        return PlannedJobs(dict.fromkeys(traces, NO_EVENTS), budget)
+        contender.plans = dict.fromkeys(traces, NO_EVENTS)
+        return contender
     try:
         began = time.perf_counter()
-        plans = named_policy(choice.name)(traces, profile, budget, **dict(choice.keywords))
-        planning_ms = (time.perf_counter() - began) * 1e3
-        needed = sum(footprint(trace, plans[job]).device_peak_bytes for job, trace in traces.items())
+        contender.plans = named_policy(choice.name)(traces, profile, budget, **dict(choice.keywords))
+        contender.planning_ms = (time.perf_counter() - began) * 1e3
+        needed = sum(footprint(trace, contender.plans[job]).device_peak_bytes for job, trace in traces.items())
+        if budget is not None and needed > budget:
+            contender.error = f"its plans need {needed:,} bytes, more than the budget of {budget:,}"
     except Exception as error:
-        return PlannedJobs({}, budget, error=message_of(error))
-    if budget is not None and needed > budget:
-        reason = f"its plans need {needed:,} bytes, more than the budget of {budget:,}"
-        return PlannedJobs(plans, budget, planning_ms, reason)
-    return PlannedJobs(plans, budget, planning_ms)
+        contender.fail(error)
+    return contender
+
+
+def graphs(choice: PolicyChoice, measured: Sequence[Measured]) -> dict[int, Trace]:
+    """What is planned for and executed, by job."""
+    return {job: each.early if choice.early_update else each.vanilla for job, each in enumerate(measured)}
+
+
+def vanilla_peak(measured: Sequence[Measured]) -> int:
+    return sum(footprint(each.vanilla).peak_bytes for each in measured)
+
+
+# ---- the result -----------------------------------------------------------------------------------------------------
 
 
 def empty_row(
@@ -339,39 +210,53 @@ def empty_row(
         steps=steps,
         threads=jobs[0].threads,
         link_gbps=profile.out_bytes_per_s / GB,
-        vanilla_peak_bytes=sum(footprint(each.vanilla).peak_bytes for each in measured),
+        vanilla_peak_bytes=vanilla_peak(measured),
+        floor_bytes=sum(smallest_peak(trace) for trace in graphs(choice, measured).values()),
         budget=str(choice.budget) if choice.budget else None,
         versions=versions(),
         machine=machine(None),
     )
 
 
-def filled_row(
-    row: TogetherRow, planned: PlannedJobs, mine: list[list[Turn]], vanilla: list[list[Turn]]
-) -> TogetherRow:
-    row = replace(row, budget_bytes=planned.budget_bytes, planning_ms=planned.planning_ms, error=planned.error)
-    if not mine:
+def filled_row(row: TogetherRow, mine: Contender, vanilla: Contender) -> TogetherRow:
+    row = replace(row, budget_bytes=mine.budget_bytes, planning_ms=mine.planning_ms, error=mine.error)
+    if mine.error is not None:
         return row
-    step_ms, vanilla_ms = job_times(mine), job_times(vanilla)
-    peak = max(sum(turn.peak_bytes for turn in turns) for turns in mine)
+    peak, device_peak = peaks(mine)
+    step_ms, vanilla_ms = mine.job_ms(), vanilla.job_ms()
     msr, eor, cbr = rates(row.vanilla_peak_bytes, peak, sum(vanilla_ms), sum(step_ms))
+    expected = [turn.digest for turn in vanilla.turns[0]] if vanilla.turns else None
     return replace(
-        row,
+        with_transfers(row, mine.turns),
         peak_bytes=peak,
-        device_peak_bytes=max(sum(turn.device_peak_bytes for turn in turns) for turns in mine),
+        device_peak_bytes=device_peak,
         msr=msr,
         eor=eor,
         cbr=cbr,
         step_ms=step_ms,
-        job_eors=[one / other for one, other in zip(step_ms, vanilla_ms, strict=True)],
-        stall_ms=statistics.median(sum(turn.stall_us for turn in turns) / 1e3 for turns in mine),
-        bytes_moved=round(statistics.mean(sum(turn.bytes_moved for turn in turns) for turns in mine)),
-        bit_identical=all(
-            turn.digest == other.digest for turns in mine for turn, other in zip(turns, vanilla[0], strict=True)
-        ),
+        round_ms=mine.round_ms(),
+        job_eors=[one / other for one, other in zip(step_ms, vanilla_ms, strict=True)] if vanilla_ms else None,
+        bit_identical=all([turn.digest for turn in turns] == expected for turns in mine.turns) if expected else None,
+        gradient_difference=max((each.gradient_difference for each in mine.inspections), default=None),
     )
 
 
-def job_times(turns: list[list[Turn]]) -> list[float]:
-    """Of each job: the median of the rounds' medians, milliseconds."""
-    return [statistics.median(statistics.median(turn.step_ms) for turn in each) for each in zip(*turns, strict=True)]
+def peaks(contender: Contender) -> tuple[int, int]:
+    """Of the storages, and with workspaces: the sums over the jobs; of a policy's rounds the largest."""
+    if contender.inspections:
+        found = contender.inspections
+        return sum(each.peak_bytes for each in found), sum(each.device_peak_bytes for each in found)
+    rounds = [[turn.totals for turn in turns if turn.totals] for turns in contender.turns]
+    peak = max(sum(each.peak_bytes for each in totals) for totals in rounds)
+    return peak, max(sum(each.device_peak_bytes for each in totals) for totals in rounds)
+
+
+def with_transfers(row: TogetherRow, turns: list[list[Turn]]) -> TogetherRow:
+    """For one step of each job, where somebody counts. On CUDA nobody times stalls."""
+    rounds = [[turn.totals for turn in each if turn.totals] for each in turns]
+    if not all(rounds):
+        return row
+    moved = [sum((each.bytes_out + each.bytes_in) // each.iterations for each in totals) for totals in rounds]
+    stalls = [sum(each.stall_us / each.iterations / 1e3 for each in totals) for totals in rounds]
+    stall_ms = None if row.device.startswith("cuda") else statistics.median(stalls)
+    return replace(row, bytes_moved=round(statistics.mean(moved)), stall_ms=stall_ms)
