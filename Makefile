@@ -21,7 +21,7 @@ override with_llvm = no
 # pg_regress gets a server of its own, see installcheck below.
 NO_INSTALLCHECK = 1
 
-.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda lint bench-db bench-feed bench-predict bench-training bench-jobs bench-core bench-tensile bench-cold \
+.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda lint bench bench-db bench-feed bench-predict bench-training bench-jobs bench-core bench-tensile bench-cold \
 	install-python uninstall-python installcheck
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
@@ -73,6 +73,7 @@ help:
 	@echo 'make, make install   compile and install the extension (PG_CONFIG=…, PYTHON=… for the children, DESTDIR=…)'
 	@echo 'make installcheck    pg_regress against a temporary server with the installed extension'
 	@echo 'make lint            ruff, mypy, pgspot, C with -Werror'
+	@echo 'make bench           all methods side by side: the paper'"'"'s tables and figures, the limits (BENCH="--quick", "--device cuda")'
 	@echo 'make bench-feed      table → executor;  bench-predict: latency and rate;  bench-training: against plain PyTorch'
 	@echo 'make bench-jobs      several jobs on one device, together against one after another'
 	@echo 'make bench-db        jobs per hour against scripts outside, memory of all processes, and the four above'
@@ -111,5 +112,7 @@ bench-db bench-feed bench-predict bench-training bench-jobs: deploy
 	@$(VENV_PYTHON) -m benchmarks.$(subst -,_,$@)
 
 # Need no server. A run that was stopped goes on where it was.
+bench: setup
+	@$(VENV_PYTHON) -m benchmarks.bench_methods $(BENCH)
 bench-core bench-tensile bench-cold: setup
 	@$(VENV_PYTHON) -m benchmarks.$(subst -,_,$@) $(BENCH)

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.bench_tensile import BATCH, GOALS, PUBLISHED, saved
+from benchmarks.bench_tensile import BATCH, GOALS, saved
 from benchmarks.scenarios import ROOT, Benchmark, Check, Results, Row, Scenario, main, table, torch_device
 from pg_tensile.bench.networks import PAPER, SMALL_DENSENET, SMALL_RESNET, Network
 from pg_tensile.bench.options import MODELS, ROOFLINE
+from pg_tensile.bench.paper import PUBLISHED
 from pg_tensile.bench.run import default_threads
 from pg_tensile.bench.workload import build_model, prepare
 from pg_tensile.capture import Captured
@@ -28,8 +29,8 @@ from pg_tensile.latency import mlp, model_bytes
 from pg_tensile.latency.calibrate import Calibration
 from pyworker.calibrating import runtime_device
 
-BATCHES = (1, 2, 4)  # to calibrate with
-SECONDS = 300.0  # of calibration, at most
+BATCHES = (2, 8, 24)  # to calibrate with: what lies between them is predicted
+SECONDS = 400.0  # of calibration, at most
 ROUNDS = ("--rounds", "1", "--warmup", "0", "--iterations", "1", "--light")
 STEPS = 21  # of one scenario
 FIRST_EOR = 1.3
@@ -121,12 +122,12 @@ def tables(results: Results) -> list[str]:
     for title, row in results.rows("cold start"):
         if row["policy"] == "none" or row["error"] is not None:
             continue
-        paper = PUBLISHED.get(title)
+        papers = [PUBLISHED.get(("table2", title, method)) for method in ("tensile", "lru")]
         rows.append(
             (
                 *(title, f"{saved(row):.1%}", row["latencies"], f"{row['latency_error']:.1%}", f"{first_eor(row):.2f}"),
                 f"{row['planning_ms'] / 1e3:.2f}",
-                *((f"{paper.first_eor:.2f}", f"{paper.capuchin_first_eor:.2f}") if paper else ("", "")),
+                *(str(paper or "") for paper in papers),
             )
         )
     made = [f"Calibrated with {row['graphs']} graphs: {row['samples']:,} samples." for row in results.planning]

@@ -32,6 +32,7 @@ from pg_tensile.bench.networks import (
     Network,
 )
 from pg_tensile.bench.options import MEASURED
+from pg_tensile.bench.paper import PUBLISHED
 
 JOINT, TENSILE = "joint", "tensile"
 SECTION, PAPERS = "memory", "the paper's policy"
@@ -40,15 +41,6 @@ ROUNDS = ("--rounds", "3", "--warmup", "1", "--iterations", "1", "--light")
 POLICY_STEPS, OTHER_STEPS = 7, 25  # of one policy in these rounds; of calibration, eager PyTorch and vanilla
 SLOWER = 1.15  # than vanilla's: a policy's step, and what is done between steps
 PLANNING_S = {(1, 5_000): 0.5, (1, 13_000): 2.0, (4, 5_000): 3.0}  # (jobs, operators) → seconds, at most
-
-
-class Published(NamedTuple):
-    """tensile.txt, tables I and II: the share saved and at what EOR; EOR of the first iteration, and Capuchin's."""
-
-    saved: float
-    eor: float
-    first_eor: float
-    capuchin_first_eor: float
 
 
 class Goal(NamedTuple):
@@ -62,13 +54,6 @@ class Goal(NamedTuple):
         return f"{100 - self.percent}%"
 
 
-PUBLISHED = {
-    VGG16.title: Published(0.2670, 1.6287, 1.2523, 5.8053),
-    INCEPTION3.title: Published(0.4361, 1.6468, 1.4744, 6.7529),
-    INCEPTION4.title: Published(0.5154, 1.4281, 1.3797, 10.2088),
-    RESNET50.title: Published(0.4258, 1.5540, 1.3924, 9.6073),
-    DENSENET121.title: Published(0.5135, 1.1678, 1.3855, 10.0925),
-}
 HIGHER = (Goal(50, 1.12), Goal(65, 1.20), Goal(70, None))
 # The first goal of each network is the paper's saving; it is the one for which tensile is measured.
 GOALS = {
@@ -223,7 +208,7 @@ def joint_table(results: Results) -> list[str]:
     for title, row in results.rows(SECTION):
         if row["policy"] != JOINT or row["latencies"] != MEASURED:
             continue
-        goal, paper = goal_of(title, row), PUBLISHED.get(title)
+        goal, paper = goal_of(title, row), PUBLISHED.get(("table3", title, "tensile"))
         start = (title, f"{goal.percent} %" if goal else "what is free")
         if row["error"] is not None:
             rows.append((*start, reached(row), *[""] * (len(headings) - 3)))

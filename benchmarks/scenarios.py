@@ -2,10 +2,10 @@
 
 Each scenario is a run of the command in a process of its own, so that nothing of one is left in memory for the next,
 and its rows are what that command writes. Results go to benchmarks/results/<name>-<device>.json after every scenario. A
-run that was stopped goes on where it was, if code, machine and device are the same; `--fresh` starts over. At the end
-the tables go to docs/benchmarks.md. `--minutes` starts no scenario later than that; `--only WORD` takes those whose
-name contains it; `--quick` tries everything on small models in a few minutes and writes to build/. Exit status 1 when
-something does not hold.
+run that was stopped goes on where it was, if code, machine and device are the same; `--keep` goes on with other code
+(each row names its revision), `--fresh` starts over. At the end the tables go to docs/benchmarks.md. `--minutes` starts
+no scenario later than that; `--only WORD` takes those whose name contains it; `--quick` tries everything on small
+models in a few minutes and writes to build/. Exit status 1 when something does not hold.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
 from rich.table import Table
 
 from pg_tensile.bench.report import machine, versions
@@ -76,7 +77,7 @@ class Benchmark(NamedTuple):
 class Results:
     """The file of results. Scenarios in it are not run again while code, machine and device stay the same."""
 
-    def __init__(self, path: Path, device: str, fresh: bool) -> None:
+    def __init__(self, path: Path, device: str, fresh: bool, keep: bool = False) -> None:
         self.path = path
         about = {
             "device": device,
@@ -87,12 +88,16 @@ class Results:
         self.data: dict[str, Any] = {**about, "scenarios": {}, "planning": []}
         if not fresh and path.exists():
             found = json.loads(path.read_text())
-            if all(found.get(key) == about[key] for key in ("device", "code", "machine")):
-                self.data = found
+            if all(found.get(key) == about[key] for key in ("device", "machine", *([] if keep else ["code"]))):
+                self.data = found | {"code": about["code"]}
 
     @property
     def kind(self) -> str:
         return self.data["device"].partition(":")[0]
+
+    @property
+    def is_quick(self) -> bool:
+        return self.path.parent == ROOT / "build"
 
     @property
     def scenarios(self) -> dict[str, Any]:
@@ -151,17 +156,21 @@ def run_all(results: Results, wanted: Sequence[Scenario], minutes: float) -> lis
     ends = time.monotonic() + 60 * minutes
     left = [each for each in wanted if each.name not in results.scenarios]
     done: list[tuple[float, float]] = []  # (seconds, those expected) of each scenario
-    with Console(stderr=True).status("") as status:
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), "{task.description}")
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("", total=len(wanted), completed=len(wanted) - len(left))
         for number, scenario in enumerate(left):
             if time.monotonic() > ends:
                 return [each.name for each in left[number:]]
-            status.update(f"{scenario.name} ({number + 1} of {len(left)}{time_left(left[number:], done)})")
+            progress.update(bar, description=f"{scenario.name}{time_left(left[number:], done)}")
             found = run_scenario(scenario, results.data["device"])
             results.scenarios[scenario.name] = found
             results.save()
             done.append((found["seconds"], scenario.seconds))
             ahead = time_left(left[number + 1 :], done)
-            print(f"{scenario.name}: {found['seconds']:.0f} s{ahead} {found.get('error', '')}", file=sys.stderr)
+            progress.advance(bar)
+            console.print(f"{scenario.name}: {found['seconds']:.0f} s{ahead} {found.get('error', '')}", markup=False)
     return []
 
 
@@ -228,7 +237,7 @@ def write_document(name: str, kind: str, text: str) -> None:
 
 
 def marks(name: str, kind: str) -> tuple[str, str]:
-    return f"<!-- {name}-{kind}: begin, written by make bench-{name} -->\n", f"<!-- {name}-{kind}: end -->"
+    return f"<!-- {name}-{kind}: begin, written by benchmarks/bench_{name}.py -->\n", f"<!-- {name}-{kind}: end -->"
 
 
 def print_checks(found: Sequence[Check], missing: Sequence[str]) -> None:
@@ -248,12 +257,13 @@ def main(benchmark: Benchmark) -> int:
     parser.add_argument("--device", default="host", help="host (default), cuda or cuda:N")
     parser.add_argument("--quick", action="store_true", help="small models, one round; results to build/")
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
+    parser.add_argument("--keep", action="store_true", help="keep what was measured with other code")
     parser.add_argument("--minutes", type=float, default=60.0, help="start nothing later than that (60)")
     parser.add_argument("--only", default="", help="scenarios with this word in their names")
     options = parser.parse_args()
     kind = options.device.partition(":")[0]
     folder = ROOT / "build" if options.quick else ROOT / "benchmarks" / "results"
-    results = Results(folder / f"{benchmark.name}-{kind}.json", options.device, options.fresh)
+    results = Results(folder / f"{benchmark.name}-{kind}.json", options.device, options.fresh, options.keep)
     if not results.planning and options.only in "planning":
         results.data["planning"] = benchmark.planning(options.device, options.quick)
         results.save()

@@ -32,6 +32,7 @@ policies:
   joint:budget=50%     its own budget; the word none for no budget
   joint:early_update=true, joint:latencies=roofline (planned with estimates, not with what was measured),
   tensile:lanes=1      and keyword arguments of the policy
+  optimum:limit_s=60   searches for the best plan of a small step, as long as that
 peers, which are PyTorch's own means of saving memory, among the policies; they have no budget:
   peer:checkpoint      every block of the longest nn.Sequential or nn.ModuleList is computed again
   peer:save_on_cpu     what the backward pass needs waits in host memory
@@ -76,7 +77,7 @@ def add_bench(commands: Any) -> None:
         help="measure memory policies on a model's training step",
         description="Trains a model for a few steps with eager PyTorch and with every policy, interleaved in rounds\n"
         "from the same weights and data, and compares memory, time and results. Needs no PostgreSQL.\n"
-        "The TENSILE paper's tables and figures: pg-tensile bench table1 (… table4, fig6, fig7; --help).",
+        "The TENSILE paper's tables and figures: pg-tensile bench table1 (… table4, fig6, fig7, savings; --help).",
         epilog=BENCH_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -130,6 +131,7 @@ def add_run(group: Any) -> None:
     add(group, "--warmup", count(0), default=1, metavar="W", help="steps before the timed ones in each round (1)")
     threads = "threads of PyTorch (host device: all cores but one, as a job)"
     add(group, "--threads", count(1, 4096), default=0, metavar="T", help=threads)
+    group.add_argument("--timeline", action="store_true", help="put memory over time into the rows of --json")
     light = "fewer steps: observe each policy's operators once, and not the allocator"
     group.add_argument("--light", action="store_true", help=light)
     add(group, "--json", metavar="FILE", help="write one JSON object a line and policy")
@@ -137,7 +139,7 @@ def add_run(group: Any) -> None:
 
 def bench_options(arguments: argparse.Namespace) -> BenchOptions:
     """Checks what one option alone does not show."""
-    from pg_tensile.policies import POLICIES
+    from pg_tensile.bench.known import KNOWN
 
     loss = arguments.loss or ("cross_entropy" if arguments.classes else "mse")
     if loss == "cross_entropy" and not arguments.classes:
@@ -151,7 +153,7 @@ def bench_options(arguments: argparse.Namespace) -> BenchOptions:
     if arguments.batch % arguments.accumulation:
         raise OptionError("--accumulation does not divide --batch", "A batch is cut into that many equal parts.")
     try:
-        policies = options.parse_policies(arguments.policies, POLICIES, arguments.budget, arguments.early_update)
+        policies = options.parse_policies(arguments.policies, KNOWN, arguments.budget, arguments.early_update)
     except OptionError as error:
         raise OptionError(f"--policies: {error.message}", error.hint) from None
     if any(choice.latencies == options.MODELS for choice in policies) and arguments.latency_models is None:
@@ -178,6 +180,7 @@ def bench_options(arguments: argparse.Namespace) -> BenchOptions:
         seed=arguments.seed,
         threads=arguments.threads,
         light=arguments.light,
+        timeline=arguments.timeline,
         json_path=arguments.json,
         latency_models=arguments.latency_models,
     )
@@ -203,9 +206,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = sys.argv[1:] if arguments is None else arguments
         if given[:1] == ["bench"] and given[1:2] and not given[1].startswith("-"):
-            from pg_tensile.bench import experiments
+            from pg_tensile.bench import suite
 
-            return experiments.main(given[1:])
+            return suite.main(given[1:])
         bench = parse(given)
         from pg_tensile.bench.run import run
 

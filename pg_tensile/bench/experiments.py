@@ -1,193 +1,193 @@
-"""The tables and figures of tensile.txt, measured here: `pg-tensile bench table1 … table4, fig6, fig7`.
+"""The tables and figures of tensile.txt, and more: what `pg-tensile bench NAME…` measures (suite.py).
 
 An experiment is a list of cases, each a run of the command with several policies: of one training step, or of several
-jobs together. A method that appears everywhere is a line in METHODS, a network a line in networks.PAPER. `--quick`
-takes small networks, few steps and small batches. Cases run in processes of their own; every row is one policy's.
+jobs together. A method that appears everywhere is a line in METHODS, a network a line in networks.PAPER. Experiments
+that are asked for together share the runs of what they both measure. `--quick` takes small networks, few steps and
+small batches. Cases run in processes of their own; every row is one policy's.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any, NamedTuple
-
-from rich.console import Console
-from rich.table import Table
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from pg_tensile.bench import options
 from pg_tensile.bench.networks import (
-    DENSENET121,
-    INCEPTION3,
-    INCEPTION4,
     PAPER,
-    RESNET50,
     SMALL_DENSENET,
     SMALL_RESNET,
-    VGG16,
+    TINY,
     Network,
 )
-from pg_tensile.bench.progress import Progress
-from pg_tensile.bench.report import check_writable, plain, table_console
-from pg_tensile.bench.together import run_together
+from pg_tensile.bench.options import PolicyChoice
+from pg_tensile.bench.paper import PUBLISHED
 
-Row = dict[str, Any]
-
-# What is compared where a budget is given ({}), a line each; vDNN knows none.
-METHODS = (
-    "vdnn",
-    "vdnn:which=all",
-    "capuchin:budget={}",
-    "lru:budget={}",
-    "tensile:budget={}",
-    "tensile:early_update=true:budget={}",
-    "joint:early_update=true:budget={}",
-)
-BATCHES = (4, 8, 16, 32, 64)
-MIXED_SAVED, SAVED = (
-    16,
-    {VGG16: 27, INCEPTION3: 44, INCEPTION4: 52, RESNET50: 43, DENSENET121: 51},
-)  # percent, the paper's
-QUICK_SAVED = 20
-
-
-class Published(NamedTuple):
-    """What the paper reports (its tables I to IV)."""
-
-    msr: float
-    eor: float
-
-    def __str__(self) -> str:
-        return f"{self.msr:.1%} at {self.eor:.2f}"
-
-
-PUBLISHED = {  # experiment, case and policy; of table 2 the first iteration's EOR
-    ("table1", "VGG-16", "up"): Published(0.3192, 1.2475),
-    ("table1", "VGG-16", "cs"): Published(0.2670, 6.0128),
-    ("table1", "Inception v3", "up"): Published(0.4788, 1.4839),
-    ("table1", "Inception v3", "cs"): Published(0.4361, 3.1128),
-    ("table1", "Inception v4", "up"): Published(0.5558, 1.2898),
-    ("table1", "Inception v4", "cs"): Published(0.5154, 2.6727),
-    ("table1", "ResNet-50", "up"): Published(0.4647, 1.3813),
-    ("table1", "ResNet-50", "cs"): Published(0.4258, 3.5395),
-    ("table1", "DenseNet-121", "up"): Published(0.5236, 1.0664),
-    ("table1", "DenseNet-121", "cs"): Published(0.5135, 2.2532),
-    ("table3", "VGG-16", "vdnn"): Published(0.1109, 1.7835),
-    ("table3", "VGG-16", "capuchin"): Published(0.2558, 1.8304),
-    ("table3", "VGG-16", "tensile"): Published(0.2670, 1.6287),
-    ("table3", "Inception v3", "vdnn"): Published(0.1633, 2.5184),
-    ("table3", "Inception v3", "capuchin"): Published(0.4331, 2.7745),
-    ("table3", "Inception v3", "tensile"): Published(0.4361, 1.6468),
-    ("table3", "Inception v4", "vdnn"): Published(0.1903, 2.5028),
-    ("table3", "Inception v4", "capuchin"): Published(0.5129, 3.2362),
-    ("table3", "Inception v4", "tensile"): Published(0.5154, 1.4281),
-    ("table3", "ResNet-50", "vdnn"): Published(0.1733, 2.2981),
-    ("table3", "ResNet-50", "capuchin"): Published(0.3859, 2.2320),
-    ("table3", "ResNet-50", "tensile"): Published(0.4258, 1.5540),
-    ("table3", "DenseNet-121", "vdnn"): Published(0.1381, 2.6148),
-    ("table3", "DenseNet-121", "capuchin"): Published(0.4860, 3.4400),
-    ("table3", "DenseNet-121", "tensile"): Published(0.5135, 1.1678),
-    ("table4", "mixed", "vdnn"): Published(0.0580, 1.6297),
-    ("table4", "mixed", "capuchin"): Published(0.1150, 7.6545),
-    ("table4", "mixed", "tensile"): Published(0.1565, 1.1589),
+# What is compared, a line each; {} is the budget, vDNN knows none. True: savings asks it for each of SAVINGS.
+METHODS = {
+    "vdnn": False,
+    "vdnn:which=all": False,
+    "lru:budget={}": False,
+    "capuchin:budget={}": True,
+    "tensile:budget={}": False,
+    "tensile:early_update=true:budget={}": True,
+    "joint:early_update=true:budget={}": True,
 }
+SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
+PEERS = (options.CHECKPOINT, options.SAVE_ON_CPU, *(f"{options.MEMORY_BUDGET}={share}" for share in SHARES))
+SAVINGS = (20, 40, 50, 65)  # percent
+BEYOND = (75, 85)  # percent that joint alone is asked to save: some peers save that much
+BATCHES = (4, 8, 16, 32, 64)
+MIXED_SAVED = round(100 * (PUBLISHED["table4", "mixed", "tensile"].msr or 0))
+QUICK_SAVED = 20
+SLOWER = 1.4  # than vanilla's: the steps of a policy, on average
+OPTIMUM_SAVED = (20, 40, 60)
 
 
 class Case(NamedTuple):
     """Several policies on the same jobs; more than one job: all at once. `jobs`: each one's arguments of the command,
-    without the policies."""
+    without the policies. `seconds`: about how long on two cores that do nothing else."""
 
     title: str
     jobs: tuple[tuple[str, ...], ...]
     policies: tuple[str, ...]
+    seconds: float = 0.0
+
+
+class Size(NamedTuple):
+    """How much is measured. `batch` of a single job, and of one of several."""
+
+    quick: bool
+    batch: int
+    together: int
+    rounds: int
+
+
+FULL, QUICK = Size(False, 16, 4, 3), Size(True, 4, 4, 1)
 
 
 class Experiment(NamedTuple):
-    """`cases` at full size or quick; `columns`: what its table shows of a row besides case, policy and the paper's."""
+    """`columns`: what its table shows of a row besides case, policy and the paper's. `simulated`: on an RTX A6000 that
+    is not there, unless the device was chosen."""
 
     title: str
-    cases: Callable[[bool], list[Case]]
+    cases: Callable[[Size], list[Case]]
     columns: tuple[str, ...]
+    simulated: bool = False
 
 
 # ---- what is run ----------------------------------------------------------------------------------------------------
 
 
-def steps(network: Network, batch: int, quick: bool) -> tuple[str, ...]:
-    rounds = ("--rounds", "1") if quick else ("--rounds", "3")
-    return (*network.arguments(batch), *rounds, "--warmup", "1", "--iterations", "1", "--light")
+def steps(network: Network, batch: int, size: Size) -> tuple[str, ...]:
+    rounds = ("--rounds", str(size.rounds), "--warmup", "1", "--iterations", "1", "--light", "--timeline")
+    return (*network.arguments(batch), *rounds)
 
 
-def chosen(quick: bool) -> list[tuple[Network, str]]:
-    """Networks, and the budget with which each saves what the paper's TENSILE saved of it."""
-    if quick:
-        return [(network, f"{100 - QUICK_SAVED}%") for network in (SMALL_RESNET, SMALL_DENSENET)]
-    return [(network, f"{100 - SAVED[network]}%") for network in PAPER]
+def networks(size: Size) -> tuple[Network, ...]:
+    return (SMALL_RESNET, SMALL_DENSENET) if size.quick else PAPER
+
+
+def papers_budget(network: Network) -> str:
+    """With which a network saves what the paper's TENSILE saved of it."""
+    published = PUBLISHED.get(("table3", network.title, "tensile"))
+    return f"{100 - (QUICK_SAVED if published is None else round(100 * (published.msr or 0)))}%"
 
 
 def methods(budget: str) -> tuple[str, ...]:
     return tuple(each.format(budget) for each in METHODS)
 
 
-def single(network: Network, batch: int, quick: bool, policies: Sequence[str], title: str = "") -> Case:
-    return Case(title or network.title, (steps(network, batch, quick),), ("none", *policies))
+def single(network: Network, batch: int, size: Size, policies: Sequence[str], title: str = "") -> Case:
+    jobs = (steps(network, batch, size),)
+    return Case(title or network.title, jobs, ("none", *policies), batch / 16 * network.step_s)
 
 
-def phases(quick: bool) -> list[Case]:
+def several(title: str, jobs: Iterable[Network], size: Size, policies: Sequence[str]) -> Case:
+    jobs = tuple(jobs)
+    each = tuple(steps(network, size.together, size) for network in jobs)
+    return Case(title, each, ("none", *policies), size.together / 16 * sum(network.step_s for network in jobs))
+
+
+def phases(size: Size) -> list[Case]:
     """Table I: planned with predicted latencies (the cold start), and with measured ones (updated)."""
-    policies = ("tensile:latencies=roofline:budget={0}", "tensile:budget={0}", "joint:latencies=roofline:budget={0}")
-    asked = [f"{each}:early_update=true" for each in (*policies, "joint:budget={0}")]
-    return [
-        single(network, 4 if quick else 16, quick, [each.format(budget) for each in asked])
-        for network, budget in chosen(quick)
+    asked = [
+        f"{policy}:{latencies}early_update=true:budget={{}}"
+        for policy in ("tensile", "joint")
+        for latencies in ("latencies=roofline:", "")
     ]
+    return with_papers_budget(asked, size)
 
 
-def first_iterations(quick: bool) -> list[Case]:
+def first_iterations(size: Size) -> list[Case]:
     """Table II: the first iteration of plans made before it; Capuchin's is passive, as `lru`."""
     asked = ("tensile:latencies=roofline", "joint:latencies=roofline:early_update=true", "lru")
+    return with_papers_budget([f"{each}:budget={{}}" for each in asked], size)
+
+
+def single_tasks(size: Size) -> list[Case]:
+    """Table III."""
+    return with_papers_budget(METHODS, size)
+
+
+def with_papers_budget(asked: Iterable[str], size: Size) -> list[Case]:
     return [
-        single(network, 4 if quick else 16, quick, [f"{each}:budget={budget}" for each in asked])
-        for network, budget in chosen(quick)
+        single(network, size.batch, size, [each.format(papers_budget(network)) for each in asked])
+        for network in networks(size)
     ]
 
 
-def single_tasks(quick: bool) -> list[Case]:
-    """Table III."""
-    return [single(network, 4 if quick else 16, quick, methods(budget)) for network, budget in chosen(quick)]
+def mix(size: Size, policies: Sequence[str]) -> Case:
+    """All networks at once, started one after another in random order."""
+    return several("mixed", networks(size), size, policies)
 
 
-def mixed(quick: bool) -> list[Case]:
-    """Table IV: all networks at once, started one after another in random order."""
-    networks = [network for network, _ in chosen(quick)]
-    jobs = tuple(steps(network, 4, quick) for network in networks)
-    return [Case("mixed", jobs, ("none", *methods(f"{100 - MIXED_SAVED}%")))]
+def mixed(size: Size) -> list[Case]:
+    """Table IV."""
+    return [mix(size, methods(f"{100 - MIXED_SAVED}%"))]
 
 
-def workloads(quick: bool) -> list[Case]:
+def savings(size: Size) -> list[Case]:
+    """Memory against time: every method at several savings, PyTorch's own means beside them; each network, and all at
+    once."""
+    asked = [each for each in METHODS if "{}" not in each]
+    for saved in SAVINGS[:: 3 if size.quick else 1]:
+        asked += [each.format(f"{100 - saved}%") for each, swept in METHODS.items() if swept]
+    joint = next(each for each in METHODS if each.startswith("joint"))
+    asked += [joint.format(f"{100 - saved}%") for saved in ([] if size.quick else BEYOND)]
+    asked += PEERS[:3] if size.quick else PEERS
+    return [*(single(network, size.batch, size, asked) for network in networks(size)), mix(size, asked)]
+
+
+def workloads(size: Size) -> list[Case]:
     """Fig. 6: one to four of the same network at once."""
     return [
-        Case(f"{count} × {network.title}", (steps(network, 4, quick),) * count, ("none", *methods(budget)))
-        for network, budget in chosen(quick)
-        for count in range(1, 3 if quick else 5)
+        several(f"{count} × {network.title}", [network] * count, size, methods(papers_budget(network)))
+        for network in networks(size)
+        for count in range(1, 3 if size.quick else 5)
     ]
 
 
-def batch_sizes(quick: bool) -> list[Case]:
+def batch_sizes(size: Size) -> list[Case]:
     """Fig. 7: batches of 4 to 64, with what each policy saves by itself."""
     asked = ("tensile", "tensile:early_update=true", "joint:early_update=true")
     return [
-        single(network, batch, quick, asked, f"{network.title}, batch {batch}")
-        for network, _ in chosen(quick)
-        for batch in (BATCHES[:2] if quick else BATCHES)
+        single(network, batch, size, asked, f"{network.title}, batch {batch}")
+        for network in networks(size)
+        for batch in (BATCHES[:2] if size.quick else BATCHES)
     ]
 
 
-MEMORY = ("msr", "eor", "cbr", "stall_ms", "recomputes")
+def distances(size: Size) -> list[Case]:
+    """How far from the best plan there is: steps that are small enough for the program that finds it."""
+    budgets = [f"{100 - saved}%" for saved in (OPTIMUM_SAVED[:1] if size.quick else OPTIMUM_SAVED)]
+    optimum = "optimum:limit_s=20:early_update=true:budget={}"
+    asked = [each.format(budget) for budget in budgets for each in (*METHODS, optimum)]
+    return [
+        single(network, network.batch, size, list(dict.fromkeys(asked))) for network in TINY[:: 4 if size.quick else 1]
+    ]
+
+
+MEMORY = ("msr", "eor", "cbr", "least_eor", "stall_ms", "recomputes")
 TOGETHER = ("msr", "eor", "cbr", "stall_ms")
 EXPERIMENTS = {
     "table1": Experiment("Each phase's performance", phases, MEMORY),
@@ -196,122 +196,44 @@ EXPERIMENTS = {
     "table4": Experiment("Mixed neural architectures", mixed, TOGETHER),
     "fig6": Experiment("One to four workloads", workloads, TOGETHER),
     "fig7": Experiment("The batch size's influence", batch_sizes, MEMORY),
+    "savings": Experiment("Memory against time", savings, MEMORY),
+    "optimum": Experiment("Beside the best plan", distances, (*MEMORY, "planning_ms"), simulated=True),
 }
 
 
-# ---- running --------------------------------------------------------------------------------------------------------
+# ---- runs -----------------------------------------------------------------------------------------------------------
 
 
-def run_case(case: Case, device: str, progress: Progress) -> list[Row]:
-    """A row for each policy."""
-    policies = ("--policies", ",".join(case.policies))
-    if len(case.jobs) > 1:
-        from pg_tensile.cli import parse
+class Run(NamedTuple):
+    """What is measured at once for the experiments that have the same case: with all their policies."""
 
-        jobs = [parse(["bench", *arguments, *policies, "--device", device]) for arguments in case.jobs]
-        value = jobs[0]
-        return [asdict(row) for row in run_together(jobs, value.policies, value.rounds, value.iterations, progress)]
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [sys.executable, "-m", "pg_tensile", "bench", *case.jobs[0], *policies, "--device", device]
-        done = subprocess.run(
-            [*command, "--json", file.name], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-        )
-        rows = [json.loads(line) for line in Path(file.name).read_text().splitlines()]
-    return rows or [{"policy": "none", "label": "none", "error": done.stderr.strip()[-2000:]}]
+    case: Case
+    wanted: dict[str, tuple[str, ...]]  # by experiment: its policies
+    simulated: bool = False
+
+    def seconds(self, size: Size) -> float:
+        """About how long it takes on two cores that do nothing else: steps of eager PyTorch, vanilla and calibration,
+        and of policies, which are slower."""
+        others, warm = 14 + 3 * size.rounds, 2 * size.rounds + 1
+        return self.case.seconds * (others + SLOWER * warm * (len(self.case.policies) - 1))
 
 
-def run_experiment(name: str, device: str, quick: bool, progress: Progress) -> Iterator[Row]:
-    """The rows of all its cases, as they come; each with the names of experiment and case."""
-    for case in EXPERIMENTS[name].cases(quick):
-        progress.say(f"{name}: {case.title}")
-        for row in run_case(case, device, progress):
-            first, vanilla = row.get("first_step_ms"), row.get("vanilla_first_step_ms")
-            yield plain(
-                {"experiment": name, "case": case.title}
-                | row
-                | {"first_eor": first / vanilla if first and vanilla else None}
-            )
+def runs(names: Iterable[str], size: Size, title: str | None = None) -> list[Run]:
+    """The runs for these experiments: one for all cases with the same jobs. `title`: of the case that is wanted."""
+    found: dict[tuple[object, ...], Run] = {}
+    for name in dict.fromkeys(names):
+        experiment = EXPERIMENTS[name]
+        for case in experiment.cases(size):
+            if title not in (None, case.title):
+                continue
+            key = (case.title, case.jobs, experiment.simulated)
+            run = found.get(key, Run(case, {}, experiment.simulated))
+            policies = tuple(dict.fromkeys((*run.case.policies, *case.policies)))
+            found[key] = run._replace(case=case._replace(policies=policies), wanted=run.wanted | {name: case.policies})
+    return list(found.values())
 
 
-def show(name: str, rows: Sequence[Row], console: Console) -> None:
-    """A table, and below it why a policy has no numbers."""
-    experiment = EXPERIMENTS[name]
-    table = Table(title=f"{name}: {experiment.title}")
-    for heading in ("", "policy", *experiment.columns, "paper's", "results"):
-        table.add_column(heading, justify="right" if heading in experiment.columns else "left", no_wrap=True)
-    for row in rows:
-        if row["policy"] == "none" and row.get("error") is None:
-            continue
-        cells = [shown(column, row.get(column)) for column in experiment.columns]
-        same = {True: "identical", False: "different", None: ""}[row.get("bit_identical")]
-        table.add_row(
-            row["case"], method(row), *cells, str(published(row) or ""), "failed" if row.get("error") else same
-        )
-    console.print(table)
-    for row in rows:
-        if row.get("error"):
-            console.print(f"{row['case']}, {method(row)}: {row['error']}", highlight=False, markup=False)
+def parsed(policies: Sequence[str]) -> tuple[PolicyChoice, ...]:
+    from pg_tensile.bench.known import KNOWN
 
-
-def method(row: Row) -> str:
-    label = row["label"].replace("early_update=true", "early").replace("latencies=", "")
-    return f"{label} at {row['budget']}" if row.get("budget") else str(label)
-
-
-def shown(column: str, value: Any) -> str:
-    if value is None:
-        return ""
-    return (
-        f"{value:.1%}"
-        if column == "msr"
-        else f"{value:,.0f}"
-        if column in ("stall_ms", "planning_ms", "recomputes")
-        else f"{value:.3f}"
-    )
-
-
-def published(row: Row) -> Published | None:
-    return PUBLISHED.get((row["experiment"], row["case"], what(row)))
-
-
-def what(row: Row) -> str:
-    """A method by the name that PUBLISHED has it under."""
-    if row["experiment"] != "table1":
-        return str(row["policy"])
-    return "" if row["policy"] != "tensile" else "up" if row["latencies"] == options.MEASURED else "cs"
-
-
-# ---- the command ----------------------------------------------------------------------------------------------------
-
-
-def main(arguments: Sequence[str]) -> int:
-    """`pg-tensile bench NAME…`: runs, prints a table for each, and writes rows as they come; 1 when a policy failed or
-    its results differ. Raises OptionError."""
-    from pg_tensile.cli import Parser, add
-
-    parser = Parser(
-        prog="pg-tensile bench",
-        description="Measures the tables and figures of the TENSILE paper: " + ", ".join(EXPERIMENTS) + ".",
-        allow_abbrev=False,
-    )
-    parser.add_argument("names", nargs="+", choices=EXPERIMENTS, metavar="NAME", help="of a table or figure")
-    device = "host (default), cuda[:N], or sim:PROFILE, which executes nothing"
-    add(parser, "--device", options.parse_device, default=options.DeviceChoice("host"), metavar="D", help=device)
-    parser.add_argument("--quick", action="store_true", help="small networks and batches, one round")
-    add(parser, "--json", metavar="FILE", help="write one JSON object a line and policy")
-    asked = parser.parse_args(arguments)
-    if asked.json is not None:
-        check_writable(asked.json)
-        Path(asked.json).write_text("")
-    good = True
-    with Progress() as progress:
-        for name in dict.fromkeys(asked.names):
-            rows = []
-            for row in run_experiment(name, str(asked.device), asked.quick, progress):
-                rows.append(row)
-                good = good and row.get("error") is None and row.get("bit_identical") is not False
-                if asked.json is not None:
-                    with open(asked.json, "a") as file:
-                        file.write(json.dumps(row, allow_nan=False) + "\n")
-            show(name, rows, table_console(120))
-    return int(not good)
+    return options.parse_policies(",".join(policies), KNOWN, (None,), False)

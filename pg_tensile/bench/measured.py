@@ -21,7 +21,7 @@ from pg_tensile import device as devices
 from pg_tensile.bench.contenders import EagerStepper, PlanStepper, Stepper, Turn, difference, take_turn
 from pg_tensile.bench.options import VANILLA, BenchOptions
 from pg_tensile.bench.peers import gradient_difference, measure_peaks, start_peer
-from pg_tensile.bench.planned import PlannedPolicy, empty_row, plan_policies, planned_row
+from pg_tensile.bench.planned import PlannedPolicy, distance, empty_row, plan_policies, planned_row
 from pg_tensile.bench.progress import Progress
 from pg_tensile.bench.report import Report, Row, links, message_of, rates, title_of
 from pg_tensile.bench.workload import build_model, prepare, seed_everything
@@ -309,7 +309,9 @@ class Session:
         contender = self.of_policy.get(policy.choice)
         if contender is None:
             return row
-        return row.with_values(error=contender.error) if contender.error else self.measured_row(row, contender)
+        if contender.error:
+            return row.with_values(error=contender.error)
+        return distance(self.measured_row(row, contender), self.workload, policy, self.profile)
 
     def timed(self, policy: PlannedPolicy) -> PlannedPolicy:
         """With the latencies of this run's rounds, for the simulator: the policy's own, as operators are slower on

@@ -48,3 +48,16 @@ SMALL_BERT = BERT._replace(kwargs='{"layers": 2, "width": 128, "vocabulary": 100
 SMALL_GPT2 = GPT2._replace(kwargs='{"layers": 2, "width": 128, "vocabulary": 1000}', inputs=("int64<1000:32",))
 SMALL_RESNET = Network("ResNet-20", f"{CV}.resnet_cifar:resnet20_cifar10", SMALL_IMAGE, TEN, 4, step_s=0.1)
 SMALL_DENSENET = Network("DenseNet-40", f"{CV}.densenet_cifar:densenet40_k12_cifar10", SMALL_IMAGE, TEN, 4, step_s=0.3)
+
+# whose best plan can be found
+SMALL, SEQUENCE = "pg_tensile.bench.tiny", ("float32:64x64",)
+TINY = (
+    Network("MLP", f"{SMALL}:mlp", ("float32:256",), TEN, 1024),
+    Network("wide MLP", f"{SMALL}:mlp", ("float32:256",), TEN, 64, '{"hidden": 2048}'),
+    Network("deep MLP", f"{SMALL}:mlp", ("float32:256",), TEN, 4096, '{"layers": 6}'),
+    Network("CNN", f"{SMALL}:cnn", SMALL_IMAGE, TEN, 64),
+    Network("CNN, batch norm", f"{SMALL}:cnn", SMALL_IMAGE, TEN, 64, '{"norm": true}'),
+    Network("deep CNN", f"{SMALL}:cnn", SMALL_IMAGE, TEN, 64, '{"layers": 7}'),
+    Network("residual", f"{SMALL}:Residual", SMALL_IMAGE, TEN, 64),
+    Network("attention", f"{SMALL}:Attention", SEQUENCE, TEN, 64),
+)

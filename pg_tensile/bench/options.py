@@ -123,6 +123,7 @@ class BenchOptions:
     seed: int
     threads: int
     light: bool = False
+    timeline: bool = False
     json_path: str | None = None
     latency_models: LatencyModels | None = None
 

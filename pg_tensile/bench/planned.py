@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
+from pg_tensile.bench.known import KNOWN
 from pg_tensile.bench.options import MEASURED, MODELS, BenchOptions, PolicyChoice
 from pg_tensile.bench.progress import Progress
 from pg_tensile.bench.report import Row, machine, message_of, versions
+from pg_tensile.bench.timeline import timeline
 from pg_tensile.bench.workload import Workload
 from pg_tensile.capture import Captured
+from pg_tensile.errors import BudgetError
 from pg_tensile.latency import roofline
 from pg_tensile.latency.mlp import LatencyModels
+from pg_tensile.optimum import bounds
 from pg_tensile.peak import floor_bytes, footprint
 from pg_tensile.plan import NO_EVENTS, Plan
 from pg_tensile.policies import named_policy
@@ -57,7 +62,7 @@ def with_plan(policy: PlannedPolicy, profile: DeviceProfile, models: LatencyMode
     """Plans with the latencies in the graph's trace, or with the estimate that was asked for; the workspaces are the
     trace's, because without them no plan can be held to a budget to the byte."""
     choice, trace = policy.choice, policy.captured.trace
-    function, known = named_policy(choice.name), trace
+    function, known = named_policy(choice.name, KNOWN), trace
     latency_error = None
     try:
         started = time.perf_counter()
@@ -125,6 +130,19 @@ def planned_row(row: Row, workload: Workload, policy: PlannedPolicy, profile: De
         host_arena_bytes=timeline.host_arena_bytes,
         simulated_ms=timeline.iteration_us / 1e3,
     )
+
+
+def distance(row: Row, workload: Workload, policy: PlannedPolicy, profile: DeviceProfile) -> Row:
+    """`row` with the bound for its device peak, and with the plan's memory over time if that was asked for: both with
+    the latencies known before the rounds."""
+    assert row.device_peak_bytes is not None
+    trace = policy.captured.trace
+    with contextlib.suppress(BudgetError):  # a peer's own graph may need less than the captured one
+        least_us = bounds.least_us(trace, profile, row.device_peak_bytes)
+        row = row.with_values(least_eor=least_us / float(workload.vanilla.trace.latency_us.sum()))
+    if workload.options.timeline and not policy.choice.is_peer:
+        row = row.with_values(timeline=timeline(trace, policy.plan, profile))
+    return row
 
 
 def predicted(trace: Trace, plan: Plan, profile: DeviceProfile) -> Timeline:

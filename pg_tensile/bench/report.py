@@ -33,7 +33,8 @@ class Row:
     known, because the policy failed or nothing was executed. msr, eor and cbr are tensile.txt's (section V-A).
     `budget` is what was asked for, `latencies` what the plan was made with, `latency_error` their median relative
     error against what was measured before the rounds. `gradient_difference` is a peer's, of its first step
-    (peers.gradient_difference)."""
+    (peers.gradient_difference). `least_eor`: no plan for this graph with this `device_peak_bytes` has a lower one
+    (optimum.bounds.least_us). `timeline`: memory over time (timeline.timeline), where it was asked for."""
 
     model: str
     policy: str
@@ -58,6 +59,7 @@ class Row:
     msr: float | None = None
     eor: float | None = None
     cbr: float | None = None
+    least_eor: float | None = None
     step_ms_median: float | None = None
     step_ms_min: float | None = None
     step_ms_max: float | None = None
@@ -79,6 +81,7 @@ class Row:
     capture_ms: float | None = None
     bit_identical: bool | None = None
     gradient_difference: float | None = None
+    timeline: dict[str, list[float]] | None = None
     optimizer: str = ""
     rounds: int = 0
     iterations: int = 0

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from pg_tensile.bench.options import BenchOptions
-from pg_tensile.bench.planned import PlannedPolicy, empty_row, plan_policies, planned_row, predicted
+from pg_tensile.bench.planned import PlannedPolicy, distance, empty_row, plan_policies, planned_row, predicted
 from pg_tensile.bench.progress import Progress
 from pg_tensile.bench.report import Report, Row, links, rates, size, title_of
 from pg_tensile.bench.workload import Workload, build_model, prepare, weightless_model
@@ -32,7 +32,7 @@ def simulate_policies(options: BenchOptions, progress: Progress) -> Report:
     rows = []
     for policy in plan_policies(workload, profile, progress):
         row = planned_row(empty_row(options, policy.choice), workload, policy, profile)
-        rows.append(row if row.error else simulated_row(row, policy, profile, vanilla))
+        rows.append(row if row.error else simulated_row(row, workload, policy, profile, vanilla))
     notes = [f"link: {links(profile)}; latencies are estimates of the roofline"]
     if vanilla.peak_bytes > profile.memory_bytes:
         notes.append(f"vanilla does not fit into the {size(profile.memory_bytes)} of this device")
@@ -65,7 +65,9 @@ def with_estimates(workload: Workload, profile: DeviceProfile) -> Workload:
     return replace(workload, vanilla=graphs[0], early=graphs[1])
 
 
-def simulated_row(row: Row, policy: PlannedPolicy, profile: DeviceProfile, vanilla: Timeline) -> Row:
+def simulated_row(
+    row: Row, workload: Workload, policy: PlannedPolicy, profile: DeviceProfile, vanilla: Timeline
+) -> Row:
     """Peaks and times as the simulator has them. A plan that needs more than the budget is an error."""
     timeline = predicted(policy.captured.trace, policy.plan, profile)
     ms, vanilla_ms = timeline.iteration_us / 1e3, vanilla.iteration_us / 1e3
@@ -76,7 +78,7 @@ def simulated_row(row: Row, policy: PlannedPolicy, profile: DeviceProfile, vanil
         operator = policy.captured.trace.operator_label(int(peak.steps[peak.peak_step]))
         found = f"{timeline.device_peak_bytes:,} bytes in {operator}"
         error = f"the peak would be {found}, more than the budget of {row.budget_bytes:,}"
-    return row.with_values(
+    row = row.with_values(
         peak_bytes=timeline.peak_bytes,
         device_peak_bytes=timeline.device_peak_bytes,
         msr=msr,
@@ -95,3 +97,4 @@ def simulated_row(row: Row, policy: PlannedPolicy, profile: DeviceProfile, vanil
         recomputes=timeline.recomputes,
         error=error,
     )
+    return distance(row, workload, policy, profile)

@@ -29,9 +29,9 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-def named_policy(name: str) -> Policy:
+def named_policy(name: str, known: Mapping[str, Policy] = POLICIES) -> Policy:
     """The policy of that name. Raises UnknownPolicyError with the list of names."""
-    policy = POLICIES.get(name)
+    policy = known.get(name)
     if policy is None:
-        raise UnknownPolicyError(f'there is no policy "{name}"', hint=f"Use one of {', '.join(POLICIES)}.")
+        raise UnknownPolicyError(f'there is no policy "{name}"', hint=f"Use one of {', '.join(known)}.")
     return policy

@@ -1,4 +1,4 @@
-"""The paper's tables and figures as the command measures them."""
+"""The paper's tables and figures, and what stands beside them, as the command measures them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from pg_tensile.bench import experiments, networks
-from pg_tensile.bench.experiments import EXPERIMENTS, PUBLISHED, Case
+from pg_tensile.bench import networks, suite
+from pg_tensile.bench.experiments import BEYOND, EXPERIMENTS, FULL, METHODS, PEERS, QUICK, SAVINGS, Case, Run, runs
+from pg_tensile.bench.networks import PAPER
+from pg_tensile.bench.options import DeviceChoice
+from pg_tensile.bench.paper import PUBLISHED
+from pg_tensile.bench.progress import Progress
 from pg_tensile.cli import main, parse
+from pg_tensile.optimum.best import MOST_OPERATORS
+
+HOST = DeviceChoice("host")
+TINY = (*networks.SMALL_RESNET.arguments(2), "--rounds", "1", "--warmup", "0", "--iterations", "1", "--light")
 
 
-@pytest.mark.parametrize("quick", [False, True])
+@pytest.mark.parametrize("size", [QUICK, FULL])
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_every_case_is_one_that_the_command_takes(name, quick):
-    cases = EXPERIMENTS[name].cases(quick)
+def test_every_case_is_one_that_the_command_takes(name, size):
+    cases = EXPERIMENTS[name].cases(size)
     assert len({case.title for case in cases}) == len(cases)
     for case in cases:
         for arguments in case.jobs:
@@ -26,20 +34,67 @@ def test_every_case_is_one_that_the_command_takes(name, quick):
 def test_the_papers_numbers_have_their_rows():
     found = set()
     for name, experiment in EXPERIMENTS.items():
-        for case in experiment.cases(False):
+        for case in experiment.cases(FULL):
             for policy in parse(["bench", *case.jobs[0], "--policies", ",".join(case.policies)]).policies:
                 row = {"experiment": name, "case": case.title, "policy": policy.name, "latencies": policy.latencies}
-                if experiments.published(row) is not None:
-                    found.add((name, case.title, experiments.what(row)))
+                if suite.published(row) is not None:
+                    found.add((name, case.title, suite.what(row)))
     assert found == set(PUBLISHED)
+
+
+def test_savings_asks_every_method_for_all_of_them():
+    titles = [case.title for case in EXPERIMENTS["savings"].cases(FULL)]
+    assert titles == [*(network.title for network in PAPER), "mixed"]
+    for case in EXPERIMENTS["savings"].cases(FULL):
+        assert set(PEERS) < set(case.policies)
+        for saved in SAVINGS:
+            for swept in (method for method, swept in METHODS.items() if swept):
+                assert swept.format(f"{100 - saved}%") in case.policies
+        assert sum(policy.startswith("joint") for policy in case.policies) == len(SAVINGS) + len(BEYOND)
+
+
+# ---- runs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [QUICK, FULL])
+def test_experiments_share_the_runs_of_what_they_both_measure(size):
+    found = runs(EXPERIMENTS, size)
+    assert len({run.case.title for run in found}) == len(found)
+    measured = {}
+    for run in found:
+        assert run.case.policies[0] == "none" and len(set(run.case.policies)) == len(run.case.policies)
+        for name, policies in run.wanted.items():
+            assert set(policies) <= set(run.case.policies)
+            measured[name, run.case.title] = (run.case.jobs, policies)
+    asked = {
+        (name, case.title): (case.jobs, case.policies)
+        for name, experiment in EXPERIMENTS.items()
+        for case in experiment.cases(size)
+    }
+    assert measured == asked
+    assert len(found) < len(asked)
+
+
+def test_one_case_can_be_chosen():
+    (run,) = runs(["savings", "table3", "fig7"], FULL, "ResNet-50")
+    assert set(run.wanted) == {"savings", "table3"}
+
+
+def test_rows_go_to_the_experiments_that_want_them():
+    case = Case("a case", (TINY,), ("none", "vdnn", "joint:budget=80%"))
+    wanted: dict[str, tuple[str, ...]] = {"table3": ("none", "vdnn"), "savings": ("none", "joint:budget=80%")}
+    rows = list(suite.measure(Run(case, wanted), HOST, Progress()))
+    assert [(row["experiment"], row["policy"]) for row in rows] == [
+        *(("table3", "none"), ("table3", "vdnn")),
+        *(("savings", "none"), ("savings", "joint")),
+    ]
+    assert rows[0] | {"experiment": ""} == rows[2] | {"experiment": ""}
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_experiment_is_measured_row_by_row(jobs, tmp_path, monkeypatch, capsys):
-    tiny = (*networks.SMALL_RESNET.arguments(2), "--rounds", "1", "--warmup", "0", "--iterations", "1", "--light")
-    case = Case("a case", (tiny,) * jobs, ("none", "vdnn", "joint:early_update=true:budget=80%", "joint:budget=1%"))
-    tried = EXPERIMENTS["table3"]._replace(cases=lambda quick: [case])
-    monkeypatch.setitem(EXPERIMENTS, "table3", tried)
+    case = Case("a case", (TINY,) * jobs, ("none", "vdnn", "joint:early_update=true:budget=80%", "joint:budget=1%"))
+    monkeypatch.setitem(EXPERIMENTS, "table3", EXPERIMENTS["table3"]._replace(cases=lambda size: [case]))
     path = tmp_path / "rows.json"
     assert main(["bench", "table3", "--quick", "--json", str(path)]) == 1  # 1 % is not possible
     none, vdnn, joint, failed = map(json.loads, path.read_text().splitlines())
@@ -50,13 +105,47 @@ def test_an_experiment_is_measured_row_by_row(jobs, tmp_path, monkeypatch, capsy
     assert "table3: A single task" in printed and "joint:early at 80%" in printed and "vdnn" in printed
 
 
-@pytest.mark.parametrize("arguments", [["table5"], ["table1", "--device", "tpu"], ["fig6", "--json", "no/such/folder"]])
+def test_the_figures_are_drawn(tmp_path, monkeypatch):
+    case = Case("a case", ((*TINY, "--timeline"),), ("none", "joint:early_update=true:budget=80%"))
+    monkeypatch.setitem(EXPERIMENTS, "savings", EXPERIMENTS["savings"]._replace(cases=lambda size: [case]))
+    assert main(["bench", "savings", "--plots", str(tmp_path / "plots")]) == 0
+    assert {path.name for path in (tmp_path / "plots").iterdir()} >= {"pareto-savings.svg", "memory-savings.png"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(["table5"], ["table1", "--device", "tpu"], ["fig6", "--json", "no/such/folder"]),
+        *(["table1", "--case", "ResNet-51"], ["table1", "--rounds", "0"], ["savings", "--batch", "many"]),
+    ],
+)
 def test_what_cannot_be_measured_is_refused(arguments, capsys):
     assert main(["bench", *arguments]) == 2
-    assert "hint:" in capsys.readouterr().err
+    assert "pg-tensile: " in capsys.readouterr().err
 
 
 def test_a_case_that_does_not_run_is_a_row(tmp_path: Path) -> None:
     gone = ("--model", str(tmp_path / "gone.py:Net"), "--input", "float32:4")
-    (row,) = experiments.run_case(Case("gone", (gone,), ("none",)), "host", experiments.Progress())
+    (row,) = suite.run_case(Case("gone", (gone,), ("none",)), "host", Progress())
     assert "gone" in row["error"]
+
+
+# ---- beside the best plan -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("network", networks.TINY, ids=lambda network: network.title)
+def test_the_best_plan_can_be_searched_for(network, tmp_path):
+    path = tmp_path / "rows.json"
+    policies = ("--policies", "none,joint:budget=70%,optimum:budget=70%:limit_s=2", "--early-update")
+    status = main(["bench", *network.arguments(), *policies, "--device", "sim:RTX_A6000", "--json", str(path)])
+    none, joint, best = map(json.loads, path.read_text().splitlines())
+    assert status == 0 and joint["operators"] <= MOST_OPERATORS
+    assert best["eor"] <= joint["eor"] * (1 + 1e-6)
+    assert none["least_eor"] == pytest.approx(1) and best["least_eor"] <= best["eor"] * (1 + 1e-6)
+    assert best["device_peak_bytes"] <= best["budget_bytes"]
+
+
+def test_the_optimum_of_several_jobs_is_refused(tmp_path):
+    case = Case("two", (TINY, TINY), ("none", "optimum:budget=80%"))
+    _, best = suite.run_case(case, "host", Progress())
+    assert best["error"]

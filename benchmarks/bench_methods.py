@@ -1,0 +1,185 @@
+"""`make bench`: all methods on every network, side by side, beside the paper and the limits. How it runs: scenarios.py.
+
+Each scenario is one case of the paper's tables and figures, of memory against time at several savings, or of small
+steps beside their best plan (pg_tensile.bench.experiments). `joint` has to be ahead: of each method with right results
+it has to reach the measured peak in no more time.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.scenarios import DOCUMENT, ROOT, Benchmark, Check, Results, Row, Scenario, main, table
+from pg_tensile.bench import options
+from pg_tensile.bench.experiments import EXPERIMENTS, FULL, QUICK, Run, Size, runs
+from pg_tensile.bench.plots import draw
+from pg_tensile.bench.suite import method, published
+
+BATCH, ROUNDS = 8, 1  # with which the whole takes less than two hours on two cores
+LONGEST_S = 155.0  # of a case of a figure
+NOISE = 0.03  # of a ratio of two times measured in the same rounds
+RIGHT = 1e-3  # of the largest element: the most by which a peer's gradients may differ
+SECTIONS = ("savings", "table1", "table2", "table3", "table4", "fig6", "fig7", "optimum")  # in the document
+
+
+def size(quick: bool) -> Size:
+    return QUICK if quick else FULL._replace(batch=BATCH, rounds=ROUNDS)
+
+
+def scenarios(_device: str, quick: bool) -> list[Scenario]:
+    asked = size(quick)
+    how = ("--quick",) if quick else ("--batch", str(asked.batch), "--rounds", str(asked.rounds))
+    return [
+        Scenario("methods", run.case.title, (*run.wanted, "--case", run.case.title, *how), run.seconds(asked))
+        for run in runs(SECTIONS, asked)
+        if run.seconds(asked) <= LONGEST_S or "savings" in run.wanted
+    ]
+
+
+def left_out(asked: Size) -> list[Run]:
+    """Of the figures: what would take too long."""
+    return [run for run in runs(SECTIONS, asked) if run.seconds(asked) > LONGEST_S and "savings" not in run.wanted]
+
+
+def nothing(_device: str, _quick: bool) -> list[Row]:
+    return [{}]
+
+
+# ---- who is ahead ---------------------------------------------------------------------------------------------------
+
+
+class Rival(NamedTuple):
+    """A method's row, and the fastest of joint's in the same rounds that needs no more memory, if there is one."""
+
+    case: str
+    row: Row
+    joint: Row | None
+
+    @property
+    def ahead(self) -> bool:
+        return self.joint is not None and self.joint["eor"] <= self.row["eor"] * (1 + NOISE)
+
+
+def is_right(row: Row) -> bool:
+    """Whether it was measured and its results, or of a peer its gradients, are those of eager PyTorch."""
+    if row.get("error") is not None or row.get("eor") is None:
+        return False
+    if row["policy"] in options.PEERS:
+        difference = row["gradient_difference"]
+        return difference is not None and difference <= RIGHT
+    return row["bit_identical"] is not False
+
+
+def rivals(rows: Iterable[Row]) -> Iterator[Rival]:
+    """Of one experiment. Those that save nothing are not rivals."""
+    for case, found in groupby(rows, lambda row: row["case"]):
+        right = [row for row in found if is_right(row)]
+        joint = [row for row in right if row["policy"] == "joint"]
+        for row in right:
+            if row["policy"] not in ("none", "joint", "optimum") and row["msr"] > 0.01:
+                smaller = [each for each in joint if each["device_peak_bytes"] <= row["device_peak_bytes"]]
+                yield Rival(case, row, min(smaller, key=lambda each: each["eor"], default=None))
+
+
+def checks(results: Results) -> list[Check]:
+    rows = rows_of(results)
+    found = [check for row in rows for check in row_checks(row)]
+    for rival in rivals(row for row in rows if row["experiment"] == "savings"):
+        what = f"{rival.case}: joint beside {method(rival.row)}, {rival.row['msr']:.1%} saved"
+        mine = f"{rival.joint['eor']:.3f}" if rival.joint else "does not save that much"
+        found.append(Check("ahead", what, mine, f"≤ {rival.row['eor']:.3f}", rival.ahead))
+    return found
+
+
+def row_checks(row: Row) -> Iterator[Check]:
+    """Bits and budgets of what was measured of policies. That one has no plan for its budget is told in its table."""
+    if row.get("error") is not None or row["policy"] in options.PEERS:
+        return
+    what = f"{row['experiment']}, {row['case']}, {method(row)}"
+    if row["bit_identical"] is not None:
+        same = "identical" if row["bit_identical"] else "different"
+        yield Check("results", what, same, "identical", row["bit_identical"])
+    if row["budget_bytes"] is not None:
+        peak, budget = row["device_peak_bytes"], row["budget_bytes"]
+        yield Check("peak", what, f"{peak:,}", f"≤ {budget:,}", peak <= budget)
+
+
+def rows_of(results: Results) -> list[Row]:
+    return [row for _, row in results.rows("methods")]
+
+
+# ---- the document ---------------------------------------------------------------------------------------------------
+
+
+def tables(results: Results) -> list[str]:
+    rows, lines = rows_of(results), []
+    folder = (ROOT / "build" if results.is_quick else DOCUMENT.parent) / "plots" / results.kind
+    for name in SECTIONS:
+        mine = [row for row in rows if row["experiment"] == name]
+        if mine:
+            lines += [f"### {EXPERIMENTS[name].title} (`{name}`)", "", *pictures(mine, folder)]
+            lines += rivals_table(mine) if name == "savings" else []
+            lines += rows_table(mine)
+    missing = [] if results.is_quick else [run.case.title for run in left_out(size(False))]
+    return [*lines, *([f"Not measured, as each takes long: {'; '.join(missing)}."] if missing else [])]
+
+
+def pictures(rows: Sequence[Row], folder: Path) -> list[str]:
+    found = [path for path in draw(list(rows), folder) if path.suffix == ".svg"]
+    return [line for path in found for line in (f"![{path.stem}](plots/{folder.name}/{path.name})", "")]
+
+
+def rivals_table(rows: Sequence[Row]) -> list[str]:
+    """Of each method in all cases: how much slower it is than joint at its own measured peak."""
+    lines = []
+    ordered = sorted(rivals(rows), key=lambda rival: method(rival.row))
+    for label, each in groupby(ordered, lambda rival: method(rival.row)):
+        found = list(each)
+        slower = [rival.row["eor"] / rival.joint["eor"] for rival in found if rival.joint]
+        middle = f"{statistics.median(slower):.2f} ({min(slower):.2f} … {max(slower):.2f})" if slower else ""
+        saved = ", ".join(f"{rival.case} {rival.row['msr']:.0%}" for rival in found)
+        behind = ", ".join(rival.case for rival in found if not rival.ahead) or "–"
+        lines.append((f"`{label}`", saved, middle, behind))
+    return table(("method", "saved", "its time / `joint`'s in no more memory", "`joint` is not ahead on"), lines)
+
+
+def rows_table(rows: Sequence[Row]) -> list[str]:
+    headings = ("", "method", "saved", "EOR", "spread", "CBR", "bound", "stall, ms", "recomputed", "paper", "results")
+    return table(headings, [cells(row) for row in rows if row["policy"] != "none" or row.get("error")])
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    start = (row["case"], f"`{method(row)}`")
+    if row.get("error"):
+        return (*start, row["error"].splitlines()[0], *[""] * 8)
+    eor = row["first_eor"] if row["experiment"] == "table2" else row["eor"]
+    least = row.get("least_eor")
+    return (
+        *(*start, f"{row['msr']:.1%}", f"{eor:.3f}", spread(row), f"{row['cbr']:.3f}"),
+        *("" if least is None else f"{least:.3f}", "" if row.get("stall_ms") is None else f"{row['stall_ms']:.0f}"),
+        *("" if row.get("recomputes") is None else f"{row['recomputes']:,}", str(published(row) or "")),
+        results_of(row),
+    )
+
+
+def spread(row: Row) -> str:
+    """Of the rounds, around their median."""
+    ms = row.get("round_ms") or []
+    return f"± {(max(ms) - min(ms)) / 2 / statistics.median(ms):.1%}" if len(ms) > 1 else ""
+
+
+def results_of(row: Row) -> str:
+    if row["bit_identical"] is not False:
+        return "identical" if row["bit_identical"] else ""
+    return f"gradients {row['gradient_difference']:.0e} off" if is_right(row) else "**wrong**"
+
+
+BENCHMARK = Benchmark("methods", "All methods, side by side.", scenarios, nothing, checks, tables)
+
+if __name__ == "__main__":
+    sys.exit(main(BENCHMARK))

@@ -1,0 +1,76 @@
+"""What `make bench` tells: who is ahead, and the tables."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import bench_methods
+from benchmarks.bench_methods import cells, is_right, rivals, row_checks
+from pg_tensile.bench.experiments import EXPERIMENTS, FULL, runs
+
+
+def row(policy: str, peak: int, eor: float, **values):
+    found = {
+        "experiment": "savings", "case": "a network", "policy": policy, "label": policy, "budget": None,
+        "vanilla_peak_bytes": 100, "device_peak_bytes": peak, "peak_bytes": peak, "msr": 1 - peak / 100, "eor": eor,
+        "cbr": (1 - peak / 100) / eor, "bit_identical": True, "gradient_difference": None, "error": None,
+        "budget_bytes": None, "latencies": "measured", "first_eor": eor,
+    }  # fmt: skip
+    return found | values
+
+
+def ahead(*rows) -> dict[str, bool]:
+    return {rival.row["label"]: rival.ahead for rival in rivals(rows)}
+
+
+def test_joint_is_ahead_of_who_needs_more_time_for_no_less_memory():
+    rows = [row("none", 100, 1.0), row("joint", 80, 1.02), row("joint", 50, 1.2), row("joint", 30, 1.5)]
+    assert ahead(*rows, row("vdnn", 80, 1.1), row("capuchin", 50, 1.1), row("lru", 20, 9.0)) == {
+        "vdnn": True, "capuchin": False, "lru": False,
+    }  # fmt: skip
+    (rival,) = rivals([*rows, row("vdnn", 60, 1.3)])
+    assert rival.joint is rows[2]  # 80 is too much
+
+
+def test_noise_is_not_being_behind():
+    assert ahead(row("joint", 50, 1.03), row("capuchin", 50, 1.01)) == {"capuchin": True}
+    assert ahead(row("joint", 50, 1.05), row("capuchin", 50, 1.01)) == {"capuchin": False}
+
+
+def test_cases_are_compared_with_themselves():
+    one, other = row("joint", 50, 1.0), row("capuchin", 50, 1.5, case="another network")
+    assert [rival.joint for rival in rivals([one, other])] == [None]
+
+
+@pytest.mark.parametrize(
+    ("values", "right"),
+    [
+        ({}, True),
+        ({"bit_identical": False}, False),
+        ({"error": "no plan", "eor": None}, False),
+        ({"policy": "peer:checkpoint", "bit_identical": False, "gradient_difference": 1e-6}, True),
+        ({"policy": "peer:checkpoint", "bit_identical": False, "gradient_difference": 0.8}, False),
+        ({"policy": "peer:checkpoint", "bit_identical": False}, False),
+    ],
+)
+def test_who_computes_something_else_is_no_rival(values, right):
+    found = row("lru", 50, 1.1) | values
+    assert is_right(found) == right
+    assert len(ahead(row("joint", 50, 1.0), found)) == right
+    assert ("wrong" in cells(found)[-1]) == (not right and found["error"] is None)
+
+
+def test_bits_and_budgets_are_checked():
+    assert [check.holds for check in row_checks(row("joint", 50, 1.0, budget_bytes=50))] == [True, True]
+    broken = row("joint", 51, 1.0, budget_bytes=50, bit_identical=False)
+    assert [check.holds for check in row_checks(broken)] == [False, False]
+    assert not list(row_checks(row("joint", 50, 1.0, error="no plan")))
+
+
+def test_every_run_is_a_scenario():
+    found = bench_methods.scenarios("host", False)
+    asked = bench_methods.size(False)
+    assert len({each.name for each in found}) == len(found)
+    assert len(found) + len(bench_methods.left_out(asked)) == len(runs(EXPERIMENTS, asked))
+    assert sum(each.seconds for each in found) < 2 * 3600
+    assert FULL.batch == 16
