@@ -38,6 +38,8 @@ from pg_tensile.runtime.base import Device
 from pg_tensile.runtime.record import Counters
 from pg_tensile.trace import Floats, Int64s, Trace
 
+PATIENCE_S = 5.0  # with a process that should end
+
 
 class Measured(NamedTuple):
     """What a job is planned with. Milliseconds of a vanilla step alone on the device."""
@@ -245,11 +247,12 @@ class Jobs:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        for pipe in self._pipes:
+            pipe.close()  # who waits for a command ends
         for process in self._processes:
+            process.join(PATIENCE_S if error is None else 0)
             process.kill()
-        for process, pipe in zip(self._processes, self._pipes, strict=True):
             process.join()
-            pipe.close()
 
     def measure(self) -> list[Measured]:
         """One after another: each alone on the device. A job with the same options and the same graphs as one before it

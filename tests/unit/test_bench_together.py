@@ -142,7 +142,7 @@ def tanh(x: torch.Tensor) -> torch.Tensor:
     """Can be computed again a few times only."""
     if float(x.sum()) in SEEN:
         REPEATED.append(x)
-    if len(REPEATED) == 6:
+    if len(REPEATED) >= 6:
         raise RuntimeError("it is worn out")
     SEEN.append(float(x.sum()))
     return torch.tanh(x)
@@ -435,6 +435,14 @@ def test_a_row_where_vanilla_failed_is_compared_with_nothing():
     assert filled_row(row(), vanilla, vanilla).error == "job 1 failed: no memory"
 
 
+def test_who_has_failed_takes_no_further_turns():
+    nobody: Any = None
+    mine = Contender(NONE, turns=[[turn((2,))] * 2])
+    mine.fail(JobError("job 1 failed: no memory"))
+    mine.take_turn(nobody, 1, [0, 1], 0.0, False)
+    assert mine.turns == [] and mine.error == "job 1 failed: no memory"
+
+
 def test_on_cuda_nobody_times_stalls():
     mine = Contender(NONE, turns=[[turn((2,))] * 2])
     found = filled_row(replace(row(), device="cuda:0"), mine, mine)
@@ -451,8 +459,9 @@ def test_the_digest_tells_names_and_bits():
     assert digest({"a": one, "b": two, "extra": "no tensor"}, {"a": {"m": two, "v": one}}) == expected
     others = (
         digest({"a": two, "b": one}, {"a": {"m": two, "v": one}}),
+        digest({"a": one, "c": two}, {"a": {"m": two, "v": one}}),
         digest({"a": one, "b": two}, {"a": {"m": one, "v": two}}),
         digest({"a": one, "b": -two}, {"a": {"m": two, "v": one}}),  # −0.0
         digest({"a": one, "b": two}, {"a": {"m": two, "v": one}}, 2.0),
     )
-    assert len({expected, *others}) == 5
+    assert len({expected, *others}) == 6
