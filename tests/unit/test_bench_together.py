@@ -142,8 +142,9 @@ def tanh(x: torch.Tensor) -> torch.Tensor:
     """Can be computed again a few times only."""
     if float(x.sum()) in SEEN:
         REPEATED.append(x)
-    if len(REPEATED) >= 6:
-        raise RuntimeError("it is worn out")
+        if len(REPEATED) >= 6:
+            SEEN.clear()
+            raise RuntimeError("it is worn out")
     SEEN.append(float(x.sum()))
     return torch.tanh(x)
 
