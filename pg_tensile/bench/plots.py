@@ -39,7 +39,7 @@ K = TypeVar("K")
 # ---- looks ----------------------------------------------------------------------------------------------------------
 
 WIDTH, PANEL = 9.0, 2.4  # inches: a page of GitHub's, at 100 pixels an inch; the height of a panel
-MARGIN = 0.5  # inches beside the text of a panel
+MARGIN = 0.5  # inches of a panel that its title leaves free
 PIXELS = 200  # an inch, in PNG
 # Okabe and Ito, Color Universal Design (2008); without their yellow, which is faint on white
 BLACK, ORANGE, SKY, GREEN = "#000000", "#e69f00", "#56b4e9", "#009e73"
@@ -101,8 +101,8 @@ STYLES = {  # in the order of legends
 }
 WORDS = {
     "early_update=true": "early updates",
-    "latencies=roofline": "estimated latencies",
-    "latencies=models": "predicted latencies",
+    "latencies=roofline": "cold start",
+    "latencies=models": "cold start by models",
     "which=all": "all layers",
 }
 
@@ -133,7 +133,7 @@ def named(name: str) -> str:
 
 class Result(NamedTuple):
     """What a method did in a case: memory saved in percent of vanilla's peak, and the time of a step as a multiple of
-    vanilla's. `right`: see there."""
+    vanilla's. `right`: what the function of that name says."""
 
     case: str
     method: str
@@ -276,7 +276,7 @@ def new_panels(titles: Sequence[str], shared: bool, height: float = PANEL) -> tu
 def legend(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
     """Above the panels, in as many columns as there is room for. Makes the figure higher by its lines."""
     for handle in handles:
-        handle.set_label(fitted(str(handle.get_label()), WIDTH / 2))
+        handle.set_label(fitted(str(handle.get_label()), WIDTH / 2 - 0.8))
     widest = max(width(str(handle.get_label())) for handle in handles) + 0.6
     across = min(len(handles), int((WIDTH - 0.2) / widest))
     figure.legend(handles=handles, loc="outside upper center", ncols=across)

@@ -173,7 +173,8 @@ def test_each_method_of_the_experiments_has_its_own_style():
 def test_other_methods_get_what_is_free():
     known = plots.styles([row("joint:tries=3"), row("joint"), row("new"), row("new:x=1"), row("other"), row("lru:x=1")])
     assert next(iter(known)) == "joint" and len(set(known.values())) == 6
-    assert not set(known.values()) - {known["joint"]} & set(plots.STYLES.values())
+    others = {style[:2] for name, style in known.items() if name != "joint"}
+    assert len(others) == 5 and not others & {style[:2] for style in plots.STYLES.values()}
     assert known["joint:tries=3"].colour == known["joint"].colour and known["lru:x=1"].colour == plots.ORANGE
 
 
@@ -290,6 +291,16 @@ def test_figure_7_is_against_the_batch_size(drawn):
     assert eor.get_xticks().tolist() == [2, 4, 8, 16]
 
 
+def test_each_budget_has_a_line_of_its_own_in_a_series(drawn):
+    rows = [
+        row(msr=share, eor=5.0, case=f"{count} × A", budget=str(share)) for share in (0.25, 0.5) for count in (1, 2)
+    ]
+    saved, eor = drawn(plots.series, rows, plots.SERIES["fig6"]).axes
+    lines = [points(line) for line in saved.lines if line.get_marker() == "None"][1:]
+    assert lines == [[(1, 25), (2, 25)], [(1, 50), (2, 50)]]
+    assert eor.get_yscale() == "log"  # vanilla is at 1
+
+
 # ---- looks ----
 
 
@@ -332,6 +343,12 @@ def test_series_with_hostile_titles_are_readable(count, drawn):
         for number, label in enumerate(plots.STYLES)
     ]
     assert_readable(drawn(plots.series, rows, plots.SERIES["fig7"]))
+
+
+def test_every_column_of_panels_has_its_numbers_below_it(drawn):
+    figure = drawn(plots.pareto, [row(case=str(number)) for number in range(5)])
+    shown = [axes.xaxis.get_tick_params()["labelbottom"] for axes in figure.axes]
+    assert shown == [False, False, True, True, True]
 
 
 def test_text_is_cut_to_its_room():
@@ -398,6 +415,8 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
         with pytest.raises(OptionError, match="cannot write figures") as refused:
             attempt(tmp_path / "file")
         assert refused.value.hint
+    with pytest.raises(OptionError, match="cannot write figures"):
+        plots.check("/proc")
     plots.check(tmp_path / "new")
     assert list((tmp_path / "new").iterdir()) == []
     (tmp_path / "pareto-table3.svg").mkdir()
