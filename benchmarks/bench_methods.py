@@ -130,6 +130,11 @@ def tables(results: Results) -> list[str]:
 
 
 def pictures(rows: Sequence[Row], folder: Path) -> list[str]:
+    """Of what is not a table in the paper; memory over time of `savings` only."""
+    if rows[0]["experiment"].startswith("table"):
+        return []
+    if rows[0]["experiment"] != "savings":
+        rows = [row | {"timeline": None} for row in rows]
     found = [path for path in draw(list(rows), folder) if path.suffix == ".svg"]
     return [line for path in found for line in (f"![{path.stem}](plots/{folder.name}/{path.name})", "")]
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from pg_tensile.bench import options
 from pg_tensile.bench.networks import (
     PAPER,
-    SMALL_DENSENET,
     SMALL_RESNET,
+    SMALL_SERESNET,
     TINY,
     Network,
 )
@@ -84,7 +84,7 @@ def steps(network: Network, batch: int, size: Size) -> tuple[str, ...]:
 
 
 def networks(size: Size) -> tuple[Network, ...]:
-    return (SMALL_RESNET, SMALL_DENSENET) if size.quick else PAPER
+    return (SMALL_RESNET, SMALL_SERESNET) if size.quick else PAPER
 
 
 def papers_budget(network: Network) -> str:
@@ -214,7 +214,7 @@ class Run(NamedTuple):
     def seconds(self, size: Size) -> float:
         """About how long it takes on two cores that do nothing else: steps of eager PyTorch, vanilla and calibration,
         and of policies, which are slower."""
-        others, warm = 14 + 3 * size.rounds, 2 * size.rounds + 1
+        others, warm = 18 + 3 * size.rounds, 2 * size.rounds + 1
         return self.case.seconds * (others + SLOWER * warm * (len(self.case.policies) - 1))
 
 

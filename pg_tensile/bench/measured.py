@@ -36,6 +36,7 @@ from pg_tensile.runtime.cuda import CudaDevice, make_deterministic
 from pg_tensile.runtime.measure import allocator_peak
 
 CALIBRATION_STEPS = 3  # of vanilla, timed before the rounds
+OBSERVED_STEPS = 3  # whose operators are timed; their medians count, because what is small is noise in one step
 
 
 @dataclass(eq=False)
@@ -151,9 +152,12 @@ class Session:
             stepper = PlanStepper(self.workload, captured, self.free, NO_EVENTS)
             try:
                 times = take_turn(stepper, self.workload.batches(1) * (CALIBRATION_STEPS + 1), 1, self.options.seed)
-                stepper.executor.measure()
-                for batch in self.workload.batches(1) * 2:
+                (batch,) = self.workload.batches(1)
+                for number in range(OBSERVED_STEPS):
+                    stepper.executor.measure(again=number > 0)
                     stepper.step(batch)
+                    if number == 0:
+                        stepper.step(batch)  # for the workspaces
                 return replace(captured, trace=stepper.executor.trace), statistics.median(times.step_ms)
             finally:
                 stepper.close()

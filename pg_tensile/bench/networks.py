@@ -47,6 +47,7 @@ GCN = Network("GCN", f"{OWN}:GCN", ("float32:128", "float32:256"), ("--classes",
 SMALL_BERT = BERT._replace(kwargs='{"layers": 2, "width": 128, "vocabulary": 1000}', inputs=("int64<1000:32",))
 SMALL_GPT2 = GPT2._replace(kwargs='{"layers": 2, "width": 128, "vocabulary": 1000}', inputs=("int64<1000:32",))
 SMALL_RESNET = Network("ResNet-20", f"{CV}.resnet_cifar:resnet20_cifar10", SMALL_IMAGE, TEN, 4, step_s=0.1)
+SMALL_SERESNET = Network("SE-ResNet-20", f"{CV}.seresnet_cifar:seresnet20_cifar10", SMALL_IMAGE, TEN, 4, step_s=0.15)
 SMALL_DENSENET = Network("DenseNet-40", f"{CV}.densenet_cifar:densenet40_k12_cifar10", SMALL_IMAGE, TEN, 4, step_s=0.3)
 
 # whose best plan can be found

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pg_tensile.bench import options
+from pg_tensile.bench import options, plots
 from pg_tensile.bench.experiments import EXPERIMENTS, FULL, QUICK, Case, Run, Size, parsed, runs
 from pg_tensile.bench.options import DeviceChoice
 from pg_tensile.bench.paper import PUBLISHED, Published
@@ -116,7 +116,9 @@ def published(row: Row) -> Published | None:
 
 
 def what(row: Row) -> str:
-    """A method by the name that PUBLISHED has it under."""
+    """A method by the name that PUBLISHED has it under; "" where it has other settings than the paper's."""
+    if "which=all" in row["label"]:
+        return ""
     if row["experiment"] != "table1":
         return str(row["policy"])
     return "" if row["policy"] != "tensile" else "up" if row["latencies"] == options.MEASURED else "cs"
@@ -156,6 +158,8 @@ def main(arguments: Sequence[str]) -> int:
     if asked.json is not None:
         check_writable(asked.json)
         Path(asked.json).write_text("")
+    if asked.plots is not None:
+        plots.check(asked.plots)
     rows: list[Row] = []
     with Progress() as progress:
         for run in found:
@@ -167,9 +171,7 @@ def main(arguments: Sequence[str]) -> int:
     for name in dict.fromkeys(asked.names):
         show(name, [row for row in rows if row["experiment"] == name], table_console(120))
     if asked.plots is not None:
-        from pg_tensile.bench.plots import draw
-
-        draw(rows, Path(asked.plots))
+        plots.draw(rows, asked.plots)
     return int(not all(is_good(row) for row in rows))
 
 

@@ -36,7 +36,8 @@ def test_the_papers_numbers_have_their_rows():
     for name, experiment in EXPERIMENTS.items():
         for case in experiment.cases(FULL):
             for policy in parse(["bench", *case.jobs[0], "--policies", ",".join(case.policies)]).policies:
-                row = {"experiment": name, "case": case.title, "policy": policy.name, "latencies": policy.latencies}
+                row = {"experiment": name, "case": case.title, "policy": policy.name, "label": policy.label}
+                row |= {"latencies": policy.latencies}
                 if suite.published(row) is not None:
                     found.add((name, case.title, suite.what(row)))
     assert found == set(PUBLISHED)
@@ -116,7 +117,7 @@ def test_the_figures_are_drawn(tmp_path, monkeypatch):
     "arguments",
     [
         *(["table5"], ["table1", "--device", "tpu"], ["fig6", "--json", "no/such/folder"]),
-        *(["table1", "--case", "ResNet-51"], ["table1", "--rounds", "0"], ["savings", "--batch", "many"]),
+        *(["table1", "--case", "ResNet-51"], ["table1", "--rounds", "0"], ["table1", "--plots", "/proc/no/such"], ["savings", "--batch", "many"]),
     ],
 )
 def test_what_cannot_be_measured_is_refused(arguments, capsys):
