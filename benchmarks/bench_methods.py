@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.scenarios import DOCUMENT, ROOT, Benchmark, Check, Results, Row, Scenario, main, table
-from pg_tensile.bench import options
+from pg_tensile.bench import options, points
 from pg_tensile.bench.experiments import EXPERIMENTS, FULL, QUICK, Run, Size, runs
 from pg_tensile.bench.plots import draw
 from pg_tensile.bench.suite import method, published
@@ -23,7 +23,6 @@ from pg_tensile.bench.suite import method, published
 BATCH, ROUNDS = 8, 1  # with which the whole takes less than two hours on two cores
 LONGEST_S = 155.0  # of a case of a figure
 NOISE = 0.03  # of a ratio of two times measured in the same rounds
-RIGHT = 1e-3  # of the largest element: the most by which a peer's gradients may differ
 SECTIONS = ("savings", "table1", "table2", "table3", "table4", "fig6", "fig7", "optimum")  # in the document
 
 
@@ -67,12 +66,7 @@ class Rival(NamedTuple):
 
 def is_right(row: Row) -> bool:
     """Whether it was measured and its results, or of a peer its gradients, are those of eager PyTorch."""
-    if row.get("error") is not None or row.get("eor") is None:
-        return False
-    if row["policy"] in options.PEERS:
-        difference = row["gradient_difference"]
-        return difference is not None and difference <= RIGHT
-    return row["bit_identical"] is not False
+    return row.get("error") is None and row.get("eor") is not None and points.right(row)
 
 
 def rivals(rows: Iterable[Row]) -> Iterator[Rival]:

@@ -13,321 +13,50 @@ import contextlib
 import math
 import re
 import tempfile
-import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
-from pg_tensile.bench.options import PEER, VANILLA, parse_budget
+from pg_tensile.bench.looks import (
+    DASHED,
+    GREY,
+    MARGIN,
+    PALE,
+    PANEL,
+    PIXELS,
+    SETTINGS,
+    WIDTH,
+    Style,
+    draw_line,
+    entries,
+    fitted,
+    legend,
+    named,
+    new_panels,
+    scale_eor,
+    set_ticks,
+    styles,
+)
+from pg_tensile.bench.options import VANILLA
+from pg_tensile.bench.points import (
+    Curve,
+    Result,
+    Row,
+    curves,
+    front,
+    grouped,
+    results,
+    stem,
+)
 from pg_tensile.errors import OptionError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-Row = Mapping[str, Any]
-WRONG = 1e-3  # a peer whose gradients differ by more of the largest element computes something else
-LOG_FROM = 4.0  # the largest of an axis as a multiple of the smallest
 CUT = 2.0  # times vanilla's iteration: of slower ones memory shows the beginning, so that all others can be read
-DIGITS = (1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1,)  # of the ticks of a logarithmic axis
-T = TypeVar("T")
-K = TypeVar("K")
-
-# ---- looks ----------------------------------------------------------------------------------------------------------
-
-WIDTH, PANEL = 9.0, 2.4  # inches: a page of GitHub's, at 100 pixels an inch; the height of a panel
-MARGIN = 0.5  # inches of a panel that its title leaves free
-PIXELS = 200  # an inch, in PNG
-# Okabe and Ito, Color Universal Design (2008); without their yellow, which is faint on white
-BLACK, ORANGE, SKY, GREEN = "#000000", "#e69f00", "#56b4e9", "#009e73"
-BLUE, VERMILION, PURPLE = "#0072b2", "#d55e00", "#cc79a7"
-GREY, PALE = "#666666", "#d9d9d9"
-THIN = 0.8  # points, of the line through a method's results
-DASHED: dict[str, Any] = {"color": BLACK, "linewidth": THIN, "linestyle": "--", "zorder": 1.5}  # what to compare with
-MARKERS = "osD^v<>PXphd8H*"
-SETTINGS: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 9,
-    "axes.titleweight": "bold",
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.edgecolor": GREY,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "figure.labelsize": 9,
-    "grid.color": "#e8e8e8",
-    "legend.frameon": False,
-    "lines.markersize": 5.5,
-    "savefig.facecolor": "white",
-    "svg.hashsalt": "pg_tensile",
-    "text.parse_math": False,  # a $ in a title is a $
-}
-
-
-class Style(NamedTuple):
-    """A colour for each policy; its variants differ in marker and line (a linestyle of matplotlib's)."""
-
-    colour: str
-    marker: str
-    line: Any = "-"
-
-
-DOTS, SPARSE = (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1))
-STYLES = {  # in the order of legends
-    VANILLA: Style(BLACK, "*"),
-    "optimum:early_update=true": Style(BLACK, "d"),
-    "optimum": Style(BLACK, "D", DOTS),
-    "joint:early_update=true": Style(BLUE, "o"),
-    "joint": Style(BLUE, "s", DOTS),
-    "joint:latencies=roofline:early_update=true": Style(BLUE, "<", "-."),
-    "joint:latencies=roofline": Style(BLUE, ">", SPARSE),
-    "tensile:early_update=true": Style(VERMILION, "P"),
-    "tensile": Style(VERMILION, "X", DOTS),
-    "tensile:latencies=roofline:early_update=true": Style(VERMILION, "<", "-."),
-    "tensile:latencies=roofline": Style(VERMILION, ">", SPARSE),
-    "capuchin": Style(GREEN, "s"),
-    "vdnn": Style(PURPLE, "v"),
-    "vdnn:which=all": Style(PURPLE, "^", DOTS),
-    "lru": Style(ORANGE, "D"),
-    "swap_all": Style(GREY, "v"),
-    "recompute_all": Style(GREY, "^", DOTS),
-    "peer:checkpoint": Style(SKY, "X"),
-    "peer:memory_budget": Style(SKY, "p"),
-    "peer:save_on_cpu": Style(SKY, "d"),
-    "peer:unified_memory": Style(SKY, "8"),
-}
-WORDS = {
-    "early_update=true": "early updates",
-    "latencies=roofline": "cold start",
-    "latencies=models": "cold start by models",
-    "which=all": "all layers",
-}
-
-
-def styles(rows: Iterable[Row]) -> dict[str, Style]:
-    """A style for each method of the rows, in the order of legends. What STYLES has not gets its policy's colour and a
-    marker that nobody with this colour has."""
-    methods = {method(row) for row in rows}
-    found = {name: style for name, style in STYLES.items() if name in methods}
-    for name in sorted(methods - found.keys()):
-        colour = STYLES.get(name.partition(":")[0], Style(GREY, "")).colour
-        used = {style.marker for style in (*STYLES.values(), *found.values()) if style.colour == colour}
-        found[name] = Style(colour, next((marker for marker in MARKERS if marker not in used), MARKERS[0]), SPARSE)
-    return found
-
-
-def named(name: str) -> str:
-    """A method for people: "joint, early updates", "checkpoint (PyTorch)"."""
-    if name == VANILLA:
-        return "vanilla"
-    if name.startswith(PEER):
-        return f"{name.removeprefix(PEER)} (PyTorch)"
-    return ", ".join(WORDS.get(part, part) for part in name.split(":"))
-
-
-# ---- rows -----------------------------------------------------------------------------------------------------------
-
-
-class Result(NamedTuple):
-    """What a method did in a case: memory saved in percent of vanilla's peak, and the time of a step as a multiple of
-    vanilla's. `right`: what the function of that name says."""
-
-    case: str
-    method: str
-    budget: str
-    saved: float
-    eor: float
-    right: bool
-
-
-class Curve(NamedTuple):
-    """Device memory over an iteration (timeline.py). `limit`: the budget in bytes, None: there is none."""
-
-    case: str
-    method: str
-    budget: str
-    limit: int | None
-    ms: Sequence[float]
-    bytes: Sequence[int]
-
-
-def results(rows: Iterable[Row]) -> list[Result]:
-    """Of the rows that have the numbers and no error."""
-    found = []
-    for row in rows:
-        msr, eor = number(row, "msr"), number(row, "eor")
-        if not row.get("error") and msr is not None and eor is not None and eor > 0:
-            found.append(Result(case(row), method(row), str(row.get("budget") or ""), 100 * msr, eor, right(row)))
-    return found
-
-
-def curves(rows: Iterable[Row]) -> list[Curve]:
-    """Of the rows that have a timeline and no error."""
-    found = []
-    for row in rows:
-        line = row.get("timeline") or {}
-        if not row.get("error") and line.get("ms") and line.get("bytes"):
-            budget = str(row.get("budget") or "")
-            found.append(Curve(case(row), method(row), budget, budget_bytes(row), line["ms"], line["bytes"]))
-    return found
-
-
-def case(row: Row) -> str:
-    return str(row.get("case") or row.get("model") or "")
-
-
-def stem(row: Row) -> str:
-    """The experiment, as a part of a file's name."""
-    return re.sub(r"[^\w.-]+", "-", str(row.get("experiment") or "bench"))
-
-
-def method(row: Row) -> str:
-    """What a row measured, whatever its budget (a share of activations to keep is one) and the time that planning may
-    take."""
-    label = str(row.get("label") or row.get("policy"))
-    return label.partition("=")[0] if label.startswith(PEER) else re.sub(r":limit_s=[^:]*", "", label)
-
-
-def number(row: Row, key: str) -> float | None:
-    """None where there is none, or it is not finite."""
-    value = row.get(key)
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return value if good else None
-
-
-def right(row: Row) -> bool:
-    """Whether the results are eager PyTorch's: a policy's to the bit, where they were compared; a peer's gradients
-    about so. (An infinite difference is None in JSON.)"""
-    if row.get("bit_identical") is not False:
-        return True
-    difference = number(row, "gradient_difference")
-    return method(row).startswith(PEER) and difference is not None and difference <= WRONG
-
-
-def budget_bytes(row: Row) -> int | None:
-    """What a budget like "60%" or "1048576" is for this row."""
-    vanilla = number(row, "vanilla_peak_bytes")
-    if not row.get("budget") or vanilla is None:
-        return None
-    return parse_budget(str(row["budget"])).nbytes(int(vanilla))
-
-
-def front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Those (saved, eor) for which no other point saves as much in less time, or more in as little; by what they
-    save."""
-    found: list[tuple[float, float]] = []
-    for saved, eor in sorted(points, key=lambda each: (-each[0], each[1])):
-        if not found or eor < found[-1][1]:
-            found.append((saved, eor))
-    return found[::-1]
-
-
-def grouped(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """In the order in which keys appear."""
-    found: dict[K, list[T]] = {}
-    for value in values:
-        found.setdefault(key(value), []).append(value)
-    return found
-
-
-# ---- text, panels, legends ------------------------------------------------------------------------------------------
-
-
-def fitted(text: str, inches: float, lines: int = 1) -> str:
-    """The text in so many lines of this width at most, cut with … where it is longer."""
-    plain = "".join(each if each.isprintable() else " " for each in text)
-    for characters in range(min(len(plain), 200), 0, -1):
-        found = textwrap.wrap(plain, characters, max_lines=lines, placeholder="…")
-        if max(map(width, found), default=0.0) <= inches:
-            return "\n".join(found)
-    return ""
-
-
-def width(text: str) -> float:
-    """Inches that a line of text takes in bold."""
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    font = get_font(findfont(FontProperties(weight="bold")))
-    font.set_size(SETTINGS["font.size"], 720)
-    font.set_text(text)
-    return font.get_width_height()[0] / 64 / 720  # it counts in 64ths of a pixel
-
-
-def new_panels(titles: Sequence[str], shared: bool, height: float = PANEL) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel for each title, three in a row at most; `shared`: all have the same axes."""
-    from matplotlib.figure import Figure
-
-    across = {1: 1, 2: 2, 4: 2}.get(len(titles), 3)
-    down = -(-len(titles) // across)
-    figure = Figure(figsize=(WIDTH, 0.5 + height * max(down, 3 / (1 + across))), layout="constrained")
-    grid = figure.subplots(down, across, sharex=shared, sharey=shared, squeeze=False).flatten().tolist()
-    for axes in grid[len(titles) :]:
-        axes.remove()
-    for place, (axes, title) in enumerate(zip(grid, titles, strict=False)):
-        axes.set_title(fitted(title, WIDTH / across - MARGIN, lines=2))
-        if place + across >= len(titles):  # nothing below it
-            axes.tick_params(labelbottom=True)
-    return figure, grid[: len(titles)]
-
-
-def legend(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
-    """Above the panels, in as many columns as there is room for. Makes the figure higher by its lines."""
-    for handle in handles:
-        handle.set_label(fitted(str(handle.get_label()), WIDTH / 2 - 0.8))
-    widest = max(width(str(handle.get_label())) for handle in handles) + 0.6
-    across = min(len(handles), int((WIDTH - 0.2) / widest))
-    figure.legend(handles=handles, loc="outside upper center", ncols=across)
-    figure.set_figheight(figure.get_figheight() + 0.19 * -(-len(handles) // across))
-
-
-def entries(shown: Sequence[Result], known: Mapping[str, Style]) -> list[Line2D]:
-    """Of the legend: these methods, and what hollow markers are if there are any."""
-    from matplotlib.lines import Line2D
-
-    methods = {result.method for result in shown}
-    found = [
-        Line2D([], [], color=style.colour, marker=style.marker, ls=style.line, linewidth=THIN, label=named(name))
-        for name, style in known.items()
-        if name in methods
-    ]
-    if not all(result.right for result in shown):
-        hollow: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": GREY, "linestyle": ""}
-        found.append(Line2D([], [], marker="o", label="hollow: wrong results", **hollow))
-    return found
-
-
-def draw_line(axes: Axes, points: Iterable[tuple[float, float, bool]], style: Style) -> None:
-    """A method's points (x, y, right) with a thin line through them."""
-    ordered = sorted(points)
-    across, up = [each[0] for each in ordered], [each[1] for each in ordered]
-    axes.plot(across, up, color=style.colour, linestyle=style.line, linewidth=THIN)
-    for x, y, good in ordered:
-        face = style.colour if good else "white"
-        axes.plot(x, y, marker=style.marker, markerfacecolor=face, markeredgecolor=style.colour, zorder=3)
-
-
-def set_ticks(axis: Axis, places: Sequence[float]) -> None:
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-    axis.set_major_locator(FixedLocator(places))
-    axis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:g}"))
-    axis.set_minor_locator(NullLocator())
-
-
-def scale_eor(panels: Iterable[Axes], values: Sequence[float]) -> None:
-    """Logarithmic where the values need it."""
-    low, high = min(values), max(values)
-    if high < LOG_FROM * low:
-        return
-    scales = [[digit * 10.0**power for power in range(-9, 9) for digit in digits] for digits in DIGITS]
-    inside = [[tick for tick in scale if low / 1.1 <= tick <= high * 1.1] for scale in scales]
-    for axes in panels:
-        axes.set_yscale("log")
-        set_ticks(axes.yaxis, next((ticks for ticks in inside if len(ticks) <= 8), inside[-1]))
-
 
 # ---- figures --------------------------------------------------------------------------------------------------------
 
