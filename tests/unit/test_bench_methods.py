@@ -54,7 +54,7 @@ def test_cases_are_compared_with_themselves():
     ],
 )
 def test_who_computes_something_else_is_no_rival(values, right):
-    found = row("lru", 50, 1.1) | values
+    found = row(values.get("policy", "lru"), 50, 1.1) | values
     assert is_right(found) == right
     assert len(ahead(row("joint", 50, 1.0), found)) == right
     assert ("wrong" in cells(found)[-1]) == (not right and found["error"] is None)
