@@ -46,6 +46,7 @@ class Columns:
         self.statistics: set[int] = set()  # tensors with a STATS access
         self._writers: dict[tuple[int, int], tuple[int, ...]] = {}
         self._read(trace)
+        self.places = [[2 * operator for operator in accesses] for accesses in self.accesses]  # [m]: needs.py
 
     def _read(self, trace: Trace) -> None:
         rows = zip(

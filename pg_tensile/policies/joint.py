@@ -2,13 +2,15 @@
 
 The paper's algorithm plans swaps without stalls first and recomputes what is then still missing; on a fast device the
 link alone does not suffice, and recomputing even a convolution is often cheaper than moving its output. Here every
-absence of a tensor takes the cheaper way (sweep.py), for several prices of the link; the simulator says which outcome
-is the fastest. Several jobs share the link in equal parts, and the budget so that all together lose the least time.
+absence of a tensor takes the cheaper way (sweep.py), for several prices of the link. The simulator says which outcome
+is the fastest; what there is room for stays after all (relax.py), and more passes are made in which what costs the most
+is dearer. Several jobs share the link in equal parts, and the budget so that all together lose the least time.
 """
 
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
@@ -20,12 +22,12 @@ import numpy as np
 from pg_tensile.errors import BudgetError, PlanError
 from pg_tensile.latency import roofline
 from pg_tensile.peak import floor_bytes, footprint_of
-from pg_tensile.plan import NO_EVENTS, Plan
+from pg_tensile.plan import NO_EVENTS, EventKind, Plan
 from pg_tensile.policies.columns import Columns
 from pg_tensile.policies.prefetch import schedule
-from pg_tensile.policies.relax import least_bytes, relaxed_swap_all
-from pg_tensile.policies.sweep import Prices, Shortage, sweep
-from pg_tensile.profile import DeviceProfile
+from pg_tensile.policies.relax import least_bytes, relaxed, relaxed_swap_all, without_superfluous
+from pg_tensile.policies.sweep import Dearer, Prices, Shortage, sweep
+from pg_tensile.profile import DeviceProfile, Direction
 from pg_tensile.reuse import host_bytes
 from pg_tensile.sequence import AccessSequence
 from pg_tensile.simulator import SimulatedJob, simulate
@@ -33,7 +35,10 @@ from pg_tensile.trace import Trace
 
 FREE = 1.02  # what memory may cost in time where there is no budget
 PERFECT = 1.001  # of the time without a plan: nothing better is looked for
-OPERATORS = 15_000  # passes over so many operators are made for one job and budget, but at least three
+OPERATORS = 19_000  # passes over so many operators are made for one job and budget, but at least three
+PROMISING = 1.02  # of the best time so far: such a plan is worth relaxing
+SLOW = 1.3  # of that time: swapping everything that there is no room for may be faster
+REFINEMENTS = 40  # passes that make the best plan so far better, at most
 REPAIRS = 4  # passes with a smaller budget where a plan turned out to take more than the pass had thought
 LEVELS = 8  # budgets that are tried for each of several jobs, at most
 LEFT = 0.02  # of a budget: so much of it is worth another look
@@ -45,9 +50,10 @@ EXACT = 1e-9  # relative; times that differ by less are equal
 PRICES = tuple(
     Prices(*prices)
     for prices in (
-        (0.06, 0.3, 2), (0.06, 0.6, 4), (0.12, 0.6, 2), (0.03, 0.3, 4), (0.12, 0.3, 4), (0.06, 1.0, 24), (0.25, 0.6, 4),
-        (0.06, 0.3, 4), (0.03, 0.6, 1), (0.12, 0.3, 2), (0.0, 0.6, 4), (0.12, 0.6, 4), (0.06, 0.6, 1), (0.03, 0.3, 24),
-        (0.25, 0.3, 2), (0.0, 0.0, 24), (0.03, 0.6, 4), (0.06, 0.6, 2), (0.12, 0.6, 1), (0.0, 0.3, 24),
+        (0.06, 0.3, 2), (0.01, 0.3, 2), (0.09, 0.3, 2), (0.06, 0.6, 24), (0.25, 0.6, 1), (0.06, 0.3, 4),
+        (0.005, 0.3, 1), (0.25, 0.3, 1), (0.01, 1.0, 1), (0.12, 1.0, 2), (0.25, 0.3, 2), (0.12, 0.6, 4), (0.02, 1.0, 1),
+        (0.06, 0.3, 1), (0.09, 1.0, 1), (0.005, 0.6, 2), (0.03, 0.3, 2), (0.25, 1.0, 2), (0.045, 0.6, 2),
+        (0.005, 1.0, 2),
     )
 )  # fmt: skip
 
@@ -84,6 +90,19 @@ class Candidate:
     recomputes: int
 
 
+class _Found(NamedTuple):
+    """A plan, and the pass that it comes from: its events without the times of transfers."""
+
+    candidate: Candidate
+    prices: Prices
+    sequence: AccessSequence
+
+
+def _rank(found: _Found) -> tuple[float, int]:
+    """The faster first; of equal ones that which does less."""
+    return found.candidate.us, len(found.candidate.plan)
+
+
 T = TypeVar("T")
 
 
@@ -96,7 +115,9 @@ class JobPlanner:
     ) -> None:
         self.trace = roofline.timed(trace, profile)
         self.profile = profile
-        self.tries = min(len(PRICES), max(3, OPERATORS // self.trace.operator_count))
+        passes = max(3, OPERATORS // self.trace.operator_count)
+        self.tries = min(len(PRICES), max(3, (passes + 1) // 2))
+        self.refinements = min(REFINEMENTS, passes - self.tries)
         self._most_events = most_events
         self._host_bytes: dict[Plan, int] = {}
         self._take_share(share)
@@ -149,24 +170,64 @@ class JobPlanner:
         return _remember(self._host_bytes, candidate.plan, lambda: host_bytes(graphs))
 
     def best(self, budget_bytes: int, passes: int | Prices | None = None) -> Candidate | Shortage:
-        """The fastest plan within the budget. `passes`: how many are made, or which one."""
-        chosen = (passes,) if isinstance(passes, Prices) else PRICES[: passes or self.tries]
-        return _remember(self._remembered, (budget_bytes, chosen), lambda: self._best(budget_bytes, chosen))
+        """The fastest plan within the budget. `passes`: how many are made, or which one; None: as many as there is
+        time for."""
+        return _remember(self._remembered, (budget_bytes, passes), lambda: self._best(budget_bytes, passes))
 
-    def _best(self, budget_bytes: int, passes: Iterable[Prices]) -> Candidate | Shortage:
+    def _best(self, budget_bytes: int, passes: int | Prices | None) -> Candidate | Shortage:
         if self.vanilla.device_peak_bytes <= budget_bytes:
             return self.vanilla
-        found: Candidate | None = None
+        found: list[_Found] = []
         least = Shortage(0, self.vanilla.device_peak_bytes)
-        for prices in passes:
-            one = self._try(budget_bytes, prices)
-            if isinstance(one, Shortage):
-                least = min(least, one, key=lambda shortage: shortage.bytes)
-            elif found is None or one.us < found.us:
-                found = one
-                if one.us <= PERFECT * self.vanilla.us:
-                    break
-        return found or self._slow(budget_bytes) or least
+        for prices in (passes,) if isinstance(passes, Prices) else PRICES[: passes or self.tries]:
+            sequence = self._try(budget_bytes, prices)
+            if isinstance(sequence, Shortage):
+                least = min(least, sequence, key=lambda shortage: shortage.bytes)
+            elif candidate := self._timed(sequence, budget_bytes):
+                found.append(_Found(candidate, prices, sequence))
+                if candidate.us <= PERFECT * self.vanilla.us:
+                    return candidate
+        found.sort(key=_rank)
+        found += [self._relaxed(each, budget_bytes) for each in found[: max(1, len(found) // 2)]]
+        best = min(found, key=_rank, default=None)
+        if best is None:
+            return self._slow(budget_bytes) or least
+        if passes is None:
+            best = self._refined(best, budget_bytes)
+        slow = best.candidate.us > SLOW * self.vanilla.us and not isinstance(passes, Prices)
+        other = self._slow(budget_bytes) if slow else None
+        return other if other and other.us < best.candidate.us else best.candidate
+
+    def _refined(self, best: _Found, budget_bytes: int) -> _Found:
+        """The best of more passes at its prices: in each, one of the ways to be without a tensor is dearer, that which
+        costs the most in the best plan so far."""
+        dearer: dict[tuple[int, bool], float] = {}
+        costs = self._costs(best.candidate.plan)
+        for _ in range(self.refinements):
+            if not costs:
+                break
+            way = max(costs, key=lambda way: costs[way])
+            tried = {**dearer, way: dearer.get(way, 0.0) + costs.pop(way)}
+            sequence = self._try(budget_bytes, best.prices, tried)
+            if isinstance(sequence, Shortage) or not (candidate := self._timed(sequence, budget_bytes)):
+                continue
+            one = _Found(candidate, best.prices, sequence)
+            if candidate.us < PROMISING * best.candidate.us:
+                one = self._relaxed(one, budget_bytes)
+            if _is_better(one.candidate, best.candidate):
+                best, dearer, costs = one, tried, self._costs(one.candidate.plan)
+        return best
+
+    def _costs(self, plan: Plan) -> dict[tuple[int, bool], float]:
+        """µs that each tensor's swaps, and its recomputations, cost in a plan."""
+        costs: defaultdict[tuple[int, bool], float] = defaultdict(float)
+        (timeline,) = simulate([SimulatedJob(self.trace, plan)], self.link)
+        for stall in timeline.stalls:
+            costs[stall.tensor, True] += stall.us
+        for event in plan.events:
+            if event.kind is EventKind.RECOMPUTE:
+                costs[event.tensor, False] += self.columns.writers_us(event.tensor, event.version)
+        return costs
 
     def within(self, budget_bytes: int) -> Candidate:
         """The fastest plan within the budget. Raises BudgetError."""
@@ -193,18 +254,33 @@ class JobPlanner:
         accessed = np.concatenate(([0], np.cumsum(trace.tensor_bytes[trace.access_tensor])))
         return trace.operator_label(int(np.argmax(np.diff(accessed[trace.access_start]) + trace.workspace_bytes)))
 
-    def _try(self, budget_bytes: int, prices: Prices) -> Candidate | Shortage:
+    def _try(self, budget_bytes: int, prices: Prices, dearer: Dearer | None = None) -> AccessSequence | Shortage:
+        """One pass, made again where its plan takes more than the pass had thought."""
         limit = budget_bytes
         for _ in range(REPAIRS):
-            outcome = sweep(self.columns, self.link, limit, prices)
+            outcome = sweep(self.columns, self.link, limit, prices, dearer)
             if outcome.shortage is not None:
                 return outcome.shortage
             sequence = AccessSequence(self.trace, Plan.build(outcome.events))
             excess = footprint_of(sequence).device_peak_bytes - budget_bytes
             if excess <= 0:
-                return self._timed(sequence, budget_bytes) or Shortage(0, budget_bytes)
+                return sequence
             limit -= excess
         return Shortage(footprint_of(sequence).peak_step, excess)
+
+    def _relaxed(self, found: _Found, budget_bytes: int) -> _Found:
+        """The same without what there is room for, if that is better."""
+        sequence, rows = found.sequence, found.sequence.plan.rows
+        cost_us = np.full(len(rows), self.link.launch_us)
+        for event, _, nbytes in zip(*(column.tolist() for column in sequence.copies), strict=True):
+            direction = Direction.OUT if rows["kind"][event] == EventKind.SWAP_OUT else Direction.IN
+            cost_us[event] += found.prices.link_price * self.link.transfer_us(nbytes, direction)
+        for event in np.flatnonzero(rows["kind"] == EventKind.RECOMPUTE).tolist():
+            cost_us[event] += self.columns.writers_us(int(rows["tensor"][event]), int(rows["version"][event]))
+        plan = without_superfluous(relaxed(sequence, budget_bytes, cost_us), self.columns)
+        sequence = AccessSequence(self.trace, plan)
+        candidate = self._timed(sequence, budget_bytes)
+        return min(found, _Found(candidate, found.prices, sequence), key=_rank) if candidate else found
 
     def _slow(self, budget_bytes: int) -> Candidate | None:
         """Without recomputation, the least memory that there is a plan for."""

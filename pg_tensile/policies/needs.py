@@ -1,8 +1,12 @@
-"""Who needs which tensor when, while tensors are taken off the device: operators, and recomputations before them."""
+"""Who needs which tensor when, while tensors are taken off the device: operators, and recomputations before them.
+
+A need stands at 2i: operator i accesses the tensor; or at 2i - 1: a recomputation right before operator i reads it.
+From 2n on it is one of the next iteration.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,22 +19,15 @@ SMALL_INPUT = 4  # what a recomputation reads is kept for it if the tensor that 
 READ, STATS = Mode.READ.value, Mode.STATS.value
 
 
-class Need(NamedTuple):
-    """`early`: by a recomputation right before the operator. From n operators on: in the next iteration."""
-
-    operator: int
-    early: bool
-
-
 @dataclass(slots=True)
 class Absence:
-    """A tensor off the device, from after `since` until `need`."""
+    """A tensor off the device, from after the need `since` (negative: of the iteration before) until `need`."""
 
     tensor: int
-    since: int  # the operator that used it last; negative: of the iteration before
-    need: Need
+    since: int
+    need: int
     freed: int  # in the gap of this operator
-    back: int  # swap: from this operator's gap on
+    back: int  # the last operator without it; a swap-in starts in its gap
     swap: bool
     version: int
     inputs: tuple[int, ...] = ()  # recomputation: what has to be there
@@ -48,35 +45,28 @@ class Needs:
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
-        self.last = [accesses[-1] if accesses else -1 for accesses in columns.accesses]  # operator, in this iteration
+        self.last = [places[-1] if places else -1 for places in columns.places]  # need, in this iteration
         self.read_before: dict[int, list[int]] = {}  # operator → tensors that recomputations before it read
         self.away: dict[int, Absence] = {}
-        self._extra: dict[int, list[int]] = {}  # tensor → operators before which a recomputation reads it, ascending
+        self._places = columns.places.copy()
         self._made_of: dict[int, set[int]] = {}  # tensor → tensors that were to be made of it
 
-    def next(self, tensor: int, after: int) -> Need | None:
-        """The first need beyond the operator `after`."""
-        accesses, own = self.columns.accesses[tensor], None
-        place = bisect_left(accesses, after + 1)
-        if place < len(accesses):
-            own = Need(accesses[place], False)
-        extra = self._extra.get(tensor)
-        if extra:
-            place = bisect_left(extra, after + 1)
-            if place < len(extra) and (own is None or extra[place] <= own.operator):
-                return Need(extra[place], True)
-        if own is None and self.columns.persistent[tensor] and accesses:
-            return Need(accesses[0] + self.columns.operators, False)
-        return own
+    def next(self, tensor: int, after: int) -> int | None:
+        """The first need beyond `after`."""
+        places = self._places[tensor]
+        at = bisect_right(places, after)
+        if at < len(places):
+            return places[at]
+        return places[0] + 2 * self.columns.operators if self.columns.persistent[tensor] and places else None
 
     def add(self, tensor: int, operator: int) -> None:
         """A recomputation right before `operator` reads the tensor."""
-        needs = self._extra.setdefault(tensor, [])
-        place = bisect_left(needs, operator)
-        if place == len(needs) or needs[place] != operator:
-            insort(needs, operator)
+        places, place = self._places[tensor], 2 * operator - 1
+        at = bisect_left(places, place)
+        if at == len(places) or places[at] != place:
+            self._places[tensor] = [*places[:at], place, *places[at:]]
             self.read_before.setdefault(operator, []).append(tensor)
-        self.last[tensor] = max(self.last[tensor], operator)
+            self.last[tensor] = max(self.last[tensor], place)
 
     def leave(self, absence: Absence) -> None:
         self.away[absence.tensor] = absence
@@ -93,9 +83,9 @@ class Needs:
         size, planned = columns.bytes[tensor], 0
 
         def kept(tensor: int) -> bool:
-            if columns.persistent[tensor] or self.last[tensor] >= operator:
+            if columns.persistent[tensor] or self.last[tensor] >= 2 * operator - 1:
                 return True
-            return columns.bytes[tensor] * SMALL_INPUT <= size and self.last[tensor] >= now
+            return columns.bytes[tensor] * SMALL_INPUT <= size and self.last[tensor] >= 2 * now - 1
 
         def make(tensor: int, version: int) -> bool:
             nonlocal planned
@@ -127,7 +117,7 @@ class Needs:
     def _gone(self, tensor: int) -> bool:
         """Whether it comes back in the next iteration only."""
         absence = self.away.get(tensor)
-        return absence is not None and absence.need.operator >= self.columns.operators
+        return absence is not None and absence.need >= 2 * self.columns.operators
 
     def chain(self, tensor: int, inputs: tuple[int, ...]) -> int:
         """The longest chain of absences by recomputation, each made of the one before, that the tensor's absence would

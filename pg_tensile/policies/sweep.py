@@ -2,9 +2,9 @@
 
 Wherever the next operator would not fit, the pass takes tensors off the device that nobody needs soon, cheapest first:
 by swap, if the link has time for them, or by recomputation, from what is there or can be made when they are needed
-again. Whatever comes back needs room in turn. Prices are in µs of the job's time: a recomputation costs what its
-operators take; a swap costs the stall that is left where the link is full, and `link_price` for each µs of link,
-because link that is taken is missing elsewhere.
+again. Whatever comes back needs room in turn; what was made again for a recomputation alone may go at once. Prices are
+in µs of the job's time: a recomputation costs what its operators take; a swap costs the stall that is left where the
+link is full, and `link_price` for each µs of link, because link that is taken is missing elsewhere.
 
 The pass only decides; when transfers start is decided in prefetch.py.
 """
@@ -12,6 +12,7 @@ The pass only decides; when transfers start is decided in prefetch.py.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import accumulate
@@ -20,7 +21,8 @@ from typing import NamedTuple
 from pg_tensile.plan import Event, EventKind
 from pg_tensile.policies.columns import Columns
 from pg_tensile.policies.lanes import Lane
-from pg_tensile.policies.needs import LONGEST_CHAIN, READ, Absence, Need, Needs
+from pg_tensile.policies.needs import LONGEST_CHAIN, READ, Absence, Needs
+from pg_tensile.policies.repeats import Repeats
 from pg_tensile.profile import DeviceProfile
 
 SMALLEST = 1 / 20_000  # of the peak: smaller tensors stay where they are
@@ -33,7 +35,7 @@ class Prices(NamedTuple):
 
     link_price: float  # µs of the job's time that a µs of link is worth
     duration_weight: float  # 0: all absences count alike; 1: in proportion to their length
-    longest_chain: int = LONGEST_CHAIN  # absences that are made of each other, because all of them come back at once
+    longest_chain: int = LONGEST_CHAIN  # absences that are made of each other
 
 
 class Price(NamedTuple):
@@ -64,13 +66,21 @@ class Outcome:
     shortage: Shortage | None = None
 
 
-def sweep(columns: Columns, profile: DeviceProfile, budget_bytes: int, prices: Prices) -> Outcome:
-    """Events that keep an iteration within `budget_bytes`, workspaces included."""
-    return _Sweep(columns, profile, budget_bytes, prices).run()
+Dearer = Mapping[tuple[int, bool], float]  # (tensor, by swap) → µs
+
+
+def sweep(
+    columns: Columns, profile: DeviceProfile, budget_bytes: int, prices: Prices, dearer: Dearer | None = None
+) -> Outcome:
+    """Events that keep an iteration within `budget_bytes`, workspaces included. `dearer`: what absences cost besides
+    what the pass itself sees."""
+    return _Sweep(columns, profile, budget_bytes, prices, dearer or {}).run()
 
 
 class _Sweep:
-    def __init__(self, columns: Columns, profile: DeviceProfile, budget: int, prices: Prices) -> None:
+    """Needs stand at places (needs.py): `since` and `need` are such."""
+
+    def __init__(self, columns: Columns, profile: DeviceProfile, budget: int, prices: Prices, dearer: Dearer) -> None:
         self.columns = columns
         self.count = columns.operators
         self.launch_us = profile.launch_us
@@ -79,6 +89,7 @@ class _Sweep:
         self.in_us = [lost_us + nbytes * (1e6 / profile.in_bytes_per_s) for nbytes in columns.bytes]
         self.budget = budget
         self.prices = prices
+        self.dearer = dearer
         self.out, self.into = Lane(columns.us), Lane(columns.us)
         self.start_us = [0.0, *accumulate(columns.us)]
         self.smallest = max(1, int(max(columns.memory) * SMALLEST))
@@ -87,8 +98,9 @@ class _Sweep:
         self.due: list[list[int]] = [[] for _ in range(self.count)]  # tensors to be back at an operator
         self.copied: set[int] = set()  # tensors with a current host copy
         self.wrapped: dict[int, int] = {}  # persistent tensors that start off the device → freed after their last use
-        self.heap: list[tuple[float, int, int, int]] = []  # (price a byte or less, tensor, used, needed)
+        self.heap: list[tuple[float, int, int, int]] = []  # (price a byte or less, tensor, since, need)
         self.now = 0
+        self.repeats = Repeats(columns)  # right before the operator at hand
         self.level = 0  # of memory now, against the trace without a plan
         self.change = [0] * (self.count + 1)  # of the level, when an operator begins
         self.outcome = Outcome()
@@ -97,18 +109,24 @@ class _Sweep:
         columns = self.columns
         for tensor, accesses in enumerate(columns.accesses):
             if columns.persistent[tensor] and accesses and accesses[0] > 1:
-                self._offer(tensor, accesses[-1] - self.count)
+                self._offer(tensor, 2 * (accesses[-1] - self.count))
         for operator in range(self.count):
             self.now = operator
             self.level += self.change[operator]
-            if not self._make_room(self._come_back() if self.due[operator] else 0):
+            if self.due[operator] or self.repeats.besides:
+                self.repeats = self._come_back()
+            fits = columns.memory[operator] + self.level + columns.workspace[operator] <= self.budget
+            if (self.repeats.besides or not fits) and not self._make_room():
                 return self.outcome
             for tensor, mode, _ in columns.uses[operator]:
                 if mode != READ:
                     self.copied.discard(tensor)
-                self._offer(tensor, operator)
+                self._offer(tensor, 2 * operator)
             for tensor in self.needs.read_before.get(operator, ()):
-                self._offer(tensor, operator)
+                self._offer(tensor, 2 * operator - 1)
+        for tensor in self.wrapped:
+            absence = self.away[tensor]
+            self.outcome.events.append(Event(EventKind.SWAP_OUT, tensor, (absence.since + 1) // 2, absence.freed))
         self.outcome.events.sort(key=lambda event: (event.trigger, ORDER[event.kind]))
         return self.outcome
 
@@ -131,69 +149,70 @@ class _Sweep:
         need = self.needs.next(tensor, since)
         if need is None:
             return
-        if tensor in self.wrapped and need.operator >= self.count:
+        if tensor in self.wrapped and need >= 2 * self.count:
             self._leave(tensor, since, need)
-        elif need.operator - since >= 2 + need.early:
+        elif (need - 1) // 2 > since // 2:  # operators between
             key = self._key(tensor, since, need, self._least_us(tensor, since, need))
-            heappush(self.heap, (key, tensor, since, need.operator))
+            heappush(self.heap, (key, tensor, since, need))
 
-    def _least_us(self, tensor: int, since: int, need: Need) -> float:
+    def _least_us(self, tensor: int, since: int, need: int) -> float:
         """A lower bound of the price, which is looked at when the tensor's turn comes: on a free link, from inputs that
         are all there."""
-        least_us = self.prices.link_price * (self._out_us(tensor) + self.in_us[tensor]) + 2 * self.launch_us
-        if since >= 0 and need.operator < self.count:
-            writers_us = self.columns.writers_us(tensor, self.columns.version_before(tensor, since + 1))
+        least_us = self.prices.link_price * (self._out_us(tensor) + self.in_us[tensor])
+        if since >= 0 and need < 2 * self.count:
+            writers_us = self.columns.writers_us(tensor, self.columns.version_before(tensor, since // 2 + 1))
             return min(least_us, writers_us + self.launch_us)
         return least_us
 
-    def _key(self, tensor: int, since: int, need: Need, us: float) -> float:
+    def _key(self, tensor: int, since: int, need: int, us: float) -> float:
         """What to go by: the price a byte, the less the longer the tensor is away."""
         key = (us + 1e-3) / self.columns.bytes[tensor]
         start, total_us = self.start_us, self.start_us[-1]
-        away_us = start[need.operator % self.count] - start[(since + 1) % self.count]
-        if since < 0 or need.operator >= self.count:
+        away_us = start[(need + 1) // 2 % self.count] - start[(since // 2 + 1) % self.count]
+        if since < 0 or need >= 2 * self.count:
             away_us += total_us
         return key / max(away_us / max(total_us, 1e-9), 1e-6) ** self.prices.duration_weight
 
     # ---- prices ----
 
-    def _price(self, tensor: int, since: int, need: Need) -> Price | None:
-        """The cheaper way to be without the tensor from now on; None: there is none."""
-        swap_us = self._swap_us(tensor, since, need)
-        if since >= 0 and need.operator < self.count:
-            version = self.columns.version_before(tensor, since + 1)
+    def _price(self, tensor: int, since: int, need: int) -> Price | None:
+        """The cheaper way to be without the tensor from now on; None: there is none. What was used right before the
+        operator at hand cannot be swapped before it."""
+        swap_us = None if since == 2 * self.now - 1 else self._swap_us(tensor, since, need)
+        if since >= 0 and need < 2 * self.count:
+            version = self.columns.version_before(tensor, since // 2 + 1)
             most_us = math.inf if swap_us is None else swap_us - self.launch_us
             if self.columns.writers_us(tensor, version) <= most_us:
-                recipe = self.needs.recipe(tensor, version, need.operator, self.now)
+                recipe = self.needs.recipe(tensor, version, (need + 1) // 2, self.now)
                 if recipe and self.needs.chain(tensor, recipe.inputs) <= self.prices.longest_chain:
-                    us = sum([self.columns.us[step] for step in recipe.steps])
+                    us = sum([self.columns.us[step] for step in recipe.steps]) + self.dearer.get((tensor, False), 0.0)
                     if us <= most_us:
                         return Price(us + self.launch_us, False, recipe.inputs)
         return None if swap_us is None else Price(swap_us, True)
 
-    def _swap_us(self, tensor: int, since: int, need: Need) -> float | None:
+    def _swap_us(self, tensor: int, since: int, need: int) -> float | None:
         """None: it would not be away at any operator."""
         out_us = self._out_us(tensor)
         landing = self._land(tensor, since, need, book=False)
         if landing is None:
             return None
         stall_us = out_us - self.out.earliest(out_us, *self._leaving(since), book=False).us + landing.stall_us
-        return stall_us + self.prices.link_price * (out_us + self.in_us[tensor]) + 2 * self.launch_us
+        besides_us = self.dearer.get((tensor, True), 0.0)
+        return stall_us + self.prices.link_price * (out_us + self.in_us[tensor]) + besides_us
 
     def _out_us(self, tensor: int) -> float:
         return 0.0 if tensor in self.copied else self.out_us[tensor]
 
     def _leaving(self, since: int) -> tuple[int, int]:
         """The first and the last operator during which a tensor used at `since` can be copied out."""
-        if since < 0:
-            return since + self.count + 1, self.count - 1
-        return since + 1, self.now - 1
+        first = (since + 1) // 2 + 1
+        return (first + self.count, self.count - 1) if since < 0 else (first, self.now - 1)
 
-    def _land(self, tensor: int, since: int, need: Need, book: bool = True) -> Landing | None:
+    def _land(self, tensor: int, since: int, need: int, book: bool = True) -> Landing | None:
         """The latest time for its swap-in to be there; None: it would have to start before it is freed."""
-        in_next = since >= 0 and need.operator >= self.count
+        in_next = since >= 0 and need >= 2 * self.count
         first = 0 if in_next else self.now
-        latest = need.operator % self.count - 1 - need.early  # operator that can be overlapped with
+        latest = need % (2 * self.count) // 2 - 1  # operator that can be overlapped with
         if latest < first:
             return None
         us = self.in_us[tensor]
@@ -202,48 +221,96 @@ class _Sweep:
 
     # ---- leaving ----
 
-    def _make_room(self, extra: int) -> bool:
-        """Until the operator at hand fits, and what is executed before it, which takes `extra` bytes besides."""
-        columns, now = self.columns, self.now
-        above = max(columns.workspace[now], extra - columns.created[now])
-        while (excess := columns.memory[now] + self.level + above - self.budget) > 0:
-            if not self._drop_cheapest():
-                self.outcome.shortage = Shortage(now, excess)
+    def _make_room(self) -> bool:
+        """Until the operator at hand fits, and what is repeated right before it; False: that cannot be."""
+        excess, step = self._excess()
+        if excess > 0:
+            for tensor in self.repeats.used:
+                if self.columns.made[tensor]:
+                    self._offer(tensor, 2 * self.now - 1)
+        while excess > 0:
+            if not self._drop_cheapest(step) and not self._wait():
+                self.outcome.shortage = Shortage(self.now, excess)
                 return False
+            excess, step = self._excess()
         return True
 
-    def _drop_cheapest(self) -> bool:
-        """Takes one tensor off the device; False: there is none that can go."""
-        while self.heap:
-            key, tensor, since, until = heappop(self.heap)
+    def _excess(self) -> tuple[int, int]:
+        """Bytes over the budget, and at which of the repeated operators; their number: at the operator at hand."""
+        columns, now = self.columns, self.now
+        here = columns.memory[now] + self.level
+        most, step = here + columns.workspace[now], len(self.repeats.besides)
+        if step:
+            besides, repeated = self.repeats.peak(self._stays)
+            before = here - columns.created[now] + besides
+            if before > most:
+                most, step = before, repeated
+        return most - self.budget, step
+
+    def _stays(self, tensor: int) -> bool:
+        """Whether it is there at the operator at hand."""
+        return tensor not in self.away and (self.columns.persistent[tensor] or self.needs.last[tensor] >= 2 * self.now)
+
+    def _drop_cheapest(self, step: int) -> bool:
+        """Takes one tensor off the device that is there at `step`; False: there is none that can go."""
+        in_use = []
+        found = False
+        while self.heap and not found:
+            key, tensor, since, until = entry = heappop(self.heap)
             need = self.needs.next(tensor, since)
-            if tensor in self.away or need is None or need.operator <= self.now:
+            if tensor in self.away or need is None or need <= 2 * self.now:
+                continue
+            if since == 2 * self.now - 1 and self.repeats.used[tensor] >= step:
+                in_use.append(entry)
                 continue
             price = self._price(tensor, since, need)
             if price is None:
                 continue
             current = self._key(tensor, since, need, price.us)
-            if (need.operator != until or current > key * STALE) and self.heap and current > self.heap[0][0]:
-                heappush(self.heap, (current, tensor, since, need.operator))
+            if (need != until or current > key * STALE) and self.heap and current > self.heap[0][0]:
+                heappush(self.heap, (current, tensor, since, need))
                 continue
             self._take_away(tensor, since, need, price)
-            return True
-        return False
+            found = True
+        for entry in in_use:
+            heappush(self.heap, entry)
+        return found
 
-    def _take_away(self, tensor: int, since: int, need: Need, price: Price) -> None:
-        version = self.columns.version_before(tensor, since + 1) if since >= 0 else 0
-        absence = Absence(tensor, since, need, self.now - 1, need.operator - 1, price.swap, version, price.inputs)
+    def _wait(self) -> bool:
+        """Has the job wait for a transfer: a swap-out under way, which ends before the operator at hand then, or a
+        swap-in, which starts after it; False: there is none."""
+        leaving, coming = [], []
+        for absence in self.away.values():
+            if absence.freed >= self.now:
+                leaving.append(absence)
+            elif absence.swap and absence.back < self.now < absence.need // 2 < self.count:
+                coming.append(absence)
+        if leaving:
+            absence = min(leaving, key=lambda absence: absence.freed)
+            last, absence.freed = absence.freed, self.now - 1
+        elif coming:
+            absence = max(coming, key=lambda absence: absence.need)
+            last = absence.back = self.now
+        else:
+            return False
+        self._alter(self.now, last, -self.columns.bytes[absence.tensor])
+        return True
+
+    def _take_away(self, tensor: int, since: int, need: int, price: Price) -> None:
+        version = self.columns.version_before(tensor, since // 2 + 1) if since >= 0 else 0
+        absence = Absence(tensor, since, need, self.now - 1, (need - 1) // 2, price.swap, version, price.inputs)
         if price.swap:
             self._book(absence)
         self.needs.leave(absence)
-        if need.operator >= self.count:  # at the start of the next iteration, too, which has been passed
+        if need >= 2 * self.count:  # at the start of the next iteration, too, which has been passed
             self._alter(self.now, self.count - 1, -self.columns.bytes[tensor])
-            self._emit_swap(absence, need.operator - self.count)
+            self._emit_swap(absence)
             return
         self._alter(self.now, absence.back, -self.columns.bytes[tensor])
-        self.due[need.operator].append(tensor)
+        operator = (need + 1) // 2
+        self.due[operator].append(tensor)
         for each in price.inputs:
-            self._require(each, need.operator)
+            self._require(each, operator)
 
     def _book(self, absence: Absence) -> None:
         """Takes the lanes' time for both transfers."""
@@ -256,29 +323,29 @@ class _Sweep:
         absence.back = landing.back
         self.copied.add(absence.tensor)
 
-    def _leave(self, tensor: int, since: int, need: Need) -> None:
+    def _leave(self, tensor: int, since: int, need: int) -> None:
         """A tensor that starts off the device has been used for the last time in this iteration."""
-        freed = max(self.wrapped[tensor], since)
+        operator = (since + 1) // 2
+        freed = max(self.wrapped[tensor], operator)
         self.needs.leave(Absence(tensor, since, need, freed, 0, True, 0))
-        self.outcome.events.append(Event(EventKind.SWAP_OUT, tensor, since, freed))
         self._alter(freed + 1, self.count - 1, -self.columns.bytes[tensor])
 
     def _require(self, tensor: int, operator: int) -> None:
         """A recomputation right before `operator` reads the tensor: it lives at least until then, and if it is away it
         comes back earlier."""
-        size, last = self.columns.bytes[tensor], self.needs.last[tensor]
+        place, size, last = 2 * operator - 1, self.columns.bytes[tensor], self.needs.last[tensor]
         self.needs.add(tensor, operator)
         if not self.columns.persistent[tensor]:
-            self._alter(last + 1, operator - 1, size)
+            self._alter(last // 2 + 1, operator - 1, size)
         absence = self.away.get(tensor)
-        if absence is None or absence.need.operator < operator or absence.need == (operator, True):
+        if absence is None or absence.need <= place:
             return
         back = operator - 1
         if absence.swap:
-            landing = self._land(tensor, -1, Need(operator, True))
+            landing = self._land(tensor, -1, place)
             back = min(absence.back, max(absence.freed, landing.back if landing else operator - 2))
         self._alter(back + 1, absence.back, size)
-        absence.back, absence.need = back, Need(operator, True)
+        absence.back, absence.need = back, place
         self.due[operator].append(tensor)
         recipe = None if absence.swap else self.needs.recipe(tensor, absence.version, operator, self.now)
         for each in recipe.inputs if recipe else ():
@@ -286,44 +353,58 @@ class _Sweep:
 
     # ---- coming back ----
 
-    def _come_back(self) -> int:
-        """Brings back what is due now; the bytes that recomputations take besides, at most."""
+    def _come_back(self) -> Repeats:
+        """Brings back what is due now, for the operator at hand and for what is repeated right before it."""
+        repeats = Repeats(self.columns)
+        here = 2 * self.now
         away = [self.away[tensor] for tensor in dict.fromkeys(self.due[self.now]) if tensor in self.away]
-        due = [absence for absence in away if absence.need.operator == self.now]
+        due = [absence for absence in away if here - 1 <= absence.need <= here]
         for absence in due:
             if absence.swap:
                 del self.away[absence.tensor]
-                self._emit_swap(absence, self.now)
-        temporary: set[int] = set()
-        return sum(self._remake(each.tensor, each.version, temporary) for each in due if each.tensor in self.away)
+                self._emit_swap(absence)
+            elif absence.need == here and absence.tensor in self.away:
+                self._repeat(absence.tensor, absence.version, repeats)
+        for absence in due:
+            if absence.tensor in self.away:
+                self._postpone(absence, repeats)
+        return repeats
 
-    def _remake(self, tensor: int, version: int, temporary: set[int]) -> int:
-        """Recompute events for a tensor and what it is made of; bytes that they take besides, at most."""
-        columns, now = self.columns, self.now
-        extra = most = 0
-        if self.away.pop(tensor, None) is None:
-            temporary.add(tensor)
-            extra = columns.bytes[tensor]
-        for writer in columns.writers(tensor, version):
-            besides = columns.workspace[writer]
-            for each, mode, seen in columns.uses[writer]:
-                if each == tensor:
-                    continue
-                absence = self.away.get(each)
-                if mode != READ:
-                    besides += columns.bytes[each]  # discarded outputs, copies of statistics
-                elif absence is not None and not absence.swap:
-                    extra += self._remake(each, absence.version, temporary)
-                elif each not in temporary and not columns.persistent[each] and self.needs.last[each] <= now:
-                    kept = self.needs.last[each] == now
-                    extra += columns.bytes[each] if kept else self._remake(each, seen, temporary)
-            most = max(most, besides)
-        self.outcome.events.append(Event(EventKind.RECOMPUTE, tensor, now - 1, now, version))
-        return extra + most
+    def _repeat(self, tensor: int, version: int, repeats: Repeats) -> None:
+        """Makes a tensor again, and before it what it is made of and is not there."""
+        here = 2 * self.now
+        for writer in self.columns.writers(tensor, version):
+            for each, mode, seen in self.columns.uses[writer]:
+                if mode == READ and each not in repeats.made and self._is_missing(each):
+                    self._repeat(each, seen, repeats)
+        repeats.add(tensor, version)
+        absence = self.away.get(tensor)
+        if absence is not None and absence.need <= here:
+            del self.away[tensor]
+        self.outcome.events.append(Event(EventKind.RECOMPUTE, tensor, self.now - 1, self.now, version))
 
-    def _emit_swap(self, absence: Absence, need: int) -> None:
-        deadline = need - absence.need.early
+    def _is_missing(self, tensor: int) -> bool:
+        """Whether it is off the device, or dead."""
+        if tensor in self.away:
+            return not self.away[tensor].swap
+        return not self.columns.persistent[tensor] and self.needs.last[tensor] < 2 * self.now - 1
+
+    def _postpone(self, absence: Absence, repeats: Repeats) -> None:
+        """What was to be made of a tensor now has come back before, so it can stay away."""
+        tensor, since = absence.tensor, 2 * self.now - 1
+        del self.away[tensor]
+        need = self.needs.next(tensor, since)
+        if need is None:
+            self.needs.last[tensor] = absence.since  # dead since then
+        elif price := self._price(tensor, since, need):
+            self._take_away(tensor, since, need, price)
+        else:
+            self._repeat(tensor, absence.version, repeats)
+
+    def _emit_swap(self, absence: Absence) -> None:
+        deadline = absence.need % (2 * self.count) // 2
         if absence.since >= 0:  # else: at its last use
-            freed = max(absence.freed, absence.since)
-            self.outcome.events.append(Event(EventKind.SWAP_OUT, absence.tensor, absence.since, freed))
+            operator = (absence.since + 1) // 2
+            freed = max(absence.freed, operator)
+            self.outcome.events.append(Event(EventKind.SWAP_OUT, absence.tensor, operator, freed))
         self.outcome.events.append(Event(EventKind.SWAP_IN, absence.tensor, min(absence.back, deadline - 1), deadline))

@@ -7,19 +7,19 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pg_tensile.errors import BudgetError
 from pg_tensile.peak import floor_bytes, footprint
-from pg_tensile.plan import EventKind, Plan, validate
+from pg_tensile.plan import Event, EventKind, Plan, validate
 from pg_tensile.policies import joint
 from pg_tensile.policies.columns import Columns
 from pg_tensile.policies.joint import JobPlanner, share_out
 from pg_tensile.policies.lanes import Lane
 from pg_tensile.policies.needs import LONGEST_CHAIN
 from pg_tensile.policies.prefetch import schedule
-from pg_tensile.policies.relax import least_bytes, relaxed_swap_all
+from pg_tensile.policies.relax import least_bytes, relaxed, relaxed_swap_all, without_superfluous
 from pg_tensile.policies.swap_all import absences, swaps
 from pg_tensile.policies.sweep import Prices, sweep
 from pg_tensile.profile import RTX_A6000, DeviceProfile, Direction
@@ -246,6 +246,123 @@ def test_recomputed_chains_are_not_longer_than_allowed():
             if event.kind is RECOMPUTE:
                 at_once[event.trigger] = at_once.get(event.trigger, 0) + 1
         assert max(at_once.values(), default=0) <= longest
+
+
+def ladder(links: int) -> Trace:
+    """Each link is made of the one before, in 10 µs, and needed again from the last to the first, beside something
+    large."""
+    operators: list[tuple[float, dict[int, Mode]]] = [
+        (10.0, {max(0, link - 1): READ, link: CREATE}) for link in range(1, links + 1)
+    ]
+    sizes = [MIB] + [8 * MIB] * links
+    incoming = 0
+    for link in range(links, 0, -1):
+        large, outgoing = len(sizes), len(sizes) + 1
+        sizes += [16 * MIB, MIB]
+        operators.append((1000.0, {link: READ, incoming: READ, large: CREATE}))
+        operators.append((1000.0, {large: READ, outgoing: CREATE}))
+        incoming = outgoing
+    return trace_of(*operators, sizes=tuple(sizes))
+
+
+@pytest.mark.parametrize("links", [3, 5])
+def test_what_was_made_again_for_a_recomputation_goes_and_is_made_once_more(links):
+    """There is room for one link beside what is large: of all others each is made again from the beginning."""
+    trace, slow = ladder(links), RTX_A6000.with_link(1e8)
+    plan = joint.plan({0: trace}, slow, 26 * MIB)[0]
+    assert kinds(plan) == {RECOMPUTE}
+    assert timeline(trace, plan, slow).recomputes == links * (links - 1) // 2
+
+
+def test_a_swap_in_that_there_is_no_room_for_yet_waits():
+    """Tensor 1 leaves for operator 2 and is on its way back while operator 3 runs, if that has room for it."""
+    trace = trace_of(
+        (100_000.0, {0: READ, 1: CREATE}),
+        (1000.0, {0: READ, 2: CREATE}),
+        (1000.0, {2: READ, 3: CREATE}),
+        (1000.0, {1: READ, 3: READ}),
+        sizes=(MIB, 8 * MIB, 14 * MIB, 6 * MIB),
+    )
+    plan = Plan.build(sweep(Columns(trace), RTX_A6000.with_link(1e9), 22 * MIB, Prices(0.0, 0.3)).events)
+    validate(trace, plan)
+    assert plan.events[-1] == Event(IN, 1, trigger=3, deadline=4) and device_peak(trace, plan) <= 22 * MIB
+
+
+def test_a_swap_out_that_stands_in_the_way_is_waited_for():
+    """Parameter 1 is away but for operator 3; its way out is longer than what comes before operator 5."""
+    trace = trace_of(
+        (1000.0, {0: READ, 2: CREATE}),
+        (1000.0, {2: READ, 3: CREATE}),
+        (1000.0, {3: READ, 1: WRITE}),
+        (10.0, {0: READ}),
+        (1000.0, {3: READ, 4: CREATE}),
+        (1000.0, {4: READ}),
+        sizes=(MIB, 8 * MIB, 16 * MIB, MIB, 16 * MIB),
+        persistent=1,
+    )
+    plan = Plan.build(sweep(Columns(trace), RTX_A6000.with_link(1e9), 20 * MIB, Prices(0.0, 0.3)).events)
+    validate(trace, plan)
+    assert Event(OUT, 1, trigger=3, deadline=4) in plan.events and device_peak(trace, plan) <= 20 * MIB
+
+
+# ---- what there is room for ----
+
+
+@given(seed=st.integers(0, 1 << 32), part=st.floats(0, 1), room=st.floats(0, 1))
+@settings(max_examples=150, deadline=None)
+def test_a_relaxed_plan_does_less_and_keeps_to_the_budget(seed, part, room):
+    trace = random_trace(Random(seed), 40, 50)
+    columns, budget = Columns(trace), budget_of(trace, part)
+    outcome = sweep(columns, RTX_A6000.with_link(1e8), budget, Prices(0.1, 0.3))
+    assume(outcome.shortage is None)
+    sequence = AccessSequence(trace, Plan.build(outcome.events))
+    most = footprint(trace, sequence.plan).device_peak_bytes
+    limit = most + round((max(most, footprint(trace).device_peak_bytes) - most) * room)
+    plan = without_superfluous(relaxed(sequence, limit, np.ones(len(sequence.plan))), columns)
+    validate(trace, plan)
+    assert device_peak(trace, plan) <= limit
+    assert set(plan.events) <= set(sequence.plan.events)
+    if limit >= 2 * footprint(trace).device_peak_bytes:
+        assert len(plan) == 0
+
+
+def test_what_costs_the_most_for_its_memory_stays():
+    trace = trace_of(
+        (100.0, {0: READ, 1: CREATE}),
+        (100.0, {0: READ, 2: CREATE}),
+        (100.0, {3: CREATE}),
+        (100.0, {1: READ, 2: READ}),
+        sizes=(MIB, 8 * MIB, 8 * MIB, 8 * MIB),
+    )
+    away = [Event(RECOMPUTE, 1, 3, 4), Event(RECOMPUTE, 2, 3, 4)]
+    sequence = AccessSequence(trace, Plan.build(away))
+    for dearer in (0, 1):
+        cost_us = np.array([2.0, 1.0] if dearer == 0 else [1.0, 3.0])
+        assert list(relaxed(sequence, 17 * MIB, cost_us).events) == [away[1 - dearer]]
+    assert len(relaxed(sequence, 16 * MIB, cost_us)) == 2
+    assert len(relaxed(sequence, 25 * MIB, cost_us)) == 0
+
+
+def test_recomputations_that_nothing_reads_are_superfluous():
+    trace = trace_of(
+        (100.0, {0: READ, 1: CREATE}), (100.0, {1: READ, 2: CREATE}), (100.0, {3: CREATE}), (100.0, {2: READ}),
+        sizes=(MIB, MIB, MIB, MIB),
+    )  # fmt: skip
+    early = [Event(RECOMPUTE, 1, 2, 3), Event(RECOMPUTE, 2, 2, 3)]
+    late = [Event(RECOMPUTE, 1, 3, 4), Event(RECOMPUTE, 2, 3, 4)]
+    swap = [Event(OUT, 2, 3, 3), Event(IN, 2, 3, 4)]
+    for events, kept in ((early, early), (late, late), ([*early, *late], late), ([*early, *swap], [*early, *swap])):
+        validate(trace, Plan.build(events))
+        assert list(without_superfluous(Plan.build(events), Columns(trace)).events) == kept
+
+
+def test_more_passes_avoid_what_costs_the_most():
+    trace, slow = network(8), RTX_A6000.with_link(1e9)
+    planner, hasty = JobPlanner(trace, slow), JobPlanner(trace, slow)
+    hasty.refinements = 0
+    budget = budget_of(trace, 0.4)
+    assert planner.within(budget).us < 0.98 * hasty.within(budget).us
+    assert planner.within(budget).device_peak_bytes <= budget
 
 
 def test_those_that_lose_the_most_get_the_most():
