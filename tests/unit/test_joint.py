@@ -84,13 +84,15 @@ def test_plans_keep_to_the_budget_are_valid_and_the_same_every_time(seed, operat
 def test_every_pass_ends_with_a_valid_plan_or_says_what_is_missing(seed, part, price, weight, chain):
     trace = random_trace(Random(seed), 40, 50)
     profile = RTX_A6000.with_link(1e8)
-    outcome = sweep(Columns(trace), profile, budget_of(trace, part), Prices(price, weight, chain))
+    budget = budget_of(trace, part)
+    outcome = sweep(Columns(trace), profile, budget, Prices(price, weight, chain))
     if outcome.shortage is None:
         sequence = AccessSequence(trace, Plan.build(outcome.events))
         sequence.check()
+        assert device_peak(trace, sequence.plan) <= budget
         plan = schedule(sequence, profile, device_peak(trace, sequence.plan))
         validate(trace, plan)
-        assert device_peak(trace, plan) == device_peak(trace, sequence.plan)
+        assert device_peak(trace, plan) <= device_peak(trace, sequence.plan)
         assert timeline(trace, plan, profile).iteration_us <= timeline(trace, sequence.plan, profile).iteration_us * 1.5
     else:
         assert outcome.shortage.bytes > 0
