@@ -117,7 +117,12 @@ def test_the_figures_are_drawn(tmp_path, monkeypatch):
     "arguments",
     [
         *(["table5"], ["table1", "--device", "tpu"], ["fig6", "--json", "no/such/folder"]),
-        *(["table1", "--case", "ResNet-51"], ["table1", "--rounds", "0"], ["table1", "--plots", "/proc/no/such"], ["savings", "--batch", "many"]),
+        *(
+            ["table1", "--case", "ResNet-51"],
+            ["table1", "--rounds", "0"],
+            ["table1", "--plots", "/proc/no/such"],
+            ["savings", "--batch", "many"],
+        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused(arguments, capsys):
