@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import statistics
 import sys
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.scenarios import DOCUMENT, ROOT, Benchmark, Check, Results, Row, Scenario, main, table
-from pg_tensile.bench import options, points
+from pg_tensile.bench import options, points, suite
 from pg_tensile.bench.experiments import EXPERIMENTS, FULL, QUICK, Run, Size, runs
 from pg_tensile.bench.plots import draw
 from pg_tensile.bench.suite import method, published
@@ -53,15 +55,15 @@ def nothing(_device: str, _quick: bool) -> list[Row]:
 
 
 class Rival(NamedTuple):
-    """A method's row, and the fastest of joint's in the same rounds that needs no more memory, if there is one."""
+    """A method's row, and joint's EOR in the same rounds at its measured peak; None: joint was not measured so low."""
 
     case: str
     row: Row
-    joint: Row | None
+    joint: float | None
 
     @property
     def ahead(self) -> bool:
-        return self.joint is not None and self.joint["eor"] <= self.row["eor"] * (1 + NOISE)
+        return self.joint is not None and self.joint <= self.row["eor"] * (1 + NOISE)
 
 
 def is_right(row: Row) -> bool:
@@ -73,11 +75,25 @@ def rivals(rows: Iterable[Row]) -> Iterator[Rival]:
     """Of one experiment. Those that save nothing are not rivals."""
     for case, found in groupby(rows, lambda row: row["case"]):
         right = [row for row in found if is_right(row)]
-        joint = [row for row in right if row["policy"] == "joint"]
+        points = [(row["device_peak_bytes"], row["eor"]) for row in right if row["policy"] in ("none", "joint")]
         for row in right:
             if row["policy"] not in ("none", "joint", "optimum") and row["msr"] > 0.01:
-                smaller = [each for each in joint if each["device_peak_bytes"] <= row["device_peak_bytes"]]
-                yield Rival(case, row, min(smaller, key=lambda each: each["eor"], default=None))
+                yield Rival(case, row, eor_at(row["device_peak_bytes"], points))
+
+
+def eor_at(peak: int, points: Iterable[tuple[int, float]]) -> float | None:
+    """At a device peak, from (device peak, EOR): of a point that needs no more memory, or on the line from the next
+    smaller one to the next larger one. With all the memory joint is vanilla, so vanilla's is a point."""
+    ordered = sorted(points)
+    place = bisect_right(ordered, (peak, inf))
+    smaller, larger = ordered[:place], ordered[place:]
+    if not smaller:
+        return None
+    least = min(eor for _, eor in smaller)
+    if not larger:
+        return least
+    (low, slow), (high, fast) = smaller[-1], larger[0]
+    return min(least, slow + (fast - slow) * (peak - low) / (high - low))
 
 
 def checks(results: Results) -> list[Check]:
@@ -85,7 +101,7 @@ def checks(results: Results) -> list[Check]:
     found = [check for row in rows for check in row_checks(row)]
     for rival in rivals(row for row in rows if row["experiment"] == "savings"):
         what = f"{rival.case}: joint beside {method(rival.row)}, {rival.row['msr']:.1%} saved"
-        mine = f"{rival.joint['eor']:.3f}" if rival.joint else "does not save that much"
+        mine = "does not save that much" if rival.joint is None else f"{rival.joint:.3f}"
         found.append(Check("ahead", what, mine, f"≤ {rival.row['eor']:.3f}", rival.ahead))
     return found
 
@@ -139,12 +155,12 @@ def rivals_table(rows: Sequence[Row]) -> list[str]:
     ordered = sorted(rivals(rows), key=lambda rival: method(rival.row))
     for label, each in groupby(ordered, lambda rival: method(rival.row)):
         found = list(each)
-        slower = [rival.row["eor"] / rival.joint["eor"] for rival in found if rival.joint]
+        slower = [rival.row["eor"] / rival.joint for rival in found if rival.joint is not None]
         middle = f"{statistics.median(slower):.2f} ({min(slower):.2f} … {max(slower):.2f})" if slower else ""
         saved = ", ".join(f"{rival.case} {rival.row['msr']:.0%}" for rival in found)
         behind = ", ".join(rival.case for rival in found if not rival.ahead) or "–"
         lines.append((f"`{label}`", saved, middle, behind))
-    return table(("method", "saved", "its time / `joint`'s in no more memory", "`joint` is not ahead on"), lines)
+    return table(("method", "saved", "its time / `joint`'s at its peak", "`joint` is not ahead on"), lines)
 
 
 def rows_table(rows: Sequence[Row]) -> list[str]:
@@ -173,9 +189,7 @@ def spread(row: Row) -> str:
 
 
 def results_of(row: Row) -> str:
-    if row["bit_identical"] is not False:
-        return "identical" if row["bit_identical"] else ""
-    return f"gradients {row['gradient_difference']:.0e} off" if is_right(row) else "**wrong**"
+    return suite.results(row) if is_right(row) else f"**wrong**: {suite.results(row)}"
 
 
 BENCHMARK = Benchmark("methods", "All methods, side by side.", scenarios, nothing, checks, tables)

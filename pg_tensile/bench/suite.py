@@ -74,14 +74,15 @@ def first_eor(row: Row) -> float | None:
 def show(name: str, rows: Sequence[Row], console: Console) -> None:
     """A table, and below it why a policy has no numbers."""
     experiment = EXPERIMENTS[name]
+    papers = ["paper's"] if any(published(row) for row in rows) else []
     table = Table(title=f"{name}: {experiment.title}")
-    for heading in ("", "policy", *experiment.columns, "paper's", "results"):
+    for heading in ("", "policy", *experiment.columns, *papers, "results"):
         table.add_column(heading, justify="right" if heading in experiment.columns else "left", no_wrap=True)
     for row in rows:
         if row["policy"] == "none" and row.get("error") is None:
             continue
         cells = [shown(column, row.get(column)) for column in experiment.columns]
-        table.add_row(row["case"], method(row), *cells, str(published(row) or ""), results(row))
+        table.add_row(row["case"], method(row), *cells, *(str(published(row) or "") for _ in papers), results(row))
     console.print(table)
     for row in rows:
         if row.get("error"):
@@ -99,7 +100,7 @@ def results(row: Row) -> str:
         return "failed"
     difference = row.get("gradient_difference")
     if row.get("bit_identical") is False and difference is not None:
-        return f"gradients {difference:.0e} off"
+        return f"gradients {difference:.0e} off" if difference else "gradients equal"
     return {True: "identical", False: "different", None: ""}[row.get("bit_identical")]
 
 
@@ -169,7 +170,7 @@ def main(arguments: Sequence[str]) -> int:
                     with open(asked.json, "a") as file:
                         file.write(json.dumps(row, allow_nan=False) + "\n")
     for name in dict.fromkeys(asked.names):
-        show(name, [row for row in rows if row["experiment"] == name], table_console(120))
+        show(name, [row for row in rows if row["experiment"] == name], table_console(140))
     if asked.plots is not None:
         plots.draw(rows, asked.plots)
     return int(not all(is_good(row) for row in rows))

@@ -28,8 +28,21 @@ def test_joint_is_ahead_of_who_needs_more_time_for_no_less_memory():
     assert ahead(*rows, row("vdnn", 80, 1.1), row("capuchin", 50, 1.1), row("lru", 20, 9.0)) == {
         "vdnn": True, "capuchin": False, "lru": False,
     }  # fmt: skip
-    (rival,) = rivals([*rows, row("vdnn", 60, 1.3)])
-    assert rival.joint is rows[2]  # 80 is too much
+
+
+@pytest.mark.parametrize(
+    ("peak", "eor"),
+    [(29, None), (30, 1.5), (40, 1.35), (50, 1.2), (79, 1.026), (80, 1.02), (90, 1.01), (99, 1.001), (120, 1)],
+)
+def test_between_two_of_its_rows_joint_is_on_the_line(peak, eor):
+    rows = [row("none", 100, 1.0), row("joint", 80, 1.02), row("joint", 50, 1.2), row("joint", 30, 1.5)]
+    (rival,) = rivals([*rows, row("vdnn", peak, 1.3, msr=0.5)])
+    assert rival.joint == (eor if eor is None else pytest.approx(eor))
+
+
+def test_a_row_that_needs_less_and_is_faster_counts():
+    (rival,) = rivals([row("joint", 80, 1.3), row("joint", 50, 1.2), row("vdnn", 70, 1.3)])
+    assert rival.joint == 1.2
 
 
 def test_noise_is_not_being_behind():
