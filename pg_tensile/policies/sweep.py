@@ -356,31 +356,25 @@ class _Sweep:
     def _come_back(self) -> Repeats:
         """Brings back what is due now, for the operator at hand and for what is repeated right before it."""
         repeats = Repeats(self.columns)
-        here = 2 * self.now
         away = [self.away[tensor] for tensor in dict.fromkeys(self.due[self.now]) if tensor in self.away]
-        due = [absence for absence in away if here - 1 <= absence.need <= here]
+        due = [absence for absence in away if 2 * self.now - 1 <= absence.need <= 2 * self.now]
         for absence in due:
             if absence.swap:
                 del self.away[absence.tensor]
                 self._emit_swap(absence)
-            elif absence.need == here and absence.tensor in self.away:
-                self._repeat(absence.tensor, absence.version, repeats)
         for absence in due:
             if absence.tensor in self.away:
-                self._postpone(absence, repeats)
+                self._repeat(absence.tensor, absence.version, repeats)
         return repeats
 
     def _repeat(self, tensor: int, version: int, repeats: Repeats) -> None:
         """Makes a tensor again, and before it what it is made of and is not there."""
-        here = 2 * self.now
         for writer in self.columns.writers(tensor, version):
             for each, mode, seen in self.columns.uses[writer]:
                 if mode == READ and each not in repeats.made and self._is_missing(each):
                     self._repeat(each, seen, repeats)
         repeats.add(tensor, version)
-        absence = self.away.get(tensor)
-        if absence is not None and absence.need <= here:
-            del self.away[tensor]
+        self.away.pop(tensor, None)
         self.outcome.events.append(Event(EventKind.RECOMPUTE, tensor, self.now - 1, self.now, version))
 
     def _is_missing(self, tensor: int) -> bool:
@@ -388,18 +382,6 @@ class _Sweep:
         if tensor in self.away:
             return not self.away[tensor].swap
         return not self.columns.persistent[tensor] and self.needs.last[tensor] < 2 * self.now - 1
-
-    def _postpone(self, absence: Absence, repeats: Repeats) -> None:
-        """What was to be made of a tensor now has come back before, so it can stay away."""
-        tensor, since = absence.tensor, 2 * self.now - 1
-        del self.away[tensor]
-        need = self.needs.next(tensor, since)
-        if need is None:
-            self.needs.last[tensor] = absence.since  # dead since then
-        elif price := self._price(tensor, since, need):
-            self._take_away(tensor, since, need, price)
-        else:
-            self._repeat(tensor, absence.version, repeats)
 
     def _emit_swap(self, absence: Absence) -> None:
         deadline = absence.need % (2 * self.count) // 2

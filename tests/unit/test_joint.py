@@ -7,7 +7,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from pg_tensile.errors import BudgetError
@@ -79,11 +79,13 @@ def test_plans_keep_to_the_budget_are_valid_and_the_same_every_time(seed, operat
     price=st.floats(0, 2),
     weight=st.floats(0, 1),
     chain=st.integers(1, 24),
+    link=st.sampled_from(LINKS),
 )
+@example(seed=81, part=0.05, price=0.5, weight=0.8, chain=22, link=1e10)  # a swap right after a recomputation
 @settings(max_examples=150, deadline=None)
-def test_every_pass_ends_with_a_valid_plan_or_says_what_is_missing(seed, part, price, weight, chain):
+def test_every_pass_ends_with_a_valid_plan_or_says_what_is_missing(seed, part, price, weight, chain, link):
     trace = random_trace(Random(seed), 40, 50)
-    profile = RTX_A6000.with_link(1e8)
+    profile = RTX_A6000.with_link(link)
     budget = budget_of(trace, part)
     outcome = sweep(Columns(trace), profile, budget, Prices(price, weight, chain))
     if outcome.shortage is None:
