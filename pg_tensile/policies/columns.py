@@ -42,7 +42,6 @@ class Columns:
         creates = trace.access_mode == Mode.CREATE
         np.add.at(created, trace.access_operator[creates], trace.tensor_bytes[trace.access_tensor[creates]])
         self.created: list[int] = created.tolist()  # [n]: bytes
-        self.changes_others = [False] * self.operators
         self.statistics: set[int] = set()  # tensors with a STATS access
         self._writers: dict[tuple[int, int], tuple[int, ...]] = {}
         self._read(trace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from random import Random
@@ -13,6 +14,7 @@ class Interrupts:
     wanted = False
 
     def __enter__(self) -> Interrupts:
+        self.callbacks, gc.callbacks[:] = gc.callbacks[:], []  # an interrupt in one, as torch.compile's, is lost
         self.before = signal.signal(signal.SIGUSR1, self.strike)
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self.send, args=(threading.get_ident(),))
@@ -34,3 +36,4 @@ class Interrupts:
         self.ended.set()
         self.thread.join()
         signal.signal(signal.SIGUSR1, self.before)
+        gc.callbacks[:] = self.callbacks

@@ -210,9 +210,9 @@ def test_a_grant_too_small_for_the_workspaces_is_asked_for_again(start: Callable
 
 
 def test_of_plans_that_come_before_training_the_newest_counts(start: Callable[..., Child]) -> None:
-    """As when another job comes while workspaces are looked at."""
-    eager = eager_run(start)
-    child = start()
+    """As when another job comes while workspaces are looked at; or just afterwards, on a slow machine."""
+    eager = eager_run(start, epochs=60)
+    child = start(epochs=60)
     trace = child.until(FrameType.TRACE)
     child.send(FrameType.PLAN, *grant(trace, 1, 0.9))
     child.send(FrameType.PLAN, *grant(trace, 2, 0.4))
