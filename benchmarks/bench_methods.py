@@ -22,7 +22,7 @@ from pg_tensile.bench.experiments import EXPERIMENTS, FULL, QUICK, Run, Size, ru
 from pg_tensile.bench.plots import draw
 from pg_tensile.bench.suite import method, published
 
-BATCH, ROUNDS = 8, 1  # with which the whole takes less than two hours on two cores
+BATCH, ROUNDS = 8, 1  # with which the whole should take less than two hours on two cores
 LONGEST_S = 155.0  # of a case of a figure
 NOISE = 0.03  # of a ratio of two times measured in the same rounds
 SECTIONS = ("savings", "table1", "table2", "table3", "table4", "fig6", "fig7", "optimum")  # in the document
@@ -75,10 +75,10 @@ def rivals(rows: Iterable[Row]) -> Iterator[Rival]:
     """Of one experiment. Those that save nothing are not rivals."""
     for case, found in groupby(rows, lambda row: row["case"]):
         right = [row for row in found if is_right(row)]
-        points = [(row["device_peak_bytes"], row["eor"]) for row in right if row["policy"] in ("none", "joint")]
+        known = [(row["device_peak_bytes"], row["eor"]) for row in right if row["policy"] in ("none", "joint")]
         for row in right:
             if row["policy"] not in ("none", "joint", "optimum") and row["msr"] > 0.01:
-                yield Rival(case, row, eor_at(row["device_peak_bytes"], points))
+                yield Rival(case, row, eor_at(row["device_peak_bytes"], known))
 
 
 def eor_at(peak: int, points: Iterable[tuple[int, float]]) -> float | None:

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pg_tensile.bench.job_process import Inspection, JobError, Jobs, Measured, Turn
+from pg_tensile.bench.known import KNOWN
 from pg_tensile.bench.options import MEMORY_BUDGET, VANILLA, BenchOptions, PolicyChoice
 from pg_tensile.bench.progress import Progress
 from pg_tensile.bench.report import machine, message_of, rates, versions
@@ -170,7 +171,7 @@ def plan_for_all(choice: PolicyChoice, measured: Sequence[Measured], profile: De
         return contender
     try:
         began = time.perf_counter()
-        contender.plans = named_policy(choice.name)(traces, profile, budget, **dict(choice.keywords))
+        contender.plans = named_policy(choice.name, KNOWN)(traces, profile, budget, **dict(choice.keywords))
         contender.planning_ms = (time.perf_counter() - began) * 1e3
         needed = sum(footprint(trace, contender.plans[job]).device_peak_bytes for job, trace in traces.items())
         if budget is not None and needed > budget:

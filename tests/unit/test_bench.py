@@ -579,6 +579,7 @@ def test_a_benchmark_goes_on_where_it_was_and_writes_tables(tmp_path, monkeypatc
     assert sum("VGG-16" in line for line in lines) == 3 and [line for line in lines if "| too large |" in line]
     monkeypatch.setattr(scenarios, "code_fingerprint", lambda: "other")
     assert not scenarios.Results(path, "host", fresh=False).scenarios
+    assert scenarios.Results(path, "host", fresh=False, keep=True).rows("memory") == [("VGG-16", row) for row in rows]
 
 
 def test_a_benchmark_tells_how_long_it_takes():
