@@ -329,6 +329,12 @@ def inference_pid(conn: Connection) -> int | None:
     return found
 
 
+def connections(pid: int) -> int:
+    """Pipes and sockets of a process: a server process may open and close relations' files at any time."""
+    links = (os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
+    return sum(link.startswith(("pipe:", "socket:")) for link in links)
+
+
 def test_a_killed_predictor_comes_back_and_leaks_nothing(db: Connection, wait_until: Wait) -> None:
     job = submit(db, "m", MLP, epochs=1)
     assert value(db, "SELECT wait_for_job(%s)", job) == "finished"
@@ -336,7 +342,7 @@ def test_a_killed_predictor_comes_back_and_leaks_nothing(db: Connection, wait_un
     before = value(db, ask)
     supervisor = inference_pid(db)
     assert supervisor is not None
-    opened = len(os.listdir(f"/proc/{supervisor}/fd"))
+    opened = connections(supervisor)
     for _ in range(2):
         (predictor,) = children(supervisor)
         os.kill(predictor, signal.SIGKILL)
@@ -350,7 +356,7 @@ def test_a_killed_predictor_comes_back_and_leaks_nothing(db: Connection, wait_un
 
         assert wait_until(answer, 30, "predictions again") == before
     assert inference_pid(db) == supervisor
-    assert len(os.listdir(f"/proc/{supervisor}/fd")) == opened
+    assert connections(supervisor) == opened
 
 
 def test_a_predictor_that_cannot_start_says_so_once(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
 import time
 from dataclasses import replace
@@ -396,4 +395,4 @@ def test_going_through_a_program_costs_less_than_eager_pytorch():
                 begin = time.process_time()
                 step()
                 taken.append(time.process_time() - begin)
-    assert statistics.median(times[1]) <= 1.02 * statistics.median(times[0])
+    assert min(times[1]) <= min(times[0])  # the least: other processes only ever add
