@@ -1,4 +1,5 @@
-"""The command `pg-tensile`. Subcommand bench: memory policies on one model's training step, side by side.
+"""The command `pg-tensile`. Subcommand bench: memory policies on one model's training step, side by side. The others
+look into a server (client/commands.py).
 
 Exit status: 0 when all went well, 1 when a policy or a peer failed or a policy's results differ from eager PyTorch's,
 2 when the command line or the model it names cannot be used, 130 when interrupted. Errors are one line on stderr, with
@@ -16,6 +17,7 @@ from typing import Any
 
 from pg_tensile.bench import options
 from pg_tensile.bench.options import BenchOptions
+from pg_tensile.client.commands import add as add_server_commands
 from pg_tensile.errors import OptionError, TensileError
 
 BENCH_EXAMPLES = """\
@@ -82,6 +84,7 @@ def add_bench(commands: Any) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.set_defaults(run=run_bench)
     add_step(parser.add_argument_group("the training step"))
     add_memory(parser.add_argument_group("the memory"))
     add_run(parser.add_argument_group("the run"))
@@ -186,11 +189,26 @@ def bench_options(arguments: argparse.Namespace) -> BenchOptions:
     )
 
 
-def parse(arguments: Sequence[str]) -> BenchOptions:
-    parser = Parser(prog="pg-tensile", description="Memory plans for training steps.", allow_abbrev=False)
+def read(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command's arguments; `run` takes them and returns the exit status."""
+    description = "Training in PostgreSQL, looked at; and memory plans for training steps."
+    parser = Parser(prog="pg-tensile", description=description, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_bench(commands)
-    return bench_options(parser.parse_args(arguments))
+    add_server_commands(commands)
+    return parser.parse_args(arguments)
+
+
+def parse(arguments: Sequence[str]) -> BenchOptions:
+    """Of a line that begins with bench, without the suite's names."""
+    return bench_options(read(arguments))
+
+
+def run_bench(arguments: argparse.Namespace) -> int:
+    bench = bench_options(arguments)
+    from pg_tensile.bench.run import run
+
+    return run(bench)
 
 
 def complain(error: TensileError) -> None:
@@ -209,10 +227,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from pg_tensile.bench import suite
 
             return suite.main(given[1:])
-        bench = parse(given)
-        from pg_tensile.bench.run import run
-
-        return run(bench)
+        parsed = read(given)
+        status: int = parsed.run(parsed)
+        return status
     except OptionError as error:
         complain(error)
         return 2

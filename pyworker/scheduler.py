@@ -38,7 +38,9 @@ JOBS = """
     FROM tensile._schedule_jobs() s JOIN tensile.jobs j ON j.id = s.job JOIN tensile.traces t ON t.job = s.job
 """
 PUBLISH = "tensile._publish_plan(int8,bytea,int8,int8,float8)"
-FOOTPRINT = "tensile._footprint(int8,int8,int4[],int8[],int8[],float8,float8,int8,int8,int8,int8,int8,float8,int4)"
+FOOTPRINT = (
+    "tensile._footprint(int8,int8,bytea,int4[],int8[],int8[],float8,float8,int8,int8,int8,int8,int8,float8,int4)"
+)
 FOOTPRINT_FIELDS = (
     *("iteration_us", "vanilla_us", "planned_bytes", "granted_bytes", "host_bytes", "out_bytes", "in_bytes"),
     *("stall_us", "recomputes"),
@@ -580,7 +582,8 @@ class Scheduler:
         fields, (_, operators, footprint, vanilla) = plan.fields, plan.buffers
         if len(operators):
             steps = (operators.cast("i").tolist(), footprint.cast("q").tolist(), vanilla.cast("q").tolist())
-            self._server.call(FOOTPRINT, job, generation, *steps, *(fields[name] for name in FOOTPRINT_FIELDS))
+            numbers = [fields[name] for name in FOOTPRINT_FIELDS]
+            self._server.call(FOOTPRINT, job, generation, plan.rows, *steps, *numbers)
         details = {name: fields[name] for name in (*FOOTPRINT_FIELDS, "link_share")}
         details["events"] = len(plan.buffers[0]) // 32
         self._log("planned", job, plan.device, plan.reason, details, generation)

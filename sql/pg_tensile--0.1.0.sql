@@ -370,6 +370,7 @@ COMMENT ON COLUMN tensile.latencies.load IS 'how busy others kept the device mea
 CREATE TABLE tensile.footprints (
     job           bigint PRIMARY KEY REFERENCES tensile.traces ON DELETE CASCADE,
     generation    bigint NOT NULL,
+    events        bytea NOT NULL,
     operators     int[] NOT NULL,
     planned       bigint[] NOT NULL,
     vanilla       bigint[] NOT NULL,
@@ -384,6 +385,7 @@ CREATE TABLE tensile.footprints (
     recomputes    int
 );
 COMMENT ON TABLE tensile.footprints IS 'what the newest plan of each job was planned to need; see view footprint';
+COMMENT ON COLUMN tensile.footprints.events IS 'rows of the plan, as in the plan table';
 COMMENT ON COLUMN tensile.footprints.operators IS 'that is executed in each step of an iteration under the plan';
 COMMENT ON COLUMN tensile.footprints.planned IS 'bytes on the device in each step';
 COMMENT ON COLUMN tensile.footprints.vanilla IS 'bytes on the device in each step without a plan';
@@ -1520,17 +1522,18 @@ BEGIN
 END $$;
 
 -- What the job's plan was planned to need
-CREATE FUNCTION tensile._footprint(job bigint, generation bigint, operators int[], planned bigint[], vanilla bigint[],
-                                   iteration_us float8, vanilla_us float8, planned_bytes bigint, granted_bytes bigint,
-                                   host_bytes bigint, out_bytes bigint, in_bytes bigint, stall_us float8,
-                                   recomputes int) RETURNS void
+CREATE FUNCTION tensile._footprint(job bigint, generation bigint, events bytea, operators int[], planned bigint[],
+                                   vanilla bigint[], iteration_us float8, vanilla_us float8, planned_bytes bigint,
+                                   granted_bytes bigint, host_bytes bigint, out_bytes bigint, in_bytes bigint,
+                                   stall_us float8, recomputes int) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
     INSERT INTO tensile.footprints
-        SELECT t.job, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14 FROM tensile.traces t WHERE t.job = $1
-        ON CONFLICT (job) DO UPDATE SET generation = EXCLUDED.generation, operators = EXCLUDED.operators,
-            planned = EXCLUDED.planned, vanilla = EXCLUDED.vanilla, iteration_us = EXCLUDED.iteration_us,
-            vanilla_us = EXCLUDED.vanilla_us, planned_bytes = EXCLUDED.planned_bytes,
+        SELECT t.job, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15
+        FROM tensile.traces t WHERE t.job = $1
+        ON CONFLICT (job) DO UPDATE SET generation = EXCLUDED.generation, events = EXCLUDED.events,
+            operators = EXCLUDED.operators, planned = EXCLUDED.planned, vanilla = EXCLUDED.vanilla,
+            iteration_us = EXCLUDED.iteration_us, vanilla_us = EXCLUDED.vanilla_us, planned_bytes = EXCLUDED.planned_bytes,
             granted_bytes = EXCLUDED.granted_bytes, host_bytes = EXCLUDED.host_bytes, out_bytes = EXCLUDED.out_bytes,
             in_bytes = EXCLUDED.in_bytes, stall_us = EXCLUDED.stall_us, recomputes = EXCLUDED.recomputes;
 $$;

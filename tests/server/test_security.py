@@ -132,7 +132,8 @@ def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Conne
         "operators (job, operator, target, source) VALUES (%s, 0, 'aten.relu.default', 'secret.py:1')",
         "tensors (job, tensor, name) VALUES (%s, 0, 'secret')",
         "latencies (job, predicted, measured, average, samples, total_us) VALUES (%s, '{1}', '{2}', '{2}', 1, 2)",
-        "footprints (job, generation, operators, planned, vanilla) VALUES (%s, 1, '{0}', '{1}', '{1}')",
+        "footprints (job, generation, events, operators, planned, vanilla)"
+        " VALUES (%s, 1, 'secret', '{0}', '{1}', '{1}')",
         "scheduler_log (job, event, reason) VALUES (%s, 'planned', 'secret')",
         "device_profiles (device, profile) VALUES ('of nobody', '{}')",
         "latency_models (device, models, kinds, samples) VALUES ('of nobody', '', 1, 1)",
@@ -185,7 +186,7 @@ def test_functions_of_workers_are_useless_in_sessions(play: Cast, name: str) -> 
         "SELECT tensile._job_waits(%(job)s, '')",
         "SELECT tensile._job_refuse(%(job)s, '{}')",
         "SELECT tensile._log('x', %(job)s)",
-        "SELECT tensile._footprint(%(job)s, 1, '{}', '{}', '{}', 1, 1, 1, 1, 1, 1, 1, 1, 1)",
+        "SELECT tensile._footprint(%(job)s, 1, '', '{}', '{}', '{}', 1, 1, 1, 1, 1, 1, 1, 1, 1)",
         "SELECT tensile._keep_tables(%(job)s, '{}')",
         "SELECT * FROM tensile._open_jobs",
         "SELECT tensile._job_slots()",

@@ -55,7 +55,7 @@ def latency(stage: Stage, job: int, measured: str, total_us: float = 10.0) -> No
 
 
 def footprint(stage: Stage, job: int, generation: int = 1) -> None:
-    arrays = "'{0,1,2,1,3}', '{100,200,300,200,100}', '{100,300,500}'"
+    arrays = "'', '{0,1,2,1,3}', '{100,200,300,200,100}', '{100,300,500}'"
     stage.order(
         "scheduler", f"SELECT tensile._footprint({job}, {generation}, {arrays}, 12, 10, 300, 306, 50, 60, 70, 0.5, 1)"
     )

@@ -1,0 +1,96 @@
+"""Connections to a server that has the extension, made as psql makes them: a connection string, a service, or the PG…
+variables of the environment say where it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from psycopg.rows import DictRow, dict_row
+
+from pg_tensile import __version__
+from pg_tensile.errors import TensileError
+
+Connection = psycopg.Connection[DictRow]
+
+EXTENSION = """
+    SELECT e.extversion, n.nspname AS schema, current_setting('pg_tensile.database', true) AS at_work,
+           current_database() AS database
+    FROM pg_catalog.pg_database d
+         LEFT JOIN pg_catalog.pg_extension e ON e.extname = 'pg_tensile'
+         LEFT JOIN pg_catalog.pg_namespace n ON n.oid = e.extnamespace
+    WHERE d.datname = current_database()
+"""
+
+
+class ServerError(TensileError):
+    """There is no server, no extension or no such job, or the server has refused what it was asked."""
+
+
+def connect(conninfo: str = "", **parameters: Any) -> Connection:
+    """A connection whose statements commit at once and whose rows are dicts. `conninfo`: a connection string or URI;
+    `parameters`: libpq's, as host, port, user, dbname, password; None means that it is not given.
+
+    Raises ServerError if there is no server or nobody is let in, and if the database has no pg_tensile of this version.
+    """
+    given = {name: value for name, value in parameters.items() if value is not None}
+    try:
+        connection = psycopg.connect(
+            conninfo, autocommit=True, row_factory=dict_row, **{"fallback_application_name": "pg_tensile"} | given
+        )
+    except psycopg.OperationalError as error:
+        hint = (
+            "-d, -h, -p and -U, or PGSERVICE, PGHOST, PGPORT, PGUSER and PGDATABASE, say where it is and who you are."
+        )
+        raise ServerError(f"cannot connect: {str(error).strip()}", hint) from None
+    except psycopg.ProgrammingError as error:
+        hint = 'Write it as "host=/tmp port=5432 dbname=mydb" or postgresql://user@host:port/mydb.'
+        raise ServerError(f"the connection string cannot be used: {str(error).strip()}", hint) from None
+    try:
+        extension_schema(connection)
+    except ServerError:
+        connection.close()
+        raise
+    return connection
+
+
+def extension_schema(connection: Connection) -> str:
+    """The schema of train_model and the others. Raises ServerError if there is no extension of this version."""
+    found = connection.execute(EXTENSION).fetchone()
+    assert found is not None
+    if found["extversion"] is None:
+        elsewhere = found["at_work"] not in (None, found["database"])
+        hint = (
+            f'pg_tensile works in database "{found["at_work"]}": connect to that one.'
+            if elsewhere
+            else "CREATE EXTENSION pg_tensile CASCADE; makes it, on a server that preloads the library."
+        )
+        raise ServerError(f'database "{found["database"]}" has no extension pg_tensile', hint)
+    if found["extversion"] != __version__:
+        message = f"the database has pg_tensile {found['extversion']}, and this is {__version__}"
+        raise ServerError(
+            message, "Install the same version on both sides; ALTER EXTENSION pg_tensile UPDATE; helps there."
+        )
+    return str(found["schema"])
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Makes ServerErrors of what the server or the connection complains about, with its hint and detail."""
+    try:
+        yield
+    except psycopg.Error as error:
+        said = error.diag
+        hint = said.message_hint
+        if hint is None and error.sqlstate == "42501":
+            hint = "Ask the object's owner for the privilege, or connect as another role."
+        message = said.message_primary or str(error).strip() or "the connection was lost"
+        raise ServerError(message, hint, said.message_detail) from error
+
+
+def no_such_job(job: int) -> ServerError:
+    hint = "tensile.progress and tensile.job_history list yours; members of pg_read_all_stats see all jobs."
+    return ServerError(f"there is no job {job}, or it is somebody else's", hint)
