@@ -99,7 +99,7 @@ define_place_settings(void)
 							   "auto: the first CUDA device if there is one, else the CPU.",
 							   &tensile_device, "auto", PGC_SIGHUP, 0, check_device, NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.device_memory",
-							"Sets how much memory of a device all jobs together may use.",
+							"Sets how much memory of a device jobs and predictions together may use.",
 							"0: all of it.",
 							&tensile_device_memory, 0, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_KB, NULL, NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.threads",
@@ -134,11 +134,11 @@ define_job_settings(void)
 							&tensile_executor_timeout, 300, 0, INT_MAX / 1000, PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.ageing",
 							"Sets the time in the queue that is worth one step of priority.",
-							"0: waiting does not raise a job's priority.",
+							"After that time nobody passes a job that waits for memory, either. 0: never.",
 							&tensile_ageing, 300, 0, INT_MAX / 1000, PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.predict_timeout",
 							"Sets how long a prediction may take, loading the model included.",
-							NULL,
+							"Starting the predictor is part of it.",
 							&tensile_predict_timeout, 30000, 1, INT_MAX, PGC_USERSET, GUC_UNIT_MS, NULL, NULL, NULL);
 }
 
@@ -152,11 +152,11 @@ define_plan_settings(void)
 							 &tensile_policy, TENSILE_POLICY_JOINT, policies, PGC_USERSET, 0, NULL, NULL, NULL);
 	DefineCustomRealVariable("pg_tensile.update_threshold",
 							 "Sets the relative change of a job's measured latency that makes a new plan.",
-							 NULL,
+							 "0.2: a training step that takes 20 % more or less time than planned.",
 							 &tensile_update_threshold, 0.2, 0.01, 10, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomRealVariable("pg_tensile.latency_weight",
 							 "Sets the weight of a new measurement in an operator's average latency.",
-							 NULL,
+							 "1: the last measurement alone counts.",
 							 &tensile_latency_weight, 0.2, 0.001, 1, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.host_memory",
 							"Sets how much host memory the swapped tensors of all jobs together may use.",
