@@ -1,0 +1,115 @@
+"""Calls of the extension's SQL functions: each argument goes by the function's own name for it, as a parameter of the
+query with the type that the function declares. Nothing is written into SQL but quoted names.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from psycopg import sql
+
+from pg_tensile.errors import TensileError
+
+Error = TypeVar("Error", bound=BaseException)
+
+
+class ArgumentError(TensileError):
+    """An argument of a method has the wrong type, or names a file that cannot be written."""
+
+
+def noted(error: Error) -> Error:
+    """The error with its detail and hint in what Python prints of it, below the message."""
+    if getattr(error, "__notes__", None):
+        return error
+    for word in ("detail", "hint"):
+        if text := getattr(error, word, None):
+            error.add_note(f"{word}: {text}")
+    return error
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool | str | bytes):
+        raise TypeError
+    return float(value)
+
+
+def _size(value: Any) -> str:
+    return value if isinstance(value, str) else f"{_integer(value)}B"
+
+
+def _json(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, allow_nan=False)
+
+
+class Kind(NamedTuple):
+    """Of an argument: its type in SQL, what makes a parameter of a Python value, and what it wants, in words."""
+
+    type: str
+    convert: Callable[[Any], Any]
+    what: str
+
+
+TEXT = Kind("text", _text, "a str")
+FLAG = Kind("bool", _flag, "True or False")
+INT4, INT8 = (Kind(name, _integer, "a whole number") for name in ("int4", "int8"))
+FLOAT8 = Kind("float8", _number, "a number")
+SIZE = Kind("text", _size, 'a size such as "8GB", or a number of bytes')
+JSON = Kind("jsonb", _json, "a dict that JSON can express, or JSON as a str")
+
+ARGUMENTS = {
+    **dict.fromkeys(("name", "description", "model", "query", "target", "optimizer", "policy"), TEXT),
+    **dict.fromkeys(("architecture", "options"), JSON),
+    **dict.fromkeys(("epochs", "batch_size", "priority", "version", "device_seconds"), INT4),
+    **dict.fromkeys(("seed", "job"), INT8),
+    **dict.fromkeys(("learning_rate", "validation", "timeout"), FLOAT8),
+    "memory_budget": SIZE,
+    "replace": FLAG,
+}
+
+
+def converted(name: str, value: Any) -> Any:
+    """The parameter of an argument of that name. Raises ArgumentError."""
+    kind = ARGUMENTS[name]
+    try:
+        return kind.convert(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        detail = str(error) or f"it is of type {type(value).__name__}"
+        raise noted(ArgumentError(f"argument {name} is not {kind.what}", f"Pass {kind.what}.", detail)) from None
+
+
+def call(
+    schema: str, function: str, required: Mapping[str, Any], optional: Mapping[str, Any] | None = None
+) -> tuple[sql.Composed, dict[str, Any]]:
+    """`schema.function(name => value, …)` and the query's parameters; what is None of `optional` is left to the
+    function's default. Raises ArgumentError."""
+    given = dict(required) | {name: value for name, value in (optional or {}).items() if value is not None}
+    parameters = {name: converted(name, value) for name, value in given.items()}
+    arguments = [
+        sql.SQL("{} => {}::{}").format(
+            sql.Identifier(name), sql.Placeholder(name), sql.Identifier("pg_catalog", ARGUMENTS[name].type)
+        )
+        for name in parameters
+    ]
+    place = sql.Identifier(schema.replace("%", "%%"), function)  # a lone % would begin a placeholder
+    return sql.SQL("{}({})").format(place, sql.SQL(", ").join(arguments)), parameters
