@@ -1,0 +1,173 @@
+"""Every SQL example of the documents is executed, in order, in a database of its own for each document; and the SQL
+reference is what the catalogues say.
+
+How a block is treated, the comment before it says (tests/documents.py). README shows calls side by side, not a session:
+it gets its tables here, and what needs a job's end waits for it, as a reader would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from scripts import demo
+from scripts.sql_reference import COMMAND, REFERENCE, columns, functions, render, settings
+from tests.documents import DOCUMENTS, Block, blocks, statements
+from tests.server.support import value
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Wait = Callable[..., Any]
+
+WITH_SQL = [path for path in DOCUMENTS if path != REFERENCE and blocks(path, "sql")]
+NOT_EXECUTED = 0  # blocks of all documents
+NOTES = re.compile(r"|no rows|until \d+ rows|setup:.+|not executed: .+", re.DOTALL)
+NEEDS_JOBS_TO_HAVE_ENDED = re.compile(r"\b(predict|predict_class|predict_rows|train_model)\(")
+README_TABLES = f"""
+    {demo.TABLES} {demo.DEPARTURES}
+    INSERT INTO planes (tailnum, year, seats, engine)
+        SELECT 'N' || i, 1990 + i, 100 + 10 * i, (ARRAY['Turbo-fan', 'Turbo-jet'])[1 + i % 2]
+        FROM generate_series(0, 19) i;
+    INSERT INTO weather (origin, time_hour, temp, humid, wind_speed, precip, pressure, visib)
+        SELECT airport, timestamptz '2013-01-01' + i * interval '1 hour', 50 + 20 * sin(i), 60, 10 + 8 * cos(i), 0,
+               1013, 10
+        FROM generate_series(0, 799) i, unnest(ARRAY['EWR', 'JFK', 'LGA']) airport;
+    INSERT INTO flights (year, month, day, arr_delay, carrier, tailnum, origin, dest, distance, hour, time_hour)
+        SELECT 2013, 1, 1 + i % 28, 40 * sin(i), (ARRAY['UA', 'AA', 'B6'])[1 + i % 3], 'N' || i % 20,
+               (ARRAY['EWR', 'JFK', 'LGA'])[1 + i % 3], (ARRAY['IAH', 'MIA'])[1 + i % 2], 200 + 37 * i % 2000, i % 24,
+               timestamptz '2013-01-01' + i % 800 * interval '1 hour'
+        FROM generate_series(1, 2000) i;
+    INSERT INTO digits
+        SELECT i, i % 3, ARRAY(SELECT abs(p - 20 * (i % 3)) % 17 FROM generate_series(1, 64) p ORDER BY p)
+        FROM generate_series(1, 300) i;
+    SELECT register_model('digit', '{{"type": "cnn", "channels": [4]}}');
+    SELECT train_model('digit', 'SELECT label, image FROM digits', 'label', epochs => 2,
+                       options => '{{"task": "classification"}}');
+    SELECT wait_for_job(1);
+"""
+# Columns that say what they are; all others have a comment.
+SELF_EXPLANATORY = {
+    *("id", "name", "job", "model", "version", "owner", "owner_name", "grantor_name", "device", "state", "reason"),
+    *("architecture", "description", "query", "target", "epochs", "batch_size", "optimizer", "learning_rate"),
+    *("validation", "seed", "policy", "priority", "options", "sqlstate", "error", "hint", "detail"),
+    *("dtype", "shape", "bytes", "at", "created_at", "updated_at", "submitted_at", "started_at", "ended_at"),
+    *("captured_at", "measured_at", "calibrated_at"),
+}
+
+
+@pytest.fixture(scope="module")
+def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
+    cluster = new_cluster(extension=False)
+    yield cluster
+    cluster.end()
+
+
+@pytest.fixture
+def enter(server: Any, wait_until: Wait) -> Iterator[Callable[[str], Connection]]:
+    """`enter(name)`: a connection to a new database, which pg_tensile works in from now on. What a document sets with
+    ALTER SYSTEM is forgotten afterwards."""
+    with contextlib.ExitStack() as connections:
+
+        def make(name: str) -> Connection:
+            with server.connect() as conn:
+                conn.execute(f"CREATE DATABASE {name}")
+            server.configure({"pg_tensile.database": name})
+            server.reload()
+            conn = connections.enter_context(server.connect(name))
+            wait_until(lambda: value(conn, "SHOW pg_tensile.database") == name)
+            return conn
+
+        yield make
+    with server.connect() as conn:
+        conn.execute("ALTER SYSTEM RESET ALL")
+        conn.execute("SELECT pg_reload_conf()")
+
+
+# ---- examples -------------------------------------------------------------------------------------------------------
+
+
+def rows(conn: Connection, statement: str) -> list[Any] | None:
+    """None: the statement is no query."""
+    cursor = conn.execute(statement.encode())
+    return cursor.fetchall() if cursor.description is not None else None
+
+
+def follow(conn: Connection, block: Block, wait_until: Wait) -> None:
+    """Executes a block as its note says. Raises AssertionError, psycopg.Error."""
+    assert NOTES.fullmatch(block.note), f"unknown note: {block.note}"
+    if block.note.startswith("not executed"):
+        return
+    if block.note.startswith("setup:"):
+        for statement in statements(block.note.removeprefix("setup:")):
+            conn.execute(statement.encode())
+    until = re.fullmatch(r"until (\d+) rows", block.note)
+    for statement in statements(block.text):
+        if until is not None:
+            wait_until(lambda sql=statement: len(rows(conn, sql) or ()) >= int(until[1]), 60, f"line {block.line}")
+            continue
+        found = rows(conn, statement)
+        assert found is None or bool(found) == (block.note != "no rows"), f"{statement}\nreturned {found}"
+
+
+def patient(conn: Connection, wait_until: Wait) -> Iterator[Block]:
+    """The README's statements one by one, each when it can be executed."""
+    for block in blocks(next(path for path in WITH_SQL if path.name == "README.md"), "sql"):
+        for statement in statements(block.text):
+            if NEEDS_JOBS_TO_HAVE_ENDED.search(statement):
+                wait_until(lambda: value(conn, "SELECT count(*) FROM tensile.progress") == 0, 60, "jobs end")
+            yield block._replace(text=statement)
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("document", WITH_SQL, ids=lambda path: path.stem)
+def test_examples_work(document: Path, enter: Callable[[str], Connection], wait_until: Wait) -> None:
+    conn = enter(document.stem.lower())
+    found: Iterator[Block] = iter(blocks(document, "sql"))
+    if not any("CREATE EXTENSION" in block.text for block in blocks(document, "sql")):
+        conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+    if document.name == "README.md":
+        for statement in statements(README_TABLES):
+            conn.execute(statement.encode())
+        found = patient(conn, wait_until)
+    for block in found:
+        try:
+            follow(conn, block, wait_until)
+        except (psycopg.Error, AssertionError) as error:
+            raise AssertionError(f"{document.name}, line {block.line}: {error}") from error
+
+
+def test_nearly_all_examples_are_executed() -> None:
+    assert {"README.md", "tutorial.md", "operations.md"} <= {path.name for path in WITH_SQL}
+    notes = [block.note for path in WITH_SQL for block in blocks(path, "sql")]
+    assert sum(note.startswith("not executed") for note in notes) == NOT_EXECUTED
+
+
+# ---- the reference --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def described(server: Any) -> Iterator[Connection]:
+    with server.connect() as conn:
+        conn.execute("CREATE DATABASE described")
+    with server.connect("described") as conn:
+        conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+        yield conn
+
+
+def test_the_sql_reference_is_what_the_catalogues_say(described: Connection) -> None:
+    assert REFERENCE.exists(), f"run {COMMAND}"
+    assert REFERENCE.read_text() == render(described), f"run {COMMAND}"
+
+
+def test_everything_public_is_described(described: Connection) -> None:
+    assert len(functions(described)) > 15 and len(settings(described)) > 10
+    assert [function for function in functions(described) if not function.description] == []
+    assert [column.relation for column in columns(described) if not column.about] == []
+    assert [setting.name for setting in settings(described) if not setting.purpose] == []
+    silent = {column.name: column for column in columns(described) if not column.description}
+    assert silent.keys() == SELF_EXPLANATORY, sorted(silent.keys() ^ SELF_EXPLANATORY)
