@@ -1,0 +1,161 @@
+"""Numbers and texts as a terminal shows them: short, in cells of a fixed width, without anything that a terminal obeys.
+
+What others have written (names, reasons, errors, queries) reaches the screen through `fit` or `wrap` only.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from rich.cells import cell_len, chop_cells, set_cell_size
+
+NONE = "–"  # a number that there is not
+BLOCKS = "▁▂▃▄▅▆▇█"
+EIGHTHS = " ▏▎▍▌▋▊▉"
+UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+DAY = 86_400
+
+
+def plain(text: str) -> str:
+    """With a space for whatever is not printed: control characters, escapes, marks that change the direction."""
+    return "".join(each if each.isprintable() else " " for each in text)
+
+
+def fit(text: str, width: int, right: bool = False) -> str:
+    """Exactly `width` cells of it: cut with … where it is longer, else filled with spaces on the right, or the left."""
+    text = plain(text[: 4 * max(width, 1) + 1])  # no more than is shown, however long it is
+    size = cell_len(text)
+    if width <= 0:
+        return ""
+    if size > width:
+        return set_cell_size(text, width - 1) + "…"
+    return " " * (width - size) + text if right else text + " " * (width - size)
+
+
+def wrap(text: str, width: int, lines: int) -> list[str]:
+    """In at most so many lines of at most so many cells, cut with … where it is longer."""
+    width, text = max(width, 2), plain(text[: (lines + 1) * 4 * max(width, 2)])
+    found = textwrap.wrap(text, width)
+    if any(cell_len(line) > width for line in found):
+        found = chop_cells(text, width)
+    if len(found) > lines:
+        found = [*found[: lines - 1], fit(f"{found[lines - 1]} {found[lines]}", width).rstrip()]
+    return found
+
+
+def join(parts: Iterable[str | None], width: int, between: str = "  ") -> str:
+    """The first of the parts, as many as fit; None: there is no such part."""
+    found = ""
+    for part in parts:
+        if part is None:
+            continue
+        longer = found + between + part if found else part
+        if cell_len(plain(longer)) > width:
+            break
+        found = longer
+    return found
+
+
+# ---- numbers --------------------------------------------------------------------------------------------------------
+
+
+def size(nbytes: float | None) -> str:
+    """Of memory, in units of 1024, three digits: "98.0 MB". Seven cells."""
+    if nbytes is None:
+        return NONE
+    value = float(nbytes)
+    for unit in UNITS:
+        if abs(value) < 999.5 or unit == UNITS[-1]:
+            break
+        value /= 1024
+    return f"{value:.{0 if unit == UNITS[0] else _digits(value)}f} {unit}"
+
+
+def short(value: float | None) -> str:
+    """Any number, three digits: "0.53", "42.5", "1.20k", "12.3M". Five cells."""
+    if value is None:
+        return NONE
+    for unit in ("", "k", "M", "G", "T"):
+        if abs(value) < 999.5 or unit == "T":
+            break
+        value /= 1000
+    return f"{value:.{_digits(value)}f}{unit}"
+
+
+def _digits(value: float) -> int:
+    """After the point, for three digits."""
+    return 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+
+
+def count(value: int | None) -> str:
+    """A whole number: as it is up to 9999."""
+    return str(value) if value is not None and abs(value) < 10_000 else short(value)
+
+
+def loss(value: float | None) -> str:
+    """Five digits or so: "0.1134", "12.345", "1.2e-05". Seven cells."""
+    if value is None:
+        return NONE
+    magnitude = abs(value)
+    if magnitude and not 1e-3 <= magnitude < 1e5:
+        return f"{value:.1e}"
+    return f"{value:.{4 if magnitude < 10 else 3 if magnitude < 100 else 2 if magnitude < 1000 else 1}f}"
+
+
+def percent(share: float | None) -> str:
+    return NONE if share is None else f"{100 * share:.{1 if 0 < share < 0.0995 else 0}f}%"
+
+
+def duration(seconds: float | None) -> str:
+    """Of some time: "0.08s", "42s", "12:34", "5h12m", "3d04h". Six cells."""
+    if seconds is None:
+        return NONE
+    if seconds < 9.95:
+        return f"{max(0.0, seconds):.{2 if 0 < seconds < 0.995 else 1}f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02}"
+    if whole < DAY:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // DAY}d{whole % DAY // 3600:02}h" if whole < 100 * DAY else ">99d"
+
+
+# ---- pictures -------------------------------------------------------------------------------------------------------
+
+
+def bar(share: float | None, width: int) -> str:
+    """Full up to `share`, 0 to 1, in eighths of a cell."""
+    eighths = round(min(max(share or 0.0, 0.0), 1.0) * width * 8)
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (EIGHTHS[rest] if rest else "")).ljust(width, "·")
+
+
+def parts_bar(parts: Sequence[tuple[float, str]], whole: float, width: int) -> str:
+    """A bar of several parts one after the other, each with a character of its own."""
+    found, total = "", 0.0
+    for part, character in parts:
+        total += max(0.0, part)
+        end = round(width * min(1.0, total / whole)) if whole > 0 else 0
+        found += character * (end - len(found))
+    return found.ljust(width, "·")
+
+
+def sparkline(points: Sequence[tuple[float, float]], width: int) -> str:
+    """The course of y over x, points in the order of x: one block for each of `width` equal parts of x, the mean of its
+    points; where there are none the height stays."""
+    if not points or width <= 0:
+        return ""
+    first, last = points[0][0], points[-1][0]
+    parts: list[list[float]] = [[] for _ in range(width if last > first else 1)]
+    for x, y in points:
+        place = int((x - first) / (last - first) * width) if last > first else 0
+        parts[min(place, len(parts) - 1)].append(y)
+    heights: list[float] = []
+    for part in parts:
+        heights.append(sum(part) / len(part) if part else heights[-1])
+    low, high = min(heights), max(heights)
+    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(BLOCKS[round((height - low) * scale)] for height in heights)
