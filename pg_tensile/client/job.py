@@ -154,7 +154,7 @@ class Job:
         """The events of the job's newest memory plan, with the columns of the view tensile.plan, also after the job has
         ended. No rows: nothing has to be swapped or computed again, or there is no plan. Only the last job of a model
         keeps its plan."""
-        return frame(PLAN, [event for row in self._rows(PLANNED) for event in _events(row)])
+        return frame(PLAN, [event for row in self._rows(PLANNED) for event in events_of(row)])
 
     def latency(self) -> pd.DataFrame:
         """The view tensile.latency: microseconds of each operator, predicted, measured last, and on average."""
@@ -192,7 +192,7 @@ class Job:
         return f"<table><caption>Job {self.number} of {escape(self.model)}</caption>{rows}</table>"
 
 
-def _events(row: Row) -> list[Row]:
+def events_of(row: Row) -> list[Row]:
     """The rows of the view tensile.plan, of a row of PLANNED."""
     from pg_tensile.plan import EventKind, Plan
 

@@ -1,0 +1,433 @@
+"""The Python client against a server whose extension, models, columns and queries have names that want quoting.
+
+alice owns the models; one job has finished, another trains for ever. mallory may do nothing with them, a watcher may
+look. Tests that stop a server have one of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pandas.testing import assert_frame_equal
+from psycopg import sql
+
+from pg_tensile.client import (
+    ArgumentError,
+    Client,
+    ConnectionLost,
+    Job,
+    JobTimeout,
+    ServerError,
+    TrainingFailed,
+    connect,
+)
+from pg_tensile.client.frames import PLAN, frame
+from tests.server.support import FOREVER, MLP, ROWS, value
+
+Wait = Callable[..., Any]
+
+SCHEMA = "Odd %s; schema --"
+MODEL = "a \"model\"; '%s' -- [red]\\ <b>"
+QUERY = f'SELECT a AS "100%", b AS "it\'s", c, y AS "the ""answer"";" FROM ({ROWS}) r'
+TARGET = 'the "answer";'
+DEEP = {"type": "mlp", "hidden": [128, 128, 128, 64]}  # can do with a part of its memory
+SETTINGS: dict[str, Any] = {"batch_size": 50, "validation": 0.25}
+EPOCHS = 20
+
+
+@pytest.fixture(scope="module")
+def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
+    cluster = new_cluster(extension=False)
+    try:
+        with cluster.connect() as conn:
+            conn.execute(
+                sql.SQL(
+                    "CREATE SCHEMA {0}; CREATE EXTENSION pg_tensile SCHEMA {0} CASCADE;"
+                    "GRANT USAGE ON SCHEMA {0} TO PUBLIC; CREATE ROLE alice LOGIN; CREATE ROLE mallory LOGIN;"
+                    "CREATE ROLE watcher LOGIN IN ROLE pg_read_all_stats"
+                ).format(sql.Identifier(SCHEMA))
+            )
+        with connect(cluster.dsn(user="alice")) as alice:
+            for name in (MODEL, "endless"):
+                alice.register(name, DEEP, "of a test")
+        yield cluster
+        with connect(cluster.dsn()) as admin:
+            for row in admin.connection.execute("SELECT job FROM tensile.progress").fetchall():
+                job = admin.job(row["job"])
+                job.cancel()
+                job.wait(progress=False, timeout=30)
+    finally:
+        cluster.end()
+
+
+@pytest.fixture
+def client(server: Any) -> Iterator[Client]:
+    """alice's."""
+    with connect(server.dsn(user="alice")) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def budget(server: Any) -> int:
+    """Bytes: less than the jobs take without a plan, more than they need."""
+    with connect(server.dsn(user="alice")) as client:
+        text = client.explain(MODEL, QUERY, TARGET, options={"format": "json"}, **SETTINGS)
+    memory = json.loads(text)["memory"]
+    return int(memory["least_bytes"] + memory["vanilla_bytes"]) // 2
+
+
+@pytest.fixture(scope="module")
+def trained(server: Any, budget: int) -> int:
+    """The number of a job that has finished."""
+    with connect(server.dsn(user="alice")) as client:
+        job = client.train(MODEL, QUERY, TARGET, epochs=EPOCHS, learning_rate=3e-3, memory_budget=budget, **SETTINGS)
+        assert job.wait(progress=False, timeout=90) == "finished"
+        return job.number
+
+
+@pytest.fixture
+def endless(client: Client, budget: int, wait_until: Wait) -> Job:
+    """A job that trains: the one that an earlier test has left, if it has."""
+    rows = client.connection.execute("SELECT job FROM tensile.progress WHERE model = 'endless'").fetchall()
+    if rows:
+        job = client.job(rows[0]["job"])
+    else:
+        job = client.train("endless", QUERY, TARGET, epochs=FOREVER, memory_budget=budget, **SETTINGS)
+    wait_until(lambda: phase(client, job) == "training", 60, lambda: job.state)
+    return job
+
+
+def phase(client: Client, job: Job) -> str | None:
+    row = client.connection.execute("SELECT phase FROM tensile.progress WHERE job = %s", (job.number,)).fetchone()
+    return row and row["phase"]
+
+
+# -- a job that has finished ------------------------------------------------------------------------------------------
+
+
+def test_a_finished_job_is_waited_for_at_once(client: Client, trained: int, capsys: pytest.CaptureFixture[str]) -> None:
+    job = client.job(trained)
+    assert (job.number, job.model, job.state) == (trained, MODEL, "finished")
+    assert job.wait(timeout=0) == "finished"
+    assert "100%" in capsys.readouterr().out
+    assert job.cancel() is False and job.set_priority(3) is False
+
+
+def test_metrics_have_a_row_for_each_epoch_and_split(client: Client, trained: int) -> None:
+    metrics = client.job(trained).metrics()
+    assert list(metrics.index) == [
+        (epoch, split) for epoch in range(1, EPOCHS + 1) for split in ("training", "validation")
+    ]
+    assert (metrics["loss"] > 0).all() and (metrics["samples"] > 0).all() and metrics["rmse"].isna().all()
+    losses = metrics["loss"].unstack()["training"]
+    assert losses[EPOCHS] < losses[1]
+    row = client.connection.execute(
+        "SELECT accuracy FROM tensile.metrics WHERE job = %s AND epoch = %s AND split = 'validation'",
+        (trained, EPOCHS),
+    ).fetchone()
+    assert row is not None and metrics.loc[(EPOCHS, "validation"), "accuracy"] == row["accuracy"]
+
+
+def test_the_memory_of_an_ended_job_is_still_there(client: Client, trained: int, budget: int) -> None:
+    job = client.job(trained)
+    plan, latency, footprint = job.plan(), job.latency(), job.footprint()
+    assert len(plan) and set(plan["event"]) <= {"swap_out", "swap_in", "recompute", "release"}
+    assert plan["tensor_name"].notna().any() and plan["trigger_name"].notna().any()
+    assert list(latency.index) == list(range(len(latency))) and len(latency) > 20
+    assert latency["predicted_us"].notna().all() and latency["average_us"].notna().any()
+    assert footprint["planned_bytes"].max() <= budget < footprint["vanilla_bytes"].max()
+    assert set(footprint["operator"]) <= set(latency.index)
+
+
+def test_a_job_without_memory_and_metrics_has_empty_frames(client: Client) -> None:
+    """It never starts."""
+    client.register("empty", MLP, replace=True)
+    with client.connection.transaction(force_rollback=True):
+        job = client.train("empty", ROWS, "y")
+        frames = (job.metrics(), job.plan(), job.latency(), job.footprint())
+        with pytest.raises(ServerError, match="can't be waited for in an open transaction") as caught:
+            job.wait(progress=False)
+        assert caught.value.hint == "Commit first, then wait."
+    assert not any(map(len, frames))
+    assert list(frames[1].columns) == [name for name in PLAN.columns if name != "sequence"]
+    with pytest.raises(ServerError, match=f"there is no job {job.number}, or it is somebody else's"):
+        job.wait(progress=False)
+
+
+def test_a_report_is_a_page_inline_or_in_a_file(client: Client, trained: int, tmp_path: Path) -> None:
+    report = client.job(trained).report(tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == report.html
+    assert report.html.lstrip().lower().startswith("<!doctype html")
+    assert report._repr_html_().startswith("<iframe ")
+    assert "[red]\\ <b>" not in report.html
+
+
+def test_a_notebook_shows_a_job_as_a_table(client: Client, trained: int, endless: Job) -> None:
+    shown = client.job(trained)._repr_html_()
+    assert (
+        "finished" in shown
+        and f"{EPOCHS} of {EPOCHS}" in shown
+        and "Accuracy of validation" in shown
+        and "without a plan" in shown
+    )
+    assert "&lt;b&gt;" in shown and "<b>" not in shown
+    assert "running" in endless._repr_html_()
+    assert repr(endless) == f"<job {endless.number} of model 'endless'>"
+
+
+def test_predictions_are_those_of_sql(client: Client, trained: int) -> None:
+    query = QUERY + " ORDER BY a"
+    found = client.predict(MODEL, query)
+    called = sql.SQL("SELECT * FROM {}(%s, %s)").format(sql.Identifier(SCHEMA.replace("%", "%%"), "predict_rows"))
+    rows = client.connection.execute(called, (MODEL, query)).fetchall()
+    assert list(found.index) == [row["row_number"] for row in rows] == list(range(1, 401))
+    for name in ("prediction", "label", "probability"):
+        assert list(found[name]) == [row[name] for row in rows]
+    truth = [row[TARGET] for row in client.connection.execute(query.encode()).fetchall()]
+    assert sum(found["label"] == truth) > 300
+
+
+def test_models_and_jobs_are_listed(client: Client, trained: int) -> None:
+    model = client.models().loc[MODEL]
+    assert (model["type"], model["owner"], model["description"]) == ("mlp", "alice", "of a test")
+    assert model["versions"] >= 1 and model["deployed_version"] >= 1
+    job = client.jobs().loc[trained]
+    assert (job["kind"], job["model"], job["state"]) == ("train", MODEL, "finished")
+    assert job["submitted_at"] < job["started_at"] < job["ended_at"]
+
+
+def test_versions_are_deployed_and_models_dropped(client: Client, trained: int) -> None:
+    client.deploy(MODEL, 1)
+    with pytest.raises(ServerError, match="has no version 77") as caught:
+        client.deploy(MODEL, 77)
+    assert caught.value.hint and "It has: 1" in caught.value.hint
+    client.register("short-lived", MLP)
+    with pytest.raises(ServerError, match="already exists"):
+        client.register("short-lived", MLP)
+    client.register("short-lived", json.dumps(DEEP), replace=True)
+    client.drop("short-lived")
+    assert "short-lived" not in client.models().index
+
+
+# -- a job that trains ------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_is_the_view_while_the_job_runs_and_stays_after(
+    client: Client, endless: Job, wait_until: Wait
+) -> None:
+    columns = sql.SQL(", ").join(map(sql.Identifier, PLAN.columns))
+    query = sql.SQL("SELECT {} FROM tensile.plan WHERE job = %s ORDER BY sequence").format(columns)
+
+    def view() -> list[dict[str, Any]]:
+        return client.connection.execute(query, (endless.number,)).fetchall()
+
+    def same_generation() -> tuple[Any, Any] | None:
+        before, plan, after = view(), endless.plan(), view()
+        return (plan, frame(PLAN, before)) if len(plan) and before == after else None
+
+    plan, expected = wait_until(same_generation, 30)
+    assert_frame_equal(plan, expected)
+    assert endless.cancel() is True
+    assert endless.wait(progress=False, timeout=30) == "cancelled"
+    wait_until(lambda: not view(), 10, "the slot of the job is free")
+    kept = endless.plan()
+    assert len(kept) and list(kept.columns) == list(plan.columns) and dict(kept.dtypes) == dict(plan.dtypes)
+
+
+def test_waiting_ends_after_the_timeout_and_the_job_goes_on(client: Client, endless: Job) -> None:
+    with pytest.raises(JobTimeout, match=f"job {endless.number} has not ended in time: it is ") as caught:
+        endless.wait(timeout=0.6)
+    assert caught.value.hint and "cancel()" in caught.value.hint
+    with pytest.raises(ArgumentError, match="timeout is not a number"):
+        endless.wait(timeout="a while")  # type: ignore[arg-type]
+    assert endless.state in ("running", "waiting")
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_ctrl_c_ends_the_waiting_and_nothing_else(
+    server: Any, client: Client, endless: Job, wait_until: Wait, progress: bool
+) -> None:
+    """Struck while the connection is idle between two looks: it holds no snapshot meanwhile."""
+    pid = client.connection.info.backend_pid
+    idle = (
+        "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = %s AND state = 'idle' AND backend_xmin IS NULL"
+        " AND query LIKE '%%LEFT JOIN tensile.progress%%'"
+    )
+
+    def strike() -> None:
+        with server.connect() as conn:
+            wait_until(lambda: value(conn, idle, pid), 10, "a look")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with ThreadPoolExecutor(1) as pool, pytest.raises(KeyboardInterrupt):
+            pool.submit(strike)
+            endless.wait(progress, timeout=30)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert endless.state in ("running", "waiting")
+
+
+def test_other_threads_use_the_client_meanwhile(client: Client, endless: Job) -> None:
+    tasks: list[Callable[[], object]] = [client.jobs, endless.metrics, endless.report, endless.plan]
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(endless.wait, progress=False, timeout=60) for _ in range(2)]
+        reading = [pool.submit(task) for task in tasks * 3]
+        for task in reading:
+            task.result()
+        assert not any(task.done() for task in waiting)
+        assert endless.set_priority(5) is True
+        assert endless.cancel() is True
+        assert [task.result() for task in waiting] == ["cancelled", "cancelled"]
+
+
+def test_who_may_look_and_who_may_act(server: Any, trained: int, endless: Job) -> None:
+    number = endless.number
+    with connect(server.dsn(user="mallory")) as mallory, pytest.raises(ServerError, match="somebody else's") as caught:
+        mallory.job(number)
+    assert caught.value.hint
+    with connect(server.dsn(user="watcher")) as watcher:
+        job = watcher.job(number)
+        assert job.state in ("running", "waiting") and number in watcher.jobs().index
+        with pytest.raises(JobTimeout):
+            job.wait(progress=False, timeout=0)
+        acts: list[Callable[[], object]] = [job.cancel, partial(job.set_priority, 7)]
+        for act in acts:
+            with pytest.raises(ServerError, match="permission denied for job") as caught:
+                act()
+            assert caught.value.hint and caught.value.__notes__ == [f"hint: {caught.value.hint}"]
+        with pytest.raises(ServerError, match="permission denied for model"):
+            watcher.predict(MODEL, QUERY)
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_a_failed_job_raises_its_own_error(client: Client) -> None:
+    client.register("failing", MLP, replace=True)
+    job = client.train("failing", "SELECT 1.0 / (i - 300) AS x, i AS y FROM generate_series(1, 400) i", "y")
+    with pytest.raises(TrainingFailed, match="division by zero") as caught:
+        job.wait(progress=False, timeout=60)
+    row = client.connection.execute("SELECT * FROM tensile.jobs WHERE id = %s", (job.number,)).fetchone()
+    assert row is not None
+    error = caught.value
+    assert (error.message, error.hint, error.detail) == (row["error"], row["hint"], row["detail"])
+    assert (error.job, error.sqlstate, error.traceback) == (job.number, row["sqlstate"], row["traceback"])
+    assert job.state == "failed" and "division by zero" in job._repr_html_()
+    assert "division by zero" in client.jobs().loc[job.number, "error"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epochs": 0}, "epochs is out of range"),
+        ({"epochs": 2**40}, "integer out of range"),
+        ({"learning_rate": float("nan")}, "learning_rate is out of range"),
+        ({"optimizer": "'; --"}, "unknown optimizer"),
+        ({"memory_budget": 0}, "invalid memory_budget"),
+        ({"memory_budget": "a lot"}, "invalid memory_budget"),
+        ({"options": {"patience": 3}}, "patience"),
+        ({"options": "{"}, "invalid input syntax for type json"),
+        ({"target": "b"}, "b"),
+        ({"query": "SELECT"}, ""),
+        ({"query": "DROP TABLE x"}, ""),
+        ({"model": "nobody's"}, 'model "nobody\'s" does not exist'),
+        ({"model": "a\0b"}, "NUL"),
+        ({"model": "\ud800"}, "a text cannot be sent"),
+    ],
+)
+def test_what_the_server_refuses(client: Client, arguments: dict[str, Any], message: str) -> None:
+    given = {"model": MODEL, "query": QUERY, "target": TARGET} | arguments
+    jobs = len(client.jobs())
+    submits: list[Callable[..., object]] = [client.train, client.explain]
+    for submit in submits:
+        with pytest.raises(ServerError) as caught:
+            submit(**given)
+        assert message in caught.value.message
+    assert len(client.jobs()) == jobs
+
+
+def test_arguments_of_a_wrong_name_or_type(client: Client, trained: int) -> None:
+    with pytest.raises(ArgumentError, match='explain has no argument "epoch"') as caught:
+        client.explain(MODEL, QUERY, TARGET, epoch=3)
+    assert caught.value.hint and "epochs" in caught.value.hint
+    with pytest.raises(ArgumentError, match="batch_size is not a whole number"):
+        client.train(MODEL, QUERY, TARGET, batch_size=2.5)  # type: ignore[arg-type]
+    for number in ("1", 1.5, None):
+        with pytest.raises(ArgumentError, match="job is not a whole number"):
+            client.job(number)  # type: ignore[arg-type]
+    for number in (0, -1, 2**63, 10**30):
+        with pytest.raises(ServerError, match="there is no job"):
+            client.job(number)
+
+
+def test_explain_is_what_explain_training_prints(client: Client, trained: int) -> None:
+    lines = client.explain(MODEL, QUERY, TARGET, epochs=3, batch_size=100, policy="none").splitlines()
+    assert lines[0].startswith(f'Train "{MODEL}" (mlp) on cpu, policy none: 3 epochs of ')
+    assert any(line.strip().startswith("Start") for line in lines)
+
+
+def test_a_calibration_is_a_job(server: Any, client: Client) -> None:
+    with pytest.raises(ServerError, match="permission denied"):
+        client.calibrate()
+    with connect(server.dsn()) as admin:
+        job = admin.calibrate(device_seconds=60)
+        assert admin.jobs().loc[job.number, "kind"] == "calibrate"
+        assert job.cancel() is True
+        assert job.wait(progress=False, timeout=60) == "cancelled"
+
+
+# -- the connection ---------------------------------------------------------------------------------------------------
+
+
+def test_a_closed_client_says_so(server: Any, trained: int) -> None:
+    with connect(server.dsn(user="alice")) as client:
+        job = client.job(trained)
+    client.close()
+    asks: list[Callable[[], object]] = [client.jobs, job.wait, job.report, job.plan]
+    for ask in asks:
+        with pytest.raises(ConnectionLost, match="the client is closed") as caught:
+            ask()
+        assert caught.value.hint and "Connect again" in caught.value.hint
+    assert "the client is closed" in job._repr_html_()
+
+
+def test_a_database_without_the_extension(server: Any) -> None:
+    with pytest.raises(ServerError, match='database "template1" has no extension') as caught:
+        connect(server.dsn("template1"))
+    assert "hint: " in caught.value.__notes__[0]
+
+
+def test_the_server_restarts_while_a_job_is_waited_for(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    cluster = fresh_cluster()
+    with connect(cluster.dsn()) as client:
+        client.register("m", MLP)
+        job = client.train("m", ROWS, "y", epochs=FOREVER)
+
+        def restart() -> None:
+            with connect(cluster.dsn()) as other:
+                wait_until(lambda: phase(other, job) == "training", 60)
+            cluster.restart()
+
+        with ThreadPoolExecutor(1) as pool:
+            restarted = pool.submit(restart)
+            with pytest.raises(ConnectionLost, match="the connection to the server is lost: ") as caught:
+                job.wait(timeout=90)
+            restarted.result()
+        assert "\n" not in caught.value.message and "Jobs go on" in str(caught.value.__notes__)
+        with pytest.raises(ConnectionLost):
+            client.jobs()
+    with connect(cluster.dsn()) as client:
+        found = client.job(job.number)
+        assert found.state not in ("finished", "failed", "cancelled")
+        found.cancel()
+        assert found.wait(progress=False, timeout=60) == "cancelled"
