@@ -19,8 +19,9 @@ Row = dict[str, Any]
 
 JOB = """
     SELECT j.*, coalesce(t.device, '') AS device, t.policy AS planned_policy, t.vanilla_bytes, t.least_bytes,
-           t.largest_operator, t.overhead_bytes, t.persistent_bytes, t.parameters, t.captured_at
-    FROM tensile.jobs j LEFT JOIN tensile.traces t ON t.job = j.id WHERE j.id = %s
+           t.largest_operator, t.overhead_bytes, t.persistent_bytes, t.parameters, t.captured_at, m.architecture
+    FROM tensile.jobs j LEFT JOIN tensile.traces t ON t.job = j.id LEFT JOIN tensile.models m ON m.id = j.model
+    WHERE j.id = %s
 """
 VERSIONS = """
     SELECT 'PostgreSQL' AS name, current_setting('server_version') AS version
@@ -34,7 +35,7 @@ SETTINGS = """
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """The newest plan of a job, on the trace it was made for. o operators, s steps of an iteration under the plan.
+    """The newest plan of a job, on the trace it was made for. s steps of an iteration under the plan.
 
     `trace` has the moving averages of the latencies, `numbers` are the columns of tensile.footprints (iteration_us,
     vanilla_us, planned_bytes, granted_bytes, host_bytes, out_bytes, in_bytes, stall_us, recomputes).
@@ -45,7 +46,7 @@ class Planned:
     profile: DeviceProfile  # its link as far as the job has it
     operators: NDArray[np.int32]  # [s] executed
     planned_bytes: NDArray[np.int64]  # [s] on the device, workspaces included
-    vanilla_bytes: NDArray[np.int64]  # [o] without a plan
+    vanilla_bytes: NDArray[np.int64]  # [s] at the same operators without a plan
     numbers: Row
 
     def timeline(self) -> Timeline:
@@ -63,7 +64,7 @@ class JobRecord:
     waits, or a later job of its model has taken its place (only the last one's memory is kept)."""
 
     read_at: datetime
-    job: Row  # of tensile.jobs, and of tensile.traces if there is one
+    job: Row  # of tensile.jobs, of tensile.traces if there is one, and the architecture that the model has now
     progress: Row | None  # of tensile.progress; None: it has ended
     metrics: list[Row]  # of tensile.metrics, by epoch and split
     latency: list[Row]  # of tensile.latency, by operator; operators that never ran have None

@@ -35,21 +35,23 @@ PLAN_NUMBERS = (
 LOG_NUMBERS = (*PLAN_NUMBERS[1:], "link_share", "events")
 ERROR_EDGES = np.arange(21) / 20  # of the histogram of relative errors; the last bin has no end
 MOST_EPOCHS = 2000  # with metrics
+MOST_TENSORS = 1000  # that move: those that move the most bytes
 PACKAGES = ("bokeh", "numpy")
 
 
 def facts_of(record: JobRecord, iteration: Iteration | None) -> Facts:
     """`iteration`: None where there is none to show."""
-    summary = _summary(record)
+    tensors = [] if iteration is None else _tensors(iteration)
     return {
         "read_at": plain(record.read_at),
         "seconds": ((record.job["ended_at"] or record.read_at) - record.job["submitted_at"]).total_seconds(),
         "job": plain(record.job),
         "progress": plain(record.progress),
-        "summary": summary,
+        "summary": _summary(record),
         "footprint": None if record.planned is None else _footprint(record.planned),
         "iteration": None if iteration is None else _iteration(iteration),
-        "tensors": [] if iteration is None else _tensors(iteration),
+        "moved": None if iteration is None else _moved(tensors),
+        "tensors": tensors[:MOST_TENSORS],
         "latency": _latency(record.latency),
         "epochs": len({row["epoch"] for row in record.metrics}),
         "metrics": plain(_thinned(record.metrics)),
@@ -159,6 +161,16 @@ def _tensors(iteration: Iteration) -> list[Facts]:
     for row in found:
         row["moved_bytes"] = row["bytes"] * (row["out"] + row["in"])
     return sorted(found, key=lambda row: (-row["moved_bytes"], -row["bytes"], row["tensor"]))
+
+
+def _moved(tensors: Sequence[Facts]) -> Facts:
+    """Of all tensors that are swapped or made again."""
+    return {
+        "tensors": len(tensors),
+        "swapped": sum(row["out"] + row["in"] > 0 for row in tensors),
+        "recomputed": sum(row["recomputed"] > 0 for row in tensors),
+        "bytes": sum(row["moved_bytes"] for row in tensors),
+    }
 
 
 def _tensor(trace: Trace, number: int) -> Facts:

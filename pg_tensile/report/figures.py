@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from bokeh.embed import components
-from bokeh.models import BasicTickFormatter, ColumnDataSource, HoverTool
+from bokeh.models import BasicTickFormatter, ColumnDataSource, CustomJSHover, HoverTool
 from bokeh.resources import Resources
 
 from pg_tensile.report.facts import Facts
 from pg_tensile.report.iteration import short
 from pg_tensile.report.looks import ACROSS, BLUE, GREY, ORANGE, PHASES, RED, new_chart, unit_of
 from pg_tensile.report.tables import clean
+from pg_tensile.trace import Strings
 
 MOST_POINTS = 20_000  # of the scatter
 CURVES = ("loss", "accuracy", "f1", "rmse", "r2")
@@ -39,8 +40,10 @@ def embedded(charts: Mapping[str, Any]) -> Embedded:
     return Embedded(f"{library}\n{script}", places)
 
 
-def _pointing(renderers: Sequence[Any], *tooltips: tuple[str, str]) -> HoverTool:
-    return HoverTool(renderers=list(renderers), tooltips=list(tooltips), limit=1)
+def _pointing(renderers: Sequence[Any], *tooltips: tuple[str, str], **formatters: CustomJSHover) -> HoverTool:
+    """Tooltips; `formatters`: of columns."""
+    found: Any = {f"@{column}": formatter for column, formatter in formatters.items()}
+    return HoverTool(renderers=list(renderers), tooltips=list(tooltips), formatters=found, limit=1)
 
 
 # ---- latency ---------------------------------------------------------------------------------------------------------
@@ -65,30 +68,27 @@ def latency_charts(rows: Sequence[Mapping[str, Any]], latency: Facts) -> tuple[d
 def _scatter(rows: Sequence[Mapping[str, Any]]) -> Any:
     chart = new_chart(320, ACROSS, x_axis_type="log", y_axis_type="log")
     chart.xaxis.axis_label, chart.yaxis.axis_label = "measured, µs", "predicted, µs"
-    ends = [pick(row[name] for row in rows for name in ("predicted_us", "measured_us")) for pick in (min, max)]
+    values = [row[name] for row in rows for name in ("predicted_us", "measured_us")]
+    ends = [min(values), max(values)]
     chart.line(ends, ends, line_color=GREY, line_dash="dashed")
+    targets = Strings.build(clean(short(row["target"])) for row in rows)
+    columns = {
+        "measured": np.array([row["measured_us"] for row in rows], np.float32),
+        "predicted": np.array([row["predicted_us"] for row in rows], np.float32),
+        "operator": np.array([row["operator"] for row in rows], np.int32),
+        "target": targets.codes,
+    }
     drawn = []
     for phase, colour in PHASES.items():
-        own = [row for row in rows if row["phase"] == phase]
-        source = ColumnDataSource(
-            {
-                "measured": np.array([row["measured_us"] for row in own], np.float32),
-                "predicted": np.array([row["predicted_us"] for row in own], np.float32),
-                "operator": np.array([row["operator"] for row in own], np.int32),
-                "target": [clean(short(row["target"])) for row in own],
-            }
-        )
+        own = np.array([row["phase"] == phase for row in rows])
+        source = ColumnDataSource({name: column[own] for name, column in columns.items()})
         drawn.append(
             chart.scatter(x="measured", y="predicted", source=source, size=6, color=colour, alpha=0.6, line_color=None)
         )
-    chart.add_tools(
-        _pointing(
-            drawn,
-            ("operator", "@operator @target"),
-            ("measured", "@measured{0,0.0} µs"),
-            ("predicted", "@predicted{0,0.0} µs"),
-        )
-    )
+    tooltips = [("operator", "@operator @target{name}")]
+    tooltips += [(name, f"@{name}{{0,0.0}} µs") for name in ("measured", "predicted")]
+    names = CustomJSHover(args={"targets": list(targets.values)}, code="return targets[value]")
+    chart.add_tools(_pointing(drawn, *tooltips, target=names))
     return chart
 
 
