@@ -65,7 +65,7 @@ def frame(shape: Shape, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     try:
         import pandas as pd
     except ImportError:
-        hint = 'Install pandas, or pg_tensile with what its client needs: pip install "pg_tensile[client]".'
+        hint = "pip install pandas installs it."
         raise noted(MissingPackageError("pandas is not installed, and this method returns a DataFrame", hint)) from None
     kept = list(rows)
     made = pd.DataFrame(
