@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from html import escape
 from os import PathLike
 from pathlib import Path
@@ -13,12 +14,14 @@ from psycopg.pq import TransactionStatus
 from pg_tensile.client.bar import ENDED, Bar
 from pg_tensile.client.calls import ArgumentError, converted, noted
 from pg_tensile.client.connection import ServerError, no_such_job
-from pg_tensile.client.frames import FOOTPRINT, LATENCY, METRICS, PLAN, frame
+from pg_tensile.client.frames import FOOTPRINT, LATENCY, METRICS, PLAN, MissingPackageError, frame
 from pg_tensile.client.session import Row, Session
 from pg_tensile.errors import TensileError
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from pg_tensile.client.record import JobRecord
 
 INTERVAL_S = 0.25  # between two looks at a job
 LOOK = """
@@ -168,8 +171,8 @@ class Job:
         """One HTML page about the job, which a notebook shows inline; with `path` it is written to that file, too.
         The command `pg-tensile report` makes the same page."""
         from pg_tensile.client.record import read_job
-        from pg_tensile.report.page import render
 
+        render = renderer()
         with self._session.asking() as connection:
             record = read_job(connection, self.number)
         made = Report(self.number, render(record))
@@ -190,6 +193,16 @@ class Job:
             facts = {"Error": error.message}
         rows = "".join(f"<tr><th>{name}</th><td>{escape(str(fact))}</td></tr>" for name, fact in facts.items())
         return f"<table><caption>Job {self.number} of {escape(self.model)}</caption>{rows}</table>"
+
+
+def renderer() -> Callable[[JobRecord], str]:
+    """What makes the page of a report. Raises MissingPackageError if what it draws with is not installed."""
+    try:
+        from pg_tensile.report.page import render
+    except ModuleNotFoundError as error:
+        hint = f"pip install {error.name} installs it."
+        raise noted(MissingPackageError(f"{error.name} is not installed, and reports need it", hint)) from None
+    return render
 
 
 def events_of(row: Row) -> list[Row]:

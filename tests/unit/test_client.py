@@ -21,7 +21,7 @@ from pg_tensile.client import ArgumentError, MissingPackageError, Report, Server
 from pg_tensile.client.bar import Bar, note, share
 from pg_tensile.client.calls import ARGUMENTS, call, converted, noted
 from pg_tensile.client.frames import FOOTPRINT, JOBS, LATENCY, METRICS, MODELS, PLAN, PREDICTIONS, Shape, frame
-from pg_tensile.client.job import events_of
+from pg_tensile.client.job import events_of, renderer
 from pg_tensile.client.training import SETTINGS
 from pg_tensile.plan import Event, EventKind, Plan
 
@@ -294,6 +294,16 @@ def test_a_report_is_shown_in_a_frame_of_its_own(tmp_path: Path) -> None:
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == page
     with pytest.raises(ArgumentError, match="cannot be written: No such file"):
         report.save(tmp_path / "nowhere" / "page.html")
+
+
+def test_a_report_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(sys.modules):
+        if name.split(".")[0] == "bokeh" or name.startswith("pg_tensile.report."):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "bokeh", None)
+    with pytest.raises(MissingPackageError, match="bokeh is not installed, and reports need it") as caught:
+        renderer()
+    assert caught.value.hint == "pip install bokeh installs it."
 
 
 def test_a_failure_is_told_as_the_job_tells_it() -> None:
