@@ -92,13 +92,8 @@ def _compute(iteration: Iteration) -> Iterator[Event]:
     trace, timeline = iteration.trace, iteration.timeline
     targets, modules, sources = trace.target, trace.module, trace.source
     names = [short(target) for target in targets.values]
-    columns = (
-        timeline.steps,
-        timeline.step_start_us,
-        timeline.step_end_us,
-        iteration.planned_bytes,
-        iteration.repeated,
-    )
+    begin = np.maximum(timeline.step_start_us, np.append(0.0, timeline.step_end_us[:-1]))  # they are rounded
+    columns = (timeline.steps, begin, timeline.step_end_us, iteration.planned_bytes, iteration.repeated)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     phases = [Phase(phase).name.lower() for phase in trace.phase.tolist()]
     for step, (operator, start_us, end_us, held, repeated) in enumerate(rows):
