@@ -200,8 +200,9 @@ def renderer() -> Callable[[JobRecord], str]:
     try:
         from pg_tensile.report.page import render
     except ModuleNotFoundError as error:
-        hint = f"pip install {error.name} installs it."
-        raise noted(MissingPackageError(f"{error.name} is not installed, and reports need it", hint)) from None
+        package = str(error.name).partition(".")[0]
+        hint = f"pip install {package} installs it."
+        raise noted(MissingPackageError(f"{package} is not installed, and reports need it", hint)) from None
     return render
 
 
