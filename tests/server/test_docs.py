@@ -43,7 +43,7 @@ README_TABLES = f"""
                timestamptz '2013-01-01' + i % 800 * interval '1 hour'
         FROM generate_series(1, 2000) i;
     INSERT INTO digits
-        SELECT i, i % 3, ARRAY(SELECT abs(p - 20 * (i % 3)) % 17 FROM generate_series(1, 64) p ORDER BY p)
+        SELECT i, i % 3, ARRAY(SELECT (abs(p - 20 * (i % 3)) + i) % 17 FROM generate_series(1, 64) p ORDER BY p)
         FROM generate_series(1, 300) i;
     SELECT register_model('digit', '{{"type": "cnn", "channels": [4]}}');
     SELECT train_model('digit', 'SELECT label, image FROM digits', 'label', epochs => 2,
