@@ -21,7 +21,7 @@ override with_llvm = no
 # pg_regress gets a server of its own, see installcheck below.
 NO_INSTALLCHECK = 1
 
-.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda lint bench bench-db bench-feed bench-predict bench-training bench-jobs bench-core bench-tensile bench-cold \
+.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda test-docker lint bench bench-db bench-feed bench-predict bench-training bench-jobs bench-core bench-tensile bench-cold \
 	install-python uninstall-python installcheck
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
@@ -69,6 +69,7 @@ help:
 	@echo 'make demo-stop       stop the demo server;  make demo-remove: remove its data as well'
 	@echo 'make test            set up and run every test'
 	@echo 'make test-cuda       the tests that need a GPU (PYTHON=… if not in .venv)'
+	@echo 'make test-docker     build the container image and test it (PG_MAJOR=…, TORCH=…, TORCH_INDEX=…)'
 	@echo 'make venv            Debian packages, .venv and nothing else'
 	@echo 'make, make install   compile and install the extension (PG_CONFIG=…, PYTHON=… for the children, DESTDIR=…)'
 	@echo 'make installcheck    pg_regress against a temporary server with the installed extension'
@@ -104,6 +105,10 @@ test: deploy lint
 test-cuda:
 	@$(child_python) -c 'import sys, torch; torch.cuda.is_available() or sys.exit("make test-cuda: PyTorch sees no CUDA device: check nvidia-smi, and that torch is built for CUDA")'
 	@$(child_python) -m pytest --confcutdir tests/cuda tests/cuda
+
+# Docker or Podman; on Debian as root or with sudo also without either (scripts/test_docker.sh says how).
+test-docker: setup
+	@scripts/test_docker.sh
 
 lint: setup
 	@scripts/lint.sh

@@ -1,0 +1,179 @@
+#!/bin/bash
+# Builds the image of docker/ and runs docker/tests against it: `make test-docker`.
+#
+# The engine: Docker, if its daemon answers; else Podman, if it can run a container as it is; else, on Debian as root or
+# with sudo, Podman from Debian's packages with everything of its own (storage, configuration, base image) in a scratch
+# folder, which is removed at the end. Where no registry gives the base image, mmdebstrap makes one out of the packages
+# that this Debian installs from. Where there is no engine, this fails and says so.
+#
+# pip's settings on this machine hold for the build, too, with Podman: Docker cannot mount anything into a build.
+# PG_MAJOR, TORCH and TORCH_INDEX in the environment go into the build; without TORCH it is the version in .venv.
+# Needs 6 GB of disk, about five minutes the first time. Docker and Podman keep the image and its layers.
+set -Eeuo pipefail
+cd "$(dirname "$0")/.."
+image=pg_tensile:test
+base=$(sed -n 's/^ARG BASE=//p' docker/Dockerfile)
+python=.venv/bin/python
+export DISABLE_HC_SYSTEMD=true # Podman's health checks need timers of systemd; the tests run them by hand
+
+say() { echo "test-docker: $*"; }
+die() {
+    echo "test-docker: $1" >&2
+    echo "hint: $2" >&2
+    exit 1
+}
+
+# Runs a command whose output is of interest only if it fails; $1 says what it does.
+quietly() {
+    local what=$1
+    shift
+    say "$what"
+    "$@" >"$scratch/log" 2>&1 && return
+    tail -n 40 "$scratch/log" >&2
+    die "$what failed" "Its last lines are above."
+}
+
+# ---- the engine -----------------------------------------------------------------------------------------------------
+
+docker_answers() { command -v docker >/dev/null && timeout 20 docker info >/dev/null 2>&1; }
+
+podman_runs() {
+    command -v podman >/dev/null && timeout 60 podman pull --quiet "$base" >/dev/null 2>&1 &&
+        timeout 60 podman run --rm "$base" true >/dev/null 2>&1
+}
+
+# Prints docker, podman or scratch (a Podman of our own).
+choose_engine() {
+    if docker_answers; then
+        echo docker
+    elif podman_runs; then
+        echo podman
+    elif [ -e /etc/debian_version ] && command -v apt-get >/dev/null; then
+        echo scratch
+    else
+        die "neither Docker nor Podman runs here, and this is not Debian" "Start Docker, or install Podman."
+    fi
+}
+
+become_root() {
+    [ "$(id -u)" != 0 ] || return 0
+    command -v sudo >/dev/null ||
+        die "neither Docker nor Podman runs here, and a Podman of our own needs root" "Start Docker, or run as root."
+    exec sudo -E "$PWD/scripts/test_docker.sh"
+}
+
+install_packages() {
+    local missing=() command
+    for command in mmdebstrap podman runc; do
+        command -v "$command" >/dev/null || missing+=("$command")
+    done
+    [ ${#missing[@]} != 0 ] || return 0
+    quietly "apt-get update" apt-get update -q
+    quietly "installing the Debian packages ${missing[*]}" \
+        env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}"
+}
+
+# runc and no limits of Podman's own, because containers may be nested and short of privileges here; the host's network,
+# because that needs neither a bridge nor a firewall.
+configure_podman() {
+    export CONTAINERS_STORAGE_CONF=$scratch/storage.conf CONTAINERS_CONF=$scratch/containers.conf TMPDIR=$scratch/tmp
+    mkdir "$TMPDIR"
+    cat >"$CONTAINERS_CONF" <<CONF
+[containers]
+netns = "host"
+log_driver = "k8s-file"
+default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
+[engine]
+runtime = "runc"
+cgroup_manager = "cgroupfs"
+events_logger = "file"
+tmp_dir = "$scratch/engine"
+CONF
+    store_with overlay
+    podman info >/dev/null 2>&1 || store_with vfs
+    podman info >"$scratch/log" 2>&1 || die "Podman does not work here: $(tail -n 1 "$scratch/log")" "Start Docker."
+}
+
+# vfs copies a whole image for every layer, so it gets none.
+store_with() {
+    layers=--layers
+    [ "$1" != vfs ] || layers=--layers=false
+    cat >"$CONTAINERS_STORAGE_CONF" <<CONF
+[storage]
+driver = "$1"
+graphroot = "$scratch/storage"
+runroot = "$scratch/run"
+CONF
+}
+
+mounted() { awk -v folder="$scratch/" 'index($2, folder) == 1 { print $2 }' /proc/self/mounts | sort -r; }
+
+clean_up() {
+    set +e
+    [ ! -e "$scratch/containers.conf" ] || podman rm --all --force --volumes --time 0 >/dev/null 2>&1
+    mounted | xargs -r umount
+    if [ -n "$(mounted)" ]; then
+        say "$scratch is left: something is mounted below it"
+    else
+        rm -rf "$scratch"
+    fi
+}
+
+# ---- the image ------------------------------------------------------------------------------------------------------
+
+get_base() {
+    timeout 60 "$engine" pull --quiet "$base" >/dev/null 2>&1 || make_base
+}
+
+# This Debian's release from its own sources; a policy-rc.d as in Debian's images, so that packages start no services.
+make_base() {
+    local codename file hook sources=()
+    if [ "$(id -u)" != 0 ] || ! command -v mmdebstrap >/dev/null; then
+        die "$base cannot be pulled" "Reach a registry; or on Debian install mmdebstrap and run as root."
+    fi
+    codename=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
+    for file in /etc/apt/sources.list /etc/apt/sources.list.d/*; do
+        if grep -qsE "(^|[[:space:]])$codename([[:space:]]|\$)" "$file"; then sources+=("$file"); fi
+    done
+    [ ${#sources[@]} != 0 ] || die "apt has no sources for $codename" "Look into /etc/apt/sources.list.d."
+    base=debian:$codename-slim
+    # shellcheck disable=SC2016 # mmdebstrap sets $1
+    hook='cd "$1/usr/sbin" && printf "#!/bin/sh\nexit 101\n" >policy-rc.d && chmod 755 policy-rc.d'
+    quietly "making $base out of this machine's Debian packages" \
+        mmdebstrap --variant=minbase --customize-hook="$hook" "$codename" "$scratch/base.tar" "${sources[@]}"
+    if [ "$engine" = docker ]; then base=pg_tensile-$base; else base=localhost/$base; fi
+    quietly "importing it" "$engine" import "$scratch/base.tar" "$base"
+    base=${base#localhost/} # FROM finds it by its short name
+    rm "$scratch/base.tar"
+}
+
+build() {
+    local options=(--file docker/Dockerfile --tag "$image" --build-arg "BASE=$base") name mount
+    TORCH=${TORCH:-torch==$("$python" -c 'from importlib.metadata import version; print(version("torch"))')}
+    for name in PG_MAJOR TORCH TORCH_INDEX; do
+        [ -z "${!name:-}" ] || options+=(--build-arg "$name=${!name}")
+    done
+    if [ "$engine" = podman ]; then
+        options+=(--format docker --network host --pull-never "$layers")
+        "$python" docker/tests/host_pip.py "$scratch/pip" >"$scratch/mounts"
+        while read -r mount; do options+=(--volume "$mount:ro"); done <"$scratch/mounts"
+    fi
+    [ "$choice" != scratch ] || options+=(--isolation chroot)
+    quietly "building the image with $engine, $TORCH" "$engine" build "${options[@]}" .
+}
+
+choice=$(choose_engine)
+[ "$choice" != scratch ] || become_root
+scratch=$(mktemp -d /var/tmp/pgt-docker-XXXXXX)
+trap clean_up EXIT
+engine=$choice
+layers=--layers
+if [ "$choice" = scratch ]; then
+    engine=podman
+    install_packages
+    configure_podman
+fi
+get_base
+build
+PG_TENSILE_ENGINE=$engine PG_TENSILE_IMAGE=$image PG_TENSILE_HOST_NETWORK=$([ "$choice" != scratch ] || echo 1) \
+    "$python" -m pytest -p no:cacheprovider --confcutdir docker/tests docker/tests
