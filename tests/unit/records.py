@@ -1,0 +1,185 @@
+"""Records of jobs, made by hand of a trace and a plan as pg_tensile.client.record makes them of a database."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+
+from pg_tensile.client.record import JobRecord, Planned
+from pg_tensile.peak import footprint
+from pg_tensile.plan import NO_EVENTS, Plan
+from pg_tensile.policies import POLICIES
+from pg_tensile.profile import RTX_A6000, DeviceProfile
+from pg_tensile.sequence import AccessSequence
+from pg_tensile.simulator import SimulatedJob, simulate
+from pg_tensile.trace import Phase, Trace
+from tests.unit.handmade import network
+
+SUBMITTED = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+JOB: dict[str, Any] = {
+    "id": 7,
+    "kind": "train",
+    "model": 1,
+    "model_name": "late",
+    "owner": 10,
+    "owner_name": "alice",
+    "query": "SELECT * FROM departures",
+    "target": "late",
+    "epochs": 20,
+    "batch_size": 64,
+    "optimizer": "adamw",
+    "learning_rate": 0.001,
+    "validation": 0.2,
+    "seed": 0,
+    "policy": None,
+    "memory_budget": None,
+    "priority": 0,
+    "options": {"task": "classification"},
+    "settings": {"search_path": "public", "TimeZone": "UTC"},
+    "state": "finished",
+    "reason": None,
+    "cancel_requested": False,
+    "attempts": 1,
+    "retries": 0,
+    "not_before": None,
+    "version": 1,
+    "submitted_at": SUBMITTED,
+    "started_at": SUBMITTED + timedelta(seconds=1),
+    "ended_at": SUBMITTED + timedelta(minutes=3),
+    "rows": 4096,
+    "fingerprint": "4096:00ff",
+    "sqlstate": None,
+    "error": None,
+    "hint": None,
+    "detail": None,
+    "traceback": None,
+    "warnings": None,
+    "device": "cpu",
+    "planned_policy": "joint",
+    "vanilla_bytes": None,
+    "least_bytes": None,
+    "largest_operator": None,
+    "overhead_bytes": 0,
+    "persistent_bytes": None,
+    "parameters": 93_642,
+    "captured_at": SUBMITTED + timedelta(seconds=2),
+    "architecture": {"type": "mlp", "hidden": [8]},
+}
+METRIC: dict[str, Any] = {"job": 7, "samples": 3200, "f1": None, "rmse": None, "r2": None, "seconds": 1.5}
+NEVER_CAPTURED: dict[str, Any] = {"device": "", "planned_policy": None, "parameters": None, "captured_at": None}
+
+
+def record(planned: Planned | None = None, **changes: Any) -> JobRecord:
+    """A record; `changes` are columns of the job, or fields of the record."""
+    fields: dict[str, Any] = {
+        "read_at": SUBMITTED + timedelta(minutes=5),
+        "progress": None,
+        "metrics": metrics(3),
+        "latency": [] if planned is None else latency(planned.trace),
+        "tensors": [],
+        "log": [] if planned is None else [line(planned.numbers)],
+        "settings": {"pg_tensile.device_memory": "1GB"},
+        "versions": {"PostgreSQL": "15.4", "pg_tensile": "0.1.0"},
+    }
+    fields |= {name: changes.pop(name) for name in list(changes) if name in fields}
+    unknown = changes.keys() - JOB.keys()
+    assert not unknown, unknown
+    return JobRecord(job=JOB | changes, planned=planned, **fields)
+
+
+def planned_of(trace: Trace, plan: Plan = NO_EVENTS, profile: DeviceProfile = RTX_A6000) -> Planned:
+    """What the scheduler publishes of a plan."""
+    sequence = AccessSequence(trace, plan)
+    held = sequence.footprint + trace.workspace_bytes[sequence.steps]
+    without = AccessSequence(trace, NO_EVENTS).footprint + trace.workspace_bytes
+    (timeline,) = simulate([SimulatedJob(trace, plan)], profile)
+    (vanilla,) = simulate([SimulatedJob(trace)], profile)
+    numbers = {
+        "generation": plan.generation,
+        "iteration_us": timeline.iteration_us,
+        "vanilla_us": vanilla.iteration_us,
+        "planned_bytes": int(held.max()),
+        "granted_bytes": int(held.max()) * 51 // 50,
+        "host_bytes": timeline.host_arena_bytes,
+        "out_bytes": timeline.bytes_out,
+        "in_bytes": timeline.bytes_in,
+        "stall_us": timeline.stall_us,
+        "recomputes": timeline.recomputes,
+    }
+    return Planned(trace, plan, profile, sequence.steps, held, without[sequence.steps], numbers)
+
+
+def saving(layers: int = 12, share: float = 0.6, policy: str = "joint", generation: int = 3) -> Planned:
+    """A plan that needs that share of the memory that a chain of layers takes, or as little as the policy can."""
+    trace = network(layers)
+    budget = int(footprint(trace).device_peak_bytes * share)
+    plan = POLICIES[policy]({0: trace}, RTX_A6000, budget)[0]
+    return planned_of(trace, Plan(plan.rows, generation))
+
+
+def line(numbers: dict[str, Any], event: str = "planned", seconds: float = 2.5, **columns: Any) -> dict[str, Any]:
+    """Of the scheduler's log."""
+    details = {name: number for name, number in numbers.items() if name != "generation"}
+    found = {"id": 1, "at": SUBMITTED + timedelta(seconds=seconds), "event": event, "job": 7, "device": "cpu"}
+    found |= {"generation": numbers.get("generation"), "reason": "job 7 has come"}
+    return found | {"details": details | {"link_share": 1.0, "events": 4}} | columns
+
+
+def metrics(epochs: int) -> list[dict[str, Any]]:
+    return [
+        METRIC
+        | {"epoch": epoch, "split": split, "loss": 1 / epoch, "accuracy": 1 - 1 / (epoch + 1)}
+        | {"at": SUBMITTED + timedelta(seconds=epoch)}
+        for epoch in range(1, epochs + 1)
+        for split in ("training", "validation")
+    ]
+
+
+def latency(trace: Trace) -> list[dict[str, Any]]:
+    """Every operator that takes time was measured, and predicted a tenth too long."""
+    rows = []
+    for number, us in enumerate(trace.latency_us.tolist()):
+        measured = us or None
+        rows.append(
+            {
+                "job": 7,
+                "operator": number,
+                "phase": Phase(trace.phase[number]).name.lower(),
+                "target": trace.target[number],
+                "predicted_us": 1.1 * us,
+                "measured_us": measured,
+                "average_us": us,
+                "samples": 5,
+                "relative_error": None if measured is None else abs(1.1 * us - measured) / measured,
+            }
+        )
+    return rows
+
+
+def facts_in(page: str) -> dict[str, Any]:
+    """The numbers of a page; fails on what is not JSON, such as NaN."""
+    found = re.findall(r'<script type="application/json" id="facts">(.*?)</script>', page, re.DOTALL)
+    assert len(found) == 1
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    facts: dict[str, Any] = json.loads(found[0], parse_constant=refuse)
+    return facts
+
+
+def relabelled(trace: Trace, label: str) -> Trace:
+    """The same trace; all names, modules, sources and targets between the first and the last say `label`."""
+    operators = list(trace.operators)
+    tensors = [tensor._replace(name=label, dtype=label) for tensor in trace.tensors]
+    inner = [operator._replace(target=label, module=label, source=label) for operator in operators[1:-1]]
+    return Trace.build([operators[0], *inner, operators[-1]], tensors, trace.device)
+
+
+def fractional(trace: Trace, seed: int = 0) -> Trace:
+    """The same trace with latencies that no clock has."""
+    return trace.with_latencies(np.random.default_rng(seed).uniform(0.01, 40.0, trace.operator_count))

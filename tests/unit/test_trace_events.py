@@ -1,0 +1,171 @@
+"""Trace events: what readers of the format see, and that it is what the plan and the simulator say."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from pg_tensile.errors import TensileError
+from pg_tensile.plan import Event, EventKind, Plan
+from pg_tensile.profile import RTX_A6000
+from pg_tensile.report.iteration import NoIterationError
+from pg_tensile.report.trace_events import render
+from tests.unit import trace_format
+from tests.unit.graphs import planned
+from tests.unit.handmade import network
+from tests.unit.records import fractional, planned_of, record, relabelled, saving
+from tests.unit.trace_format import of
+
+
+@pytest.fixture(scope="module")
+def swapped():
+    """A chain of layers in as little memory as swapping can do with."""
+    return saving(policy="swap_all", share=1.0)
+
+
+def test_the_counter_is_the_footprint_of_sql(swapped):
+    document = trace_format.read(render(record(swapped)))
+    counters = of(document, "C")
+    assert [event["args"]["bytes"] for event in counters] == swapped.planned_bytes.tolist()
+    assert [event["ts"] for event in counters] == sorted(event["ts"] for event in counters)
+    assert {event["name"] for event in counters} == {"device memory"}
+
+
+def test_the_compute_lane_has_every_operator_in_its_time():
+    held = saving(share=0.5, policy="recompute_all")
+    held = planned_of(fractional(held.trace), held.plan)
+    document = trace_format.read(render(record(held)))
+    lane = of(document, "X", "compute")
+    assert [event["args"]["operator"] for event in lane] == held.operators.tolist()
+    assert sum(event["dur"] for event in lane) == pytest.approx(held.trace.latency_us[held.operators].sum(), abs=0.25)
+    assert lane[-1]["ts"] + lane[-1]["dur"] == pytest.approx(held.numbers["iteration_us"], abs=0.25)
+    again = [event for event in lane if event["cat"] == "computed again"]
+    assert len(again) == held.numbers["recomputes"] > 0
+    for event in lane:
+        operator = held.trace.operator(event["args"]["operator"])
+        assert (event["args"]["target"], event["args"]["module"]) == (operator.target, operator.module)
+        assert event["dur"] == pytest.approx(operator.latency_us, abs=0.13)
+
+
+def test_the_links_lanes_have_what_is_swapped(swapped):
+    document = trace_format.read(render(record(swapped)))
+    timeline = swapped.timeline()
+    for lane, direction, total in (("link out", 0, "out_bytes"), ("link in", 1, "in_bytes")):
+        transfers = of(document, "X", lane)
+        assert sum(event["args"]["bytes"] for event in transfers) == swapped.numbers[total] > 0
+        expected = [each for each in timeline.transfers if each.direction == direction]
+        assert [event["args"]["tensor"] for event in transfers] == [each.tensor for each in expected]
+        for event, each in zip(transfers, expected, strict=True):
+            assert event["ts"] == pytest.approx(each.start_us, abs=0.07)
+            assert event["ts"] + event["dur"] == pytest.approx(each.end_us, abs=0.07)
+
+
+def test_the_executor_requests_waits_and_frees(swapped):
+    document = trace_format.read(render(record(swapped)))
+    timeline = swapped.timeline()
+    waits = of(document, "X", "swap executor")
+    assert sum(event["dur"] for event in waits) == pytest.approx(timeline.stall_us, abs=0.13 * len(waits))
+    marks = of(document, "i", "swap executor")
+    requests = [event for event in marks if event["cat"] == "request"]
+    assert len(requests) == len(timeline.transfers)
+    assert {event["name"].partition(":")[0] for event in marks} <= {"request out", "request in", "free"}
+    transfers = of(document, "X", "link out") + of(document, "X", "link in")
+    begins = {event["args"]["event"]: event["ts"] for event in transfers}
+    assert all(event["ts"] <= begins[event["args"]["event"]] + 0.125 for event in requests)
+
+
+def test_the_compute_stands_still_while_the_executor_waits(swapped):
+    document = trace_format.read(render(record(swapped)))
+    computes = [(event["ts"], event["ts"] + event["dur"]) for event in of(document, "X", "compute")]
+    for wait in of(document, "X", "swap executor"):
+        begin, end = wait["ts"] + 0.25, wait["ts"] + wait["dur"] - 0.25
+        assert not any(start < end and begin < stop for start, stop in computes), wait
+
+
+def test_an_arrow_leads_from_each_swap_out_to_the_swap_in_that_reads_its_copy(swapped):
+    document = trace_format.read(render(record(swapped)))
+    heads = {event["id"]: event for event in of(document, "f", "link in")}
+    tails = {event["id"]: event for event in of(document, "s", "link out")}
+    assert heads.keys() == tails.keys() and heads
+    outs = {event["ts"]: event["args"]["tensor"] for event in of(document, "X", "link out")}
+    ins = {event["ts"]: event["args"]["tensor"] for event in of(document, "X", "link in")}
+    assert [outs[tails[number]["ts"]] for number in heads] == [ins[head["ts"]] for head in heads.values()]
+    timeline = swapped.timeline()
+    away = {each.tensor: each.end_us for each in reversed(timeline.transfers) if each.direction == 0}  # at first
+    back = [each for each in timeline.transfers if each.direction == 1 and each.start_us >= away.get(each.tensor, 1e99)]
+    assert len(heads) == len(back)
+
+
+def test_it_says_what_it_shows(swapped):
+    about = trace_format.read(render(record(swapped)))["otherData"]
+    assert (about["job"], about["model"], about["generation"]) == (7, "late", 3)
+    assert "one iteration" in about["note"]
+    assert about["versions"] == {"PostgreSQL": "15.4", "pg_tensile": "0.1.0"}
+    assert about["planned_bytes"] == swapped.planned_bytes.max() < about["vanilla_bytes"]
+
+
+def test_a_plan_without_events_is_an_iteration_too():
+    document = trace_format.read(render(record(planned_of(network(3)))))
+    assert len(of(document, "X")) == network(3).operator_count
+    assert not of(document, "s") and not of(document, "i", "link out")
+
+
+def test_hostile_names_stay_text():
+    label = '</script>\x00\x1b"\\\ud800\u202e\n'
+    document = trace_format.read(render(record(planned_of(relabelled(network(2), label)), model_name=label)))
+    assert document["otherData"]["model"] == label
+    assert of(document, "X", "compute")[1]["args"]["module"] == label
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(planned(most_operators=16))
+def test_any_plan_of_any_trace_keeps_to_the_format(case):
+    trace, plan = case
+    held = planned_of(fractional(trace), plan)
+    document = trace_format.read(render(record(held)))
+    assert len(of(document, "X", "compute")) == len(held.operators)
+    moved = sum(event["args"]["bytes"] for lane in ("link out", "link in") for event in of(document, "X", lane))
+    assert moved == held.numbers["out_bytes"] + held.numbers["in_bytes"]
+
+
+def test_a_large_iteration_is_there_as_a_whole():
+    held = saving(layers=3_700, share=1.0, policy="swap_all")
+    assert held.trace.operator_count > 12_900
+    document = json.loads(render(record(held)))
+    assert len(of(document, "C")) == len(held.operators)
+
+
+# ---- jobs without an iteration ----
+
+
+def test_without_a_plan_it_says_why_and_what_helps():
+    with pytest.raises(NoIterationError, match="executed eagerly") as refused:
+        render(record(planned_policy="none"))
+    assert isinstance(refused.value, TensileError)
+    assert "policy => 'joint'" in (refused.value.hint or "")
+
+
+def test_a_plan_of_another_trace_is_refused():
+    held = saving()
+    broken = Plan.build([Event(EventKind.RELEASE, int(held.plan.rows["tensor"][0]), 1, 1)], 4)
+    other = planned_of(held.trace)
+    with pytest.raises(NoIterationError, match="another trace") as refused:
+        render(record(type(held)(held.trace, broken, RTX_A6000, *_arrays(other))))
+    assert "another plan" in (refused.value.hint or "")
+
+
+def test_arrays_that_are_not_the_traces_are_refused():
+    held = planned_of(network(4))
+    shorter = [array[:-1] for array in _arrays(held)[:3]]
+    with pytest.raises(NoIterationError, match="another trace"):
+        render(record(type(held)(held.trace, held.plan, RTX_A6000, *shorter, held.numbers)))
+    turned = np.roll(held.operators, 1)
+    with pytest.raises(NoIterationError, match="another trace"):
+        render(record(type(held)(held.trace, held.plan, RTX_A6000, turned, *_arrays(held)[1:])))
+
+
+def _arrays(held):
+    return held.operators, held.planned_bytes, held.vanilla_bytes, held.numbers
