@@ -8,7 +8,7 @@
 #
 # pip's settings on this machine hold for the build, too, with Podman: Docker cannot mount anything into a build.
 # PG_MAJOR, TORCH and TORCH_INDEX in the environment go into the build; without TORCH it is the version in .venv.
-# Needs 6 GB of disk, about five minutes the first time. Docker and Podman keep the image and its layers.
+# Needs about 5 GB of disk. Docker and Podman keep the image and its layers, a Podman of our own keeps nothing.
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 image=pg_tensile:test
