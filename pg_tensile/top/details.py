@@ -8,7 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from pg_tensile.client.connection import Connection, no_such_job
-from pg_tensile.top.words import NONE, count, duration, join, short, size, wrap
+from pg_tensile.top.words import NONE, count, duration, join, size, wrap
 
 Row = dict[str, Any]
 
@@ -141,7 +141,7 @@ def _iteration(row: Row) -> str | None:
         None if not row["vanilla_us"] else f"{row['iteration_us'] / row['vanilla_us']:.3g} times that without a plan",
         f"{size(row['out_bytes'])} out, {size(row['in_bytes'])} in",
         f"stall {(row['stall_us'] or 0) / 1e3:.3g} ms",
-        f"{short(row['recomputes'])} recomputations" if row["recomputes"] else None,
+        f"{count(row['recomputes'])} recomputations" if row["recomputes"] else None,
     ]
     return join(parts, 1000)
 

@@ -48,12 +48,12 @@ def rule(title: str, right: str, width: int) -> Text:
 
 
 def devices(shown: Shown, width: int, height: int | None) -> list[Text]:
-    """Two lines for each, or one where the terminal is low for them; at most a third of it."""
+    """Two lines for each, or one where the terminal is low for them; at most a quarter of it."""
     known = shown.snapshot.devices
     if not known:
         return [Text("no device is in use yet", style="dim")]
     both = height is None or 2 * len(known) <= height // 5
-    most = len(known) if height is None else max(1, height // 3)
+    most = len(known) if height is None else max(1, height // 4)
     lines: list[Text] = []
     for device in known[:most]:
         lines.append(_memory(device, width))
@@ -123,14 +123,13 @@ def _pace(shown: Shown, job: Job) -> list[str | None]:
 
 def _bytes(job: Job) -> list[str | None]:
     named = [
-        ("now", job.device_bytes),
+        ("memory", job.device_bytes),
         ("peak", job.device_peak_bytes),
         ("planned", job.planned_bytes),
         ("granted", job.granted_bytes),
         ("unplanned", job.vanilla_bytes),
     ]
-    known = [f"{name} {size(nbytes)}" for name, nbytes in named if nbytes is not None]
-    return [f"memory {known[0]}", *known[1:]] if known else ["memory not known yet"]
+    return [f"{name} {size(nbytes)}" for name, nbytes in named if nbytes is not None] or ["memory not known yet"]
 
 
 def _costs(shown: Shown, job: Job) -> list[str | None]:

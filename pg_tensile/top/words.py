@@ -5,6 +5,7 @@ What others have written (names, reasons, errors, queries) reaches the screen th
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterable, Sequence
 
@@ -156,6 +157,6 @@ def sparkline(points: Sequence[tuple[float, float]], width: int) -> str:
     heights: list[float] = []
     for part in parts:
         heights.append(sum(part) / len(part) if part else heights[-1])
-    low, high = min(heights), max(heights)
-    scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(BLOCKS[round((height - low) * scale)] for height in heights)
+    low, span = min(heights), max(heights) - min(heights)
+    levels = [(height - low) / span if 0 < span < math.inf else 0.0 for height in heights]
+    return "".join(BLOCKS[round(level * (len(BLOCKS) - 1))] for level in levels)

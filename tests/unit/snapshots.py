@@ -1,0 +1,74 @@
+"""Made-up snapshots of servers, for the tests of `pg-tensile top`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pg_tensile.top.snapshot import Device, Job, Snapshot
+
+MB = 1 << 20
+NOW = 1_800_000_000.0  # seconds since 1970
+HOSTILE = "\x1b[31mred\x07\x1b]0;title\x07\n\r\t\u202e\x9b1m[bold]x[/bold] :boom: 漢字 e\u0301 \u2028\x00" + "w" * 300
+LIVE = (
+    *("phase", "epoch", "step", "steps", "loss", "samples_per_s", "pid", "heartbeat_at", "started_at"),
+    *("device_bytes", "device_peak_bytes", "planned_bytes", "granted_bytes", "vanilla_bytes", "device"),
+    *("bytes_swapped", "stall_s", "passive_swap_ins", "plan_generation"),
+)
+QUEUED: dict[str, Any] = dict.fromkeys(LIVE) | {"state": "queued", "attempts": 0}  # without a worker so far
+
+
+def new_job(number: int = 1, **changes: Any) -> Job:
+    """One that trains, half way through its seventh epoch of twenty."""
+    numbers: dict[str, Any] = {
+        "job": number,
+        "model": f"model {number}",
+        "owner": "alice",
+        "kind": "train",
+        "state": "running",
+        "reason": None,
+        "priority": 0,
+        "policy": "joint",
+        "device": "cpu",
+        "batch_size": 64,
+        "attempts": 1,
+        "may_stop_early": False,
+        "submitted_at": NOW - 300,
+        "started_at": NOW - 200,
+        "not_before": None,
+        "heartbeat_at": NOW - 0.25,
+        "pid": 4711,
+        "phase": "training",
+        "epoch": 7,
+        "epochs": 20,
+        "step": 5,
+        "steps": 10,
+        "loss": 0.1134,
+        "samples_per_s": 1204.0,
+        "device_bytes": 98 * MB,
+        "device_peak_bytes": 100 * MB,
+        "planned_bytes": 101 * MB,
+        "granted_bytes": 102 * MB,
+        "vanilla_bytes": 118 * MB,
+        "bytes_swapped": 4239 * MB,
+        "stall_s": 0.083,
+        "passive_swap_ins": 0,
+        "plan_generation": 3,
+    }
+    return Job(**(numbers | changes))
+
+
+def new_device(name: str = "cpu", **changes: Any) -> Device:
+    numbers: dict[str, Any] = {
+        "total_bytes": 512 * MB,
+        "budget_bytes": 210 * MB,
+        "granted_bytes": 203 * MB,
+        "in_use_bytes": 150 * MB,
+    }
+    numbers |= {"inference_bytes": 0, "jobs": 2}
+    return Device(name, **(numbers | {"out_bytes_per_s": 6e9, "in_bytes_per_s": 7e9, "utilisation": 0.04} | changes))
+
+
+def new_snapshot(
+    *jobs: Job, devices: list[Device] | None = None, at: float = NOW, sees_all: bool = True, ageing_s: float = 300.0
+) -> Snapshot:
+    return Snapshot(at, ageing_s, sees_all, tuple([new_device()] if devices is None else devices), jobs)

@@ -1,0 +1,247 @@
+"""The view of `pg-tensile top`: made-up snapshots in terminals of any size."""
+
+from __future__ import annotations
+
+import io
+import itertools
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console, Group
+
+from pg_tensile.top import details
+from pg_tensile.top.columns import ORDERS
+from pg_tensile.top.history import History
+from pg_tensile.top.layout import page_lines, view
+from pg_tensile.top.shown import Shown
+from tests.unit.snapshots import HOSTILE, MB, NOW, QUEUED, new_device, new_job, new_snapshot
+
+SIZES = [(80, 24), (200, 50), (120, 30), (79, 24), (40, 10), (20, 5), (300, 100), (1, 1)]
+
+
+def shown(snapshot, history=None, **chosen):
+    if history is None:
+        history = History()
+        history.add(snapshot)
+    return Shown(snapshot, history, "mydb on /tmp:5432 as alice", **chosen)
+
+
+def texts(what, width=80, height=24):
+    """The lines; fails if they do not fit or are not printed as they are."""
+    lines = [line.plain for line in view(what, width, height)]
+    assert height is None or len(lines) <= height
+    for line in lines:
+        assert cell_len(line) <= width and line.isprintable(), repr(line)
+    return lines
+
+
+SNAPSHOTS = {
+    "nothing": new_snapshot(devices=[]),
+    "one": new_snapshot(new_job()),
+    "many": new_snapshot(
+        *(new_job(number) for number in range(1, 17)),
+        *(new_job(number, **QUEUED, reason="all job slots are taken") for number in range(17, 40)),
+        devices=[new_device(f"cuda:{number}") for number in range(8)],
+    ),
+    "without numbers": new_snapshot(
+        new_job(1, **(QUEUED | {"state": "starting"})),
+        new_job(2, **QUEUED),
+        devices=[
+            new_device(budget_bytes=None, out_bytes_per_s=None, in_bytes_per_s=None, utilisation=None, granted_bytes=0)
+        ],
+    ),
+    "huge": new_snapshot(
+        new_job(
+            2**63 - 1, model="m" * 200, epoch=10**6, epochs=2**31 - 1, step=1, steps=2**62, loss=-1.23e-300,
+            samples_per_s=1e300, device_bytes=2**62, bytes_swapped=2**62, stall_s=1e12, started_at=0.0,
+            plan_generation=2**62, passive_swap_ins=2**62, priority=-1000, heartbeat_at=0.0,
+        ),
+        devices=[new_device("d" * 63, budget_bytes=2**62, granted_bytes=2**63 - 1, inference_bytes=2**62)],
+    ),
+    "hostile": new_snapshot(
+        new_job(1, model=HOSTILE, owner=HOSTILE, phase=HOSTILE, policy=HOSTILE, device=HOSTILE),
+        new_job(2, owner="bob"),
+        new_job(3, **(QUEUED | {"state": "waiting"}), reason=HOSTILE, model=HOSTILE),
+        devices=[new_device(HOSTILE)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+@pytest.mark.parametrize("name", SNAPSHOTS)
+def test_every_view_fits_into_every_terminal(name, width, height):
+    snapshot = SNAPSHOTS[name]
+    for selected in (None, *(job.job for job in snapshot.jobs)):
+        assert len(texts(shown(snapshot, selected=selected), width, height)) == height
+    for chosen in ({"alarm": HOSTILE}, {"note": HOSTILE}, {"page": "help"}, {"page": "help", "offset": 10**6}):
+        texts(shown(snapshot, **chosen), width, height)
+    for order in ORDERS:
+        texts(shown(snapshot, order=order), width, height)
+    texts(shown(snapshot), width, None)
+
+
+def test_at_80_by_24_each_job_has_a_line_and_the_selected_one_every_number():
+    jobs = [new_job(1, model="digit"), new_job(2, model="letter", epoch=3)]
+    reason = "needs at least 73.5 MB of device memory; 38.5 MB of the 210.0 MB of cpu are not needed by the 2 jobs"
+    jobs.append(new_job(3, **(QUEUED | {"state": "waiting"}), model="sign", reason=reason))
+    lines = texts(shown(new_snapshot(*jobs), selected=1))
+    assert lines[0].startswith("pg-tensile top  mydb on /tmp:5432 as alice") and "2 running, 1 waiting" in lines[0]
+    assert "203 MB of 210 MB granted, 150 MB in use" in lines[1] and "█" in lines[1] and "▒" in lines[1]
+    assert "2 jobs" in lines[2] and "link 5.59 GB/s out, 6.52 GB/s in" in lines[2] and "others' load 4.0%" in lines[2]
+    titles = ["JOB", "MODEL", "PHASE", "EPOCH", "PROGRESS", "ETA", "LOSS", "COURSE", "SAMP/S", "MEMORY"]
+    assert lines[4].split() == titles
+    assert lines[5].startswith("▸  1 digit    training") and lines[5].rstrip().endswith("1.20k 98.0 MB")
+    assert " 7/20 " in lines[5] and "0.1134" in lines[5]
+    assert lines[6].startswith("   2 letter   training") and " 3/20 " in lines[6]
+    assert "queue" in lines[7] and lines[9].startswith("   3 sign     waiting") and "needs at least" in lines[9]
+    assert lines[19].startswith("── job 1 digit ──")
+    assert lines[20] == "training  epoch 7 of 20  step 5 of 10  loss 0.1134  1.20k samples/s  for 3:20"
+    assert lines[21] == "memory 98.0 MB  peak 100 MB  planned 101 MB  granted 102 MB  unplanned 118 MB"
+    assert lines[22] == "swapped 4.14 GB  stall 0.08s  plan 3  passive 0  joint  on cpu  of alice"
+    assert lines[23].startswith("q quit") and "c cancel" in lines[23]
+    waiting = texts(shown(new_snapshot(*jobs), selected=3))
+    assert " ".join(waiting[20:23]).strip() == "waiting: " + reason
+
+
+def test_a_wide_terminal_has_all_columns_and_uses_its_width():
+    jobs = new_job(1), new_job(2, owner="bob", device="cuda:0", may_stop_early=True)
+    lines = texts(shown(new_snapshot(*jobs)), 200, 50)
+    assert set(lines[4].split()) >= {"STEP", "PEAK", "PLANNED", "SWAPPED", "SWAP/S", "STALL", "STALL%", "PLAN", "PRIO"}
+    assert {"DEVICE", "OWNER"} <= set(lines[4].split())
+    assert max(map(len, lines)) == 200
+    assert "cuda:0" in lines[6] and "bob" in lines[6] and "≤" in lines[6] and "≤" not in lines[5]
+
+
+def test_narrow_terminals_lose_the_least_important_columns_first():
+    seen = [set(texts(shown(new_snapshot(new_job())), width)[4].split()) for width in range(200, 20, -1)]
+    for wider, narrower in itertools.pairwise(seen):
+        assert narrower <= wider
+    assert {"JOB", "MODEL"} <= seen[-1]
+
+
+@pytest.mark.parametrize("height", [24, 16, 12])
+def test_more_jobs_than_lines_are_scrolled_to_the_selected_one(height):
+    snapshot = SNAPSHOTS["many"]
+    for job in snapshot.jobs:
+        lines = texts(shown(snapshot, selected=job.job), 80, height)
+        assert [line for line in lines if line.startswith("▸") and f" {job.job} " in line], job.job
+    assert any("of 16 ──" in line for line in lines) and any("of 23 ──" in line for line in lines)
+    assert sum("model" in line for line in texts(shown(snapshot), 80, None)) == 39
+
+
+def test_without_jobs_it_says_how_to_submit_one():
+    assert "No open jobs: SELECT train_model(…)" in "\n".join(texts(shown(new_snapshot())))
+    assert "You see your own jobs only." not in "\n".join(texts(shown(new_snapshot())))
+    others = "\n".join(texts(shown(new_snapshot(sees_all=False))))
+    assert "You see your own jobs only." in others.replace("\n", " ")
+
+
+def test_what_others_wrote_is_shown_and_not_obeyed():
+    for chosen in ({"selected": 1}, {"selected": 3}, {"alarm": HOSTILE}, {"note": HOSTILE}):
+        file = io.StringIO()
+        lines = view(shown(SNAPSHOTS["hostile"], **chosen), 160, 40)
+        Console(file=file, width=160, color_system=None).print(Group(*lines))
+        written = file.getvalue()
+        assert "[bold]x[/bold] :boom: 漢字" in written
+        assert not {each for each in written if not each.isprintable()} - {"\n"}
+
+
+def test_a_silent_executor_is_called_so():
+    silent = new_job(heartbeat_at=NOW - 45)
+    assert "silent 45s" in texts(shown(new_snapshot(silent)))[5]
+    assert "silent" not in texts(shown(new_snapshot(new_job(heartbeat_at=NOW - 5))))[5]
+
+
+def test_a_device_says_how_much_of_its_link_is_used():
+    history = History()
+    for second in (0, 1):
+        at = NOW + second
+        snapshot = new_snapshot(new_job(heartbeat_at=at, bytes_swapped=300 * MB * second), at=at)
+        history.add(snapshot)
+    assert "link 300 MB/s, 2.4% of 12.1 GB/s" in texts(shown(snapshot, history))[2]
+    assert "(300 MB/s)" in "\n".join(texts(shown(snapshot, history, selected=1)))
+    partly = new_snapshot(*snapshot.jobs, at=snapshot.at, sees_all=False)
+    assert "link 300 MB/s by your jobs" in texts(shown(partly, history))[2]
+
+
+def test_a_device_over_its_budget_is_red():
+    lines = view(shown(new_snapshot(devices=[new_device(granted_bytes=300 * MB)])), 80, 24)
+    assert [span for span in lines[1].spans if span.style == "red"]
+    assert "·" not in lines[1].plain
+
+
+# -- details ----------------------------------------------------------------------------------------------------------
+
+
+DETAILS = (
+    {"job": 7, "model_name": "late", "owner_name": "alice", "kind": "train", "state": "failed", "reason": None}
+    | {"query": "SELECT *\n  FROM flights", "target": "late", "epochs": 20, "batch_size": 1024, "optimizer": "adamw"}
+    | {"learning_rate": 0.001, "validation": 0.2, "seed": 0, "policy": None, "memory_budget": 100 * MB, "priority": 5}
+    | {"options": '{"clip": 1}', "attempts": 2, "retries": 0, "rows": 336_776, "version": None, "warnings": None}
+    | {"submitted_at": NOW, "started_at": NOW + 1, "ended_at": NOW + 62, "sqlstate": "22000", "error": "no rows"}
+    | {"hint": "Ask for some.", "detail": None, "device": "cpu", "planned_policy": "joint", "parameters": 93_642}
+    | {"vanilla_bytes": 118 * MB, "least_bytes": 98 * MB, "largest_operator": "addmm", "generation": 3}
+    | {"planned_bytes": 100 * MB, "granted_bytes": 102 * MB, "host_bytes": 25 * MB, "out_bytes": 25 * MB}
+    | {"in_bytes": 25 * MB, "iteration_us": 12_300.0, "vanilla_us": 11_000.0, "stall_us": 400.0, "recomputes": 2}
+    | {"log": [{"at": NOW, "event": "planned", "generation": 3, "reason": "job 2 has come"}]}
+)
+
+
+def test_details_have_query_options_plan_log_and_error():
+    what = shown(new_snapshot(), page="details", details=DETAILS)
+    lines = "\n".join(texts(what, 80, 40))
+    for part in (
+        *("7 late, of alice", "failed", "attempt 2", "no rows (22000)", "Ask for some.", "SELECT * FROM flights"),
+        *("batch size 1,024", '{"clip": 1}', "memory budget 100 MB", "plan 3 by joint", "100 MB of 102 MB granted"),
+        *("12.3 ms", "1.12 times", "25.0 MB out, 25.0 MB in", "2.00 recomputations", "planned 3: job 2 has come"),
+    ):
+        assert part in lines, part
+    assert page_lines(what, 80) > 10
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+def test_details_fit_and_scroll(width, height):
+    hostile = DETAILS | dict.fromkeys(("query", "error", "hint", "reason", "model_name", "owner_name"), HOSTILE)
+    hostile |= {"log": [{"at": NOW, "event": HOSTILE, "generation": None, "reason": None}] * 8}
+    nothing = dict.fromkeys(DETAILS) | {"kind": "calibrate", "attempts": 0, "query": "", "options": "{}"}
+    for row in (hostile, nothing | {"job": 1, "model_name": "", "state": "queued", "submitted_at": NOW, "priority": 0}):
+        for offset in (0, 3, 10**6):
+            texts(shown(new_snapshot(), page="details", details=row, offset=offset), width, height)
+    assert details.page(hostile, 80)[-1].plain.rstrip()
+
+
+# -- orders -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [("job", [1, 2, 3]), ("memory", [2, 1, 3]), ("stall", [3, 1, 2]), ("samples/s", [1, 3, 2]), ("start", [3, 2, 1])],
+)
+def test_running_jobs_are_in_the_chosen_order(order, expected):
+    jobs = [
+        new_job(1, device_bytes=2, stall_s=0.2, samples_per_s=9.0, started_at=NOW - 30),
+        new_job(2, device_bytes=3, stall_s=None, samples_per_s=None, started_at=NOW - 20),
+        new_job(3, device_bytes=None, stall_s=0.3, samples_per_s=5.0, started_at=NOW - 10),
+    ]
+    assert [job.job for job in shown(new_snapshot(*jobs), order=order).running] == expected
+
+
+def test_the_queue_is_in_the_order_of_turns():
+    def waits(number, state="queued", waited=0.0, priority=0, not_before=None):
+        changes = {"state": state, "submitted_at": NOW - waited, "priority": priority, "not_before": not_before}
+        return new_job(number, **(QUEUED | changes))
+
+    snapshot = new_snapshot(
+        waits(1),
+        waits(2, waited=10.0),
+        waits(3, waited=1000.0, priority=-2),  # 3.3 steps for waiting
+        waits(4, priority=1),
+        waits(5, state="interrupted", not_before=NOW + 4, priority=9),
+        waits(6, state="waiting"),
+        waits(7, state="interrupted", not_before=NOW - 4, priority=2),
+        new_job(8),
+    )
+    assert [job.job for job in snapshot.queue()] == [6, 7, 3, 4, 2, 1, 5]
+    never = new_snapshot(*snapshot.jobs, ageing_s=0.0)
+    assert [job.job for job in never.queue()] == [6, 7, 4, 2, 1, 3, 5]
+    assert "again in 4.0s" in "\n".join(texts(shown(snapshot), 120))

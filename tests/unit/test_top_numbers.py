@@ -1,0 +1,215 @@
+"""What `pg-tensile top` makes of numbers: rates, times to go, JSON, and texts and pictures of fixed widths."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from rich.cells import cell_len
+
+from pg_tensile.top import words
+from pg_tensile.top.document import document
+from pg_tensile.top.history import POINTS, Course, History
+from pg_tensile.top.snapshot import _finite
+from tests.unit.snapshots import HOSTILE, MB, NOW, QUEUED, new_job, new_snapshot
+
+# -- what is remembered -----------------------------------------------------------------------------------------------
+
+
+def course(*samples, **always):
+    """Of a job that said these things, each with a heartbeat as `at`."""
+    found = Course()
+    for sample in samples:
+        at = sample.pop("at")
+        found.add(new_job(heartbeat_at=at, **sample, **always), at)
+    return found
+
+
+def test_eta_is_at_the_pace_of_the_epochs():
+    numbers = {"epochs": 10, "steps": 10}
+    paced = course({"at": 0.0, "epoch": 2, "step": 0}, {"at": 10.0, "epoch": 2, "step": 5}, **numbers)
+    assert paced.eta_s(new_job(epoch=2, step=5, **numbers)) == pytest.approx(8.5 / 0.05)
+    assert paced.eta_s(new_job(epoch=10, step=10, **numbers)) == 0
+    first = course({"at": 0.0, "epoch": 2, "step": 0}, **numbers)
+    assert first.eta_s(new_job(epoch=2, step=5, batch_size=64, samples_per_s=32.0, **numbers)) == 8.5 * 10 * 64 / 32
+    assert first.eta_s(new_job(epoch=2, step=5, samples_per_s=None, **numbers)) is None
+    assert first.eta_s(new_job(**QUEUED)) is None
+    calibration = {"kind": "calibrate", "epoch": None, "epochs": 1, "steps": 100, "samples_per_s": None}
+    measured = course({"at": 0.0, "step": 10}, {"at": 5.0, "step": 20}, **calibration)
+    assert measured.eta_s(new_job(step=20, **calibration)) == pytest.approx(40)
+
+
+def test_progress_counts_epochs_and_steps():
+    assert new_job(epoch=1, step=0, steps=10, epochs=4).progress == 0
+    assert new_job(epoch=3, step=5, steps=10, epochs=4).progress == 0.625
+    assert new_job(epoch=4, step=11, steps=10, epochs=4).progress == 1
+    assert new_job(epoch=None, step=3, steps=4, epochs=1).progress == 0.75
+    assert new_job(steps=0).progress is None and new_job(**QUEUED).progress is None
+
+
+def test_rates_are_differences_between_heartbeats():
+    found = course(
+        {"at": 100.0, "bytes_swapped": 0, "stall_s": 0.0},
+        {"at": 110.0, "bytes_swapped": 10 * MB, "stall_s": 5.0},
+        {"at": 112.0, "bytes_swapped": 14 * MB, "stall_s": 5.5},
+        {"at": 114.0, "bytes_swapped": 20 * MB, "stall_s": 6.0},
+        {"at": 116.0, "bytes_swapped": 26 * MB, "stall_s": 6.5},
+    )
+    assert found.swap_bytes_per_s == pytest.approx(16 * MB / 6)  # over the last 5 s, and the step they begin in
+    assert found.stall_share == pytest.approx(0.25)
+    found.add(new_job(heartbeat_at=116.0, bytes_swapped=99 * MB), 117.0)  # seen twice
+    assert found.swap_bytes_per_s == pytest.approx(16 * MB / 6)
+    found.add(new_job(heartbeat_at=116.0), 130.0)  # silent
+    assert found.swap_bytes_per_s is None
+    found.add(new_job(heartbeat_at=131.0, attempts=2, bytes_swapped=0), 131.0)  # another executor
+    assert found.swap_bytes_per_s is None
+    found.add(new_job(heartbeat_at=132.0, attempts=2, bytes_swapped=MB), 132.0)
+    assert found.swap_bytes_per_s == MB
+    unknown = course({"at": 0.0, "bytes_swapped": None}, {"at": 1.0, "bytes_swapped": 5})
+    assert unknown.swap_bytes_per_s is None
+
+
+def test_the_link_of_a_device_is_shared_by_its_jobs():
+    history = History()
+    for second, moved in ((0, 0), (1, 100 * MB)):
+        jobs = [
+            new_job(number, heartbeat_at=NOW + second, bytes_swapped=number * moved, device=device)
+            for number, device in ((1, "cpu"), (2, "cpu"), (3, "cuda:0"))
+        ]
+        snapshot = new_snapshot(*jobs, new_job(4, **QUEUED), at=NOW + second)
+        history.add(snapshot)
+    assert history.link_bytes_per_s(snapshot, "cpu") == pytest.approx(300 * MB)
+    assert history.link_bytes_per_s(snapshot, "cuda:0") == pytest.approx(300 * MB)
+    assert history.link_bytes_per_s(snapshot, "cuda:1") is None
+
+
+def test_losses_of_epochs_before_are_asked_for_once_and_a_checkpoint_takes_back_what_came_after():
+    history = History()
+    job = new_job(epoch=3, step=5, steps=10, loss=0.3)
+    assert history.unknown(new_snapshot(job)) == [1]
+    history.add(new_snapshot(job), {1: [(1.0, 0.9), (2.0, 0.6)]})
+    assert history.unknown(new_snapshot(job)) == []
+    assert history.of(job).losses == [(1.0, 0.9), (2.0, 0.6), (2.5, 0.3)]
+    back = new_job(epoch=2, step=5, steps=10, loss=0.7, attempts=2, heartbeat_at=NOW + 1)
+    history.add(new_snapshot(back))
+    assert history.of(back).losses == [(1.0, 0.9), (1.5, 0.7)]
+    history.add(new_snapshot())
+    assert history.of(back).losses == [] and history.unknown(new_snapshot(back)) == [1]
+    assert history.unknown(new_snapshot(new_job(epoch=1), new_job(2, **QUEUED))) == []
+
+
+def test_a_long_course_is_thinned_and_keeps_both_ends():
+    found = Course()
+    for second in range(3 * POINTS):
+        found.add(new_job(epoch=1 + second, step=5, epochs=10**6, heartbeat_at=float(second), loss=1.0), float(second))
+    assert len(found.losses) <= POINTS
+    assert found.losses[0][0] == 0.5 and found.losses[-1][0] == 3 * POINTS - 0.5
+    assert found.losses == sorted(found.losses)
+
+
+# -- JSON -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_document_is_json_with_numbers_in_bytes_and_seconds():
+    snapshot = new_snapshot(new_job(1), new_job(2, **QUEUED, reason=HOSTILE))
+    history = History()
+    history.add(snapshot)
+    text = document(snapshot, history)
+    assert text.isascii() and text.isprintable()
+    found = json.loads(text)
+    assert list(found) == ["at", "devices", "jobs", "queue"]
+    first, second = found["jobs"]
+    assert (first["job"], first["state"], first["device_bytes"], first["stall_s"]) == (1, "running", 98 * MB, 0.083)
+    assert first["progress"] == 0.325 and first["eta_s"] == pytest.approx(13.5 * 10 * 64 / 1204)
+    assert first["silent_s"] == 0.25 and first["swap_bytes_per_s"] is None
+    assert second["progress"] is None and second["reason"] == HOSTILE
+    waits = {"job": 2, "model": "model 2", "state": "queued", "reason": HOSTILE}
+    assert found["queue"] == [waits | {"priority": 0, "waited_s": 300.0, "retry_in_s": None}]
+    assert found["devices"][0]["granted_bytes"] == 203 * MB and found["devices"][0]["link_bytes_per_s"] is None
+
+
+def test_numbers_that_are_none_do_not_come_as_texts():
+    row = {"loss": "NaN", "samples_per_s": "Infinity", "stall_s": 1.5, "model": "NaN", "utilisation": "NaN"}
+    expected = {"loss": None, "samples_per_s": None, "stall_s": 1.5, "model": "NaN", "utilisation": None}
+    assert _finite(row) == expected
+
+
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "text"),
+    [(None, "–"), (0, "0 B"), (999, "999 B"), (1000, "0.98 kB"), (98 * MB, "98.0 MB"), (4239 * MB, "4.14 GB")],
+)
+def test_sizes_have_three_digits(nbytes, text):
+    assert words.size(nbytes) == text
+
+
+def test_sizes_and_numbers_keep_to_their_cells():
+    for power in range(63):
+        for number in (2**power - 1, 2**power, 3 * 2**power // 2):
+            assert len(words.size(number)) <= 7
+            assert len(words.short(float(number))) <= (5 if number < 1e15 else 16)
+            assert len(words.duration(float(number))) <= 6
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        *[(None, "–"), (0.0, "0.0s"), (0.083, "0.08s"), (9.94, "9.9s"), (9.96, "10s"), (59.4, "59s"), (59.6, "1:00")],
+        *[(3599.0, "59:59"), (3600.0, "1h00m"), (86_399.0, "23h59m"), (86_400.0, "1d00h"), (1e9, ">99d")],
+    ],
+)
+def test_durations(seconds, text):
+    assert words.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, "–"), (0.0, "0.0000"), (0.1134, "0.1134"), (12.3456, "12.346"), (1e-5, "1.0e-05"), (123456.0, "1.2e+05")],
+)
+def test_losses(value, text):
+    assert words.loss(value) == text
+
+
+def test_short_numbers_and_shares():
+    assert [words.short(value) for value in (0.534, 42.51, 999.4, 999.6, 1204.0, 12.3e6)] == [
+        *("0.53", "42.5", "999", "1.00k", "1.20k", "12.3M")
+    ]
+    assert [words.count(value) for value in (None, 0, 9999, 10_000, 1_000_000)] == ["–", "0", "9999", "10.0k", "1.00M"]
+    assert [words.percent(value) for value in (None, 0.0, 0.002, 0.5, 1.0)] == ["–", "0%", "0.2%", "50%", "100%"]
+
+
+def test_texts_are_fitted_by_cells():
+    assert words.fit("abc", 5) == "abc  " and words.fit("abc", 5, right=True) == "  abc"
+    assert words.fit("abcdef", 4) == "abc…" and words.fit("abc", 0) == "" and words.fit("abc", 1) == "…"
+    for width in range(1, 12):
+        assert cell_len(words.fit("漢字漢字", width)) == width
+        assert cell_len(words.fit(HOSTILE * 1000, width, right=True)) == width
+    assert words.wrap("one two three", 7, 5) == ["one two", "three"]
+    assert words.wrap("one two three four", 8, 2) == ["one two", "three f…"]
+    assert words.wrap("", 8, 2) == []
+    for width in range(1, 40):
+        for lines in (1, 2, 7):
+            found = words.wrap("漢字 " * 50 + HOSTILE, width, lines)
+            assert len(found) <= lines and all(cell_len(line) <= max(width, 2) for line in found)
+    assert words.join(["one", None, "two", "three"], 8) == "one  two"
+
+
+def test_bars():
+    assert words.bar(None, 4) == "····" and words.bar(0.5, 4) == "██··" and words.bar(2.0, 4) == "████"
+    assert words.bar(1 / 32, 4) == "▏···" and words.bar(31 / 32, 4) == "███▉"
+    assert words.parts_bar([(50, "a"), (25, "b")], 100, 8) == "aaaabb··"
+    assert words.parts_bar([(80, "a"), (80, "b")], 100, 10) == "aaaaaaaabb"
+    assert words.parts_bar([(1, "a")], 0, 3) == "···"
+
+
+def test_sparklines_show_the_course_over_x():
+    assert words.sparkline([], 8) == "" and words.sparkline([(1.0, 5.0)], 8) == "▁"
+    falling = [(float(x), 7.0 - x) for x in range(8)]
+    assert words.sparkline(falling, 8) == "█▇▆▅▄▃▂▁"
+    assert words.sparkline(falling, 4) == "█▆▃▁"
+    assert words.sparkline([(0.0, 1.0), (10.0, 0.0)], 5) == "████▁", "it stays where nothing was said"
+    assert words.sparkline([(x / 7, 3.0) for x in range(50)], 6) == "▁▁▁▁▁▁"
+    tiny = words.sparkline([(0.0, 1e-300), (1.0, 2e-300)], 4)
+    assert len(tiny) == 4 and len(set(tiny)) == 2
