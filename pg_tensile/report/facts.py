@@ -35,7 +35,7 @@ PLAN_NUMBERS = (
 LOG_NUMBERS = (*PLAN_NUMBERS[1:], "link_share", "events")
 ERROR_EDGES = np.arange(21) / 20  # of the histogram of relative errors; the last bin has no end
 MOST_EPOCHS = 2000  # with metrics
-MOST_TENSORS = 1000  # that move: those that move the most bytes
+MOST_TENSORS = 500  # that move: those that move the most bytes
 PACKAGES = ("bokeh", "numpy")
 
 

@@ -20,11 +20,11 @@ from pg_tensile.report.iteration import REQUESTING, WAITING, Instruction, Iterat
 from pg_tensile.report.looks import ALONG, BLUE, GREEN, GREY, ORANGE, PHASES, RED, new_chart, operator_names, unit_of
 from pg_tensile.report.tables import clean
 from pg_tensile.scheduling import size
-from pg_tensile.simulator import Transfer
+from pg_tensile.simulator import Timeline, Transfer
 
 MOST_STEPS = 20_000  # of a line
 MOST_BARS = 4_000  # of the compute, about
-MOST_TRANSFERS = 8_000
+MOST_TRANSFERS = 4_000  # and as many waits
 COMPUTE, EXECUTOR, OUT, IN = 3, 2, 1, 0  # places of the lanes
 LANES = {COMPUTE: "compute", EXECUTOR: "executor", OUT: "link out", IN: "link in"}
 FORWARD_TO_REPEATED = (*PHASES.values(), ORANGE)  # colours of what a step does
@@ -69,26 +69,22 @@ def _footprint(
     chart = new_chart(300, ALONG, x_range=along, y_range=Range1d(0, 1.08 * float(max(tops)) / one))
     chart.yaxis.axis_label = f"{unit} on the device"
     chart.yaxis.formatter = BasicTickFormatter(use_scientific=False)
-    planned, vanilla = iteration.timeline, iteration.vanilla
-    without = _levels(vanilla.step_start_us, vanilla.iteration_us, iteration.vanilla_bytes, vanilla.steps, one, notes)
-    held = _levels(planned.step_start_us, planned.iteration_us, iteration.planned_bytes, planned.steps, one, notes)
-    held["without"] = (iteration.vanilla_bytes[held["operator"]] / one).astype(np.float32)
-    source = ColumnDataSource(held)
-    chart.step(
-        x="left",
-        y="held",
-        mode="after",
-        source=ColumnDataSource(without),
-        line_color=GREY,
-        line_width=1.5,
-    )
-    chart.varea_step(x="left", y1=0, y2="held", step_mode="after", source=source, fill_color=BLUE, fill_alpha=0.25)
-    chart.step(x="left", y="held", mode="after", source=source, line_color=BLUE, line_width=1.5)
+    left, rows = _levels(iteration.vanilla, iteration.vanilla_bytes, notes)
+    vanilla = ColumnDataSource({"left": left, "held": _small(iteration.vanilla_bytes[rows] / one)})
+    left, rows = _levels(iteration.timeline, iteration.planned_bytes, notes)
+    operator = iteration.timeline.steps[rows]
+    columns: dict[str, Any] = {"left": left, "right": np.append(left[1:], left[-1]), "operator": operator}
+    columns["held"] = _small(iteration.planned_bytes[rows] / one)
+    columns["without"] = _small(iteration.vanilla_bytes[operator] / one)
+    planned = ColumnDataSource(columns)
+    chart.step(x="left", y="held", mode="after", source=vanilla, line_color=GREY, line_width=1.5)
+    chart.varea_step(x="left", y1=0, y2="held", step_mode="after", source=planned, fill_color=BLUE, fill_alpha=0.25)
+    chart.step(x="left", y="held", mode="after", source=planned, line_color=BLUE, line_width=1.5)
     for limit in limits:
         level = limit.nbytes / one
         chart.line([0, along.end], [level, level], line_color=limit.colour, line_dash=limit.dash, line_width=2)
     # A step glyph cannot be pointed at
-    seen = chart.quad(left="left", right="right", bottom=0, top="held", source=source, fill_alpha=0, line_alpha=0)
+    seen = chart.quad(left="left", right="right", bottom=0, top="held", source=planned, fill_alpha=0, line_alpha=0)
     tooltips = [
         ("operator", "@operator @operator{target}"),
         ("module", "@operator{module}"),
@@ -100,29 +96,21 @@ def _footprint(
     return chart
 
 
-def _levels(
-    start_us: NDArray[np.float64],
-    end_us: float,
-    held: NDArray[np.int64],
-    operator: NDArray[np.int32],
-    one: int,
-    notes: list[str],
-) -> dict[str, Any]:
-    """Columns of a line that is level from `left` to `right`, in ms and units of `one` byte; its last row closes it."""
-    chosen = thinned(start_us, held, MOST_STEPS)
+def _levels(timeline: Timeline, held: NDArray[np.int64], notes: list[str]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Where the memory of each drawn step begins, in ms, and the steps; the last one closes the line."""
+    chosen = thinned(timeline.step_start_us, held, MOST_STEPS)
     if len(chosen) < len(held):
         notes.append(f"Of {len(held):,} levels of memory {len(chosen):,} are drawn: of each stretch the highest.")
-    left = np.append(start_us[chosen], end_us) / 1e3
-    rows = np.append(chosen, chosen[-1])
-    return {
-        "left": left,
-        "right": np.append(left[1:], left[-1]),
-        "held": (held[rows] / one).astype(np.float32),
-        "operator": operator[rows],
-    }
+    left = np.append(timeline.step_start_us[chosen], timeline.iteration_us) / 1e3
+    return _small(left), np.append(chosen, chosen[-1])
 
 
-def thinned(start_us: NDArray[np.float64], held: NDArray[np.int64], most: int) -> NDArray[np.intp]:
+def _small(numbers: Any) -> NDArray[np.float32]:
+    """For drawing: a page has many of them."""
+    return np.asarray(numbers, np.float32)
+
+
+def thinned(start_us: NDArray[np.float64], held: NDArray[np.int64], most: int) -> NDArray[Any]:
     """Steps to draw: all, or of each of `most` equal stretches the one that holds the most."""
     if len(held) <= most:
         return np.arange(len(held))
@@ -147,7 +135,8 @@ def _add_compute(chart: Any, iteration: Iteration, names: CustomJSHover, notes: 
     for kind, colour in enumerate(FORWARD_TO_REPEATED):
         own = does[first] == kind
         left, right = start[first[own]] / 1e3, end[last[own]] / 1e3
-        columns = {"left": left, "right": right, "ms": right - left, "operator": steps[first[own]]}
+        columns: dict[str, Any] = {"left": _small(left), "right": _small(right), "ms": _small(right - left)}
+        columns["operator"] = steps[first[own]]
         columns["steps"] = (last - first + 1)[own].astype(np.int32)
         bars.append(_bars(chart, COMPUTE, columns, colour))
     tooltips = [
@@ -161,7 +150,7 @@ def _add_compute(chart: Any, iteration: Iteration, names: CustomJSHover, notes: 
 
 def merged(
     start_us: NDArray[np.float64], end_us: NDArray[np.float64], does: NDArray[Any], most: int
-) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """First and last step of each bar: one a step, or with more than `most` steps, those that are shorter than a
     `most`th of the iteration together with their neighbours that do the same."""
     count = len(start_us)
@@ -220,9 +209,9 @@ def _columns(iteration: Iteration, things: Sequence[Transfer | Instruction]) -> 
     left = np.array([each.start_us for each in things], np.float64) / 1e3
     right = np.array([each.end_us for each in things], np.float64) / 1e3
     return {
-        "left": left,
-        "right": right,
-        "ms": right - left,
+        "left": _small(left),
+        "right": _small(right),
+        "ms": _small(right - left),
         "tensor": np.array([each.tensor for each in things], np.int32),
         "name": [clean(tensor_name(iteration.trace, each.tensor)) for each in things],
     }

@@ -254,7 +254,7 @@ def test_hostile_text_stays_text():
     page, harmless = Page(text), Page(render(record(planned_of(network(4)))))
     assert "evil" not in page.identifiers()
     assert not any(key.startswith("on") for _, attributes in page.tags for key in attributes)
-    assert len(page.texts["script"]) == len(harmless.texts["script"])
+    assert [tag for tag, _ in page.tags if tag == "script"] == [tag for tag, _ in harmless.tags if tag == "script"]
     assert "</title><b id=evil" in page.text("title") and "<b id=evil" in page.text("pre")
     assert not set(page.shown()) & {"\x00", "\x1b", "\u202e", "\ud800"}
     assert facts_in(text)["job"]["model_name"] == HOSTILE
@@ -276,7 +276,15 @@ def test_a_page_about_many_operators_is_small_and_made_quickly():
     assert facts["iteration"]["out"]["bytes"] == held.numbers["out_bytes"]
     assert facts["moved"]["bytes"] == held.numbers["out_bytes"] + held.numbers["in_bytes"]
     assert len(facts["tensors"]) == MOST_TENSORS < facts["moved"]["tensors"]
-    assert "operators are drawn as" in Page(text).shown()
+    assert "transfers the 4,000 largest are drawn" in Page(text).shown()
+
+
+def test_operators_too_short_to_be_seen_are_drawn_together_and_the_page_says_so():
+    held = planned_of(network(1500))
+    text = render(record(held))
+    assert f"{held.trace.operator_count:,} operators are drawn as" in Page(text).shown()
+    assert facts_in(text)["iteration"]["steps"] == held.trace.operator_count
+    assert "are drawn as" not in Page(render(record(planned_of(network(10))))).shown()
 
 
 # ---- what is drawn ----
@@ -314,6 +322,7 @@ def test_levels_that_are_drawn_keep_the_highest():
 # ---- jobs without an iteration ----
 
 WAITING = {"state": "waiting", "ended_at": None}
+QUEUED = {"state": "queued", "ended_at": None}
 MISSING = {
     "calibration": ({"kind": "calibrate", "model": None, "options": {"seconds": 60}}, "measures the device"),
     "eager": ({"planned_policy": "none"}, "executed eagerly"),
@@ -321,7 +330,7 @@ MISSING = {
         NEVER_CAPTURED | {"policy": "none", "state": "queued", "ended_at": None},
         "executed eagerly",
     ),
-    "not begun": (NEVER_CAPTURED | {"state": "queued", "ended_at": None}, "has not captured its iteration yet"),
+    "not begun": (NEVER_CAPTURED | QUEUED, "has not captured its iteration yet"),
     "waits": (WAITING | {"reason": "needs at least 73.5 MB"}, "needs at least 73.5 MB"),
     "taken over": (NEVER_CAPTURED, "a later job of its model has ended"),
     "failed early": (NEVER_CAPTURED | {"state": "failed", "error": "no such layer"}, "ended before it had a plan, or"),
