@@ -12,8 +12,10 @@ import subprocess
 import termios
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 TOKEN = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b[^\[]|(.)", re.DOTALL)
 PARTIAL = re.compile(r"\x1b(\[[0-9;?]*)?\Z")
 
@@ -22,18 +24,22 @@ class Screen:
     """What a terminal makes of the few sequences that full-screen programs of rich's write."""
 
     def __init__(self, width: int, height: int) -> None:
-        self._rows = height
+        self._width, self._height = width, height
         self._cells: dict[tuple[int, int], str] = {}
         self._row = self._column = 0
         self._rest = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self.modes: dict[str, bool] = {}  # ?25: the cursor is shown, ?1049: the alternate screen
+        self.modes = {"?25": True, "?1049": False}  # the cursor is shown, the alternate screen
+
+    def resize(self, width: int, height: int) -> None:
+        self._width, self._height = width, height
+        self._cells = {place: each for place, each in self._cells.items() if place[0] < height and place[1] < width}
 
     def feed(self, data: bytes) -> None:
         text = self._rest + self._decoder.decode(data)
         partial = PARTIAL.search(text)
         self._rest = partial[0] if partial else ""
-        for arguments, final, character in TOKEN.findall(text.removesuffix(self._rest) if self._rest else text):
+        for arguments, final, character in TOKEN.findall(text[: len(text) - len(self._rest)]):
             if character:
                 self._put(character)
             elif final:
@@ -41,11 +47,12 @@ class Screen:
 
     def _put(self, character: str) -> None:
         if character == "\n":
-            self._row += 1
+            self._row, self._column = self._row + 1, 0
         elif character == "\r":
             self._column = 0
         else:
-            self._cells[self._row, self._column] = character
+            if self._column < self._width and (self._row < self._height or not self.modes["?1049"]):
+                self._cells[self._row, self._column] = character
             self._column += 1
 
     def _obey(self, arguments: str, final: str) -> None:
@@ -56,13 +63,14 @@ class Screen:
             self.modes[arguments] = final == "h"
             if arguments == "?1049":
                 self._cells.clear()
+                self._row = self._column = 0
 
     def lines(self) -> list[str]:
-        last = max((row for row, _ in self._cells), default=-1)
-        rows: list[dict[int, str]] = [{} for _ in range(max(self._rows, last + 1))]
+        """Down to the last that anything was written to; lines are not scrolled away."""
+        rows: list[dict[int, str]] = [{} for _ in range(1 + max((row for row, _ in self._cells), default=-1))]
         for (row, column), character in self._cells.items():
             rows[row][column] = character
-        return ["".join(cells.get(place, " ") for place in range(max(cells, default=-1) + 1)) for cells in rows]
+        return ["".join(cells.get(place, " ") for place in range(1 + max(cells, default=-1))) for cells in rows]
 
 
 class Terminal:
@@ -78,12 +86,16 @@ class Terminal:
         self.resize(width, height)
         self.before = termios.tcgetattr(self._slave)
         environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        ends = {"stdin": self._slave, "stdout": self._slave, "stderr": self._slave}
         # setsid makes the pseudo-terminal the program's own, so that Ctrl-C and changes of its size arrive
         self.process = subprocess.Popen(
-            ["setsid", "--ctty", *command], env=environment | {"TERM": "xterm-256color"}, **ends
+            ["setsid", "--ctty", *command],
+            stdin=self._slave,
+            stdout=self._slave,
+            stderr=self._slave,
+            cwd=REPOSITORY,
+            env=environment | {"TERM": "xterm-256color"},
         )
-        self._reader = threading.Thread(target=self._read)
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def __enter__(self) -> Terminal:
@@ -104,6 +116,8 @@ class Terminal:
                     self._screen.feed(data)
 
     def resize(self, width: int, height: int) -> None:
+        with self._lock:
+            self._screen.resize(width, height)
         fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
 
     def send(self, keys: str) -> None:
@@ -130,6 +144,8 @@ class Terminal:
     def is_restored(self) -> bool:
         """Whether the terminal is as it was before the program."""
         with self._lock:
-            modes = self._screen.modes
-            shown = modes.get("?25", True) and not modes.get("?1049", False)
+            shown = self._screen.modes["?25"] and not self._screen.modes["?1049"]
         return shown and termios.tcgetattr(self._slave) == self.before
+
+    def await_restored(self) -> None:
+        self._wait_until(self.is_restored, 5, lambda: f"modes {self._screen.modes}, {termios.tcgetattr(self._slave)}")
