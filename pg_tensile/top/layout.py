@@ -101,7 +101,7 @@ def _share(running: int, queue: int, rows: int | None) -> tuple[int, int]:
     if rows is None:
         return running, queue
     rows = max(0, rows)
-    most = min(running, max(rows - queue, rows - max(1, rows // 3)))
+    most = max(0, min(running, max(rows - queue, rows - max(1, rows // 3))))
     return most, min(queue, rows - most)
 
 
