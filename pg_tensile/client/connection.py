@@ -50,8 +50,9 @@ def connect(conninfo: str = "", **parameters: Any) -> Connection:
         hint = 'Write it as "host=/tmp port=5432 dbname=mydb" or postgresql://user@host:port/mydb.'
         raise ServerError(f"the connection string cannot be used: {str(error).strip()}", hint) from None
     try:
-        extension_schema(connection)
-    except ServerError:
+        with refusals():
+            extension_schema(connection)
+    except BaseException:
         connection.close()
         raise
     return connection
