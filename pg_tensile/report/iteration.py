@@ -112,13 +112,18 @@ def _outdated(job: int, detail: str) -> NoIterationError:
     return NoIterationError(message, "Try again when the scheduler has made another plan; it does so at once.", detail)
 
 
+def is_eager(job: Mapping[str, Any]) -> bool:
+    """PyTorch executes it as it is: its policy is none."""
+    return bool((job["planned_policy"] or job["policy"]) == "none")
+
+
 def _why_there_is_none(job: Mapping[str, Any]) -> tuple[str, str]:
     """Message and hint."""
     number, ended = job["id"], job["ended_at"] is not None
     if job["kind"] == "calibrate":
         hint = "tensile.latency_models has what it found. Name a job that train_model has returned."
         return f"job {number} measures the device and trains no model: there is no plan", hint
-    if (job["planned_policy"] or job["policy"]) == "none":
+    if is_eager(job):
         hint = "Train with policy => 'joint' to have the iteration captured and planned."
         return f"job {number} is executed eagerly (policy none): its iteration is not captured, and not planned", hint
     if not ended:

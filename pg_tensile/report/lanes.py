@@ -47,7 +47,7 @@ def iteration_charts(iteration: Iteration, limits: Sequence[Limit]) -> tuple[dic
     notes: list[str] = []
     footprint = _footprint(iteration, limits, along, names, notes)
     lanes = new_chart(200, ALONG, bar=False, x_range=along, y_range=Range1d(-0.6, 3.6))
-    lanes.yaxis.ticker = list(LANES)
+    lanes.yaxis.ticker = sorted(LANES)
     lanes.yaxis.major_label_overrides = LANES
     lanes.ygrid.grid_line_color = None
     _add_compute(lanes, iteration, names, notes)

@@ -49,9 +49,6 @@
       setTimeout(begin, 10);
     } else {
       paint();
-      if (matchMedia("(pointer: coarse)").matches) {
-        freeTouch();
-      }
       dark.addEventListener("change", paint);
       addEventListener("beforeprint", () => inScheme("light"));
       addEventListener("afterprint", () => inScheme(""));
@@ -61,6 +58,9 @@
 
   function settle() {
     if (documents().every((each) => each.is_idle)) {
+      if (matchMedia("(pointer: coarse)").matches) {
+        freeTouch();
+      }
       finish("drawn");
     } else {
       setTimeout(settle, 20);

@@ -8,7 +8,7 @@ from typing import Any
 
 from pg_tensile.explanation import duration
 from pg_tensile.report.facts import Facts
-from pg_tensile.report.iteration import NoIterationError
+from pg_tensile.report.iteration import NoIterationError, is_eager
 from pg_tensile.report.lanes import Limit
 from pg_tensile.report.looks import BLUE, GREEN, GREY, ORANGE, PHASES, PURPLE, RED
 from pg_tensile.report.tables import Cell, Column, escape, pairs, table
@@ -47,12 +47,14 @@ def limits_of(facts: Facts) -> list[Limit]:
 
 def summary(facts: Facts) -> str:
     job, plan = facts["job"], facts["summary"]
-    budget = job["memory_budget"]
+    budget, planned, granted = job["memory_budget"], plan["planned_bytes"], "what the job may take under this plan"
+    if is_eager(job):
+        planned, granted = None, "what the job claims; nobody looks whether it takes more"
     cards = [
         _card("State", "job.state", job["state"], _state_note(facts), text=str),
         _card("Memory without a plan", "summary.vanilla_bytes", plan["vanilla_bytes"], "of a training step"),
-        _card("Memory with the plan", "summary.planned_bytes", plan["planned_bytes"], _plan_note(plan)),
-        _card("Granted", "summary.granted_bytes", plan["granted_bytes"], "what the job may take under this plan"),
+        _card("Memory with the plan", "summary.planned_bytes", planned, _plan_note(plan)),
+        _card("Granted", "summary.granted_bytes", plan["granted_bytes"], granted),
         _card("Budget of the job", "job.memory_budget", budget, "memory_budget of train_model"),
         _card("Least possible", "summary.least_bytes", plan["least_bytes"], "no plan goes below that"),
         _card("Saved", "summary.saved_share", plan["saved_share"], "of the memory without a plan", text=_percent),

@@ -71,6 +71,8 @@ JOB: dict[str, Any] = {
 }
 METRIC: dict[str, Any] = {"job": 7, "samples": 3200, "f1": None, "rmse": None, "r2": None, "seconds": 1.5}
 NEVER_CAPTURED: dict[str, Any] = {"device": "", "planned_policy": None, "parameters": None, "captured_at": None}
+# What a name, a query or an error may be
+HOSTILE = "</script></title><b id=evil onclick='x()'>\"\\u003c&amp;\x00\x1b[31m\u202e\ud800{{x}}$$x$$"
 
 
 def record(planned: Planned | None = None, **changes: Any) -> JobRecord:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 from html.parser import HTMLParser
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from pg_tensile.report.page import render
 from pg_tensile.report.sections import call
 from tests.unit.handmade import network
 from tests.unit.records import (
+    HOSTILE,
     JOB,
     NEVER_CAPTURED,
     SUBMITTED,
@@ -31,7 +33,6 @@ from tests.unit.records import (
 
 VOID = {"meta", "link", "br", "img", "input"}
 LARGEST = 5_000_000  # bytes of a page about 13,000 operators
-HOSTILE = "</script></title><b id=evil onclick='x()'>\"\\u003c&amp;\x00\x1b[31m\u202e\ud800{{x}}$$x$$"
 
 
 class Page(HTMLParser):
@@ -323,7 +324,7 @@ def test_levels_that_are_drawn_keep_the_highest():
 
 WAITING = {"state": "waiting", "ended_at": None}
 QUEUED = {"state": "queued", "ended_at": None}
-MISSING = {
+MISSING: dict[str, tuple[dict[str, Any], str]] = {
     "calibration": ({"kind": "calibrate", "model": None, "options": {"seconds": 60}}, "measures the device"),
     "eager": ({"planned_policy": "none"}, "executed eagerly"),
     "eager and not begun": (

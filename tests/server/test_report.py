@@ -1,0 +1,295 @@
+"""`pg-tensile report` and `trace` of real jobs: their numbers are those of SQL, and what goes wrong is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from psycopg.rows import dict_row
+
+from pg_tensile.cli import main
+from tests.browser import Browser
+from tests.server.pressure import Lab, Wait
+from tests.server.support import FOREVER, python_model, submit, value
+from tests.unit import trace_format
+from tests.unit.records import facts_in
+from tests.unit.trace_format import of
+
+HOSTILE = "</script><b id=evil>"
+
+
+@pytest.fixture(scope="module")
+def lab(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Lab]:
+    """Its first job is one that was executed eagerly."""
+    cluster = new_cluster()
+    lab = Lab(cluster, wait_until, (("mlp", 1),))
+    yield lab
+    lab.conn.close()
+    cluster.end()
+
+
+@pytest.fixture(scope="module")
+def running(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
+    """A job under a plan that swaps or computes again, cancelled by now, and its report from when it ran."""
+    vanilla, least = lab.sizes["mlp"]
+    budget = f"{(vanilla + least) // 2 // 1024}kB"
+    job = lab.submit("mlp", epochs=FOREVER, memory_budget=budget, validation=0.2)
+    lab.await_training(job)
+    measured = "SELECT count(*) > 0 FROM tensile.latency WHERE job = %s AND measured_us > 0"
+    lab.wait_until(lambda: value(lab.conn, measured, job), 60, lab.told)
+    metrics = "SELECT count(*) > 3 FROM tensile.metrics WHERE job = %s"
+    lab.wait_until(lambda: value(lab.conn, metrics, job), 60, lab.told)
+    path = tmp_path_factory.mktemp("running") / "report.html"
+    assert run(lab, "report", job, path) == 0
+    lab.cancel(job)
+    return job, path
+
+
+@pytest.fixture(scope="module")
+def planned(running: tuple[int, Path]) -> int:
+    return running[0]
+
+
+def run(lab: Lab, command: str, job: object, path: object, user: str = "postgres", host: object = None) -> int:
+    """The exit status of the command."""
+    where = ("-h", str(host or lab.cluster.folder), "-p", str(lab.cluster.port), "-d", "postgres", "-U", user)
+    return main([command, str(job), *where, "-o", str(path)])
+
+
+def rows(lab: Lab, sql: str, *parameters: object) -> list[dict[str, Any]]:
+    with lab.conn.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(sql, parameters).fetchall()
+
+
+def reported(lab: Lab, job: int, path: Path) -> dict[str, Any]:
+    assert run(lab, "report", job, path) == 0
+    return facts_in(path.read_text("utf-8"))
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_numbers_of_the_plan_are_those_of_sql(lab: Lab, planned: int, tmp_path: Path) -> None:
+    facts = reported(lab, planned, tmp_path / "report.html")
+    (published,) = rows(lab, "SELECT * FROM tensile.footprints WHERE job = %s", planned)
+    summary = facts["summary"]
+    names = (
+        *("generation", "planned_bytes", "granted_bytes", "host_bytes", "iteration_us", "vanilla_us", "stall_us"),
+        *("out_bytes", "in_bytes", "recomputes"),
+    )
+    assert {name: summary[name] for name in names} == {name: published[name] for name in names}
+    footprint = rows(lab, "SELECT * FROM tensile.footprint WHERE job = %s ORDER BY sequence", planned)
+    for name in ("operator", "planned_bytes", "vanilla_bytes"):
+        assert facts["footprint"][name] == [row[name] for row in footprint]
+    assert summary["vanilla_bytes"] == max(row["vanilla_bytes"] for row in footprint)
+    assert summary["planned_bytes"] == max(row["planned_bytes"] for row in footprint) < summary["vanilla_bytes"]
+    shown = facts["iteration"]
+    assert (shown["out"]["bytes"], shown["in"]["bytes"]) == (published["out_bytes"], published["in_bytes"])
+    assert shown["repeated_steps"] == published["recomputes"]
+    assert summary["out_bytes"] + summary["recomputes"] > 0  # the plan does something
+
+
+def test_the_tensors_are_those_of_sql(lab: Lab, planned: int, tmp_path: Path) -> None:
+    facts = reported(lab, planned, tmp_path / "report.html")
+    known = {row["tensor"]: row for row in rows(lab, "SELECT * FROM tensile.tensors WHERE job = %s", planned)}
+    assert facts["tensors"]
+    for row in facts["tensors"]:
+        tensor = known[row["tensor"]]
+        for name in ("name", "kind", "dtype", "shape", "bytes"):
+            assert row[name] == tensor[name], name
+    assert sum(row["bytes"] * row["out"] for row in facts["tensors"]) == facts["summary"]["out_bytes"]
+    assert sum(row["bytes"] * row["in"] for row in facts["tensors"]) == facts["summary"]["in_bytes"]
+
+
+def test_the_jobs_life_is_that_of_sql(lab: Lab, planned: int, tmp_path: Path) -> None:
+    facts = reported(lab, planned, tmp_path / "report.html")
+    latency = rows(lab, "SELECT * FROM tensile.latency WHERE job = %s ORDER BY operator", planned)
+    for name in ("predicted_us", "measured_us", "average_us"):
+        assert facts["latency"][name] == [row[name] for row in latency]
+    total = value(lab.conn, "SELECT total_us FROM tensile.latencies WHERE job = %s", planned)
+    assert facts["latency"]["total_us"] == pytest.approx(total, rel=1e-4)
+    assert facts["latency"]["samples"] == value(
+        lab.conn, "SELECT samples FROM tensile.latencies WHERE job = %s", planned
+    )
+    errors = "percentile_cont(0.5) WITHIN GROUP (ORDER BY relative_error) FROM tensile.latency WHERE job = %s"
+    assert facts["latency"]["median_error"] == pytest.approx(value(lab.conn, f"SELECT {errors}", planned))
+    metrics = rows(lab, "SELECT * FROM tensile.metrics WHERE job = %s ORDER BY epoch, split", planned)
+    last = [row for row in metrics if row["epoch"] == metrics[-1]["epoch"]]
+    for row, fact in zip(last, facts["metrics"][-len(last) :], strict=True):
+        assert {name: fact[name] for name in ("epoch", "split", "loss", "accuracy", "samples")} == {
+            name: row[name] for name in ("epoch", "split", "loss", "accuracy", "samples")
+        }
+    assert facts["epochs"] == len({row["epoch"] for row in metrics})
+    log = rows(lab, "SELECT * FROM tensile.scheduler_log WHERE job = %s ORDER BY id", planned)
+    assert [(line["id"], line["event"], line["generation"], line["reason"]) for line in facts["log"]] == [
+        (row["id"], row["event"], row["generation"], row["reason"]) for row in log
+    ]
+    for line, row in zip(facts["log"], log, strict=True):
+        if row["event"] == "planned":
+            names = ("planned_bytes", "granted_bytes", "iteration_us", "link_share", "events")
+            assert {name: line[name] for name in names} == {name: row["details"][name] for name in names}
+
+
+def test_the_job_is_that_of_sql(lab: Lab, planned: int, tmp_path: Path) -> None:
+    facts = reported(lab, planned, tmp_path / "report.html")
+    (job,) = rows(lab, "SELECT * FROM tensile.jobs WHERE id = %s", planned)
+    for name in ("model_name", "query", "epochs", "batch_size", "learning_rate", "state", "memory_budget", "options"):
+        assert facts["job"][name] == job[name], name
+    assert facts["job"]["architecture"]["type"] == "mlp"
+    assert facts["versions"]["PostgreSQL"] == value(lab.conn, "SHOW server_version")
+    assert facts["settings"]["pg_tensile.threads"] == value(lab.conn, "SHOW pg_tensile.threads")
+    (profile,) = rows(lab, "SELECT profile FROM tensile.device_profiles WHERE device = %s", facts["job"]["device"])
+    assert facts["profile"]["memory_bytes"] == profile["profile"]["memory_bytes"]
+
+
+def test_a_job_that_runs_shows_live_numbers(running: tuple[int, Path]) -> None:
+    facts = facts_in(running[1].read_text("utf-8"))
+    assert facts["job"]["state"] == "running" and facts["progress"]["phase"] is not None
+    assert facts["progress"]["device_peak_bytes"] > 0
+
+
+def test_a_browser_shows_the_numbers_of_sql(lab: Lab, planned: int, tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    facts = reported(lab, planned, path)
+    browser = Browser(tmp_path)
+    try:
+        page = browser.page()
+        page.open(path, "document.documentElement.dataset.charts === 'drawn'")
+        shown = dict(
+            page.evaluate("[...document.querySelectorAll('[data-fact]')].map((e) => [e.dataset.fact, e.dataset.value])")
+        )
+        assert page.complaints == []
+        assert page.evaluate("document.querySelectorAll('#plans tbody tr').length") == len(facts["log"])
+        tensors = page.evaluate(
+            "[...document.querySelectorAll('#tensors tbody tr')].map((row) => Number(row.cells[8].dataset.value))"
+        )
+    finally:
+        browser.close()
+    (published,) = rows(lab, "SELECT * FROM tensile.footprints WHERE job = %s", planned)
+    for name in ("planned_bytes", "granted_bytes", "iteration_us", "stall_us", "out_bytes", "in_bytes", "host_bytes"):
+        assert json.loads(shown[f"summary.{name}"]) == published[name], name
+    assert shown["job.state"] == "cancelled"
+    assert sum(tensors) == published["out_bytes"] + published["in_bytes"]
+
+
+# -- trace events -----------------------------------------------------------------------------------------------------
+
+
+def test_the_trace_events_add_up_to_what_sql_says(lab: Lab, planned: int, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    assert run(lab, "trace", planned, path) == 0
+    document = trace_format.read(path.read_text("utf-8"))
+    (published,) = rows(lab, "SELECT * FROM tensile.footprints WHERE job = %s", planned)
+    footprint = rows(lab, "SELECT * FROM tensile.footprint WHERE job = %s ORDER BY sequence", planned)
+    assert [event["args"]["bytes"] for event in of(document, "C")] == [row["planned_bytes"] for row in footprint]
+    computes = of(document, "X", "compute")
+    assert [event["args"]["operator"] for event in computes] == [row["operator"] for row in footprint]
+    assert [event["args"]["target"] for event in computes] == [row["target"] for row in footprint]
+    for lane, name in (("link out", "out_bytes"), ("link in", "in_bytes")):
+        assert sum(event["args"]["bytes"] for event in of(document, "X", lane)) == published[name]
+    executed = value(
+        lab.conn,
+        "SELECT sum(l.average_us::float8) FROM tensile.footprint f JOIN tensile.latency l USING (job, operator)"
+        " WHERE f.job = %s",
+        planned,
+    )
+    waits = len(of(document, "X", "swap executor"))
+    assert sum(event["dur"] for event in computes) == pytest.approx(executed, rel=1e-4, abs=0.25 * (waits + 1))
+    assert document["otherData"]["generation"] == published["generation"]
+    assert document["otherData"]["versions"]["PostgreSQL"] == value(lab.conn, "SHOW server_version")
+
+
+def test_it_can_be_written_to_stdout(lab: Lab, planned: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(lab, "trace", planned, "-") == 0
+    assert trace_format.read(capsys.readouterr().out)["otherData"]["job"] == planned
+
+
+# -- jobs without a plan ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def eager(lab: Lab) -> int:
+    return int(value(lab.conn, "SELECT min(id) FROM tensile.jobs WHERE policy = 'none'"))
+
+
+def test_an_eager_job_has_a_report_and_no_trace(
+    lab: Lab, eager: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    facts = reported(lab, eager, tmp_path / "report.html")
+    assert facts["iteration"] is None and facts["metrics"]
+    assert "executed eagerly" in (tmp_path / "report.html").read_text("utf-8")
+    capsys.readouterr()
+    assert run(lab, "trace", eager, tmp_path / "trace.json") == 1
+    said = capsys.readouterr().err
+    assert f"job {eager} is executed eagerly" in said and "hint: Train with policy => 'joint'" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_failed_job_shows_its_error_as_text(lab: Lab, tmp_path: Path) -> None:
+    model = python_model(on_forward=f'raise ValueError("{HOSTILE}")')
+    job = submit(lab.conn, "fails", model)
+    lab.wait_until(lambda: value(lab.conn, "SELECT state FROM tensile.jobs WHERE id = %s", job) == "failed", 60)
+    facts = reported(lab, job, tmp_path / "report.html")
+    assert HOSTILE in f"{facts['job']['error']} {facts['job']['detail']} {facts['job']['traceback']}"
+    text = (tmp_path / "report.html").read_text("utf-8")
+    assert HOSTILE not in text and "&lt;b id=evil&gt;" in text
+    assert "What went wrong" in text
+
+
+# -- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+def refused(lab: Lab, capsys: pytest.CaptureFixture[str], command: str, *arguments: Any, **where: Any) -> str:
+    """What the command says before it leaves with an error: one line, and a hint."""
+    status = run(lab, command, *arguments, **where)
+    said = capsys.readouterr()
+    assert status in (1, 2) and said.out == ""
+    lines = said.err.splitlines()
+    assert lines[0].startswith("pg-tensile: ") and any(line.startswith("hint: ") for line in lines), said.err
+    assert "Traceback" not in said.err
+    return said.err
+
+
+@pytest.mark.parametrize("command", ["report", "trace"])
+def test_without_a_server(
+    lab: Lab, planned: int, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "cannot connect" in refused(lab, capsys, command, planned, tmp_path / "file", host=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["report", "trace"])
+def test_without_such_a_job(lab: Lab, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "there is no job 987654" in refused(lab, capsys, command, 987654, tmp_path / "file")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["report", "trace"])
+def test_somebody_elses_job(
+    lab: Lab, planned: int, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lab.conn.execute("DROP ROLE IF EXISTS mallory")
+    lab.conn.execute("CREATE ROLE mallory LOGIN")
+    said = refused(lab, capsys, command, planned, tmp_path / "file", user="mallory")
+    assert f"there is no job {planned}, or it is somebody else's" in said
+    assert not list(tmp_path.iterdir())
+    lab.conn.execute("GRANT pg_read_all_stats TO mallory")
+    assert run(lab, command, planned, tmp_path / "file", user="mallory") == 0
+
+
+@pytest.mark.parametrize("command", ["report", "trace"])
+def test_a_file_that_cannot_be_written(
+    lab: Lab, planned: int, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "folder").mkdir()
+    for path in (tmp_path / "missing" / "file", tmp_path / "folder"):
+        said = refused(lab, capsys, command, planned, path)
+        assert f"{path} cannot be written" in said and "-o" in said
+    assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
+
+
+def test_a_job_that_is_no_number(lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert '"late" is no job number' in refused(lab, capsys, "report", "late", tmp_path / "file")
