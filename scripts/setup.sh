@@ -52,6 +52,8 @@ missing_packages() {
     command -v gcc >/dev/null || echo gcc
     command -v make >/dev/null || echo make
     /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
+    # the tests look at reports with it
+    command -v chromium >/dev/null || command -v chromium-headless-shell >/dev/null || echo chromium
     if ! server_complete; then
         [ -x "/usr/lib/postgresql/$major/bin/initdb" ] || echo "postgresql-$major"
         [ -e "/usr/lib/postgresql/$major/lib/plpython3.so" ] || echo "postgresql-plpython3-$major"
