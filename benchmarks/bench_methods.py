@@ -22,7 +22,7 @@ from pg_tensile.bench.experiments import EXPERIMENTS, FULL, QUICK, Run, Size, ru
 from pg_tensile.bench.plots import draw
 from pg_tensile.bench.suite import method, published
 
-BATCH, ROUNDS = 8, 2  # with which the whole should take less than two hours on two cores
+BATCH, ROUNDS = 8, 1  # with which the whole should take less than two hours on two cores
 LONGEST_S = 155.0  # of a case of a figure
 NOISE = 0.03  # of a ratio of two times measured in the same rounds
 SECTIONS = ("savings", "table1", "table2", "table3", "table4", "fig6", "fig7", "optimum")  # in the document
