@@ -261,7 +261,8 @@ class Scheduler:
 
     def __init__(self, *plans: Callable[[], Grant]) -> None:
         self._spec = {"policy": "joint"}
-        self.plans, self.sent = list(plans), []
+        self.plans = list(plans)
+        self.sent: list[FrameType] = []
 
     def _send(self, kind: FrameType, header: dict[str, Any], buffers: Any = ()) -> None:
         self.sent.append(kind)
