@@ -157,7 +157,7 @@ class _Job:
             eager.close()
 
     def load(self, choice: PolicyChoice, plan: bytes | None, settle: bool) -> None:
-        """Gets ready for a turn. `plan`: None for a peer; `settle`: takes a step that leaves nothing but code loaded."""
+        """Gets ready for a turn. `plan`: None for a peer; `settle`: takes a step that leaves nothing but code."""
         self._start(choice, plan)
         if settle:
             assert self._stepper is not None
