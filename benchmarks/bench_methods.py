@@ -72,12 +72,13 @@ def is_right(row: Row) -> bool:
 
 
 def rivals(rows: Iterable[Row]) -> Iterator[Rival]:
-    """Of one experiment. Those that save nothing are not rivals."""
-    for case, found in groupby(rows, lambda row: row["case"]):
+    """Of `savings`; joint's points are those of all experiments, which have one run of each case. Those that save
+    nothing are not rivals."""
+    for case, found in groupby(sorted(rows, key=lambda row: row["case"]), lambda row: row["case"]):
         right = [row for row in found if is_right(row)]
         known = [(row["device_peak_bytes"], row["eor"]) for row in right if row["policy"] in ("none", "joint")]
         for row in right:
-            if row["policy"] not in ("none", "joint", "optimum") and row["msr"] > 0.01:
+            if row["experiment"] == "savings" and row["policy"] not in ("none", "joint") and row["msr"] > 0.01:
                 yield Rival(case, row, eor_at(row["device_peak_bytes"], known))
 
 
@@ -99,7 +100,7 @@ def eor_at(peak: int, points: Iterable[tuple[int, float]]) -> float | None:
 def checks(results: Results) -> list[Check]:
     rows = rows_of(results)
     found = [check for row in rows for check in row_checks(row)]
-    for rival in rivals(row for row in rows if row["experiment"] == "savings"):
+    for rival in rivals(rows):
         what = f"{rival.case}: joint beside {method(rival.row)}, {rival.row['msr']:.1%} saved"
         mine = "does not save that much" if rival.joint is None else f"{rival.joint:.3f}"
         found.append(Check("ahead", what, mine, f"≤ {rival.row['eor']:.3f}", rival.ahead))
@@ -133,7 +134,7 @@ def tables(results: Results) -> list[str]:
         mine = [row for row in rows if row["experiment"] == name]
         if mine:
             lines += [f"### {EXPERIMENTS[name].title} (`{name}`)", "", *pictures(mine, folder)]
-            lines += rivals_table(mine) if name == "savings" else []
+            lines += rivals_table(rows) if name == "savings" else []
             lines += rows_table(mine)
     missing = [] if results.is_quick else [run.case.title for run in left_out(size(False))]
     return [*lines, *([f"Not measured, as each takes long: {'; '.join(missing)}."] if missing else [])]
@@ -150,7 +151,7 @@ def pictures(rows: Sequence[Row], folder: Path) -> list[str]:
 
 
 def rivals_table(rows: Sequence[Row]) -> list[str]:
-    """Of each method in all cases: how much slower it is than joint at its own measured peak."""
+    """Of each method in all cases of `savings`: how much slower it is than joint at its own measured peak."""
     lines = []
     ordered = sorted(rivals(rows), key=lambda rival: method(rival.row))
     for label, each in groupby(ordered, lambda rival: method(rival.row)):

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -258,7 +259,7 @@ def main(benchmark: Benchmark) -> int:
     parser.add_argument("--quick", action="store_true", help="small models, one round; results to build/")
     parser.add_argument("--fresh", action="store_true", help="measure everything again")
     parser.add_argument("--keep", action="store_true", help="keep what was measured with other code")
-    parser.add_argument("--minutes", type=float, default=60.0, help="start nothing later than that (60)")
+    parser.add_argument("--minutes", type=float, default=inf, help="start nothing later than that (no limit)")
     parser.add_argument("--only", default="", help="scenarios with this word in their names")
     options = parser.parse_args()
     kind = options.device.partition(":")[0]

@@ -135,7 +135,7 @@ def add_run(group: Any) -> None:
     threads = "threads of PyTorch (host device: all cores but one, as a job)"
     add(group, "--threads", count(1, 4096), default=0, metavar="T", help=threads)
     group.add_argument("--timeline", action="store_true", help="put memory over time into the rows of --json")
-    light = "fewer steps: observe each policy's operators once, and not the allocator"
+    light = "fewer steps: each policy's operators are observed once, the allocator is not, slow ones have one round"
     group.add_argument("--light", action="store_true", help=light)
     add(group, "--json", metavar="FILE", help="write one JSON object a line and policy")
 

@@ -265,7 +265,7 @@ class MemoryClient:
 
     def renegotiate(self, shortage: OutOfDeviceMemoryError) -> None:
         """Gets a plan made with the workspaces that are known now, in place of one that does not fit with them. Raises
-        `shortage` if the last plan was made with the same, StopTraining, and what REFUSE means."""
+        `shortage` if it was sent them already, StopTraining, and what REFUSE means."""
         steps = self._steps
         assert steps is not None
         traces = steps.traces()
@@ -277,6 +277,8 @@ class MemoryClient:
                 grant = self._await_grant()
             except Stopped as stop:
                 raise StopTraining(stop.checkpoint) from None
+            if footprint(traces["train"], grant.plan).device_peak_bytes > grant.granted_bytes:
+                continue  # it was made before the scheduler has seen these workspaces: another one comes
             self._taking.append((grant.plan.generation, steps.offer(grant)))
             wait([future for _, future in self._taking])
             if self._taking[-1][1].exception() is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple, Protocol
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from pg_tensile.bench.workload import Batch, Workload, seed_everything
 from pg_tensile.capture import Captured
 from pg_tensile.eager import EagerStep
+from pg_tensile.errors import MeasurementError
 from pg_tensile.plan import Plan
 from pg_tensile.runtime.base import Device
 from pg_tensile.runtime.executor import Executor
@@ -47,6 +49,10 @@ class Stepper(Protocol):
 
     def state(self) -> TrainingState:
         """Everything that the steps have changed, in memory of its own on the CPU."""
+        ...
+
+    def restore(self, initial: TrainingState) -> None:
+        """As if no step had been taken since `state`, before the first one."""
         ...
 
     def close(self) -> None: ...
@@ -89,6 +95,10 @@ class EagerStepper:
     def state(self) -> TrainingState:
         return training_state(self._step.model, self._step.optimizer)
 
+    def restore(self, initial: TrainingState) -> None:
+        self._step.model.load_state_dict(dict(initial.model))
+        self._step.optimizer.state.clear()
+
     def close(self) -> None:
         del self._step
 
@@ -118,6 +128,9 @@ class PlanStepper:
     def state(self) -> TrainingState:
         return self.executor.state_dict()
 
+    def restore(self, initial: TrainingState) -> None:
+        self.executor.load_state_dict(initial)
+
     def close(self) -> None:
         self.executor.close()
 
@@ -136,9 +149,16 @@ class Turn(NamedTuple):
         return self._replace(state=TrainingState({}, {}), gradients={})
 
 
-def take_turn(stepper: Stepper, batches: Sequence[Batch], warmup: int, seed: int, gradients: bool = False) -> Turn:
+def take_turn(
+    stepper: Stepper,
+    batches: Sequence[Batch],
+    warmup: int,
+    seed: int,
+    gradients: bool = False,
+    limit_ms: float = inf,
+) -> Turn:
     """All batches from the initial weights; the first `warmup` of them do not count. `gradients`: whether to keep those
-    of the first step."""
+    of the first step. Raises MeasurementError if the first step takes longer than the limit."""
     seed_everything(seed)
     gc.collect()
     times: list[float] = []
@@ -151,6 +171,8 @@ def take_turn(stepper: Stepper, batches: Sequence[Batch], warmup: int, seed: int
         loss = stepper.step(batch)
         stepper.synchronize()
         times.append((time.perf_counter() - began) * 1e3)
+        if times[0] > limit_ms:
+            raise MeasurementError(f"given up: its first step took {times[0]:,.0f} ms, longer than {limit_ms:,.0f} ms")
         losses.append(loss.detach().cpu().clone())
         if gradients and number == 0:
             kept = stepper.gradients()

@@ -15,6 +15,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -60,9 +61,10 @@ class Inspection(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What one job did in one round. `totals` of the steps that count (None: nobody counts); `digest` of their losses
-    and of the state after them."""
+    """What one job did in one round: its first step, then those that count. `totals` of these (None: nobody counts);
+    `digest` of all losses and of the state after them."""
 
+    first_ms: float
     step_ms: tuple[float, ...]
     totals: Counters | None
     digest: str
@@ -155,18 +157,21 @@ class _Job:
             eager.close()
 
     def load(self, choice: PolicyChoice, plan: bytes | None, settle: bool) -> None:
-        """Gets ready for a turn. `plan`: None for a peer; `settle`: takes a step already."""
+        """Gets ready for a turn. `plan`: None for a peer; `settle`: takes a step that leaves nothing but code."""
         self._start(choice, plan)
         if settle:
             assert self._stepper is not None
+            initial = self._stepper.state()
             self._first_step(self._stepper)
+            self._stepper.restore(initial)
 
-    def turn(self, steps: int) -> Turn:
-        """From the state that `load` has left; the first step does not count."""
+    def turn(self, steps: int, limit_ms: float) -> Turn:
+        """From the state that `load` has left; the first step does not count, and ends the turn if it takes longer than
+        the limit."""
         stepper, batches = self._stepper, self._session.workload.batches(steps + 1)
         assert stepper is not None
         try:
-            taken = take_turn(stepper, batches, 1, self._options.seed)
+            taken = take_turn(stepper, batches, 1, self._options.seed, limit_ms=limit_ms)
             totals = None if taken.totals is None else replace(taken.totals)  # before it goes on
             self._connection.send(Answer(True, None))
             try:
@@ -177,7 +182,7 @@ class _Job:
                 self._connection.recv()  # that it may stop
         finally:
             self.drop()
-        return Turn(taken.step_ms, totals, digest_of(taken))
+        return Turn(taken.first_ms, taken.step_ms, totals, digest_of(taken))
 
     def drop(self) -> None:
         """Gives back what a turn needed, whatever has become of it."""
@@ -293,8 +298,10 @@ class Jobs:
         order: Sequence[int],
         gap_s: float = 0.0,
         settle: bool = False,
+        limits_ms: Sequence[float] = (),
     ) -> list[Turn]:
-        """One of each job: started in that order, so many seconds after each other. `plans`: empty for a peer."""
+        """One of each job: started in that order, so many seconds after each other. `plans`: empty for a peer;
+        `limits_ms`: of each job's first step, after which no others are worth their time."""
         for job in order:
             self._ask(job, "load", choice, plans[job].to_bytes() if plans else None, settle)
         try:
@@ -305,7 +312,7 @@ class Jobs:
                 self._answer(job)
             raise
         for job in order:
-            self._ask(job, "turn", steps)
+            self._ask(job, "turn", steps, limits_ms[job] if limits_ms else inf)
             time.sleep(gap_s)
         answers = {job: self._answer(job) for job in order}  # has taken the steps that count, or failed
         going_on = [job for job, answer in answers.items() if answer.good]

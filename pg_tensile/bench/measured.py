@@ -5,7 +5,8 @@ step time sets the link. Then come the rounds, in each of which everybody takes 
 the same data; every other round goes backwards, because a machine's speed drifts while a benchmark runs. For the same
 reason everybody's operators are measured again in every round, and the simulator's prediction is made from these
 latencies. Last comes the allocator's own record of memory, which slows a step down. (`--light` makes do with the first
-round's latencies and without the allocator's record.)
+round's latencies and without the allocator's record, and who is far slower than vanilla in the first round takes no
+part in the others.)
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from pg_tensile.runtime.cuda import CudaDevice, make_deterministic
 from pg_tensile.runtime.measure import allocator_peak
 
 CALIBRATION_STEPS = 3  # of vanilla, timed before the rounds
+CLOSE = 1.15  # times vanilla's step: what `--light` measures in every round
 OBSERVED_STEPS = 3  # whose operators are timed; their medians count, because what is small is noise in one step
 
 
@@ -210,7 +212,7 @@ class Session:
 
     def round(self, contender: Contender) -> None:
         """One turn. A contender that fails says why and is out."""
-        if contender.error is not None:
+        if contender.error is not None or self.is_settled(contender):
             return
         options = self.options
         batches = self.workload.batches(options.warmup + options.iterations)
@@ -231,6 +233,11 @@ class Session:
             contender.turns.clear()
             return
         self.compare(contender, turn)
+
+    def is_settled(self, contender: Contender) -> bool:
+        """Whether another round would tell nothing new."""
+        vanilla_ms, ms = self.vanilla.step_ms(), contender.step_ms()
+        return self.options.light and bool(ms and vanilla_ms and ms > CLOSE * vanilla_ms)
 
     def wants_gradients(self, contender: Contender) -> bool:
         """In the first round of peers, and of eager PyTorch, whose gradients theirs are compared with."""

@@ -7,7 +7,8 @@ told against vanilla (policy `none`), which takes its turns together with the ot
 GPU without plans take turns on it by the driver's time slices, so vanilla is also what time slicing takes.
 
 A peer (peers.py) is every job's step in its turns. What it takes, and whether its gradients are right, is found out
-before the rounds, in each job alone. Who fails in one job is out, with all jobs; the others go on.
+before the rounds, in each job alone. Who fails in one job is out, with all jobs; so is who takes many times as long as
+vanilla for a job's first step (HOPELESS). The others go on.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from pg_tensile.profile import GB, RTX_A6000, DeviceProfile
 from pg_tensile.trace import Trace
 
 STAGGER = 0.3  # of a step, between the starts of two jobs
+HOPELESS = 4.0  # times vanilla's first step of the same job: who takes longer goes no further,
+PATIENCE_MS = 5000.0  # and longer than that, as short steps do not take anybody's time
 
 
 @dataclass(frozen=True)
@@ -90,11 +93,15 @@ class Contender:
         self.error = message_of(error)
         self.turns.clear()
 
-    def take_turn(self, processes: Jobs, steps: int, order: Sequence[int], gap_s: float, settle: bool) -> None:
-        """As Jobs.turn, unless it is out."""
+    def take_turn(
+        self, processes: Jobs, steps: int, order: Sequence[int], gap_s: float, settle: bool, vanilla: Contender
+    ) -> None:
+        """As Jobs.turn, unless it is out. `vanilla`: whom its first steps are compared with."""
+        first_ms = [turn.first_ms for turn in vanilla.turns[0]] if vanilla.turns else []
+        limits_ms = [max(HOPELESS * each, PATIENCE_MS) for each in first_ms]
         if self.error is None:
             try:
-                self.turns.append(processes.turn(self.choice, self.plans, steps, order, gap_s, settle))
+                self.turns.append(processes.turn(self.choice, self.plans, steps, order, gap_s, settle, limits_ms))
             except JobError as error:
                 self.fail(error)
 
@@ -115,8 +122,6 @@ def run_together(
     budget, is a row that says so. Raises MeasurementError if a job cannot be measured or its process ends."""
     first, shuffled = jobs[0], random.Random(jobs[0].seed)
     wanted = [PolicyChoice(VANILLA, VANILLA), *(each for each in policies if each.name != VANILLA)]
-    # Where a first step takes many times as long as others (code is loaded, or compiled), all take theirs first of all.
-    settle = first.device.kind == "cuda" or any(each.name == MEMORY_BUDGET for each in wanted)
     with Jobs(jobs) as processes:
         progress.say("measuring each job alone")
         measured = processes.measure()
@@ -128,7 +133,9 @@ def run_together(
             progress.say(f"round {number + 1} of {rounds}")
             order = shuffled.sample(range(len(jobs)), len(jobs))
             for contender in contenders[:: -1 if number % 2 else 1]:
-                contender.take_turn(processes, steps, order, gap_s, settle)
+                # Where a first step loads or compiles code, which takes many times as long, it is taken before.
+                settle = first.device.kind == "cuda" or contender.choice.name == MEMORY_BUDGET
+                contender.take_turn(processes, steps, order, gap_s, settle, contenders[0])
     empty = [empty_row(jobs, each.choice, rounds, steps, profile, measured) for each in contenders]
     return [filled_row(row, each, contenders[0]) for row, each in zip(empty, contenders, strict=True)]
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from benchmarks import bench_cold, bench_core, bench_planning, bench_tensile, scenarios
 from pg_tensile import policies
-from pg_tensile.bench import networks, options
+from pg_tensile.bench import measured, networks, options
 from pg_tensile.bench.contenders import PlanStepper, same_bits
 from pg_tensile.bench.paper import PUBLISHED
 from pg_tensile.bench.report import Row, rates, size
@@ -292,6 +292,15 @@ def test_a_light_run_takes_fewer_steps(folder, monkeypatch):
         assert status == 0 and row["device_peak_bytes"] >= row["peak_bytes"] and row["simulated_ms"] > 0
         assert (row["allocator_peak_bytes"] is None) == bool(light)
     assert counts[1] < counts[0]
+
+
+def test_a_light_run_has_one_round_for_who_is_slow(folder, monkeypatch):
+    for close, rounds in ((0.0, 1), (1e9, 3)):
+        monkeypatch.setattr(measured, "CLOSE", close)
+        rounds_of = ("--rounds", "3", "--iterations", "1", "--threads", "1", "--json", str(folder / "rows.json"))
+        assert main(["bench", *NET, "--policies", "none,swap_all", "--light", *rounds_of]) == 0
+        none, swapped = rows_of(folder)
+        assert len(swapped["round_ms"]) == rounds and len(none["round_ms"]) == (1 if close == 0 else 3)
 
 
 # ---- what fails -----------------------------------------------------------------------------------------------------

@@ -50,6 +50,13 @@ def test_noise_is_not_being_behind():
     assert ahead(row("joint", 50, 1.05), row("capuchin", 50, 1.01)) == {"capuchin": False}
 
 
+def test_joint_is_where_any_experiment_has_measured_it():
+    rows = [row("none", 100, 1.0), row("joint", 80, 1.0), row("joint", 50, 1.4), row("tensile", 75, 1.02)]
+    assert ahead(*rows) == {"tensile": False}
+    table = [row("joint", 73, 1.02, experiment="table3"), row("tensile", 73, 1.0, experiment="table3")]
+    assert ahead(*rows, *table) == {"tensile": True}
+
+
 def test_cases_are_compared_with_themselves():
     one, other = row("joint", 50, 1.0), row("capuchin", 50, 1.5, case="another network")
     assert [rival.joint for rival in rivals([one, other])] == [None]

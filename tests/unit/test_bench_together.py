@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 from pg_tensile import policies
-from pg_tensile.bench import contenders
+from pg_tensile.bench import contenders, together
 from pg_tensile.bench.job_process import Inspection, JobError, Jobs, Measured, Turn, digest_of
 from pg_tensile.bench.measured import Session
 from pg_tensile.bench.options import CHECKPOINT, SAVE_ON_CPU, VANILLA, BenchOptions, PolicyChoice
@@ -336,15 +337,30 @@ def threads(processes: Jobs) -> list[int]:
 
 
 def test_first_steps_may_come_before_the_turn(folder):
-    """So that a job whose first step takes longer does not miss the others' steps: it trains for one step more."""
+    """So that a job whose first step takes longer does not miss the others' steps; it trains for no step more."""
+    plans = dict.fromkeys(range(2), NO_EVENTS)
     with Jobs([job(), job()]) as processes:
         ready(processes)
-        plain, settled = (
-            processes.turn(NONE, dict.fromkeys(range(2), NO_EVENTS), 2, [0, 1], gap_s=0.3, settle=settle)
-            for settle in (False, True)
-        )
-    assert plain[0].digest == plain[1].digest != settled[0].digest == settled[1].digest
-    assert all(len(turn.step_ms) == 2 and turn.totals and turn.totals.iterations == 2 for turn in (*plain, *settled))
+        turns = [
+            *processes.turn(NONE, plans, 2, [0, 1], gap_s=0.3),
+            *processes.turn(NONE, plans, 2, [0, 1], gap_s=0.3, settle=True),
+            *processes.turn(PEERS[0], {}, 2, [0, 1], gap_s=0.3, settle=True),
+        ]
+    assert len({turn.digest for turn in turns}) == 1
+    assert all(len(turn.step_ms) == 2 for turn in turns)
+    assert all(turn.totals is not None and turn.totals.iterations == 2 for turn in turns[:4])
+
+
+def test_who_is_many_times_slower_than_vanilla_is_given_up_after_a_step(folder, monkeypatch):
+    monkeypatch.setattr(together, "HOPELESS", 1e-6)
+    rows = run_together([job(), job()], (NONE, PEERS[0]), 1, 3, Progress())
+    assert [row.error for row in rows] == [None, None]  # steps this short take nobody's time
+    monkeypatch.setattr(together, "PATIENCE_MS", 0.0)
+    vanilla, peer = run_together([job(), job()], (NONE, PEERS[0]), 1, 3, Progress())
+    assert vanilla.error is None and vanilla.eor == 1
+    given_up = "given up: its first step took [0-9,]+ ms, longer than 0 ms"
+    assert re.fullmatch(f"job 1 failed: {given_up}; job 2 failed: {given_up}", peer.error or "")
+    assert peer.eor is None
 
 
 def test_jobs_that_are_the_same_are_measured_once(folder):
@@ -407,7 +423,7 @@ def test_a_process_that_dies_is_named_and_none_is_left(folder):
 
 def turn(step_ms: tuple[float, ...], peak: int = 10, digest: str = "a", counts: bool = True) -> Turn:
     totals = Counters(2, bytes_out=8, bytes_in=6, stall_us=4000.0, peak_bytes=peak, device_peak_bytes=peak + 5)
-    return Turn(step_ms, totals if counts else None, digest)
+    return Turn(1.0, step_ms, totals if counts else None, digest)
 
 
 def row(choice: PolicyChoice = NONE) -> TogetherRow:
@@ -448,7 +464,7 @@ def test_who_has_failed_takes_no_further_turns():
     nobody: Any = None
     mine = Contender(NONE, turns=[[turn((2,))] * 2])
     mine.fail(JobError("job 1 failed: no memory"))
-    mine.take_turn(nobody, 1, [0, 1], 0.0, False)
+    mine.take_turn(nobody, 1, [0, 1], 0.0, False, mine)
     assert mine.turns == [] and mine.error == "job 1 failed: no memory"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from torch import nn
 from pg_tensile import checkpoint, models
 from pg_tensile.checkpoint import Checkpoint
 from pg_tensile.errors import BudgetError, InvalidPlanError, NotFiniteError, OutOfDeviceMemoryError
-from pg_tensile.graphs import Graphs, Sizes, capture_graphs, evaluation_rows
+from pg_tensile.graphs import Graphs, Sizes, capture_graphs, evaluation_rows, rows_of
 from pg_tensile.peak import footprint
 from pg_tensile.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.policies.joint import JobPlanner
@@ -24,6 +24,8 @@ from pg_tensile.profile import RTX_A6000
 from pg_tensile.runtime.host import HostDevice
 from pg_tensile.stepping import EagerSteps, Grant, PlannedSteps, needed_bytes
 from pg_tensile.training import EarlyStopping, Settings, Steps, Trainer
+from pyworker.memory import Job, MemoryClient
+from pyworker.wire import Frame, FrameType
 from tests.unit.rows import Prepared, Rows, every_type
 from tests.unit.test_training import MLP, Recorder, weights
 
@@ -252,6 +254,49 @@ def test_a_step_that_does_not_fit_is_tried_again_with_another_plan(prepared: Pre
     assert shortages
     assert weights(steps.model) == weights(eager.model)
     assert recorder.without_seconds() == expected.without_seconds()
+
+
+class Scheduler:
+    """What the process of a job hears from its worker while it waits: the plans that `plans` makes, one each time."""
+
+    def __init__(self, *plans: Callable[[], Grant]) -> None:
+        self._spec = {"policy": "joint"}
+        self.plans = list(plans)
+        self.sent: list[FrameType] = []
+
+    def _send(self, kind: FrameType, header: dict[str, Any], buffers: Any = ()) -> None:
+        self.sent.append(kind)
+
+    def wait_for_frame(self, phase: str, wanted: set[FrameType]) -> Frame:
+        grant = self.plans.pop(0)()
+        header = {"generation": 9 - len(self.plans), **grant._asdict()}
+        return Frame(FrameType.PLAN, 0, 0, header, [memoryview(header.pop("plan").rows.tobytes())])
+
+
+def test_a_plan_made_before_larger_workspaces_were_known_is_passed_over(prepared: Prepared) -> None:
+    """One that was published while the trace with the new workspaces was on its way."""
+    job = case(prepared)
+    model = job.model()
+    graphs = job.graphs(model)
+    first = plan_within(graphs, 0.0)
+
+    def with_workspaces() -> Grant:
+        granted = first.granted_bytes + 4096
+        return Grant(JobPlanner(client._sent["train"], PROFILE).within(granted).plan, granted)
+
+    scheduler = Scheduler(lambda: first, with_workspaces)
+    client = MemoryClient(cast(Any, scheduler), Job(model, *job.parts), PROFILE, cast(Any, None))
+    client._rows = {name: rows_of(graph) for name, graph in graphs.named().items()}
+    client._sent = graphs.traces()
+    client._steps = steps = PlannedSteps(
+        model, graphs, HostDevice(PROFILE, first.granted_bytes), first, client.renegotiate
+    )
+    steps.measure()  # the workspaces show in the third step
+    job.run(steps)
+    eager = job.eager()
+    job.run(eager)
+    assert weights(steps.model) == weights(eager.model)
+    assert not scheduler.plans and scheduler.sent.count(FrameType.TRACE) == 1
 
 
 @pytest.mark.filterwarnings("ignore:overflow")
