@@ -84,7 +84,7 @@ def server() -> Iterator[Server]:
         assert made.psql("SHOW pg_tensile.checkpoint_interval") == "1s"
         made.psql(stdin=TABLES)
         lines = (f"{number}\t{label}\t{image}" for number, label, image in digit_rows())
-        arrays = "\n".join(lines).translate(str.maketrans({"[": "{", "]": "}", " ": None}))
+        arrays = "\n".join(lines).translate(str.maketrans("[]", "{}", " "))
         made.psql("COPY digits FROM STDIN", stdin=arrays + "\n")
         made.psql(f"SELECT register_model('digit', {CNN})", command("train_model", "digit"))
         assert made.psql("SELECT wait_for_job(1)") == "finished"

@@ -21,7 +21,7 @@ class MissingPackageError(TensileError):
 class Shape(NamedTuple):
     """Of a frame: the columns that are its index, and the type of every column, index included."""
 
-    index: tuple[str, ...]
+    key: tuple[str, ...]
     columns: dict[str, str]
 
 
@@ -71,4 +71,4 @@ def frame(shape: Shape, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     made = pd.DataFrame(
         {name: pd.Series([row[name] for row in kept], dtype=kind) for name, kind in shape.columns.items()}
     )
-    return made.set_index(list(shape.index))
+    return made.set_index(list(shape.key))

@@ -42,11 +42,11 @@ class Limit(NamedTuple):
 def iteration_charts(iteration: Iteration, limits: Sequence[Limit]) -> tuple[dict[str, Any], list[str]]:
     """The figures "footprint" and "lanes", and what is drawn in fewer pieces than there are, in words."""
     end = max(iteration.timeline.iteration_us, iteration.vanilla.iteration_us, 1e-3) / 1e3
-    along = Range1d(0, end, bounds=(0, end))
+    along = Range1d(start=0, end=end, bounds=(0, end))
     names = operator_names(iteration.trace)
     notes: list[str] = []
     footprint = _footprint(iteration, limits, along, names, notes)
-    lanes = new_chart(200, ALONG, bar=False, x_range=along, y_range=Range1d(-0.6, 3.6))
+    lanes = new_chart(200, ALONG, bar=False, x_range=along, y_range=Range1d(start=-0.6, end=3.6))
     lanes.yaxis.ticker = sorted(LANES)
     lanes.yaxis.major_label_overrides = LANES
     lanes.ygrid.grid_line_color = None
@@ -66,7 +66,7 @@ def _footprint(
 ) -> Any:
     tops = [iteration.planned_bytes.max(), iteration.vanilla_bytes.max(), *(limit.nbytes for limit in limits)]
     one, unit = unit_of(float(max(tops)))
-    chart = new_chart(300, ALONG, x_range=along, y_range=Range1d(0, 1.08 * float(max(tops)) / one))
+    chart = new_chart(300, ALONG, x_range=along, y_range=Range1d(start=0, end=1.08 * float(max(tops)) / one))
     chart.yaxis.axis_label = f"{unit} on the device"
     chart.yaxis.formatter = BasicTickFormatter(use_scientific=False)
     left, rows = _levels(iteration.vanilla, iteration.vanilla_bytes, notes)

@@ -50,7 +50,8 @@ class Keyboard:
 
     def wait(self, seconds: float) -> list[str]:
         """Keys and events as soon as there are some; none when the time is over. END: the terminal is gone."""
-        ready, _, _ = select.select([self._fd, self._signals], [], [], max(0.0, seconds))
+        watched: list[int | socket.socket] = [self._fd, self._signals]
+        ready, _, _ = select.select(watched, [], [], max(0.0, seconds))
         found: list[str] = []
         if self._signals in ready:
             found += [EVENTS[number] for number in self._signals.recv(4096) if number in EVENTS]

@@ -107,7 +107,7 @@ def endless(client: Client, budget: int, wait_until: Wait) -> Job:
 
 def phase(client: Client, job: Job) -> str | None:
     row = client.connection.execute("SELECT phase FROM tensile.progress WHERE job = %s", (job.number,)).fetchone()
-    return row and row["phase"]
+    return None if row is None else row["phase"]
 
 
 # -- a job that has finished ------------------------------------------------------------------------------------------

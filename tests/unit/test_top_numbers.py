@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from rich.cells import cell_len
@@ -34,7 +35,7 @@ def test_eta_is_at_the_pace_of_the_epochs():
     assert first.eta_s(new_job(epoch=2, step=5, batch_size=64, samples_per_s=32.0, **numbers)) == 8.5 * 10 * 64 / 32
     assert first.eta_s(new_job(epoch=2, step=5, samples_per_s=None, **numbers)) is None
     assert first.eta_s(new_job(**QUEUED)) is None
-    calibration = {"kind": "calibrate", "epoch": None, "epochs": 1, "steps": 100, "samples_per_s": None}
+    calibration: dict[str, Any] = {"kind": "calibrate", "epoch": None, "epochs": 1, "steps": 100, "samples_per_s": None}
     measured = course({"at": 0.0, "step": 10}, {"at": 5.0, "step": 20}, **calibration)
     assert measured.eta_s(new_job(step=20, **calibration)) == pytest.approx(40)
 
