@@ -145,8 +145,8 @@ def test_no_server_and_no_connection_string_are_one_clear_error(tmp_path: Path) 
 def test_an_empty_frame_has_its_columns_types_and_index(shape: Shape) -> None:
     made = frame(shape, [])
     assert len(made) == 0
-    assert tuple(made.index.names) == shape.index
-    columns = {name: kind for name, kind in shape.columns.items() if name not in shape.index}
+    assert tuple(made.index.names) == shape.key
+    columns = {name: kind for name, kind in shape.columns.items() if name not in shape.key}
     assert {name: str(kind) for name, kind in made.dtypes.items()} == columns
 
 
@@ -159,7 +159,7 @@ def test_types_do_not_depend_on_what_is_missing(shape: Shape) -> None:
     made = frame(shape, [row])
     assert dict(made.dtypes) == dict(frame(shape, []).dtypes)
     assert made.isna().sum().sum() == sum(
-        kind != "int64" for name, kind in shape.columns.items() if name not in shape.index
+        kind != "int64" for name, kind in shape.columns.items() if name not in shape.key
     )
 
 

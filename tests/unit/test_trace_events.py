@@ -11,7 +11,6 @@ from hypothesis import given, settings
 
 from pg_tensile.errors import TensileError
 from pg_tensile.plan import Event, EventKind, Plan
-from pg_tensile.profile import RTX_A6000
 from pg_tensile.report.iteration import NoIterationError
 from pg_tensile.report.trace_events import render
 from tests.unit import trace_format
@@ -159,9 +158,14 @@ def test_a_plan_of_another_trace_is_refused():
 
 def test_arrays_that_are_not_the_traces_are_refused():
     held = planned_of(network(4))
-    shorter = [array[:-1] for array in (held.operators, held.planned_bytes, held.vanilla_bytes)]
+    shorter = replace(
+        held,
+        operators=held.operators[:-1],
+        planned_bytes=held.planned_bytes[:-1],
+        vanilla_bytes=held.vanilla_bytes[:-1],
+    )
     with pytest.raises(NoIterationError, match="another trace"):
-        render(record(replace(held, operators=shorter[0], planned_bytes=shorter[1], vanilla_bytes=shorter[2])))
+        render(record(shorter))
     turned = np.roll(held.operators, 1)
     with pytest.raises(NoIterationError, match="another trace"):
         render(record(replace(held, operators=turned)))
