@@ -30,8 +30,8 @@ SQL_SOURCES = sorted(REPOSITORY.glob("sql/*.sql"))
 WORKER_SOURCES = sorted(REPOSITORY.glob("pyworker/*.py"))
 LIBRARY_SOURCES = sorted(REPOSITORY.glob("pg_tensile/**/*.py"))
 NEVER_SEEN = {"39P01"}  # of a private trigger function that nobody may call
-# SQLSTATEs that are written down as such: five digits or capitals, a digit among them
-CODE = re.compile(r"""["']((?=[A-Z]*[0-9])[0-9A-Z]{5})["']""")
+# SQLSTATEs that are written down as such: five digits or capitals, a digit among them; '' is a quote in a text
+CODE = re.compile(r"""(?<!')["']((?=[A-Z]*[0-9])[0-9A-Z]{5})["']""")
 
 
 # ---- links ----------------------------------------------------------------------------------------------------------
