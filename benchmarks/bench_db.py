@@ -103,7 +103,7 @@ def inside(conn: Connection, networks: Sequence[str]) -> float:
     """Seconds of the jobs, all at once."""
     began = time.perf_counter()
     jobs = [
-        conn.execute(f"SELECT train_model('{name}', {arguments(seed)})").fetchone()
+        conn.execute(f"SELECT train_model('{name} {seed}', {arguments(seed)})").fetchone()
         for seed, name in enumerate(networks)
     ]
     for job in jobs:
@@ -118,8 +118,8 @@ def jobs_per_hour(cluster: Cluster, folder: Path) -> list[dict[str, Any]]:
     with cluster.connect() as conn:
         conn.execute("CREATE EXTENSION pg_tensile CASCADE")
         conn.execute(IMAGES)
-        for name, architecture in NETWORKS.items():
-            conn.execute("SELECT register_model(%s, %s)", (name, json.dumps(architecture)))
+        for seed, name in {pair for networks in ONE_TO_FOUR.values() for pair in enumerate(networks)}:
+            conn.execute("SELECT register_model(%s, %s)", (f"{name} {seed}", json.dumps(NETWORKS[name])))
         for count, networks in ONE_TO_FOUR.items():
             times: dict[str, list[float]] = {"inside": [], "outside": []}
             largest = Largest(cluster)

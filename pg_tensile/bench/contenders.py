@@ -7,9 +7,10 @@ A contender starts afresh in every round, so only one of them holds memory at a 
 from __future__ import annotations
 
 import gc
+import signal
 import time
-from collections.abc import Sequence
-from math import inf
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import torch
@@ -155,10 +156,10 @@ def take_turn(
     warmup: int,
     seed: int,
     gradients: bool = False,
-    limit_ms: float = inf,
+    limit_s: float | None = None,
 ) -> Turn:
     """All batches from the initial weights; the first `warmup` of them do not count. `gradients`: whether to keep those
-    of the first step. Raises MeasurementError if the first step takes longer than the limit."""
+    of the first step. Raises MeasurementError when that takes longer than the limit."""
     seed_everything(seed)
     gc.collect()
     times: list[float] = []
@@ -168,15 +169,33 @@ def take_turn(
         if number == warmup:
             stepper.count()
         began = time.perf_counter()
-        loss = stepper.step(batch)
-        stepper.synchronize()
+        with given_up_after(limit_s if number == 0 else None):
+            loss = stepper.step(batch)
+            stepper.synchronize()
         times.append((time.perf_counter() - began) * 1e3)
-        if times[0] > limit_ms:
-            raise MeasurementError(f"given up: its first step took {times[0]:,.0f} ms, longer than {limit_ms:,.0f} ms")
         losses.append(loss.detach().cpu().clone())
         if gradients and number == 0:
             kept = stepper.gradients()
     return Turn(times[0], tuple(times[warmup:]), tuple(losses), stepper.state(), stepper.totals(), kept)
+
+
+@contextmanager
+def given_up_after(seconds: float | None) -> Iterator[None]:
+    """Raises MeasurementError in the body, wherever it is then, as Ctrl-C would; for the main thread only."""
+    if seconds is None:
+        yield
+        return
+
+    def give_up(*_: object) -> None:
+        raise MeasurementError(f"given up: its first step took longer than {seconds:,.3g} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 # ---- equal to the last bit ------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import inf
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -105,7 +104,8 @@ class _Silent(Progress):
 
 
 class _Job:
-    """Its methods are the commands. `capture` comes first, then `measure` or `take_over`, then `share_link`."""
+    """Its methods are the commands. `capture` comes first, then `measure` or `take_over`, then `inspect`, then
+    `share_link`."""
 
     def __init__(self, connection: Connection, options: BenchOptions) -> None:
         self._connection, self._options = connection, options
@@ -165,13 +165,13 @@ class _Job:
             self._first_step(self._stepper)
             self._stepper.restore(initial)
 
-    def turn(self, steps: int, limit_ms: float) -> Turn:
+    def turn(self, steps: int, limit_s: float | None) -> Turn:
         """From the state that `load` has left; the first step does not count, and ends the turn if it takes longer than
         the limit."""
         stepper, batches = self._stepper, self._session.workload.batches(steps + 1)
         assert stepper is not None
         try:
-            taken = take_turn(stepper, batches, 1, self._options.seed, limit_ms=limit_ms)
+            taken = take_turn(stepper, batches, 1, self._options.seed, limit_s=limit_s)
             totals = None if taken.totals is None else replace(taken.totals)  # before it goes on
             self._connection.send(Answer(True, None))
             try:
@@ -298,10 +298,10 @@ class Jobs:
         order: Sequence[int],
         gap_s: float = 0.0,
         settle: bool = False,
-        limits_ms: Sequence[float] = (),
+        limits_s: Sequence[float] = (),
     ) -> list[Turn]:
         """One of each job: started in that order, so many seconds after each other. `plans`: empty for a peer;
-        `limits_ms`: of each job's first step, after which no others are worth their time."""
+        `limits_s`: of each job's first step, after which no others are worth their time."""
         for job in order:
             self._ask(job, "load", choice, plans[job].to_bytes() if plans else None, settle)
         try:
@@ -312,7 +312,7 @@ class Jobs:
                 self._answer(job)
             raise
         for job in order:
-            self._ask(job, "turn", steps, limits_ms[job] if limits_ms else inf)
+            self._ask(job, "turn", steps, limits_s[job] if limits_s else None)
             time.sleep(gap_s)
         answers = {job: self._answer(job) for job in order}  # has taken the steps that count, or failed
         going_on = [job for job, answer in answers.items() if answer.good]

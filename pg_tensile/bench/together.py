@@ -35,7 +35,7 @@ from pg_tensile.trace import Trace
 
 STAGGER = 0.3  # of a step, between the starts of two jobs
 HOPELESS = 4.0  # times vanilla's first step of the same job: who takes longer goes no further,
-PATIENCE_MS = 5000.0  # and longer than that, as short steps do not take anybody's time
+PATIENCE_S = 5.0  # and longer than that, as short steps do not take anybody's time
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,10 @@ class Contender:
     ) -> None:
         """As Jobs.turn, unless it is out. `vanilla`: whom its first steps are compared with."""
         first_ms = [turn.first_ms for turn in vanilla.turns[0]] if vanilla.turns else []
-        limits_ms = [max(HOPELESS * each, PATIENCE_MS) for each in first_ms]
+        limits_s = [max(HOPELESS * each / 1e3, PATIENCE_S) for each in first_ms]
         if self.error is None:
             try:
-                self.turns.append(processes.turn(self.choice, self.plans, steps, order, gap_s, settle, limits_ms))
+                self.turns.append(processes.turn(self.choice, self.plans, steps, order, gap_s, settle, limits_s))
             except JobError as error:
                 self.fail(error)
 
@@ -126,8 +126,9 @@ def run_together(
         progress.say("measuring each job alone")
         measured = processes.measure()
         profile = common_profile(first, measured)
-        processes.share_link(profile)
+        # Before the link is a slow one: a peer waits for it, and so takes the same memory over any.
         contenders = [prepared(choice, measured, profile, processes, progress) for choice in wanted]
+        processes.share_link(profile)
         gap_s = STAGGER * statistics.mean(each.step_ms for each in measured) / 1e3
         for number in range(rounds):
             progress.say(f"round {number + 1} of {rounds}")

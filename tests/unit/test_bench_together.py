@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import sys
 import time
@@ -355,12 +354,10 @@ def test_who_is_many_times_slower_than_vanilla_is_given_up_after_a_step(folder, 
     monkeypatch.setattr(together, "HOPELESS", 1e-6)
     rows = run_together([job(), job()], (NONE, PEERS[0]), 1, 3, Progress())
     assert [row.error for row in rows] == [None, None]  # steps this short take nobody's time
-    monkeypatch.setattr(together, "PATIENCE_MS", 0.0)
+    monkeypatch.setattr(together, "PATIENCE_S", 1e-4)
     vanilla, peer = run_together([job(), job()], (NONE, PEERS[0]), 1, 3, Progress())
     assert vanilla.error is None and vanilla.eor == 1
-    given_up = "given up: its first step took [0-9,]+ ms, longer than 0 ms"
-    assert re.fullmatch(f"job 1 failed: {given_up}; job 2 failed: {given_up}", peer.error or "")
-    assert peer.eor is None
+    assert peer.eor is None and "given up: its first step took longer than 0.0001 s" in (peer.error or "")
 
 
 def test_jobs_that_are_the_same_are_measured_once(folder):

@@ -47,7 +47,7 @@ def test_savings_asks_every_method_for_all_of_them():
     titles = [case.title for case in EXPERIMENTS["savings"].cases(FULL)]
     assert titles == [*(network.title for network in PAPER), "mixed"]
     for case in EXPERIMENTS["savings"].cases(FULL):
-        assert set(PEERS) < set(case.policies)
+        assert set(PEERS if len(case.jobs) == 1 else PEERS[:3]) < set(case.policies)
         for saved in SAVINGS:
             for swept in (method for method, swept in METHODS.items() if swept):
                 assert swept.format(f"{100 - saved}%") in case.policies
