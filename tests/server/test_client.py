@@ -34,7 +34,7 @@ from tests.server.support import FOREVER, MLP, ROWS, value
 
 Wait = Callable[..., Any]
 
-SCHEMA = "Odd %s; schema --"
+SCHEMA = "Odd %s; schema - (1)"
 MODEL = "a \"model\"; '%s' -- [red]\\ <b>"
 QUERY = f'SELECT a AS "100%", b AS "it\'s", c, y AS "the ""answer"";" FROM ({ROWS}) r'
 TARGET = 'the "answer";'
@@ -305,7 +305,7 @@ def test_who_may_look_and_who_may_act(server: Any, trained: int, endless: Job) -
             with pytest.raises(ServerError, match="permission denied for job") as caught:
                 act()
             assert caught.value.hint and caught.value.__notes__ == [f"hint: {caught.value.hint}"]
-        with pytest.raises(ServerError, match="permission denied for model"):
+        with pytest.raises(ServerError, match="permission denied to predict with model"):
             watcher.predict(MODEL, QUERY)
 
 
