@@ -3,7 +3,6 @@ facts, sorts, and lets a finger scroll."""
 
 from __future__ import annotations
 
-import itertools
 import json
 
 import pytest
@@ -67,7 +66,8 @@ def check_quiet(page, path):
     assert {url for url in page.requests if not url.startswith("data:")} <= {path.resolve().as_uri()}
 
 
-@pytest.mark.parametrize(("width", "scheme"), itertools.product(WIDTHS, SCHEMES))
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("width", WIDTHS)
 def test_all_charts_are_drawn_and_fit(browser, page_file, tmp_path, width, scheme):
     page = opened(browser, page_file, width, scheme)
     assert page.evaluate(DRAWN) == "drawn"
