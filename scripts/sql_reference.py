@@ -4,9 +4,9 @@
 
 Writes the file; with --check it only says whether the file is what would be written (exit status 1: it is not). It asks
 a server of its own, with the extension as it is installed, which goes away afterwards. Functions, tables, views and
-columns are described by their COMMENTs in sql/, settings by csrc/guc.c, SQLSTATEs by the table here, which a test holds
-against the sources (tests/unit/test_docs.py). What is private (its name begins with an underscore, or its comment with
-"private:") is left out.
+columns are described by their COMMENTs in sql/, settings by csrc/guc.c, arguments and SQLSTATEs by the tables here,
+which tests hold against the catalogues and the sources (tests/server/test_docs.py, tests/unit/test_docs.py). What is
+private (its name begins with an underscore, or its comment with "private:") is left out.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ OF_THE_BUILD = {"pg_tensile.python": "`PYTHON=` of `make install`"}  # defaults 
 FUNCTIONS = """
     SELECT p.proname::text AS name, n.nspname::text AS schema, pg_get_function_arguments(p.oid) AS arguments,
            pg_get_function_result(p.oid) AS result, p.provolatile::text AS volatility,
+           coalesce(p.proargnames, '{}') AS names,
            has_function_privilege('public', p.oid, 'EXECUTE') AS for_everybody,
            obj_description(p.oid, 'pg_proc') AS description
     FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
@@ -60,6 +61,42 @@ SETTINGS = """
            context, short_desc AS purpose, extra_desc AS details
     FROM pg_settings WHERE starts_with(name, 'pg_tensile.') ORDER BY name COLLATE "C"
 """
+
+ARGUMENTS = {
+    "architecture": "`type` and its keys: [README](../README.md#architectures)",
+    "batch_size": "rows of one step, 1 to 10000000",
+    "description": "of the model, for people",
+    "device_seconds": "how long to measure, 1 to 86400",
+    "epochs": "passes over the training rows, 1 to 1000000",
+    "features": "a row, an object, or an array of numbers in the order of the training query",
+    "grantee": "a role, or `public`",
+    "job": "its number, as `train_model` returned it",
+    "label": "the most probable class; null for a regression",
+    "learning_rate": "size of the optimizer's steps, above 0",
+    "memory_budget": "device memory of this job, such as `2GB`; null: what the device has",
+    "model": "its name",
+    "name": "of the model",
+    "optimizer": "`sgd`, `adam` or `adamw`",
+    "options": "of a job: [README](../README.md#options-of-a-job); `explain_training` has `format` as well: `text` or"
+    " `json`",
+    "policy": "`joint`, `tensile` or `none`; null: the setting `pg_tensile.policy`",
+    "prediction": "a number, the probability of the second of two classes, or the class where classes are numbers;"
+    " else null",
+    "priority": "-1000 to 1000; a higher one starts earlier, and loses less time to others' memory",
+    "privilege": "`predict` or `train`",
+    "probability": "of the label; null for a regression",
+    "query": "one SELECT that changes nothing; `train_model` runs it as the submitting role, `predict_rows` as the"
+    " caller",
+    "replace": "a model of that name gets the new architecture; its versions stay",
+    "role": "that the model is given to",
+    "row_number": "of the query's rows, from 1",
+    "seed": "equal seeds and rows give equal weights, on one machine with as many threads",
+    "state": "the job's last: `finished` or `cancelled`",
+    "target": "column of the query that the model learns to predict",
+    "timeout": "null: waits as long as it takes",
+    "validation": "share of rows that are not trained on, but measured after each epoch: 0 or more, less than 1",
+    "version": "its number, 1 for a model's first",
+}
 
 # What is wrong, and what to do about it
 ERRORS = {
@@ -179,6 +216,7 @@ class Function(NamedTuple):
     arguments: str
     result: str | None
     volatility: str
+    names: list[str]  # of the arguments and the columns of the result
     for_everybody: bool
     description: str | None
 
@@ -244,9 +282,12 @@ def render(connection: Connection) -> str:
         "In the schema that the extension was created in, unless another one is named. What is for a model's or a job's"
         " owner is also for members of the owning role and for superusers.",
         *_functions(functions(connection)),
+        "### Arguments and results",
+        "One name means the same everywhere.",
+        _table(("name", "meaning"), ((f"`{name}`", meaning) for name, meaning in sorted(ARGUMENTS.items()))),
         "## Tables and views",
-        "In schema `tensile`. Everybody may read all of them and nobody writes them; row-level security shows each role"
-        " its own models and jobs and what it was granted, members of `pg_read_all_stats` all of them but weights and"
+        "In schema `tensile`. Everybody may read all of them and only superusers write them; row-level security shows each"
+        " role its own models and jobs and what it was granted, members of `pg_read_all_stats` all of them but weights and"
         " checkpoints. Columns without an explanation are what their names say, those of the arguments of"
         " `register_model` and `train_model` among them.",
         *_relations(columns(connection)),
@@ -271,7 +312,7 @@ def _functions(found: Iterable[Function]) -> Iterator[str]:
         for function in overloads:
             yield f"```\n{signature(function)}\n```"
             yield sentence(function.description)
-            who = "everybody" if function.for_everybody else "superusers, and whom they grant EXECUTE"
+            who = "everybody" if function.for_everybody else "superusers and those they grant EXECUTE"
             what = "Procedure" if function.result is None else VOLATILITIES[function.volatility]
             yield f"{what}; {who} may call it."
 

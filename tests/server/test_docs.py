@@ -17,7 +17,7 @@ import psycopg
 import pytest
 
 from scripts import demo
-from scripts.sql_reference import COMMAND, REFERENCE, columns, functions, render, settings
+from scripts.sql_reference import ARGUMENTS, COMMAND, REFERENCE, columns, functions, render, settings
 from tests.documents import DOCUMENTS, Block, blocks, statements
 from tests.server.support import value
 
@@ -169,5 +169,6 @@ def test_everything_public_is_described(described: Connection) -> None:
     assert [function for function in functions(described) if not function.description] == []
     assert [column.relation for column in columns(described) if not column.about] == []
     assert [setting.name for setting in settings(described) if not setting.purpose] == []
+    assert {name for function in functions(described) for name in function.names} == set(ARGUMENTS)
     silent = {column.name: column for column in columns(described) if not column.description}
     assert silent.keys() == SELF_EXPLANATORY, sorted(silent.keys() ^ SELF_EXPLANATORY)
