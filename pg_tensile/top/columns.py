@@ -94,11 +94,11 @@ def running(snapshot: Snapshot, history: History, jobs: Sequence[Job]) -> list[C
         Column("LOSS", 5, 7, lambda job, width: loss(job.loss)),
         Column("COURSE", 8, 6, lambda job, width: sparkline(of(job).losses, width), most=24, left=True, style="cyan"),
         Column("SAMP/S", 6, 6, lambda job, width: short(job.samples_per_s)),
-        Column("MEMORY", 4, 7, lambda job, width: size(job.device_bytes)),
+        Column("MEMORY", 4, 7, lambda job, width: size(job.memory_bytes)),
         Column("PEAK", 13, 7, lambda job, width: size(job.device_peak_bytes)),
-        Column("PLANNED", 11, 7, lambda job, width: size(job.planned_bytes)),
+        Column("KEPT", 15, 7, lambda job, width: size(job.device_bytes)),
         Column("SWAPPED", 10, 7, lambda job, width: size(job.bytes_swapped)),
-        Column("SWAP/S", 15, 7, lambda job, width: size(of(job).swap_bytes_per_s)),
+        Column("SWAP/S", 11, 7, lambda job, width: size(of(job).swap_bytes_per_s)),
         Column("STALL", 9, 6, lambda job, width: duration(job.stall_s)),
         Column("STALL%", 14, 6, lambda job, width: percent(of(job).stall_share)),
         Column("PLAN", 12, 4, lambda job, width: count(job.plan_generation)),
@@ -158,7 +158,7 @@ def _largest(name: str) -> Callable[[Job], Any]:
 
 ORDERS: dict[str, Callable[[Job], Any]] = {  # of the running jobs: by number, or the largest first
     "job": lambda job: job.job,
-    "memory": _largest("device_bytes"),
+    "memory": _largest("memory_bytes"),
     "stall": _largest("stall_s"),
     "samples/s": _largest("samples_per_s"),
     "start": _largest("started_at"),

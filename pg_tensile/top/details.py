@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from rich.text import Text
 
 from pg_tensile.client.connection import Connection, no_such_job
-from pg_tensile.top.words import NONE, count, duration, join, size, wrap
+from pg_tensile.top.words import NONE, count, duration, flow, size, wrap
 
 Row = dict[str, Any]
+Parts = Sequence[str | None]
 
 DETAILS = """
     SELECT j.id AS job, j.model_name, j.owner_name, j.kind, j.state, left(j.reason, 4000) AS reason,
@@ -46,14 +48,15 @@ def page(row: Row, width: int) -> list[Text]:
     lines: list[Text] = []
     for label, text, style in _facts(row):
         if text:
-            found = wrap(text, width - LABEL - 1, LONGEST)
+            parts = [text] if isinstance(text, str) else flow(text, width - LABEL - 1)
+            found = [line for part in parts for line in wrap(part, width - LABEL - 1, LONGEST)]
             for place, line in enumerate(found):
                 lines.append(Text.assemble(((label if place == 0 else "").ljust(LABEL), "dim"), " ", (line, style)))
     return lines
 
 
-def _facts(row: Row) -> list[tuple[str, str | None, str]]:
-    """Label, text and style of each; without a text it is left out."""
+def _facts(row: Row) -> list[tuple[str, str | Parts | None, str]]:
+    """Label, text or parts of one, and style of each; without a text it is left out."""
     named = f"{row['job']} {row['model_name']}" + (", a calibration" if row["kind"] == "calibrate" else "")
     trains = row["kind"] == "train"
     return [
@@ -76,16 +79,16 @@ def _facts(row: Row) -> list[tuple[str, str | None, str]]:
     ]
 
 
-def _state(row: Row) -> str:
+def _state(row: Row) -> Parts:
     begun = row["started_at"] and f"started {_clock(row['started_at'])}"
     ended = row["ended_at"] and f"ended {_clock(row['ended_at'])}"
     took = row["ended_at"] and row["started_at"] and f"after {duration(row['ended_at'] - row['started_at'])}"
     tries = f"attempt {row['attempts']}" if row["attempts"] > 1 else None
     made = row["version"] and f"version {row['version']}"
-    return join([row["state"], f"submitted {_clock(row['submitted_at'])}", begun, ended, took, tries, made], 1000)
+    return [row["state"], f"submitted {_clock(row['submitted_at'])}", begun, ended, took, tries, made]
 
 
-def _training(row: Row) -> str:
+def _training(row: Row) -> Parts:
     rows = None if row["rows"] is None else f"{row['rows']:,} rows"
     parts = [
         rows,
@@ -95,20 +98,20 @@ def _training(row: Row) -> str:
         f"validation {row['validation']:g}",
         f"seed {row['seed']}",
     ]
-    return join(parts, 1000)
+    return parts
 
 
-def _asked(row: Row) -> str:
+def _asked(row: Row) -> Parts:
     budget = row["memory_budget"]
     parts = [
         f"priority {row['priority']}",
         f"policy {row['policy']}" if row["policy"] else None,
         None if budget is None else f"memory budget {size(budget)}",
     ]
-    return join(parts, 1000)
+    return parts
 
 
-def _model(row: Row) -> str | None:
+def _model(row: Row) -> Parts | None:
     if row["device"] is None:
         return None
     parts = [
@@ -116,12 +119,12 @@ def _model(row: Row) -> str | None:
         None if row["parameters"] is None else f"{count(row['parameters'])} parameters",
         None if row["vanilla_bytes"] is None else f"{size(row['vanilla_bytes'])} without a plan",
         f"{size(row['least_bytes'])} at least",
-        row["largest_operator"] and f"largest operator {row['largest_operator']}",
+        row["largest_operator"] and f"{row['largest_operator']} takes the most",
     ]
-    return join(parts, 1000)
+    return parts
 
 
-def _planned(row: Row) -> str | None:
+def _planned(row: Row) -> Parts | None:
     if row["generation"] is None:
         return None
     parts = [
@@ -129,21 +132,21 @@ def _planned(row: Row) -> str | None:
         f"{size(row['planned_bytes'])} of {size(row['granted_bytes'])} granted",
         f"{size(row['host_bytes'])} of host memory",
     ]
-    return join(parts, 1000)
+    return parts
 
 
-def _iteration(row: Row) -> str | None:
+def _iteration(row: Row) -> Parts | None:
     """As it was planned."""
     if row["iteration_us"] is None:
         return None
     parts = [
         duration(row["iteration_us"] / 1e6) if row["iteration_us"] >= 1e6 else f"{row['iteration_us'] / 1e3:.3g} ms",
-        None if not row["vanilla_us"] else f"{row['iteration_us'] / row['vanilla_us']:.3g} times that without a plan",
+        f"{row['iteration_us'] / row['vanilla_us'] - 1:+.1%} by the plan" if row["vanilla_us"] else None,
         f"{size(row['out_bytes'])} out, {size(row['in_bytes'])} in",
         f"stall {(row['stall_us'] or 0) / 1e3:.3g} ms",
         f"{count(row['recomputes'])} recomputations" if row["recomputes"] else None,
     ]
-    return join(parts, 1000)
+    return parts
 
 
 def _line(line: Row) -> str:

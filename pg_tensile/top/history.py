@@ -6,17 +6,15 @@ Time is that of a job's heartbeats: numbers are as old as the last one, however 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pg_tensile.top.snapshot import Job, Snapshot
+from pg_tensile.top.snapshot import Epoch, Job, Snapshot
 
 RATE_S = 5.0  # of the past that rates of transfers and stalls are taken over
 PACE_S = 300.0  # and the pace of epochs, which pause to validate and to save
 SILENT_S = 10.0  # without a heartbeat: rates are not known any more
 POINTS = 256  # of a loss's course
-
-Points = list[tuple[float, float]]
 
 
 class Sample(NamedTuple):
@@ -29,11 +27,12 @@ class Sample(NamedTuple):
 class Course:
     """Of one job. `losses`: (epochs done, mean loss of the epoch so far), in order."""
 
-    def __init__(self, losses: Points | None = None) -> None:
-        self.losses: Points = list(losses or ())
+    def __init__(self, epochs: Sequence[Epoch] = ()) -> None:
+        """`epochs`: those before it was seen first."""
+        self.losses = [(epoch.done, epoch.loss) for epoch in epochs]
         self._silent_s = 0.0  # since the last heartbeat
-        self._attempt = 0
-        self._samples: deque[Sample] = deque()
+        self._attempt = 1  # epochs of earlier ones have no pace: there were pauses between them
+        self._samples = deque(Sample(epoch.at, epoch.done, None, None) for epoch in epochs)
 
     def add(self, job: Job, now: float) -> None:
         """What a snapshot says at `now`; it need not be new."""
@@ -60,14 +59,12 @@ class Course:
 
     def _rate(self, name: str, seconds: float) -> float | None:
         """How much one of the numbers has grown in a second, over so many seconds; None: not known."""
-        if len(self._samples) < 2 or self._silent_s > SILENT_S:
+        known = [(sample.at, getattr(sample, name)) for sample in self._samples if getattr(sample, name) is not None]
+        if len(known) < 2 or self._silent_s > SILENT_S:
             return None
-        first = last = self._samples[-1]
-        for first in reversed(self._samples):
-            if first.at <= last.at - seconds:
-                break
-        before, after = getattr(first, name), getattr(last, name)
-        return None if before is None or after is None or after < before else (after - before) / (last.at - first.at)
+        now, after = known[-1]
+        then, before = next((each for each in reversed(known) if each[0] <= now - seconds), known[0])
+        return None if after < before else (after - before) / (now - then)
 
     @property
     def swap_bytes_per_s(self) -> float | None:
@@ -105,13 +102,13 @@ class History:
             if job.done is not None and (job.epoch or 0) > 1 and job.job not in self._courses
         ]
 
-    def add(self, snapshot: Snapshot, losses: Mapping[int, Points] | None = None) -> None:
-        """The next snapshot, with losses of the `unknown` jobs; jobs that it does not have are forgotten."""
+    def add(self, snapshot: Snapshot, epochs: Mapping[int, Sequence[Epoch]] | None = None) -> None:
+        """The next snapshot, with epochs of the `unknown` jobs; jobs that it does not have are forgotten."""
         courses: dict[int, Course] = {}
         for job in snapshot.jobs:
             course = self._courses.get(job.job)
             if course is None and job.done is not None:
-                course = Course((losses or {}).get(job.job))
+                course = Course((epochs or {}).get(job.job, ()))
             if course is not None:
                 course.add(job, snapshot.at)
                 courses[job.job] = course

@@ -1,7 +1,7 @@
 """The view: what is shown, in so many lines of so many cells. A pure function.
 
     header      which server, how many jobs, the server's time; an alarm below it
-    devices     memory granted and in use, the link, how busy others keep it
+    devices     memory granted, the link, how busy others keep it
     running     a line for each job with an executor
     queue       those that wait, the next one first, and why
     strip       every number of the selected job
@@ -25,17 +25,18 @@ from pg_tensile.top.words import fit, wrap
 LOW = 16  # lines: fewer have no room for the strip
 HELP = """\
 q, Ctrl-C      quit
-↑ ↓, k j       select a job; PgUp and PgDn by ten, Home and End the first and last
+↑ ↓, k j       select a job; PgUp, PgDn: by ten; Home, End: the first, the last
 Enter          details of the selected job; Esc goes back
 c              cancel the selected job, after a question
-s              the next order: job, memory, stall, samples/s, start (newest first)
+s              order: job, memory, stall, samples/s, start (newest first)
 ?              this page
 
-Device memory  █ in use  ▒ granted besides  ▓ the predictor's  · free
+Device memory  █ granted to jobs  ▒ the predictor's  · free
 Link           bytes moved now, both ways, of what both ways could
 ETA            at the pace of the last minutes; ≤: the job may stop earlier
 COURSE         the loss over the epochs, from its lowest to its highest
-MEMORY PEAK    on the device now, and at most; PLANNED: by its plan
+MEMORY         of the device, for a step: by its plan, or without one at most
+PEAK, KEPT     measured: at most so far, and between two steps
 SWAPPED STALL  moved over the link, and waited for it, since its executor began
 PLAN           generation of the plan in use
 PRIO           priority; the queue is in the order of priority and waiting time

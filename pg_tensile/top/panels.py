@@ -66,12 +66,10 @@ def devices(shown: Shown, width: int, height: int | None) -> list[Text]:
 
 def _memory(device: Device, width: int) -> Text:
     granted, budget = device.granted_bytes, device.budget_bytes
-    text = f" {size(granted)} of {size(budget)} granted, {size(device.in_use_bytes)} in use"
+    text = f" {size(granted)} of {size(budget)} granted"
     room, drawn = width - NAME - 1 - len(text), ""
     if room >= 8:
-        used = min(device.in_use_bytes, granted)
-        parts = [(used, "█"), (granted - used, "▒"), (device.inference_bytes, "▓")]
-        drawn = parts_bar(parts, budget or 0, min(room, BAR))
+        drawn = parts_bar([(granted, "█"), (device.inference_bytes, "▒")], budget or 0, min(room, BAR))
     over = budget is not None and granted + device.inference_bytes > budget
     return Text.assemble((fit(device.name, NAME), "bold"), " ", (drawn, "green"), (text, "red" if over else ""))
 
@@ -89,6 +87,7 @@ def _link(shown: Shown, device: Device, width: int) -> Text:
         link,
         None if device.utilisation is None else f"others' load {percent(device.utilisation)}",
         f"predictor {size(device.inference_bytes)}" if device.inference_bytes else None,
+        f"{size(device.in_use_bytes)} kept between steps" if device.in_use_bytes else None,
     ]
     return Text(" " * (NAME + 1) + join(parts, width - NAME - 1), style="dim")
 
@@ -123,10 +122,10 @@ def _pace(shown: Shown, job: Job) -> list[str | None]:
 
 def _bytes(job: Job) -> list[str | None]:
     named = [
-        ("memory", job.device_bytes),
-        ("peak", job.device_peak_bytes),
         ("planned", job.planned_bytes),
         ("granted", job.granted_bytes),
+        ("peak", job.device_peak_bytes),
+        ("kept", job.device_bytes),
         ("unplanned", job.vanilla_bytes),
     ]
     return [f"{name} {size(nbytes)}" for name, nbytes in named if nbytes is not None] or ["memory not known yet"]

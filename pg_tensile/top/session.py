@@ -23,7 +23,7 @@ class Session:
         info = connection.info
         self._parameters: dict[str, Any] = RECONNECT | info.get_parameters() | {"password": info.password or None}
         self._connection: Connection | None = connection
-        self.where = f"{info.dbname} on {info.host}:{info.port} as {info.user}"
+        self.where = f"{info.dbname} as {info.user} on {info.host}:{info.port}"
 
     def close(self) -> None:
         if self._connection is not None:
@@ -34,7 +34,7 @@ class Session:
         """The server now; `history` knows it afterwards. Raises ServerError."""
         found = self._ask(snapshot.read)
         unknown = history.unknown(found)
-        history.add(found, self._ask(partial(snapshot.read_losses, jobs=unknown)) if unknown else None)
+        history.add(found, self._ask(partial(snapshot.read_epochs, jobs=unknown)) if unknown else None)
         return found
 
     def details(self, job: int) -> details.Row:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from pg_tensile.client.connection import Connection
 
@@ -38,10 +38,10 @@ SNAPSHOT = """
                      LEFT JOIN tensile.footprints f ON f.job = p.job
                 ORDER BY p.job) o) AS jobs
 """
-LOSSES = """
-    SELECT o.job, m.epoch, m.loss
+EPOCHS = """
+    SELECT o.job, m.epoch::float8 AS done, m.loss, extract(epoch FROM m.at)::float8 AS at
     FROM unnest(%s::bigint[]) o (job) CROSS JOIN LATERAL (
-        SELECT x.epoch, x.loss FROM tensile.metrics x
+        SELECT x.epoch, x.loss, x.at FROM tensile.metrics x
         WHERE x.job = o.job AND x.split = 'training' ORDER BY x.epoch DESC LIMIT 200) m
     ORDER BY o.job, m.epoch
 """
@@ -55,7 +55,7 @@ class Device:
     total_bytes: int | None
     budget_bytes: int | None
     granted_bytes: int  # to jobs
-    in_use_bytes: int  # by jobs
+    in_use_bytes: int  # by jobs, between their steps
     inference_bytes: int  # of the predictor
     jobs: int  # of all roles
     out_bytes_per_s: float | None
@@ -91,7 +91,7 @@ class Job:
     steps: int | None
     loss: float | None  # the mean of the epoch so far
     samples_per_s: float | None
-    device_bytes: int | None
+    device_bytes: int | None  # between two steps
     device_peak_bytes: int | None
     planned_bytes: int | None
     granted_bytes: int | None
@@ -111,6 +111,11 @@ class Job:
         if self.step is None or not self.steps:
             return None
         return min(max(self.epoch or 1, 1) - 1 + min(1.0, self.step / self.steps), float(self.epochs))
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """What its steps take of the device: by its plan, or without one at most so far."""
+        return self.device_peak_bytes if self.planned_bytes is None else self.planned_bytes
 
     @property
     def progress(self) -> float | None:
@@ -164,12 +169,20 @@ def read(connection: Connection) -> Snapshot:
     )
 
 
-def read_losses(connection: Connection, jobs: list[int]) -> dict[int, list[tuple[float, float]]]:
-    """(epoch, training loss) of the last epochs of each of the jobs, in their order. Raises psycopg.Error."""
-    found: dict[int, list[tuple[float, float]]] = {}
-    for row in connection.execute(LOSSES, (jobs,)):
+class Epoch(NamedTuple):
+    """One that was trained to its end. `done`: epochs then; `at`: seconds since 1970."""
+
+    done: float
+    loss: float
+    at: float
+
+
+def read_epochs(connection: Connection, jobs: list[int]) -> dict[int, list[Epoch]]:
+    """The last epochs of each of the jobs, in their order. Raises psycopg.Error."""
+    found: dict[int, list[Epoch]] = {}
+    for row in connection.execute(EPOCHS, (jobs,)):
         if row["loss"] is not None and math.isfinite(row["loss"]):
-            found.setdefault(row["job"], []).append((float(row["epoch"]), row["loss"]))
+            found.setdefault(row["job"], []).append(Epoch(row["done"], row["loss"], row["at"]))
     return found
 
 

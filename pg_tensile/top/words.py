@@ -58,6 +58,19 @@ def join(parts: Iterable[str | None], width: int, between: str = "  ") -> str:
     return found
 
 
+def flow(parts: Iterable[str | None], width: int, between: str = "  ") -> list[str]:
+    """All of the parts, on as many lines as that takes; a part longer than a line is left to `wrap`."""
+    lines: list[str] = []
+    for part in parts:
+        if part is None:
+            continue
+        if lines and cell_len(plain(lines[-1] + between + part)) <= width:
+            lines[-1] += between + part
+        else:
+            lines.append(part)
+    return lines
+
+
 # ---- numbers --------------------------------------------------------------------------------------------------------
 
 

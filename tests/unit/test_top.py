@@ -14,6 +14,7 @@ from pg_tensile.top.columns import ORDERS
 from pg_tensile.top.history import History
 from pg_tensile.top.layout import page_lines, view
 from pg_tensile.top.shown import Shown
+from pg_tensile.top.words import flow
 from tests.unit.snapshots import HOSTILE, MB, NOW, QUEUED, new_device, new_job, new_snapshot
 
 SIZES = [(80, 24), (200, 50), (120, 30), (79, 24), (40, 10), (20, 5), (300, 100), (1, 1)]
@@ -53,7 +54,7 @@ SNAPSHOTS = {
     "huge": new_snapshot(
         new_job(
             2**63 - 1, model="m" * 200, epoch=10**6, epochs=2**31 - 1, step=1, steps=2**62, loss=-1.23e-300,
-            samples_per_s=1e300, device_bytes=2**62, bytes_swapped=2**62, stall_s=1e12, started_at=0.0,
+            samples_per_s=1e300, planned_bytes=2**62, bytes_swapped=2**62, stall_s=1e12, started_at=0.0,
             plan_generation=2**62, passive_swap_ins=2**62, priority=-1000, heartbeat_at=0.0,
         ),
         devices=[new_device("d" * 63, budget_bytes=2**62, granted_bytes=2**63 - 1, inference_bytes=2**62)],
@@ -86,17 +87,17 @@ def test_at_80_by_24_each_job_has_a_line_and_the_selected_one_every_number():
     jobs.append(new_job(3, **(QUEUED | {"state": "waiting"}), model="sign", reason=reason))
     lines = texts(shown(new_snapshot(*jobs), selected=1))
     assert lines[0].startswith("pg-tensile top  mydb on /tmp:5432 as alice") and "2 running, 1 waiting" in lines[0]
-    assert "203 MB of 210 MB granted, 150 MB in use" in lines[1] and "█" in lines[1] and "▒" in lines[1]
+    assert lines[1].rstrip().endswith("██· 203 MB of 210 MB granted")
     assert "2 jobs" in lines[2] and "link 5.59 GB/s out, 6.52 GB/s in" in lines[2] and "others' load 4.0%" in lines[2]
     titles = ["JOB", "MODEL", "PHASE", "EPOCH", "PROGRESS", "ETA", "LOSS", "COURSE", "SAMP/S", "MEMORY"]
     assert lines[4].split() == titles
-    assert lines[5].startswith("▸  1 digit    training") and lines[5].rstrip().endswith("1.20k 98.0 MB")
+    assert lines[5].startswith("▸  1 digit    training") and lines[5].rstrip().endswith("1.20k  101 MB")
     assert " 7/20 " in lines[5] and "0.1134" in lines[5]
     assert lines[6].startswith("   2 letter   training") and " 3/20 " in lines[6]
     assert "queue" in lines[7] and lines[9].startswith("   3 sign     waiting") and "needs at least" in lines[9]
     assert lines[19].startswith("── job 1 digit ──")
     assert lines[20] == "training  epoch 7 of 20  step 5 of 10  loss 0.1134  1.20k samples/s  for 3:20"
-    assert lines[21] == "memory 98.0 MB  peak 100 MB  planned 101 MB  granted 102 MB  unplanned 118 MB"
+    assert lines[21] == "planned 101 MB  granted 102 MB  peak 100 MB  kept 98.0 MB  unplanned 118 MB"
     assert lines[22] == "swapped 4.14 GB  stall 0.08s  plan 3  passive 0  joint  on cpu  of alice"
     assert lines[23].startswith("q quit") and "c cancel" in lines[23]
     waiting = texts(shown(new_snapshot(*jobs), selected=3))
@@ -106,7 +107,7 @@ def test_at_80_by_24_each_job_has_a_line_and_the_selected_one_every_number():
 def test_a_wide_terminal_has_all_columns_and_uses_its_width():
     jobs = new_job(1), new_job(2, owner="bob", device="cuda:0", may_stop_early=True)
     lines = texts(shown(new_snapshot(*jobs)), 200, 50)
-    assert set(lines[4].split()) >= {"STEP", "PEAK", "PLANNED", "SWAPPED", "SWAP/S", "STALL", "STALL%", "PLAN", "PRIO"}
+    assert set(lines[4].split()) >= {"STEP", "PEAK", "KEPT", "SWAPPED", "SWAP/S", "STALL", "STALL%", "PLAN", "PRIO"}
     assert {"DEVICE", "OWNER"} <= set(lines[4].split())
     assert max(map(len, lines)) == 200
     assert "cuda:0" in lines[6] and "bob" in lines[6] and "≤" in lines[6] and "≤" not in lines[5]
@@ -164,6 +165,13 @@ def test_a_device_says_how_much_of_its_link_is_used():
     assert "link 300 MB/s by your jobs" in texts(shown(partly, history))[2]
 
 
+def test_a_device_shows_what_jobs_and_predictor_have_of_it():
+    device = new_device(granted_bytes=100 * MB, inference_bytes=50 * MB)
+    lines = texts(shown(new_snapshot(devices=[device])), 120)
+    assert f" {29 * '█'}{14 * '▒'}{17 * '·'} 100 MB of 210 MB granted" in lines[1]
+    assert "predictor 50.0 MB" in lines[2] and "150 MB kept between steps" in lines[2]
+
+
 def test_a_device_over_its_budget_is_red():
     lines = view(shown(new_snapshot(devices=[new_device(granted_bytes=300 * MB)])), 80, 24)
     assert [span for span in lines[1].spans if span.style == "red"]
@@ -187,13 +195,22 @@ DETAILS = (
 )
 
 
+def test_parts_of_details_are_not_torn():
+    assert flow(["one two", None, "three", "four five six"], 12) == ["one two", "three", "four five six"]
+    assert flow(["one two", "three"], 14) == ["one two  three"] and flow([], 14) == []
+
+
+def test_help_is_not_cut_at_80():
+    assert "…" not in "\n".join(texts(shown(new_snapshot(), page="help"), 80, 40)).replace("(…)", "")
+
+
 def test_details_have_query_options_plan_log_and_error():
     what = shown(new_snapshot(), page="details", details=DETAILS)
     lines = "\n".join(texts(what, 80, 40))
     for part in (
         *("7 late, of alice", "failed", "attempt 2", "no rows (22000)", "Ask for some.", "SELECT * FROM flights"),
         *("batch size 1,024", '{"clip": 1}', "memory budget 100 MB", "plan 3 by joint", "100 MB of 102 MB granted"),
-        *("12.3 ms", "1.12 times", "25.0 MB out, 25.0 MB in", "2 recomputations", "planned 3: job 2 has come"),
+        *("12.3 ms", "+11.8% by the plan", "25.0 MB out, 25.0 MB in", "2 recomputations", "planned 3: job 2 has come"),
     ):
         assert part in lines, part
     assert page_lines(what, 80) > 10
@@ -219,9 +236,9 @@ def test_details_fit_and_scroll(width, height):
 )
 def test_running_jobs_are_in_the_chosen_order(order, expected):
     jobs = [
-        new_job(1, device_bytes=2, stall_s=0.2, samples_per_s=9.0, started_at=NOW - 30),
-        new_job(2, device_bytes=3, stall_s=None, samples_per_s=None, started_at=NOW - 20),
-        new_job(3, device_bytes=None, stall_s=0.3, samples_per_s=5.0, started_at=NOW - 10),
+        new_job(1, planned_bytes=2, device_peak_bytes=9, stall_s=0.2, samples_per_s=9.0, started_at=NOW - 30),
+        new_job(2, planned_bytes=None, device_peak_bytes=3, stall_s=None, samples_per_s=None, started_at=NOW - 20),
+        new_job(3, planned_bytes=None, device_peak_bytes=None, stall_s=0.3, samples_per_s=5.0, started_at=NOW - 10),
     ]
     assert [job.job for job in shown(new_snapshot(*jobs), order=order).running] == expected
 

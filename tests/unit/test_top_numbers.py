@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from pg_tensile.top import words
 from pg_tensile.top.document import document
 from pg_tensile.top.history import POINTS, Course, History
-from pg_tensile.top.snapshot import _finite
+from pg_tensile.top.snapshot import Epoch, _finite
 from tests.unit.snapshots import HOSTILE, MB, NOW, QUEUED, new_job, new_snapshot
 
 # -- what is remembered -----------------------------------------------------------------------------------------------
@@ -38,6 +38,21 @@ def test_eta_is_at_the_pace_of_the_epochs():
     calibration: dict[str, Any] = {"kind": "calibrate", "epoch": None, "epochs": 1, "steps": 100, "samples_per_s": None}
     measured = course({"at": 0.0, "step": 10}, {"at": 5.0, "step": 20}, **calibration)
     assert measured.eta_s(new_job(step=20, **calibration)) == pytest.approx(40)
+
+
+def test_eta_is_known_at_once_from_the_epochs_before():
+    job = new_job(epoch=3, step=5, steps=10, epochs=10, heartbeat_at=NOW, samples_per_s=1e6, bytes_swapped=0)
+    before = [Epoch(1.0, 0.9, NOW - 30), Epoch(2.0, 0.6, NOW - 10)]
+    history = History()
+    history.add(new_snapshot(job), {1: before})
+    assert history.of(job).eta_s(job) == pytest.approx(7.5 / (1.5 / 30))
+    assert history.of(job).swap_bytes_per_s is None
+    history.add(new_snapshot(new_job(heartbeat_at=NOW + 1, bytes_swapped=MB)))
+    assert history.of(job).swap_bytes_per_s == MB
+    again = new_job(epoch=3, step=5, steps=10, epochs=10, attempts=2, samples_per_s=None)
+    history = History()
+    history.add(new_snapshot(again), {1: before})  # when its attempt began is not known
+    assert history.of(again).eta_s(again) is None
 
 
 def test_progress_counts_epochs_and_steps():
@@ -88,7 +103,7 @@ def test_losses_of_epochs_before_are_asked_for_once_and_a_checkpoint_takes_back_
     history = History()
     job = new_job(epoch=3, step=5, steps=10, loss=0.3)
     assert history.unknown(new_snapshot(job)) == [1]
-    history.add(new_snapshot(job), {1: [(1.0, 0.9), (2.0, 0.6)]})
+    history.add(new_snapshot(job), {1: [Epoch(1.0, 0.9, NOW - 40), Epoch(2.0, 0.6, NOW - 20)]})
     assert history.unknown(new_snapshot(job)) == []
     assert history.of(job).losses == [(1.0, 0.9), (2.0, 0.6), (2.5, 0.3)]
     back = new_job(epoch=2, step=5, steps=10, loss=0.7, attempts=2, heartbeat_at=NOW + 1)
