@@ -9,7 +9,11 @@ from typing import Any
 
 from rich import get_console
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
+
+from pg_tensile.top.words import plain
 
 ENDED = ("finished", "failed", "cancelled")
 
@@ -25,7 +29,7 @@ def share(row: Mapping[str, Any]) -> float:
 
 
 def note(row: Mapping[str, Any]) -> str:
-    """What the job does now, or what it waits for."""
+    """What the job does now, or what it waits for; what matters least comes last, where a narrow terminal cuts."""
     state, phase, reason = row["state"], row["phase"], row["reason"]
     if state in ENDED:
         return str(state)
@@ -35,13 +39,23 @@ def note(row: Mapping[str, Any]) -> str:
     parts = [str(phase)]
     if row["epoch"] is not None:
         parts.append(f"epoch {row['epoch']} of {row['epochs']}")
-    if row["steps"]:
-        parts.append(f"step {row['step'] or 0:,} of {row['steps']:,}")
     if row["loss"] is not None:
         parts.append(f"loss {row['loss']:.4g}")
+    if row["steps"]:
+        parts.append(f"step {row['step'] or 0:,} of {row['steps']:,}")
     if row["samples_per_s"]:
         parts.append(f"{row['samples_per_s']:,.0f} rows/s")
     return ", ".join(parts)
+
+
+class Cut(TextColumn):
+    """A text that is cut where the terminal is too narrow for it, before the other columns are."""
+
+    def __init__(self, template: str) -> None:
+        super().__init__(template, markup=False, table_column=Column())
+
+    def render(self, task: Task) -> Text:
+        return Text(plain(super().render(task).plain), no_wrap=True, overflow="ellipsis")
 
 
 class Bar:
@@ -50,11 +64,11 @@ class Bar:
     def __init__(self, title: str, shown: bool = True, console: Console | None = None) -> None:
         self._shown = shown
         self._progress = Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
+            Cut("{task.description}"),
+            BarColumn(bar_width=16, table_column=Column(no_wrap=True)),
             TextColumn("{task.percentage:>3.0f}%", markup=False),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            TextColumn("{task.fields[note]}", markup=False),
+            TimeRemainingColumn(elapsed_when_finished=True, table_column=Column(no_wrap=True)),
+            Cut("{task.fields[note]}"),
             console=console or get_console(),
         )
         self._task = self._progress.add_task(title, total=1.0, note="")

@@ -43,7 +43,8 @@ def connect(conninfo: str = "", **parameters: Any) -> Connection:
         )
     except psycopg.OperationalError as error:
         hint = (
-            "-d, -h, -p and -U, or PGSERVICE, PGHOST, PGPORT, PGUSER and PGDATABASE, say where it is and who you are."
+            "PGSERVICE, PGHOST, PGPORT, PGUSER and PGDATABASE say where it is and who you are; -d, -h, -p and -U of a"
+            " command, or arguments of connect() in Python, go before them."
         )
         raise ServerError(f"cannot connect: {str(error).strip()}", hint) from None
     except psycopg.ProgrammingError as error:

@@ -218,9 +218,9 @@ def look(**given: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("row", "done", "told"),
     [
-        (look(), 0.125, "training, epoch 2 of 10, step 5 of 20, loss 0.1235, 5,000 rows/s"),
-        (look(phase="validating", step=20), 0.2, "validating, epoch 2 of 10, step 20 of 20, loss 0.1235, 5,000 rows/s"),
-        (look(epoch=10, step=20), 0.99, "training, epoch 10 of 10, step 20 of 20, loss 0.1235, 5,000 rows/s"),
+        (look(), 0.125, "training, epoch 2 of 10, loss 0.1235, step 5 of 20, 5,000 rows/s"),
+        (look(phase="validating", step=20), 0.2, "validating, epoch 2 of 10, loss 0.1235, step 20 of 20, 5,000 rows/s"),
+        (look(epoch=10, step=20), 0.99, "training, epoch 10 of 10, loss 0.1235, step 20 of 20, 5,000 rows/s"),
         (look(state="finished", phase=None, epoch=None, step=None, steps=None), 1.0, "finished"),
         (look(state="failed", phase=None), 0.125, "failed"),
         (
@@ -258,6 +258,16 @@ def test_the_bar_ends_with_the_last_state(monkeypatch: pytest.MonkeyPatch, termi
     shown = written.getvalue()
     assert "job 5 [red]odd[/red]" in shown and "100%" in shown and "finished" in shown
     assert ("\x1b[" in shown) == terminal
+
+
+def test_a_narrow_terminal_cuts_the_texts_and_nothing_else() -> None:
+    written = io.StringIO()
+    with Bar("job 5 \x1b[31m" + "long " * 20, console=Console(file=written, width=80)) as bar:
+        bar.show(look(state="waiting", reason="it needs\nmore " * 9))
+    (line,) = written.getvalue().splitlines()
+    assert len(line) == 80 and "\x1b" not in line
+    assert "job 5 " in line and "waiting: it needs more" in line and line.count("…") == 2
+    assert " 12% -:--:-- " in line
 
 
 def test_no_bar_writes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
