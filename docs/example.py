@@ -88,12 +88,14 @@ right_axes = metrics["accuracy"].unstack().plot(ax=right, title="accuracy")
 job.plan().head(10)[["event", "tensor_name", "bytes", "trigger_operator", "trigger_name", "deadline_operator"]]
 
 # %%
-megabytes = job.footprint()[["planned_bytes", "vanilla_bytes"]] / 1e6
+megabytes = job.footprint()[["planned_bytes", "vanilla_bytes"]] / 2**20
 axes = megabytes.plot(drawstyle="steps-post", figsize=(10, 3.5), xlabel="step of an iteration", ylabel="MB")
-budget_line = axes.axhline(training["memory_budget"] / 1e6, color="gray", linestyle=":")
+budget_line = axes.axhline(training["memory_budget"] / 2**20, color="gray", linestyle=":")
 
 # %% [markdown]
-# The slowest operators, in microseconds: predicted before the first iteration, measured last, and on average.
+# The slowest operators, in microseconds: predicted before the first iteration, measured last, and on average. Nobody
+# has calibrated this server (`client.calibrate()`), so the predictions are rough. A job gets another plan when
+# what is measured leaves what its plan was made with.
 
 # %%
 job.latency().nlargest(8, "average_us")
@@ -108,8 +110,9 @@ job.report()
 # %% [markdown]
 # ## Predictions
 #
-# The last 297 images were kept out of the training. `predict` returns a label and its probability for every row of a
-# query, in the order of the query.
+# The last 297 images were kept out of the training. Images that stand together are often by the same writer, so this is
+# harder than the validation rows, which were taken from everywhere. `predict` returns a label and its probability for
+# every row of a query, in the order of the query.
 
 # %%
 unseen = "SELECT {} FROM handwriting WHERE id >= 1500 ORDER BY id"

@@ -60,6 +60,7 @@ def executed(server: Mapping[str, str]) -> str:
     import matplotlib.font_manager  # noqa: F401  # makes its cache, which the notebook would tell of
     import nbformat
     from nbclient import NotebookClient
+    from traitlets.config import Config
 
     notebook = build(cells(SOURCE.read_text(encoding="utf-8")))
     with tempfile.TemporaryDirectory(prefix="pgt-notebook-") as folder:
@@ -69,6 +70,7 @@ def executed(server: Mapping[str, str]) -> str:
             timeout=CELL_TIMEOUT_S,
             kernel_name=KERNEL["name"],
             record_timing=False,
+            config=Config({"KernelManager": {"transport": "ipc", "connection_file": f"{folder}/kernel.json"}}),
             resources={"metadata": {"path": folder}},
         )
         others = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
