@@ -114,7 +114,7 @@ ERRORS = {
         "Cast or leave out the column, use an ordinary table; for the model, `policy => 'none'`.",
     ),
     "22000": (
-        "The rows cannot be used: none, too few for a batch, one value in the target, arrays of different lengths.",
+        "The rows cannot be used: none, too few for a batch, one class only, arrays of different lengths.",
         "Change the query as the hint says.",
     ),
     "22003": (
