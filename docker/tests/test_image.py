@@ -126,6 +126,12 @@ def test_no_process_is_root(server):
     assert set(users) == {"postgres"}
 
 
+def test_a_health_check_writes_no_errors_into_the_log(server):
+    before = server.log().count("FATAL")
+    assert server.healthy()
+    assert server.log().count("FATAL") == before
+
+
 def test_tcp_needs_the_password_inside_as_well(server):
     outside = Server("outside")
     outside.name, outside.port, outside.password = server.name, server.port, "guessed"
