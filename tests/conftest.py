@@ -35,7 +35,8 @@ SETTINGS: dict[str, object] = {
     "max_connections": 60,
 }
 
-LONGEST = ("test_demo.py", "test_explain.py", "test_memory.py")  # minutes each: whatever starts last ends last
+# a minute and more each: whatever starts last ends last
+LONGEST = ("test_client.py", "test_demo.py", "test_explain.py", "test_memory.py", "test_notebook.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
