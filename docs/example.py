@@ -98,7 +98,7 @@ budget_line = axes.axhline(training["memory_budget"] / 2**20, color="gray", line
 # what is measured leaves what its plan was made with.
 
 # %%
-job.latency().nlargest(8, "average_us")
+job.latency().nlargest(8, "average_us").round(2)
 
 # %% [markdown]
 # All of it is in the job's report, one HTML page that opens offline. `job.report("job.html")` writes it to a file.
