@@ -25,6 +25,7 @@ from pg_tensile.top.session import Session
 from pg_tensile.top.shown import Shown
 
 RETRY_S = 1.0  # between two attempts to connect, at least
+ANSWER_S = 5.0  # that an answer stays in the footer
 MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -10, "page down": 10, "home": -(10**9), "last": 10**9}
 
 
@@ -92,6 +93,7 @@ class Live:
         self._details: Row | None = None
         self._to_cancel: int | None = None  # the job that a question is about
         self._alarm = self._note = ""
+        self._noted = 0.0
         self._ended = False
 
     def run(self) -> int:
@@ -140,6 +142,8 @@ class Live:
         self._console.update_screen(Group(*view(self._shown(), width, height)))
 
     def _refresh(self) -> None:
+        if self._to_cancel is None and time.monotonic() > self._noted + ANSWER_S:
+            self._note = ""
         try:
             self._snapshot = self._session.observe(self._history)
             if self._page == "details" and self._details is not None:
@@ -156,7 +160,7 @@ class Live:
     def _press(self, key: str) -> None:
         if key == keys.RESIZE:
             return
-        self._note = ""
+        self._note, self._noted = "", time.monotonic()
         if self._to_cancel is not None:
             job, self._to_cancel = self._to_cancel, None
             if key in ("y", "Y"):

@@ -278,6 +278,7 @@ def test_c_cancels_after_a_question(
     terminal.until(f"Job {running} is being cancelled.")
     wait_until(lambda: state(stage.conn, running) == "cancelled", 10)
     terminal.until("No open jobs", "0 running, 0 waiting")
+    terminal.until("q quit", without="is being cancelled")  # after a while
 
 
 def test_a_cancel_that_is_refused_is_said_and_the_view_goes_on(
