@@ -94,10 +94,7 @@ CONF
     podman info >"$scratch/log" 2>&1 || die "Podman does not work here: $(tail -n 1 "$scratch/log")" "Start Docker."
 }
 
-# vfs copies a whole image for every layer, so it gets none.
 store_with() {
-    layers=--layers
-    [ "$1" != vfs ] || layers=--layers=false
     cat >"$CONTAINERS_STORAGE_CONF" <<CONF
 [storage]
 driver = "$1"
@@ -154,11 +151,11 @@ build() {
         [ -z "${!name:-}" ] || options+=(--build-arg "$name=${!name}")
     done
     if [ "$engine" = podman ]; then
-        options+=(--format docker --network host --pull-never "$layers")
+        options+=(--format docker --network host --pull-never)
         "$python" docker/tests/host_pip.py "$scratch/pip" >"$scratch/mounts"
         while read -r mount; do options+=(--volume "$mount:ro"); done <"$scratch/mounts"
     fi
-    [ "$choice" != scratch ] || options+=(--isolation chroot)
+    [ "$choice" != scratch ] || options+=(--isolation chroot --layers=false) # layers serve a next build only
     quietly "building the image with $engine, $TORCH" "$engine" build "${options[@]}" .
 }
 
@@ -167,7 +164,6 @@ choice=$(choose_engine)
 scratch=$(mktemp -d /var/tmp/pgt-docker-XXXXXX)
 trap clean_up EXIT
 engine=$choice
-layers=--layers
 if [ "$choice" = scratch ]; then
     engine=podman
     install_packages
