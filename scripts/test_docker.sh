@@ -122,9 +122,9 @@ get_base() {
     timeout 60 "$engine" pull --quiet "$base" >/dev/null 2>&1 || make_base
 }
 
-# This Debian's release from its own sources; a policy-rc.d as in Debian's images, so that packages start no services.
+# This Debian's release from its own sources. Packages start no services in it: there is no init.
 make_base() {
-    local codename file hook sources=()
+    local codename file sources=()
     if [ "$(id -u)" != 0 ] || ! command -v mmdebstrap >/dev/null; then
         die "$base cannot be pulled" "Reach a registry; or on Debian install mmdebstrap and run as root."
     fi
@@ -134,10 +134,8 @@ make_base() {
     done
     [ ${#sources[@]} != 0 ] || die "apt has no sources for $codename" "Look into /etc/apt/sources.list.d."
     base=debian:$codename-slim
-    # shellcheck disable=SC2016 # mmdebstrap sets $1
-    hook='cd "$1/usr/sbin" && printf "#!/bin/sh\nexit 101\n" >policy-rc.d && chmod 755 policy-rc.d'
     quietly "making $base out of this machine's Debian packages" \
-        mmdebstrap --variant=minbase --customize-hook="$hook" "$codename" "$scratch/base.tar" "${sources[@]}"
+        mmdebstrap --variant=minbase "$codename" "$scratch/base.tar" "${sources[@]}"
     if [ "$engine" = docker ]; then base=pg_tensile-$base; else base=localhost/$base; fi
     quietly "importing it" "$engine" import "$scratch/base.tar" "$base"
     base=${base#localhost/} # FROM finds it by its short name
