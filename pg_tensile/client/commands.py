@@ -117,6 +117,10 @@ def _write(arguments: argparse.Namespace, render: Callable[[Any], str]) -> int:
         return 0
     path = Path(arguments.output)
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():  # a device or a pipe, such as /dev/stdout
+            path.write_text(text, "utf-8")
+            return 0
+        path = path.resolve()  # a link stays one
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
         ) as file:
@@ -128,8 +132,9 @@ def _write(arguments: argparse.Namespace, render: Callable[[Any], str]) -> int:
                 os.unlink(file.name)
                 raise
     except OSError as error:
-        raise OptionError(f"{path} cannot be written: {error.strerror}", "Choose another place with -o.") from None
-    print(f"{path}: {path.stat().st_size:,} bytes")
+        said = f"{arguments.output} cannot be written: {error.strerror}"
+        raise OptionError(said, "Choose another place with -o.") from None
+    print(f"{arguments.output}: {path.stat().st_size:,} bytes")
     return 0
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -289,6 +291,22 @@ def test_a_file_that_cannot_be_written(
         said = refused(lab, capsys, command, planned, path)
         assert f"{path} cannot be written" in said and "-o" in said
     assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
+
+
+def test_what_is_no_common_file_stays_what_it_is(lab: Lab, planned: int, tmp_path: Path) -> None:
+    pipe, link, file = (tmp_path / name for name in ("pipe", "link", "file"))
+    os.mkfifo(pipe)
+    link.symlink_to(file)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 1 << 20)  # all of it: nobody reads meanwhile
+        assert run(lab, "trace", planned, pipe) == 0
+        assert run(lab, "trace", planned, link) == 0
+        assert os.read(reader, 1 << 20).decode().startswith('{"traceEvents":[')
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo() and link.is_symlink()
+    assert trace_format.read(file.read_text("utf-8"))["otherData"]["job"] == planned
 
 
 def test_a_job_that_is_no_number(lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
