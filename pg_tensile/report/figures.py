@@ -4,6 +4,7 @@ and how all charts of a page get into it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from pg_tensile.report.tables import clean
 from pg_tensile.trace import Strings
 
 MOST_POINTS = 20_000  # of the scatter
+MANY = 300  # as many times as large is more than a few decades
 CURVES = ("loss", "accuracy", "f1", "rmse", "r2")
 SPLITS = {"training": BLUE, "validation": ORANGE}
 
@@ -70,6 +72,11 @@ def _scatter(rows: Sequence[Mapping[str, Any]]) -> Any:
     chart.xaxis.axis_label, chart.yaxis.axis_label = "measured, µs", "predicted, µs"
     values = [row[name] for row in rows for name in ("predicted_us", "measured_us")]
     ends = [min(values), max(values)]
+    if ends[1] < MANY * ends[0]:  # Bokeh's own ticks of so few decades are far from each other at the lower end
+        powers = range(math.floor(math.log10(ends[0])) - 1, math.ceil(math.log10(ends[1])) + 1)
+        for axis in (*chart.xaxis, *chart.yaxis):
+            axis.ticker = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+            axis.formatter = BasicTickFormatter(use_scientific=False)
     chart.line(ends, ends, line_color=GREY, line_dash="dashed")
     targets = Strings.build(clean(short(row["target"])) for row in rows)
     columns = {
@@ -83,7 +90,7 @@ def _scatter(rows: Sequence[Mapping[str, Any]]) -> Any:
         own = np.array([row["phase"] == phase for row in rows])
         source = ColumnDataSource({name: column[own] for name, column in columns.items()})
         drawn.append(
-            chart.scatter(x="measured", y="predicted", source=source, size=6, color=colour, alpha=0.6, line_color=None)
+            chart.scatter(x="measured", y="predicted", source=source, size=6, color=colour, alpha=0.8, line_color=None)
         )
     tooltips = [("operator", "@operator @target{name}")]
     tooltips += [(name, f"@{name}{{0,0.0}} µs") for name in ("measured", "predicted")]
@@ -153,7 +160,7 @@ def plan_charts(facts: Facts) -> dict[str, Any]:
 
 
 def _plans(planned: Sequence[Facts], until: float, vanilla_bytes: int | None) -> Any:
-    one, unit = unit_of(max(line["granted_bytes"] or 0 for line in planned))
+    one, unit = unit_of(max(vanilla_bytes or 0, *(line["granted_bytes"] or 0 for line in planned)))
     chart = new_chart(240, x_axis_label="seconds since the job was submitted", y_axis_label=f"{unit} on the device")
     for axis in (chart.xaxis, chart.yaxis):
         axis.formatter = BasicTickFormatter(use_scientific=False)

@@ -61,7 +61,7 @@ def render(record: JobRecord) -> str:
 def _page(facts: Facts, body: str) -> str:
     job = facts["job"]
     title = f"Job {job['id']}: {job['model_name']}"
-    subtitle = f"pg_tensile; a job of {job['owner_name']}, as it was at {facts['read_at'][:19].replace('T', ' ')}"
+    subtitle = f"pg_tensile; a job of {job['owner_name']}, as it was at {sections.moment(facts['read_at'])}"
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from pg_tensile.explanation import duration
@@ -99,9 +100,10 @@ def _state_note(facts: Facts) -> str:
     if job["reason"]:
         return str(job["reason"])
     if progress is not None and progress["epoch"] is not None:
-        return f"epoch {progress['epoch']} of {job['epochs']}, step {progress['step'] or 0} of {progress['steps'] or 0}"
+        step = f"step {progress['step'] or 0:,} of {progress['steps'] or 0:,}"
+        return f"epoch {progress['epoch']:,} of {job['epochs']:,}, {step}"
     last = max((row["epoch"] for row in facts["metrics"]), default=0)
-    return f"{last} of {job['epochs']} epochs"
+    return f"{last:,} of {job['epochs']:,} epochs"
 
 
 def _plan_note(plan: Facts) -> str:
@@ -263,7 +265,7 @@ def plans(facts: Facts, places: Places) -> str:
 
 def _plan_row(line: Facts) -> list[Cell]:
     return [
-        Cell(line["at"][:19].replace("T", " ")),
+        Cell(moment(line["at"])),
         Cell(f"{line['seconds']:,.1f} s", line["seconds"]),
         Cell(line["event"]),
         _plain(line["generation"]),
@@ -283,7 +285,7 @@ def _plan_row(line: Facts) -> list[Cell]:
 
 def settings(facts: Facts) -> str:
     job, profile = facts["job"], facts["profile"]
-    dates = [(name, job[name]) for name in ("submitted_at", "started_at", "ended_at", "captured_at")]
+    dates = ("submitted_at", "started_at", "ended_at", "captured_at")
     about = [
         ("owner", job["owner_name"]),
         ("policy that planned", job["planned_policy"]),
@@ -293,7 +295,7 @@ def settings(facts: Facts) -> str:
         ("fingerprint of the rows", job["fingerprint"]),
         ("attempts", job["attempts"]),
         ("version of the model that it made", job["version"]),
-        *dates,
+        *((name, job[name] and moment(job[name])) for name in dates),
     ]
     parts = [
         f"<h3>To do it again</h3>\n<pre>{escape(call(job))}</pre>",
@@ -373,6 +375,11 @@ def _legend(entries: Iterable[tuple[str, str]]) -> str:
 
 def _notes(notes: Iterable[str]) -> str:
     return "".join(f'<p class="note">{escape(note)}</p>\n' for note in notes)
+
+
+def moment(text: str) -> str:
+    """ "2026-05-04 12:00:00+00:00": without fractions of a second."""
+    return datetime.fromisoformat(text).isoformat(" ", "seconds")
 
 
 def _plain(number: int | None) -> Cell:
