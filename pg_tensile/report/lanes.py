@@ -8,7 +8,7 @@ never made from what is drawn.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from pg_tensile.simulator import Timeline, Transfer
 
 MOST_STEPS = 20_000  # of a line
 MOST_BARS = 4_000  # of the compute, about
-MOST_TRANSFERS = 4_000  # and as many waits
+MOST_TRANSFERS = 4_000  # each way, and as many waits
 COMPUTE, EXECUTOR, OUT, IN = 3, 2, 1, 0  # places of the lanes
 LANES = {COMPUTE: "compute", EXECUTOR: "executor", OUT: "link out", IN: "link in"}
 FORWARD_TO_REPEATED = (*PHASES.values(), ORANGE)  # colours of what a step does
@@ -110,8 +110,8 @@ def _small(numbers: Any) -> NDArray[np.float32]:
     return np.asarray(numbers, np.float32)
 
 
-def thinned(start_us: NDArray[np.float64], held: NDArray[np.int64], most: int) -> NDArray[Any]:
-    """Steps to draw: all, or of each of `most` equal stretches the one that holds the most."""
+def thinned(start_us: NDArray[np.float64], held: NDArray[Any], most: int) -> NDArray[Any]:
+    """What to draw: all, or of each of `most` equal stretches the one that holds the most."""
     if len(held) <= most:
         return np.arange(len(held))
     stretch = np.minimum(start_us / max(start_us[-1], 1e-9) * most, most - 1).astype(np.int64)
@@ -169,11 +169,13 @@ def _add_link(chart: Any, iteration: Iteration, notes: list[str]) -> None:
     requests = [each for each in iteration.instructions if each.kind in REQUESTING]
     waits = [each for each in iteration.instructions if each.kind in WAITING and each.end_us > each.start_us]
     copies = list(zip(iteration.timeline.transfers, requests, strict=True))
-    copies = _largest(copies, lambda copy: copy[0].bytes, "transfers", notes)
-    waits = _largest(waits, lambda wait: wait.end_us - wait.start_us, "waits", notes)
-    lanes = []
+    waits = _longest(waits, waits, "waits", notes)
+    lanes, drawn = [], []
     for place, direction in ((OUT, Direction.OUT), (IN, Direction.IN)):
-        own = [transfer for transfer, _ in copies if transfer.direction == direction]
+        one_way = [copy for copy in copies if copy[0].direction == direction]
+        one_way = _longest(one_way, [transfer for transfer, _ in one_way], f"transfers {direction.name.lower()}", notes)
+        drawn += [request for _, request in one_way]
+        own = [transfer for transfer, _ in one_way]
         sizes = {"bytes": [size(transfer.bytes) for transfer in own]}
         lanes.append(_bars(chart, place, _columns(iteration, own) | sizes, GREEN))
     red = _bars(chart, EXECUTOR, _columns(iteration, waits), RED)
@@ -183,7 +185,7 @@ def _add_link(chart: Any, iteration: Iteration, notes: list[str]) -> None:
         marker="dash",
         angle=math.pi / 2,
         size=14,
-        source=ColumnDataSource(_columns(iteration, [request for _, request in copies])),
+        source=ColumnDataSource(_columns(iteration, drawn)),
         line_color=GREEN,
         line_width=1.5,
         fill_color=None,
@@ -196,12 +198,15 @@ def _add_link(chart: Any, iteration: Iteration, notes: list[str]) -> None:
         chart.add_tools(_pointing(renderers, tooltips))
 
 
-def _largest(found: list[Any], amount: Callable[[Any], float], what: str, notes: list[str]) -> list[Any]:
-    """All, or those of which there is the most."""
+def _longest(found: list[Any], times: Sequence[Transfer | Instruction], what: str, notes: list[str]) -> list[Any]:
+    """All, or of each of many equal stretches of time the one that lasts longest."""
     if len(found) <= MOST_TRANSFERS:
         return found
-    notes.append(f"Of {len(found):,} {what} the {MOST_TRANSFERS:,} largest are drawn.")
-    return sorted(found, key=amount, reverse=True)[:MOST_TRANSFERS]
+    start, end = np.array([(each.start_us, each.end_us) for each in times]).T
+    order = np.argsort(start, kind="stable")
+    chosen = order[thinned(start[order], (end - start)[order], MOST_TRANSFERS)]
+    notes.append(f"Of {len(found):,} {what} {len(chosen):,} are drawn: of each stretch of time the longest.")
+    return [found[index] for index in chosen]
 
 
 def _columns(iteration: Iteration, things: Sequence[Transfer | Instruction]) -> dict[str, Any]:

@@ -44,15 +44,15 @@ def render(record: JobRecord) -> str:
     places = charts.places
     parts = {
         "Summary": sections.summary(facts),
+        "What went wrong": sections.error(facts),
         "Memory and link over one iteration": (
             sections.missing(why) if why else sections.iteration(facts, places, notes)
         ),
-        "Tensors that move": sections.missing(why) if why else sections.tensors(facts),
+        "Tensors that move": "" if why else sections.tensors(facts),
         "Latency, predicted and measured": sections.latency(facts, places, left_out),
         "Learning curves": sections.learning(facts, places, list(learnt)),
         "Plans over the job’s life": sections.plans(facts, places),
         "Settings and versions": sections.settings(facts),
-        "What went wrong": sections.error(facts),
     }
     body = [f"<section>\n<h2>{title}</h2>\n{content}\n</section>" for title, content in parts.items() if content]
     return _page(facts, "\n".join([*body, script_data("facts", facts), charts.scripts]))

@@ -51,6 +51,7 @@ def summary(facts: Facts) -> str:
     budget, planned, granted = job["memory_budget"], plan["planned_bytes"], "what the job may take under this plan"
     if is_eager(job):
         planned, granted = None, "what the job claims; nobody looks whether it takes more"
+        plan = dict.fromkeys(plan) | {"granted_bytes": plan["granted_bytes"]}
     cards = [
         _card("State", "job.state", job["state"], _state_note(facts), text=str),
         _card("Memory without a plan", "summary.vanilla_bytes", plan["vanilla_bytes"], "of a training step"),

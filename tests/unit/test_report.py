@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import timedelta
 from html.parser import HTMLParser
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 
 from pg_tensile.plan import Event, EventKind, Plan
-from pg_tensile.profile import RTX_A6000
+from pg_tensile.profile import RTX_A6000, Direction
+from pg_tensile.report import lanes
 from pg_tensile.report.facts import MOST_EPOCHS, MOST_TENSORS
+from pg_tensile.report.iteration import iteration_of
 from pg_tensile.report.lanes import merged, thinned
 from pg_tensile.report.page import render
 from pg_tensile.report.sections import call
@@ -215,7 +218,7 @@ def test_the_page_is_whole_and_in_order(swapped):
     assert page.text("title") == "Job 7: late"
     heads = [text.strip() for text in page.texts["h2"]]
     assert [head.split()[0].strip(",") for head in heads] == [
-        *("Summary", "Memory", "Tensors", "Latency", "Learning", "Plans", "Settings", "What"),
+        *("Summary", "What", "Memory", "Tensors", "Latency", "Learning", "Plans", "Settings"),
     ]
     charts = {f"chart-{name}" for name in ("footprint", "lanes", "scatter", "errors", "loss", "accuracy", "plans")}
     assert charts | {"facts", "tensors", "metrics", "plans", "settings", "versions"} <= page.identifiers()
@@ -277,7 +280,23 @@ def test_a_page_about_many_operators_is_small_and_made_quickly():
     assert facts["iteration"]["out"]["bytes"] == held.numbers["out_bytes"]
     assert facts["moved"]["bytes"] == held.numbers["out_bytes"] + held.numbers["in_bytes"]
     assert len(facts["tensors"]) == MOST_TENSORS < facts["moved"]["tensors"]
-    assert "transfers the 4,000 largest are drawn" in Page(text).shown()
+    shown = Page(text).shown()
+    for what in ("waits", "transfers out", "transfers in"):
+        assert re.search(rf"Of [\d,]+ {what} [\d,]+ are drawn: of each stretch of time the longest", shown), what
+
+
+def test_of_many_transfers_some_of_the_whole_iteration_are_drawn(monkeypatch):
+    monkeypatch.setattr(lanes, "MOST_TRANSFERS", 20)
+    iteration = iteration_of(record(saving(layers=40, share=1.0, policy="swap_all")))
+    charts, notes = lanes.iteration_charts(iteration, [])
+    assert len(notes) == 3
+    for place, direction in ((lanes.OUT, Direction.OUT), (lanes.IN, Direction.IN)):
+        (bars,) = (each for each in charts["lanes"].renderers if each.glyph.y == place)
+        drawn = bars.data_source.data["left"]
+        begins = [each.start_us / 1e3 for each in iteration.timeline.transfers if each.direction == direction]
+        assert 10 < len(drawn) <= 20 < len(begins)
+        gaps = np.diff([0.0, *drawn, max(begins)])
+        assert gaps.max() < 3 * max(begins) / 20, "a part of the iteration is empty"
 
 
 def test_operators_too_short_to_be_seen_are_drawn_together_and_the_page_says_so():
