@@ -212,11 +212,12 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def markdown(benchmark: Benchmark, results: Results, found: Sequence[Check], missing: Sequence[str]) -> str:
     """The section's generated part."""
     data, run = results.data, results.data["machine"]
+    measured = ", ".join(revisions(results)) or data["versions"]["revision"]
     broken = [each for each in found if not each.holds]
     lines = [
         f"Measured on `{data['device']}`: {run.get('gpu') or run['cpu']}, {run['cores']} cores, "
         f"{run['memory_bytes'] / 2**30:.0f} GiB, PyTorch {data['versions']['torch']}, "
-        f"Python {data['versions']['python']}, revision {data['versions']['revision']}.",
+        f"Python {data['versions']['python']}, revision {measured}.",
         "",
         f"{len(found) - len(broken)} of {len(found)} checks hold."
         + "".join(f"\n- **does not hold**: {each.what}: {each.found}, asked for {each.asked}" for each in broken)
@@ -225,6 +226,12 @@ def markdown(benchmark: Benchmark, results: Results, found: Sequence[Check], mis
         *benchmark.tables(results),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def revisions(results: Results) -> list[str]:
+    """Of the code that measured the rows: several after --keep. +: with changes that were not committed."""
+    rows = (row for each in results.scenarios.values() for row in each["rows"])
+    return sorted({row["versions"]["revision"] for row in rows if row.get("versions")})
 
 
 def write_document(name: str, kind: str, text: str) -> None:
