@@ -99,13 +99,14 @@ def test_tests_that_need_a_gpu_are_not_collected_without_one_and_their_target_sa
     assert "no tests collected" in done.stdout
 
 
-def test_install_is_readable_and_has_python_only(tmp_path):
+def test_install_is_readable_and_has_what_runs_only(tmp_path):
     done = make("install", f"DESTDIR={tmp_path}", umask=0o077)
     assert done.returncode == 0, done.stderr
     (python,) = tmp_path.rglob("pg_tensile/python")
     installed = {str(path.relative_to(python)) for path in python.rglob("*") if path.is_file()}
-    assert {"pyworker/wire.py", "pg_tensile/__init__.py"} <= installed
-    assert {Path(name).suffix for name in installed} <= {".py", ".pyc"}
+    page = {"pg_tensile/report/page.css", "pg_tensile/report/page.js"}
+    assert {"pyworker/wire.py", "pg_tensile/__init__.py", *page} <= installed
+    assert {Path(name).suffix for name in installed - page} <= {".py", ".pyc"}
     for path in (python.parent, *python.parent.rglob("*")):
         assert path.stat().st_mode & 0o004, f"{path} cannot be read by the server's user"
 
