@@ -169,7 +169,8 @@ def check_batch_size(batch_size: int, fitted: FittedPreprocessing) -> None:
     if batch_size > rows:
         hint = f"Use a batch_size of at most {rows}, or a query that returns more rows."
         detail = f"{fitted.validation_rows} rows are for validation, {fitted.skipped_rows} have no target."
-        message = f"batch_size is {batch_size}, but there are only {rows} rows to train on"
+        there = "is only 1 row" if rows == 1 else f"are only {rows} rows"
+        message = f"batch_size is {batch_size}, but there {there} to train on"
         raise DataError(message, hint=hint, detail=detail)
 
 
@@ -202,7 +203,8 @@ class Trainer:
         self._best: Best | None = None
         self._last_metrics: dict[str, Any] = {}
         self._report_at = 0.0
-        self._reported = (time.monotonic(), 0)
+        self._reported_at = time.monotonic()
+        self._trained = 0  # rows, since the last report
         self._checkpoint_at = math.inf
 
     # ---- running ----
@@ -246,6 +248,7 @@ class Trainer:
             raise _not_finite(f"the loss became {loss}", self._total_steps() + 1)
         self._sums.add(outputs, batch.target, loss)
         self._step += 1
+        self._trained += batch.rows
 
     def _evaluate(self) -> EpochMetrics | None:
         """Metrics on the validation rows; None if there are none."""
@@ -301,8 +304,7 @@ class Trainer:
         return self._epoch * self._batches.steps + self._step
 
     def _report(self, phase: str, now: float) -> None:
-        step, (then, before) = self._total_steps(), self._reported
-        rate = (step - before) * self._settings.batch_size / (now - then) if step > before else None
+        rate = self._trained / (now - self._reported_at) if self._trained else None
         self._observer.progress(
             Progress(
                 phase,
@@ -314,7 +316,7 @@ class Trainer:
                 self._steps.memory(),
             )
         )
-        self._reported = (now, step)
+        self._reported_at, self._trained = now, 0
         self._report_at = now + REPORT_INTERVAL_S
 
     # ---- checkpoints ----
@@ -377,7 +379,6 @@ class Trainer:
             tensors = {name: tensor.to(device) for name, tensor in checkpoint.get("best").items()}
             self._best = Best(tensors=tensors, **meta["best"])
         ckpt.restore_generators(checkpoint)
-        self._reported = (time.monotonic(), self._total_steps())
         return None
 
 

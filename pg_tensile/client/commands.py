@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import errno
 import os
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,33 +111,58 @@ def _write(arguments: argparse.Namespace, render: Callable[[Any], str]) -> int:
     from pg_tensile.client.connection import refusals
     from pg_tensile.client.record import read_job
 
+    path = None if arguments.output == "-" else Path(arguments.output)
+    if path is not None:
+        with _refusing(path):
+            _check(path)
     with _connect(arguments) as connection, refusals():
         record = read_job(connection, arguments.job)
     text = render(record)
-    if arguments.output == "-":
+    if path is None:
         sys.stdout.write(text)
         return 0
-    path = Path(arguments.output)
-    try:
-        if path.exists() and not path.is_file() and not path.is_dir():  # a device or a pipe, such as /dev/stdout
+    with _refusing(path):
+        if _is_device(path):
             path.write_text(text, "utf-8")
             return 0
-        path = path.resolve()  # a link stays one
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            try:
-                file.write(text)
-                os.fchmod(file.fileno(), 0o666 & ~_umask())
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
-    except OSError as error:
-        said = f"{arguments.output} cannot be written: {error.strerror}"
-        raise OptionError(said, "Choose another place with -o.") from None
+        _replace(path.resolve(), text)  # a link stays one
     print(f"{arguments.output}: {path.stat().st_size:,} bytes")
     return 0
+
+
+@contextlib.contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        said = f"{path} cannot be written: {error.strerror}"
+        raise OptionError(said, "Choose another place with -o.") from None
+
+
+def _is_device(path: Path) -> bool:
+    """Or a pipe, such as /dev/stdout."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _check(path: Path) -> None:
+    """Raises OSError if no file can be made there: better at once than after the work."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not _is_device(path):
+        tempfile.TemporaryFile(dir=path.resolve().parent).close()
+
+
+def _replace(path: Path, text: str) -> None:
+    name = f".{path.name}."
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=name, delete=False) as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.fchmod(file.fileno(), 0o666 & ~_umask())
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
 
 
 def _umask() -> int:

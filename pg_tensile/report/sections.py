@@ -9,6 +9,7 @@ from typing import Any
 
 from pg_tensile.explanation import duration
 from pg_tensile.report.facts import Facts
+from pg_tensile.report.figures import SPLITS
 from pg_tensile.report.iteration import NoIterationError, is_eager
 from pg_tensile.report.lanes import Limit
 from pg_tensile.report.looks import BLUE, GREEN, GREY, ORANGE, PHASES, PURPLE, RED
@@ -20,8 +21,6 @@ Places = Mapping[str, str]  # of charts, by name
 SHOWN_EPOCHS = 20
 SHOWN_LINES = 300  # of the scheduler's log
 MEMORY_LEGEND = (("planned", BLUE), ("without a plan", GREY))
-LANES_LEGEND = (*PHASES.items(), ("computed again", ORANGE), ("waits", RED), ("transfers and their requests", GREEN))
-SPLITS_LEGEND = (("training", BLUE), ("validation", ORANGE))
 PLANS_LEGEND = (("planned", BLUE), ("granted", RED), ("without a plan", GREY))
 PROFILE = {  # of a device: what its numbers are called
     "memory_bytes": "memory",
@@ -87,7 +86,7 @@ def _live_cards(progress: Facts | None) -> list[str]:
     if progress is None or progress["phase"] is None:
         return []
     return [
-        _card("On the device now", "progress.device_bytes", progress["device_bytes"], "measured"),
+        _card("Between two steps", "progress.device_bytes", progress["device_bytes"], "measured, on the device"),
         _card("At most so far", "progress.device_peak_bytes", progress["device_peak_bytes"], "measured"),
         _card("Swapped so far", "progress.bytes_swapped", progress["bytes_swapped"], "measured, both ways"),
         _card("Waited so far", "progress.stall_us", progress["stall_us"], "measured", text=duration),
@@ -150,9 +149,14 @@ def iteration(facts: Facts, places: Places, notes: Sequence[str]) -> str:
     )
     limits = [("granted", RED)] if plan["granted_bytes"] is not None else []
     limits += [("memory_budget", PURPLE)] if facts["job"]["memory_budget"] is not None else []
+    lanes_legend = list(PHASES.items())
+    lanes_legend += [("computed again", ORANGE)] if found["repeated_steps"] else []
+    lanes_legend += [("waits", RED)] if found["stall_us"] else []
+    moves = found["out"]["transfers"] + found["in"]["transfers"]
+    lanes_legend += [("transfers and their requests", GREEN)] if moves else []
     return (
         f"<p>{escape(text)}</p>\n{_chart('footprint', places)}{_legend((*MEMORY_LEGEND, *limits))}"
-        f"{_chart('lanes', places)}{_legend(LANES_LEGEND)}{_notes(notes)}"
+        f"{_chart('lanes', places)}{_legend(lanes_legend)}{_notes(notes)}"
     )
 
 
@@ -231,9 +235,9 @@ def learning(facts: Facts, places: Places, names: Sequence[str]) -> str:
     columns = [Column("epoch", True), Column("split"), Column("samples", True)]
     columns += [Column(name, True) for name in (*names, "seconds")]
     cells = [_metric_row(row, names) for row in rows if row["epoch"] in shown]
-    return (
-        f'<div class="beside">{charts}</div>{_legend(SPLITS_LEGEND)}{_notes(notes)}{table("metrics", columns, cells)}'
-    )
+    splits = {row["split"] for row in rows}
+    legend = _legend((name, colour) for name, colour in SPLITS.items() if name in splits)
+    return f'<div class="beside">{charts}</div>{legend}{_notes(notes)}{table("metrics", columns, cells)}'
 
 
 def _metric_row(row: Facts, names: Sequence[str]) -> list[Cell]:

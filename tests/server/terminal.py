@@ -86,9 +86,10 @@ class Terminal:
         self.resize(width, height)
         self.before = termios.tcgetattr(self._slave)
         environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
-        # setsid makes the pseudo-terminal the program's own, so that Ctrl-C and changes of its size arrive
+        # setsid makes the pseudo-terminal the program's own, so that Ctrl-C and changes of its size arrive; who started
+        # the tests in the background has SIGINT ignored
         self.process = subprocess.Popen(
-            ["setsid", "--ctty", *command],
+            ["setsid", "--ctty", "env", "--default-signal=INT", *command],
             stdin=self._slave,
             stdout=self._slave,
             stderr=self._slave,

@@ -222,24 +222,20 @@ def test_a_plan_for_a_job_without_a_worker_or_device_is_refused(stage: Stage, jo
             publish(stage, nobody, [event(4)])
 
 
+# In the extension's own part of the server's shared memory; other copies of a plan may be in its buffers of tables
 DAMAGE = """DO LANGUAGE plpython3u $$
-import re
 pattern = bytes.fromhex("{pattern}")
+(own,) = plpy.execute("SELECT off, size FROM pg_catalog.pg_shmem_allocations WHERE name = 'pg_tensile'")
 with open("/proc/self/maps") as maps:
-    shared = [line.split()[0].split("-") for line in maps if " rw-s " in line]
+    shared = [[int(end, 16) for end in line.split()[0].split("-")] for line in maps if " rw-s " in line]
+start = max(shared, key=lambda ends: ends[1] - ends[0])[0] + own["off"]
 with open("/proc/self/mem", "r+b", buffering=0) as memory:
-    for start, end in ((int(start, 16), int(end, 16)) for start, end in shared):
-        memory.seek(start)
-        try:
-            found = memory.read(end - start).find(pattern)
-        except OSError:
-            continue
-        if found >= 0:
-            memory.seek(start + found + {offset})
-            memory.write(b"\\x55")
-            break
-    else:
+    memory.seek(start)
+    found = memory.read(own["size"]).find(pattern)
+    if found < 0:
         plpy.error("the plan is not in shared memory")
+    memory.seek(start + found + {offset})
+    memory.write(b"\\x55")
 $$"""
 
 

@@ -290,6 +290,7 @@ def test_a_file_that_cannot_be_written(
     for path in (tmp_path / "missing" / "file", tmp_path / "folder"):
         said = refused(lab, capsys, command, planned, path)
         assert f"{path} cannot be written" in said and "-o" in said
+        assert f"{path} cannot be written" in refused(lab, capsys, command, 1 << 40, path)  # said before all else
     assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
 
 

@@ -369,7 +369,7 @@ def crowd(stage: Stage, wait_until: Wait) -> Iterator[list[int]]:
 @pytest.mark.timeout(180)
 def test_a_refresh_takes_the_server_less_than_a_hundredth_of_a_second(stage: Stage, crowd: list[int]) -> None:
     """So less than 1 % of a core at one refresh a second. The first ones, which make the plan, don't count."""
-    arguments = command(stage, "--json", "--interval", "0.1")
+    arguments = ["env", "--default-signal=INT", *command(stage, "--json", "--interval", "0.1")]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(arguments, cwd=REPOSITORY, **pipes) as process:
         assert process.stdout is not None and process.stderr is not None

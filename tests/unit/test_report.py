@@ -225,6 +225,16 @@ def test_the_page_is_whole_and_in_order(swapped):
     assert "it broke" in page.shown() and "53200" in page.shown()
 
 
+def test_legends_name_what_is_drawn(swapped):
+    everything = [*metrics(2), *({**row, "split": "validation"} for row in metrics(2))]
+    shown = Page(render(record(swapped, metrics=everything))).texts["li"]
+    assert {"transfers and their requests", "waits", "training", "validation"} <= set(shown)
+    assert "computed again" not in shown
+    plain = Page(render(record(planned_of(network(4)), metrics=[m for m in everything if m["split"] == "training"])))
+    assert {"forward", "backward", "planned", "training"} <= set(plain.texts["li"])
+    assert not {"transfers and their requests", "waits", "computed again", "validation"} & set(plain.texts["li"])
+
+
 def test_a_job_that_did_well_has_no_section_about_errors(swapped):
     assert "What went wrong" not in Page(render(record(swapped))).texts["h2"]
 

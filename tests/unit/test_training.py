@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -322,6 +323,12 @@ def test_a_nan_loss_names_its_step(prepared: Prepared) -> None:
     assert error.value.step == 4
 
 
+def test_a_single_row_is_named_as_one() -> None:
+    fitted = SimpleNamespace(training_rows=1, validation_rows=0, skipped_rows=0)
+    with pytest.raises(DataError, match="batch_size is 2, but there is only 1 row to train on"):
+        check_batch_size(2, cast(Any, fitted))
+
+
 def test_batches_larger_than_the_data_are_an_error(prepared: Prepared) -> None:
     rows = prepared.fitted.training_rows
     check_batch_size(rows, prepared.fitted)
@@ -353,8 +360,20 @@ def test_progress_comes_often_enough(prepared: Prepared, monkeypatch: pytest.Mon
     count = recorder.progresses[0].steps
     assert steps == [(epoch, step) for epoch in (1, 2) for step in range(count + 1)]
     assert {p.epoch for p in recorder.progresses if p.phase == "validating"} == {1, 2}
-    assert all(p.samples_per_s is None or p.samples_per_s > 0 for p in recorder.progresses)
     assert all(p.step == 0 if p.loss is None else math.isfinite(p.loss) for p in recorder.progresses)
+
+
+def test_samples_are_counted_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last batch of an epoch may be smaller; the clock goes on by a second whenever somebody looks."""
+    monkeypatch.setattr(training, "REPORT_INTERVAL_S", 0.0)
+    prepared = every_type(80).prepare(validation=0.0)
+    recorder = Recorder()
+    run, _ = trainer(prepared, recorder, epochs=2, batch_size=32)
+    clock = itertools.count()
+    monkeypatch.setattr(training, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    run.run()
+    rates = [p.samples_per_s for p in recorder.progresses if p.samples_per_s is not None]
+    assert [rates[1] / rates[0], rates[2] / rates[0]] == [1.0, 0.5] and len(rates) == 6
 
 
 def test_a_change_of_phase_is_reported_at_once(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
