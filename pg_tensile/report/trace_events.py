@@ -19,6 +19,7 @@ import numpy as np
 from pg_tensile.profile import Direction
 from pg_tensile.report.facts import plain
 from pg_tensile.report.iteration import WAITING, Instruction, Iteration, iteration_of, short, tensor_name
+from pg_tensile.report.tables import clean
 from pg_tensile.sequence import ActionKind
 from pg_tensile.trace import Kind, Phase
 
@@ -46,7 +47,8 @@ def render(record: JobRecord) -> str:
     iteration = iteration_of(record)
     events = [*_names(record), *_compute(iteration), *_executor(iteration), *_link(iteration), *_memory(iteration)]
     document = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": _about(record, iteration)}
-    return json.dumps(document, allow_nan=False, separators=(",", ":")) + "\n"
+    # Perfetto shows what is escaped as it stands, so letters are not
+    return clean(json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":"))) + "\n"
 
 
 def _about(record: JobRecord, iteration: Iteration) -> Event:

@@ -14,6 +14,7 @@ from psycopg.rows import dict_row
 
 from pg_tensile.cli import main
 from tests.browser import Browser
+from tests.perfetto import COMPLAINTS, LANES, Perfetto
 from tests.server.pressure import Lab, Wait
 from tests.server.support import FOREVER, python_model, submit, value
 from tests.unit import trace_format
@@ -202,6 +203,30 @@ def test_the_trace_events_add_up_to_what_sql_says(lab: Lab, planned: int, tmp_pa
     assert sum(event["dur"] for event in computes) == pytest.approx(executed, rel=1e-4, abs=0.25 * (waits + 1))
     assert document["otherData"]["generation"] == published["generation"]
     assert document["otherData"]["versions"]["PostgreSQL"] == value(lab.conn, "SHOW server_version")
+
+
+def test_perfetto_finds_what_sql_says(lab: Lab, planned: int, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    assert run(lab, "trace", planned, path) == 0
+    browser = Browser(tmp_path)
+    try:
+        with Perfetto(browser) as perfetto:
+            perfetto.read(path.read_text("utf-8"))
+            assert perfetto.query(COMPLAINTS) == []
+            lanes = {row["lane"]: row for row in perfetto.query(LANES)}
+            (memory,) = perfetto.query("SELECT count(*) AS steps, sum(value) AS total, max(value) AS most FROM counter")
+    finally:
+        browser.close()
+    (published,) = rows(lab, "SELECT out_bytes, in_bytes FROM tensile.footprints WHERE job = %s", planned)
+    (footprint,) = rows(
+        lab,
+        "SELECT count(*) AS steps, sum(planned_bytes)::int8 AS total, max(planned_bytes) AS most FROM tensile.footprint"
+        " WHERE job = %s",
+        planned,
+    )
+    assert memory == footprint and lanes["compute"]["slices"] == footprint["steps"]
+    moved = {way: (lanes.get(f"link {way}") or {"bytes": 0})["bytes"] for way in ("out", "in")}
+    assert moved == {"out": published["out_bytes"], "in": published["in_bytes"]}
 
 
 def test_it_can_be_written_to_stdout(lab: Lab, planned: int, capsys: pytest.CaptureFixture[str]) -> None:

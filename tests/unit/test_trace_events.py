@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -116,8 +115,11 @@ def test_a_plan_without_events_is_an_iteration_too():
 def test_hostile_names_stay_text():
     label = '</script>\x00\x1b"\\\ud800\u202e\n'
     document = trace_format.read(render(record(planned_of(relabelled(network(2), label)), model_name=label)))
-    assert document["otherData"]["model"] == label
-    assert of(document, "X", "compute")[1]["args"]["module"] == label
+    shown = label.replace("\u202e", "\ufffd").replace(
+        "\ud800", "\ufffd"
+    )  # what no file of UTF-8 holds, or turns text around
+    assert document["otherData"]["model"] == shown
+    assert of(document, "X", "compute")[1]["args"]["module"] == shown
 
 
 @settings(derandomize=True, deadline=None, max_examples=60)
@@ -129,13 +131,6 @@ def test_any_plan_of_any_trace_keeps_to_the_format(case):
     assert len(of(document, "X", "compute")) == len(held.operators)
     moved = sum(event["args"]["bytes"] for lane in ("link out", "link in") for event in of(document, "X", lane))
     assert moved == held.numbers["out_bytes"] + held.numbers["in_bytes"]
-
-
-def test_a_large_iteration_is_there_as_a_whole():
-    held = saving(layers=3_700, share=1.0, policy="swap_all")
-    assert held.trace.operator_count > 12_900
-    document = json.loads(render(record(held)))
-    assert len(of(document, "C")) == len(held.operators)
 
 
 # ---- jobs without an iteration ----
