@@ -31,6 +31,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColum
 from rich.syntax import Syntax
 from rich.table import Table
 
+from pg_tensile.cli import main as pg_tensile
 from scripts.cluster import REPOSITORY, Cluster, ClusterError
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -397,6 +398,20 @@ def train_within(cluster: Cluster, conn: Connection) -> list[int]:
     return jobs
 
 
+def report(cluster: Cluster, job: int) -> None:
+    """A page about the job and its plan."""
+    arguments = ["report", str(job), *address(cluster), "-o", str(cluster.folder / "report.html")]
+    console.print(f"\n.venv/bin/pg-tensile {shlex.join(arguments)}", soft_wrap=True, style="bold")
+    if pg_tensile(arguments) != 0:
+        raise DemoError("the report could not be made")
+    console.print("Open it in a browser: memory and link over one iteration, latencies, learning curves, plans.")
+
+
+def address(cluster: Cluster) -> list[str]:
+    """For psql and pg-tensile."""
+    return ["-h", str(cluster.folder), "-p", str(cluster.port), "-U", ROLE, "-d", DATABASE]
+
+
 def compare_weights(conn: Connection, jobs: list[int]) -> None:
     """Trains both models again without plans: the weights are the same."""
     again, _ = train(conn, ", policy => 'none'")
@@ -460,16 +475,17 @@ def next_steps(cluster: Cluster) -> None:
     """What to type next; all of it works as printed."""
     sudo = "sudo " if os.geteuid() == 0 and os.environ.get("SUDO_USER") else ""
     psql = "psql" if shutil.which("psql") else str(cluster.bin / "psql")
-    line = f"{sudo}{psql} -h {shlex.quote(str(cluster.folder))} -p {cluster.port} -U {ROLE} {DATABASE}"
+    where = shlex.join(address(cluster))
     make = f"{sudo}make -C {shlex.quote(str(REPOSITORY))}"
     if os.environ.get("DEMO_DIR"):
         make += f" DEMO_DIR={shlex.quote(os.environ['DEMO_DIR'])}"
     console.print("\nNow it is your turn:", style="bold")
-    console.print(f"  {line}", soft_wrap=True)
+    console.print(f"  {sudo}{psql} {where}", soft_wrap=True)
     console.print("    SELECT model, ran_for, epochs, accuracy, f1 FROM tensile.job_history;")
     console.print("    SELECT predict_class('late_arrival', d), d.* FROM departures d LIMIT 5;")
     console.print("    SELECT * FROM tensile.predictions;")
     console.print("    \\df *predict*")
+    console.print(f"  {sudo}{shlex.quote(str(REPOSITORY))}/.venv/bin/pg-tensile top {where}", soft_wrap=True)
     console.print(f"  stop the server:        {make} demo-stop", soft_wrap=True)
     console.print(f"  remove it and its data: {make} demo-remove", soft_wrap=True)
 
@@ -485,6 +501,7 @@ def run() -> None:
         cancel_leftovers(conn)
         show_and_register(conn)
         jobs = train_within(cluster, conn)
+        report(cluster, jobs[-1])
         console.rule("The same two jobs without a plan")
         compare_weights(conn, jobs)
         console.rule("Both models are now functions")

@@ -139,11 +139,12 @@ def iteration(facts: Facts, places: Places, notes: Sequence[str]) -> str:
         f"{way} {_count(lane['transfers'], 'transfer')}, {size(lane['bytes'])}, busy {_share(lane['busy_us'], us)}"
         for way, lane in (("out", found["out"]), ("in", found["in"]))
     ]
+    again = f", {_number(found['repeated_steps'])} of them computed again in {duration(found['repeated_us'])}"
     text = (
         f"One iteration as it repeats itself, with the link to itself and the latencies measured so far:"
         f" {duration(us)}, of which {duration(found['stall_us'])} wait for transfers;"
-        f" {duration(found['vanilla_us'])} without a plan. {_count(found['steps'], 'step')},"
-        f" {_number(found['repeated_steps'])} of them computed again in {duration(found['repeated_us'])}."
+        f" {duration(found['vanilla_us'])} without a plan. {_count(found['steps'], 'step')}"
+        f"{again if found['repeated_steps'] else ''}."
         f" Link: {'; '.join(lanes)}. Memory is what was planned at each operator; while the compute waits, that of the"
         f" operator before is drawn. Drag to zoom both charts; the arrow in a circle goes back."
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from scripts.cluster import Cluster
+from tests.unit.records import facts_in
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -60,6 +61,11 @@ def test_demo_runs_twice_and_goes_away(clusters_folder, cluster):
         second = demo(folder)
         assert "Using the server of the last run" in second and "336,776 flights" not in second
 
+        page = (folder / "report.html").read_text("utf-8")
+        assert facts_in(page)["summary"]["saved_share"] > 0 and "<title>Job 6: digit" in page
+        top = next(line.split() for line in second.splitlines() if "pg-tensile top" in line)
+        done = subprocess.run([*top, "--once"], capture_output=True, text=True)
+        assert done.returncode == 0 and "No open jobs" in done.stdout, done.stderr
         psql = next(line.strip() for line in second.splitlines() if line.strip().startswith("psql "))
         query = "SELECT string_agg(DISTINCT deployed_version::text, ',') FROM tensile.models"
         done = subprocess.run([*psql.split(), "-Atc", query], capture_output=True, text=True)
