@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import statistics
 import time
 from dataclasses import replace
 
@@ -395,4 +396,5 @@ def test_going_through_a_program_costs_less_than_eager_pytorch():
                 begin = time.process_time()
                 step()
                 taken.append(time.process_time() - begin)
-    assert min(times[1]) <= min(times[0])  # the least: other processes only ever add
+    # each beside the eager step right before it: how fast the machine is changes meanwhile
+    assert statistics.median(ours / eager for eager, ours in zip(*times, strict=True)) <= 1.0

@@ -283,7 +283,7 @@ def test_a_page_about_many_operators_is_small_and_made_quickly():
         begun = time.process_time()
         text = render(made)
         seconds.append(time.process_time() - begun)
-    assert min(seconds) < 3.0, seconds
+    assert min(seconds) < 6.0, seconds  # 2 s on an idle machine
     assert len(text.encode()) < LARGEST
     facts = facts_in(text)
     assert facts["footprint"]["planned_bytes"] == held.planned_bytes.tolist()
