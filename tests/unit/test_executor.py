@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import statistics
+import threading
 import time
 from dataclasses import replace
 
