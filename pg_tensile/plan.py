@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 EVENT_ROW = np.dtype(
     [
         ("kind", "u1"),
-        ("zero", "u1", (3,)),
+        ("codec", "u1"),
+        ("zero", "u1", (2,)),
         ("tensor", "<i4"),
         ("version", "<i4"),
         ("trigger", "<i4"),
@@ -41,6 +42,7 @@ FORMAT = 2
 HEADER = struct.Struct("<8sIIQQQ")  # magic, format, CRC-32 of all that follows, generation, events, operators ordered
 ORDER = np.dtype("<i4")
 MAX_EVENTS = 1 << 24
+CODECS = ("none", "zvc", "rle", "csr", "lz4")  # compression.codec.Codec: how a swap-out codes what it copies
 
 
 class EventKind(IntEnum):
@@ -57,7 +59,7 @@ class EventKind(IntEnum):
 
 class Event(NamedTuple):
     """One thing to do. `trigger` and `deadline` are operators, by their places where the plan has an order of its own;
-    `version` counts for recompute only."""
+    `version` counts for recompute only, `codec` (place in CODECS) for swap_out."""
 
     kind: EventKind
     tensor: int
@@ -65,6 +67,7 @@ class Event(NamedTuple):
     deadline: int
     version: int = 0
     delay_us: int = 0
+    codec: int = 0
 
 
 class Boundary(NamedTuple):
@@ -102,7 +105,7 @@ class Plan:
     def build(cls, events: Iterable[Event], generation: int = 0, order: ArrayLike | None = None) -> Plan:
         """The plan of these events; those with the same trigger keep their order. Raises PlanError on numbers that
         fit no row."""
-        listed = [(e.kind, (0, 0, 0), e.tensor, e.version, e.trigger, e.delay_us, e.deadline, 0) for e in events]
+        listed = [(e.kind, e.codec, (0, 0), e.tensor, e.version, e.trigger, e.delay_us, e.deadline, 0) for e in events]
         try:
             rows = np.array(listed, dtype=EVENT_ROW)
         except (OverflowError, TypeError, ValueError) as error:
@@ -200,8 +203,8 @@ class EventView(Sequence[Event]):
 
 
 def _event(row: tuple[Any, ...]) -> Event:
-    kind, _, tensor, version, trigger, delay_us, deadline, _ = row
-    return Event(EventKind(kind), tensor, trigger, deadline, version, delay_us)
+    kind, codec, _, tensor, version, trigger, delay_us, deadline, _ = row
+    return Event(EventKind(kind), tensor, trigger, deadline, version, delay_us, codec)
 
 
 def _normal(order: ArrayLike | None) -> NDArray[np.int32] | None:
