@@ -1,5 +1,5 @@
 """Capturing a training step: forward, loss, backward, clipping and optimizer as one static graph (design.md section 5).
-An evaluation, forward and loss only, is captured in the same way.
+An evaluation, forward and loss only, and a prediction, forward only, are captured in the same way.
 
 `capture` runs the step once on fake tensors, so nothing is computed and no memory is taken, and records every call of a
 PyTorch operator below autograd. The calls become operators of a `Trace`, their storages its tensors.
@@ -18,7 +18,7 @@ from pg_tensile.capture.captured import (
     flat_results,
     value_of,
 )
-from pg_tensile.capture.run import capture, capture_evaluation
+from pg_tensile.capture.run import capture, capture_evaluation, capture_inference
 from pg_tensile.capture.spec import OptimizerSpec, StepSpec
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "Value",
     "capture",
     "capture_evaluation",
+    "capture_inference",
     "copy_into",
     "empty_like_value",
     "fill",

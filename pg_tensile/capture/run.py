@@ -1,5 +1,5 @@
-"""`capture` and `capture_evaluation`: run a model's step on fake tensors, twice, and refuse what would be silently
-wrong as a static graph."""
+"""`capture`, `capture_evaluation` and `capture_inference`: run a model's step on fake tensors, twice, and refuse what
+would be silently wrong as a static graph."""
 
 from __future__ import annotations
 
@@ -81,6 +81,16 @@ def capture_evaluation(
     else is as in `capture`. Raises CaptureError, DeviceError."""
     run = partial(step.evaluate, with_loss=bool(targets) if with_loss is None else with_loss)
     return _capture(model, inputs, targets, spec, device, training, run)
+
+
+def capture_inference(model: nn.Module, inputs: Sequence[Tensor], device: torch.device | str | None = None) -> Captured:
+    """One prediction as a static graph: the forward pass in eval mode without gradients. It returns all tensors in the
+    model's output. Everything else is as in `capture_evaluation`. Raises CaptureError, DeviceError."""
+    return capture_evaluation(model, inputs, (), StepSpec(_no_loss), device)
+
+
+def _no_loss(*_: Any) -> Tensor:
+    raise AssertionError("a prediction has no loss")
 
 
 def _capture(
