@@ -276,7 +276,7 @@ class Executor:
             self._loop.run(graph, program, meter, verifier, self._samples)
             self._forget(graph, program)
         if meter is not None:
-            graph.meters.add(meter, program.sequence.steps)
+            graph.meters.add(meter, program.sequence.operators)
 
     def _forget(self, graph: Graph, program: Program) -> None:
         """At the end of an iteration: empty storages that nobody fills again go, and copies that are not current, or
