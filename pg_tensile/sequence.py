@@ -335,13 +335,17 @@ class AccessSequence:
 
     def actions(self) -> list[Action]:
         """Everything that happens, in execution order."""
+        rows = zip(*(column.tolist() for column in self.action_columns()), strict=True)
+        kinds = tuple(ActionKind)
+        return [Action(kinds[kind], step, tensor, event) for kind, step, tensor, event in rows]
+
+    def action_columns(self) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+        """The columns of `actions`: kind, step, tensor, event."""
         self.check()
         columns = [self._runs(), *self._transfers(), *self._frees()]
         kind, step, phase, tensor, event = (np.concatenate(parts) for parts in zip(*columns, strict=True))
         order = np.lexsort((tensor, event, step * SLOTS + phase))  # stable: a copy out stays ahead of its wait
-        rows = zip(*(column[order].tolist() for column in (kind, step, tensor, event)), strict=True)
-        kinds = tuple(ActionKind)
-        return [Action(kinds[kind], step, tensor, event) for kind, step, tensor, event in rows]
+        return kind[order], step[order], tensor[order], event[order]
 
     def _runs(self) -> Columns:
         steps = np.arange(len(self._layout.operator), dtype=np.int64)

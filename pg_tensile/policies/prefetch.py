@@ -7,6 +7,7 @@ budget: a swap-out's tensor is on the device until its deadline anyway, a swap-i
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from heapq import heappop, heappush
 
@@ -25,6 +26,7 @@ def schedule(sequence: AccessSequence, profile: DeviceProfile, budget_bytes: int
     timetable.start_outs()
     timetable.start_ins()
     rows = timetable.rows
+    rows["trigger"], rows["deadline"] = timetable.trigger, timetable.deadline
     rank = np.where(rows["kind"] == EventKind.RECOMPUTE, 2, np.where(rows["kind"] == EventKind.SWAP_IN, 1, 0))
     order = np.lexsort((np.where(rank == 2, np.arange(len(rows)), rows["deadline"]), rank, rows["trigger"]))
     return Plan(rows[order], sequence.plan.generation, sequence.plan.order)
@@ -36,17 +38,22 @@ class _Timetable:
     def __init__(self, sequence: AccessSequence, profile: DeviceProfile, budget_bytes: int) -> None:
         trace = sequence.trace
         self.rows = sequence.plan.rows.copy()
+        self.trigger: list[int] = self.rows["trigger"].tolist()  # of each event, as the deadline
+        self.deadline: list[int] = self.rows["deadline"].tolist()
         self.budget = budget_bytes
-        self.step = sequence.operator_step  # [n]
+        self.step: list[int] = sequence.operator_step.tolist()  # [n]
         self.memory = sequence.footprint + trace.workspace_bytes[sequence.steps]  # [s]
         ends = np.cumsum(trace.latency_us[sequence.steps])
-        self.starts: list[float] = (ends - trace.latency_us[sequence.steps])[self.step].tolist()  # [n]
-        self.ends: list[float] = ends[self.step].tolist()  # [n]
+        starts = ends - trace.latency_us[sequence.steps]
+        self.starts: list[float] = starts[sequence.operator_step].tolist()  # [n]
+        self.ends: list[float] = ends[sequence.operator_step].tolist()  # [n]
         self.size: list[int] = trace.tensor_bytes[self.rows["tensor"]].tolist()  # of each event
         self.us = [0.0] * len(self.rows)  # of each event's transfer
-        for event, _, nbytes in zip(*(column.tolist() for column in sequence.copies), strict=True):
-            out = self.rows["kind"][event] == EventKind.SWAP_OUT
-            self.us[event] = profile.transfer_us(nbytes, Direction.OUT if out else Direction.IN)
+        of = {int(kind): Direction.OUT if kind == EventKind.SWAP_OUT else Direction.IN for kind in EventKind}
+        event, _, nbytes = sequence.copies
+        columns = event.tolist(), self.rows["kind"][event].tolist(), nbytes.tolist()
+        for each, kind, size in zip(*columns, strict=True):
+            self.us[each] = profile.transfer_us(size, of[kind])
 
     def _transfers(self, kind: EventKind) -> list[int]:
         return [event for event in np.flatnonzero(self.rows["kind"] == kind).tolist() if self.us[event] > 0]
@@ -56,7 +63,7 @@ class _Timetable:
     def start_outs(self) -> None:
         """A swap-out starts when the lane is free and no other one that could start has a nearer deadline; it is
         requested when the one before it starts."""
-        trigger, deadline = self.rows["trigger"].tolist(), self.rows["deadline"].tolist()
+        trigger, deadline = self.trigger.copy(), self.deadline.copy()
         order = sorted(self._transfers(EventKind.SWAP_OUT), key=lambda event: trigger[event])
         latest = self._latest_frees()
         waiting: list[tuple[int, int]] = []
@@ -70,7 +77,7 @@ class _Timetable:
                 place += 1
             _, event = heappop(waiting)
             requested = max(trigger[event], bisect_right(self.ends, before) - 1)
-            self.rows["trigger"][event] = min(requested, deadline[event])
+            self.trigger[event] = min(requested, deadline[event])
             before, now = now, now + self.us[event]
             done = min(bisect_left(self.ends, now), latest[event])
             if done > deadline[event]:
@@ -79,10 +86,11 @@ class _Timetable:
     def _latest_frees(self) -> list[int]:
         """For each event the last gap in which its tensor may go: before it is brought back, or the iteration ends."""
         latest = [len(self.step) - 1] * len(self.rows)
-        kinds, tensors, triggers = (self.rows[name].tolist() for name in ("kind", "tensor", "trigger"))
+        kinds, tensors, triggers = self.rows["kind"].tolist(), self.rows["tensor"].tolist(), self.trigger
+        out = EventKind.SWAP_OUT.value
         back: dict[int, int] = {}
         for event in range(len(kinds) - 1, -1, -1):
-            if kinds[event] == EventKind.SWAP_OUT:
+            if kinds[event] == out:
                 latest[event] = back.get(tensors[event], len(self.step)) - 1
             else:
                 back[tensors[event]] = triggers[event]
@@ -91,56 +99,53 @@ class _Timetable:
     def _free_later(self, event: int, deadline: int, wanted: int) -> None:
         """Up to `wanted`, as far as there is room."""
         first, last = self.step[deadline] + 1, self.step[wanted] + 1
-        full = np.flatnonzero(self.memory[first:last] + self.size[event] > self.budget)
-        if full.size:
-            wanted = int(np.searchsorted(self.step, first + full[0])) - 1
+        memory, most = self.memory[first:last], self.budget - self.size[event]
+        if memory.max() > most:
+            wanted = bisect_left(self.step, first + int((memory > most).argmax())) - 1
         if wanted > deadline:
             self.memory[first : self.step[wanted] + 1] += self.size[event]
-            self.rows["deadline"][event] = wanted
+            self.deadline[event] = wanted
 
     # ---- in ----
 
     def start_ins(self) -> None:
         """A swap-in is requested a little before it has to start to be in time, or as soon as there is room."""
-        rows = self.rows
-        deadline = rows["deadline"].tolist()
+        trigger, deadline = self.trigger, self.deadline
         ins = sorted(self._transfers(EventKind.SWAP_IN), key=lambda event: deadline[event])
         freed = self._frees()
         wanted: dict[int, int] = {}
-        following = np.inf
+        following = math.inf
         for event in reversed(ins):
             following = min(following, self.starts[deadline[event]]) - self.us[event]
             gap = bisect_right(self.ends, following - AHEAD * self.us[event]) - 1
             wanted[event] = min(max(gap, freed.get(event, 0)), deadline[event] - 1)
-        later = [event for event in ins if wanted[event] > rows["trigger"][event]]
+        later = [event for event in ins if wanted[event] > trigger[event]]
         for event in later:
-            trigger = int(rows["trigger"][event])
-            self.memory[self.step[trigger] + 1 : self.step[wanted[event]] + 1] -= self.size[event]
-            rows["trigger"][event] = wanted[event]
+            self.memory[self.step[trigger[event]] + 1 : self.step[wanted[event]] + 1] -= self.size[event]
+            trigger[event] = wanted[event]
         for event in ins:
-            if wanted[event] < rows["trigger"][event]:
-                self._start_earlier(event, int(rows["trigger"][event]), wanted[event])
+            if wanted[event] < trigger[event]:
+                self._start_earlier(event, trigger[event], wanted[event])
 
     def _frees(self) -> dict[int, int]:
         """For each swap-in the gap in which its tensor was freed, if that was in this iteration."""
         freed: dict[int, int] = {}
         latest: dict[int, int] = {}
-        rows = zip(
-            self.rows["kind"].tolist(), self.rows["tensor"].tolist(), self.rows["deadline"].tolist(), strict=True
-        )
+        rows = zip(self.rows["kind"].tolist(), self.rows["tensor"].tolist(), self.deadline, strict=True)
+        out, back = EventKind.SWAP_OUT.value, EventKind.SWAP_IN.value
         for event, (kind, tensor, deadline) in enumerate(rows):
-            if kind == EventKind.SWAP_OUT:
+            if kind == out:
                 latest[tensor] = deadline
-            elif kind == EventKind.SWAP_IN and tensor in latest:
+            elif kind == back and tensor in latest:
                 freed[event] = latest[tensor]
         return freed
 
     def _start_earlier(self, event: int, trigger: int, wanted: int) -> None:
         """From `trigger` back to `wanted`, as far as there is room."""
         first, last = self.step[wanted] + 1, self.step[trigger] + 1
-        full = np.flatnonzero(self.memory[first:last] + self.size[event] > self.budget)
-        if full.size:
-            wanted = int(np.searchsorted(self.step, first + full[-1]))
+        memory, most = self.memory[first:last], self.budget - self.size[event]
+        if memory.max() > most:
+            wanted = bisect_left(self.step, last - 1 - int((memory[::-1] > most).argmax()))
         if wanted < trigger:
             self.memory[self.step[wanted] + 1 : last] += self.size[event]
-            self.rows["trigger"][event] = wanted
+            self.trigger[event] = wanted
