@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -445,7 +445,7 @@ class _Round:
         candidate = plans.chosen[job.job]
         return (
             given.plan is not None
-            and given.plan.rows.tobytes() == candidate.plan.with_bytes(job.trace).rows.tobytes()
+            and replace(given.plan, generation=0) == replace(candidate.plan.with_bytes(job.trace), generation=0)
             and given.granted_bytes >= self._size(job, plans)
             and (given.link_share == plans.share or not _transfers(candidate))
         )

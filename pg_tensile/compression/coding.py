@@ -7,6 +7,7 @@ A tensor is coded in chunks, each by itself, so that one chunk is on the link wh
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -82,7 +83,7 @@ def with_codecs(trace: Trace, plan: Plan) -> Plan:
         return plan
     rows = plan.rows.copy()
     rows["codec"] = 0
-    copies = AccessSequence(trace, Plan(rows, plan.generation)).copies
+    copies = AccessSequence(trace, replace(plan, rows=rows)).copies
     out = rows["kind"][copies.event] == EventKind.SWAP_OUT
     rows["codec"][copies.event[out]] = trace.coding.codec[copies.tensor[out]]
-    return Plan(rows, plan.generation)
+    return replace(plan, rows=rows)
