@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from pg_tensile.compression.codec import Codec
 from pg_tensile.errors import PlanError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ FORMAT = 2
 HEADER = struct.Struct("<8sIIQQQ")  # magic, format, CRC-32 of all that follows, generation, events, operators ordered
 ORDER = np.dtype("<i4")
 MAX_EVENTS = 1 << 24
-CODECS = ("none", "zvc", "rle", "csr", "lz4")  # compression.codec.Codec: how a swap-out codes what it copies
+CODECS = tuple(codec.name.lower() for codec in Codec)  # how a swap-out codes what it copies
 
 
 class EventKind(IntEnum):

@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from pg_tensile.link import swap_us
 from pg_tensile.plan import EventKind, Plan
 from pg_tensile.profile import DeviceProfile, Direction
 from pg_tensile.sequence import AccessSequence
@@ -49,11 +50,10 @@ class _Timetable:
         self.ends: list[float] = ends[sequence.operator_step].tolist()  # [n]
         self.size: list[int] = trace.tensor_bytes[self.rows["tensor"]].tolist()  # of each event
         self.us = [0.0] * len(self.rows)  # of each event's transfer
-        of = {int(kind): Direction.OUT if kind == EventKind.SWAP_OUT else Direction.IN for kind in EventKind}
-        event, _, nbytes = sequence.copies
-        columns = event.tolist(), self.rows["kind"][event].tolist(), nbytes.tolist()
-        for each, kind, size in zip(*columns, strict=True):
-            self.us[each] = profile.transfer_us(size, of[kind])
+        out_us, in_us = (swap_us(trace, direction, profile) for direction in Direction)
+        kinds = self.rows["kind"].tolist()
+        for event, tensor, _ in zip(*(column.tolist() for column in sequence.copies), strict=True):
+            self.us[event] = (out_us if kinds[event] == EventKind.SWAP_OUT else in_us)[tensor]
 
     def _transfers(self, kind: EventKind) -> list[int]:
         return [event for event in np.flatnonzero(self.rows["kind"] == kind).tolist() if self.us[event] > 0]
