@@ -106,6 +106,23 @@ class BudgetError(TensileError):
         self.operator = operator
 
 
+class BatchSizeError(TensileError):
+    """No batch size can be trained with. `batch_size`: the smallest that was tried; `least_bytes`: what it needs at
+    least, 0 if memory is not the reason; `reason`: what is, or what needs the most of it."""
+
+    def __init__(self, batch_size: int, least_bytes: int, budget_bytes: int | None, reason: str = "") -> None:
+        limit = "the device has less" if budget_bytes is None else f"the budget is {budget_bytes:,}"
+        needs = f"needs at least {least_bytes:,} bytes of device memory; {limit}"
+        super().__init__(
+            f"no batch size fits: a batch of {batch_size} {needs if least_bytes else 'cannot be trained'}",
+            hint="Use a larger memory budget or a smaller model." if least_bytes else "Give a batch size.",
+            detail=reason or None,
+        )
+        self.batch_size = batch_size
+        self.least_bytes = least_bytes
+        self.budget_bytes = budget_bytes
+
+
 class MemoryRefusedError(TensileError):
     """A job needs more device memory than it may have. All sizes are bytes; `operator`: what needs the most of it."""
 

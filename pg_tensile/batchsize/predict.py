@@ -1,0 +1,87 @@
+"""What a batch size would be like within a budget: the best plan that we know, and its simulated timeline.
+
+The paper predicts from its own scheme, which swaps feature maps and never stalls. Our planner swaps, recomputes and
+waits, whatever costs the least, so the last word on each size is its plan's timeline.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from pg_tensile.batchsize.choice import Candidate
+from pg_tensile.errors import TensileError
+from pg_tensile.latency import roofline
+from pg_tensile.policies.joint import JobPlanner
+from pg_tensile.policies.joint import Candidate as Planned
+from pg_tensile.policies.sweep import Shortage
+from pg_tensile.profile import DeviceProfile
+from pg_tensile.trace import Floats, Trace
+
+PASSES = 1  # of the planner for each size: enough to compare them
+
+
+class Predictor:
+    """`predictor(size) -> Candidate`: the plan of `joint` for a batch of `size` rows and its simulated iteration.
+
+    `trace_at(size)`: its trace (traced.BatchTraces.trace_at). `latencies(trace)`: float64[n] µs (curves.Curves.predict
+    or a latency model's; None: the roofline's). `budget_bytes`: of device memory, None: the device's. `least_bytes(size)`:
+    what the job's other graphs need with that batch. `share` of the link and `most_events` are `JobPlanner`'s."""
+
+    def __init__(
+        self,
+        trace_at: Callable[[int], Trace],
+        profile: DeviceProfile,
+        budget_bytes: int | None = None,
+        latencies: Callable[[Trace], Floats] | None = None,
+        least_bytes: Callable[[int], int] | None = None,
+        share: float = 1.0,
+        most_events: int | None = None,
+        passes: int | None = PASSES,
+    ) -> None:
+        self.trace_at = trace_at
+        self.profile = profile
+        self.budget_bytes = profile.memory_bytes if budget_bytes is None else budget_bytes
+        self.latencies = latencies
+        self.least_bytes = least_bytes
+        self.share = share
+        self.most_events = most_events
+        self.passes = passes
+
+    def timed_trace(self, size: int) -> Trace:
+        """The trace of that size with predicted latencies."""
+        trace = self.trace_at(size)
+        if self.latencies is None:
+            return roofline.timed(trace, self.profile)
+        return trace.with_latencies(np.maximum(self.latencies(trace), roofline.SMALLEST_US))
+
+    def __call__(self, size: int) -> Candidate:
+        try:
+            trace = self.timed_trace(size)
+        except TensileError as error:
+            return _infeasible(size, 0, error.message)
+        others = self.least_bytes(size) if self.least_bytes is not None else 0
+        if others > self.budget_bytes:
+            return _infeasible(size, others, "evaluation does not fit")
+        planner = JobPlanner(trace, self.profile, self.share, self.most_events)
+        if planner.least_bytes > self.budget_bytes:
+            return _infeasible(size, planner.least_bytes, f"the most memory is needed by {planner.largest_operator()}")
+        planned = planner.best(self.budget_bytes, self.passes)
+        if isinstance(planned, Shortage):
+            return _infeasible(size, planner.least_bytes, "every plan within the budget has too many events")
+        nbytes = max(planned.device_peak_bytes, others)
+        rate = size / planned.us * 1e6 if planned.us > 0 else math.inf
+        return Candidate(size, True, planned.us, planned.stall_us, rate, nbytes, _described(planned))
+
+
+def _infeasible(size: int, nbytes: int, reason: str) -> Candidate:
+    return Candidate(size, False, 0.0, 0.0, 0.0, nbytes, reason)
+
+
+def _described(planned: Planned) -> str:
+    """What a plan does, in words."""
+    moved = planned.out_bytes + planned.in_bytes
+    parts = [f"moves {moved:,} bytes"] * (moved > 0) + [f"recomputes {planned.recomputes}"] * (planned.recomputes > 0)
+    return " and ".join(parts) or "needs no plan"

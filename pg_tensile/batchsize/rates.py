@@ -1,0 +1,37 @@
+"""The learning rate of another batch size (accudnn.txt, 4.2)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+from pg_tensile.errors import OptionError
+
+RateLaw = Literal["accudnn", "linear", "none"]
+RATE_LAWS: tuple[RateLaw, ...] = get_args(RateLaw)
+BASE_BATCH = 64  # train_model's default: the batch size that a job's learning rate is meant for
+CONVEXITY = 1.0  # c of eq. (9); with 0.1 for a batch of 256, where ResNets start, it gives the paper's 0.22 for 592
+
+
+def scaled_learning_rate(base_rate: float, base_batch: int, batch: int, law: RateLaw = "accudnn") -> float:
+    """The rate for a batch of `batch` rows, where `base_rate` is the one for `base_batch` rows; q is their ratio.
+
+    - `accudnn`: eq. (9), (1 - (1 - base_rate)^q): so many steps of the base rate contract the error as one step does.
+      Nearly linear as long as it is small, and never 1 or more. From a base rate of 1 on the equation has no solution:
+      the rate stays.
+    - `linear`: q times the base rate. `none`: the base rate.
+
+    Raises OptionError for another law, or a rate or a batch that is not positive."""
+    if law not in RATE_LAWS:
+        raise OptionError(f'unknown learning rate law "{law}"', hint=f"There are {', '.join(RATE_LAWS)}.")
+    if not (base_rate > 0 and math.isfinite(base_rate) and base_batch > 0 and batch > 0):
+        raise OptionError(
+            f"a learning rate of {base_rate} for a batch of {base_batch} cannot be scaled to one of {batch}",
+            hint="Learning rates and batch sizes are positive.",
+        )
+    ratio = batch / base_batch
+    if law == "none" or (law == "accudnn" and base_rate * CONVEXITY >= 1):
+        return base_rate
+    if law == "linear":
+        return ratio * base_rate
+    return -math.expm1(ratio * math.log1p(-base_rate * CONVEXITY)) / CONVEXITY
