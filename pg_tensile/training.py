@@ -382,11 +382,9 @@ class Trainer:
         """Goes on where the checkpoint was made; if it belongs to other data or another model, changes nothing and
         returns why. Raises CheckpointError if it is damaged."""
         meta = checkpoint.meta
-        if meta["fingerprint"] != self._dataset.fingerprint:
-            rows = meta["fingerprint"].partition(":")[0]
-            return f"the data changed since the checkpoint of {rows} rows was made, so training started over"
-        if meta["identity"] != self._identity:
-            return "the architecture or the settings changed since the checkpoint was made, so training started over"
+        reason = disagreement(meta, self._dataset, self._identity)
+        if reason is not None:
+            return reason
         self._steps.load(StepsState(checkpoint.get("model"), checkpoint.get("optimizer")))
         device = self._steps.batch_device
         self._epoch, self._step, self._seconds = meta["epoch"], meta["step"], meta["seconds"]
@@ -397,6 +395,16 @@ class Trainer:
             self._best = Best(tensors=tensors, **meta["best"])
         ckpt.restore_generators(checkpoint)
         return None
+
+
+def disagreement(meta: dict[str, Any], dataset: Dataset, identity: dict[str, Any]) -> str | None:
+    """Why a checkpoint is not one of such a run; None: it is."""
+    if meta["fingerprint"] != dataset.fingerprint:
+        rows = meta["fingerprint"].partition(":")[0]
+        return f"the data changed since the checkpoint of {rows} rows was made, so training started over"
+    if meta["identity"] != identity:
+        return "the architecture or the settings changed since the checkpoint was made, so training started over"
+    return None
 
 
 class Best(NamedTuple):

@@ -128,9 +128,9 @@ class MemoryClient:
         self._averages = LatencyAverages(self._predicted, weight)
         return steps
 
-    def leave(self) -> dict[str, Trace]:
+    def leave(self) -> dict[int, Trace]:
         """Ends what `admit` has begun, so that other graphs may be admitted: the model has its weights again. The
-        traces with what was measured."""
+        traces with what was measured, by rows of a batch."""
         steps = self._steps
         assert steps is not None
         wait([future for _, future in self._taking])
@@ -139,7 +139,7 @@ class MemoryClient:
         steps.close()
         self._steps = self._averages = None
         self._described = False
-        return traces
+        return {self._rows[name]: trace for name, trace in traces.items()}
 
     def _try(self, graphs: Graphs, device: Device, grant: Grant) -> PlannedSteps | None:
         """None: the plan does not fit with the workspaces that are known now, or cannot be used."""
@@ -174,13 +174,13 @@ class MemoryClient:
         for name, graph in graphs.named().items():
             workspace = probe(graph, device, grant.granted_bytes)
             traces[name] = graph.trace.with_latencies(graph.trace.latency_us, workspace)
-            self._listen()
+            self.listen()
         return graphs.with_traces(traces)
 
-    def _listen(self) -> None:
+    def listen(self, phase: str = "waiting") -> None:
         """A sign of life while something takes time before training. A newer plan counts; what REFUSE means is
         raised."""
-        frame = self._executor.poll_early("waiting", {FrameType.PLAN, FrameType.REFUSE})
+        frame = self._executor.poll_early(phase, {FrameType.PLAN, FrameType.REFUSE})
         if frame is not None:
             self._heed(frame)
 

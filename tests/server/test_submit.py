@@ -178,7 +178,12 @@ def test_a_volatile_function_is_not_called_by_submitting(flights: Connection) ->
             'key "learning_rate_scaling" in the options: "square"',
             '"accudnn", "linear", "none"',
         ),
-        ({"batch_size": 0, "options": Jsonb({"batch_size_range": [8]})}, "22023", '"batch_size_range"', "2 to 2 integers"),
+        (
+            {"batch_size": 0, "options": Jsonb({"batch_size_range": [8]})},
+            "22023",
+            '"batch_size_range"',
+            "2 to 2 integers",
+        ),
         ({"batch_size": 0, "options": Jsonb({"batch_size_range": [0, 8]})}, "22023", '"batch_size_range[0]"', "from 1"),
         ({"batch_size": 0, "options": Jsonb({"batch_size_range": [9, 8]})}, "22023", "empty: from 9 to 8", "[8, 9]"),
         ({"optimizer": "adm"}, "22023", 'unknown optimizer "adm"', "adamw"),
