@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pg_tensile.batchsize.choice import Choice, choose
+from pg_tensile.batchsize.curves import Curves
 from pg_tensile.batchsize.predict import Predictor
 from pg_tensile.batchsize.traced import BatchTraces
 from pg_tensile.errors import BatchSizeError, MemoryRefusedError
@@ -44,21 +45,46 @@ LEAD_PART = 2  # one part in so many of the first epoch's rows is the most that 
 
 
 class Prospects:
-    """What is known, and predicted, of a job at every batch size. `latencies`: of each operator of a trace, in µs."""
+    """What is known, and predicted, of a job at every batch size. `latencies`: of each operator of a trace, in µs, as
+    far as nothing has been measured; `alive` is called all the while."""
 
     def __init__(
-        self, job: Job, profile: DeviceProfile, budget_bytes: int, latencies: Callable[[Trace], Floats]
+        self,
+        job: Job,
+        profile: DeviceProfile,
+        budget_bytes: int,
+        latencies: Callable[[Trace], Floats],
+        alive: Callable[[], None],
     ) -> None:
         """Raises CaptureError."""
         self.job = job
         self.measured_us: dict[int, float] = {}
-        self._traces = BatchTraces(lambda size: capture_step(*job.with_batch_size(size)).trace)
-        self.predict = Predictor(self._traces.trace_at, profile, budget_bytes, latencies)
+        self._expected = latencies
+        self._alive = alive
+        self._curves = Curves(profile.launch_us)
+        self._traces = BatchTraces(self._capture)
+        self.predict = Predictor(self._traces.trace_at, profile, budget_bytes, self._latencies)
+
+    def _capture(self, size: int) -> Trace:
+        self._alive()
+        return capture_step(*self.job.with_batch_size(size)).trace
+
+    def _latencies(self, trace: Trace) -> Floats:
+        self._alive()
+        return self._curves.predict(trace) if self.measured_us else self._expected(trace)
 
     def learn(self, size: int, trace: Trace) -> None:
         """What was measured of a step of that size."""
-        self._traces.add_workspaces(size, trace.workspace_bytes)
+        self.add_workspaces(size, trace)
+        self._curves.add(trace)
         self.measured_us[size] = float(trace.latency_us.sum())
+
+    def add_workspaces(self, size: int, trace: Trace) -> None:
+        self._traces.add_workspaces(size, trace.workspace_bytes)
+
+    def limit(self, budget_bytes: int) -> None:
+        """There is no more than that."""
+        self.predict.budget_bytes = min(self.predict.budget_bytes, budget_bytes)
 
 
 class Terms(NamedTuple):
@@ -114,19 +140,24 @@ class Chooser:
     def __init__(
         self, executor: Executor, memory: MemoryClient, trainer: Callable[[Job, PlannedSteps], Trainer]
     ) -> None:
-        spec = executor._spec
         self._executor = executor
         self._memory = memory
         self._trainer = trainer
         self._job = memory.job
-        self._terms = Terms.of(spec)
-        self._budget_bytes = budget_bytes(spec, memory.profile, memory.overhead_bytes)
+        self._terms = Terms.of(executor._spec)
 
     def run(self) -> Begun:
         """Raises BatchSizeError, MemoryRefusedError, CaptureError, Stopped, TrainingError."""
         self._memory.choosing = True
         self._say("choosing")
-        prospects = Prospects(self._job, self._memory.profile, self._budget_bytes, self._latencies)
+        memory = self._memory
+        prospects = Prospects(
+            self._job,
+            memory.profile,
+            budget_bytes(self._executor._spec, memory.profile, memory.overhead_bytes),
+            lambda trace: memory.predicted(trace).latency_us,
+            lambda: memory.listen("choosing"),
+        )
         state, lead = self._lead(prospects)
         while True:
             self._say("choosing")
@@ -136,7 +167,7 @@ class Chooser:
             try:
                 steps = self._admit(job, capture_graphs(*job))
             except MemoryRefusedError as refusal:
-                self._limit(choice.batch_size, refusal)
+                self._heed(refusal, choice.batch_size, prospects)
                 continue
             self._memory.choosing = False
             return Begun(job, steps, state)
@@ -154,7 +185,7 @@ class Chooser:
             try:
                 steps = self._admit(job, capture_lead(*job))
             except MemoryRefusedError as refusal:
-                self._limit(max(lead), refusal)
+                self._heed(refusal, max(lead), prospects)
                 continue
             state = self._take(job, steps)
             for size, trace in self._memory.leave().items():
@@ -180,16 +211,15 @@ class Chooser:
         self._memory.job = job
         return self._memory.admit(graphs)
 
-    def _limit(self, size: int, refusal: MemoryRefusedError) -> None:
-        """What was refused is not tried again. Raises `refusal` if nothing is left."""
-        most = min(size - 1, int(size * refusal.budget_bytes / max(refusal.least_bytes, 1)))
-        if most < (self._terms.least or 1):
+    def _heed(self, refusal: MemoryRefusedError, size: int, prospects: Prospects) -> None:
+        """What was refused is not tried again; the limit, and the workspaces that were found, count from now on. Raises
+        `refusal` if nothing is left."""
+        if size <= (self._terms.least or 1):
             raise refusal
-        self._terms = self._terms._replace(most=most)
-
-    def _latencies(self, trace: Trace) -> Floats:
-        self._memory.listen("choosing")
-        return self._memory.predicted(trace).latency_us
+        self._terms = self._terms._replace(most=size - 1)
+        prospects.limit(refusal.budget_bytes)
+        for rows, trace in self._memory.sent().items():
+            prospects.add_workspaces(rows, trace)
 
     def _tell(self, choice: Choice, prospects: Prospects, lead: tuple[int, ...]) -> None:
         chosen = {"batch_size": choice.batch_size, "learning_rate": choice.learning_rate, "lead": lead}

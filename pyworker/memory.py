@@ -141,6 +141,10 @@ class MemoryClient:
         self._described = False
         return {self._rows[name]: trace for name, trace in traces.items()}
 
+    def sent(self) -> dict[int, Trace]:
+        """The training steps of the last TRACE, by rows of a batch, with workspaces as far as they are known."""
+        return {self._rows[name]: trace for name, trace in self._sent.items() if name.startswith("train")}
+
     def _try(self, graphs: Graphs, device: Device, grant: Grant) -> PlannedSteps | None:
         """None: the plan does not fit with the workspaces that are known now, or cannot be used."""
         if needed_bytes(graphs, grant.plan) > grant.granted_bytes:

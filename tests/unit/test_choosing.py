@@ -17,6 +17,7 @@ from pyworker.choosing import LEAD_PART, LEAD_STEPS, Terms, lead_of
 from pyworker.wire import Frame, FrameType
 from tests.unit.rows import Rows, every_type
 from tests.unit.test_executor_process import Child, start, traces_of  # noqa: F401
+from tests.unit.test_stepping import CNN, images
 
 Start = Callable[..., Child]
 ROWS = 1000
@@ -124,22 +125,27 @@ def test_a_resumed_job_keeps_its_choice_and_ends_with_the_same_bits(start: Start
 
 
 def test_less_memory_makes_a_smaller_batch(start: Start) -> None:  # noqa: F811
-    architecture = {"type": "mlp", "hidden": [256, 256]}
-    sizes = {}
-    for budget in (None, 1_200_000):
-        server = Granting(begin(start, architecture=architecture, memory_budget=budget, epochs=1), budget or 1 << 40)
-        assert server.until(FrameType.DONE).type == FrameType.DONE
-        sizes[budget] = server.choices[-1]["batch_size"]
-        assert budget is None or server.choices[-1]["candidates"][0]["device_bytes"] <= budget
-    assert sizes[1_200_000] < sizes[None]
+    case: dict[str, Any] = {"rows": images(ROWS), "architecture": CNN, "epochs": 1}
+    free = Granting(begin(start, **case))
+    free.until(FrameType.DONE)
+    budget = int(0.3 * free.choices[0]["candidates"][0]["device_bytes"])
+    tight = Granting(begin(start, **case, memory_budget=budget), budget)
+    assert tight.until(FrameType.DONE).type == FrameType.DONE
+    assert tight.choices[-1]["batch_size"] < free.choices[0]["batch_size"]
+    assert tight.choices[-1]["candidates"][0]["device_bytes"] <= budget
+    refused = [each for each in tight.choices[-1]["candidates"] if not each["feasible"]]
+    assert refused and all(each["device_bytes"] > budget and each["reason"] for each in refused)
 
 
 def test_what_is_refused_is_not_tried_again(start: Start) -> None:  # noqa: F811
     """As when the device has less than was thought: here the supervisor knows of a limit that the job does not."""
-    architecture = {"type": "mlp", "hidden": [256, 256]}
-    server = Granting(begin(start, architecture=architecture, epochs=1), 1_200_000)
+    case: dict[str, Any] = {"rows": images(ROWS), "architecture": CNN, "epochs": 1}
+    free = begin(start, **case).until(FrameType.TRACE).header["least_bytes"]
+    server = Granting(begin(start, **case), int(0.6 * free))
     assert server.until(FrameType.DONE).type == FrameType.DONE
-    assert server.traces[-1].header["least_bytes"] <= 1_200_000 < server.traces[0].header["least_bytes"]
+    first, *_, last = server.traces
+    assert last.header["least_bytes"] <= 0.6 * free < first.header["least_bytes"]
+    assert len(server.traces) < 8 and server.choices[-1]["candidates"][0]["device_bytes"] <= 0.6 * free
 
 
 def test_nothing_fits(start: Start) -> None:  # noqa: F811
