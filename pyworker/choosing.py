@@ -54,7 +54,7 @@ class Prospects:
         profile: DeviceProfile,
         budget_bytes: int,
         latencies: Callable[[Trace], Floats],
-        alive: Callable[[], None],
+        alive: Callable[[], object],
     ) -> None:
         """Raises CaptureError."""
         self.job = job

@@ -180,8 +180,7 @@ class Executor:
         spec = self._spec
         split = Split(spec["seed"], spec["validation"])
         fitted = fit(store, split, spec["options"].get("task"), models.token_limits(models.parse(spec["architecture"])))
-        least, _ = spec["options"].get("batch_size_range", (1, 1))
-        check_batch_size(spec["batch_size"] or least, fitted)
+        check_batch_size(least_batch_size(spec), fitted)
         size = len(json.dumps(fitted.preprocessing.to_json()))
         if size > MAX_PREPROCESSING:
             hint = "Leave out text columns that are nearly unique, or shorten their strings."
@@ -377,6 +376,12 @@ def _with_way_out(error: CaptureError) -> CaptureError:
     if "policy => 'none'" not in hint:
         hint = f"{hint} Or train it with policy => 'none', which runs the model as it is.".strip()
     return CaptureError(error.message, hint, error.detail)
+
+
+def least_batch_size(spec: dict[str, Any]) -> int:
+    """The batch size, or where it is to be chosen the smallest that may be."""
+    least, _ = spec["options"].get("batch_size_range", (1, 1))
+    return int(spec["batch_size"] or least)
 
 
 _IDENTITY = ("batch_size", "optimizer", "learning_rate", "seed")
