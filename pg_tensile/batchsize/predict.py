@@ -14,8 +14,8 @@ import numpy as np
 from pg_tensile.batchsize.choice import Candidate
 from pg_tensile.errors import TensileError
 from pg_tensile.latency import roofline
-from pg_tensile.policies.joint import JobPlanner
 from pg_tensile.policies.joint import Candidate as Planned
+from pg_tensile.policies.joint import JobPlanner
 from pg_tensile.policies.sweep import Shortage
 from pg_tensile.profile import DeviceProfile
 from pg_tensile.trace import Floats, Trace
@@ -26,8 +26,8 @@ PASSES = 1  # of the planner for each size: enough to compare them
 class Predictor:
     """`predictor(size) -> Candidate`: the plan of `joint` for a batch of `size` rows and its simulated iteration.
 
-    `trace_at(size)`: its trace (traced.BatchTraces.trace_at). `latencies(trace)`: float64[n] µs (curves.Curves.predict
-    or a latency model's; None: the roofline's). `budget_bytes`: of device memory, None: the device's. `least_bytes(size)`:
+    `trace_at(size)`: its trace (`BatchTraces.trace_at`). `latencies(trace)`: float64[n] µs (`Curves.predict`, or a
+    latency model's; None: the roofline's). `budget_bytes`: of device memory, None: the device's. `least_bytes(size)`:
     what the job's other graphs need with that batch. `share` of the link and `most_events` are `JobPlanner`'s."""
 
     def __init__(
@@ -70,7 +70,7 @@ class Predictor:
             return _infeasible(size, planner.least_bytes, f"the most memory is needed by {planner.largest_operator()}")
         planned = planner.best(self.budget_bytes, self.passes)
         if isinstance(planned, Shortage):
-            return _infeasible(size, planner.least_bytes, "every plan within the budget has too many events")
+            return _infeasible(size, 0, "every plan within the budget has too many events")
         nbytes = max(planned.device_peak_bytes, others)
         rate = size / planned.us * 1e6 if planned.us > 0 else math.inf
         return Candidate(size, True, planned.us, planned.stall_us, rate, nbytes, _described(planned))

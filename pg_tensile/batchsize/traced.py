@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,11 +19,11 @@ from pg_tensile.errors import CaptureError
 from pg_tensile.reuse import has_structure
 from pg_tensile.trace import Int64s, Strings, Trace
 
-SIZES = (5, 8, 23)  # traced by default; with 1 row, or 2, some steps take another way
+SIZES = (3, 8, 23)  # traced by default; with 1 row, or 2, some steps take another way
 REMEMBERED = 64  # traces of other sizes
 NUMBERS = ("flops", "operator_bytes", "tensor_bytes", "shape_sizes")  # columns that may change with the batch
 SAME = ("target", "module", "source", "tensor_name", "tensor_dtype")  # strings that may not
-INTEGER = re.compile(r"(?<![\w.])(-?\d+)(?![\w.])")  # not those in names ("f32") or in fractions
+INTEGER = re.compile(r"(?<![\w.+-])(-?\d+)(?![\w.])")  # not those in names ("f32") and fractions
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,10 +82,11 @@ class BatchLaw:
             raise ValueError(f"the law holds from {self.sizes[0]} rows on")
         templates = zip(self.signature_texts, self.signature_numbers, strict=True)
         texts = [_filled(parts, law.at(size).tolist()) for parts, law in templates]
+        columns: dict[str, Any] = {name: law.at(size) for name, law in self.columns.items()}
         none = np.zeros(self.trace.operator_count)
         return replace(
             self.trace,
-            **{name: law.at(size) for name, law in self.columns.items()},
+            **columns,
             signature=Strings.build(texts[code] for code in self.signature_codes.tolist()),
             latency_us=none,
             workspace_bytes=none.astype(np.int64),
