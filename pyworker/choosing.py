@@ -15,14 +15,14 @@ smaller. A checkpoint names the choice: a job that is resumed does not choose ag
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pg_tensile.batchsize.choice import Choice, choose
 from pg_tensile.batchsize.curves import Curves
 from pg_tensile.batchsize.predict import Predictor
+from pg_tensile.batchsize.rates import BASE_BATCH, RateLaw, scaled_learning_rate
 from pg_tensile.batchsize.traced import BatchTraces
 from pg_tensile.errors import BatchSizeError, MemoryRefusedError
 from pg_tensile.graphs import Graphs, capture_graphs, capture_lead, capture_step
@@ -94,7 +94,7 @@ class Terms(NamedTuple):
     least: int | None
     most: int | None
     learning_rate: float
-    law: Any
+    law: RateLaw
 
     @staticmethod
     def of(spec: dict[str, Any]) -> Terms:
@@ -103,18 +103,32 @@ class Terms(NamedTuple):
         least, most = options.get("batch_size_range") or (None, None)
         return Terms(least, most, spec["learning_rate"], options.get("learning_rate_scaling", "accudnn"))
 
+    def rate(self, batch_size: int) -> float:
+        """The learning rate that goes with a batch size."""
+        return scaled_learning_rate(self.learning_rate, BASE_BATCH, batch_size, self.law)
+
 
 def choose_within(prospects: Prospects, terms: Terms) -> Choice:
     """The best batch size for what is known now. Raises BatchSizeError if none fits."""
-    rows = prospects.job.sizes.training_rows
-    common = {"budget_bytes": prospects.predict.budget_bytes, "learning_rate": terms.learning_rate, "law": terms.law}
-    first = sorted(prospects.measured_us)
     if terms.least is None:
         try:
-            return choose(prospects.predict, rows, LEAST, terms.most, first=first, **common)
+            return _choose_from(LEAST, prospects, terms)
         except BatchSizeError:
-            pass
-    return choose(prospects.predict, rows, terms.least or 1, terms.most, first=first, **common)
+            pass  # a smaller one may
+    return _choose_from(terms.least or 1, prospects, terms)
+
+
+def _choose_from(least: int, prospects: Prospects, terms: Terms) -> Choice:
+    return choose(
+        prospects.predict,
+        prospects.job.sizes.training_rows,
+        least,
+        terms.most,
+        budget_bytes=prospects.predict.budget_bytes,
+        learning_rate=terms.learning_rate,
+        law=terms.law,
+        first=sorted(prospects.measured_us),
+    )
 
 
 def lead_of(largest: int, least: int, rows: int) -> tuple[int, ...]:
@@ -224,7 +238,7 @@ class Chooser:
     def _tell(self, choice: Choice, prospects: Prospects, lead: tuple[int, ...]) -> None:
         chosen = {"batch_size": choice.batch_size, "learning_rate": choice.learning_rate, "lead": lead}
         self._executor.choice = chosen
-        found = described(choice, prospects.measured_us) | {"lead": lead, "device": str(self._job.device)}
+        found = described(choice, self._terms, prospects.measured_us) | {"lead": lead, "device": str(self._job.device)}
         self._executor._send(FrameType.CHOICE, found)
 
     def _say(self, phase: str) -> None:
@@ -248,12 +262,11 @@ def resumed(job: Job, chosen: dict[str, Any]) -> Job:
     return job._replace(settings=settings)
 
 
-def described(choice: Choice, measured_us: dict[int, float]) -> dict[str, Any]:
-    """A choice as JSON; numbers that are not finite are null."""
+def described(choice: Choice, terms: Terms, measured_us: Mapping[int, float]) -> dict[str, Any]:
+    """A choice as JSON."""
     candidates = [
-        {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in each.items()}
-        | {"measured_us": measured_us.get(each["batch_size"])}
-        for each in (candidate._asdict() for candidate in choice.candidates)
+        each._asdict() | {"learning_rate": terms.rate(each.batch_size), "measured_us": measured_us.get(each.batch_size)}
+        for each in choice.candidates
     ]
     best = choice.candidates[0]
     reason = (

@@ -120,7 +120,7 @@ def _with_batch_size(executor: Executor, subject: _Subject) -> tuple[_Subject, d
     except CaptureError as error:
         raise _with_way_out(error) from error
     settings = replace(subject.settings, batch_size=choice.batch_size, learning_rate=choice.learning_rate)
-    return subject._replace(settings=settings), described(choice, {}) | {"base_rate": terms.learning_rate}
+    return subject._replace(settings=settings), described(choice, terms, {}) | {"base_rate": terms.learning_rate}
 
 
 def _job(subject: _Subject) -> Job:

@@ -209,8 +209,7 @@ CREATE TABLE tensile.jobs (
     memory_budget    bigint,
     priority         int NOT NULL,
     options          jsonb NOT NULL,
-    chosen_batch_size    int,
-    chosen_learning_rate float8,
+    chosen_batch_size int,
     settings         jsonb NOT NULL,
     state            text NOT NULL DEFAULT 'queued'
                      CHECK (state OPERATOR(pg_catalog.=) ANY (
@@ -254,8 +253,7 @@ COMMENT ON COLUMN tensile.jobs.rows IS 'that the query returned';
 COMMENT ON COLUMN tensile.jobs.warnings IS 'what did not stop the job, such as rows that were skipped';
 COMMENT ON COLUMN tensile.jobs.batch_size IS 'as it was asked for; 0: to be chosen, see chosen_batch_size';
 COMMENT ON COLUMN tensile.jobs.learning_rate IS 'as it was asked for; of batches of 64 rows where the batch size is chosen';
-COMMENT ON COLUMN tensile.jobs.chosen_batch_size IS 'that the job trains with; null: not chosen (yet)';
-COMMENT ON COLUMN tensile.jobs.chosen_learning_rate IS 'that goes with the chosen batch size';
+COMMENT ON COLUMN tensile.jobs.chosen_batch_size IS 'that the job trains with, with the learning rate in batch_sizes; null: not chosen (yet)';
 COMMENT ON COLUMN tensile.jobs.memory_budget IS 'device memory this job may use, in bytes';
 COMMENT ON COLUMN tensile.jobs.settings IS
     'search_path, TimeZone, DateStyle and IntervalStyle of the session that submitted it';
@@ -327,6 +325,7 @@ CREATE TABLE tensile.batch_sizes (
     batch_size    int,
     chosen        bool NOT NULL,
     feasible      bool NOT NULL,
+    learning_rate float8,
     samples_per_s float8,
     iteration_us  float8,
     stall_us      float8,
@@ -339,6 +338,7 @@ COMMENT ON TABLE tensile.batch_sizes IS
     'the batch sizes that were compared for each job that was submitted with batch_size => 0';
 COMMENT ON COLUMN tensile.batch_sizes.chosen IS 'the job trains with it';
 COMMENT ON COLUMN tensile.batch_sizes.feasible IS 'it fits into the memory that the job may have';
+COMMENT ON COLUMN tensile.batch_sizes.learning_rate IS 'that goes with it, by the option learning_rate_scaling';
 COMMENT ON COLUMN tensile.batch_sizes.samples_per_s IS 'rows trained on in a second, predicted; null where there is no plan';
 COMMENT ON COLUMN tensile.batch_sizes.iteration_us IS 'what a step should take under its plan';
 COMMENT ON COLUMN tensile.batch_sizes.stall_us IS 'of a step, spent waiting for copies';
@@ -1490,15 +1490,14 @@ AS $$
 DECLARE
     j bigint := tensile._my_job();
 BEGIN
-    UPDATE tensile.jobs SET chosen_batch_size = (choice->>'batch_size')::int,
-                            chosen_learning_rate = (choice->>'learning_rate')::float8 WHERE id = j;
+    UPDATE tensile.jobs SET chosen_batch_size = (choice->>'batch_size')::int WHERE id = j;
     DELETE FROM tensile.batch_sizes b WHERE b.job = j;
-    INSERT INTO tensile.batch_sizes (job, batch_size, chosen, feasible, samples_per_s, iteration_us, stall_us,
-                                     device_bytes, measured_us, reason)
-        SELECT j, c.batch_size, c.batch_size = (choice->>'batch_size')::int, c.feasible, c.samples_per_s,
-               c.iteration_us, c.stall_us, c.device_bytes, c.measured_us, c.reason
-        FROM jsonb_to_recordset(choice->'candidates') AS c (batch_size int, feasible bool, samples_per_s float8,
-             iteration_us float8, stall_us float8, device_bytes bigint, measured_us float8, reason text);
+    INSERT INTO tensile.batch_sizes (job, batch_size, chosen, feasible, learning_rate, samples_per_s, iteration_us,
+                                     stall_us, device_bytes, measured_us, reason)
+        SELECT j, c.batch_size, c.batch_size = (choice->>'batch_size')::int, c.feasible, c.learning_rate,
+               c.samples_per_s, c.iteration_us, c.stall_us, c.device_bytes, c.measured_us, c.reason
+        FROM jsonb_to_recordset(choice->'candidates') AS c (batch_size int, feasible bool, learning_rate float8,
+             samples_per_s float8, iteration_us float8, stall_us float8, device_bytes bigint, measured_us float8, reason text);
     PERFORM tensile._log('batch size', j, NULL, choice->>'device', choice->>'reason', choice - '{device,reason}'::text[]);
     PERFORM tensile._notify(j);
 END $$;
@@ -2073,7 +2072,7 @@ CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
            j.ended_at OPERATOR(pg_catalog.-) j.started_at AS ran_for, j.attempts, j.rows, t.epoch AS epochs,
            t.loss AS training_loss, v.loss AS validation_loss, v.accuracy, v.f1, v.rmse, v.r2,
            j.sqlstate, j.error, j.hint, coalesce(j.chosen_batch_size, nullif(j.batch_size, 0)) AS batch_size,
-           coalesce(j.chosen_learning_rate, j.learning_rate) AS learning_rate
+           coalesce(b.learning_rate, j.learning_rate) AS learning_rate
     FROM tensile.jobs j
          LEFT JOIN LATERAL (SELECT x.epoch, x.loss FROM tensile.metrics x
                             WHERE x.job OPERATOR(pg_catalog.=) j.id AND x.split OPERATOR(pg_catalog.=) 'training'
@@ -2081,6 +2080,7 @@ CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
          LEFT JOIN LATERAL (SELECT x.loss, x.accuracy, x.f1, x.rmse, x.r2 FROM tensile.metrics x
                             WHERE x.job OPERATOR(pg_catalog.=) j.id AND x.split OPERATOR(pg_catalog.=) 'validation'
                             ORDER BY x.epoch DESC LIMIT 1) v ON true
+         LEFT JOIN tensile.batch_sizes b ON b.job OPERATOR(pg_catalog.=) j.id AND b.chosen
     WHERE j.ended_at IS NOT NULL;
 COMMENT ON VIEW tensile.job_history IS 'ended jobs: how long they waited and ran, and the metrics of their last epoch';
 COMMENT ON COLUMN tensile.job_history.version IS 'of the model, made by the job';

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import safetensors.torch
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pg_tensile import checkpoint
 from pg_tensile.plan import NO_EVENTS
 from pg_tensile.policies.joint import JobPlanner
 from pg_tensile.profile import DeviceProfile
+from pg_tensile.training import Settings, Steps, Trainer
 from pyworker.choosing import LEAD_PART, LEAD_STEPS, Terms, lead_of
 from pyworker.wire import Frame, FrameType
 from tests.unit.rows import Rows, every_type
 from tests.unit.test_executor_process import Child, start, traces_of  # noqa: F401
-from tests.unit.test_stepping import CNN, images
+from tests.unit.test_stepping import CNN, Case, images
+from tests.unit.test_training import MLP, Recorder
 
 Start = Callable[..., Child]
 ROWS = 1000
@@ -122,6 +128,36 @@ def test_a_resumed_job_keeps_its_choice_and_ends_with_the_same_bits(start: Start
         assert not server.choices
         assert server.graphs()[0]["train"] == whole.choices[0]["batch_size"]
         assert server.child.weights() == whole.child.weights()
+
+
+def test_the_bits_are_those_of_the_same_batches_without_a_plan(start: Start) -> None:  # noqa: F811
+    """The lead with the job's learning rate, what follows with the scaled one; the optimizer's state goes on."""
+    spec: dict[str, Any] = {"batch_size_range": [16, 20], "learning_rate_scaling": "linear"}
+    server = Granting(begin(start, options=spec, architecture=MLP))
+    server.until(FrameType.DONE)
+    (choice,) = server.choices
+    prepared = every_type(ROWS).prepare(seed=3)
+    settings = Settings(2, choice["batch_size"], seed=3, lead=tuple(choice["lead"]))
+    assert settings.lead
+    job = Case(prepared, MLP, settings)
+    steps = job.eager()
+    first = trainer(job, steps)
+    assert first.run_lead()
+    state = first.state()
+    job = job._replace(settings=replace(settings, learning_rate=choice["learning_rate"]))
+    steps = job.eager()
+    second = trainer(job, steps)
+    assert second.resume(state) is None
+    second.run()
+    found = safetensors.torch.load(server.child.weights())
+    expected = checkpoint.model_tensors(steps.model)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def trainer(job: Case, steps: Steps) -> Trainer:
+    job.model()  # the generators are as after building it
+    return Trainer(job.settings, steps, job.prepared.dataset, job.prepared.fitted.preprocessing, Recorder())
 
 
 def test_less_memory_makes_a_smaller_batch(start: Start) -> None:  # noqa: F811
