@@ -1959,7 +1959,8 @@ COMMENT ON VIEW tensile.progress IS
 COMMENT ON COLUMN tensile.progress.reason IS 'why the job waits or was interrupted';
 COMMENT ON COLUMN tensile.progress.pid IS 'of the worker';
 COMMENT ON COLUMN tensile.progress.phase IS
-    'starting, loading, preparing, building, capturing, waiting, training, validating, saving or calibrating';
+    'starting, loading, preparing, building, choosing (the batch size), capturing, waiting, training, validating, '
+    'saving or calibrating';
 COMMENT ON COLUMN tensile.progress.epoch IS 'from 1';
 COMMENT ON COLUMN tensile.progress.step IS 'done of this epoch';
 COMMENT ON COLUMN tensile.progress.steps IS 'of this epoch';
