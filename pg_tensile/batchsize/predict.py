@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from pg_tensile.batchsize.choice import Candidate
+from pg_tensile.batchsize.largest import Unstalled, largest_without_stall
 from pg_tensile.errors import TensileError
 from pg_tensile.latency import roofline
 from pg_tensile.policies.joint import Candidate as Planned
@@ -56,6 +57,10 @@ class Predictor:
         if self.latencies is None:
             return roofline.timed(trace, self.profile)
         return trace.with_latencies(np.maximum(self.latencies(trace), roofline.SMALLEST_US))
+
+    def largest_without_stall(self, least: int, most: int) -> Unstalled | None:
+        """Algorithm 2: where `choose` looks first. None: swapping feature maps does not make `least` rows fit."""
+        return largest_without_stall(self.timed_trace, self.profile, self.budget_bytes, least, most)
 
     def __call__(self, size: int) -> Candidate:
         try:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from pg_tensile.errors import UnknownPolicyError
 from pg_tensile.plan import Plan
-from pg_tensile.policies import capuchin, joint, lru, none, recompute_all, swap_all, tensile, vdnn
+from pg_tensile.policies import accudnn, capuchin, joint, lru, none, recompute_all, swap_all, tensile, vdnn
 from pg_tensile.profile import DeviceProfile
 from pg_tensile.trace import Trace
 
@@ -21,6 +21,7 @@ POLICIES: dict[str, Policy] = {
     "joint": joint.plan,
     "tensile": tensile.plan,
     "capuchin": capuchin.plan,
+    "accudnn": accudnn.plan,
     "vdnn": vdnn.plan,
     "lru": lru.plan,
     "none": none.plan,

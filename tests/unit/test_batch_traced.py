@@ -49,7 +49,7 @@ def images(model: nn.Module, pixels: int) -> Callable[[int], Trace]:
 
 MODELS: dict[str, Callable[[], Callable[[int], Trace]]] = {
     "mlp": lambda: ours({"type": "mlp", "hidden": [16, 8], "norm": "batch", "dropout": 0.1}),
-    "transformer": lambda: ours({"type": "transformer", "layers": 1}),
+    "transformer": lambda: images(transformer(), 8),
     "cnn": lambda: images(models_cnn(), 12),
     "resnet": lambda: images(thin(resnet_cifar.resnet20_cifar10(), 4), 32),
 }
@@ -59,6 +59,11 @@ def models_cnn() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(200, 10)
     )
+
+
+def transformer() -> nn.Module:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    return nn.Sequential(nn.Flatten(1, 2), layer, nn.Flatten(), nn.Linear(192, 10))
 
 
 @cache
