@@ -10,6 +10,7 @@ lies.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -50,32 +51,56 @@ class Batches:
     """The batches of one table. A last batch of a single row is joined to the one before it, because batch
     normalisation cannot train on one row; no row is ever left out. `read_ahead`: prepare windows in a thread."""
 
-    def __init__(self, table: Table, batch_size: int, seed: int, device: torch.device, read_ahead: bool) -> None:
+    def __init__(
+        self,
+        table: Table,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        read_ahead: bool,
+        lead: tuple[int, ...] = (),
+    ) -> None:
+        """`lead`: rows of the first batches of the first epoch, all together no more than the table's; what is left of
+        it is divided like any other epoch."""
         self._arrays: list[NDArray[Any]] = [*table.features.flat(), table.target]
         self._rows = table.rows
         self._batch_size = batch_size
+        self._lead = lead
         self._seed = seed & 0xFFFFFFFFFFFFFFFF
         self._device = device
         self._read_ahead = read_ahead
         self._block_rows = min(max(BLOCK_BYTES // max(table.row_bytes, 1), 1), MAX_BLOCK_ROWS)
         self._window_blocks = max(WINDOW_BYTES // max(table.row_bytes * self._block_rows, 1), 1)
-        self.steps, _ = division(self._rows, batch_size)
+
+    def steps(self, epoch: int) -> int:
+        """Batches of an epoch."""
+        lead = self._lead if epoch == 0 else ()
+        return len(lead) + division(self._rows - sum(lead), self._batch_size)[0]
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
         """The shuffled batches of an epoch from `first_step` on."""
         blocks = np.random.default_rng([self._seed, epoch]).permutation(-(-self._rows // self._block_rows))
         windows = [blocks[i : i + self._window_blocks] for i in range(0, len(blocks), self._window_blocks)]
         ends = np.cumsum([self._block_sizes(window).sum() for window in windows])
-        position = first_step * self._batch_size
+        sizes = self._sizes(epoch)
+        position = sum(itertools.islice(sizes, first_step))
         first = int(np.searchsorted(ends, position, side="right"))
         skip = position - (int(ends[first - 1]) if first else 0)
         loads = ((epoch, number, windows[number]) for number in range(first, len(windows)))
-        return self._cut(self._windows(loads), self._batch_size, skip, self.steps - first_step)
+        return self._cut(self._windows(loads), sizes, skip)
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
         """All rows in the table's order, in batches of `batch_size`."""
         for start in range(0, self._rows, batch_size):
             yield self._batch(self._to_device([array[start : start + batch_size] for array in self._arrays]))
+
+    def _sizes(self, epoch: int) -> Iterator[int]:
+        """Rows of each batch of an epoch."""
+        lead = self._lead if epoch == 0 else ()
+        steps, last = division(self._rows - sum(lead), self._batch_size)
+        yield from lead
+        yield from itertools.repeat(self._batch_size, steps - 1)
+        yield from (last,) if steps else ()
 
     def _block_sizes(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.minimum((blocks + 1) * self._block_rows, self._rows) - blocks * self._block_rows
@@ -108,25 +133,21 @@ class Batches:
             order = (np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(len(order)))[order]
         return self._to_device([array.take(order, 0) for array in arrays])  # twice as fast as torch's indexing
 
-    def _cut(self, windows: Iterator[list[Tensor]], size: int, skip: int, steps: int) -> Iterator[Batch]:
-        """`steps` batches of `size` rows from the windows' rows after `skip`; the last takes all that remain."""
-        rest: list[Tensor] | None = None
+    def _cut(self, windows: Iterator[list[Tensor]], sizes: Iterator[int], skip: int) -> Iterator[Batch]:
+        """Batches of these numbers of rows from the windows' rows after `skip`."""
+        parts: list[list[Tensor]] = []  # of a batch that is not complete yet
+        missing = next(sizes, 0)
         for window in windows:
-            if rest is not None:
-                head = size - len(rest[-1])
-                joined = [torch.cat([a, b[:head]]) for a, b in zip(rest, window, strict=True)]
-                if steps > 1 and len(joined[-1]) == size:
-                    yield self._batch(joined)
-                    skip, steps = head, steps - 1
-                else:
-                    window = [torch.cat([a, b[head:]]) for a, b in zip(joined, window, strict=True)]
-            while steps > 1 and skip + size <= len(window[-1]):
-                yield self._batch([tensor[skip : skip + size] for tensor in window])
-                skip, steps = skip + size, steps - 1
-            rest = [tensor[skip:] for tensor in window] if skip < len(window[-1]) else None
+            start, rows = skip, len(window[-1])
             skip = 0
-        if rest is not None and steps:
-            yield self._batch(rest)
+            while missing and start < rows:
+                end = min(start + missing, rows)
+                parts.append([tensor[start:end] for tensor in window])
+                start, missing = end, missing - (end - start)
+                if not missing:
+                    whole = parts[0] if len(parts) == 1 else [torch.cat(each) for each in zip(*parts, strict=True)]
+                    yield self._batch(whole)
+                    parts, missing = [], next(sizes, 0)
 
     def _to_device(self, arrays: list[NDArray[Any]]) -> list[Tensor]:
         return [torch.from_numpy(array).to(self._device) for array in arrays]

@@ -22,6 +22,7 @@ from pg_tensile.scheduling import DeviceScheduler, DeviceState, JobState, Planne
 from pg_tensile.simulator import SimulatedJob, simulate
 from pg_tensile.trace import Kind, Phase, Trace
 
+COMPARED = 6  # batch sizes, the chosen one included
 SHOWN = 10  # tensors that are swapped, and that are recomputed, the largest first
 GRAPHS = {  # which of them needs it
     "train": "",
@@ -36,7 +37,9 @@ class Request(NamedTuple):
     """The job as it was asked for. Of its model: the number of `parameters`, `state_bytes` (parameters, gradients and
     optimizer state), `claim_bytes` (what an eager job is given); of its process: `overhead_bytes` on the device.
     `open_job`: one that trains the model now. `uncaptured`: why there are no graphs. `calibrated`: latencies come from
-    the device's models; `workspaces`: they are in the traces. `approximate`: why the numbers are not the device's."""
+    the device's models; `workspaces`: they are in the traces. `approximate`: why the numbers are not the device's.
+    `choice`: of the batch size, where it was left open: `batch_size, learning_rate, law, base_rate, candidates` (the
+    fields of batchsize.Candidate, the chosen one first)."""
 
     model: str
     architecture: str
@@ -58,6 +61,7 @@ class Request(NamedTuple):
     calibrated: bool = False
     workspaces: bool = True
     approximate: str | None = None
+    choice: Mapping[str, Any] | None = None
 
 
 class Admission(NamedTuple):
@@ -307,7 +311,7 @@ def render(explanation: Mapping[str, Any]) -> list[str]:
     title = f'Train "{e["model"]}" ({e["architecture"]}) on {e["device"]}, policy {e["policy"]}'
     epochs = f"{_count(e['epochs'], 'epoch')} of {_count(e['steps'], 'step')} of {_count(e['batch_size'], 'row')}"
     lines = [f"{title}: {epochs}"]
-    lines += _aligned([*_subject(e), *_memory_lines(e), *_time_lines(e), *_link_lines(e)])
+    lines += _aligned([*_subject(e), *_choice_lines(e), *_memory_lines(e), *_time_lines(e), *_link_lines(e)])
     lines += _tensor_lines("Swapped", e.get("swapped"), _away)
     lines += _tensor_lines("Recomputed", e.get("recomputed"), _made)
     lines.append(f"  {'Start':<11} {e['start']['when']}: {e['start']['why']}")
@@ -331,6 +335,24 @@ def _subject(e: Mapping[str, Any]) -> list[_Line]:
         lines.append(_Line("Graph", f"not captured: {e['uncaptured']}"))
     if "approximate" in e:
         lines.append(_Line("", f"approximate: {e['approximate']}"))
+    return lines
+
+
+def _choice_lines(e: Mapping[str, Any]) -> list[_Line]:
+    """The batch size that was chosen, and what it was compared with."""
+    if "choice" not in e:
+        return []
+    choice = e["choice"]
+    scaled = "" if choice["law"] == "none" else f", scaled ({choice['law']}) from {choice['base_rate']:g} for 64 rows"
+    lines = [_Line("Batch size", f"{choice['batch_size']:,} rows, learning rate {choice['learning_rate']:.4g}{scaled}")]
+    for place, candidate in enumerate(choice["candidates"][:COMPARED]):
+        if candidate["feasible"]:
+            rate, note = f"{candidate['samples_per_s']:,.0f} rows/s", f"{duration(candidate['iteration_us'])} a step"
+            note = f"{note}, {size(candidate['device_bytes'])}: {candidate['reason']}".removesuffix(": ")
+        else:
+            rate, note = "", f"does not fit: {candidate['reason']}"
+        label = f"{candidate['batch_size']:,} rows{'' if place else ', chosen'}"
+        lines.append(_Line("", label, rate, note))
     return lines
 
 

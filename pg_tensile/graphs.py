@@ -50,23 +50,30 @@ class Sizes(NamedTuple):
 
 class Graphs(NamedTuple):
     """The graphs of one job. None: its data makes no such batch. Training graphs return loss and outputs [rows,
-    outputs] of the model, with updates moved up (early_update.py); evaluations the same, in eval mode."""
+    outputs] of the model, with updates moved up (early_update.py); evaluations the same, in eval mode. `others`: steps
+    of other numbers of rows, which only the first epoch has."""
 
     train: Captured
     train_last: Captured | None
     evaluate: Captured | None
     evaluate_last: Captured | None
+    others: tuple[Captured, ...] = ()
 
     def named(self) -> dict[str, Captured]:
         """Those that there are, `train` first."""
-        return {name: graph for name, graph in self._asdict().items() if graph is not None}
+        graphs = dict(zip(self._fields[:4], self[:4], strict=True))
+        graphs |= {f"train_{rows_of(graph)}": graph for graph in self.others}
+        return {name: graph for name, graph in graphs.items() if graph is not None}
 
     def traces(self) -> dict[str, Trace]:
         return {name: graph.trace for name, graph in self.named().items()}
 
     def with_traces(self, traces: Mapping[str, Trace]) -> Graphs:
         """The same with other latencies and workspaces."""
-        return self._replace(**{name: replace(self.named()[name], trace=trace) for name, trace in traces.items()})
+        graphs = self.named()
+        graphs |= {name: replace(graphs[name], trace=trace) for name, trace in traces.items()}
+        first = {name: graphs.pop(name) for name in self._fields[:4] if name in graphs}
+        return self._replace(**first, others=tuple(graphs.values()))
 
     @property
     def evaluation_rows(self) -> int | None:
@@ -93,11 +100,32 @@ def capture_graphs(model: nn.Module, settings: Settings, task: Task, sizes: Size
     with _taking_tensors(model):
         train = _train(model, spec, sizes, first, device)
         train_last = _train(model, spec, sizes, last, device) if last != first else None
+        rows = lead_rest(sizes, settings) - {first, last}
+        others = tuple(_train(model, spec, sizes, count, device) for count in sorted(rows))
         evaluate = _largest_evaluation(model, spec, sizes, settings.batch_size, least_bytes(train.trace), device)
         if evaluate is None:
-            return Graphs(train, train_last, None, None)
+            return Graphs(train, train_last, None, None, others)
         rest = sizes.validation_rows % rows_of(evaluate)
-        return Graphs(train, train_last, evaluate, _evaluate(model, spec, sizes, rest, device) if rest else None)
+        last_of_all = _evaluate(model, spec, sizes, rest, device) if rest else None
+        return Graphs(train, train_last, evaluate, last_of_all, others)
+
+
+def capture_lead(model: nn.Module, settings: Settings, task: Task, sizes: Sizes, device: torch.device) -> Graphs:
+    """The graphs of the steps of `settings.lead` alone, the largest first. Raises as `capture_graphs` does."""
+    spec = step_spec(settings, task)
+    rows = sorted(set(settings.lead), reverse=True)
+    check_model(model, rows[-1])
+    with _taking_tensors(model):
+        train, *others = (_train(model, spec, sizes, count, device) for count in rows)
+    return Graphs(train, None, None, None, tuple(others))
+
+
+def lead_rest(sizes: Sizes, settings: Settings) -> set[int]:
+    """Rows of the batches that the first epoch has after its lead; none without a lead."""
+    if not settings.lead:
+        return set()
+    steps, last = division(sizes.training_rows - sum(settings.lead), settings.batch_size)
+    return {settings.batch_size, last} if steps > 1 else {last} if steps else set()
 
 
 def evaluation_rows(model: nn.Module, settings: Settings, task: Task, sizes: Sizes, device: torch.device) -> int:

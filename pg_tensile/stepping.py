@@ -218,6 +218,11 @@ class PlannedSteps:
         """The next training step measures latencies; the first time, the one after it workspaces."""
         self._executor.measure(again=True)
 
+    def measure_each(self) -> None:
+        """The next step measures latencies, whichever graph's it is."""
+        for graph in self._graphs.values():
+            self._executor.measure(graph)
+
     def measurement(self) -> Measurement:
         """Of the training step."""
         return self._executor.measurement()

@@ -11,9 +11,10 @@ made of what such a step left or of weights that are not finite: the last one is
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -42,7 +43,8 @@ class EarlyStopping(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train. `clip`: largest norm of the gradient; `checkpoint_interval_s`: 0 = at the end of epochs only."""
+    """How to train. `clip`: largest norm of the gradient; `checkpoint_interval_s`: 0 = at the end of epochs only;
+    `lead`: rows of the first batches of the first epoch, whatever the batch size."""
 
     epochs: int
     batch_size: int
@@ -54,6 +56,7 @@ class Settings:
     clip: float | None = None
     early_stopping: EarlyStopping | None = None
     checkpoint_interval_s: float = 60.0
+    lead: tuple[int, ...] = ()
 
 
 class Progress(NamedTuple):
@@ -194,7 +197,7 @@ class Trainer:
         self._identity = identity or {}
         self._parameters = [name for name, _ in steps.model.named_parameters()]
         batch_size, seed, device = settings.batch_size, settings.seed, steps.batch_device
-        self._batches = Batches(dataset.training, batch_size, seed, device, dataset.spooled)
+        self._batches = Batches(dataset.training, batch_size, seed, device, dataset.spooled, settings.lead)
         self._validation = Batches(dataset.validation, batch_size, seed, device, False)
         self._epoch = 0  # epochs done
         self._step = 0  # steps done in the current epoch
@@ -218,7 +221,7 @@ class Trainer:
                 self._run_epoch()
         except StopTraining as stop:
             if stop.checkpoint:
-                self._save()
+                self.save()
             return Outcome(True, self._last_metrics)
         self._steps.close()
         model = self._steps.model
@@ -228,19 +231,31 @@ class Trainer:
             return Outcome(False, self._best.metrics)
         return Outcome(False, self._last_metrics)
 
+    def run_lead(self) -> bool:
+        """Takes the steps of `settings.lead`, no more, without checkpoints; false: it was asked to stop. Another run,
+        of whatever batch size, but the same lead, goes on from `state` then. Raises TrainingError."""
+        try:
+            self._take(itertools.islice(self._batches.epoch(0), len(self._settings.lead)))
+        except StopTraining:
+            return False
+        return True
+
     def _run_epoch(self) -> None:
+        self._take(self._batches.epoch(self._epoch, self._step))
+        self._finish_epoch(self._sums.result(), self._evaluate())
+
+    def _take(self, batches: Iterable[Batch]) -> None:
         started = time.monotonic() - self._seconds
         self._report("training", time.monotonic())
-        for batch in self._batches.epoch(self._epoch, self._step):
+        for batch in batches:
             self._train_step(batch)
             now = time.monotonic()
             self._seconds = now - started
             if now >= self._report_at:
                 self._report("training", now)
             if now >= self._checkpoint_at:
-                self._save()
+                self.save()
             self._observer.poll()
-        self._finish_epoch(self._sums.result(), self._evaluate())
 
     def _train_step(self, batch: Batch) -> None:
         outputs, loss = self._steps.train(batch)
@@ -281,7 +296,7 @@ class Trainer:
         self._consider(decisive.loss)
         self._epoch, self._step, self._seconds = self._epoch + 1, 0, 0.0
         self._sums = self._new_sums()
-        self._save()
+        self.save()
 
     def _consider(self, loss: float) -> None:
         """Keeps the model if it is the best so far."""
@@ -301,7 +316,8 @@ class Trainer:
         return EpochSums(MetricSums(preprocessing.task, len(preprocessing.labels or ()), preprocessing.target.std))
 
     def _total_steps(self) -> int:
-        return self._epoch * self._batches.steps + self._step
+        before = self._batches.steps(0) + (self._epoch - 1) * self._batches.steps(1) if self._epoch else 0
+        return before + self._step
 
     def _report(self, phase: str, now: float) -> None:
         rate = self._trained / (now - self._reported_at) if self._trained else None
@@ -310,7 +326,7 @@ class Trainer:
                 phase,
                 self._epoch + 1,
                 self._step,
-                self._batches.steps,
+                self._batches.steps(self._epoch),
                 self._sums.mean_loss(),
                 rate,
                 self._steps.memory(),
@@ -325,7 +341,8 @@ class Trainer:
         interval = self._settings.checkpoint_interval_s
         self._checkpoint_at = time.monotonic() + interval if interval > 0 else math.inf
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Gives the observer a checkpoint. Raises NotFiniteError."""
         checkpoint = self.state()
         state = checkpoint.get("model")
         self._check_weights({name: state[name] for name in self._parameters if name in state})
@@ -365,11 +382,9 @@ class Trainer:
         """Goes on where the checkpoint was made; if it belongs to other data or another model, changes nothing and
         returns why. Raises CheckpointError if it is damaged."""
         meta = checkpoint.meta
-        if meta["fingerprint"] != self._dataset.fingerprint:
-            rows = meta["fingerprint"].partition(":")[0]
-            return f"the data changed since the checkpoint of {rows} rows was made, so training started over"
-        if meta["identity"] != self._identity:
-            return "the architecture or the settings changed since the checkpoint was made, so training started over"
+        reason = disagreement(meta, self._dataset, self._identity)
+        if reason is not None:
+            return reason
         self._steps.load(StepsState(checkpoint.get("model"), checkpoint.get("optimizer")))
         device = self._steps.batch_device
         self._epoch, self._step, self._seconds = meta["epoch"], meta["step"], meta["seconds"]
@@ -380,6 +395,16 @@ class Trainer:
             self._best = Best(tensors=tensors, **meta["best"])
         ckpt.restore_generators(checkpoint)
         return None
+
+
+def disagreement(meta: dict[str, Any], dataset: Dataset, identity: dict[str, Any]) -> str | None:
+    """Why a checkpoint is not one of such a run; None: it is."""
+    if meta["fingerprint"] != dataset.fingerprint:
+        rows = meta["fingerprint"].partition(":")[0]
+        return f"the data changed since the checkpoint of {rows} rows was made, so training started over"
+    if meta["identity"] != identity:
+        return "the architecture or the settings changed since the checkpoint was made, so training started over"
+    return None
 
 
 class Best(NamedTuple):

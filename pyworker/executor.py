@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 import json
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +29,7 @@ from pyworker.wire import Connection, Frame, FrameType, ProtocolError, StateColl
 
 if TYPE_CHECKING:
     from pg_tensile.checkpoint import Checkpoint
-    from pg_tensile.training import EpochMetrics, Outcome, Progress, Settings, Steps
+    from pg_tensile.training import EpochMetrics, Outcome, Progress, Settings, Steps, Trainer
     from pyworker.memory import Job, MemoryClient
 
 REPORT_INTERVAL_S = 0.5
@@ -81,6 +81,7 @@ class Executor:
         self._reported = 0.0
         self._warnings: list[str] = []
         self._threads = 1
+        self.choice: dict[str, Any] | None = None  # of the batch size, where the job leaves it open: choosing.py
 
     def run(self) -> None:
         try:
@@ -179,7 +180,7 @@ class Executor:
         spec = self._spec
         split = Split(spec["seed"], spec["validation"])
         fitted = fit(store, split, spec["options"].get("task"), models.token_limits(models.parse(spec["architecture"])))
-        check_batch_size(spec["batch_size"], fitted)
+        check_batch_size(least_batch_size(spec), fitted)
         size = len(json.dumps(fitted.preprocessing.to_json()))
         if size > MAX_PREPROCESSING:
             hint = "Leave out text columns that are nearly unique, or shorten their strings."
@@ -237,18 +238,11 @@ class Executor:
         prepared = self._prepare(store)
         del store
         from pg_tensile import checkpoint as ckpt
-        from pg_tensile.training import Trainer
 
         self._send(FrameType.PROGRESS, {"phase": "building"})
         job = self._build(prepared)
-        steps = self._plan(job, self._wait_for(profile, "building"))
-        preprocessing = prepared.fitted.preprocessing
-        identity = {key: self._spec[key] for key in ("architecture", "target", "validation", *_IDENTITY)}
-        trainer = Trainer(job.settings, steps, prepared.dataset, preprocessing, self, identity)
-        if checkpoint is not None:
-            reason = trainer.resume(ckpt.Checkpoint.from_bytes(*checkpoint))
-            if reason is not None:
-                self._warnings.append(reason)
+        self._memory = self._make_memory(job, self._wait_for(profile, "building"))
+        trainer = self._begin(job, prepared, checkpoint)
         outcome = trainer.run()
         if outcome.stopped:
             self._send(FrameType.DONE, {"stopped": True})
@@ -256,14 +250,64 @@ class Executor:
         send_state(self._connection, self._job, 0, "weights", ckpt.to_bytes(ckpt.model_tensors(job.model)))
         self._send_done(outcome, prepared.fitted)
 
-    def _plan(self, job: Job, profile: DeviceProfile) -> Steps:
-        """How the run will take its steps, when its memory has been granted."""
-        from pg_tensile.graphs import capture_graphs, evaluation_rows
-        from pg_tensile.stepping import EagerSteps
+    def _make_memory(self, job: Job, profile: DeviceProfile) -> MemoryClient:
         from pyworker.memory import MemoryClient
 
         load = self._load if job.device.type == "cpu" else LoadMeter("cuda", job.device.index or 0)
-        self._memory = MemoryClient(self, job, profile, load)
+        return MemoryClient(self, job, profile, load)
+
+    def _begin(self, job: Job, prepared: Prepared, checkpoint: tuple[bytes, dict[str, Any]] | None) -> Trainer:
+        """The run, at its beginning or where the checkpoint was made."""
+        from pg_tensile import checkpoint as ckpt
+        from pg_tensile.training import Trainer, disagreement
+        from pyworker.choosing import resumed
+
+        dataset, preprocessing = prepared.dataset, prepared.fitted.preprocessing
+        identity = {key: self._spec[key] for key in ("architecture", "target", "validation", *_IDENTITY)}
+
+        def trainer(job: Job, steps: Steps) -> Trainer:
+            return Trainer(job.settings, steps, dataset, preprocessing, self, identity)
+
+        if checkpoint is not None:
+            reason = disagreement(checkpoint[1], dataset, identity)
+            if reason is not None:
+                self._warnings.append(reason)
+                checkpoint = None
+        state = None if checkpoint is None else ckpt.Checkpoint.from_bytes(*checkpoint)
+        if self._spec["batch_size"]:
+            run = trainer(job, self._plan(job))
+        elif state is None:
+            return self._choose(trainer)
+        else:
+            self.choice = state.meta["choice"]
+            job = resumed(job, self.choice)
+            run = trainer(job, self._plan(job))
+        if state is not None:
+            run.resume(state)
+        return run
+
+    def _choose(self, trainer: Callable[[Job, Steps], Trainer]) -> Trainer:
+        """The run of a job whose batch size is chosen, after its first steps."""
+        from pyworker.choosing import Chooser
+
+        assert self._memory is not None
+        try:
+            begun = Chooser(self, self._memory, trainer).run()
+        except CaptureError as error:
+            raise _with_way_out(error) from error
+        run = trainer(begun.job, begun.steps)
+        if begun.state is not None:
+            run.resume(begun.state)
+        run.save()  # with the choice: whoever goes on does not choose again
+        return run
+
+    def _plan(self, job: Job) -> Steps:
+        """How the run will take its steps, when its memory has been granted."""
+        from pg_tensile.graphs import capture_graphs, evaluation_rows
+        from pg_tensile.stepping import EagerSteps
+
+        assert self._memory is not None
+        self._memory.job = job
         if self._spec["policy"] == "none":
             rows = evaluation_rows(*job)
             self._memory.claim()
@@ -296,7 +340,7 @@ class Executor:
         self._memory.report_latency()
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
-        meta = checkpoint.meta | {"threads": self._threads}
+        meta = checkpoint.meta | {"threads": self._threads} | ({"choice": self.choice} if self.choice else {})
         send_state(self._connection, self._job, 0, "checkpoint", checkpoint.to_bytes(), meta)
 
     def poll(self) -> None:
@@ -332,6 +376,12 @@ def _with_way_out(error: CaptureError) -> CaptureError:
     if "policy => 'none'" not in hint:
         hint = f"{hint} Or train it with policy => 'none', which runs the model as it is.".strip()
     return CaptureError(error.message, hint, error.detail)
+
+
+def least_batch_size(spec: dict[str, Any]) -> int:
+    """The batch size, or where it is to be chosen the smallest that may be."""
+    least, _ = spec["options"].get("batch_size_range", (1, 1))
+    return int(spec["batch_size"] or least)
 
 
 _IDENTITY = ("batch_size", "optimizer", "learning_rate", "seed")

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pg_tensile.fitting import FittedPreprocessing, Split, fit
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from pg_tensile.trace import Trace
     from pg_tensile.training import Settings
     from pyworker.executor import Executor
+    from pyworker.memory import Job
 
 
 def run(executor: Executor) -> None:
@@ -35,14 +38,15 @@ def run(executor: Executor) -> None:
     executor._wait_for_libraries()
     from pg_tensile import explanation, models
     from pg_tensile.training import check_batch_size
+    from pyworker.executor import least_batch_size
 
     spec = executor._spec
     architecture = models.parse(spec["architecture"])
     split = Split(spec["seed"], spec["validation"])
     fitted = fit(store, split, spec["options"].get("task"), models.token_limits(architecture))
-    check_batch_size(spec["batch_size"], fitted)
-    subject = _build(executor, fitted)
-    request = _request(spec, subject)
+    check_batch_size(least_batch_size(spec), fitted)
+    subject, choice = _with_batch_size(executor, _build(executor, fitted))
+    request = _request(spec, subject)._replace(choice=choice)
     traces, request = _traces(executor, subject, request)
     executor._send(FrameType.PROGRESS, {"phase": "planning"})
     found = explanation.explain(request, traces, subject.place.profile, _admission(spec, subject.place))
@@ -87,6 +91,59 @@ def _build(executor: Executor, fitted: FittedPreprocessing) -> _Subject:
     return _Subject(model, settings, fitted, place)
 
 
+def _with_batch_size(executor: Executor, subject: _Subject) -> tuple[_Subject, dict[str, Any] | None]:
+    """With the batch size and the learning rate that the job would choose, as far as that can be told before it runs;
+    the choice as JSON. A batch size that was given stays."""
+    from pg_tensile.errors import CaptureError
+    from pg_tensile.graphs import Graphs, capture_step
+    from pyworker.choosing import Prospects, Terms, choose_within, described
+    from pyworker.executor import _with_way_out
+
+    if subject.settings.batch_size:
+        return subject, None
+    executor._send(FrameType.PROGRESS, {"phase": "choosing"})
+    terms, place, job = Terms.of(executor._spec), subject.place, _job(subject)
+    try:
+        prospects = Prospects(
+            job,
+            place.profile,
+            _budget_bytes(executor._spec, place),
+            lambda trace: _predicted(executor, trace, place).latency_us,
+            partial(executor.poll_early, "choosing"),
+        )
+        choice = choose_within(prospects, terms)
+        if place.name == "cpu":  # workspaces are measured here, as in the job's first steps
+            step = capture_step(*job.with_batch_size(choice.batch_size))
+            measured = _with_workspaces(executor, Graphs(step, None, None, None), place.profile).train.trace
+            prospects.add_workspaces(choice.batch_size, measured)
+            choice = choose_within(prospects, terms)
+    except CaptureError as error:
+        raise _with_way_out(error) from error
+    settings = replace(subject.settings, batch_size=choice.batch_size, learning_rate=choice.learning_rate)
+    return subject._replace(settings=settings), described(choice, terms, {}) | {"base_rate": terms.learning_rate}
+
+
+def _job(subject: _Subject) -> Job:
+    from pg_tensile.graphs import Sizes
+    from pyworker.memory import Job
+
+    fitted, preprocessing = subject.fitted, subject.fitted.preprocessing
+    sizes = Sizes(fitted.training_rows, fitted.validation_rows, tuple(preprocessing.layout()))
+    return Job(subject.model, subject.settings, preprocessing.task, sizes, subject.place.device)
+
+
+def _budget_bytes(spec: dict[str, Any], place: _Place) -> int:
+    """What the job's tensors may take if it has the device to itself."""
+    room = _admission(spec, place).budget_bytes - _overhead_bytes(place)
+    return min(room, spec["memory_budget"] or room)
+
+
+def _overhead_bytes(place: _Place) -> int:
+    from pyworker.memory import CONTEXT_BYTES
+
+    return CONTEXT_BYTES if place.name.startswith("cuda") else 0
+
+
 def _place(spec: dict[str, Any]) -> _Place:
     """The device that training would choose. One that is not at hand is explained with the CPU's graphs and, as far as
     it has been measured, its own profile."""
@@ -114,7 +171,6 @@ def _request(spec: dict[str, Any], subject: _Subject) -> Request:
     from pg_tensile.batches import division
     from pg_tensile.explanation import Request
     from pg_tensile.graphs import state_bytes
-    from pyworker.memory import CONTEXT_BYTES
 
     fitted, place = subject.fitted, subject.place
     state = state_bytes(subject.model, subject.settings)
@@ -125,15 +181,15 @@ def _request(spec: dict[str, Any], subject: _Subject) -> Request:
         device=place.name,
         policy=spec["policy"],
         epochs=spec["epochs"],
-        batch_size=spec["batch_size"],
-        steps=division(fitted.training_rows, spec["batch_size"])[0],
+        batch_size=subject.settings.batch_size,
+        steps=division(fitted.training_rows, subject.settings.batch_size)[0],
         training_rows=fitted.training_rows,
         validation_rows=fitted.validation_rows,
         skipped_rows=fitted.skipped_rows,
         parameters=sum(parameter.numel() for parameter in subject.model.parameters()),
         state_bytes=state,
         claim_bytes=spec["memory_budget"] or state,
-        overhead_bytes=CONTEXT_BYTES if place.name.startswith("cuda") else 0,
+        overhead_bytes=_overhead_bytes(place),
         memory_budget=spec["memory_budget"],
         open_job=spec["open_job"],
         approximate=place.approximate,
@@ -143,15 +199,13 @@ def _request(spec: dict[str, Any], subject: _Subject) -> Request:
 def _traces(executor: Executor, subject: _Subject, request: Request) -> tuple[dict[str, Trace], Request]:
     """The traces of the job's graphs, none where a job of policy none cannot be captured. Any other job would fail."""
     from pg_tensile.errors import CaptureError
-    from pg_tensile.graphs import Sizes, capture_graphs
+    from pg_tensile.graphs import capture_graphs
     from pyworker.executor import _with_way_out
 
     executor._send(FrameType.PROGRESS, {"phase": "capturing"})
-    fitted, place = subject.fitted, subject.place
-    preprocessing = fitted.preprocessing
-    sizes = Sizes(fitted.training_rows, fitted.validation_rows, tuple(preprocessing.layout()))
+    place = subject.place
     try:
-        graphs = capture_graphs(subject.model, subject.settings, preprocessing.task, sizes, place.device)
+        graphs = capture_graphs(*_job(subject))
     except CaptureError as error:
         if request.policy != "none":
             raise _with_way_out(error) from error
@@ -164,19 +218,17 @@ def _traces(executor: Executor, subject: _Subject, request: Request) -> tuple[di
 
 
 def _with_latencies(executor: Executor, graphs: Graphs, place: _Place) -> Graphs:
-    """As the device's models predict them for an idle device, or else the roofline's."""
+    return graphs.with_traces({name: _predicted(executor, trace, place) for name, trace in graphs.traces().items()})
+
+
+def _predicted(executor: Executor, trace: Trace, place: _Place) -> Trace:
+    """With latencies as the device's models predict them for an idle device, or else the roofline's."""
     from pg_tensile.latency import model_bytes, roofline
 
     data = executor._latency_models.get(place.name)
-    models = None if data is None else model_bytes.decode(bytes(data))
-    return graphs.with_traces(
-        {
-            name: trace.with_latencies(
-                roofline.estimate(trace, place.profile) if models is None else models.predict(trace, place.profile)
-            )
-            for name, trace in graphs.traces().items()
-        }
-    )
+    if data is None:
+        return trace.with_latencies(roofline.estimate(trace, place.profile))
+    return trace.with_latencies(model_bytes.decode(bytes(data)).predict(trace, place.profile))
 
 
 def _with_workspaces(executor: Executor, graphs: Graphs, profile: DeviceProfile) -> Graphs:

@@ -79,11 +79,14 @@ class MemoryClient:
     """One job's side of the memory scheduling. `load`: reads how busy others keep the device."""
 
     def __init__(self, executor: Executor, job: Job, profile: DeviceProfile, load: LoadMeter) -> None:
+        self.job = job
+        self.profile = profile
+        self.overhead_bytes = CONTEXT_BYTES if job.device.type == "cuda" else 0  # on the device, besides its tensors
         self._executor = executor
-        self._job = job
-        self._profile = profile
         self._load = load
-        self._overhead_bytes = CONTEXT_BYTES if job.device.type == "cuda" else 0
+        self._described = False  # its tables have been sent
+        self._device: Device | None = None
+        self.choosing = False  # tries batch sizes: every step is measured, and REFUSE raised without a hint
         self._revision = 0
         self._generation = 0  # of the newest plan that came
         self._newest: Grant | None = None
@@ -100,7 +103,7 @@ class MemoryClient:
 
     def claim(self) -> None:
         """Asks for the memory of a job without plans, and waits until it is granted."""
-        needed = state_bytes(self._job.model, self._job.settings)
+        needed = state_bytes(self.job.model, self.job.settings)
         sizes = {"persistent_bytes": needed, "vanilla_bytes": None, "operator": None, "fingerprint": None}
         self._send_trace(sizes | {"least_bytes": self._executor._spec["memory_budget"] or needed}, {})
         self._await_grant()
@@ -114,23 +117,40 @@ class MemoryClient:
         device = self._make_device(grant)
         graphs = self._with_workspaces(graphs, device, grant)
         if self._newest is not None and self._newest is not grant:  # it came meanwhile
-            grant, device = self._newest, self._instead_of(device, self._newest)
+            grant, device = self._newest, self._make_device(self._newest)
         while (steps := self._try(graphs, device, grant)) is None:
             self._announce(graphs.traces())
             grant = self._await_grant()
-            device = self._instead_of(device, grant)
+            device = self._make_device(grant)
         self._steps = steps
         weight = self._executor._spec["latency_weight"]
         self._predicted = graphs.train.trace.latency_us
         self._averages = LatencyAverages(self._predicted, weight)
         return steps
 
+    def leave(self) -> dict[int, Trace]:
+        """Ends what `admit` has begun, so that other graphs may be admitted: the model has its weights again. The
+        traces with what was measured, by rows of a batch."""
+        steps = self._steps
+        assert steps is not None
+        wait([future for _, future in self._taking])
+        self._settle()
+        traces = steps.traces()
+        steps.close()
+        self._steps = self._averages = None
+        self._described = False
+        return {self._rows[name]: trace for name, trace in traces.items()}
+
+    def sent(self) -> dict[int, Trace]:
+        """The training steps of the last TRACE, by rows of a batch, with workspaces as far as they are known."""
+        return {self._rows[name]: trace for name, trace in self._sent.items() if name.startswith("train")}
+
     def _try(self, graphs: Graphs, device: Device, grant: Grant) -> PlannedSteps | None:
         """None: the plan does not fit with the workspaces that are known now, or cannot be used."""
         if needed_bytes(graphs, grant.plan) > grant.granted_bytes:
             return None
         try:
-            return PlannedSteps(self._job.model, graphs, device, grant, self.renegotiate)
+            return PlannedSteps(self.job.model, graphs, device, grant, self.renegotiate)
         except (PlanError, BudgetError, DeviceError) as error:
             self._reject(grant.plan.generation, error)
             if self._revision >= MAX_REVISIONS:
@@ -139,20 +159,18 @@ class MemoryClient:
 
     def _with_latencies(self, graphs: Graphs) -> Graphs:
         """With those that the device's models predict for the load that it has now; without models the roofline's."""
-        models, load = self._latency_models(), self._load.read()
-        return graphs.with_traces(
-            {
-                name: trace.with_latencies(
-                    roofline.estimate(trace, self._profile)
-                    if models is None
-                    else models.predict(trace, self._profile, load)
-                )
-                for name, trace in graphs.traces().items()
-            }
-        )
+        load = self._load.read()
+        return graphs.with_traces({name: self.predicted(trace, load) for name, trace in graphs.traces().items()})
+
+    def predicted(self, trace: Trace, load: float = 0.0) -> Trace:
+        """The trace with predicted latencies. `load`: of the device by others."""
+        models = self._latency_models()
+        if models is None:
+            return trace.with_latencies(roofline.estimate(trace, self.profile))
+        return trace.with_latencies(models.predict(trace, self.profile, load))
 
     def _latency_models(self) -> LatencyModels | None:
-        data = self._executor._latency_models.get(str(self._job.device))
+        data = self._executor._latency_models.get(str(self.job.device))
         return None if data is None else model_bytes.decode(bytes(data))
 
     def _with_workspaces(self, graphs: Graphs, device: Device, grant: Grant) -> Graphs:
@@ -160,28 +178,28 @@ class MemoryClient:
         for name, graph in graphs.named().items():
             workspace = probe(graph, device, grant.granted_bytes)
             traces[name] = graph.trace.with_latencies(graph.trace.latency_us, workspace)
-            self._listen()
+            self.listen()
         return graphs.with_traces(traces)
 
-    def _listen(self) -> None:
+    def listen(self, phase: str = "waiting") -> None:
         """A sign of life while something takes time before training. A newer plan counts; what REFUSE means is
         raised."""
-        frame = self._executor.poll_early("waiting", {FrameType.PLAN, FrameType.REFUSE})
+        frame = self._executor.poll_early(phase, {FrameType.PLAN, FrameType.REFUSE})
         if frame is not None:
             self._heed(frame)
 
-    def _instead_of(self, device: Device, grant: Grant) -> Device:
-        device.close()
-        return self._make_device(grant)
-
     def _make_device(self, grant: Grant) -> Device:
-        index = self._job.device.index or 0
-        if self._job.device.type != "cuda":
-            return HostDevice(self._profile, grant.granted_bytes)
+        """With the granted bytes, instead of the one before."""
+        if self._device is not None:
+            self._device.close()
+        index = self.job.device.index or 0
+        if self.job.device.type != "cuda":
+            self._device = HostDevice(self.profile, grant.granted_bytes)
+            return self._device
         from pg_tensile.runtime.cuda import CudaDevice
 
-        device = CudaDevice(index, grant.granted_bytes, self._profile)
-        self._overhead_bytes = device.overhead_bytes() + device.library_bytes
+        device = self._device = CudaDevice(index, grant.granted_bytes, self.profile)
+        self.overhead_bytes = device.overhead_bytes() + device.library_bytes
         return device
 
     # ---- frames up ----
@@ -195,7 +213,7 @@ class MemoryClient:
             "persistent_bytes": int(first.tensor_bytes[first.persistent].sum()),
             "vanilla_bytes": max(footprint(trace).device_peak_bytes for trace in traces.values()),
             "least_bytes": max(least.values()),
-            "operator": JobPlanner(hungriest, self._profile).largest_operator(),
+            "operator": JobPlanner(hungriest, self.profile).largest_operator(),
             "fingerprint": first.fingerprint,
         }
         self._send_trace(header, traces)
@@ -203,17 +221,18 @@ class MemoryClient:
     def _send_trace(self, header: dict[str, Any], traces: dict[str, Trace]) -> None:
         self._revision += 1
         header |= {
-            "device": str(self._job.device),
-            "profile": asdict(self._profile),
+            "device": str(self.job.device),
+            "profile": asdict(self.profile),
             "revision": self._revision,
             "policy": self._executor._spec["policy"] or "none",
-            "overhead_bytes": self._overhead_bytes,
-            "parameters": sum(parameter.numel() for parameter in self._job.model.parameters()),
+            "overhead_bytes": self.overhead_bytes,
+            "parameters": sum(parameter.numel() for parameter in self.job.model.parameters()),
             "graphs": [{"name": name, "rows": self._rows[name]} for name in traces],
         }
         buffers = [trace.to_bytes() for trace in traces.values()]
-        if self._revision == 1 and traces:
+        if traces and not self._described:
             buffers.append(json.dumps(_tables(traces["train"])).encode())
+            self._described = True
         self._sent = traces
         self._executor._send(FrameType.TRACE, header, buffers)
         self._executor._send(FrameType.PROGRESS, {"phase": "waiting"})
@@ -303,7 +322,9 @@ class MemoryClient:
         if self._taking and self._taking[0][1].done():
             self._settle()
         now = time.monotonic()
-        if now >= self._measure_at:
+        if self.choosing and self._steps is not None:
+            self._steps.measure_each()
+        elif now >= self._measure_at:
             self._utilisation = round(self._load.read(), 3) if self._measure_at else None
             self._measure_at = now + MEASURE_INTERVAL_S
             if self._steps is not None:
@@ -331,6 +352,8 @@ class MemoryClient:
         """The error that ends the job, with the batch size that would fit."""
         least, budget = refusal["least_bytes"], refusal["budget_bytes"]
         error = MemoryRefusedError(least, budget, refusal["operator"])
+        if self.choosing:
+            return error
         if not self._sent:
             error.hint = "Use a larger memory_budget, or a policy that saves memory: policy => 'joint'."
             return error
@@ -346,12 +369,12 @@ class MemoryClient:
         """The largest batch size found in SEARCH_S whose least memory, times `factor`, is within the budget; 0: none.
         Halves until one fits, then looks between that and the last one that did not."""
         deadline = time.monotonic() + SEARCH_S
-        fits, exceeds = 0, self._job.settings.batch_size
+        fits, exceeds = 0, self.job.settings.batch_size
         while exceeds - fits > 1 and time.monotonic() < deadline:
             self._executor.poll_early("waiting", {FrameType.PLAN, FrameType.REFUSE})  # too late for either
             size = exceeds // 2 if not fits else (fits + exceeds) // 2
             try:
-                least = factor * least_bytes(capture_step(*self._job.with_batch_size(size)).trace)
+                least = factor * least_bytes(capture_step(*self.job.with_batch_size(size)).trace)
             except (CaptureError, TrainingError):  # batch normalisation of one row
                 least = math.inf
             if least <= budget_bytes:

@@ -163,6 +163,7 @@ class Worker:
             "latency_weight": float(self._server.setting("pg_tensile.latency_weight")),
             **{key: self._row[key] for key in COPIED},
             "device": self._server.setting("pg_tensile.device"),
+            "device_memory_bytes": self._server.number("pg_tensile.device_memory") << 10,
             "threads": self._threads,
             "dataset_cache_bytes": self._server.number("pg_tensile.dataset_cache") << 20,
             "spool_directory": str(spool),
@@ -346,6 +347,9 @@ class Worker:
                 self._keep_trace(frame)
             case FrameType.LATENCY:
                 self._keep_latency(frame)
+            case FrameType.CHOICE:
+                self._server.call("tensile._job_choice(jsonb)", frame.header)
+                self._server.commit()
             case _:
                 raise ProtocolError(f"unexpected {frame.type.name} frame")
         return False

@@ -64,7 +64,7 @@ SETTINGS = """
 
 ARGUMENTS = {
     "architecture": "`type` and its keys: [README](../README.md#architectures)",
-    "batch_size": "rows of one step, 1 to 10000000",
+    "batch_size": "rows of one step, 1 to 10000000; 0: [chosen](../README.md#the-batch-size)",
     "description": "of the model, for people",
     "device_seconds": "how long to measure, 1 to 86400",
     "epochs": "passes over the training rows, 1 to 1000000",

@@ -210,6 +210,7 @@ CREATE TABLE tensile.jobs (
     memory_budget    bigint,
     priority         int NOT NULL,
     options          jsonb NOT NULL,
+    chosen_batch_size int,
     settings         jsonb NOT NULL,
     state            text NOT NULL DEFAULT 'queued'
                      CHECK (state OPERATOR(pg_catalog.=) ANY (
@@ -251,6 +252,9 @@ COMMENT ON COLUMN tensile.jobs.cancel_requested IS 'cancel_job was called while 
 COMMENT ON COLUMN tensile.jobs.not_before IS 'when an interrupted job is tried again; null: as soon as there is room';
 COMMENT ON COLUMN tensile.jobs.rows IS 'that the query returned';
 COMMENT ON COLUMN tensile.jobs.warnings IS 'what did not stop the job, such as rows that were skipped';
+COMMENT ON COLUMN tensile.jobs.batch_size IS 'as it was asked for; 0: to be chosen, see chosen_batch_size';
+COMMENT ON COLUMN tensile.jobs.learning_rate IS 'as it was asked for; of batches of 64 rows where the batch size is chosen';
+COMMENT ON COLUMN tensile.jobs.chosen_batch_size IS 'that the job trains with, with the learning rate in batch_sizes; null: not chosen (yet)';
 COMMENT ON COLUMN tensile.jobs.memory_budget IS 'device memory this job may use, in bytes';
 COMMENT ON COLUMN tensile.jobs.settings IS
     'search_path, TimeZone, DateStyle and IntervalStyle of the session that submitted it';
@@ -316,6 +320,33 @@ COMMENT ON COLUMN tensile.metrics.f1 IS
 COMMENT ON COLUMN tensile.metrics.rmse IS 'root of the mean squared error, in the target''s unit';
 COMMENT ON COLUMN tensile.metrics.r2 IS 'share of the target''s variance that is explained: 1 is perfect, 0 is its mean';
 COMMENT ON COLUMN tensile.metrics.seconds IS 'that it took';
+
+CREATE TABLE tensile.batch_sizes (
+    job           bigint REFERENCES tensile.jobs ON DELETE CASCADE,
+    batch_size    int,
+    chosen        bool NOT NULL,
+    feasible      bool NOT NULL,
+    learning_rate float8,
+    samples_per_s float8,
+    iteration_us  float8,
+    stall_us      float8,
+    device_bytes  bigint,
+    measured_us   float8,
+    reason        text,
+    PRIMARY KEY (job, batch_size)
+);
+COMMENT ON TABLE tensile.batch_sizes IS
+    'the batch sizes that were compared for each job that was submitted with batch_size => 0';
+COMMENT ON COLUMN tensile.batch_sizes.chosen IS 'the job trains with it';
+COMMENT ON COLUMN tensile.batch_sizes.feasible IS 'it fits into the memory that the job may have';
+COMMENT ON COLUMN tensile.batch_sizes.learning_rate IS 'that goes with it, by the option learning_rate_scaling';
+COMMENT ON COLUMN tensile.batch_sizes.samples_per_s IS 'rows trained on in a second, predicted; null where there is no plan';
+COMMENT ON COLUMN tensile.batch_sizes.iteration_us IS 'what a step should take under its plan';
+COMMENT ON COLUMN tensile.batch_sizes.stall_us IS 'of a step, spent waiting for copies';
+COMMENT ON COLUMN tensile.batch_sizes.device_bytes IS 'device memory that the step''s plan takes';
+COMMENT ON COLUMN tensile.batch_sizes.measured_us IS
+    'what the operators of a step took in the job''s first steps; null: none had this size';
+COMMENT ON COLUMN tensile.batch_sizes.reason IS 'why it is not feasible, or what its plan does';
 
 -- Memory: what executors and the scheduler found out. A job's rows stay until a later job of its model ends. None of it
 -- is dumped: it is true of one machine, and made again by the next job.
@@ -490,7 +521,7 @@ CREATE TABLE tensile.scheduler_log (
 );
 COMMENT ON TABLE tensile.scheduler_log IS 'what the memory scheduler decided, and why; the last 10,000 lines';
 COMMENT ON COLUMN tensile.scheduler_log.event IS
-    'scheduled, planned, waits, refused, failed, note, planner (it died), rejected or damaged (plans)';
+    'scheduled, planned, waits, refused, failed, note, planner (it died), rejected or damaged (plans), batch size (chosen)';
 COMMENT ON COLUMN tensile.scheduler_log.job IS
     'null: about a whole device; only members of pg_read_all_stats see such lines';
 COMMENT ON COLUMN tensile.scheduler_log.generation IS 'of the plan';
@@ -537,6 +568,8 @@ SELECT pg_catalog.pg_extension_config_dump('tensile.model_grants', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.jobs', 'WHERE ended_at IS NOT NULL');
 SELECT pg_catalog.pg_extension_config_dump('tensile.metrics',
     'WHERE job IN (SELECT id FROM tensile.jobs WHERE ended_at IS NOT NULL)');
+SELECT pg_catalog.pg_extension_config_dump('tensile.batch_sizes',
+    'WHERE job IN (SELECT id FROM tensile.jobs WHERE ended_at IS NOT NULL)');
 SELECT pg_catalog.pg_extension_config_dump('tensile.models_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.model_versions_id_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.jobs_id_seq', '');
@@ -553,6 +586,7 @@ ALTER TABLE tensile.jobs ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.checkpoints ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.checkpoint_chunks ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.metrics ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.batch_sizes ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.traces ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.operators ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.tensors ENABLE ROW LEVEL SECURITY;
@@ -580,6 +614,8 @@ CREATE POLICY visible ON tensile.jobs FOR SELECT USING (
     tensile._owned(owner, owner_name) OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')));
 CREATE POLICY visible ON tensile.metrics FOR SELECT USING (
     EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
+CREATE POLICY visible ON tensile.batch_sizes FOR SELECT USING (
+    EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
 CREATE POLICY visible ON tensile.traces FOR SELECT USING (
     EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
 CREATE POLICY visible ON tensile.operators FOR SELECT USING (
@@ -603,7 +639,8 @@ CREATE POLICY owner ON tensile.checkpoint_chunks FOR SELECT USING (
             WHERE j.id OPERATOR(pg_catalog.=) job AND tensile._owned(j.owner, j.owner_name)));
 
 GRANT SELECT ON tensile.models, tensile.model_versions, tensile.model_weights, tensile.model_grants,
-    tensile.jobs, tensile.checkpoints, tensile.checkpoint_chunks, tensile.metrics, tensile.traces, tensile.operators,
+    tensile.jobs, tensile.checkpoints, tensile.checkpoint_chunks, tensile.metrics, tensile.batch_sizes,
+    tensile.traces, tensile.operators,
     tensile.tensors, tensile.latencies, tensile.footprints, tensile.device_profiles, tensile.latency_models,
     tensile.scheduler_log TO PUBLIC;
 
@@ -876,7 +913,8 @@ BEGIN
                           pg_get_userbyid(caller));
     END IF;
     PERFORM tensile._check_training(epochs, batch_size, optimizer, learning_rate, validation, policy, priority),
-            tensile._check_options(options), tensile._check_can_start(caller);
+            tensile._check_options(options), tensile._check_choice(batch_size, policy, options),
+            tensile._check_can_start(caller);
     RETURN m;
 END $$;
 
@@ -902,9 +940,9 @@ BEGIN
     IF epochs NOT BETWEEN 1 AND 1000000 THEN
         message := format('epochs is out of range: %s', epochs);
         hint := 'Use 1 to 1000000.';
-    ELSIF batch_size NOT BETWEEN 1 AND 10000000 THEN
+    ELSIF batch_size NOT BETWEEN 0 AND 10000000 THEN
         message := format('batch_size is out of range: %s', batch_size);
-        hint := 'Use 1 to 10000000, and not more than the query has rows.';
+        hint := 'Use 1 to 10000000, and not more than the query has rows, or 0 to have it chosen.';
     ELSIF optimizer NOT IN ('sgd', 'adam', 'adamw') THEN
         message := format('unknown optimizer "%s"', optimizer);
         hint := 'Use ''sgd'', ''adam'' or ''adamw''.';
@@ -922,6 +960,25 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = message, HINT = hint;
     END IF;
     PERFORM tensile._check_priority(priority);
+END $$;
+
+-- batch_size => 0 has the batch size chosen: with plans, which say what fits.
+CREATE FUNCTION tensile._check_choice(batch_size int, policy text, options jsonb) RETURNS void
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    option text := CASE WHEN batch_size <> 0 THEN (SELECT k FROM jsonb_object_keys(options) k
+                        WHERE k IN ('batch_size_range', 'learning_rate_scaling') ORDER BY k LIMIT 1) END;
+BEGIN
+    IF option IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('the option "%s" is for a batch size that is chosen, but batch_size is %s', option, batch_size),
+            HINT = 'Use batch_size => 0, or leave the option out.';
+    ELSIF batch_size = 0 AND coalesce(policy, current_setting('pg_tensile.policy')) = 'none' THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = 'no batch size can be chosen for the policy "none": what a step takes is not known without a plan',
+            HINT = 'Use policy => ''joint'', or give a batch_size.';
+    END IF;
 END $$;
 
 -- '8GB' in bytes; null stays null
@@ -1422,9 +1479,30 @@ BEGIN
     IF h.profile <> 'null' THEN
         INSERT INTO tensile.device_profiles (device, profile) VALUES (h.device, h.profile) ON CONFLICT DO NOTHING;
     END IF;
-    IF tables IS NOT NULL THEN
+    IF tables IS NOT NULL THEN -- another graph: what is known of the one before is not true of it
+        DELETE FROM tensile.latencies l WHERE l.job = j;
+        DELETE FROM tensile.footprints f WHERE f.job = j;
         PERFORM tensile._keep_tables(j, tables);
     END IF;
+    PERFORM tensile._notify(j);
+END $$;
+
+-- CHOICE: the batch size that was chosen for the job, and those that it was compared with
+CREATE FUNCTION tensile._job_choice(choice jsonb) RETURNS void
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    j bigint := tensile._my_job();
+BEGIN
+    UPDATE tensile.jobs SET chosen_batch_size = (choice->>'batch_size')::int WHERE id = j;
+    DELETE FROM tensile.batch_sizes b WHERE b.job = j;
+    INSERT INTO tensile.batch_sizes (job, batch_size, chosen, feasible, learning_rate, samples_per_s, iteration_us,
+                                     stall_us, device_bytes, measured_us, reason)
+        SELECT j, c.batch_size, c.batch_size = (choice->>'batch_size')::int, c.feasible, c.learning_rate,
+               c.samples_per_s, c.iteration_us, c.stall_us, c.device_bytes, c.measured_us, c.reason
+        FROM jsonb_to_recordset(choice->'candidates') AS c (batch_size int, feasible bool, learning_rate float8,
+             samples_per_s float8, iteration_us float8, stall_us float8, device_bytes bigint, measured_us float8, reason text);
+    PERFORM tensile._log('batch size', j, NULL, choice->>'device', choice->>'reason', choice - '{device,reason}'::text[]);
     PERFORM tensile._notify(j);
 END $$;
 
@@ -1877,7 +1955,8 @@ $$;
 CREATE VIEW tensile.progress WITH (security_invoker = true) AS
     SELECT j.id AS job, j.model_name AS model, j.owner_name AS owner, j.state, j.reason, p.pid, p.phase, p.epoch,
            j.epochs, p.step, p.steps, p.loss, p.samples_per_s, p.device_bytes, p.device_peak_bytes, p.bytes_swapped,
-           p.stall_us, p.passive_swap_ins, p.plan_generation, p.heartbeat
+           p.stall_us, p.passive_swap_ins, p.plan_generation, p.heartbeat,
+           coalesce(j.chosen_batch_size, nullif(j.batch_size, 0)) AS batch_size
     FROM tensile.jobs j LEFT JOIN tensile._progress() p ON p.job OPERATOR(pg_catalog.=) j.id
     WHERE j.ended_at IS NULL;
 COMMENT ON VIEW tensile.progress IS
@@ -1885,7 +1964,8 @@ COMMENT ON VIEW tensile.progress IS
 COMMENT ON COLUMN tensile.progress.reason IS 'why the job waits or was interrupted';
 COMMENT ON COLUMN tensile.progress.pid IS 'of the worker';
 COMMENT ON COLUMN tensile.progress.phase IS
-    'starting, loading, preparing, building, capturing, waiting, training, validating, saving or calibrating';
+    'starting, loading, preparing, building, choosing (the batch size), capturing, waiting, training, validating, '
+    'saving or calibrating';
 COMMENT ON COLUMN tensile.progress.epoch IS 'from 1';
 COMMENT ON COLUMN tensile.progress.step IS 'done of this epoch';
 COMMENT ON COLUMN tensile.progress.steps IS 'of this epoch';
@@ -1895,6 +1975,7 @@ COMMENT ON COLUMN tensile.progress.device_bytes IS 'device memory that is kept b
 COMMENT ON COLUMN tensile.progress.device_peak_bytes IS 'the most device memory so far, during a step';
 COMMENT ON COLUMN tensile.progress.bytes_swapped IS 'copied to the host and back so far';
 COMMENT ON COLUMN tensile.progress.stall_us IS 'spent waiting for copies so far';
+COMMENT ON COLUMN tensile.progress.batch_size IS 'rows of a step; null: it is not chosen yet';
 COMMENT ON COLUMN tensile.progress.passive_swap_ins IS 'copies to the device that no plan foresaw';
 COMMENT ON COLUMN tensile.progress.plan_generation IS 'of the plan in use';
 COMMENT ON COLUMN tensile.progress.heartbeat IS 'when the executor was heard last';
@@ -1996,7 +2077,8 @@ CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
            j.ended_at, j.started_at OPERATOR(pg_catalog.-) j.submitted_at AS queued_for,
            j.ended_at OPERATOR(pg_catalog.-) j.started_at AS ran_for, j.attempts, j.rows, t.epoch AS epochs,
            t.loss AS training_loss, v.loss AS validation_loss, v.accuracy, v.f1, v.rmse, v.r2,
-           j.sqlstate, j.error, j.hint
+           j.sqlstate, j.error, j.hint, coalesce(j.chosen_batch_size, nullif(j.batch_size, 0)) AS batch_size,
+           coalesce(b.learning_rate, j.learning_rate) AS learning_rate
     FROM tensile.jobs j
          LEFT JOIN LATERAL (SELECT x.epoch, x.loss FROM tensile.metrics x
                             WHERE x.job OPERATOR(pg_catalog.=) j.id AND x.split OPERATOR(pg_catalog.=) 'training'
@@ -2004,6 +2086,7 @@ CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
          LEFT JOIN LATERAL (SELECT x.loss, x.accuracy, x.f1, x.rmse, x.r2 FROM tensile.metrics x
                             WHERE x.job OPERATOR(pg_catalog.=) j.id AND x.split OPERATOR(pg_catalog.=) 'validation'
                             ORDER BY x.epoch DESC LIMIT 1) v ON true
+         LEFT JOIN tensile.batch_sizes b ON b.job OPERATOR(pg_catalog.=) j.id AND b.chosen
     WHERE j.ended_at IS NOT NULL;
 COMMENT ON VIEW tensile.job_history IS 'ended jobs: how long they waited and ran, and the metrics of their last epoch';
 COMMENT ON COLUMN tensile.job_history.version IS 'of the model, made by the job';
@@ -2011,6 +2094,8 @@ COMMENT ON COLUMN tensile.job_history.queued_for IS 'from submission to its firs
 COMMENT ON COLUMN tensile.job_history.ran_for IS 'from its first start to its end, interruptions included';
 COMMENT ON COLUMN tensile.job_history.attempts IS 'how often a worker was started for it';
 COMMENT ON COLUMN tensile.job_history.rows IS 'that the query returned';
+COMMENT ON COLUMN tensile.job_history.batch_size IS 'rows of a step; null: none was chosen before it ended';
+COMMENT ON COLUMN tensile.job_history.learning_rate IS 'that it trained with';
 COMMENT ON COLUMN tensile.job_history.epochs IS 'that were finished';
 COMMENT ON COLUMN tensile.job_history.training_loss IS 'of the last epoch';
 COMMENT ON COLUMN tensile.job_history.validation_loss IS 'of the last epoch, as those that follow';
@@ -2039,6 +2124,7 @@ GRANT EXECUTE ON FUNCTION
     tensile._acknowledge_plan(bigint),
     tensile._register_device(text, bigint, float8, float8, bigint),
     tensile._report(text, int, int, bigint, bigint, float8, float8, bigint, bigint, bigint, bigint, bigint, float8),
+    tensile._job_choice(jsonb),
     tensile._job_trace(jsonb, bytea[], jsonb), tensile._job_admitted(), tensile._job_refusal(),
     tensile._job_latency(jsonb, real[], real[], real[]), tensile._job_log(text, text, bigint),
     tensile._job_replan(text), tensile._job_profiles(), tensile._job_latency_models(),

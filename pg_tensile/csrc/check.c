@@ -55,6 +55,7 @@ typedef struct Key
 static const char *const activations[] = {"relu", "gelu", "silu", "tanh", NULL};
 static const char *const norms[] = {"none", "batch", "layer", NULL};
 static const char *const tasks[] = {"regression", "classification", NULL};
+static const char *const scalings[] = {"accudnn", "linear", "none", NULL};
 
 #define HIDDEN {"hidden", KEY_INTS, .min = 1, .max = 65536, .max_items = 64}
 #define ACTIVATION {"activation", KEY_CHOICE, .choices = activations}
@@ -95,6 +96,8 @@ static const Key option_keys[] = {
 	{"checkpoint_interval", KEY_NUMBER, .min = 0, .max = 86400},
 	{"threads", KEY_INT, .min = 1, .max = 1024},
 	{"deploy", KEY_BOOL},
+	{"batch_size_range", KEY_INTS, .min = 1, .max = 10000000, .min_items = 2, .max_items = 2},
+	{"learning_rate_scaling", KEY_CHOICE, .choices = scalings},
 	{NULL}
 };
 
@@ -386,6 +389,28 @@ check_heads(JsonbContainer *transformer)
 				 errhint("Use a multiple of the number of heads, for example %d.", heads * Max(1, dim / heads))));
 }
 
+/* The smallest batch size comes first. */
+static void
+check_range(JsonbContainer *options)
+{
+	JsonbValue *range = getKeyJsonValueFromContainer(options, "batch_size_range", strlen("batch_size_range"), NULL);
+	int			ends[2];
+
+	if (range == NULL)
+		return;
+	for (int i = 0; i < 2; i++)
+	{
+		JsonbValue *end = getIthJsonbValueFromContainer(range->val.binary.data, i);
+
+		ends[i] = DatumGetInt32(DirectFunctionCall1(numeric_int4, NumericGetDatum(end->val.numeric)));
+	}
+	if (ends[0] > ends[1])
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("key \"batch_size_range\" in the options is empty: from %d to %d", ends[0], ends[1]),
+				 errhint("The first number is the least batch size, the second the most: [%d, %d].", ends[1], ends[0])));
+}
+
 /* tensile._check_architecture(architecture) */
 Datum
 tensile_check_architecture(PG_FUNCTION_ARGS)
@@ -428,5 +453,6 @@ tensile_check_options(PG_FUNCTION_ARGS)
 
 	require_object(jsonb, "options", "{\"early_stopping\": {\"patience\": 3}}");
 	check_object("options", "", &jsonb->root, option_keys, false);
+	check_range(&jsonb->root);
 	PG_RETURN_VOID();
 }

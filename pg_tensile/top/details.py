@@ -16,8 +16,11 @@ Parts = Sequence[str | None]
 
 DETAILS = """
     SELECT j.id AS job, j.model_name, j.owner_name, j.kind, j.state, left(j.reason, 4000) AS reason,
-           left(j.query, 8000) AS query, j.target, j.epochs, j.batch_size, j.optimizer, j.learning_rate, j.validation,
-           j.seed, j.policy, j.memory_budget, j.priority, j.options::text AS options, j.attempts, j.retries, j.rows,
+           left(j.query, 8000) AS query, j.target, j.epochs,
+           coalesce(j.chosen_batch_size, j.batch_size) AS batch_size, j.optimizer,
+           coalesce((SELECT b.learning_rate FROM tensile.batch_sizes b WHERE b.job = j.id AND b.chosen),
+                    j.learning_rate) AS learning_rate, j.validation, j.seed, j.policy,
+           j.memory_budget, j.priority, j.options::text AS options, j.attempts, j.retries, j.rows,
            j.version, extract(epoch FROM j.submitted_at)::float8 AS submitted_at,
            extract(epoch FROM j.started_at)::float8 AS started_at, extract(epoch FROM j.ended_at)::float8 AS ended_at,
            j.sqlstate, left(j.error, 4000) AS error, left(j.hint, 4000) AS hint, left(j.detail, 4000) AS detail,
@@ -93,7 +96,7 @@ def _training(row: Row) -> Parts:
     parts = [
         rows,
         f"{row['epochs']:,} epochs",
-        f"batch size {row['batch_size']:,}",
+        f"batch size {row['batch_size']:,}" if row["batch_size"] else "batch size to be chosen",
         f"{row['optimizer']}, learning rate {row['learning_rate']:g}",
         f"validation {row['validation']:g}",
         f"seed {row['seed']}",

@@ -83,7 +83,7 @@ class Course:
         left, pace = job.epochs - job.done, self._rate("done", PACE_S)
         if pace:
             return left / pace
-        if job.kind == "train" and job.samples_per_s and job.steps:
+        if job.kind == "train" and job.samples_per_s and job.steps and job.batch_size:
             return left * job.steps * job.batch_size / job.samples_per_s
         return None
 

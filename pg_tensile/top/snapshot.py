@@ -23,7 +23,8 @@ SNAPSHOT = """
                 FROM tensile.devices ORDER BY name) d) AS devices,
            (SELECT json_agg(o) FROM (
                 SELECT p.job, left(p.model, 200) AS model, p.owner, j.kind, p.state, left(p.reason, 2000) AS reason,
-                       j.priority, coalesce(t.policy, j.policy) AS policy, t.device, j.batch_size, j.attempts,
+                       j.priority, coalesce(t.policy, j.policy) AS policy, t.device,
+                       coalesce(j.chosen_batch_size, j.batch_size) AS batch_size, j.attempts,
                        j.options->>'early_stopping' IS NOT NULL AS may_stop_early,
                        extract(epoch FROM j.submitted_at)::float8 AS submitted_at,
                        extract(epoch FROM j.started_at)::float8 AS started_at,

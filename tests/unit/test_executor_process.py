@@ -19,7 +19,7 @@ from pg_tensile.profile import RTX_A6000, DeviceProfile
 from pg_tensile.trace import Trace
 from pyworker import executor, memory
 from pyworker.child import error_header
-from pyworker.wire import Connection, Frame, FrameType
+from pyworker.wire import Connection, Frame, FrameType, send_state
 from tests.unit.rows import Rows, every_type
 
 PROFILE = replace(RTX_A6000, name="host", kind="host")
@@ -39,13 +39,13 @@ def build(inputs, outputs):
 class Child:
     """An executor in a thread, and this side of its connection."""
 
-    def __init__(self, rows: Rows, models: bytes | None = None, **spec: Any) -> None:
+    def __init__(self, rows: Rows, models: bytes | None = None, checkpoint: bytes | None = None, **spec: Any) -> None:
         ours, theirs = socket.socketpair()
         self.connection, self._theirs = Connection(ours), Connection(theirs)
         self.seen: list[Frame] = []
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        self._send_job(rows, models, spec)
+        self._send_job(rows, models, checkpoint, spec)
 
     def _run(self) -> None:
         try:
@@ -55,7 +55,7 @@ class Child:
         except Exception as error:
             self._theirs.send(FrameType.ERROR, header=error_header(error))
 
-    def _send_job(self, rows: Rows, models: bytes | None, changes: dict[str, Any]) -> None:
+    def _send_job(self, rows: Rows, models: bytes | None, checkpoint: bytes | None, changes: dict[str, Any]) -> None:
         spec = {
             "kind": "train",
             "architecture": {"type": "mlp", "hidden": [32, 16], "dropout": 0.1},
@@ -81,6 +81,8 @@ class Child:
             **changes,
         }
         self.send(FrameType.JOB, spec, [] if models is None else [models])
+        if checkpoint is not None:
+            send_state(self.connection, 1, 0, "checkpoint", checkpoint)
         columns = [{"name": each.name, "type": each.type, "target": each.target} for each in rows.header]
         self.send(FrameType.COLUMNS, {"columns": columns})
         for count, buffers in rows.frames():
@@ -100,6 +102,9 @@ class Child:
             if frame.type in types and where(frame.header):
                 return frame
             assert frame.type != FrameType.ERROR, frame.header
+
+    def until_error(self) -> dict[str, Any]:
+        return self.until(FrameType.ERROR).header
 
     def headers(self, type: FrameType) -> list[dict[str, Any]]:
         return [frame.header for frame in self.seen if frame.type == type]

@@ -110,7 +110,7 @@ def test_an_epoch_has_every_row_once_and_starts_anywhere(
     made = Batches(table(rows, 3), size, 1, CPU, read_ahead)
     order = [batch.target.tolist() for batch in made.epoch(0)]
     assert sorted(itertools.chain(*order)) == list(range(rows))
-    assert len(order) == made.steps
+    assert len(order) == made.steps(0)
     assert [len(batch) for batch in order[:-1]] == [size] * (len(order) - 1)
     assert rows == 1 or len(order[-1]) > 1 or size == 1  # a last row alone joins the batch before
     for first in {0, 1, len(order) // 2, len(order) - 1, len(order)}:
@@ -119,6 +119,27 @@ def test_an_epoch_has_every_row_once_and_starts_anywhere(
         assert [batch.target.tolist() for batch in made.epoch(1)] != order
         other = Batches(table(rows, 3), size, 2, CPU, read_ahead)
         assert [batch.target.tolist() for batch in other.epoch(0)] != order
+
+
+@pytest.mark.parametrize("read_ahead", [False, True])
+@pytest.mark.parametrize("lead", [(2, 4, 4), (300, 1), (999,), (1000,), (7,) * 20])
+def test_a_lead_is_the_beginning_of_the_first_epoch(
+    lead: tuple[int, ...], read_ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows come in the order that they would have without it, whatever batches they are cut into."""
+    monkeypatch.setattr(batches, "WINDOW_BYTES", 2000)
+    monkeypatch.setattr(batches, "BLOCK_BYTES", 300)
+    made = Batches(table(1000, 3), 64, 1, CPU, read_ahead, lead)
+    plain = Batches(table(1000, 3), 64, 1, CPU, read_ahead)
+    first = [batch.target.tolist() for batch in made.epoch(0)]
+    assert [len(batch) for batch in first[: len(lead)]] == list(lead)
+    assert {len(batch) for batch in first[len(lead) : -1]} <= {64} and len(first) == made.steps(0)
+    in_order = [batch.target.tolist() for batch in plain.epoch(0)]
+    assert list(itertools.chain(*first)) == list(itertools.chain(*in_order))
+    for start in {0, 1, len(lead), len(first) - 1, len(first)}:
+        assert [batch.target.tolist() for batch in made.epoch(0, start)] == first[start:]
+    following = [batch.target.tolist() for batch in made.epoch(1)]
+    assert following == [batch.target.tolist() for batch in plain.epoch(1)] and len(following) == made.steps(1)
 
 
 def test_order_does_not_touch_the_global_generators() -> None:

@@ -1,0 +1,140 @@
+"""batch_size => 0: the job chooses its batch size, says so, keeps it, and explain_training tells beforehand."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.server.refusals import refused
+from tests.server.support import Connection, executor_pid, register, submit, value
+from tests.server.test_explain import explain, explained
+
+Wait = Callable[..., Any]
+Row = Callable[..., Any]
+
+ROWS = 2000
+QUERY = f"""
+    SELECT (SELECT array_agg(sin(i * g)::float4) FROM generate_series(1, 64) g) AS pixels, mod(i, 4)::text AS y
+    FROM generate_series(1, {ROWS}) i
+"""
+CNN: dict[str, Any] = {"type": "cnn", "channels": [4, 8], "hidden": [16], "dropout": 0.1}
+JOB: dict[str, Any] = {"query": QUERY, "batch_size": 0, "validation": 0.2, "epochs": 2}
+
+CHOSEN = "SELECT {} FROM tensile.batch_sizes WHERE job = %s AND chosen"
+
+
+def choose(conn: Connection, model: str = "m", **arguments: Any) -> int:
+    return submit(conn, model, CNN, **(JOB | arguments))
+
+
+def finish(conn: Connection, job: int) -> None:
+    assert value(conn, "SELECT wait_for_job(%s, '90 s')", job) == "finished"
+
+
+def test_a_job_chooses_and_says_so(db: Connection, job_row: Row) -> None:
+    job = choose(db)
+    finish(db, job)
+    row = job_row(db, job)
+    chosen = row["chosen_batch_size"]
+    assert row["batch_size"] == 0 and 8 <= chosen <= ROWS // 16
+    rate = value(db, CHOSEN.format("learning_rate"), job)
+    assert rate == pytest.approx(1 - (1 - row["learning_rate"]) ** (chosen / 64))
+    sizes = db.execute(
+        "SELECT batch_size, chosen, feasible, samples_per_s > 0, device_bytes > 0, measured_us > 0, reason"
+        " FROM tensile.batch_sizes WHERE job = %s ORDER BY samples_per_s DESC",
+        (job,),
+    ).fetchall()
+    assert len(sizes) >= 4 and [size for size, is_chosen, *_ in sizes if is_chosen] == [chosen]
+    assert all(fits and positive and takes and reason for _, _, fits, positive, takes, _, reason in sizes)
+    assert 0 < sum(bool(measured) for *_, measured, _ in sizes) < len(sizes)
+    shown = db.execute("SELECT batch_size, learning_rate, epochs FROM tensile.job_history WHERE job = %s", (job,))
+    assert shown.fetchone() == (chosen, rate, 2)
+    log = "SELECT reason, details->>'law' FROM tensile.scheduler_log WHERE job = %s AND event = 'batch size'"
+    reason, law = db.execute(log, (job,)).fetchall()[-1]
+    assert reason.startswith(f"{chosen} rows, of {len(sizes)} sizes: ") and law == "accudnn"
+    trained = "SELECT DISTINCT samples FROM tensile.metrics WHERE job = %s AND split = 'training'"
+    rows = value(db, "SELECT preprocessing->'rows'->>'training' FROM tensile.model_versions WHERE job = %s", job)
+    assert db.execute(trained, (job,)).fetchall() == [(int(rows),)]  # each row once an epoch
+    graphs = value(db, "SELECT graphs FROM tensile.traces WHERE job = %s", job)
+    assert graphs[0] == {"name": "train", "rows": chosen}
+    operators = "SELECT count(*) FROM tensile.operators WHERE job = %s"
+    assert value(db, operators, job) == value(db, operators.replace("operators", "latency"), job)
+
+
+def test_options(db: Connection, job_row: Row) -> None:
+    options = {"batch_size_range": [40, 48], "learning_rate_scaling": "linear"}
+    job = choose(db, options=options, learning_rate=0.01, epochs=1)
+    finish(db, job)
+    row = job_row(db, job)
+    assert 40 <= row["chosen_batch_size"] <= 48
+    assert value(db, CHOSEN.format("learning_rate"), job) == pytest.approx(0.01 * row["chosen_batch_size"] / 64)
+    found = value(db, "SELECT array[min(batch_size), max(batch_size)] FROM tensile.batch_sizes WHERE job = %s", job)
+    assert found[0] >= 40 and found[1] <= 48
+
+
+def test_a_killed_job_keeps_its_batch_size(db: Connection, wait_until: Wait, job_row: Row) -> None:
+    job = choose(db, epochs=40, options={"checkpoint_interval": 0.1})
+    wait_until(lambda: (value(db, "SELECT epoch FROM tensile.progress WHERE job = %s", job) or 0) > 1, 60, "epochs")
+    chosen = job_row(db, job)["chosen_batch_size"]
+    assert value(db, "SELECT batch_size FROM tensile.progress WHERE job = %s", job) == chosen
+    pid = executor_pid(db, job)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    finish(db, job)
+    row = job_row(db, job)
+    assert row["attempts"] == 2 and row["warnings"] in (None, []) and row["chosen_batch_size"] == chosen
+    log = "SELECT count(*) FROM tensile.scheduler_log WHERE job = %s AND event = 'batch size'"
+    assert value(db, log, job) == 1
+    assert value(db, "SELECT graphs->0->>'rows' FROM tensile.traces WHERE job = %s", job) == str(chosen)
+
+
+def test_a_tight_budget_makes_a_smaller_batch_and_an_impossible_one_an_error(db: Connection) -> None:
+    register(db, "m", CNN)
+    free = explained(db, query=QUERY, batch_size=0)["choice"]
+    assert free["batch_size"] == free["candidates"][0]["batch_size"]
+    budget = int(0.3 * free["candidates"][0]["device_bytes"])
+    job = choose(db, "tight", memory_budget=f"{budget}B", epochs=1)
+    finish(db, job)
+    chosen = value(db, CHOSEN.format("batch_size"), job)
+    device_bytes = value(db, CHOSEN.format("device_bytes"), job)
+    assert chosen < free["batch_size"] and device_bytes <= budget
+    planned = value(db, "SELECT planned_bytes FROM tensile.footprints WHERE job = %s", job)
+    assert planned <= budget
+
+    def train() -> None:
+        finish(db, choose(db, "other", memory_budget="1kB"))
+
+    message = r"no batch size fits: a batch of \d+ needs at least [\d,]+ bytes of device memory; the budget is 1,024"
+    for attempt in (train, lambda: explain(db, query=QUERY, batch_size=0, memory_budget="1kB")):
+        with pytest.raises(psycopg.Error) as error:
+            attempt()
+        assert error.value.sqlstate == "53200" and re.search(message, error.value.diag.message_primary or "")
+        assert "memory" in (error.value.diag.message_hint or "")
+
+
+def test_explain_shows_the_choice_and_the_runners_up(db: Connection) -> None:
+    register(db, "m", CNN)
+    lines = explain(db, query=QUERY, batch_size=0, learning_rate=0.01)
+    found = explained(db, query=QUERY, batch_size=0, learning_rate=0.01)
+    chosen = found["batch_size"]
+    assert f"of {chosen} rows" in lines[0] and found["choice"]["batch_size"] == chosen
+    (choice,) = [line for line in lines if line.startswith("  Batch size")]
+    assert choice.startswith(f"  Batch size  {chosen} rows, learning rate 0.0")
+    assert choice.endswith("scaled (accudnn) from 0.01 for 64 rows")
+    whole = "\n".join(lines)
+    assert re.search(rf"{chosen} rows, chosen +[\d,]+ rows/s +[\d.]+ ms a step", whole)
+    assert len(re.findall(r"rows/s", whole)) > 3
+    assert found["memory"]["planned_bytes"] == pytest.approx(found["choice"]["candidates"][0]["device_bytes"], rel=0.05)
+    assert "choice" not in explained(db, query=QUERY)
+
+
+def test_more_rows_than_there_are(db: Connection) -> None:
+    register(db, "m", CNN)
+    options = {"batch_size_range": [5000, 6000]}
+    refused("22000", "batch_size is 5000", "at most", lambda: explain(db, query=QUERY, batch_size=0, options=options))
