@@ -48,6 +48,7 @@ SQLSTATES = {
     "OutOfDeviceMemoryError": "53200",
     "BudgetError": "53200",
     "MemoryRefusedError": "53200",
+    "ModelRefusedError": "53200",
     "CaptureError": "0A000",
     "NotFiniteError": "22003",
     "TrainingError": "22023",
