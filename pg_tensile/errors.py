@@ -124,13 +124,10 @@ class BatchSizeError(TensileError):
 
 
 class MemoryRefusedError(TensileError):
-    """A job, or a model that is to predict (`who`), needs more device memory than it may have. All sizes are bytes;
-    `operator`: what needs the most of it."""
+    """A job needs more device memory than it may have. All sizes are bytes; `operator`: what needs the most of it."""
 
-    def __init__(
-        self, least_bytes: int, budget_bytes: int, operator: str | None, hint: str | None = None, who: str = "the job"
-    ) -> None:
-        message = f"{who} needs at least {least_bytes:,} bytes of device memory, but may have {budget_bytes:,}"
+    def __init__(self, least_bytes: int, budget_bytes: int, operator: str | None, hint: str | None = None) -> None:
+        message = f"the job needs at least {least_bytes:,} bytes of device memory, but may have {budget_bytes:,}"
         super().__init__(message, hint, operator and f"the most memory is needed by {operator}")
         self.least_bytes = least_bytes
         self.budget_bytes = budget_bytes
@@ -138,6 +135,20 @@ class MemoryRefusedError(TensileError):
 
 class CodecError(TensileError):
     """A codec that does not exist or is not installed, a chunk it cannot code, or bytes it did not write."""
+
+
+class ModelRefusedError(TensileError):
+    """A model that is to predict needs more device memory than it may have. All sizes are bytes; `operator`: what needs
+    the most of it."""
+
+    def __init__(self, least_bytes: int, budget_bytes: int, operator: str) -> None:
+        super().__init__(
+            f"the model needs at least {least_bytes:,} bytes of device memory, but may have {budget_bytes:,}",
+            hint="Use a larger memory budget.",
+            detail=f"the most memory is needed by {operator}",
+        )
+        self.least_bytes = least_bytes
+        self.budget_bytes = budget_bytes
 
 
 class TraceError(TensileError):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from pg_tensile.capture import Captured, capture_inference
-from pg_tensile.errors import ArchitectureError, CaptureError, MemoryRefusedError
+from pg_tensile.errors import ArchitectureError, CaptureError, ModelRefusedError
 from pg_tensile.latency.workspaces import probe
 from pg_tensile.policies.joint import Candidate, JobPlanner
 from pg_tensile.policies.streaming import streamed
@@ -32,13 +32,12 @@ from pg_tensile.trace import Trace
 
 def plan_within(trace: Trace, profile: DeviceProfile, budget_bytes: int | None) -> Candidate:
     """The fastest plan known for an iteration that repeats, by the simulator: none where everything fits, else one that
-    `joint` makes or one that streams. Raises MemoryRefusedError with the least bytes that there is a plan for."""
+    `joint` makes or one that streams. Raises ModelRefusedError with the least bytes that there is a plan for."""
     planner = JobPlanner(trace, profile)
     if budget_bytes is None or planner.vanilla.device_peak_bytes <= budget_bytes:
         return planner.vanilla
     if planner.least_bytes > budget_bytes:
-        hint = "Use a larger memory budget."
-        raise MemoryRefusedError(planner.least_bytes, budget_bytes, planner.largest_operator(), hint, "the model")
+        raise ModelRefusedError(planner.least_bytes, budget_bytes, planner.largest_operator())
     streaming, joint = streamed(planner, budget_bytes), planner.within(budget_bytes)
     return joint if streaming is None or joint.us <= streaming.us else streaming
 
@@ -55,7 +54,7 @@ class Served:
 
     `model` takes tensors [rows, …] and returns one tensor [rows, …], each row of which depends on the same row of its
     inputs alone; it belongs to the Served until `close`. `example`: tensors like its inputs, of any number of rows.
-    `device` stays the caller's; all of its budget is the Served's. Raises MemoryRefusedError if there is no plan for a
+    `device` stays the caller's; all of its budget is the Served's. Raises ModelRefusedError if there is no plan for a
     single row, CaptureError for a model that cannot be a static graph, DeviceError.
 
     >>> with closing(HostDevice(profile, 60_000_000)) as device, closing(Served(model, [image], device)) as served:
@@ -107,7 +106,7 @@ class Served:
                 return size
             try:
                 self._add(size)
-            except MemoryRefusedError:  # its workspaces are larger than was thought
+            except ModelRefusedError:  # its workspaces are larger than was thought
                 self._most_rows = size // 2
 
     # ---- batch sizes ----

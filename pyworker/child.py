@@ -49,6 +49,7 @@ SQLSTATES = {
     "BudgetError": "53200",
     "MemoryRefusedError": "53200",
     "BatchSizeError": "53200",
+    "ModelRefusedError": "53200",
     "CaptureError": "0A000",
     "NotFiniteError": "22003",
     "TrainingError": "22023",

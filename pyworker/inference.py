@@ -4,8 +4,9 @@ It starts the predictor, hands it model versions from the catalogue when it asks
 after a growing pause, when it dies. Each version is read in one transaction: a version never changes, it can only be
 deleted. The socket's file goes when the predictor goes.
 
-Models take memory of the device that they are kept on, so the ledger is asked before one is loaded. Where there is no
-room, other models go, the least recently used first; where that is not enough, jobs are planned into less memory.
+Models take memory of the device that they are kept on, so the ledger is asked before one is loaded: for the bytes of
+its weights, or for the memory budget that it is executed within. Where there is no room, other models go, the least
+recently used first; where that is not enough, jobs are planned into less memory.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import os
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,19 +82,19 @@ class Inference:
         return pause
 
     def _serve(self) -> None:
-        wanted: deque[int] = deque()
+        wanted: deque[tuple[int, int]] = deque()  # version, memory budget or 0
         while not self._server.stopping:
             frame = self._child.receive(IDLE)
             if frame is not None:
                 self._hear(frame, wanted)
             while wanted:
-                self._load(wanted.popleft())
+                self._load(*wanted.popleft())
                 for frame in self._child.drain():
                     self._hear(frame, wanted)
 
-    def _hear(self, frame: Frame, wanted: deque[int]) -> None:
+    def _hear(self, frame: Frame, wanted: deque[tuple[int, int]]) -> None:
         if frame.type == FrameType.LOAD:
-            wanted.append(frame.job)
+            wanted.append((frame.job, int(frame.header.get("memory_budget", 0))))
         elif frame.type == FrameType.PROGRESS:
             self._kept_bytes = int(frame.header["model_bytes"])
             self._coming.popleft()
@@ -100,9 +102,10 @@ class Inference:
         else:
             raise Failure("08P01", f"the predictor sent an unexpected {frame.type.name} frame")
 
-    def _load(self, version: int) -> None:
+    def _load(self, version: int, memory_budget: int) -> None:
         """Puts a model version in line: MODEL, then its weights; or MODEL with the error."""
         server = self._server
+        refuse = partial(self._refuse, version, memory_budget)
         try:
             found = server.rows(
                 "SELECT architecture, preprocessing FROM tensile.model_versions"
@@ -111,23 +114,31 @@ class Inference:
                 version,
             )
             chunks = self._chunks(version) if found else []
+            profile = self._profile() if memory_budget else None
+            limit = self._limit() if memory_budget else 0
             server.commit()
         except server.plpy.SPIError as error:
             server.rollback()
-            self._refuse(version, "58000", f"the model cannot be read: {error}", "The server's log may say more.")
+            refuse("58000", f"the model cannot be read: {error}", "The server's log may say more.")
             return
         if not chunks:
-            self._refuse(version, "42704", "this version of the model does not exist any more", "Deploy another one.")
+            refuse("42704", "this version of the model does not exist any more", "Deploy another one.")
             return
-        size = sum(len(chunk) for chunk in chunks)
+        size = memory_budget or sum(len(chunk) for chunk in chunks)
+        if memory_budget > limit:
+            message = f'a memory_budget of {size:,} bytes is more than the {limit:,} of device "{DEVICE}"'
+            refuse("22023", message, "Use a smaller memory_budget, or none; pg_tensile.device_memory is what there is.")
+            return
         granted = self._reserve(size)
         if granted is None:
             self._settle()  # jobs need not make room any more
-            message = f"there is no device memory for the {size:,} bytes of this model"
-            self._refuse(version, "53200", message, "Raise pg_tensile.device_memory, or wait until jobs have ended.")
+            what = "memory_budget" if memory_budget else "this model"
+            message = f"there is no device memory for the {size:,} bytes of {what}"
+            refuse("53200", message, "Raise pg_tensile.device_memory, or wait until jobs have ended.")
             return
         header = {key: json.loads(value) for key, value in found[0].items()}
         header |= {"error": None, "keep_bytes": granted - size - sum(self._coming)}
+        header |= {"memory_budget": memory_budget, "profile": profile}
         self._coming.append(size)
         self._child.queue(FrameType.MODEL, version, header=header)
         for seq, chunk in enumerate(chunks):
@@ -166,9 +177,21 @@ class Inference:
             chunks.append(found[0]["data"])
         return chunks
 
-    def _refuse(self, version: int, sqlstate: str, message: str, hint: str) -> None:
+    def _profile(self) -> Any:
+        """The device's, if a job has measured it; a dictionary."""
+        found = self._server.rows("SELECT profile FROM tensile.device_profiles WHERE device = $1", ["text"], DEVICE)
+        return json.loads(found[0]["profile"]) if found else None
+
+    def _limit(self) -> int:
+        """What jobs and predictions may use of the device together."""
+        used = self._kept_bytes + sum(self._coming)
+        self._memory(used, used)  # enters the device if nobody has used it yet
+        budget = "SELECT budget_bytes FROM tensile._devices() WHERE name = $1"
+        return int(self._server.rows(budget, ["text"], DEVICE)[0]["budget_bytes"])
+
+    def _refuse(self, version: int, memory_budget: int, sqlstate: str, message: str, hint: str) -> None:
         error = {"sqlstate": sqlstate, "message": message, "hint": hint}
-        header = {"architecture": None, "preprocessing": None, "error": error}
+        header = {"architecture": None, "preprocessing": None, "error": error, "memory_budget": memory_budget}
         self._child.queue(FrameType.MODEL, version, header=header)
 
     def _complain(self, reason: str, more: str | None) -> None:

@@ -2,8 +2,9 @@
 
 One thread, one epoll loop over the supervisor's socket, the listening socket `pg_tensile/predict.sock` (in the data
 directory, for its owner only) and the sessions'. A session's requests are answered in order. A version that is not
-loaded is asked for once (LOAD) while the requests for it wait; MODEL and the weights make it a `LoadedModel`. Models
-are dropped, the one unused for longest first, when together they exceed the cache.
+loaded is asked for once (LOAD) while the requests for it wait; MODEL and the weights load it (loaded.py). Models
+are dropped, the one unused for longest first, when together they exceed the cache. The same version in one piece and
+within each memory budget that sessions ask for are different models.
 
 A session cannot disturb others: a request that is wrong gets an ERROR, a stream that is not frames is closed, and a
 session that does not read its answers is not read from. Whatever a row does not need is done when a model is loaded.
@@ -14,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import operator
 import os
 import resource
 import select
@@ -22,180 +22,24 @@ import socket
 import struct
 import sys
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pg_tensile.preprocessing import ArraysInput, CategoryInput, Features, Inputs, Preprocessing, Task
 from pyworker import child
+from pyworker.loaded import Key, ModelCache, Version, load
 from pyworker.version import VERSION
 from pyworker.wire import Connection, Frame, FrameType, ProtocolError, StateCollector
 
 if TYPE_CHECKING:
-    from torch import nn
+    from pg_tensile.profile import DeviceProfile
 
 SOCKET = Path("pg_tensile/predict.sock")
 BACKLOG = 128
-FEW_ROWS = 16
 SPIN_NS = 50_000  # see Predictor._events
 CACHE_VARIABLE = "PG_TENSILE_MODEL_CACHE"
 DEFAULT_CACHE = 1 << 30
 _INT64 = struct.Struct("<q")
-
-
-class Malformed(Exception):
-    """A request that does not fit the model's features."""
-
-    hint = "The server's library and the predictor disagree; run make install and restart the server."
-
-
-class Answer(NamedTuple):
-    """What a PREDICTION frame carries; docs/internals.md, "Features (PREDICT)"."""
-
-    unknown: int
-    prediction: NDArray[np.float64]  # [rows]
-    probability: NDArray[np.float64]  # [rows]
-    label: NDArray[np.int32]  # [rows]
-
-
-class LoadedModel:
-    """A version ready to predict."""
-
-    def __init__(self, preprocessing: Preprocessing, module: nn.Module, nbytes: int) -> None:
-        import torch
-
-        from pg_tensile.models import few_rows
-
-        self.nbytes = nbytes
-        self._preprocessing = preprocessing
-        self._module = module.eval()
-        self._few_rows = few_rows(module)
-        self._from_numpy = torch.from_numpy
-        self._numbers = len(preprocessing.numbers)
-        self._categories = len(preprocessing.categories)
-        self._arrays = len(preprocessing.arrays)
-        values = preprocessing.label_values
-        self._label_values = np.array(values, np.float64) if values is not None else None
-
-    @staticmethod
-    def load(header: dict[str, Any], weights: bytes) -> LoadedModel:
-        """Builds the version in a MODEL frame's header. Raises TensileError."""
-        from pg_tensile import checkpoint, models
-
-        preprocessing = Preprocessing.from_json(header["preprocessing"])
-        module = models.build(models.parse(header["architecture"]), preprocessing.model_inputs, preprocessing.outputs)
-        checkpoint.load_model(module, checkpoint.from_bytes(weights))
-        strings = sum(len(text) + 100 for f in preprocessing.categories for text in f.categories or ())
-        return LoadedModel(preprocessing, module, len(weights) + strings)
-
-    def predict(self, frame: Frame) -> Answer:
-        """Answers a PREDICT frame. Raises Malformed, or DataError for arrays of a wrong length."""
-        inputs, unknown = self._inputs(frame)
-        features = self._preprocessing.apply(inputs)
-        if inputs.rows <= FEW_ROWS and self._few_rows is not None:
-            outputs = self._few_rows(features)
-        else:
-            tensors = [self._from_numpy(array) for array in features.flat()]
-            outputs = self._module(Features.from_flat(tensors)).numpy()
-        return self._answer(outputs.astype(np.float64), unknown)
-
-    def _inputs(self, frame: Frame) -> tuple[Inputs, int]:
-        rows, buffers = frame.header.get("rows"), frame.buffers
-        if not isinstance(rows, int) or rows < 0 or len(buffers) != 2 + 2 * self._arrays:
-            raise Malformed(f"a request has {len(buffers)} buffers and {rows} rows")
-        try:
-            numeric = np.frombuffer(buffers[0], np.float64).reshape(self._numbers, rows)
-            codes = np.frombuffer(buffers[1], np.int32).reshape(self._categories, rows)
-        except ValueError:
-            raise Malformed(f"a request's buffers do not fit {rows} rows") from None
-        categories, unknown = self._category_inputs(codes, frame.header.get("dict") or [])
-        arrays = [self._array_input(rows, *buffers[2 + 2 * i : 4 + 2 * i]) for i in range(self._arrays)]
-        return Inputs(rows, numeric, categories, arrays), unknown
-
-    def _category_inputs(self, codes: NDArray[np.int32], dictionaries: list[Any]) -> tuple[list[CategoryInput], int]:
-        """Categories, and how many of their strings are not null but were never seen in training."""
-        if len(dictionaries) != self._categories:
-            raise Malformed(f"a request has {len(dictionaries)} dictionaries for {self._categories} categories")
-        if not self._categories:
-            return [], 0
-        limits = [len(strings) for strings in dictionaries]
-        lowest, highest = codes.min(initial=0), codes.max(axis=1, initial=-1).tolist()
-        if lowest < -1 or any(map(operator.ge, highest, limits)):
-            raise Malformed("a request's category codes exceed their dictionary")
-        codes_of_strings = [self._preprocessing.codes(number, strings) for number, strings in enumerate(dictionaries)]
-        tables = np.array([code for known in codes_of_strings for code in (*known, 0)], np.int64)
-        categories: list[CategoryInput] = []
-        unknown = end = 0
-        for places, limit, known in zip(codes, limits, codes_of_strings, strict=True):
-            start, end = end, end + limit + 1
-            category = CategoryInput(places, tables[start:end])
-            if 0 in known:
-                unknown += int(((places >= 0) & (category.table[places] == 0)).sum())
-            categories.append(category)
-        return categories, unknown
-
-    @staticmethod
-    def _array_input(rows: int, lengths: memoryview, elements: memoryview) -> ArraysInput:
-        try:
-            array = ArraysInput(np.frombuffer(lengths, np.int32), np.frombuffer(elements, np.float64))
-        except ValueError as error:
-            raise Malformed(str(error)) from None
-        if len(array.lengths) != rows or array.lengths.clip(min=0).sum(dtype=np.int64) != len(array.elements):
-            raise Malformed(f"a request's array elements do not fit {rows} rows")
-        return array
-
-    def _answer(self, outputs: NDArray[np.float64], unknown: int) -> Answer:
-        """From the model's outputs [rows, outputs]."""
-        rows = len(outputs)
-        task = self._preprocessing.task
-        if task == Task.REGRESSION:
-            target = self._preprocessing.target
-            prediction = outputs[:, 0] * target.std + target.mean
-            return Answer(unknown, prediction, np.full(rows, np.nan), np.full(rows, -1, np.int32))
-        if task == Task.BINARY:
-            positive = _sigmoid(outputs[:, 0])
-            label = positive > 0.5
-            return Answer(unknown, positive, np.where(label, positive, 1.0 - positive), label.astype(np.int32))
-        odds = np.exp(outputs - outputs.max(axis=1, keepdims=True))
-        label = outputs.argmax(axis=1)
-        values = self._label_values
-        prediction = values[label] if values is not None else np.full(rows, np.nan)
-        return Answer(unknown, prediction, odds.max(axis=1) / odds.sum(axis=1), label.astype(np.int32))
-
-
-def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """1 / (1 + e^−x); beyond ±700 it is 0 or 1 to the last bit anyway."""
-    return 1.0 / (1.0 + np.exp(np.minimum(np.maximum(-x, -700.0), 700.0)))
-
-
-class ModelCache:
-    """Loaded models by version, the least recently used first."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
-        self._models: OrderedDict[int, LoadedModel] = OrderedDict()
-        self.nbytes = 0
-
-    def get(self, version: int) -> LoadedModel | None:
-        model = self._models.get(version)
-        if model is not None:
-            self._models.move_to_end(version)
-        return model
-
-    def add(self, version: int, model: LoadedModel) -> None:
-        """Keeps the model, and drops others to make room for it."""
-        self._models[version] = model
-        self.nbytes += model.nbytes
-        self.shrink(self._limit, 1)
-
-    def shrink(self, limit_bytes: int, least: int = 0) -> None:
-        """Drops models, the one unused for longest first, but not the last `least`, until they fit the limit."""
-        while self.nbytes > limit_bytes and len(self._models) > least:
-            _, dropped = self._models.popitem(last=False)
-            self.nbytes -= dropped.nbytes
 
 
 class Session:
@@ -216,8 +60,9 @@ class Predictor:
         self._models = ModelCache(cache_bytes)
         self._listener = listener
         self._sessions: dict[int, Session] = {}
-        self._waiting: dict[int, list[Session]] = {}  # by the version they wait for
-        self._arriving: tuple[int, dict[str, Any], StateCollector] | None = None
+        self._waiting: dict[Key, list[Session]] = {}  # by the model they wait for
+        self._arriving: tuple[Key, dict[str, Any], StateCollector] | None = None
+        self._profile: DeviceProfile | None = None  # of the host device, once it is needed
         self._soon = False  # the last request came soon after the one before
         self._epoll = select.epoll()
         self._epoll.register(supervisor.fileno(), select.EPOLLIN)
@@ -308,10 +153,10 @@ class Predictor:
                 self._greet(session, frame)
             elif frame.type != FrameType.PREDICT or not session.greeted:
                 raise ProtocolError(f"unexpected {frame.type.name} frame")
-            elif (model := self._models.get(frame.job)) is not None:
+            elif (model := self._models.get(key := _key(frame))) is not None:
                 self._predict(session, frame, model)
             else:
-                self._wait_for_model(session, frame.job)
+                self._wait_for_model(session, key)
                 return
             session.requests.popleft()
 
@@ -323,7 +168,7 @@ class Predictor:
         session.greeted = True
         self._send(session, FrameType.HELLO, 0, {"version": VERSION, "python": sys.version, "pid": os.getpid()})
 
-    def _predict(self, session: Session, frame: Frame, model: LoadedModel) -> None:
+    def _predict(self, session: Session, frame: Frame, model: Version) -> None:
         try:
             answer = model.predict(frame)
         except Exception as error:  # whatever a user's model raises is that request's error
@@ -342,11 +187,11 @@ class Predictor:
 
     # ---- models ----
 
-    def _wait_for_model(self, session: Session, version: int) -> None:
-        waiting = self._waiting.get(version)
+    def _wait_for_model(self, session: Session, key: Key) -> None:
+        waiting = self._waiting.get(key)
         if waiting is None:
-            self._waiting[version] = [session]
-            self._supervisor.send(FrameType.LOAD, version)
+            self._waiting[key] = [session]
+            self._supervisor.send(FrameType.LOAD, key.version, header={"memory_budget": key.memory_budget})
         elif session not in waiting:
             waiting.append(session)
 
@@ -356,45 +201,54 @@ class Predictor:
             if frame.type == FrameType.STOP:
                 return True
             if frame.type == FrameType.MODEL and frame.header.get("error"):
-                self._refuse(frame.job, frame.header["error"])
+                self._refuse(_key(frame), frame.header["error"])
             elif frame.type == FrameType.MODEL:
-                self._arriving = (frame.job, frame.header, StateCollector())
+                self._arriving = (_key(frame), frame.header, StateCollector())
             elif frame.type == FrameType.STATE and self._arriving is not None:
                 self._collect(frame, *self._arriving)
             else:
                 raise ProtocolError(f"unexpected {frame.type.name} frame")
         return self._supervisor.closed
 
-    def _collect(self, frame: Frame, version: int, header: dict[str, Any], collector: StateCollector) -> None:
+    def _collect(self, frame: Frame, key: Key, header: dict[str, Any], collector: StateCollector) -> None:
         state = collector.add(frame)
         if state is None:
             return
         self._arriving = None
         self._models.shrink(header.get("keep_bytes", sys.maxsize))
         try:
-            model = LoadedModel.load(header, state.data)
+            profile = self._device_profile(header.get("profile")) if key.memory_budget else None
+            model = load(header, state.data, profile)
         except Exception as error:  # a user's architecture may raise anything
-            self._refuse(version, child.error_header(error))
+            self._refuse(key, child.error_header(error))
             self._report()
             return
-        self._models.add(version, model)
+        self._models.add(key, model)
         gc.collect()
         gc.freeze()  # models live long: later collections need not look at them
         self._report()
-        for session in self._waiting.pop(version, []):
+        for session in self._waiting.pop(key, []):
             self._resume(session)
+
+    def _device_profile(self, known: dict[str, Any] | None) -> DeviceProfile:
+        """Of the host device: `known` from the catalogue, where a job has measured it, or measured now."""
+        from pg_tensile.device import DeviceProfile, measure
+
+        if self._profile is None:
+            self._profile = measure("cpu") if known is None else DeviceProfile(**known)
+        return self._profile
 
     def _report(self) -> None:
         """The memory that the models take now, for the device's ledger."""
         self._supervisor.send(FrameType.PROGRESS, header={"model_bytes": self._models.nbytes})
 
-    def _refuse(self, version: int, error: dict[str, Any]) -> None:
-        """Answers everything that waits for this version with the error."""
-        for session in self._waiting.pop(version, []):
+    def _refuse(self, key: Key, error: dict[str, Any]) -> None:
+        """Answers everything that waits for this model with the error."""
+        for session in self._waiting.pop(key, []):
             if session.requests:
                 session.requests.popleft()
                 with contextlib.suppress(OSError):
-                    self._send(session, FrameType.ERROR, version, error)
+                    self._send(session, FrameType.ERROR, key.version, error)
                 self._resume(session)
 
     def _resume(self, session: Session) -> None:
@@ -405,6 +259,14 @@ class Predictor:
             self._answer_requests(session)
         except (ProtocolError, OSError):
             self._close(session)
+
+
+def _key(frame: Frame) -> Key:
+    """The model that a PREDICT or MODEL frame is about. Raises ProtocolError."""
+    memory_budget = frame.header.get("memory_budget") or 0
+    if not isinstance(memory_budget, int) or memory_budget < 0:
+        raise ProtocolError(f"a memory budget of {memory_budget!r}")
+    return Key(frame.job, memory_budget)
 
 
 def listen(path: Path) -> socket.socket:

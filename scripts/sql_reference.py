@@ -73,7 +73,8 @@ ARGUMENTS = {
     "job": "its number, as `train_model` returned it",
     "label": "the most probable class; null for a regression",
     "learning_rate": "size of the optimizer's steps, above 0",
-    "memory_budget": "device memory of this job, such as `2GB`; null: what the device has",
+    "memory_budget": "device memory of this job, or that the model is executed within to predict, such as `2GB`; null:"
+    " what the device has; in a prediction the model's own, else all that it takes",
     "model": "its name",
     "name": "of the model",
     "optimizer": "`sgd`, `adam` or `adamw`",
@@ -111,7 +112,8 @@ ERRORS = {
     ),
     "0A000": (
         "A column's type, a temporary table, `PREPARE TRANSACTION`, or a model that cannot be captured as a graph.",
-        "Cast or leave out the column, use an ordinary table; for the model, `policy => 'none'`.",
+        "Cast or leave out the column, use an ordinary table; train the model with `policy => 'none'`, predict without"
+        " `memory_budget`.",
     ),
     "22000": (
         "The rows cannot be used: none, too few for a batch, one class only, arrays of different lengths.",
@@ -172,7 +174,7 @@ ERRORS = {
         "Free space in the data directory, raise the setting, or select less.",
     ),
     "53200": (
-        "A job needs more device memory than it may have, or there is none for a model that is to predict.",
+        "A job, or a model that is to predict, needs more device memory than it may have or there is.",
         "Use the batch size of the hint, a larger `memory_budget`, or raise `pg_tensile.device_memory`.",
     ),
     "54000": (

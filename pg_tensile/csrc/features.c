@@ -376,7 +376,7 @@ close_ranks(void *matrix, int count, int rows, int capacity, Size width)
 }
 
 int
-feature_batch_frame(FeatureBatch *batch, StringInfo header, WireBuffer **buffers)
+feature_batch_frame(FeatureBatch *batch, int64 memory_budget, StringInfo header, WireBuffer **buffers)
 {
 	const FeatureSet *set = batch->set;
 	WireBuffer *next = palloc(sizeof(WireBuffer) * (2 + 2 * set->narrays));
@@ -388,7 +388,10 @@ feature_batch_frame(FeatureBatch *batch, StringInfo header, WireBuffer **buffers
 			appendStringInfoCharMacro(header, ',');
 		append_dictionary(header, &batch->dictionaries[i]);
 	}
-	appendStringInfoString(header, "]}");
+	if (memory_budget > 0)
+		appendStringInfo(header, "],\"memory_budget\":" INT64_FORMAT "}", memory_budget);
+	else
+		appendStringInfoString(header, "]}");
 
 	*buffers = next;
 	*next++ = close_ranks(batch->scalars, set->nscalars, batch->row, batch->capacity, sizeof(double));

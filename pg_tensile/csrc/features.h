@@ -88,8 +88,11 @@ extern FeatureSource *feature_sources_create(const FeatureSet *set, TupleDesc de
 /* One row from a tuple's values. */
 extern void feature_batch_add_tuple(FeatureBatch *batch, FeatureSource *sources, const Datum *values, const bool *nulls);
 
-/* The PREDICT frame: its header (UTF-8) is appended; the buffers are valid until the batch changes. */
-extern int	feature_batch_frame(FeatureBatch *batch, StringInfo header, WireBuffer **buffers);
+/*
+ * The PREDICT frame: its header (UTF-8) is appended; the buffers are valid until the batch changes. `memory_budget`: bytes
+ * of device memory to execute the model within; 0: none.
+ */
+extern int	feature_batch_frame(FeatureBatch *batch, int64 memory_budget, StringInfo header, WireBuffer **buffers);
 
 /* 42804 with a hint; `given` names what was given. Never returns. */
 extern void feature_type_mismatch(const FeatureSet *set, int feature, const char *given) pg_attribute_noreturn();

@@ -40,7 +40,7 @@ static uint64 cached_generation;
 #define NO_VERSION (-1)
 
 #define MODEL_QUERY \
-	"SELECT m.owner, m.owner_name::text, v.id, v.task, v.preprocessing, m.id " \
+	"SELECT m.owner, m.owner_name::text, v.id, v.task, v.preprocessing, m.id, m.memory_budget " \
 	"FROM tensile.models m LEFT JOIN tensile.model_versions v ON v.model = m.id AND v.version = m.deployed_version " \
 	"WHERE m.name = $1"
 #define GRANTS_QUERY \
@@ -226,6 +226,7 @@ read_model(PredictModel *model)
 		read_preprocessing(model, SPI_getvalue(table->vals[0], table->tupdesc, 4),
 						   DatumGetJsonbP(spi_value(table, 0, 5, NULL)));
 	id = DatumGetInt64(spi_value(table, 0, 6, NULL));
+	model->memory_budget = DatumGetInt64(spi_value(table, 0, 7, NULL));
 
 	model->ngrants = (int) spi_select(GRANTS_QUERY, INT8OID, Int64GetDatum(id));
 	model->grants = MemoryContextAlloc(model->context, sizeof(ModelRole) * Max(model->ngrants, 1));

@@ -35,6 +35,7 @@ typedef struct PredictModel
 	int			nlabels;
 	const char **labels;		/* in the server's encoding */
 	FeatureSet	features;
+	int64		memory_budget;	/* that its owner has set; 0: none */
 	MemoryContext context;
 } PredictModel;
 

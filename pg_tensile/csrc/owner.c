@@ -143,6 +143,21 @@ tensile_model_granted(int64 model, const char *privilege)
 										 CStringGetTextDatum(privilege)));
 }
 
+/* By tensile._parse_budget, which train_model uses. */
+int64
+tensile_parse_budget(text *budget)
+{
+	LOCAL_FCINFO(call, 1);
+	FmgrInfo	function;
+	Oid			type = TEXTOID;
+
+	fmgr_info(LookupFuncName(list_make2(makeString("tensile"), makeString("_parse_budget")), 1, &type, false), &function);
+	InitFunctionCallInfoData(*call, &function, 1, InvalidOid, NULL, NULL);
+	call->args[0].value = PointerGetDatum(budget);
+	call->args[0].isnull = false;
+	return DatumGetInt64(invoke_without_context(call));
+}
+
 /* A stored SQLSTATE; anything that can't be raised counts as an internal error. */
 static int
 raisable_sqlstate(const char *code)

@@ -14,6 +14,9 @@ extern bool tensile_role_owned(Oid owner, const char *name);
 /* Does the current user own the model, or hold 'predict' or 'train' on it? Needs an active snapshot. */
 extern bool tensile_model_granted(int64 model, const char *privilege);
 
+/* Bytes of a size such as '100MB', checked and refused (22023) as memory_budget is everywhere. */
+extern int64 tensile_parse_budget(text *budget);
+
 /* From a public function f(args): tensile._f(caller's OID, args, extra). */
 extern Datum tensile_forward_with(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types, const NullableDatum *extra);
 

@@ -24,6 +24,7 @@
 #include "utils/typcache.h"
 
 #include "model.h"
+#include "owner.h"
 #include "pg_tensile.h"
 #include "predict_client.h"
 #include "query.h"
@@ -39,6 +40,9 @@ typedef struct CallSite
 	const char *name;
 	int			name_length;
 	const PredictModel *model;
+	text	   *budget;			/* the argument memory_budget as it was last, and its bytes; NULL: none */
+	int64		budget_bytes;
+	int64		memory_budget;	/* of this call, in bytes: the argument, or the model's own; 0: none */
 	FeatureBatch *batch;		/* of one row */
 	MemoryContext context;		/* all of the above and below */
 
@@ -88,6 +92,26 @@ new_call_site(FmgrInfo *function, const char *name, int name_length)
 	return site;
 }
 
+/* The argument in bytes; parsed again only when it changes. */
+static int64
+parsed_budget(CallSite *site, text *budget)
+{
+	Size		size = VARSIZE_ANY_EXHDR(budget);
+
+	if (site->budget == NULL || VARSIZE_ANY_EXHDR(site->budget) != size ||
+		memcmp(VARDATA_ANY(site->budget), VARDATA_ANY(budget), size) != 0)
+	{
+		text	   *copy = MemoryContextAlloc(site->context, VARSIZE_ANY(budget));
+
+		site->budget_bytes = tensile_parse_budget(budget);
+		memcpy(copy, budget, VARSIZE_ANY(budget));
+		if (site->budget != NULL)
+			pfree(site->budget);
+		site->budget = copy;
+	}
+	return site->budget_bytes;
+}
+
 /* The call site with its model, after making sure that the current user may predict with it. */
 static CallSite *
 call_site(FunctionCallInfo fcinfo)
@@ -100,6 +124,7 @@ call_site(FunctionCallInfo fcinfo)
 		predict_model_check_privilege(site->model);
 	else
 		site = new_call_site(fcinfo->flinfo, VARDATA_ANY(name), VARSIZE_ANY_EXHDR(name));
+	site->memory_budget = PG_ARGISNULL(2) ? site->model->memory_budget : parsed_budget(site, PG_GETARG_TEXT_PP(2));
 	feature_batch_clear(site->batch);
 	return site;
 }
@@ -388,7 +413,7 @@ ask(CallSite *site, Predictions *answer)
 		session_client = client;
 	}
 	initStringInfo(&header);
-	nbuffers = feature_batch_frame(site->batch, &header, &buffers);
+	nbuffers = feature_batch_frame(site->batch, site->memory_budget, &header, &buffers);
 	do
 	{
 		connected_now = predict_client_connect(session_client, deadline);
@@ -455,11 +480,20 @@ label_site(FunctionCallInfo fcinfo)
 	return site;
 }
 
+/* Strict but for memory_budget, the last argument. */
+#define RETURN_NULL_FOR_NULLS() \
+	do { \
+		if (PG_ARGISNULL(0) || PG_ARGISNULL(1)) \
+			PG_RETURN_NULL(); \
+	} while (0)
+
 Datum
 tensile_predict_record(PG_FUNCTION_ARGS)
 {
-	CallSite   *site = number_site(fcinfo);
+	CallSite   *site;
 
+	RETURN_NULL_FOR_NULLS();
+	site = number_site(fcinfo);
 	pack_record(site, PG_GETARG_HEAPTUPLEHEADER(1));
 	return predict_number(fcinfo, site);
 }
@@ -467,8 +501,10 @@ tensile_predict_record(PG_FUNCTION_ARGS)
 Datum
 tensile_predict_array(PG_FUNCTION_ARGS)
 {
-	CallSite   *site = number_site(fcinfo);
+	CallSite   *site;
 
+	RETURN_NULL_FOR_NULLS();
+	site = number_site(fcinfo);
 	pack_numbers(site, PG_GETARG_ARRAYTYPE_P(1));
 	return predict_number(fcinfo, site);
 }
@@ -476,8 +512,10 @@ tensile_predict_array(PG_FUNCTION_ARGS)
 Datum
 tensile_predict_jsonb(PG_FUNCTION_ARGS)
 {
-	CallSite   *site = number_site(fcinfo);
+	CallSite   *site;
 
+	RETURN_NULL_FOR_NULLS();
+	site = number_site(fcinfo);
 	pack_object(site, PG_GETARG_JSONB_P(1));
 	return predict_number(fcinfo, site);
 }
@@ -485,8 +523,10 @@ tensile_predict_jsonb(PG_FUNCTION_ARGS)
 Datum
 tensile_predict_class_record(PG_FUNCTION_ARGS)
 {
-	CallSite   *site = label_site(fcinfo);
+	CallSite   *site;
 
+	RETURN_NULL_FOR_NULLS();
+	site = label_site(fcinfo);
 	pack_record(site, PG_GETARG_HEAPTUPLEHEADER(1));
 	return predict_label(fcinfo, site);
 }
@@ -494,8 +534,10 @@ tensile_predict_class_record(PG_FUNCTION_ARGS)
 Datum
 tensile_predict_class_array(PG_FUNCTION_ARGS)
 {
-	CallSite   *site = label_site(fcinfo);
+	CallSite   *site;
 
+	RETURN_NULL_FOR_NULLS();
+	site = label_site(fcinfo);
 	pack_numbers(site, PG_GETARG_ARRAYTYPE_P(1));
 	return predict_label(fcinfo, site);
 }
@@ -503,8 +545,10 @@ tensile_predict_class_array(PG_FUNCTION_ARGS)
 Datum
 tensile_predict_class_jsonb(PG_FUNCTION_ARGS)
 {
-	CallSite   *site = label_site(fcinfo);
+	CallSite   *site;
 
+	RETURN_NULL_FOR_NULLS();
+	site = label_site(fcinfo);
 	pack_object(site, PG_GETARG_JSONB_P(1));
 	return predict_label(fcinfo, site);
 }

@@ -21,6 +21,7 @@
 #include "utils/tuplestore.h"
 
 #include "model.h"
+#include "owner.h"
 #include "pg_tensile.h"
 #include "predict_client.h"
 #include "query.h"
@@ -31,6 +32,7 @@ typedef struct RowsReceiver
 {
 	DestReceiver pub;
 	const PredictModel *model;
+	int64		memory_budget;	/* in bytes: the argument, or the model's own; 0: none */
 	PredictClient client;
 	FeatureBatch *batch;
 	FeatureSource *sources;
@@ -82,7 +84,7 @@ send_chunk(RowsReceiver *receiver)
 	int			nbuffers;
 
 	initStringInfo(&header);
-	nbuffers = feature_batch_frame(receiver->batch, &header, &buffers);
+	nbuffers = feature_batch_frame(receiver->batch, receiver->memory_budget, &header, &buffers);
 	if (!predict_client_exchange(&receiver->client, receiver->model->version, &header, buffers, nbuffers,
 								 answer_due ? &answer : NULL, deadline))
 		ereport(ERROR,
@@ -150,7 +152,7 @@ predict_query(RowsReceiver *receiver, const char *text)
 	AtEOXact_GUC(false, nest_level);
 }
 
-/* predict_rows(model, query) → (row_number, prediction, label, probability) */
+/* predict_rows(model, query, memory_budget) → (row_number, prediction, label, probability) */
 Datum
 tensile_predict_rows(PG_FUNCTION_ARGS)
 {
@@ -163,9 +165,12 @@ tensile_predict_rows(PG_FUNCTION_ARGS)
 	const PredictModel *model;
 
 	InitMaterializedSRF(fcinfo, 0);
+	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
+		return (Datum) 0;
 	receiver.results = result->setResult;
 	receiver.results_desc = result->setDesc;
 	receiver.model = model = predict_model_load(text_to_cstring(PG_GETARG_TEXT_PP(0)), CurrentMemoryContext);
+	receiver.memory_budget = PG_ARGISNULL(2) ? model->memory_budget : tensile_parse_budget(PG_GETARG_TEXT_PP(2));
 	receiver.labels = palloc(sizeof(Datum) * Max(model->nlabels, 1));
 	for (int i = 0; i < model->nlabels; i++)
 		receiver.labels[i] = CStringGetTextDatum(model->labels[i]);

@@ -291,6 +291,7 @@ def test_rows_do_not_leak_into_a_function_of_the_reader(play: Cast) -> None:
         "SELECT grant_model('late', current_user, 'train')",
         "SELECT revoke_model('late', 'public')",
         "SELECT set_model_owner('late', current_user)",
+        "SELECT set_model_memory_budget('late', '1MB')",
     ],
 )
 def test_models_of_others(play: Cast, call: str) -> None:

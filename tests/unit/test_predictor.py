@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import socket
 import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from pg_tensile import checkpoint, models
 from pg_tensile.preprocessing import Features, Preprocessing
 from pyworker.version import VERSION
 from pyworker.wire import Connection, Frame, FrameType, encode, send_state
+from tests.unit.executing import FAST
 from tests.unit.rows import Rows, every_type
 from tests.unit.test_preprocessing import inputs_of
 
@@ -91,19 +93,22 @@ class Process:
             pass
         return frame
 
-    def give(self, number: int, version: Version, keep_bytes: int | None = None) -> None:
-        """Answers the LOAD of this version."""
+    def give(self, number: int, version: Version, keep_bytes: int | None = None) -> int:
+        """Answers the LOAD of this version; the memory budget that it asks for."""
         frame = self.asked()
         assert (frame.type, frame.job) == (FrameType.LOAD, number)
         header: dict[str, Any] = {
             "architecture": version.architecture,
             "preprocessing": version.preprocessing.to_json(),
             "error": None,
+            "memory_budget": frame.header["memory_budget"],
+            "profile": asdict(FAST),
         }
         if keep_bytes is not None:
             header["keep_bytes"] = keep_bytes
         self.supervisor.send(FrameType.MODEL, number, header=header)
         send_state(self.supervisor, number, 0, "weights", version.weights)
+        return header["memory_budget"]
 
     def end(self) -> None:
         self.process.kill()
@@ -285,6 +290,62 @@ def test_models_make_room_when_the_device_has_none(predictor: Process, connect: 
     ask(session, numbers[1], small.request([0]))  # gone
     predictor.give(numbers[1], small)
     answer(predictor.receive(session))
+
+
+WIDE = {"type": "mlp", "hidden": [128, 128, 128], "norm": "layer"}  # not what few_rows executes
+
+
+def test_a_version_within_a_memory_budget_is_another_model(
+    predictor: Process, connect: Callable[[], Connection]
+) -> None:
+    """The same bits, whatever the budget, which is what it takes of the device's memory."""
+    version, number, session = Version(every_type(60), WIDE), next(NUMBERS), connect()
+    found = []
+    for budget in (0, len(version.weights) // 2, len(version.weights) // 2 + 1000):
+        answers: list[bytes] = []
+        for chosen in ([5], list(range(32))):
+            header, buffers = version.request(chosen)
+            ask(session, number, (header | {"memory_budget": budget}, buffers))
+            if not answers:
+                assert predictor.give(number, version, keep_bytes=0) == budget
+            answers.append(answer(predictor.receive(session))[1].tobytes())
+        found.append(answers)
+        taken = predictor.receive(predictor.supervisor)
+        assert taken.type == FrameType.PROGRESS
+        assert taken.header["model_bytes"] == budget if budget else taken.header["model_bytes"] >= len(version.weights)
+    assert found[1:] == found[:1] * 2
+
+
+def test_a_memory_budget_that_is_too_small_names_the_least(
+    predictor: Process, connect: Callable[[], Connection], simple: Version
+) -> None:
+    number, session = next(NUMBERS), connect()
+    header, buffers = simple.request([1])
+
+    def asked_with(budget: int) -> Frame:
+        ask(session, number, (header | {"memory_budget": budget}, buffers))
+        predictor.give(number, simple)
+        return predictor.receive(session)
+
+    refused = asked_with(100)
+    assert (refused.type, refused.header["sqlstate"]) == (FrameType.ERROR, "53200")
+    message = r"the model needs at least ([\d,]+) bytes of device memory, but may have 100"
+    found = re.fullmatch(message, refused.header["message"])
+    assert found and refused.header["hint"]
+    least = int(found[1].replace(",", ""))
+    assert asked_with(least - 1).type == FrameType.ERROR
+    assert answer(asked_with(least))
+
+
+@pytest.mark.parametrize("budget", [-1, "1MB", 1.5])
+def test_a_memory_budget_that_is_no_number_of_bytes_ends_the_session(
+    connect: Callable[[], Connection], simple: Version, budget: Any
+) -> None:
+    session = connect()
+    header, buffers = simple.request([1])
+    ask(session, 1, (header | {"memory_budget": budget}, buffers))
+    with pytest.raises(EOFError):
+        session.recv(timeout=20)
 
 
 def broken(request: tuple[dict[str, Any], list[Any]]) -> Iterator[tuple[dict[str, Any], list[Any]]]:
@@ -488,18 +549,18 @@ def test_the_predictor_ends_with_its_supervisor(tmp_path: Path, how: str) -> Non
 
 
 def test_the_cache_may_be_smaller_than_a_model(simple: Version) -> None:
-    from pyworker.predictor import LoadedModel, ModelCache
+    from pyworker.loaded import Key, LoadedModel, ModelCache
 
     cache = ModelCache(1)
     models_ = [replaced(simple) for _ in range(2)]
     for number, model in enumerate(models_):
-        cache.add(number, model)
-        assert cache.get(number) is model
-    assert cache.get(0) is None
+        cache.add(Key(number), model)
+        assert cache.get(Key(number)) is model
+    assert cache.get(Key(0)) is None
     assert isinstance(models_[0], LoadedModel)
 
 
 def replaced(version: Version) -> Any:
-    from pyworker.predictor import LoadedModel
+    from pyworker.loaded import LoadedModel
 
     return LoadedModel(replace(version.preprocessing), version.model, 100)

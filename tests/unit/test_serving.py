@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pg_tensile.capture import capture_inference
-from pg_tensile.errors import CaptureError, MemoryRefusedError
+from pg_tensile.errors import CaptureError, ModelRefusedError
 from pg_tensile.peak import footprint
 from pg_tensile.policies import POLICIES
 from pg_tensile.policies.joint import JobPlanner
@@ -141,7 +141,7 @@ def test_a_budget_that_is_too_small_is_refused_with_the_least_that_is_not() -> N
     expected = in_one_piece(model, rows[:1], 1)
     least, _ = least_and_most(model, rows)
     message = f"the model needs at least {least:,} bytes of device memory, but may have {least - 1:,}"
-    with pytest.raises(MemoryRefusedError, match=message) as caught, serving(model, rows, least - 1):
+    with pytest.raises(ModelRefusedError, match=message) as caught, serving(model, rows, least - 1):
         pass
     assert caught.value.hint and "operator" in (caught.value.detail or "")
     with serving(model, rows, least) as served:
