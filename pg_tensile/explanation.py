@@ -35,7 +35,8 @@ class Request(NamedTuple):
     """The job as it was asked for. Of its model: the number of `parameters`, `state_bytes` (parameters, gradients and
     optimizer state), `claim_bytes` (what an eager job is given); of its process: `overhead_bytes` on the device.
     `open_job`: one that trains the model now. `uncaptured`: why there are no graphs. `calibrated`: latencies come from
-    the device's models; `workspaces`: they are in the traces. `approximate`: why the numbers are not the device's."""
+    the device's models; `workspaces`: they are in the traces. `approximate`: why the numbers are not the device's.
+    `compression` of swaps: auto or a codec; None: none."""
 
     model: str
     architecture: str
@@ -57,6 +58,7 @@ class Request(NamedTuple):
     calibrated: bool = False
     workspaces: bool = True
     approximate: str | None = None
+    compression: str | None = None
 
 
 class Admission(NamedTuple):
@@ -386,7 +388,7 @@ def _has_events(e: Mapping[str, Any]) -> bool:
 def _link_lines(e: Mapping[str, Any]) -> list[_Line]:
     if not e.get("swapped", {}).get("tensors"):
         return []
-    return [
+    lines = [
         _Line(
             "" if place else "Link a step",
             way,
@@ -395,6 +397,10 @@ def _link_lines(e: Mapping[str, Any]) -> list[_Line]:
         )
         for place, (way, lane) in enumerate(e["link"].items())
     ]
+    if "compression" in e:
+        which = "with the best codec" if e["compression"] == "auto" else f"with {e['compression']}"
+        lines.append(_Line("", f"compressed {which} where that pays: known when the job has counted zeros, not before"))
+    return lines
 
 
 def _aligned(lines: Sequence[_Line]) -> list[str]:

@@ -27,9 +27,11 @@ from pg_tensile.dataset import Dataset
 from pg_tensile.errors import ArchitectureError, DataError, NotFiniteError, TrainingError
 from pg_tensile.fitting import FittedPreprocessing
 from pg_tensile.metrics import Metrics, MetricSums
+from pg_tensile.plan import CODECS
 from pg_tensile.preprocessing import Preprocessing
 
 REPORT_INTERVAL_S = 0.2
+COMPRESSIONS = ("none", "auto", *CODECS[1:])
 PENDING_OUTPUTS = 1 << 18  # numbers kept before they are counted into the metrics
 
 
@@ -42,7 +44,8 @@ class EarlyStopping(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train. `clip`: largest norm of the gradient; `checkpoint_interval_s`: 0 = at the end of epochs only."""
+    """How to train. `clip`: largest norm of the gradient; `checkpoint_interval_s`: 0 = at the end of epochs only;
+    `compression` of what is swapped: none, auto, or the one codec to use where it pays. Raises TrainingError."""
 
     epochs: int
     batch_size: int
@@ -54,6 +57,12 @@ class Settings:
     clip: float | None = None
     early_stopping: EarlyStopping | None = None
     checkpoint_interval_s: float = 60.0
+    compression: str = "none"
+
+    def __post_init__(self) -> None:
+        if self.compression not in COMPRESSIONS:
+            hint = f"Use one of {', '.join(COMPRESSIONS)}."
+            raise TrainingError(f'there is no compression "{self.compression}"', hint=hint)
 
 
 class Progress(NamedTuple):

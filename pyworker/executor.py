@@ -354,4 +354,5 @@ def _settings(spec: dict[str, Any]) -> Settings:
         clip=options.get("clip"),
         early_stopping=None if stopping is None else EarlyStopping(**stopping),
         checkpoint_interval_s=spec["checkpoint_interval_s"],
+        compression=options.get("compression", "none"),
     )

@@ -5,11 +5,13 @@ else comes with each question. The frames (docs/internals.md, "Memory"):
 
 - TRACE: a job's trace of the training step, in one buffer. Replaces the one before.
 - LATENCY: the job's latencies now, float32[operators] in µs.
+- SPARSITY: what was counted in the job's tensors: int32 tensor, float32 for each of Statistics.
 - SCHEDULE: `request`, `device` (the fields of DeviceState, the profile as its fields), `jobs` (those of JobState;
   instead of the trace `traced`; `given` null or {`known`, `granted_bytes`, `link_share`}) → the rows of each known
   plan, in the order of the jobs. Traces of the device's jobs that are not among `jobs` are forgotten.
 - SCHEDULED, the answer: `request`, `device` (its name), `seconds`, `totals_us` {job: µs}, `notes` [{job, reason}],
-  `jobs` [{job, decision: planned, kept, waits, refused or failed, and its fields}] → for each plan: rows, then of each
+  `codings` {job: [{tensor, codec, coded_bytes, coded_us, plain_us, compressed}]} of jobs with compression, `jobs`
+  [{job, decision: planned, kept, waits, refused or failed, and its fields}] → for each plan: rows, then of each
   step under it: int32 operator, int64 bytes planned, int64 bytes without a plan.
 
 What is wrong with one job (a damaged trace) is a decision about that job; anything else ends the process with ERROR.
@@ -47,6 +49,7 @@ class Planner:
         self._traces: dict[int, Trace] = {}
         self._faults: dict[int, str] = {}  # of traces that cannot be used
         self._devices: dict[int, str] = {}
+        self._statistics: dict[int, dict[int, Statistics]] = {}  # by tensor
         self._schedulers: dict[str, DeviceScheduler] = {}
 
     def hear(self, frame: Frame) -> None:
@@ -55,6 +58,8 @@ class Planner:
                 self._keep_trace(frame)
             case FrameType.LATENCY:
                 self._keep_latency(frame)
+            case FrameType.SPARSITY:
+                self._keep_sparsity(frame)
             case FrameType.SCHEDULE:
                 self._schedule(frame)
             case _:
@@ -76,8 +81,12 @@ class Planner:
         known = np.isfinite(latency_us) & (latency_us >= 0)
         self._traces[frame.job] = trace.with_latencies(np.where(known, latency_us, trace.latency_us))
 
+    def _keep_sparsity(self, frame: Frame) -> None:
+        columns = [buffer.cast(kind).tolist() for buffer, kind in zip(frame.buffers, "ifff", strict=True)]
+        self._statistics[frame.job] = {tensor: Statistics(*shares) for tensor, *shares in zip(*columns, strict=True)}
+
     def _forget(self, job: int) -> None:
-        for memory in (self._traces, self._faults, self._devices):
+        for memory in (self._traces, self._faults, self._devices, self._statistics):
             memory.pop(job, None)
 
     # ---- questions and answers ----
@@ -110,6 +119,7 @@ class Planner:
             "seconds": time.monotonic() - started,
             "totals_us": schedule.totals_us,
             "notes": [note._asdict() for note in schedule.notes],
+            "codings": {job: _codings(decisions) for job, decisions in schedule.codings.items()},
             "jobs": answers,
         }
         self._connection.send(FrameType.SCHEDULED, header=header, buffers=buffers)
@@ -120,12 +130,15 @@ class Planner:
         if job["given"] is not None:
             known, granted, share = (job["given"][key] for key in ("known", "granted_bytes", "link_share"))
             given = Given(Plan.from_rows(bytes(next(plans))) if known else None, granted, share)
-        return JobState(trace=self._traces.get(job["job"]) if job["traced"] else None, given=given, **fields)
+        trace = self._traces.get(job["job"]) if job["traced"] else None
+        return JobState(trace=trace, given=given, statistics=self._statistics.get(job["job"], {}), **fields)
 
 
 def _device(fields: dict[str, Any], held_bytes: int) -> DeviceState:
     ending = fields["ending_bytes"] + held_bytes
-    return DeviceState(**fields | {"profile": DeviceProfile(**fields["profile"]), "ending_bytes": ending})
+    times = fields.get("codec_times")
+    known = {"profile": DeviceProfile(**fields["profile"]), "codec_times": times and CodecTimes.from_json(times)}
+    return DeviceState(**fields | known | {"ending_bytes": ending})
 
 
 def _answer(job: int, decision: Decision, buffers: list[Buffer | Any]) -> dict[str, Any]:

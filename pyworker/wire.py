@@ -61,6 +61,7 @@ class FrameType(IntEnum):
     ERROR = 14
     REFUSE = 15
     EXPLANATION = 16
+    SPARSITY = 17
     PREDICT = 20
     PREDICTION = 21
     LOAD = 22

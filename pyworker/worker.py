@@ -159,6 +159,7 @@ class Worker:
             "job": self._job,
             "kind": self._row["kind"],
             "profiles": json.loads(call("tensile._job_profiles()")),
+            "codecs": json.loads(call("tensile._job_codecs()")),
             "workloads": json.loads(workloads),
             "latency_weight": float(self._server.setting("pg_tensile.latency_weight")),
             **{key: self._row[key] for key in COPIED},
@@ -312,6 +313,20 @@ class Worker:
         self._server.call("tensile._job_latency(jsonb,float4[],float4[],float4[])", frame.header, *columns)
         self._server.commit()
 
+    def _keep_sparsity(self, frame: Frame) -> None:
+        """What was counted in the tensors that are swapped, and what was measured of the codecs before."""
+        measured = frame.header["codecs"]
+        if measured is not None:
+            self._keep_codecs(measured)
+        columns = [buffer.cast(kind).tolist() for buffer, kind in zip(frame.buffers, "ifffq", strict=True)]
+        signature = "tensile._job_sparsity(int4,int4[],float4[],float4[],float4[],int8[])"
+        self._server.call(signature, frame.header["revision"], *columns)
+        self._server.commit()
+
+    def _keep_codecs(self, measured: dict[str, Any]) -> None:
+        fields = [measured[name] for name in ("device", "times", "launch", "relative_error")]
+        self._server.call("tensile._job_codec_times(text,jsonb,jsonb,float8)", *fields)
+
     def _follow_plan(self, progress: dict[str, Any]) -> None:
         """What the executor says about its plan: that an iteration was made under it, or that it cannot be used."""
         used = progress.get("plan_generation") or 0
@@ -346,6 +361,8 @@ class Worker:
                 self._keep_trace(frame)
             case FrameType.LATENCY:
                 self._keep_latency(frame)
+            case FrameType.SPARSITY:
+                self._keep_sparsity(frame)
             case _:
                 raise ProtocolError(f"unexpected {frame.type.name} frame")
         return False
@@ -407,6 +424,8 @@ class Worker:
             meta["samples"],
             meta["error"],
         )
+        if meta["codecs"] is not None:
+            self._keep_codecs(meta["codecs"])
 
     def _end(self, state: str, failure: Failure | None = None) -> None:
         text = self._server.text

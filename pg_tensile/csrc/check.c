@@ -55,6 +55,7 @@ typedef struct Key
 static const char *const activations[] = {"relu", "gelu", "silu", "tanh", NULL};
 static const char *const norms[] = {"none", "batch", "layer", NULL};
 static const char *const tasks[] = {"regression", "classification", NULL};
+static const char *const compressions[] = {"none", "auto", "zvc", "rle", "csr", "lz4", NULL};
 
 #define HIDDEN {"hidden", KEY_INTS, .min = 1, .max = 65536, .max_items = 64}
 #define ACTIVATION {"activation", KEY_CHOICE, .choices = activations}
@@ -95,6 +96,7 @@ static const Key option_keys[] = {
 	{"checkpoint_interval", KEY_NUMBER, .min = 0, .max = 86400},
 	{"threads", KEY_INT, .min = 1, .max = 1024},
 	{"deploy", KEY_BOOL},
+	{"compression", KEY_CHOICE, .choices = compressions},
 	{NULL}
 };
 

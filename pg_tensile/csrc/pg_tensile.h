@@ -135,7 +135,8 @@ typedef struct TensileSlot
 typedef struct TensilePlanEvent
 {
 	uint8		kind;			/* 1 swap_out, 2 swap_in, 3 recompute, 4 release */
-	uint8		zero[3];
+	uint8		codec;			/* of a swap_out: 0 none, 1 zvc, 2 rle, 3 csr, 4 lz4 */
+	uint8		zero[2];
 	int32		tensor;
 	int32		version;
 	int32		trigger_operator;

@@ -24,6 +24,9 @@ PG_FUNCTION_INFO_V1(tensile_acknowledge_plan);
 PG_FUNCTION_INFO_V1(tensile_plan);
 
 static const char *const event_kinds[] = {NULL, "swap_out", "swap_in", "recompute", "release"};
+static const char *const codecs[] = {NULL, "zvc", "rle", "csr", "lz4"};	/* pg_tensile/compression/codec.py */
+
+#define SWAP_OUT 1
 
 /* The event rows of a slot. */
 static TensilePlanEvent *
@@ -61,7 +64,8 @@ check_events(const TensilePlanEvent *events, Size bytes)
 				 errhint("Increase pg_tensile.plan_events (now %d) and restart the server.", tensile_shared->plan_events)));
 	for (Size i = 0; i < bytes / sizeof(TensilePlanEvent); i++)
 		if (events[i].kind == 0 || events[i].kind >= lengthof(event_kinds) ||
-			events[i].zero[0] != 0 || events[i].zero[1] != 0 || events[i].zero[2] != 0)
+			events[i].codec >= (events[i].kind == SWAP_OUT ? lengthof(codecs) : 1) ||
+			events[i].zero[0] != 0 || events[i].zero[1] != 0)
 			ereport(ERROR,
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("event %zu of the plan is of unknown kind", i)));
 }
@@ -231,9 +235,12 @@ put_event(ReturnSetInfo *rsinfo, int64 job, uint64 generation, int number, const
 		Int64GetDatum(job), Int64GetDatum((int64) generation), Int32GetDatum(number),
 		CStringGetTextDatum(event_kinds[event->kind]), Int32GetDatum(event->tensor), Int32GetDatum(event->version),
 		Int32GetDatum(event->trigger_operator), Int64GetDatum((int64) event->delay_us),
-		Int32GetDatum(event->deadline_operator), Int64GetDatum(event->bytes)
+		Int32GetDatum(event->deadline_operator), Int64GetDatum(event->bytes),
+		event->codec ? CStringGetTextDatum(codecs[event->codec]) : (Datum) 0
 	};
 	bool		nulls[lengthof(values)] = {false};
+
+	nulls[lengthof(values) - 1] = event->codec == 0;
 
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
