@@ -10,7 +10,35 @@ import math
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from pg_tensile.profile import Direction
+from pg_tensile.compression.coding import chunk_count
+from pg_tensile.profile import DeviceProfile, Direction
+from pg_tensile.trace import Trace
+
+
+def moved_bytes(trace: Trace, tensor: int, codec: int) -> int:
+    """What crosses the link when a tensor is swapped with a codec; all of it where the trace's coding knows of none."""
+    coding = trace.coding
+    known = codec != 0 and coding is not None and coding.codec[tensor] == codec
+    return int(coding.moved_bytes[tensor] if known and coding is not None else trace.tensor_bytes[tensor])
+
+
+def copy_us(trace: Trace, tensor: int, codec: int, direction: Direction, profile: DeviceProfile) -> float:
+    """How long a transfer takes that has the link to itself, in µs (cswap.txt, section IV-B).
+
+    `codec`: of the host copy. Coding and moving go on side by side, chunk by chunk: the slower of the two takes its
+    time, and of the faster one a chunk is left over, before or after.
+    """
+    link_us = profile.transfer_us(moved_bytes(trace, tensor, codec), direction)
+    coding = trace.coding
+    if codec == 0 or coding is None or coding.codec[tensor] != codec:
+        return link_us
+    coding_us = float((coding.encode_us if direction == Direction.OUT else coding.decode_us)[tensor])
+    return max(link_us, coding_us) + min(link_us, coding_us) / chunk_count(trace, tensor)
+
+
+def chosen_codec(trace: Trace, tensor: int) -> int:
+    """The codec with which plans on this trace swap a tensor."""
+    return 0 if trace.coding is None else int(trace.coding.codec[tensor])
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pg_tensile.compression.coding import staging_bytes
 from pg_tensile.plan import NO_EVENTS, Plan
 from pg_tensile.sequence import AccessSequence, HostCopies
 from pg_tensile.trace import Int32s, Int64s, Trace
@@ -27,7 +28,7 @@ class Footprint(NamedTuple):
     steps: Int32s  # [s]: the operator executed in each step
     peak_bytes: int
     peak_step: int  # the first step with that footprint
-    device_peak_bytes: int  # with the workspace of each step's operator: what a budget must hold
+    device_peak_bytes: int  # with the workspace of each step's operator and staging: what a budget must hold
 
 
 def footprint(trace: Trace, plan: Plan = NO_EVENTS) -> Footprint:
@@ -40,6 +41,7 @@ def footprint_of(sequence: AccessSequence) -> Footprint:
     samples, steps = sequence.footprint, sequence.steps
     peak = int(np.argmax(samples))
     device_peak = int(np.max(samples + sequence.trace.workspace_bytes[steps]))
+    device_peak += staging_bytes(sequence.trace, sequence.plan)
     return Footprint(samples, steps, int(samples[peak]), peak, device_peak)
 
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 EVENT_ROW = np.dtype(
     [
         ("kind", "u1"),
-        ("zero", "u1", (3,)),
+        ("codec", "u1"),
+        ("zero", "u1", (2,)),
         ("tensor", "<i4"),
         ("version", "<i4"),
         ("trigger", "<i4"),
@@ -39,6 +40,7 @@ MAGIC = b"tensileP"
 FORMAT = 1
 HEADER = struct.Struct("<8sIIQQ")  # magic, format, CRC-32 of all that follows, generation, events
 MAX_EVENTS = 1 << 24
+CODECS = ("none", "zvc", "rle", "csr", "lz4")  # compression.codec.Codec: how a swap-out codes what it copies
 
 
 class EventKind(IntEnum):
@@ -54,7 +56,8 @@ class EventKind(IntEnum):
 
 
 class Event(NamedTuple):
-    """One thing to do. `trigger` and `deadline` are operators; `version` counts for recompute only."""
+    """One thing to do. `trigger` and `deadline` are operators; `version` counts for recompute only, `codec` (place in
+    CODECS) for swap_out."""
 
     kind: EventKind
     tensor: int
@@ -62,6 +65,7 @@ class Event(NamedTuple):
     deadline: int
     version: int = 0
     delay_us: int = 0
+    codec: int = 0
 
 
 class Boundary(NamedTuple):
@@ -96,7 +100,7 @@ class Plan:
     def build(cls, events: Iterable[Event], generation: int = 0) -> Plan:
         """The plan of these events; those with the same trigger keep their order. Raises PlanError on numbers that
         fit no row."""
-        listed = [(e.kind, (0, 0, 0), e.tensor, e.version, e.trigger, e.delay_us, e.deadline, 0) for e in events]
+        listed = [(e.kind, e.codec, (0, 0), e.tensor, e.version, e.trigger, e.delay_us, e.deadline, 0) for e in events]
         try:
             rows = np.array(listed, dtype=EVENT_ROW)
         except (OverflowError, TypeError, ValueError) as error:
@@ -179,8 +183,8 @@ class EventView(Sequence[Event]):
 
 
 def _event(row: tuple[Any, ...]) -> Event:
-    kind, _, tensor, version, trigger, delay_us, deadline, _ = row
-    return Event(EventKind(kind), tensor, trigger, deadline, version, delay_us)
+    kind, codec, _, tensor, version, trigger, delay_us, deadline, _ = row
+    return Event(EventKind(kind), tensor, trigger, deadline, version, delay_us, codec)
 
 
 NO_EVENTS = Plan.build([])

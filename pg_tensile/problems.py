@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pg_tensile.items import Item, Place
-from pg_tensile.plan import EventKind, Plan
+from pg_tensile.plan import CODECS, EventKind, Plan
 from pg_tensile.steps import MAX_RECOMPUTED, Fault, FaultyEvent
 from pg_tensile.trace import Trace
 
@@ -36,7 +36,7 @@ class Cause(NamedTuple):
 def describe_fault(trace: Trace, plan: Plan, faulty: FaultyEvent, step: int) -> Problem:
     """A problem with the numbers of one event; `step`: after which it would take place."""
     event, fault = faulty
-    kind, tensor, trigger, deadline, version, delay_us = plan.events[event]
+    kind, tensor, trigger, deadline, version, delay_us, codec = plan.events[event]
     last = trace.operator_count - 1
     known = fault not in (Fault.TENSOR, Fault.TRIGGER)
     name = trace.tensor_label(tensor) if fault is not Fault.TENSOR else ""
@@ -51,6 +51,8 @@ def describe_fault(trace: Trace, plan: Plan, faulty: FaultyEvent, step: int) -> 
         Fault.TRIGGER: f"{what} has trigger operator {trigger}, but the trace has {last + 1} operators",
         Fault.DEADLINE: f"{after} has deadline operator {deadline}, which must be {expected}",
         Fault.DELAY: f"{after} has a delay of {delay_us} µs",
+        Fault.CODEC: f"{after} has the unknown codec {codec}: {', '.join(CODECS)} are 0 to {len(CODECS) - 1}",
+        Fault.CODED: f"{after} has codec {codec}, but only a swap_out codes what it copies",
         Fault.TOO_MUCH: f"the plan recomputes too much: more than {MAX_RECOMPUTED} accesses up to {after}",
         Fault.PERSISTENT: f"{after} recomputes {name}, which is persistent: no operator creates it",
         Fault.INPUT: f"{after} recomputes {name}, which is an input: the placeholder cannot be repeated",
@@ -94,6 +96,14 @@ def describe_item(
     else:
         why = "has no copy on the host"
     return place._replace(message=f"{event} is about {tensor}, which {why}")
+
+
+def describe_uncopied(trace: Trace, plan: Plan, place: Problem) -> Problem:
+    """A swap-out at `place`, whose message is still missing, that has a codec and nothing to copy."""
+    after = f"event {place.event} (swap_out) after {trace.operator_label(place.operator)}"
+    codec = CODECS[int(plan.rows["codec"][place.event])]
+    why = "whose copy on the host is current: nothing is copied"
+    return place._replace(message=f"{after} has codec {codec} for {trace.tensor_label(place.tensor)}, {why}")
 
 
 def describe_loss(trace: Trace, tensor: int, operator: int, on_host: bool, step: int) -> Problem:

@@ -35,7 +35,7 @@ from pg_tensile.items import (
     track,
 )
 from pg_tensile.plan import Boundary, Plan
-from pg_tensile.problems import Cause, Problem, describe_fault, describe_item, describe_loss
+from pg_tensile.problems import Cause, Problem, describe_fault, describe_item, describe_loss, describe_uncopied
 from pg_tensile.steps import FaultyEvent, Layout, find_fault, lay_out
 from pg_tensile.trace import Bools, Int32s, Int64s, Mode, Trace
 
@@ -157,6 +157,9 @@ class AccessSequence:
         if places:
             found = min(places, key=lambda place: place[0])[1]
             return found if isinstance(found, Problem) else self._describe(found)
+        uncopied = np.flatnonzero(self._uncopied())
+        if uncopied.size:
+            return describe_uncopied(self.trace, self.plan, self._place(int(uncopied[0])))
         lost = np.flatnonzero(self._lost())
         if lost.size:
             return describe_loss(
@@ -172,6 +175,20 @@ class AccessSequence:
         back = ~self._off_device[items.tensor] & ~self.passive
         return end & (states.after == Place.ABSENT) & (back | ~states.current_after)
 
+    def _uncopied(self) -> Bools:
+        """bool[k]: swap-outs with a codec that copy nothing, though the iteration starts as the plan wants it."""
+        if self.initial_state is not None or self.passive:
+            return np.zeros(len(self._items.kind), np.bool_)
+        coded = np.append(self.plan.rows["codec"] > 0, False)  # for items of no event
+        return (self._items.kind == Item.OUT) & self._states.current_before & coded[self._items.event]
+
+    def _place(self, item: int) -> Problem:
+        """Where an item stands."""
+        items = self._items
+        return Problem(
+            self._item_operator(item), int(items.step[item]), int(items.tensor[item]), int(items.event[item]), ""
+        )
+
     def _describe(self, item: int) -> Problem:
         items = self._items
         start = int(np.searchsorted(items.tensor, items.tensor[item]))
@@ -182,12 +199,9 @@ class AccessSequence:
             int(items.event[item - 1]),
             self._item_operator(start + int(changed[-1])) if changed.size else -1,
         )
-        place = Problem(
-            self._item_operator(item), int(items.step[item]), int(items.tensor[item]), int(items.event[item]), ""
-        )
         state = Place(self._states.before[item])
         return describe_item(
-            self.trace, self.plan, place, Item(items.kind[item]), state, bool(items.outdated[item]), cause
+            self.trace, self.plan, self._place(item), Item(items.kind[item]), state, bool(items.outdated[item]), cause
         )
 
     def _item_operator(self, item: int) -> int:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from pg_tensile.plan import EventKind, Plan
+from pg_tensile.plan import CODECS, EventKind, Plan
 from pg_tensile.trace import Int8s, Int32s, Int64s, Kind, Mode, Trace
 
 MAX_RECOMPUTED = 1 << 22  # accesses of all recompute steps together: what a plan can make us hold
@@ -25,6 +25,8 @@ class Fault(Enum):
     TRIGGER = "an unknown trigger operator"
     DEADLINE = "a wrong deadline"
     DELAY = "a negative delay"
+    CODEC = "an unknown codec"
+    CODED = "a codec where nothing is coded"
     TOO_MUCH = "too much recomputation"
     PERSISTENT = "recomputes a persistent tensor"
     INPUT = "recomputes an input"
@@ -75,6 +77,8 @@ def find_fault(trace: Trace, plan: Plan) -> FaultyEvent | None:
         (Fault.TRIGGER, (trigger < 0) | (trigger >= operators)),
         (Fault.DEADLINE, ~in_order),
         (Fault.DELAY, rows["delay_us"] < 0),
+        (Fault.CODEC, rows["codec"] >= len(CODECS)),
+        (Fault.CODED, (rows["codec"] > 0) & (kind != EventKind.SWAP_OUT)),
     )
     found = [(int(np.argmax(wrong)), fault) for fault, wrong in faults if wrong.any()]
     return FaultyEvent(*min(found, key=lambda pair: pair[0])) if found else None

@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pg_tensile.errors import TraceError
+
+if TYPE_CHECKING:
+    from pg_tensile.compression.coding import Coding
 
 MAX_BYTES = 1 << 60  # of all tensors together, so that no sum of bytes overflows
 MAX_COUNT = 1 << 26  # operators, tensors, accesses, dimensions
@@ -140,6 +143,7 @@ class Trace:
     tensor_dtype: Strings  # [m]
     shape_start: Int64s  # [m + 1]
     shape_sizes: Int64s  # [D]
+    coding: Coding | None = None  # of its swaps, None: none is compressed; not in fingerprint and bytes
 
     def __post_init__(self) -> None:
         for column in fields(self):
@@ -327,6 +331,10 @@ class Trace:
         workspaces = self.workspace_bytes if workspace_bytes is None else np.array(workspace_bytes, np.int64)
         return replace(self, latency_us=np.array(latency_us, np.float64), workspace_bytes=workspaces)
 
+    def with_coding(self, coding: Coding | None) -> Trace:
+        """The same trace whose swaps are compressed like that. Raises TraceError if the coding is of another one."""
+        return replace(self, coding=coding)
+
     def to_bytes(self) -> bytes:
         """Magic, format version, CRC-32 and compressed columns."""
         from pg_tensile.trace_bytes import encode  # which is built on this module
@@ -393,6 +401,10 @@ def _check(trace: Trace) -> None:
     _check_numbers(trace)
     _check_ends(trace)
     _check_accesses(trace)
+    if trace.coding is not None:
+        from pg_tensile.compression.coding import check_coding  # which is built on this module
+
+        check_coding(trace.coding, trace.tensor_count)
 
 
 def _check_shapes(trace: Trace) -> None:

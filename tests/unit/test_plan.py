@@ -32,7 +32,8 @@ EVENTS = [
 
 def events() -> st.SearchStrategy[list[Event]]:
     number = st.integers(-(2**31), 2**31 - 1)
-    return st.lists(st.builds(Event, st.sampled_from(EventKind), number, number, number, number, number))
+    codec = st.integers(0, 255)
+    return st.lists(st.builds(Event, st.sampled_from(EventKind), number, number, number, number, number, codec))
 
 
 def test_a_row_is_the_struct_of_the_shim():
