@@ -5,7 +5,7 @@ Both give the same numbers to the last bit on the CPU, and states of one can be 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from pg_tensile import checkpoint as ckpt
 from pg_tensile.batches import Batch
+from pg_tensile.compression.statistics import Statistics
 from pg_tensile.errors import OutOfDeviceMemoryError, TrainingError
 from pg_tensile.graphs import Graphs, loss_function, rows_of
 from pg_tensile.peak import footprint
@@ -221,6 +222,14 @@ class PlannedSteps:
     def measurement(self) -> Measurement:
         """Of the training step."""
         return self._executor.measurement()
+
+    def measure_sparsity(self) -> None:
+        """The next training step counts zeros in the tensors that it swaps."""
+        self._executor.measure_sparsity()
+
+    def sparsity(self) -> Mapping[int, Statistics]:
+        """What was counted last in each tensor of the training step that has been swapped."""
+        return self._executor.statistics()
 
     def memory(self) -> Memory:
         counters = self._executor.counters

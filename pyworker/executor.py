@@ -293,7 +293,7 @@ class Executor:
         header = {"epoch": metrics.epoch, "split": metrics.split, "seconds": metrics.seconds}
         self._send(FrameType.METRICS, header | metrics.metrics.to_json())
         assert self._memory is not None
-        self._memory.report_latency()
+        self._memory.epoch_ended()
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         meta = checkpoint.meta | {"threads": self._threads}
