@@ -116,6 +116,10 @@ class MemoryRefusedError(TensileError):
         self.budget_bytes = budget_bytes
 
 
+class CodecError(TensileError):
+    """A codec that does not exist or is not installed, a chunk it cannot code, or bytes it did not write."""
+
+
 class TraceError(TensileError):
     """A trace contradicts itself, or its bytes are not a trace."""
 

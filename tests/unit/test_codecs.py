@@ -1,0 +1,203 @@
+"""Codecs on the host: every bit comes back, nothing is written beyond the place, what does not shrink is refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pg_tensile.compression import codec as codecs
+from pg_tensile.compression import formats
+from pg_tensile.compression.codec import CHUNK_BYTES, CHUNK_MULTIPLE, ROW_WORDS, Codec, chunks, named_codec, parts
+from pg_tensile.errors import CodecError
+
+CODING = [codec for codec in Codec if codec != Codec.NONE]
+GUARD = 64  # bytes behind the place, which nothing may touch
+
+
+def sparse_words(words: int, width: int, zero_share: float, run_words: int, seed: int) -> np.ndarray:
+    """Random bits, of which about that share is zero, in runs of that length."""
+    random = np.random.default_rng(seed)
+    values = random.integers(0, 256, words * width, np.uint8).view(f"u{width}").copy()
+    zero = np.repeat(random.random(-(-words // run_words)) < zero_share, run_words)[:words]
+    values[zero] = 0
+    return values
+
+
+def place(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory with a guard behind it, and the part of it that may be written."""
+    memory = torch.full((size + GUARD,), 0xA5, dtype=torch.uint8)
+    return memory, memory[:size]
+
+
+def round_trip(codec: Codec, raw: np.ndarray, word_bytes: int) -> int:
+    """Coded size, after all bytes have come back; −1: not coded."""
+    source = torch.from_numpy(raw.view(np.uint8).reshape(-1).copy())
+    memory, target = place(len(source))
+    size = formats.encode(codec, source, word_bytes, target)
+    assert (memory[len(source) :] == 0xA5).all()
+    assert size < len(source) or size == -1
+    if size >= 0:
+        memory, back = place(len(source))
+        formats.decode(codec, target[:size].clone(), word_bytes, back)
+        assert torch.equal(back, source)
+        assert (memory[len(source) :] == 0xA5).all()
+    return size
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    codec=st.sampled_from(CODING),
+    word_bytes=st.sampled_from([1, 2, 4, 8, 16, 3]),
+    words=st.integers(0, 3000),
+    tail=st.integers(0, 15),
+    zero_share=st.sampled_from([0.0, 0.01, 0.3, 0.5, 0.9, 1.0]),
+    run_words=st.sampled_from([1, 5, 700]),
+    seed=st.integers(0, 1 << 16),
+)
+def test_every_bit_comes_back(codec, word_bytes, words, tail, zero_share, run_words, seed):
+    values = sparse_words(words, codecs.word_of(word_bytes), zero_share, run_words, seed).view(np.uint8)
+    raw = np.concatenate([values, np.random.default_rng(seed).integers(0, 256, tail, np.uint8)])
+    size = round_trip(codec, raw, word_bytes)
+    if zero_share == 1.0 and words > 200:
+        assert 0 < size < len(raw) / 3
+
+
+@settings(max_examples=40, deadline=None)
+@given(codec=st.sampled_from(CODING), word_bytes=st.sampled_from([1, 2, 4, 8]), raw=st.binary(max_size=400))
+def test_every_short_string_comes_back(codec, word_bytes, raw):
+    round_trip(codec, np.frombuffer(raw, np.uint8), word_bytes)
+
+
+@pytest.mark.parametrize("codec", CODING, ids=lambda codec: codec.name)
+@pytest.mark.parametrize("width", [1, 2, 4, 8])
+@pytest.mark.parametrize("zero_share, run_words", [(0.6, 1), (0.85, 7000), (1.0, 1)])
+def test_rows_end_and_runs_end_with_them(codec, width, zero_share, run_words):
+    words = sparse_words(3 * ROW_WORDS + 17, width, zero_share, run_words, seed=3)
+    words[2 * ROW_WORDS - 1 : 2 * ROW_WORDS + 1] = 0  # one run, cut by the row
+    size = round_trip(codec, words, width)
+    assert size > 0 or (run_words == 1 and codec != Codec.ZVC)
+
+
+@pytest.mark.parametrize("codec", CODING, ids=lambda codec: codec.name)
+def test_a_zero_is_all_its_bits(codec):
+    values = np.zeros(4000, np.float32)
+    values[::100] = -0.0
+    values[1::100] = np.float32(1e-45)  # the smallest subnormal
+    values[2::100] = np.array([0x7FC00001], np.uint32).view(np.float32)  # a NaN with a payload
+    values[3::100] = np.array([0xFF800001], np.uint32).view(np.float32)  # one that signals
+    size = round_trip(codec, values, 4)
+    assert size > 160 * 4 or (codec == Codec.LZ4 and size > 0)  # 160 values are kept
+
+
+@pytest.mark.parametrize("codec", CODING, ids=lambda codec: codec.name)
+@pytest.mark.parametrize("raw", [b"", b"\0", b"\1", b"\0" * 3], ids=len)
+def test_next_to_nothing_is_not_coded(codec, raw):
+    assert round_trip(codec, np.frombuffer(raw, np.uint8), 4) == -1
+
+
+@pytest.mark.parametrize("codec", CODING, ids=lambda codec: codec.name)
+def test_what_does_not_shrink_is_refused(codec):
+    assert round_trip(codec, sparse_words(5000, 4, 0.0, 1, seed=1), 4) == -1
+
+
+def test_without_a_codec_bytes_are_copied():
+    source = torch.arange(10, dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    assert formats.encode(Codec.NONE, source, 4, target) == -1
+    formats.decode(Codec.NONE, source, 4, target)
+    assert torch.equal(source, target)
+
+
+@pytest.mark.parametrize("codec", CODING, ids=lambda codec: codec.name)
+def test_equal_bytes_are_coded_equally_wherever_they_are_put(codec):
+    source = torch.from_numpy(sparse_words(9001, 4, 0.8, 30, seed=5).view(np.uint8))
+    first, second = torch.zeros_like(source), torch.full_like(source, 0xFF)
+    size = formats.encode(codec, source, 4, first)
+    assert size == formats.encode(codec, source, 4, second)
+    assert torch.equal(first[:size], second[:size])
+
+
+@pytest.mark.parametrize("codec", CODING, ids=lambda codec: codec.name)
+def test_bytes_that_are_no_chunk_of_that_size_are_refused(codec):
+    source = torch.from_numpy(sparse_words(5000, 4, 0.8, 30, seed=5).view(np.uint8))
+    coded = torch.empty_like(source)
+    size = formats.encode(codec, source, 4, coded)
+    for damaged in (coded[: size - 9], coded[: size // 2], coded[:0]):
+        with pytest.raises(CodecError, match="are not a chunk of 20,000"):
+            formats.decode(codec, damaged, 4, torch.empty_like(source))
+    with pytest.raises(CodecError):
+        formats.decode(codec, coded[:size], 4, torch.empty(len(source) - 400, dtype=torch.uint8))
+
+
+def test_a_place_that_is_too_small_is_refused():
+    with pytest.raises(CodecError, match="need a place of as many"):
+        formats.encode(Codec.ZVC, torch.zeros(100, dtype=torch.uint8), 4, torch.zeros(99, dtype=torch.uint8))
+
+
+def test_names():
+    assert [named_codec(codec.name.lower()) for codec in Codec] == list(Codec)
+    assert named_codec("Lz4") == Codec.LZ4 == 4
+    with pytest.raises(CodecError, match='"zip"') as error:
+        named_codec("zip")
+    assert error.value.hint == "Codecs are: none, zvc, rle, csr, lz4."
+
+
+def test_chunks_lie_side_by_side():
+    assert list(chunks(0)) == []
+    size = 2 * CHUNK_BYTES + 5
+    places = list(chunks(size))
+    assert [place.start for place in places] == [0, CHUNK_BYTES, 2 * CHUNK_BYTES]
+    assert [place.stop for place in places] == [CHUNK_BYTES, 2 * CHUNK_BYTES, size]
+    assert len(list(chunks(size, CHUNK_MULTIPLE))) == 2 * CHUNK_BYTES // CHUNK_MULTIPLE + 1
+    for wrong in (0, -CHUNK_MULTIPLE, CHUNK_MULTIPLE + 1, 2 * CHUNK_BYTES):
+        with pytest.raises(CodecError, match="a chunk cannot have"):
+            chunks(size, wrong)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    codec=st.sampled_from([Codec.ZVC, Codec.RLE, Codec.CSR]),
+    width=st.sampled_from([1, 2, 4, 8]),
+    nbytes=st.integers(0, 1 << 20),
+    values=st.integers(0, 1 << 17),
+    runs=st.integers(0, 1 << 17),
+)
+def test_parts_follow_each_other_and_can_be_read_in_words(codec, width, nbytes, values, runs):
+    places = parts(codec, nbytes, width, values, runs)
+    assert all(place.start % 8 == 0 for place in places)
+    assert all(0 <= after.start - before.stop < 8 for before, after in pairwise(places))
+    assert places[-1].stop - places[-1].start == nbytes % width
+
+
+def test_sizes_that_make_no_sense_are_refused():
+    with pytest.raises(CodecError, match="an element cannot have 0 bytes"):
+        codecs.word_of(0)
+    with pytest.raises(CodecError, match="LZ4 has no parts"):
+        parts(Codec.LZ4, 100, 4, 1, 1)
+
+
+def test_lz4_may_be_missing():
+    program = """
+import sys
+sys.modules["lz4"] = None
+import torch
+from pg_tensile.compression import formats
+from pg_tensile.compression.codec import Codec, available
+from pg_tensile.errors import CodecError
+print(available(Codec.LZ4), available(Codec.ZVC))
+for call in (formats.encode, formats.decode):
+    try:
+        call(Codec.LZ4, torch.zeros(9, dtype=torch.uint8), 4, torch.zeros(9, dtype=torch.uint8))
+    except CodecError as error:
+        print(error.message, "|", error.hint)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    line = 'the codec lz4 is not available | Install the package "lz4", or choose another codec.\n'
+    assert (done.stdout, done.stderr) == ("False True\n" + 2 * line, "")
