@@ -85,6 +85,7 @@ class Memory(NamedTuple):
     bytes_swapped: int | None = None
     stall_us: int | None = None
     passive_swap_ins: int | None = None
+    raw_bytes_swapped: int | None = None  # `bytes_swapped` are those over the link
 
 
 class EpochMetrics(NamedTuple):

@@ -8,7 +8,7 @@ the last one that other plans may be better: the scheduler plans anew then.
 
 from __future__ import annotations
 
-import time
+import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
@@ -33,7 +33,12 @@ def measure_codecs(device: torch.device, seconds: float) -> dict[str, Any]:
     from pg_tensile.compression.calibrate import calibrate
 
     times, relative_error = calibrate(device, seconds)
-    return {"device": str(device), "times": times.to_json(), "launch": None, "relative_error": relative_error}
+    return {
+        "device": str(device),
+        "times": json.loads(times.to_json()),
+        "launch": None,
+        "relative_error": relative_error,
+    }
 
 
 class CompressionClient:

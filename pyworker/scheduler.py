@@ -388,7 +388,7 @@ class Scheduler:
             "host_bytes": view.situation.host_bytes,
             "most_events": self._server.number("pg_tensile.plan_events"),
             "ageing_s": self._seconds("ageing"),
-            "codec_times": json.loads(codecs[0]["times"]) if codecs else None,
+            "codec_times": codecs[0]["times"] if codecs else None,  # as text
         }
         self._server.commit()
         return header

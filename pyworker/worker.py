@@ -51,9 +51,9 @@ COPIED = (
 # What PROGRESS frames report besides phase and epoch, in the order of tensile._report's arguments
 REPORTED = (
     *("step", "steps", "loss", "samples_per_s", "device_bytes", "device_peak_bytes", "bytes_swapped", "stall_us"),
-    *("passive_swap_ins", "utilisation"),
+    *("passive_swap_ins", "utilisation", "raw_bytes_swapped"),
 )
-REPORT = "tensile._report(text,int4,int4,int8,int8,float8,float8,int8,int8,int8,int8,int8,float8)"
+REPORT = "tensile._report(text,int4,int4,int8,int8,float8,float8,int8,int8,int8,int8,int8,float8,int8)"
 END = "tensile._job_end(text,text,text,text,text,text,text[])"
 STOPPED = "its worker was told to stop (server stop or pg_terminate_backend)"
 

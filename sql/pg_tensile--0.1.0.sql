@@ -51,8 +51,8 @@ CREATE FUNCTION tensile._job_slots(OUT job bigint, OUT pid int, OUT state text, 
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_job_slots';
 CREATE FUNCTION tensile._report(phase text, epoch int, epochs int, step bigint, steps bigint, loss float8,
                                 samples_per_s float8, device_bytes bigint, device_peak_bytes bigint,
-                                bytes_swapped bigint, stall_us bigint, passive_swap_ins bigint, utilisation float8)
-    RETURNS void
+                                bytes_swapped bigint, stall_us bigint, passive_swap_ins bigint, utilisation float8,
+                                raw_bytes_swapped bigint DEFAULT NULL) RETURNS void
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_report';
 CREATE FUNCTION tensile._register_device(name text, total_bytes bigint, out_bytes_per_s float8, in_bytes_per_s float8,
                                          overhead_bytes bigint) RETURNS void
@@ -85,7 +85,7 @@ CREATE FUNCTION tensile._progress(OUT job bigint, OUT pid int, OUT phase text, O
                                   OUT step bigint, OUT steps bigint, OUT loss float8, OUT samples_per_s float8,
                                   OUT device_bytes bigint, OUT device_peak_bytes bigint, OUT bytes_swapped bigint,
                                   OUT stall_us bigint, OUT passive_swap_ins bigint, OUT utilisation float8,
-                                  OUT plan_generation bigint, OUT heartbeat timestamptz)
+                                  OUT raw_bytes_swapped bigint, OUT plan_generation bigint, OUT heartbeat timestamptz)
     RETURNS SETOF record
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_progress';
 CREATE FUNCTION tensile._devices(OUT name text, OUT total_bytes bigint, OUT budget_bytes bigint,
@@ -1978,7 +1978,7 @@ $$;
 CREATE VIEW tensile.progress WITH (security_invoker = true) AS
     SELECT j.id AS job, j.model_name AS model, j.owner_name AS owner, j.state, j.reason, p.pid, p.phase, p.epoch,
            j.epochs, p.step, p.steps, p.loss, p.samples_per_s, p.device_bytes, p.device_peak_bytes, p.bytes_swapped,
-           p.stall_us, p.passive_swap_ins, p.plan_generation, p.heartbeat
+           p.raw_bytes_swapped, p.stall_us, p.passive_swap_ins, p.plan_generation, p.heartbeat
     FROM tensile.jobs j LEFT JOIN tensile._progress() p ON p.job OPERATOR(pg_catalog.=) j.id
     WHERE j.ended_at IS NULL;
 COMMENT ON VIEW tensile.progress IS
@@ -1994,7 +1994,8 @@ COMMENT ON COLUMN tensile.progress.loss IS 'mean over the epoch so far';
 COMMENT ON COLUMN tensile.progress.samples_per_s IS 'rows trained on in a second';
 COMMENT ON COLUMN tensile.progress.device_bytes IS 'device memory that is kept between two steps';
 COMMENT ON COLUMN tensile.progress.device_peak_bytes IS 'the most device memory so far, during a step';
-COMMENT ON COLUMN tensile.progress.bytes_swapped IS 'copied to the host and back so far';
+COMMENT ON COLUMN tensile.progress.bytes_swapped IS 'moved to the host and back so far';
+COMMENT ON COLUMN tensile.progress.raw_bytes_swapped IS 'the same without compression';
 COMMENT ON COLUMN tensile.progress.stall_us IS 'spent waiting for copies so far';
 COMMENT ON COLUMN tensile.progress.passive_swap_ins IS 'copies to the device that no plan foresaw';
 COMMENT ON COLUMN tensile.progress.plan_generation IS 'of the plan in use';
@@ -2169,7 +2170,8 @@ GRANT EXECUTE ON FUNCTION
     tensile._fetch_plan(bigint),
     tensile._acknowledge_plan(bigint),
     tensile._register_device(text, bigint, float8, float8, bigint),
-    tensile._report(text, int, int, bigint, bigint, float8, float8, bigint, bigint, bigint, bigint, bigint, float8),
+    tensile._report(text, int, int, bigint, bigint, float8, float8, bigint, bigint, bigint, bigint, bigint, float8,
+                    bigint),
     tensile._job_trace(jsonb, bytea[], jsonb), tensile._job_admitted(), tensile._job_refusal(),
     tensile._job_latency(jsonb, real[], real[], real[]), tensile._job_log(text, text, bigint),
     tensile._job_sparsity(int, int[], real[], real[], real[], bigint[]), tensile._job_codecs(),
