@@ -10,16 +10,17 @@ import math
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
-from pg_tensile.compression.coding import chunk_count
+import numpy as np
+
+from pg_tensile.compression.coding import Coding, chunk_count
 from pg_tensile.profile import DeviceProfile, Direction
 from pg_tensile.trace import Trace
 
 
 def moved_bytes(trace: Trace, tensor: int, codec: int) -> int:
     """What crosses the link when a tensor is swapped with a codec; all of it where the trace's coding knows of none."""
-    coding = trace.coding
-    known = codec != 0 and coding is not None and coding.codec[tensor] == codec
-    return int(coding.moved_bytes[tensor] if known and coding is not None else trace.tensor_bytes[tensor])
+    coding = _coding(trace, tensor, codec)
+    return int(trace.tensor_bytes[tensor] if coding is None else coding.moved_bytes[tensor])
 
 
 def copy_us(trace: Trace, tensor: int, codec: int, direction: Direction, profile: DeviceProfile) -> float:
@@ -28,17 +29,42 @@ def copy_us(trace: Trace, tensor: int, codec: int, direction: Direction, profile
     `codec`: of the host copy. Coding and moving go on side by side, chunk by chunk: the slower of the two takes its
     time, and of the faster one a chunk is left over, before or after.
     """
-    link_us = profile.transfer_us(moved_bytes(trace, tensor, codec), direction)
-    coding = trace.coding
-    if codec == 0 or coding is None or coding.codec[tensor] != codec:
+    return _pipelined_us(trace, tensor, codec, direction, profile, 1.0)
+
+
+def copy_stretch(trace: Trace, tensor: int, codec: int, direction: Direction, profile: DeviceProfile) -> float:
+    """How many times longer a transfer takes while the other lane is busy, too: coding it goes on at its own speed."""
+    alone_us = copy_us(trace, tensor, codec, direction, profile)
+    slowdown = 1 / profile.duplex_factor
+    shared_us = _pipelined_us(trace, tensor, codec, direction, profile, slowdown)
+    return shared_us / alone_us if alone_us else slowdown
+
+
+def _pipelined_us(
+    trace: Trace, tensor: int, codec: int, direction: Direction, profile: DeviceProfile, slowdown: float
+) -> float:
+    link_us = profile.transfer_us(moved_bytes(trace, tensor, codec), direction) * slowdown
+    coding = _coding(trace, tensor, codec)
+    if coding is None:
         return link_us
     coding_us = float((coding.encode_us if direction == Direction.OUT else coding.decode_us)[tensor])
     return max(link_us, coding_us) + min(link_us, coding_us) / chunk_count(trace, tensor)
 
 
-def chosen_codec(trace: Trace, tensor: int) -> int:
-    """The codec with which plans on this trace swap a tensor."""
-    return 0 if trace.coding is None else int(trace.coding.codec[tensor])
+def _coding(trace: Trace, tensor: int, codec: int) -> Coding | None:
+    """The trace's coding, if it knows what this codec makes of the tensor."""
+    coding = trace.coding
+    return coding if codec and coding is not None and coding.codec[tensor] == codec else None
+
+
+def swap_us(trace: Trace, direction: Direction, profile: DeviceProfile) -> list[float]:
+    """[m]: `copy_us` of every tensor, swapped as `trace.coding` chooses."""
+    rate = profile.out_bytes_per_s if direction == Direction.OUT else profile.in_bytes_per_s
+    us: list[float] = (profile.transfer_latency_us + trace.tensor_bytes * (1e6 / rate)).tolist()
+    if trace.coding is not None:
+        for tensor in np.flatnonzero(trace.coding.codec).tolist():
+            us[tensor] = copy_us(trace, tensor, int(trace.coding.codec[tensor]), direction, profile)
+    return us
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +77,8 @@ class Copy:
     event: int
     delay_us: int
     alone_us: float  # with the link to itself
+    raw_bytes: int  # of the tensor; `bytes` are those that are moved
+    stretch: float  # while the other lane is busy, too, it takes so many times longer
 
 
 @dataclass(slots=True)
@@ -75,8 +103,7 @@ class _Lane:
 class Link:
     """Two lanes. Time goes on by `advance` only."""
 
-    def __init__(self, duplex_factor: float) -> None:
-        self._factor = duplex_factor
+    def __init__(self) -> None:
         self._lanes = (_Lane(), _Lane())
         self._now = -math.inf
         self._requests = 0
@@ -123,12 +150,11 @@ class Link:
 
     def _share(self) -> None:
         """If both lanes became busy, or one of both idle, what is under way ends later, or sooner."""
-        if self._factor == 1.0:
-            return
         both = all(lane.current is not None for lane in self._lanes)
         if both != self._both:
-            stretch = 1 / self._factor if both else self._factor
             for lane in self._lanes:
                 if lane.current is not None:
-                    lane.end_us = self._now + (lane.end_us - self._now) * stretch
+                    stretch = lane.current.copy.stretch
+                    remaining = lane.end_us - self._now
+                    lane.end_us = self._now + (remaining * stretch if both else remaining / stretch)
         self._both = both

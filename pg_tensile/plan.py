@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from pg_tensile.compression.codec import Codec
 from pg_tensile.errors import PlanError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ MAGIC = b"tensileP"
 FORMAT = 1
 HEADER = struct.Struct("<8sIIQQ")  # magic, format, CRC-32 of all that follows, generation, events
 MAX_EVENTS = 1 << 24
-CODECS = ("none", "zvc", "rle", "csr", "lz4")  # compression.codec.Codec: how a swap-out codes what it copies
+CODECS = tuple(codec.name.lower() for codec in Codec)  # how a swap-out codes what it copies
 
 
 class EventKind(IntEnum):

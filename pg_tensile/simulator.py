@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from pg_tensile import peak
 from pg_tensile.errors import InvalidPlanError, SimulationError
 from pg_tensile.latency import roofline
-from pg_tensile.link import Copy, Link, Request
-from pg_tensile.plan import NO_EVENTS, Boundary, Plan
+from pg_tensile.link import Copy, Link, Request, copy_stretch, copy_us, moved_bytes
+from pg_tensile.plan import NO_EVENTS, Boundary, EventKind, Plan
 from pg_tensile.profile import DeviceProfile, Direction
 from pg_tensile.sequence import AccessSequence, ActionKind
 from pg_tensile.trace import Trace
@@ -58,7 +58,8 @@ class SimulatedJob(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """One copy over the link. `event`: its place in the plan, −1: passive. Times are µs since the iteration began."""
+    """One copy over the link. `bytes` are those that are moved, `raw_bytes` the tensor's: more, if it is compressed.
+    `event`: its place in the plan, −1: passive. Times are µs since the iteration began."""
 
     tensor: int
     direction: Direction
@@ -66,6 +67,7 @@ class Transfer(NamedTuple):
     start_us: float
     end_us: float
     event: int
+    raw_bytes: int
 
 
 class Stall(NamedTuple):
@@ -111,8 +113,10 @@ class Timeline:
     peak_bytes: int
     device_peak_bytes: int  # workspaces included
     host_arena_bytes: int
-    bytes_out: int
+    bytes_out: int  # moved over the link
     bytes_in: int
+    raw_bytes_out: int  # of the tensors moved
+    raw_bytes_in: int
     passive_swap_ins: int
     recomputes: int  # steps that repeat an operator
 
@@ -132,7 +136,7 @@ def simulate(jobs: Sequence[SimulatedJob], profile: DeviceProfile, iterations: i
         runs = [
             _Run(number, _programs(job, profile), job.start_us, profile.handover_us) for number, job in enumerate(jobs)
         ]
-        _execute(runs, Link(profile.duplex_factor), iterations)
+        _execute(runs, Link(), iterations)
         return [_timeline(run) for run in runs]
 
 
@@ -290,6 +294,7 @@ def _programs(job: SimulatedJob, profile: DeviceProfile) -> list[_Program]:
     trace, state = roofline.timed(job.trace, profile), job.initial_state
     plans = [job.plan, *(change.plan for change in job.changes)]
     repeats = [*(change.iterations for change in job.changes), None]
+    coded: dict[int, int] = {}  # codecs of the host copies between two iterations
     for plan, repeat in zip(plans, repeats, strict=True):
         if repeat is not None and repeat < 1:
             raise SimulationError(f"a plan cannot change after {repeat} iterations", hint="Use 1 or more.")
@@ -299,10 +304,13 @@ def _programs(job: SimulatedJob, profile: DeviceProfile) -> list[_Program]:
             copied, after = _change(trace, state, steady.boundary)
             first = AccessSequence(trace, plan, after, passive=True)
             programs.append(_change_program(first, copied, profile))
-            programs.append(_iteration_program(_Role.FIRST, first, profile, 1))
+            coded |= dict.fromkeys(copied, 0)
+            programs.append(_iteration_program(_Role.FIRST, first, profile, 1, coded))
+            coded |= _host_codecs(first)
             repeat = repeat and repeat - 1
+        coded = coded | _host_codecs(steady)
         if repeat != 0:
-            programs.append(_iteration_program(_Role.STEADY, steady, profile, repeat))
+            programs.append(_iteration_program(_Role.STEADY, steady, profile, repeat, coded))
         state = steady.boundary  # host copies that are left over from the state before are given up
     return programs
 
@@ -321,14 +329,18 @@ def _change(trace: Trace, state: Boundary, wanted: Boundary) -> tuple[list[int],
 
 
 def _change_program(sequence: AccessSequence, copied: list[int], profile: DeviceProfile) -> _Program:
-    copies = tuple(_copy(sequence.trace, tensor, Direction.OUT, profile) for tensor in copied)
+    copies = tuple(_copy(sequence.trace, tensor, 0, Direction.OUT, profile, -1, 0) for tensor in copied)
     requests = [_Op(0.0, 0, 0, place, waits=False) for place in range(len(copies))]
     waits = [_Op(0.0, 0, 0, place, waits=True) for place in range(len(copies))]
     return _Program(_Role.CHANGE, sequence, (*requests, *waits, _Op(0.0, 0, 0, -1, waits=False)), copies)
 
 
-def _iteration_program(role: _Role, sequence: AccessSequence, profile: DeviceProfile, repeat: int | None) -> _Program:
+def _iteration_program(
+    role: _Role, sequence: AccessSequence, profile: DeviceProfile, repeat: int | None, host_codecs: dict[int, int]
+) -> _Program:
+    """`host_codecs`: of the host copies that are there when the iteration starts; 0 where it names none."""
     trace, delays = sequence.trace, sequence.plan.rows["delay_us"].tolist()
+    codecs, coded = sequence.plan.rows["codec"].tolist(), dict(host_codecs)
     reached = np.concatenate(([0.0], np.cumsum(trace.latency_us[sequence.steps]))).tolist()  # µs, by steps executed
     ops: list[_Op] = []
     copies: list[Copy] = []
@@ -346,8 +358,11 @@ def _iteration_program(role: _Role, sequence: AccessSequence, profile: DevicePro
             continue
         if kind is ActionKind.COPY_OUT or kind is ActionKind.COPY_IN or kind is ActionKind.PASSIVE_IN:
             direction = Direction.OUT if kind is ActionKind.COPY_OUT else Direction.IN
+            if kind is ActionKind.COPY_OUT:
+                coded[tensor] = codecs[event]
             under_way[tensor] = len(copies)
-            copies.append(_copy(trace, tensor, direction, profile, event, delays[event] if event >= 0 else 0))
+            delay_us = delays[event] if event >= 0 else 0
+            copies.append(_copy(trace, tensor, coded.get(tensor, 0), direction, profile, event, delay_us))
             add(step, under_way[tensor], waits=False)
         if kind is ActionKind.WAIT_OUT or kind is ActionKind.WAIT_IN or kind is ActionKind.PASSIVE_IN:
             add(step, under_way[tensor], waits=True)
@@ -356,10 +371,21 @@ def _iteration_program(role: _Role, sequence: AccessSequence, profile: DevicePro
 
 
 def _copy(
-    trace: Trace, tensor: int, direction: Direction, profile: DeviceProfile, event: int = -1, delay_us: int = 0
+    trace: Trace, tensor: int, codec: int, direction: Direction, profile: DeviceProfile, event: int, delay_us: int
 ) -> Copy:
-    size = int(trace.tensor_bytes[tensor])
-    return Copy(tensor, direction, size, event, delay_us, profile.transfer_us(size, direction))
+    raw = int(trace.tensor_bytes[tensor])
+    if codec == 0:
+        us, stretch = profile.transfer_us(raw, direction), 1 / profile.duplex_factor
+        return Copy(tensor, direction, raw, event, delay_us, us, raw, stretch)
+    kind, moved = (trace, tensor, codec, direction, profile), moved_bytes(trace, tensor, codec)
+    return Copy(tensor, direction, moved, event, delay_us, copy_us(*kind), raw, copy_stretch(*kind))
+
+
+def _host_codecs(sequence: AccessSequence) -> dict[int, int]:
+    """tensor → the codec of its host copy when the iteration ends, of those that it copies out."""
+    rows, copies = sequence.plan.rows, sequence.copies
+    out = copies.event[rows["kind"][copies.event] == EventKind.SWAP_OUT]  # in the order of the plan
+    return dict(zip(rows["tensor"][out].tolist(), rows["codec"][out].tolist(), strict=True))
 
 
 # ---- what is told ----
@@ -397,6 +423,8 @@ def _timeline(run: _Run) -> Timeline:
         host_arena_bytes=peak.host_arena(trace, plan).bytes,
         bytes_out=sum(copy.bytes for copy in program.copies if copy.direction == Direction.OUT),
         bytes_in=sum(copy.bytes for copy in program.copies if copy.direction == Direction.IN),
+        raw_bytes_out=sum(copy.raw_bytes for copy in program.copies if copy.direction == Direction.OUT),
+        raw_bytes_in=sum(copy.raw_bytes for copy in program.copies if copy.direction == Direction.IN),
         passive_swap_ins=sum(copy.event < 0 for copy in program.copies),
         recomputes=len(steps) - trace.operator_count,
     )
@@ -405,7 +433,7 @@ def _timeline(run: _Run) -> Timeline:
 def _transfer(request: Request, begin_us: float) -> Transfer:
     copy = request.copy
     start, end = request.start_us - begin_us, request.end_us - begin_us
-    return Transfer(copy.tensor, copy.direction, copy.bytes, start, end, copy.event)
+    return Transfer(copy.tensor, copy.direction, copy.bytes, start, end, copy.event, copy.raw_bytes)
 
 
 def _transitions(run: _Run) -> tuple[Transition, ...]:

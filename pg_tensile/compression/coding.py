@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pg_tensile.compression import codec
 from pg_tensile.errors import TraceError
 from pg_tensile.plan import CODECS, EventKind, Plan
 
 if TYPE_CHECKING:
     from pg_tensile.trace import Trace
 
-# Bytes of a chunk before it is coded: on the host device what stays in a cache, on CUDA what keeps a kernel busy.
-CHUNK_BYTES = {"cpu": 1 << 18, "cuda": 1 << 22}
+# Bytes of a chunk before it is coded: on the host device what fits into a cache, on CUDA what keeps a kernel busy.
+CHUNK_BYTES = {"cpu": codec.CHUNK_MULTIPLE, "cuda": codec.CHUNK_BYTES}
 # Of each device's memory, while a plan has codecs: two chunks a lane, one being coded and one on the link.
 STAGING_BYTES = {device: 4 * size for device, size in CHUNK_BYTES.items()}
 
@@ -67,17 +68,21 @@ def staging_bytes(trace: Trace, plan: Plan) -> int:
     return STAGING_BYTES[trace.device] if has_codecs(plan) else 0
 
 
+def reserved_bytes(trace: Trace) -> int:
+    """What plans on this trace have to leave of a budget for that."""
+    return STAGING_BYTES[trace.device] if trace.coding is not None and trace.coding.compresses else 0
+
+
 def with_codecs(trace: Trace, plan: Plan) -> Plan:
-    """The plan with the codecs that `trace.coding` chooses, at the swap-outs that copy; without a coding, with none.
+    """The plan with the codecs that `trace.coding` chooses, at the swap-outs that copy; without a coding, as it is.
     Raises InvalidPlanError if the plan is not valid on the trace."""
     from pg_tensile.sequence import AccessSequence  # which is built on the trace, and that on this module
 
+    if trace.coding is None:
+        return plan
     rows = plan.rows.copy()
     rows["codec"] = 0
-    plain = Plan(rows, plan.generation)
-    if trace.coding is None or not trace.coding.compresses:
-        return plain
-    copies = AccessSequence(trace, plain).copies
+    copies = AccessSequence(trace, Plan(rows, plan.generation)).copies
     out = rows["kind"][copies.event] == EventKind.SWAP_OUT
     rows["codec"][copies.event[out]] = trace.coding.codec[copies.tensor[out]]
     return Plan(rows, plan.generation)

@@ -11,6 +11,7 @@ import numpy as np
 
 from pg_tensile.errors import BudgetError
 from pg_tensile.latency import roofline
+from pg_tensile.link import swap_us
 from pg_tensile.peak import floor_bytes
 from pg_tensile.plan import NO_EVENTS
 from pg_tensile.profile import DeviceProfile, Direction
@@ -108,10 +109,7 @@ def _cut(trace: Trace, profile: DeviceProfile, vanilla: AccessSequence, operator
     away[trace.access_tensor[trace.access_start[operator] : trace.access_start[operator + 1]]] = False
     tensors = np.flatnonzero(away & (trace.tensor_bytes > 0))
     persistent = trace.persistent[tensors]
-    out, back = (
-        np.array([profile.transfer_us(size, direction) for size in trace.tensor_bytes[tensors].tolist()], np.float64)
-        for direction in Direction
-    )
+    out, back = (np.array(swap_us(trace, direction, profile), np.float64)[tensors] for direction in Direction)
     out[persistent & (trace.tensor_writes[tensors] == 0)] = 0.0
     ends = np.cumsum(trace.latency_us)
     return _Cut(

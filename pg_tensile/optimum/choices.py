@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pg_tensile.link import swap_us
 from pg_tensile.profile import DeviceProfile, Direction
 from pg_tensile.trace import Kind, Mode, Trace
 
@@ -38,6 +39,7 @@ class Choices:
     def __init__(self, trace: Trace, profile: DeviceProfile) -> None:
         self.trace = trace
         self.profile = profile
+        self._swap_us = [swap_us(trace, direction, profile) for direction in Direction]
         self.last_operator = trace.operator_count - 1
         self.operators = [dict(operator.accesses) for operator in trace.operators]
         self.bytes: list[int] = trace.tensor_bytes.tolist()
@@ -62,7 +64,7 @@ class Choices:
         }
 
     def transfer_us(self, tensor: int, direction: Direction) -> float:
-        return self.profile.transfer_us(self.bytes[tensor], direction)
+        return self._swap_us[direction][tensor]
 
     def frozen(self, tensor: int) -> bool:
         """A persistent tensor that nothing writes: the host has a copy for ever."""

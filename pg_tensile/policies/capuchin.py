@@ -26,15 +26,17 @@ from typing import NamedTuple
 import numpy as np
 
 from pg_tensile.latency import roofline
+from pg_tensile.link import swap_us
 from pg_tensile.peak import footprint_of
 from pg_tensile.plan import NO_EVENTS, Event, EventKind, Plan
+from pg_tensile.policies.coded import coded
 from pg_tensile.policies.columns import Columns
 from pg_tensile.policies.gaps import Gap, Gaps
 from pg_tensile.policies.lanes import Lane
 from pg_tensile.policies.lru import shares
 from pg_tensile.policies.prefetch import schedule
 from pg_tensile.policies.remaking import Remake, Remaking
-from pg_tensile.profile import DeviceProfile
+from pg_tensile.profile import DeviceProfile, Direction
 from pg_tensile.sequence import AccessSequence
 from pg_tensile.trace import Trace
 
@@ -42,6 +44,7 @@ HIDDEN_US = 1e-6  # of waiting, that a swap may cost and still count as hidden
 SHORTEST_US = 1e-3  # of an overhead, where a byte would cost nothing
 
 
+@coded
 def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
     """A plan for each job within its `lru.shares` of the budget (None: of the device's memory), workspaces included, as
     if it had the link to itself. Where that cannot be met the plan comes as near as it can."""
@@ -89,9 +92,9 @@ class _Job:
         self._gaps = Gaps(columns)
         self._out, self._into = Lane(columns.us), Lane(columns.us)
         self._start_us = [0.0, *accumulate(columns.us)]
-        lost_us = profile.transfer_latency_us + profile.handover_us
-        self._out_us = [lost_us + size * (1e6 / profile.out_bytes_per_s) for size in columns.bytes]
-        self._in_us = [lost_us + size * (1e6 / profile.in_bytes_per_s) for size in columns.bytes]
+        self._out_us, self._in_us = (
+            [profile.handover_us + us for us in swap_us(trace, direction, profile)] for direction in Direction
+        )
         self._swaps: dict[Gap, _Swap] = {}
         self._remaking = Remaking(columns, self._gaps, ())
         self._copied: dict[tuple[int, int], int] = {}  # tensor, version → the `since` of its first swap

@@ -19,8 +19,10 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from pg_tensile.compression.coding import reserved_bytes, with_codecs
 from pg_tensile.errors import BudgetError, PlanError
 from pg_tensile.latency import roofline
+from pg_tensile.link import swap_us
 from pg_tensile.peak import floor_bytes, footprint_of
 from pg_tensile.plan import NO_EVENTS, EventKind, Plan
 from pg_tensile.policies.columns import Columns
@@ -177,6 +179,7 @@ class JobPlanner:
     def _best(self, budget_bytes: int, passes: int | Prices | None) -> Candidate | Shortage:
         if self.vanilla.device_peak_bytes <= budget_bytes:
             return self.vanilla
+        budget_bytes -= reserved_bytes(self.trace)
         found: list[_Found] = []
         least = Shortage(0, self.vanilla.device_peak_bytes)
         for prices in (passes,) if isinstance(passes, Prices) else PRICES[: passes or self.tries]:
@@ -272,9 +275,10 @@ class JobPlanner:
         """The same without what there is room for, if that is better."""
         sequence, rows = found.sequence, found.sequence.plan.rows
         cost_us = np.full(len(rows), self.link.launch_us)
-        for event, _, nbytes in zip(*(column.tolist() for column in sequence.copies), strict=True):
-            direction = Direction.OUT if rows["kind"][event] == EventKind.SWAP_OUT else Direction.IN
-            cost_us[event] += found.prices.link_price * self.link.transfer_us(nbytes, direction)
+        out_us, in_us = (swap_us(self.trace, direction, self.link) for direction in Direction)
+        for event, tensor, _ in zip(*(column.tolist() for column in sequence.copies), strict=True):
+            us = (out_us if rows["kind"][event] == EventKind.SWAP_OUT else in_us)[tensor]
+            cost_us[event] += found.prices.link_price * us
         for event in np.flatnonzero(rows["kind"] == EventKind.RECOMPUTE).tolist():
             cost_us[event] += self.columns.writers_us(int(rows["tensor"][event]), int(rows["version"][event]))
         plan = without_superfluous(relaxed(sequence, budget_bytes, cost_us), self.columns)
@@ -291,7 +295,7 @@ class JobPlanner:
         """The plan with a time for each of its transfers; None: it has too many events."""
         if self._most_events is not None and len(sequence.plan) > self._most_events:
             return None
-        return self.candidate(schedule(sequence, self.link, budget_bytes))
+        return self.candidate(with_codecs(self.trace, schedule(sequence, self.link, budget_bytes)))
 
 
 K = TypeVar("K", bound=Hashable)

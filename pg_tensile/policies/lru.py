@@ -15,11 +15,13 @@ import numpy as np
 from pg_tensile.errors import BudgetError
 from pg_tensile.peak import footprint
 from pg_tensile.plan import Event, EventKind, Plan
+from pg_tensile.policies.coded import coded
 from pg_tensile.policies.columns import Columns
 from pg_tensile.profile import DeviceProfile
 from pg_tensile.trace import Int64s, Trace
 
 
+@coded
 def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
     """Plans within the budget; None: the device's memory. Each job has the `shares` of its own. Raises BudgetError with
     the least bytes for which all jobs' largest operators fit into their shares."""

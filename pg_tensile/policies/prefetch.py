@@ -12,6 +12,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from pg_tensile.link import swap_us
 from pg_tensile.plan import EventKind, Plan
 from pg_tensile.profile import DeviceProfile, Direction
 from pg_tensile.sequence import AccessSequence
@@ -44,9 +45,9 @@ class _Timetable:
         self.ends: list[float] = ends[self.step].tolist()  # [n]
         self.size: list[int] = trace.tensor_bytes[self.rows["tensor"]].tolist()  # of each event
         self.us = [0.0] * len(self.rows)  # of each event's transfer
-        for event, _, nbytes in zip(*(column.tolist() for column in sequence.copies), strict=True):
-            out = self.rows["kind"][event] == EventKind.SWAP_OUT
-            self.us[event] = profile.transfer_us(nbytes, Direction.OUT if out else Direction.IN)
+        out_us, in_us = (swap_us(trace, direction, profile) for direction in Direction)
+        for event, tensor, _ in zip(*(column.tolist() for column in sequence.copies), strict=True):
+            self.us[event] = (out_us if self.rows["kind"][event] == EventKind.SWAP_OUT else in_us)[tensor]
 
     def _transfers(self, kind: EventKind) -> list[int]:
         return [event for event in np.flatnonzero(self.rows["kind"] == kind).tolist() if self.us[event] > 0]

@@ -12,10 +12,12 @@ from typing import NamedTuple
 import numpy as np
 
 from pg_tensile.plan import EVENT_ROW, EventKind, Plan
+from pg_tensile.policies.coded import coded
 from pg_tensile.profile import DeviceProfile
 from pg_tensile.trace import Int64s, Trace
 
 
+@coded
 def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
     """A swap-out after each access of a tensor with a next one, freed on the spot, and a swap-in in the gap before that
     next access, also between consecutive operators. Tensors without bytes or accesses stay where they are."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
+from pg_tensile.link import swap_us
 from pg_tensile.plan import Event, EventKind
 from pg_tensile.policies.columns import Columns
 from pg_tensile.policies.gaps import Gap, Gaps
 from pg_tensile.policies.timetable import Timetable
-from pg_tensile.profile import DeviceProfile
+from pg_tensile.profile import DeviceProfile, Direction
 
 Range = tuple[int, int]  # of operators: first and last
 
@@ -19,10 +21,7 @@ Range = tuple[int, int]  # of operators: first and last
 class Link(NamedTuple):
     """What one job has of the link."""
 
-    out_us_a_byte: float
-    in_us_a_byte: float
-    latency_us: float
-    handover_us: float
+    profile: DeviceProfile  # at the job's rates
     lanes: int
 
     @classmethod
@@ -31,14 +30,9 @@ class Link(NamedTuple):
         if lanes not in (1, 2):
             raise ValueError(f"a link has one lane or two, not {lanes}")
         stretch = 1 / profile.duplex_factor if lanes == 2 else 1.0
-        out, into = (stretch * jobs * 1e6 / rate for rate in (profile.out_bytes_per_s, profile.in_bytes_per_s))
-        return cls(out, into, stretch * profile.transfer_latency_us, profile.handover_us, lanes)
-
-    def out_us(self, size: int) -> float:
-        return self.latency_us + size * self.out_us_a_byte
-
-    def in_us(self, size: int) -> float:
-        return self.latency_us + size * self.in_us_a_byte
+        out, into = (rate / (stretch * jobs) for rate in (profile.out_bytes_per_s, profile.in_bytes_per_s))
+        linked = replace(profile.with_link(out, into), transfer_latency_us=stretch * profile.transfer_latency_us)
+        return cls(linked, lanes)
 
 
 class Copy(NamedTuple):
@@ -74,10 +68,12 @@ class Swapping:
     def __init__(self, columns: Columns, gaps: Gaps, link: Link) -> None:
         self._columns = columns
         self._gaps = gaps
-        self._link = link
+        self._handover_us = link.profile.handover_us
+        self._out_us, self._in_us = (swap_us(columns.trace, direction, link.profile) for direction in Direction)
         self._ends_us: Sequence[float] = list(accumulate(columns.us))
-        self._out = Timetable(self._ends_us, link.latency_us)
-        self._into = self._out if link.lanes == 1 else Timetable(self._ends_us, link.latency_us)
+        shortest_us = link.profile.transfer_latency_us
+        self._out = Timetable(self._ends_us, shortest_us)
+        self._into = self._out if link.lanes == 1 else Timetable(self._ends_us, shortest_us)
         self._copies: dict[tuple[int, int], Copy] = {}  # by tensor and version
         self.swaps: dict[Gap, Swap] = {}
 
@@ -89,15 +85,15 @@ class Swapping:
 
     def widest(self, gap: Gap) -> list[Range]:
         """Where the tensor could be away if the link had nothing else to do; an empty list: nowhere."""
-        columns, link, ends = self._columns, self._link, self._ends_us
-        size, deadline, operators = columns.bytes[gap.tensor], self._deadline(gap), columns.operators
+        columns, ends = self._columns, self._ends_us
+        deadline, operators = self._deadline(gap), columns.operators
         if deadline == 0:
             return []
         freed, version = (gap.since + 1) // 2, self._version(gap)
         if version > 0 or not columns.persistent[gap.tensor]:
-            out_end_us = ends[self._maker(gap, version)] + link.out_us(size) + link.handover_us
+            out_end_us = ends[self._maker(gap, version)] + self._out_us[gap.tensor] + self._handover_us
             freed = max(freed, bisect_left(ends, out_end_us))
-        back = bisect_right(ends, ends[deadline - 1] - link.handover_us - link.in_us(size)) - 1
+        back = bisect_right(ends, ends[deadline - 1] - self._handover_us - self._in_us[gap.tensor]) - 1
         if not self._gaps.wraps(gap):
             return [(freed + 1, back)] if freed < back else []
         if freed >= operators or back < 0:
@@ -106,23 +102,23 @@ class Swapping:
 
     def look(self, gap: Gap) -> Swap | None:
         """The swap of a gap as the link is now: out as early, in as late as possible; None: it has no room."""
-        columns, link, ends = self._columns, self._link, self._ends_us
-        size, deadline, wraps = columns.bytes[gap.tensor], self._deadline(gap), self._gaps.wraps(gap)
-        latest_us = ends[deadline - 1] - link.handover_us
+        columns, ends = self._columns, self._ends_us
+        deadline, wraps = self._deadline(gap), self._gaps.wraps(gap)
+        latest_us = ends[deadline - 1] - self._handover_us
         copy, freed = None, (gap.since + 1) // 2
         if not self._on_host(gap):
-            us, version = link.out_us(size), self._version(gap)
+            us, version = self._out_us[gap.tensor], self._version(gap)
             known = self._copies.get((gap.tensor, version))
             if known is None:
-                until_us = ends[-1] - link.handover_us if wraps else latest_us
+                until_us = ends[-1] - self._handover_us if wraps else latest_us
                 start_us = self._out.earliest(us, ends[self._maker(gap, version)], until_us)
                 if start_us is None:
                     return None
-                done = bisect_left(ends, start_us + us + link.handover_us)
+                done = bisect_left(ends, start_us + us + self._handover_us)
                 known = copy = Copy(gap.tensor, version, start_us, us, done)
             freed = max(freed, known.done)
         first_us = ends[0] if wraps else ends[min(freed + 1, columns.operators - 1)]
-        start_us = self._into.latest(link.in_us(size), first_us, latest_us)
+        start_us = self._into.latest(self._in_us[gap.tensor], first_us, latest_us)
         if start_us is None:
             return None
         return Swap(gap, freed, bisect_right(ends, start_us) - 1, start_us, copy)
@@ -133,7 +129,7 @@ class Swapping:
         if swap.copy is not None:
             self._out.book(swap.copy.start_us, swap.copy.us)
             self._copies[swap.copy.tensor, swap.copy.version] = swap.copy
-        self._into.book(swap.in_start_us, self._link.in_us(self._columns.bytes[swap.gap.tensor]))
+        self._into.book(swap.in_start_us, self._in_us[swap.gap.tensor])
         self.swaps[swap.gap] = swap
         return away + self._drop_second_copy(swap.gap) if self._gaps.wraps(swap.gap) else away
 

@@ -18,12 +18,13 @@ from heapq import heappop, heappush
 from itertools import accumulate
 from typing import NamedTuple
 
+from pg_tensile.link import swap_us
 from pg_tensile.plan import Event, EventKind
 from pg_tensile.policies.columns import Columns
 from pg_tensile.policies.lanes import Lane
 from pg_tensile.policies.needs import LONGEST_CHAIN, READ, Absence, Needs
 from pg_tensile.policies.repeats import Repeats
-from pg_tensile.profile import DeviceProfile
+from pg_tensile.profile import DeviceProfile, Direction
 
 SMALLEST = 1 / 20_000  # of the peak: smaller tensors stay where they are
 STALE = 1.2  # a price that has risen by more is looked at again
@@ -84,9 +85,9 @@ class _Sweep:
         self.columns = columns
         self.count = columns.operators
         self.launch_us = profile.launch_us
-        lost_us = profile.transfer_latency_us + profile.handover_us
-        self.out_us = [lost_us + nbytes * (1e6 / profile.out_bytes_per_s) for nbytes in columns.bytes]
-        self.in_us = [lost_us + nbytes * (1e6 / profile.in_bytes_per_s) for nbytes in columns.bytes]
+        self.out_us, self.in_us = (
+            [profile.handover_us + us for us in swap_us(columns.trace, direction, profile)] for direction in Direction
+        )
         self.budget = budget
         self.prices = prices
         self.dearer = dearer

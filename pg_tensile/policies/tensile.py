@@ -19,6 +19,7 @@ import numpy as np
 
 from pg_tensile.latency import roofline
 from pg_tensile.plan import EventKind, Plan
+from pg_tensile.policies.coded import coded
 from pg_tensile.policies.columns import Columns
 from pg_tensile.policies.cover import Cover
 from pg_tensile.policies.gaps import Gap, Gaps
@@ -35,6 +36,7 @@ OPERATORS_A_ROUND = 1000  # for larger traces than the paper's: that many more o
 SHORTEST_US = 1e-3  # of a recomputation, where MSPS would be infinite
 
 
+@coded
 def plan(
     traces: Mapping[int, Trace],
     profile: DeviceProfile,

@@ -20,6 +20,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from pg_tensile.plan import Event, EventKind, Plan
+from pg_tensile.policies.coded import coded
 from pg_tensile.policies.columns import Columns
 from pg_tensile.profile import DeviceProfile
 from pg_tensile.trace import Mode, Phase, Trace
@@ -27,6 +28,7 @@ from pg_tensile.trace import Mode, Phase, Trace
 Which = Literal["conv", "all"]
 
 
+@coded
 def plan(
     traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None, which: Which = "conv"
 ) -> dict[int, Plan]:

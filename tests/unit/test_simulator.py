@@ -75,8 +75,8 @@ def test_a_swap_that_fits_between_two_accesses_costs_no_time():
     timeline = run(chain(), *swapped(chain(), HIDDEN, out=1, freed=2, back=2, used=4))
     assert timeline.iteration_us == 500
     assert timeline.transfers == (
-        Transfer(HIDDEN, Direction.OUT, 80, 100, 180, event=0),
-        Transfer(HIDDEN, Direction.IN, 80, 200, 280, event=1),
+        Transfer(HIDDEN, Direction.OUT, 80, 100, 180, event=0, raw_bytes=80),
+        Transfer(HIDDEN, Direction.IN, 80, 200, 280, event=1, raw_bytes=80),
     )
     assert timeline.stalls == ()
     assert (timeline.bytes_out, timeline.bytes_in) == (80, 80)
@@ -98,7 +98,7 @@ def test_a_swap_out_that_is_freed_at_once_stalls_in_the_gap_of_its_trigger():
     assert timeline.stalls == (Stall(step=2, tensor=HIDDEN, us=80),)
     assert timeline.step_end_us.tolist() == [0, 100, 200, 380, 480, 580, 580]
     # 80 out from 200, 80 in from 280 during operator 3
-    assert timeline.transfers[1] == Transfer(HIDDEN, Direction.IN, 80, 280, 360, event=1)
+    assert timeline.transfers[1] == Transfer(HIDDEN, Direction.IN, 80, 280, 360, event=1, raw_bytes=80)
 
 
 def test_latency_and_rate_of_each_direction_count():
