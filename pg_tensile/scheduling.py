@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from pg_tensile.compression.choose import TensorCoding, code
+from pg_tensile.compression.choose import TensorCoding, choose
 from pg_tensile.compression.statistics import Statistics
 from pg_tensile.compression.times import CodecTimes
 from pg_tensile.errors import BudgetError, InvalidPlanError, PlanError
@@ -34,6 +34,7 @@ from pg_tensile.policies import tensile
 from pg_tensile.policies.joint import Candidate, JobPlanner, Terms, UnplannableError, identity, share_out
 from pg_tensile.profile import DeviceProfile
 from pg_tensile.sequence import AccessSequence
+from pg_tensile.simulator import SimulatedJob, simulate
 from pg_tensile.trace import Int32s, Int64s, Trace
 
 SLACK = 50  # a job is granted one part in so many more than it was planned with, where there is room
@@ -74,8 +75,8 @@ class Given:
 class JobState:
     """A job that has a trace or, executed eagerly, a claim (`least_bytes`). `rank`: its priority among those that wait,
     raised by the time it has waited. `given` None: it is not admitted yet. `stuck`: its executor does nothing until it
-    gets another plan. `pinned`: it keeps what it was given, for its executor rejects anything else. `compression`: none,
-    auto, or the one codec that may be used; `statistics` of the tensors where zeros have been counted."""
+    gets another plan. `pinned`: it keeps what it was given, for its executor rejects anything else. `compression`:
+    none, auto, or the one codec that may be used; `statistics` of the tensors where zeros have been counted."""
 
     job: int
     trace: Trace | None  # of the training step; None: executed eagerly
@@ -351,8 +352,9 @@ class _Round:
         for job in traced:
             if times is None or job.compression == "none" or not job.statistics:
                 continue
-            planner, candidate = self._planner(job.job, plain.share), plain.chosen[job.job]
-            coding, listed = code(planner.trace, candidate.plan, job.statistics, times, planner.link, job.compression)
+            planner = self._planner(job.job, plain.share)
+            (timeline,) = simulate([SimulatedJob(planner.trace, plain.chosen[job.job].plan)], planner.link)
+            coding, listed = choose(planner.trace, timeline, job.statistics, times, planner.link, job.compression)
             self.codings[job.job] = listed
             if coding.compresses:
                 self.coded[job.job] = planner.trace.with_coding(coding)

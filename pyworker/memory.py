@@ -3,8 +3,8 @@
 Phases. Before training: the job's graphs, with predicted latencies, go up as TRACE; the process waits for its first
 PLAN, then executes each operator once to see its workspace, and asks again (TRACE with a higher revision) where the
 plan does not fit with them. While it trains, `tick` and `receive`, between steps: a newer PLAN is compiled by a thread
-and used from a step on; once a second an iteration is measured, and what changes goes up as LATENCY; compression.py counts zeros once an epoch.
-REFUSE ends the job, with the batch size that would fit.
+and used from a step on; once a second an iteration is measured, and what changes goes up as LATENCY; zeros
+are counted once an epoch (compression.py). REFUSE ends the job, with the batch size that would fit.
 
 A job without plans (policy none) claims its memory with a TRACE that has no graphs.
 """

@@ -24,6 +24,8 @@ from typing import Any
 
 import numpy as np
 
+from pg_tensile.compression.statistics import Statistics
+from pg_tensile.compression.times import CodecTimes
 from pg_tensile.errors import TraceError
 from pg_tensile.plan import Plan
 from pg_tensile.profile import DeviceProfile
@@ -119,7 +121,7 @@ class Planner:
             "seconds": time.monotonic() - started,
             "totals_us": schedule.totals_us,
             "notes": [note._asdict() for note in schedule.notes],
-            "codings": {job: _codings(decisions) for job, decisions in schedule.codings.items()},
+            "codings": {job: [each._asdict() for each in listed] for job, listed in schedule.codings.items()},
             "jobs": answers,
         }
         self._connection.send(FrameType.SCHEDULED, header=header, buffers=buffers)

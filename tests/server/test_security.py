@@ -149,8 +149,8 @@ def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Conne
     yield Cast(conns[alice], conns[bob], conns[mallory], job, version)
     for conn in conns.values():
         conn.close()
-    db.execute("DELETE FROM tensile.jobs; TRUNCATE tensile.device_profiles, tensile.latency_models, tensile.codec_times")
-    db.execute("TRUNCATE tensile.scheduler_log")
+    db.execute("DELETE FROM tensile.jobs; TRUNCATE tensile.device_profiles, tensile.latency_models")
+    db.execute("TRUNCATE tensile.codec_times, tensile.scheduler_log")
 
 
 def denied(attempt: Callable[[], object], message: str = "") -> None:
