@@ -28,6 +28,7 @@ from pg_tensile.profile import Direction
 
 if TYPE_CHECKING:
     from pg_tensile.profile import DeviceProfile
+    from pg_tensile.runtime.coded import Chunks, Look
     from pg_tensile.runtime.measure import Meter
 
 
@@ -36,7 +37,8 @@ class Transfer(Protocol):
     valid after `Device.finish_times()` and only in an iteration begun with `timed`."""
 
     direction: Direction
-    bytes: int
+    bytes: int  # moved; of a coded copy that goes out known when it has ended
+    raw_bytes: int  # of the tensor
     start_us: float
     end_us: float
     stall_us: float  # for how long `wait` made the compute idle; 0 if the copy had ended by then
@@ -85,13 +87,24 @@ class Device(Protocol):
         nothing."""
         ...
 
-    def copy_out(self, source: torch.Tensor, target: torch.Tensor, delay_us: int = 0) -> Transfer:
+    def copy_out(
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        delay_us: int = 0,
+        chunks: Chunks | None = None,
+        look: Look | None = None,
+    ) -> Transfer:
         """Starts a copy from the device (`source`, uint8[n]) to host memory (`target`, uint8[n]). n ≥ 0. The device
-        holds references to both until the copy has ended. Raises LinkError when the lane is broken or closed."""
+        holds references to both until the copy has ended. With `chunks` it is coded chunk by chunk on the device, one
+        while the one before is on the link; the device fills them in before `wait` returns. With `look` it takes that
+        sample as well. Raises LinkError when the lane is broken or closed."""
         ...
 
-    def copy_in(self, source: torch.Tensor, target: torch.Tensor, delay_us: int = 0) -> Transfer:
-        """The other way."""
+    def copy_in(
+        self, source: torch.Tensor, target: torch.Tensor, delay_us: int = 0, chunks: Chunks | None = None
+    ) -> Transfer:
+        """The other way; `chunks`: what `source` is coded in, filled in."""
         ...
 
     def wait(self, transfer: Transfer) -> None:

@@ -24,6 +24,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,10 +34,12 @@ from pg_tensile.device import choose_device, measure, use_deterministic_algorith
 from pg_tensile.errors import DeviceError, LinkError
 from pg_tensile.profile import Direction
 from pg_tensile.runtime.base import Transfer, check_budget, check_share
+from pg_tensile.runtime.cuda_coded import Asked, CodedLink
 from pg_tensile.runtime.measure import CudaAllocator, CudaClock, Meter
 
 if TYPE_CHECKING:
     from pg_tensile.profile import DeviceProfile
+    from pg_tensile.runtime.coded import Chunks, Look
 
 _PIECE = 32 << 20
 _ITERATIONS_AHEAD = 1
@@ -46,17 +49,24 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context
 class CudaTransfer:
     """A `base.Transfer` on CUDA. It holds both ends until the compute stream has been told to wait for the copy."""
 
-    __slots__ = ("begun", "bytes", "direction", "end_us", "ended", "source", "stall_us", "start_us", "target", "waited")
+    __slots__ = (
+        "asked", "begun", "bytes", "direction", "end_us", "ended", "raw_bytes", "source", "stall_us", "start_us",
+        "target", "waited",
+    )  # fmt: skip
 
     def __init__(self, direction: Direction, source: torch.Tensor, target: torch.Tensor, timed: bool) -> None:
         self.direction = direction
-        self.bytes = source.numel()
+        self.raw_bytes = self.bytes = source.numel()
+        self.asked: Asked | None = None  # of a thread that sees to it; None: all is given to the lane
         self.source: torch.Tensor | None = source
         self.target: torch.Tensor | None = target
         self.start_us = self.end_us = self.stall_us = 0.0
         self.begun = torch.cuda.Event(enable_timing=True) if timed else None
         self.ended = torch.cuda.Event(enable_timing=timed)
         self.waited: torch.cuda.Event | None = None  # where the compute stream began to wait
+
+    def has_ended(self) -> bool:
+        return (self.asked is None or not self.asked.lock.locked()) and self.ended.query()
 
     def take_times(self, zero: torch.cuda.Event) -> None:
         """Fills in the times, once all events have passed."""
@@ -93,6 +103,7 @@ class CudaDevice:
         self._lanes = (torch.cuda.Stream(self._device), torch.cuda.Stream(self._device))
         self._in_flight: tuple[deque[CudaTransfer], deque[CudaTransfer]] = (deque(), deque())
         self._iterations: deque[torch.cuda.Event] = deque()
+        self._coded: CodedLink | None = None  # from the first coded copy on
         self._zero: torch.cuda.Event | None = None  # of an iteration that is timed, while it lasts
         self._timed: tuple[torch.cuda.Event, list[CudaTransfer]] | None = None
         self._library_bytes = self._warm_up()
@@ -152,6 +163,7 @@ class CudaDevice:
     @contextlib.contextmanager
     def iteration(self, timed: bool = False) -> Iterator[None]:
         self._check()
+        self._drop_staging()
         while len(self._iterations) > _ITERATIONS_AHEAD:
             self._iterations.popleft().synchronize()
         caller = torch.cuda.current_stream(self._device)
@@ -170,13 +182,29 @@ class CudaDevice:
                 self._iterations.append(end)
                 caller.wait_event(end)
 
-    def copy_out(self, source: torch.Tensor, target: torch.Tensor, delay_us: int = 0) -> CudaTransfer:
-        return self._copy(Direction.OUT, source, target)
+    def copy_out(
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        delay_us: int = 0,
+        chunks: Chunks | None = None,
+        look: Look | None = None,
+    ) -> CudaTransfer:
+        return self._copy(Direction.OUT, source, target, chunks, look)
 
-    def copy_in(self, source: torch.Tensor, target: torch.Tensor, delay_us: int = 0) -> CudaTransfer:
-        return self._copy(Direction.IN, source, target)
+    def copy_in(
+        self, source: torch.Tensor, target: torch.Tensor, delay_us: int = 0, chunks: Chunks | None = None
+    ) -> CudaTransfer:
+        return self._copy(Direction.IN, source, target, chunks, None)
 
-    def _copy(self, direction: Direction, source: torch.Tensor, target: torch.Tensor) -> CudaTransfer:
+    def _copy(
+        self,
+        direction: Direction,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        chunks: Chunks | None,
+        look: Look | None,
+    ) -> CudaTransfer:
         self._check()
         if source.numel() != target.numel():
             raise ValueError(f"{source.numel()} bytes cannot be copied to {target.numel()}")
@@ -184,39 +212,95 @@ class CudaDevice:
             # What operators keep on the host (attention its random seeds) is copied by the host, at once: so after
             # everything that has used the place in host memory before.
             self._compute.synchronize()
-        lane = self._lanes[direction]
+        if chunks is not None:
+            if self._coded is None:
+                self._coded = CodedLink(self._device, self._lanes)
+            self._coded.used = True
         transfer = CudaTransfer(direction, source, target, timed=self._zero is not None)
-        lane.wait_event(self._compute.record_event())
-        with torch.cuda.stream(lane):
-            if transfer.begun is not None:
-                transfer.begun.record(lane)
-            for begin in range(0, transfer.bytes, _PIECE):
-                end = begin + _PIECE
-                target[begin:end].copy_(source[begin:end], non_blocking=True)
-            transfer.ended.record(lane)
+        give = partial(self._give, transfer, source, target, self._compute.record_event(), chunks, look)
+        if direction == Direction.OUT and self._coded is not None:  # in the order of the lane, coded or not
+            transfer.asked = self._coded.ask(give)
+        else:
+            give()
         if self._zero is not None and self._timed is not None:
             self._timed[1].append(transfer)
         self._hold(transfer)
         return transfer
 
+    def _give(
+        self,
+        transfer: CudaTransfer,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        ready: torch.cuda.Event,
+        chunks: Chunks | None,
+        look: Look | None,
+    ) -> None:
+        """Gives a transfer to its lane, where it starts after `ready`."""
+        lane = self._lanes[transfer.direction]
+        lane.wait_event(ready)
+        with torch.cuda.stream(lane):
+            if transfer.begun is not None:
+                transfer.begun.record(lane)
+            if look is not None:
+                look.take(source)
+            if chunks is None:
+                for begin in range(0, transfer.bytes, _PIECE):
+                    end = begin + _PIECE
+                    target[begin:end].copy_(source[begin:end], non_blocking=True)
+        if chunks is not None:
+            assert self._coded is not None
+            code = self._coded.encode if transfer.direction == Direction.OUT else self._coded.decode
+            code(chunks, source, target, ready)
+            transfer.bytes = chunks.moved_bytes
+        transfer.ended.record(lane)
+
+    def _drop_staging(self) -> None:
+        """If the last iteration had no coded copies: its plan does not count the staging."""
+        coded = self._coded
+        if coded is None or coded.used:
+            if coded is not None:
+                coded.used = False
+            return
+        coded.idle()
+        coded.close()
+        for lane in self._lanes:
+            lane.synchronize()
+        self._coded = None
+
     def _hold(self, transfer: CudaTransfer) -> None:
         """Keeps both ends of copies alive that nobody has waited for, while they last (an iteration was given up)."""
         held = self._in_flight[transfer.direction]
-        while held and (held[0].source is None or held[0].ended.query()):
+        while held and (held[0].source is None or held[0].has_ended()):
             held.popleft()
         held.append(transfer)
 
     def wait(self, transfer: Transfer) -> None:
         assert isinstance(transfer, CudaTransfer)
         self._check()
+        self._join(transfer)
         if transfer.begun is not None:
             transfer.waited = torch.cuda.Event(enable_timing=True)
             transfer.waited.record(self._compute)
         self._compute.wait_event(transfer.ended)
         transfer.source = transfer.target = None
 
+    def _join(self, transfer: CudaTransfer) -> None:
+        """Until then the event that ends it is none."""
+        if transfer.asked is not None:
+            try:
+                transfer.asked.join()
+            except Exception as error:
+                message = f"copying {transfer.raw_bytes:,} bytes out of device memory failed: {error}"
+                raise LinkError(message) from error
+
     def synchronize(self) -> None:
         self._check()
+        if self._coded is not None:
+            try:
+                self._coded.idle()
+            except Exception as error:
+                raise LinkError(f"a coded copy failed: {error}") from error
         for stream in (self._compute, *self._lanes):
             stream.synchronize()
         self._iterations.clear()
@@ -249,6 +333,8 @@ class CudaDevice:
         )
 
     def close(self) -> None:
+        if self._coded is not None and self._close.alive:
+            self._coded.close()
         self._close()
 
     def _check(self) -> None:

@@ -30,11 +30,13 @@ import torch
 from torch import nn
 
 from pg_tensile.capture.captured import Captured
+from pg_tensile.compression.statistics import Statistics
 from pg_tensile.errors import CheckpointError, ExecutorError, LinkError, OutOfDeviceMemoryError
 from pg_tensile.plan import NO_EVENTS, Boundary, Plan
 from pg_tensile.runtime.base import Device, check_budget
 from pg_tensile.runtime.between import move_to, send_away
 from pg_tensile.runtime.changes import Changes, follow
+from pg_tensile.runtime.coded import Look
 from pg_tensile.runtime.copies import HostMemory
 from pg_tensile.runtime.graph import Graph
 from pg_tensile.runtime.loop import Loop
@@ -92,6 +94,8 @@ class Executor:
         self._closed = self._lending = self._iterating = self._displaced = False
         self._poison: str | None = None  # why the weights are not to be used
         self._samples: list[int] | None = None
+        self._looks: dict[int, Look] | None = None  # of the last iteration in which sparsity was measured, by key
+        self._look_next = False
         self._loop = Loop(device, self._host, self._registry, self._swapper)
         self._fits: tuple[Program, Int64s, int] | None = None  # found to fit last, into this budget
         self._graphs: list[Graph] = []
@@ -270,11 +274,15 @@ class Executor:
     def _iterate(self, graph: Graph, program: Program, verifier: Verifier | None) -> None:
         """One iteration. Raises what goes wrong in it, after everything has been put in order."""
         self._samples = [] if self.recording else None
+        looking = self._look_next and graph is self._graphs[0] and verifier is None
+        self._swapper.looks = {} if looking else None
         meter = graph.meters.next() if verifier is None else None
         context = self._context(self.recording, graph.captured.trains)
         with self._guarded(program), context, meter or contextlib.nullcontext():
             self._loop.run(graph, program, meter, verifier, self._samples)
             self._forget(graph, program)
+        if looking:
+            self._looks, self._look_next, self._swapper.looks = self._swapper.looks, False, None
         if meter is not None:
             graph.meters.add(meter, program.sequence.steps)
 
@@ -433,6 +441,20 @@ class Executor:
     def measurement(self, graph: Graph | None = None) -> Measurement:
         """What has been measured so far. Waits for the device if the last iteration was measured."""
         return (graph or self._graphs[0]).measurement()
+
+    def measure_sparsity(self) -> None:
+        """The first graph's next iteration takes a sample of every tensor that it swaps out (cswap.txt, IV-A). The
+        graph's very first iteration does not."""
+        self._look_next = True
+
+    def statistics(self) -> dict[int, Statistics]:
+        """What the samples tell, by the tensor's number in the first graph; empty before the first ones. Waits for the
+        device."""
+        with self._lock:
+            self._quiesce()
+            numbers, looks = self._graphs[0].numbers, self._looks or {}
+            found = {numbers[key]: look.statistics() for key, look in looks.items() if key in numbers}
+        return {tensor: statistics for tensor, statistics in found.items() if statistics is not None}
 
     # ---- the model and its state ----
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from pg_tensile.compression.codec import Codec
 from pg_tensile.errors import DeviceError, LinkError
 from pg_tensile.profile import Direction
 from pg_tensile.runtime.base import Transfer, check_budget, check_share
@@ -30,6 +31,7 @@ from pg_tensile.runtime.measure import HostAllocator, HostClock, Meter
 
 if TYPE_CHECKING:
     from pg_tensile.profile import DeviceProfile
+    from pg_tensile.runtime.coded import Chunks, Look
 
 _PIECE_S = 2e-3  # a lane copies what it may move in this time, then sleeps
 _SHORT_S = 2e-4  # sleeps shorter than this are left out until they have added up
@@ -42,12 +44,23 @@ class HostTransfer:
     """A `base.Transfer` on the host device."""
 
     __slots__ = (
-        "bytes", "direction", "due", "end_us", "ended", "error", "held", "source", "stall_us", "start_us", "target",
+        "bytes", "chunks", "direction", "due", "end_us", "ended", "error", "held", "look", "raw_bytes", "source",
+        "stall_us", "start_us", "target",
     )  # fmt: skip
 
-    def __init__(self, direction: Direction, source: torch.Tensor, target: torch.Tensor, due: float) -> None:
+    def __init__(
+        self,
+        direction: Direction,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        due: float,
+        chunks: Chunks | None,
+        look: Look | None,
+    ) -> None:
         self.direction = direction
-        self.bytes = source.numel()
+        self.raw_bytes = self.bytes = source.numel()
+        self.chunks = chunks
+        self.look = look
         self.source: torch.Tensor | None = source
         self.target: torch.Tensor | None = target
         self.due = due
@@ -96,10 +109,18 @@ class _Lane:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, source: torch.Tensor, target: torch.Tensor, delay_us: int) -> HostTransfer:
+    def submit(
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        delay_us: int,
+        chunks: Chunks | None = None,
+        look: Look | None = None,
+    ) -> HostTransfer:
         if source.numel() != target.numel():
             raise ValueError(f"{source.numel()} bytes cannot be copied to {target.numel()}")
-        transfer = HostTransfer(self._direction, source, target, time.perf_counter() + delay_us / 1e6)
+        due = time.perf_counter() + delay_us / 1e6
+        transfer = HostTransfer(self._direction, source, target, due, chunks, look)
         with self._lock:
             self.check()
             self._last = transfer
@@ -150,11 +171,20 @@ class _Lane:
         self._sleep_until(transfer.due)
         start = max(transfer.due, self._free_at)
         self.busy = True
+        if transfer.look is not None:
+            transfer.look.take(transfer.source)
         try:
-            clock = self._move_paced(transfer.source.data_ptr(), transfer.target.data_ptr(), transfer.bytes, start)
+            if transfer.chunks is None:
+                clock = self._move_paced(transfer.source.data_ptr(), transfer.target.data_ptr(), transfer.bytes, start)
+            elif self._direction == Direction.OUT:
+                clock = self._encode_paced(transfer.chunks, transfer.source, transfer.target, start)
+            else:
+                clock = self._decode_paced(transfer.chunks, transfer.source, transfer.target, start)
         finally:
             self.busy = False
         self._free_at = clock
+        if transfer.chunks is not None:
+            transfer.bytes = transfer.chunks.moved_bytes
         transfer.start_us = (start - self.time_zero) * 1e6
         transfer.end_us = (clock - self.time_zero) * 1e6
 
@@ -166,10 +196,43 @@ class _Lane:
         for offset in range(0, size, piece):
             part = min(piece, size - offset)
             _move(target + offset, source + offset, part)
-            shared = self.other is not None and self.other.busy
-            rate = self._rate * self.share * (self._duplex if shared else 1.0)
-            clock = max(clock + part / rate, time.perf_counter() - _SHORT_S)
+            clock = max(clock + self._link_s(part), time.perf_counter() - _SHORT_S)
             self._sleep_until(clock, _SHORT_S)
+        self._sleep_until(clock)
+        return clock
+
+    def _link_s(self, size: int) -> float:
+        """What the link takes to move so many bytes as it is now."""
+        shared = self.other is not None and self.other.busy
+        return size / (self._rate * self.share * (self._duplex if shared else 1.0))
+
+    def _encode_paced(self, chunks: Chunks, source: torch.Tensor, target: torch.Tensor, start: float) -> float:
+        """The same coded: a chunk is coded while the one before is on the link, in the memory of the one before that."""
+        clock = start + self._latency_s
+        sent: list[float] = []  # when each chunk's last byte leaves
+        for place in chunks.places(source.numel()):
+            if len(sent) > 1:
+                self._sleep_until(sent[-2], _SHORT_S)
+            chunk = chunks.encode(source[place], target[place])
+            clock = max(clock, time.perf_counter()) + self._link_s(chunk.coded_bytes)
+            if chunk.codec == Codec.NONE:
+                target[place] = source[place]
+                clock = max(clock, time.perf_counter() - _SHORT_S)
+            sent.append(clock)
+        self._sleep_until(clock)
+        return clock
+
+    def _decode_paced(self, chunks: Chunks, source: torch.Tensor, target: torch.Tensor, start: float) -> float:
+        """The other way: a chunk is on the link while the one before is decoded."""
+        clock = start + self._latency_s
+        decoded: list[float] = []  # when each chunk was
+        for place, chunk in zip(chunks.places(target.numel()), chunks.coded, strict=True):
+            begin = clock if len(decoded) < 2 else max(clock, decoded[-2])
+            clock = begin + self._link_s(chunk.coded_bytes)
+            self._sleep_until(clock, _SHORT_S)
+            chunks.decode(chunk, source[place], target[place])
+            decoded.append(time.perf_counter())
+        clock = max([clock, *decoded[-1:]])
         self._sleep_until(clock)
         return clock
 
@@ -252,11 +315,20 @@ class HostDevice:
             lane.time_zero = time.perf_counter()
         yield
 
-    def copy_out(self, source: torch.Tensor, target: torch.Tensor, delay_us: int = 0) -> HostTransfer:
-        return self._lanes[Direction.OUT].submit(source, target, delay_us)
+    def copy_out(
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        delay_us: int = 0,
+        chunks: Chunks | None = None,
+        look: Look | None = None,
+    ) -> HostTransfer:
+        return self._lanes[Direction.OUT].submit(source, target, delay_us, chunks, look)
 
-    def copy_in(self, source: torch.Tensor, target: torch.Tensor, delay_us: int = 0) -> HostTransfer:
-        return self._lanes[Direction.IN].submit(source, target, delay_us)
+    def copy_in(
+        self, source: torch.Tensor, target: torch.Tensor, delay_us: int = 0, chunks: Chunks | None = None
+    ) -> HostTransfer:
+        return self._lanes[Direction.IN].submit(source, target, delay_us, chunks)
 
     def wait(self, transfer: Transfer) -> None:
         assert isinstance(transfer, HostTransfer)
@@ -266,7 +338,7 @@ class HostDevice:
             transfer.stall_us = (time.perf_counter() - begin) * 1e6
         if transfer.error is not None:
             direction = "out of" if transfer.direction == Direction.OUT else "into"
-            message = f"copying {transfer.bytes:,} bytes {direction} device memory failed: {transfer.error}"
+            message = f"copying {transfer.raw_bytes:,} bytes {direction} device memory failed: {transfer.error}"
             raise LinkError(message) from transfer.error
 
     def synchronize(self) -> None:

@@ -41,17 +41,19 @@ class Loop:
     ) -> None:
         """Executes the instructions of one iteration. `samples`: takes the footprint of each step."""
         values, swapper, registry, resident = graph.values, self._swapper, self._registry, self._registry.resident
-        workspace, limit = graph.meters.workspace_bytes.tolist(), self._registry.limit
+        workspace, limit = graph.meters.workspace_bytes.tolist(), self._registry.limit - program.staging_bytes
         run, free = Code.RUN, Code.FREE
         step = peak = device_peak = 0
         try:
-            for code, step, tensor, work, keeps, event, delay_us in program.instructions:
+            for code, step, tensor, work, keeps, event, delay_us, codec in program.instructions:
                 if code is run:
                     function, operator, created, size, scratch = work  # type: ignore[misc]
                     total = registry.in_use + size
                     needed = total + workspace[operator]
                     if needed > limit:
-                        registry.check(size + workspace[operator], partial(program.operator_label, step))
+                        registry.check(
+                            size + workspace[operator] + program.staging_bytes, partial(program.operator_label, step)
+                        )
                     if meter is None:
                         function(values)
                     else:
@@ -74,16 +76,17 @@ class Loop:
                     else:
                         swapper.drop(tensor)
                 else:
-                    self._transfer(program, code, step, tensor, keeps, event, delay_us)
+                    self._transfer(program, code, step, tensor, keeps, event, delay_us, codec)
         finally:
-            self.step, self.peak_bytes, self.device_peak_bytes = step, peak, max(peak, device_peak)
+            self.step, self.peak_bytes = step, peak
+            self.device_peak_bytes = max(peak, device_peak) + program.staging_bytes
 
     def _transfer(
-        self, program: Program, code: Code, step: int, tensor: int, keeps: bool, event: int, delay_us: int
+        self, program: Program, code: Code, step: int, tensor: int, keeps: bool, event: int, delay_us: int, codec: int
     ) -> None:
         swapper = self._swapper
         if code is Code.COPY_OUT:
-            swapper.copy_out(tensor, self._target(program, tensor, step), step, event, delay_us)
+            swapper.copy_out(tensor, self._target(program, tensor, step), step, event, delay_us, codec)
         elif code is Code.WAIT_OUT:
             swapper.wait_out(tensor, step)
             if keeps:

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from pg_tensile.capture.captured import Call, Captured, Slot, copy_into, empty_like_value, flat_results
+from pg_tensile.compression.coding import staging_bytes
 from pg_tensile.errors import ExecutorError, OutOfDeviceMemoryError
 from pg_tensile.peak import Arena
 from pg_tensile.reuse import swapped_persistents
@@ -69,6 +70,7 @@ class Instruction(NamedTuple):
     keeps: bool = False
     event: int = -1
     delay_us: int = 0
+    codec: int = 0  # of a COPY_OUT
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +91,7 @@ class Program:
 
     def check_budget(self, budget_bytes: int, workspace_bytes: Int64s) -> None:
         """`workspace_bytes`: int64[operators]. Raises OutOfDeviceMemoryError for the first step that needs too much."""
-        needed = self.sequence.footprint + workspace_bytes[self.sequence.steps]
+        needed = self.sequence.footprint + workspace_bytes[self.sequence.steps] + self.staging_bytes
         over = np.flatnonzero(needed > budget_bytes)
         if over.size:
             step = int(over[0])
@@ -107,11 +109,16 @@ class Program:
         return dict(zip(self.keys, self.sequence.trace.tensor_bytes.tolist(), strict=True))
 
     def device_peak_bytes(self, workspace_bytes: Int64s) -> int:
-        return int(np.max(self.sequence.footprint + workspace_bytes[self.sequence.steps]))
+        return int(np.max(self.sequence.footprint + workspace_bytes[self.sequence.steps])) + self.staging_bytes
+
+    @cached_property
+    def staging_bytes(self) -> int:
+        """What coded copies take on the device."""
+        return staging_bytes(self.sequence.trace, self.sequence.plan)
 
     def look_up(self) -> None:
         """Works out now what is asked for between two iterations."""
-        for each in ("device", "host", "away", "homes", "recomputes", "places", "_bytes"):
+        for each in ("device", "host", "away", "homes", "recomputes", "places", "staging_bytes", "_bytes"):
             getattr(self, each)
         self.sequence.footprint  # noqa: B018 - it keeps it, too
 
@@ -418,11 +425,12 @@ def compile_program(functions: Functions, sequence: AccessSequence, arena: Arena
         placed = [Placed(codes[kind], step, tensor, event) for kind, step, tensor, event in actions]
     placed = [each if each.tensor < 0 else each._replace(tensor=keys[each.tensor]) for each in placed]
     delays = [0] * len(sequence.plan) if delays_in_program else sequence.plan.rows["delay_us"].tolist()
+    codecs = sequence.plan.rows["codec"].tolist()
     works = _works(functions, sequence)
     instructions = [
-        Instruction(code, step, tensor, works[step] if code is Code.RUN else None, keeps, event, delay_us)
+        Instruction(code, step, tensor, works[step] if code is Code.RUN else None, keeps, event, delay_us, codec)
         for (code, step, tensor, event), keeps in zip(placed, _kept(sequence, keys, works, placed), strict=True)
-        for delay_us in (delays[event] if event >= 0 else 0,)
+        for delay_us, codec in ((delays[event], codecs[event]) if event >= 0 else (0, 0),)
     ]
     return Program(sequence, tuple(instructions), arena, _first_change(sequence), keys)
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pg_tensile.compression.coding import staging_bytes
 from pg_tensile.profile import Direction
 from pg_tensile.runtime.swapper import Moved, Waited
 from pg_tensile.sequence import AccessSequence
@@ -27,6 +28,7 @@ class Transfer(NamedTuple):
     passive: bool
     start_us: float
     end_us: float
+    raw_bytes: int  # of the tensor; `bytes` are those moved
 
 
 class Stall(NamedTuple):
@@ -51,8 +53,10 @@ class IterationRecord:
     stalls: tuple[Stall, ...]
     passive_swap_ins: int
     recomputes: int  # steps of recompute events
-    bytes_out: int
+    bytes_out: int  # moved over the link
     bytes_in: int
+    raw_bytes_out: int  # of the tensors moved
+    raw_bytes_in: int
     stall_us: float
     step_us: float  # the whole iteration, the end of all work included
 
@@ -66,8 +70,10 @@ class Counters:
     iterations: int = 0
     recomputes: int = 0
     passive_swap_ins: int = 0
-    bytes_out: int = 0
+    bytes_out: int = 0  # moved over the link
     bytes_in: int = 0
+    raw_bytes_out: int = 0  # of the tensors moved
+    raw_bytes_in: int = 0
     stall_us: float = 0.0
     peak_bytes: int = 0
     device_peak_bytes: int = 0
@@ -84,8 +90,10 @@ class Counters:
             self.passive_swap_ins += one.passive
             if one.transfer.direction == Direction.OUT:
                 self.bytes_out += one.transfer.bytes
+                self.raw_bytes_out += one.transfer.raw_bytes
             else:
                 self.bytes_in += one.transfer.bytes
+                self.raw_bytes_in += one.transfer.raw_bytes
         self.stall_us += sum(one.transfer.stall_us for one in waited)
 
 
@@ -104,6 +112,7 @@ def make_record(
     in the trace."""
     footprint = np.array(samples, np.int64)
     device_peak = int(np.max(footprint + workspace_bytes[sequence.steps]))
+    device_peak += staging_bytes(sequence.trace, sequence.plan)
     seen = Counters()
     seen.add(moved, waited, int(np.count_nonzero(sequence.step_event >= 0)), max(samples), device_peak)
     return IterationRecord(
@@ -123,6 +132,8 @@ def make_record(
         recomputes=seen.recomputes,
         bytes_out=seen.bytes_out,
         bytes_in=seen.bytes_in,
+        raw_bytes_out=seen.raw_bytes_out,
+        raw_bytes_in=seen.raw_bytes_in,
         stall_us=seen.stall_us,
         step_us=step_us,
     )
@@ -130,5 +141,5 @@ def make_record(
 
 def _transfer(moved: Moved, tensor: int) -> Transfer:
     step, _, event, transfer, passive = moved
-    direction, size = transfer.direction, transfer.bytes
-    return Transfer(tensor, direction, size, step, event, passive, transfer.start_us, transfer.end_us)
+    direction, size, raw = transfer.direction, transfer.bytes, transfer.raw_bytes
+    return Transfer(tensor, direction, size, step, event, passive, transfer.start_us, transfer.end_us, raw)

@@ -25,6 +25,7 @@ from pg_tensile.eager import make_optimizer
 from pg_tensile.errors import CheckpointError, ExecutorError
 from pg_tensile.plan import Boundary
 from pg_tensile.runtime.base import Device
+from pg_tensile.runtime.coded import HostCopy
 from pg_tensile.runtime.graph import Graph
 from pg_tensile.runtime.held import Bound, bind
 from pg_tensile.runtime.registry import Registry
@@ -115,7 +116,7 @@ class State:
                 size = int(captured.trace.tensor_bytes[persistent.tensor])
                 self._registry.add(key, size, partial("loading {}".format, persistent.name))
             if key in wanted.host:
-                swapper.copies[key] = places[key]
+                swapper.copies[key] = HostCopy(places[key])
                 places[key].copy_(bytes_of(value.untyped_storage()))
             here = persistent._replace(tensor=key)
             if persistent.tensor in bound:
@@ -137,7 +138,7 @@ class State:
             copy = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device="cpu")
             copy_into(copy, self._swapper.value(tensor))
             return copy
-        storage = self._swapper.copies[tensor].clone().untyped_storage()
+        storage = self._swapper.copies[tensor].read().untyped_storage()
         return torch.empty(0, dtype=value.dtype, device="cpu").set_(storage, value.offset, value.shape, value.stride)
 
     def _write(self, persistent: Persistent, source: torch.Tensor) -> None:
@@ -150,11 +151,17 @@ class State:
         else:
             staged = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device="cpu")
             copy_into(staged, source)
-            self._swapper.copies[tensor].copy_(bytes_of(staged.untyped_storage()))
+            self._set_copy(tensor, bytes_of(staged.untyped_storage()))
 
     def _refresh_copy(self, tensor: int) -> None:
         if tensor in self._swapper.copies:
-            self._swapper.copies[tensor].copy_(bytes_of(self._swapper.storage(tensor)))
+            self._set_copy(tensor, bytes_of(self._swapper.storage(tensor)))
+
+    def _set_copy(self, tensor: int, raw: torch.Tensor) -> None:
+        """A coded copy is none any more then."""
+        memory = self._swapper.copies[tensor].memory
+        memory.copy_(raw)
+        self._swapper.copies[tensor] = HostCopy(memory)
 
     def read(self) -> TrainingState:
         copies = {one.persistent.tensor: self._read(one.persistent) for one in self._bound}

@@ -18,6 +18,7 @@ import torch
 from pg_tensile.errors import LinkError
 from pg_tensile.profile import Direction
 from pg_tensile.runtime.base import Device, Transfer
+from pg_tensile.runtime.coded import Chunks, HostCopy, Look
 from pg_tensile.runtime.registry import Registry
 
 
@@ -56,11 +57,12 @@ class Swapper:
         self._registry = registry
         self.places: dict[int, list[tuple[list[Any], int]]] = {}
         self._unmade: dict[int, list[Callable[[], None]]] = {}  # make a graph's views, once the tensor is there
-        self.copies: dict[int, torch.Tensor] = {}  # tensor → its current host copy, uint8[bytes]
+        self.copies: dict[int, HostCopy] = {}  # tensor → its current host copy
         self.shells: dict[int, Shell] = {}  # tensors that are away
         self.moved: list[Moved] = []  # in this step
         self.waited: list[Waited] = []
-        self._under_way: dict[int, tuple[Transfer, torch.Tensor]] = {}  # with the end that is on the host
+        self.looks: dict[int, Look] | None = None  # at what is copied out, by tensor; None: nobody looks
+        self._under_way: dict[int, tuple[Transfer, HostCopy]] = {}  # with the end that is on the host
 
     def forget_transfers(self) -> None:
         """A step begins."""
@@ -108,34 +110,41 @@ class Swapper:
         storage.resize_(0)
         self._registry.remove(tensor)
 
-    def copy_out(self, tensor: int, target: torch.Tensor, step: int = -1, event: int = -1, delay_us: int = 0) -> None:
-        """Starts a copy to `target` in host memory. The tensor may be read, and neither written nor freed, until
-        `wait_out`."""
+    def copy_out(
+        self, tensor: int, target: torch.Tensor, step: int = -1, event: int = -1, delay_us: int = 0, codec: int = 0
+    ) -> None:
+        """Starts a copy to `target` in host memory, coded if `codec` is not 0. The tensor may be read, and neither
+        written nor freed, until `wait_out`."""
         self.copies.pop(tensor, None)
-        transfer = self._device.copy_out(bytes_of(self.storage(tensor)), target, delay_us)
-        self._under_way[tensor] = (transfer, target)
+        value, look = self.value(tensor), None
+        chunks = Chunks.of(codec, value) if codec else None
+        if self.looks is not None:
+            look = self.looks[tensor] = Look(value.element_size())
+        transfer = self._device.copy_out(bytes_of(value.untyped_storage()), target, delay_us, chunks, look)
+        self._under_way[tensor] = (transfer, HostCopy(target, chunks))
         self.moved.append(Moved(step, tensor, event, transfer, False))
 
     def wait_out(self, tensor: int, step: int = -1) -> None:
         """Waits for the copy, which is the current one from here on."""
-        transfer, target = self._under_way[tensor]
+        transfer, copy = self._under_way[tensor]
         self._device.wait(transfer)
         del self._under_way[tensor]
-        self.copies[tensor] = target
+        self.copies[tensor] = copy
         self.waited.append(Waited(step, tensor, transfer))
 
     # ---- coming ----
 
     def allocate(self, tensor: int, operator: Callable[[], str]) -> None:
         """Makes room for a tensor that is away. Raises OutOfDeviceMemoryError that names `operator`."""
-        size = self.copies[tensor].numel()
+        size = self.copies[tensor].memory.numel()
         self._registry.add(tensor, size, operator)
         self.shells[tensor].storage.resize_(size)
 
     def copy_in(self, tensor: int, step: int = -1, event: int = -1, delay_us: int = 0, passive: bool = False) -> None:
         """Starts the copy into the room made by `allocate`."""
         source = self.copies[tensor]
-        transfer = self._device.copy_in(source, bytes_of(self.shells[tensor].storage), delay_us)
+        target = bytes_of(self.shells[tensor].storage)
+        transfer = self._device.copy_in(source.memory, target, delay_us, source.chunks)
         self._under_way[tensor] = (transfer, source)
         self.moved.append(Moved(step, tensor, event, transfer, passive))
 

@@ -178,7 +178,7 @@ def test_host_memory_goes_when_no_plan_needs_it_any_more(start):
         gc.collect()
         assert all(ref.expired() == (policy != "swap_all") for ref in old)
         assert executor._host.homes.keys() == executor.graphs[0].program.homes.keys()
-        places = {copy.data_ptr() for copy in executor._swapper.copies.values()}
+        places = {copy.memory.data_ptr() for copy in executor._swapper.copies.values()}
         assert places <= {home.data_ptr() for home in executor._host.homes.values()}
 
 

@@ -226,13 +226,13 @@ class AheadDevice(HostDevice):
     def runs_ahead(self) -> bool:
         return True
 
-    def copy_in(self, source, target, delay_us=0):
+    def copy_in(self, source, target, delay_us=0, *coded):
         assert delay_us == 0
-        return super().copy_in(source, target)
+        return super().copy_in(source, target, 0, *coded)
 
-    def copy_out(self, source, target, delay_us=0):
+    def copy_out(self, source, target, delay_us=0, *coded):
         assert delay_us == 0
-        return super().copy_out(source, target)
+        return super().copy_out(source, target, 0, *coded)
 
 
 def test_delays_in_the_program_change_no_bit(convolutions):

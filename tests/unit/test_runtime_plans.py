@@ -35,13 +35,13 @@ randoms = st.integers(0, 1 << 40).map(Random)  # much faster than st.randoms
 class PromptDevice(HostDevice):
     """Copies have ended when they are asked for: what is read too early or freed too late is the same each time."""
 
-    def copy_out(self, source, target, delay_us=0):
-        transfer = super().copy_out(source, target)
+    def copy_out(self, source, target, delay_us=0, *coded):
+        transfer = super().copy_out(source, target, 0, *coded)
         transfer.join()
         return transfer
 
-    def copy_in(self, source, target, delay_us=0):
-        transfer = super().copy_in(source, target)
+    def copy_in(self, source, target, delay_us=0, *coded):
+        transfer = super().copy_in(source, target, 0, *coded)
         transfer.join()
         return transfer
 
