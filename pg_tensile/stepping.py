@@ -227,9 +227,13 @@ class PlannedSteps:
         """The next training step counts zeros in the tensors that it swaps."""
         self._executor.measure_sparsity()
 
-    def sparsity(self) -> Mapping[int, Statistics]:
-        """What was counted last in each tensor of the training step that has been swapped."""
-        return self._executor.statistics()
+    def sparsity(self) -> Mapping[int, Statistics] | None:
+        """What was counted last, by tensor of the training step; None: it has not been yet."""
+        return None if self._executor.measures_sparsity else self._executor.statistics()
+
+    def moved_bytes(self) -> Mapping[int, int]:
+        """What the last training step has moved to the host, by tensor."""
+        return self._executor.moved_bytes()
 
     def memory(self) -> Memory:
         counters = self._executor.counters
@@ -239,6 +243,7 @@ class PlannedSteps:
             counters.bytes_out + counters.bytes_in,
             round(counters.stall_us),
             counters.passive_swap_ins,
+            counters.raw_bytes_out + counters.raw_bytes_in,
         )
 
     # ---- state ----

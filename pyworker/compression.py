@@ -48,6 +48,7 @@ class CompressionClient:
         self._measured: dict[str, Any] | None = None  # of the codecs, until it is sent
         self._steps: PlannedSteps | None = None
         self._counting = False
+        self._found: dict[int, Statistics] = {}
         self._told: dict[int, Statistics] = {}  # at the last revision
         self._revision = 0
 
@@ -77,17 +78,19 @@ class CompressionClient:
         found = self._steps.sparsity() if self._counting and self._steps is not None else None
         if found is None:
             return
-        self._counting = False
         assert self._steps is not None
-        if found and is_news(found, self._told, self._steps.traces()["train"].tensor_bytes):
+        self._counting = False
+        self._found |= found  # another plan swaps others
+        if not self._found:
+            return
+        if is_news(self._found, self._told, self._steps.traces()["train"].tensor_bytes):
             self._revision += 1
-            self._told = dict(found)
-        if self._revision:
-            self._send(found, self._steps.moved_bytes())
+            self._told = dict(self._found)
+        self._send(self._steps.moved_bytes())
 
-    def _send(self, found: Mapping[int, Statistics], moved: Mapping[int, int]) -> None:
-        tensors = sorted(found)
-        shares = np.array([found[tensor] for tensor in tensors], "<f4").reshape(len(tensors), len(Statistics._fields))
+    def _send(self, moved: Mapping[int, int]) -> None:
+        tensors = sorted(self._found)
+        shares = np.array([self._found[tensor] for tensor in tensors], "<f4")
         columns = [np.array(tensors, "<i4"), *shares.T, np.array([moved.get(tensor, -1) for tensor in tensors], "<i8")]
         header = {"revision": self._revision, "codecs": self._measured}
         self._executor._send(FrameType.SPARSITY, header, [column.tobytes() for column in columns])
