@@ -12,8 +12,10 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from pg_tensile.compression.codec import ROW_WORDS, Codec, lz4_package, parts, word_of
+from pg_tensile.compression.codec import ROW_WORDS, Codec, available, lz4_package, parts, word_of
 from pg_tensile.errors import CodecError
+
+__all__ = ["available", "decode", "encode"]
 
 
 def encode(codec: Codec, source: torch.Tensor, word_bytes: int, target: torch.Tensor) -> int:
