@@ -39,7 +39,8 @@ class Request(NamedTuple):
     `open_job`: one that trains the model now. `uncaptured`: why there are no graphs. `calibrated`: latencies come from
     the device's models; `workspaces`: they are in the traces. `approximate`: why the numbers are not the device's.
     `choice`: of the batch size, where it was left open: `batch_size, learning_rate, law, base_rate, candidates` (the
-    fields of batchsize.Candidate, the chosen one first)."""
+    fields of batchsize.Candidate, the chosen one first). `compression` of swaps: auto or a
+    codec; None: none."""
 
     model: str
     architecture: str
@@ -62,6 +63,7 @@ class Request(NamedTuple):
     workspaces: bool = True
     approximate: str | None = None
     choice: Mapping[str, Any] | None = None
+    compression: str | None = None
 
 
 class Admission(NamedTuple):
@@ -412,7 +414,7 @@ def _has_events(e: Mapping[str, Any]) -> bool:
 def _link_lines(e: Mapping[str, Any]) -> list[_Line]:
     if not e.get("swapped", {}).get("tensors"):
         return []
-    return [
+    lines = [
         _Line(
             "" if place else "Link a step",
             way,
@@ -421,6 +423,10 @@ def _link_lines(e: Mapping[str, Any]) -> list[_Line]:
         )
         for place, (way, lane) in enumerate(e["link"].items())
     ]
+    if "compression" in e:
+        which = "with the best codec" if e["compression"] == "auto" else f"with {e['compression']}"
+        lines.append(_Line("", f"compressed {which} where that pays: known when the job has counted zeros, not before"))
+    return lines
 
 
 def _aligned(lines: Sequence[_Line]) -> list[str]:

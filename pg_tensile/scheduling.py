@@ -8,18 +8,25 @@ clearly better: a change of plan costs an iteration, and measured latencies are 
 Who loses how much: a job's relative loss of time counts twice as much for every `PRIORITY_STEP` steps of priority that
 it is above another one, up to `HEAVIEST` times as much.
 
+A job whose swaps may be compressed is planned as others are, then again with what the swaps of those plans would take
+compressed where that pays (cswap.txt, section IV-B); the better plans count. So what is compressed follows from trace
+and sparsity, not from the plan that the job has now.
+
 No clock, no I/O: equal arguments give equal decisions, and `DeviceScheduler` remembers only what saves time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from pg_tensile.compression.choose import TensorCoding, choose
+from pg_tensile.compression.statistics import Statistics
+from pg_tensile.compression.times import CodecTimes
 from pg_tensile.errors import BudgetError, InvalidPlanError, PlanError
 from pg_tensile.peak import footprint_of
 from pg_tensile.plan import NO_EVENTS, EventKind, Plan
@@ -27,6 +34,7 @@ from pg_tensile.policies import tensile
 from pg_tensile.policies.joint import Candidate, JobPlanner, Terms, UnplannableError, identity, share_out
 from pg_tensile.profile import DeviceProfile
 from pg_tensile.sequence import AccessSequence
+from pg_tensile.simulator import SimulatedJob, simulate
 from pg_tensile.trace import Int32s, Int64s, Trace
 
 SLACK = 50  # a job is granted one part in so many more than it was planned with, where there is room
@@ -51,6 +59,7 @@ class DeviceState:
     most_events: int | None = None
     ageing_s: float = 0.0  # after so long nobody passes a waiting job any more; 0: never
     ending_bytes: int = 0
+    codec_times: CodecTimes | None = None  # None: not measured, so nothing is compressed
 
 
 @dataclass(frozen=True)
@@ -66,7 +75,8 @@ class Given:
 class JobState:
     """A job that has a trace or, executed eagerly, a claim (`least_bytes`). `rank`: its priority among those that wait,
     raised by the time it has waited. `given` None: it is not admitted yet. `stuck`: its executor does nothing until it
-    gets another plan. `pinned`: it keeps what it was given, for its executor rejects anything else."""
+    gets another plan. `pinned`: it keeps what it was given, for its executor rejects anything else. `compression`:
+    none, auto, or the one codec that may be used; `statistics` of the tensors where zeros have been counted."""
 
     job: int
     trace: Trace | None  # of the training step; None: executed eagerly
@@ -81,6 +91,8 @@ class JobState:
     given: Given | None = None
     stuck: bool = False
     pinned: bool = False
+    compression: str = "none"
+    statistics: Mapping[int, Statistics] = field(default_factory=dict)
 
 
 class Planned(NamedTuple):
@@ -138,11 +150,13 @@ class Note(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """A decision for each job; of those with a trace the sum of the latencies that they were planned with, in µs."""
+    """A decision for each job; of those with a trace the sum of the latencies that they were planned with, in µs; of
+    those with compression what became of each tensor that plans without it swap."""
 
     decisions: dict[int, Decision]
     totals_us: dict[int, float]
     notes: list[Note]
+    codings: dict[int, list[TensorCoding]]
 
 
 class DeviceScheduler:
@@ -151,16 +165,21 @@ class DeviceScheduler:
     def __init__(self) -> None:
         self._planners: dict[Hashable, dict[float, JobPlanner]] = {}
         self._tensile: dict[Hashable, dict[int, Plan]] = {}
+        self._used: set[Hashable] = set()
 
     def schedule(self, device: DeviceState, jobs: Iterable[JobState]) -> Schedule:
         """Decides for all jobs that are open on the device."""
         ordered = sorted(jobs, key=lambda job: job.job)
-        self._forget({self._key(job.trace, device) for job in ordered if job.trace is not None})
-        return _Round(self, device, ordered).run()
+        self._used.clear()
+        schedule = _Round(self, device, ordered).run()
+        self._planners = {key: planners for key, planners in self._planners.items() if key in self._used}
+        return schedule
 
     def planner(self, trace: Trace, device: DeviceState, share: float = 1.0) -> JobPlanner:
         """What makes plans for the trace with that part of the link."""
-        shares = self._planners.setdefault(self._key(trace, device), {})
+        key = identity(trace), device.profile, device.most_events
+        self._used.add(key)
+        shares = self._planners.setdefault(key, {})
         if not shares:
             shares[1.0] = JobPlanner(trace, device.profile, 1.0, device.most_events)
         if share not in shares:
@@ -175,12 +194,6 @@ class DeviceScheduler:
                 self._tensile.clear()
             self._tensile[key] = tensile.plan(traces, profile, budget_bytes)
         return self._tensile[key]
-
-    def _key(self, trace: Trace, device: DeviceState) -> Hashable:
-        return identity(trace), device.profile, device.most_events
-
-    def _forget(self, but: Collection[Hashable]) -> None:
-        self._planners = {key: planners for key, planners in self._planners.items() if key in but}
 
 
 class _Plans(NamedTuple):
@@ -201,6 +214,8 @@ class _Round:
         self.decisions: dict[int, Decision] = {}
         self.waits: dict[int, Waits] = {}  # for device memory
         self.notes: list[Note] = []
+        self.coded: dict[int, Trace] = {}  # traces whose swaps are compressed
+        self.codings: dict[int, list[TensorCoding]] = {}
         heaviest = max((job.priority for job in jobs), default=0.0)
         self.weights = {job.job: max(2 ** ((job.priority - heaviest) / PRIORITY_STEP), 1 / HEAVIEST) for job in jobs}
 
@@ -217,10 +232,10 @@ class _Round:
             for job, state in self.jobs.items()
             if state.trace is not None and job in self.least
         }
-        return Schedule(self.decisions | self.waits, totals, self.notes)
+        return Schedule(self.decisions | self.waits, totals, self.notes, self.codings)
 
     def _planner(self, job: int, share: float = 1.0) -> JobPlanner:
-        trace = self.jobs[job].trace
+        trace = self.coded.get(job, self.jobs[job].trace)
         assert trace is not None
         return self.scheduler.planner(trace, self.device, share)
 
@@ -293,10 +308,11 @@ class _Round:
 
     def _plan(self, admitted: Sequence[JobState]) -> _Plans | None:
         """The plans with which all lose the least; None: one job less has to be admitted, which has its decision."""
+        self.coded, self.codings = {}, {}
         traced = [job for job in admitted if job.trace is not None]
         newest = next((job.job for job in reversed(traced) if job.given is None), None)
         try:
-            plans = self._share_out(traced, admitted)
+            plans = self._compressed(traced, admitted, self._share_out(traced, admitted))
         except UnplannableError as error:
             self._fail(error.job, f"no plan can be made: {error}")
             return None
@@ -329,6 +345,29 @@ class _Round:
             if sum(map(_transfers, other.chosen.values())) <= swapping:
                 return other
         return plans
+
+    def _compressed(self, traced: Sequence[JobState], admitted: Sequence[JobState], plain: _Plans) -> _Plans:
+        """Plans with compressed swaps where that is better than `plain`, else those."""
+        times = self.device.codec_times
+        for job in traced:
+            if times is None or job.compression == "none" or not job.statistics:
+                continue
+            planner = self._planner(job.job, plain.share)
+            (timeline,) = simulate([SimulatedJob(planner.trace, plain.chosen[job.job].plan)], planner.link)
+            coding, listed = choose(planner.trace, timeline, job.statistics, times, planner.link, job.compression)
+            self.codings[job.job] = listed
+            if coding.compresses:
+                self.coded[job.job] = planner.trace.with_coding(coding)
+        if not self.coded:
+            return plain
+        try:
+            found = self._share_out(traced, admitted)
+        except (UnplannableError, BudgetError):  # what compressing takes itself does not fit
+            found = plain
+        if self._loss(found) < self._loss(plain):
+            return found
+        self.coded = {}
+        return plain
 
     def _divide(self, traced: Sequence[JobState], budget_bytes: int, sharing: int) -> _Plans:
         share = 1 / max(sharing, 1)

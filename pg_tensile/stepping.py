@@ -5,7 +5,7 @@ Both give the same numbers to the last bit on the CPU, and states of one can be 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from pg_tensile import checkpoint as ckpt
 from pg_tensile.batches import Batch
+from pg_tensile.compression.statistics import Statistics
 from pg_tensile.errors import OutOfDeviceMemoryError, TrainingError
 from pg_tensile.graphs import Graphs, loss_function, rows_of
 from pg_tensile.peak import footprint
@@ -227,6 +228,18 @@ class PlannedSteps:
         """Of the training step."""
         return self._executor.measurement()
 
+    def measure_sparsity(self) -> None:
+        """The next training step counts zeros in the tensors that it swaps."""
+        self._executor.measure_sparsity()
+
+    def sparsity(self) -> Mapping[int, Statistics] | None:
+        """What was counted last, by tensor of the training step; None: it has not been yet."""
+        return None if self._executor.measures_sparsity else self._executor.statistics()
+
+    def moved_bytes(self) -> Mapping[int, int]:
+        """What the last training step has moved to the host, by tensor."""
+        return self._executor.moved_bytes()
+
     def memory(self) -> Memory:
         counters = self._executor.counters
         return Memory(
@@ -235,6 +248,7 @@ class PlannedSteps:
             counters.bytes_out + counters.bytes_in,
             round(counters.stall_us),
             counters.passive_swap_ins,
+            counters.raw_bytes_out + counters.raw_bytes_in,
         )
 
     # ---- state ----

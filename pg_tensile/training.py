@@ -28,9 +28,11 @@ from pg_tensile.dataset import Dataset
 from pg_tensile.errors import ArchitectureError, DataError, NotFiniteError, TrainingError
 from pg_tensile.fitting import FittedPreprocessing
 from pg_tensile.metrics import Metrics, MetricSums
+from pg_tensile.plan import CODECS
 from pg_tensile.preprocessing import Preprocessing
 
 REPORT_INTERVAL_S = 0.2
+COMPRESSIONS = ("none", "auto", *CODECS[1:])
 PENDING_OUTPUTS = 1 << 18  # numbers kept before they are counted into the metrics
 
 
@@ -44,7 +46,8 @@ class EarlyStopping(NamedTuple):
 @dataclass(frozen=True)
 class Settings:
     """How to train. `clip`: largest norm of the gradient; `checkpoint_interval_s`: 0 = at the end of epochs only;
-    `lead`: rows of the first batches of the first epoch, whatever the batch size."""
+    `lead`: rows of the first batches of the first epoch, whatever the batch size. `compression` of what is
+    swapped: none, auto, or the one codec to use where it pays. Raises TrainingError."""
 
     epochs: int
     batch_size: int
@@ -57,6 +60,12 @@ class Settings:
     early_stopping: EarlyStopping | None = None
     checkpoint_interval_s: float = 60.0
     lead: tuple[int, ...] = ()
+    compression: str = "none"
+
+    def __post_init__(self) -> None:
+        if self.compression not in COMPRESSIONS:
+            hint = f"Use one of {', '.join(COMPRESSIONS)}."
+            raise TrainingError(f'there is no compression "{self.compression}"', hint=hint)
 
 
 class Progress(NamedTuple):
@@ -79,6 +88,7 @@ class Memory(NamedTuple):
     bytes_swapped: int | None = None
     stall_us: int | None = None
     passive_swap_ins: int | None = None
+    raw_bytes_swapped: int | None = None  # `bytes_swapped` are those over the link
 
 
 class EpochMetrics(NamedTuple):

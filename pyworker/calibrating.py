@@ -3,8 +3,9 @@
 Phases: the device's profile; training steps to measure, captured (those of models that were trained, and a standard set
 of the built-in architectures, so that a fresh database is calibrated as well); device memory, asked for as a job
 without plans does; the steps' operators, alone and beside other processes; the models, once without a part of the
-calls, which tells their error, and once with all. A quarter of the time at most goes into capturing. STATE frames with
-the models, then DONE; STOP is heeded between two visits to a graph, and then nothing is kept.
+calls, which tells their error, and once with all. A quarter of the time at most goes into capturing; what compressing
+swaps takes is measured besides (compression.py). STATE frames with the models, then DONE; STOP is heeded between two
+visits to a graph, and then nothing is kept.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import wait
 from contextlib import closing
 from dataclasses import asdict
 from itertools import chain, count, zip_longest
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from pyworker.executor import Executor
 
 CAPTURING = 0.25  # of the time, at most
+CODECS = 0.1  # of the time, besides
 MEMORY = 0.25  # of the device's memory, at most
 HELD_OUT = 5  # one call in so many tells the error of models that have not seen it
 
@@ -85,6 +88,7 @@ def run(executor: Executor) -> None:
         with closing(calibration.run()) as visits:
             for progress in visits:
                 _report(executor, progress.done, progress.total)
+    codecs = _measure_codecs(executor, device, CODECS * seconds)
     models = mlp.train(calibration.samples, profile)
     meta = {
         "device": str(device),
@@ -92,6 +96,7 @@ def run(executor: Executor) -> None:
         "kinds": len(models.kinds),
         "samples": len(calibration.samples),
         "error": held_out_error(calibration.samples, profile),
+        "codecs": codecs,
     }
     send_state(executor._connection, executor._job, 0, "latency_models", model_bytes.encode(models), meta)
     executor._send(FrameType.DONE, {"stopped": False, "warnings": warnings})
@@ -136,6 +141,16 @@ def _report(executor: Executor, step: int, steps: int) -> None:
     """Says where it stands. Plans for others do not change what it was granted. Raises executor.Stopped."""
     executor._send(FrameType.PROGRESS, {"phase": "calibrating", "step": step, "steps": steps})
     executor.poll_early("calibrating", {FrameType.PLAN, FrameType.REFUSE})
+
+
+def _measure_codecs(executor: Executor, device: torch.device, seconds: float) -> dict[str, Any]:
+    """What the device's codecs take, and how their kernels are best launched. Raises executor.Stopped."""
+    from pyworker.compression import measure_codecs
+
+    measuring = executor._background.submit(measure_codecs, device, seconds, tuned=True)
+    while not wait([measuring], timeout=0.1).done:
+        executor.poll_early("calibrating", {FrameType.PLAN, FrameType.REFUSE})
+    return measuring.result()
 
 
 # ---- what is measured ------------------------------------------------------------------------------------------------

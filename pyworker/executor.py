@@ -337,7 +337,7 @@ class Executor:
         header = {"epoch": metrics.epoch, "split": metrics.split, "seconds": metrics.seconds}
         self._send(FrameType.METRICS, header | metrics.metrics.to_json())
         assert self._memory is not None
-        self._memory.report_latency()
+        self._memory.epoch_ended()
 
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         meta = checkpoint.meta | {"threads": self._threads} | ({"choice": self.choice} if self.choice else {})
@@ -404,4 +404,5 @@ def _settings(spec: dict[str, Any]) -> Settings:
         clip=options.get("clip"),
         early_stopping=None if stopping is None else EarlyStopping(**stopping),
         checkpoint_interval_s=spec["checkpoint_interval_s"],
+        compression=options.get("compression", "none"),
     )

@@ -193,6 +193,7 @@ def _request(spec: dict[str, Any], subject: _Subject) -> Request:
         memory_budget=spec["memory_budget"],
         open_job=spec["open_job"],
         approximate=place.approximate,
+        compression=None if subject.settings.compression == "none" else subject.settings.compression,
     )
 
 

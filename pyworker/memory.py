@@ -3,8 +3,8 @@
 Phases. Before training: the job's graphs, with predicted latencies, go up as TRACE; the process waits for its first
 PLAN, then executes each operator once to see its workspace, and asks again (TRACE with a higher revision) where the
 plan does not fit with them. While it trains, `tick` and `receive`, between steps: a newer PLAN is compiled by a thread
-and used from a step on; once a second an iteration is measured, and what changes goes up as LATENCY. REFUSE ends the
-job, with the batch size that would fit.
+and used from a step on; once a second an iteration is measured, and what changes goes up as LATENCY; zeros
+are counted once an epoch (compression.py). REFUSE ends the job, with the batch size that would fit.
 
 A job without plans (policy none) claims its memory with a TRACE that has no graphs.
 """
@@ -50,6 +50,7 @@ from pg_tensile.runtime.host import HostDevice
 from pg_tensile.stepping import Grant, PlannedSteps, needed_bytes
 from pg_tensile.trace import Trace
 from pg_tensile.training import Settings, StopTraining
+from pyworker.compression import CompressionClient
 from pyworker.executor import Stopped
 from pyworker.wire import Frame, FrameType
 
@@ -94,6 +95,7 @@ class MemoryClient:
         self._sent: dict[str, Trace] = {}  # with the last TRACE
         self._steps: PlannedSteps | None = None
         self._taking: deque[tuple[int, Future[None]]] = deque()  # plans that are being compiled
+        self._compression = CompressionClient(executor, job.device, job.settings.compression)
         self._averages: LatencyAverages | None = None
         self._predicted = self._measured = np.zeros(0)  # µs, of the training step's operators
         self._measure_at = 0.0
@@ -115,6 +117,7 @@ class MemoryClient:
         self._announce(graphs.traces())
         grant = self._await_grant()
         device = self._make_device(grant)
+        self._compression.learn_codecs(self._listen)
         graphs = self._with_workspaces(graphs, device, grant)
         if self._newest is not None and self._newest is not grant:  # it came meanwhile
             grant, device = self._newest, self._make_device(self._newest)
@@ -123,6 +126,7 @@ class MemoryClient:
             grant = self._await_grant()
             device = self._make_device(grant)
         self._steps = steps
+        self._compression.begin(steps)
         weight = self._executor._spec["latency_weight"]
         self._predicted = graphs.train.trace.latency_us
         self._averages = LatencyAverages(self._predicted, weight)
@@ -314,6 +318,8 @@ class MemoryClient:
                 self._reject(generation, error)
             elif error is not None:
                 raise error
+            else:
+                self._compression.count()
 
     # ---- while it trains ----
 
@@ -321,6 +327,7 @@ class MemoryClient:
         """Between two steps: costs nothing most of the time."""
         if self._taking and self._taking[0][1].done():
             self._settle()
+        self._compression.tick()
         now = time.monotonic()
         if self.choosing and self._steps is not None:
             self._steps.measure_each()
@@ -330,6 +337,10 @@ class MemoryClient:
             if self._steps is not None:
                 self.report_latency()
                 self._steps.measure()
+
+    def epoch_ended(self) -> None:
+        self.report_latency()
+        self._compression.count()
 
     def report_latency(self) -> None:
         """Adds what was measured since the last time to the averages, and sends them up."""

@@ -5,12 +5,14 @@ else comes with each question. The frames (docs/internals.md, "Memory"):
 
 - TRACE: a job's trace of the training step, in one buffer. Replaces the one before.
 - LATENCY: the job's latencies now, float32[operators] in µs.
+- SPARSITY: what was counted in the job's tensors: int32 tensor, float32 for each of Statistics.
 - SCHEDULE: `request`, `device` (the fields of DeviceState, the profile as its fields), `jobs` (those of JobState;
   instead of the trace `traced`; `given` null or {`known`, `granted_bytes`, `link_share`}) → of each known plan its
   rows and its order, in the order of the jobs. Traces of the device's jobs that are not among `jobs` are forgotten.
 - SCHEDULED, the answer: `request`, `device` (its name), `seconds`, `totals_us` {job: µs}, `notes` [{job, reason}],
-  `jobs` [{job, decision: planned, kept, waits, refused or failed, and its fields}] → for each plan: rows, its order,
-  then of each step under it: int32 operator, int64 bytes planned, int64 bytes without a plan.
+  `codings` {job: [{tensor, codec, coded_bytes, coded_us, plain_us, compressed}]} of jobs with compression, `jobs`
+  [{job, decision: planned, kept, waits, refused or failed, and its fields}] → for each plan: rows, its
+  order, then of each step under it: int32 operator, int64 bytes planned, int64 bytes without a plan.
 
 What is wrong with one job (a damaged trace) is a decision about that job; anything else ends the process with ERROR.
 """
@@ -23,6 +25,8 @@ from typing import Any
 
 import numpy as np
 
+from pg_tensile.compression.statistics import Statistics
+from pg_tensile.compression.times import CodecTimes
 from pg_tensile.errors import TraceError
 from pg_tensile.plan import Plan
 from pg_tensile.profile import DeviceProfile
@@ -48,6 +52,7 @@ class Planner:
         self._traces: dict[int, Trace] = {}
         self._faults: dict[int, str] = {}  # of traces that cannot be used
         self._devices: dict[int, str] = {}
+        self._statistics: dict[int, dict[int, Statistics]] = {}  # by tensor
         self._schedulers: dict[str, DeviceScheduler] = {}
 
     def hear(self, frame: Frame) -> None:
@@ -56,6 +61,8 @@ class Planner:
                 self._keep_trace(frame)
             case FrameType.LATENCY:
                 self._keep_latency(frame)
+            case FrameType.SPARSITY:
+                self._keep_sparsity(frame)
             case FrameType.SCHEDULE:
                 self._schedule(frame)
             case _:
@@ -77,8 +84,12 @@ class Planner:
         known = np.isfinite(latency_us) & (latency_us >= 0)
         self._traces[frame.job] = trace.with_latencies(np.where(known, latency_us, trace.latency_us))
 
+    def _keep_sparsity(self, frame: Frame) -> None:
+        columns = [buffer.cast(kind).tolist() for buffer, kind in zip(frame.buffers, "ifff", strict=True)]
+        self._statistics[frame.job] = {tensor: Statistics(*shares) for tensor, *shares in zip(*columns, strict=True)}
+
     def _forget(self, job: int) -> None:
-        for memory in (self._traces, self._faults, self._devices):
+        for memory in (self._traces, self._faults, self._devices, self._statistics):
             memory.pop(job, None)
 
     # ---- questions and answers ----
@@ -111,6 +122,7 @@ class Planner:
             "seconds": time.monotonic() - started,
             "totals_us": schedule.totals_us,
             "notes": [note._asdict() for note in schedule.notes],
+            "codings": {job: [each._asdict() for each in listed] for job, listed in schedule.codings.items()},
             "jobs": answers,
         }
         self._connection.send(FrameType.SCHEDULED, header=header, buffers=buffers)
@@ -121,7 +133,8 @@ class Planner:
         if job["given"] is not None:
             known, granted, share = (job["given"][key] for key in ("known", "granted_bytes", "link_share"))
             given = Given(_plan(plans) if known else None, granted, share)
-        return JobState(trace=self._traces.get(job["job"]) if job["traced"] else None, given=given, **fields)
+        trace = self._traces.get(job["job"]) if job["traced"] else None
+        return JobState(trace=trace, given=given, statistics=self._statistics.get(job["job"], {}), **fields)
 
 
 def _plan(buffers: Iterator[Buffer]) -> Plan:
@@ -132,7 +145,9 @@ def _plan(buffers: Iterator[Buffer]) -> Plan:
 
 def _device(fields: dict[str, Any], held_bytes: int) -> DeviceState:
     ending = fields["ending_bytes"] + held_bytes
-    return DeviceState(**fields | {"profile": DeviceProfile(**fields["profile"]), "ending_bytes": ending})
+    times = fields.get("codec_times")
+    known = {"profile": DeviceProfile(**fields["profile"]), "codec_times": times and CodecTimes.from_json(times)}
+    return DeviceState(**fields | known | {"ending_bytes": ending})
 
 
 def _answer(job: int, decision: Decision, buffers: list[Buffer | Any]) -> dict[str, Any]:

@@ -34,8 +34,10 @@ MOST_DEATHS = 3  # of planners, one after the other, before a trace that they al
 PENDING = "its plan is made; it waits until other jobs have given memory back"
 JOBS = """
     SELECT s.*, j.priority AS own_priority, t.captured_at::text AS captured, t.largest_operator,
-           cardinality(t.traces) > 0 AS traced
+           cardinality(t.traces) > 0 AS traced, coalesce(j.options->>'compression', 'none') AS compression,
+           coalesce(x.revision, 0) AS sparsity
     FROM tensile._schedule_jobs() s JOIN tensile.jobs j ON j.id = s.job JOIN tensile.traces t ON t.job = s.job
+         LEFT JOIN tensile.sparsities x ON x.job = s.job
 """
 PUBLISH = "tensile._publish_plan(int8,bytea,int8,int8,float8,bytea)"
 FOOTPRINT = (
@@ -62,6 +64,7 @@ class Situation(NamedTuple):
     traces: dict[int, tuple[str, int, bool]]  # by job: when it was captured, how many plans were damaged, is it pinned
     priorities: dict[int, int]
     queue: tuple[tuple[int, bool], ...]  # jobs without a plan, first first, and whether they have waited long
+    sparsities: dict[int, int]  # by job: how often its tensors' zeros have become other ones
 
     def changes(self, before: Situation | None) -> list[str]:
         """In words, what is different. The end of a job counts when its memory is there."""
@@ -70,6 +73,8 @@ class Situation(NamedTuple):
         stay = sorted(self.traces.keys() & before.traces.keys())
         words = [f"job {job} has come" for job in sorted(self.traces.keys() - before.traces.keys())]
         words += [f"job {job} needs another plan" for job in stay if self.traces[job] != before.traces[job]]
+        sparser = [job for job in stay if self.sparsities[job] != before.sparsities[job]]
+        words += [f"the zeros in tensors of job {job} have been counted" for job in sparser]
         if self.ending_bytes <= before.ending_bytes:
             words += [f"job {job} has ended" for job in sorted(before.traces.keys() - self.traces.keys())]
         if self.ending_bytes < before.ending_bytes:
@@ -144,6 +149,7 @@ class Memory:
 
     captured: str  # the trace that the rest is about
     sent: bool = False
+    sparsity: int = 0  # the revision that was sent
     planned_us: float | None = None  # sum of the latencies that the planner plans with
     generation: int = 0  # of the plan that was published last; 0: it is of no use
     published: Plan | None = None
@@ -268,6 +274,7 @@ class Scheduler:
             {job: (row["captured"], row["replans"], self._memory[job].pinned) for job, row in jobs.items()},
             {job: row["own_priority"] for job, row in jobs.items()},
             tuple((row["job"], 0 < ageing <= row["waited_s"]) for row in waiting),
+            {job: row["sparsity"] for job, row in jobs.items()},
         )
 
     # -- asking -------------------------------------------------------------------------------------------------------
@@ -322,13 +329,23 @@ class Scheduler:
             header = {"device": row["device"]}
             self._child.queue(FrameType.TRACE, job, header=header, buffers=[each["trace"] for each in found])
             memory.sent = late = bool(found)
-            memory.planned_us = None
+            memory.planned_us, memory.sparsity = None, 0
         if late and row["total_us"] is not None:
             found = self._server.rows("SELECT average FROM tensile.latencies WHERE job = $1", ["int8"], job)
             for each in found:
                 self._child.queue(FrameType.LATENCY, job, buffers=[array("f", each["average"]).tobytes()])
                 memory.planned_us = row["total_us"]
+        if row["sparsity"] != memory.sparsity:
+            self._send_sparsity(job)
+            memory.sparsity = row["sparsity"]
         self._server.commit()
+
+    def _send_sparsity(self, job: int) -> None:
+        assert self._child is not None
+        sql = "SELECT tensors, zero_share, run_share, lz4_share FROM tensile.sparsities WHERE job = $1"
+        for each in self._server.rows(sql, ["int8"], job):
+            columns = zip("ifff", each.values(), strict=True)
+            self._child.queue(FrameType.SPARSITY, job, buffers=[array(*column).tobytes() for column in columns])
 
     def _given(
         self, job: int, row: dict[str, Any], grant: dict[str, Any] | None
@@ -351,6 +368,7 @@ class Scheduler:
             "least_bytes": row["least_bytes"],
             "operator": row["largest_operator"] or "",
             "policy": row["policy"],
+            "compression": row["compression"],
             "priority": float(row["own_priority"]),
             "rank": row["priority"],
             "waited_s": row["waited_s"],
@@ -364,6 +382,7 @@ class Scheduler:
     def _device_header(self, view: View) -> dict[str, Any]:
         sql = "SELECT profile FROM tensile.device_profiles WHERE device = $1"
         profiles = self._server.rows(sql, ["text"], view.name)
+        codecs = self._server.rows("SELECT times FROM tensile.codec_times WHERE device = $1", ["text"], view.name)
         header = {
             "name": view.name,
             "profile": json.loads(profiles[0]["profile"]) if profiles else None,
@@ -373,6 +392,7 @@ class Scheduler:
             "host_bytes": view.situation.host_bytes,
             "most_events": self._server.number("pg_tensile.plan_events"),
             "ageing_s": self._seconds("ageing"),
+            "codec_times": codecs[0]["times"] if codecs else None,  # as text
         }
         self._server.commit()
         return header
@@ -482,6 +502,9 @@ class Scheduler:
         for answer in header["jobs"]:
             if self._is_current(view.jobs[answer["job"]]):
                 self._tell(view.name, answer)
+        for job, decisions in header["codings"].items():
+            if self._is_current(view.jobs[int(job)]):
+                self._server.call("tensile._coding(int8,jsonb)", int(job), decisions)
         for note in header["notes"]:
             self._log("note", note["job"], view.name, note["reason"])
         details = {"seconds": round(header["seconds"], 3), "jobs": len(header["jobs"]), "plans": len(plans)}

@@ -51,9 +51,9 @@ COPIED = (
 # What PROGRESS frames report besides phase and epoch, in the order of tensile._report's arguments
 REPORTED = (
     *("step", "steps", "loss", "samples_per_s", "device_bytes", "device_peak_bytes", "bytes_swapped", "stall_us"),
-    *("passive_swap_ins", "utilisation"),
+    *("passive_swap_ins", "utilisation", "raw_bytes_swapped"),
 )
-REPORT = "tensile._report(text,int4,int4,int8,int8,float8,float8,int8,int8,int8,int8,int8,float8)"
+REPORT = "tensile._report(text,int4,int4,int8,int8,float8,float8,int8,int8,int8,int8,int8,float8,int8)"
 END = "tensile._job_end(text,text,text,text,text,text,text[])"
 STOPPED = "its worker was told to stop (server stop or pg_terminate_backend)"
 
@@ -159,6 +159,7 @@ class Worker:
             "job": self._job,
             "kind": self._row["kind"],
             "profiles": json.loads(call("tensile._job_profiles()")),
+            "codecs": json.loads(call("tensile._job_codecs()")),
             "workloads": json.loads(workloads),
             "latency_weight": float(self._server.setting("pg_tensile.latency_weight")),
             **{key: self._row[key] for key in COPIED},
@@ -313,6 +314,20 @@ class Worker:
         self._server.call("tensile._job_latency(jsonb,float4[],float4[],float4[])", frame.header, *columns)
         self._server.commit()
 
+    def _keep_sparsity(self, frame: Frame) -> None:
+        """What was counted in the tensors that are swapped, and what was measured of the codecs before."""
+        measured = frame.header["codecs"]
+        if measured is not None:
+            self._keep_codecs(measured)
+        columns = [buffer.cast(kind).tolist() for buffer, kind in zip(frame.buffers, "ifffq", strict=True)]
+        signature = "tensile._job_sparsity(int4,int4[],float4[],float4[],float4[],int8[])"
+        self._server.call(signature, frame.header["revision"], *columns)
+        self._server.commit()
+
+    def _keep_codecs(self, measured: dict[str, Any]) -> None:
+        fields = [measured[name] for name in ("device", "times", "launch", "relative_error")]
+        self._server.call("tensile._job_codec_times(text,jsonb,jsonb,float8)", *fields)
+
     def _follow_plan(self, progress: dict[str, Any]) -> None:
         """What the executor says about its plan: that an iteration was made under it, or that it cannot be used."""
         used = progress.get("plan_generation") or 0
@@ -350,6 +365,8 @@ class Worker:
             case FrameType.CHOICE:
                 self._server.call("tensile._job_choice(jsonb)", frame.header)
                 self._server.commit()
+            case FrameType.SPARSITY:
+                self._keep_sparsity(frame)
             case _:
                 raise ProtocolError(f"unexpected {frame.type.name} frame")
         return False
@@ -411,6 +428,8 @@ class Worker:
             meta["samples"],
             meta["error"],
         )
+        if meta["codecs"] is not None:
+            self._keep_codecs(meta["codecs"])
 
     def _end(self, state: str, failure: Failure | None = None) -> None:
         text = self._server.text

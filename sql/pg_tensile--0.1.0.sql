@@ -51,8 +51,8 @@ CREATE FUNCTION tensile._job_slots(OUT job bigint, OUT pid int, OUT state text, 
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_job_slots';
 CREATE FUNCTION tensile._report(phase text, epoch int, epochs int, step bigint, steps bigint, loss float8,
                                 samples_per_s float8, device_bytes bigint, device_peak_bytes bigint,
-                                bytes_swapped bigint, stall_us bigint, passive_swap_ins bigint, utilisation float8)
-    RETURNS void
+                                bytes_swapped bigint, stall_us bigint, passive_swap_ins bigint, utilisation float8,
+                                raw_bytes_swapped bigint DEFAULT NULL) RETURNS void
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_report';
 CREATE FUNCTION tensile._register_device(name text, total_bytes bigint, out_bytes_per_s float8, in_bytes_per_s float8,
                                          overhead_bytes bigint) RETURNS void
@@ -86,7 +86,7 @@ CREATE FUNCTION tensile._progress(OUT job bigint, OUT pid int, OUT phase text, O
                                   OUT step bigint, OUT steps bigint, OUT loss float8, OUT samples_per_s float8,
                                   OUT device_bytes bigint, OUT device_peak_bytes bigint, OUT bytes_swapped bigint,
                                   OUT stall_us bigint, OUT passive_swap_ins bigint, OUT utilisation float8,
-                                  OUT plan_generation bigint, OUT heartbeat timestamptz)
+                                  OUT raw_bytes_swapped bigint, OUT plan_generation bigint, OUT heartbeat timestamptz)
     RETURNS SETOF record
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_progress';
 CREATE FUNCTION tensile._devices(OUT name text, OUT total_bytes bigint, OUT budget_bytes bigint,
@@ -97,7 +97,7 @@ CREATE FUNCTION tensile._devices(OUT name text, OUT total_bytes bigint, OUT budg
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_devices';
 CREATE FUNCTION tensile._plan(OUT job bigint, OUT generation bigint, OUT sequence int, OUT event text,
                               OUT tensor int, OUT version int, OUT trigger_operator int, OUT delay_us bigint,
-                              OUT deadline_operator int, OUT bytes bigint)
+                              OUT deadline_operator int, OUT bytes bigint, OUT codec text)
     RETURNS SETOF record
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_plan';
 CREATE FUNCTION tensile._predictions(OUT version bigint, OUT rows bigint, OUT requests bigint,
@@ -487,6 +487,34 @@ COMMENT ON COLUMN tensile.footprints.recomputes IS 'operators executed again in 
 COMMENT ON COLUMN tensile.footprints.plan_order IS
     'the operators in the order in which the plan has them executed, int32 each; empty: as captured';
 
+CREATE TABLE tensile.sparsities (
+    job        bigint PRIMARY KEY REFERENCES tensile.traces ON DELETE CASCADE,
+    revision   int NOT NULL,
+    tensors    int[] NOT NULL,
+    zero_share real[] NOT NULL,
+    run_share  real[] NOT NULL,
+    lz4_share  real[] NOT NULL,
+    moved      bigint[] NOT NULL,
+    at         timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
+);
+COMMENT ON TABLE tensile.sparsities IS
+    'zeros in the tensors that a job with compression swaps, counted once an epoch; see view compression';
+COMMENT ON COLUMN tensile.sparsities.revision IS 'how often they were so different that plans were made anew';
+COMMENT ON COLUMN tensile.sparsities.tensors IS 'their numbers in tensors';
+COMMENT ON COLUMN tensile.sparsities.zero_share IS 'of the words of each: 0 to 1';
+COMMENT ON COLUMN tensile.sparsities.run_share IS 'runs of zeros in each, as a share of its words';
+COMMENT ON COLUMN tensile.sparsities.lz4_share IS 'bytes of each with LZ4, as a share of its bytes, from samples';
+COMMENT ON COLUMN tensile.sparsities.moved IS 'bytes of each that its last copy to the host moved; null: not compressed yet';
+
+CREATE TABLE tensile.codings (
+    job       bigint PRIMARY KEY REFERENCES tensile.traces ON DELETE CASCADE,
+    decisions jsonb NOT NULL,
+    at        timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
+);
+COMMENT ON TABLE tensile.codings IS
+    'what the scheduler decided about compressing the tensors of each job last; see view compression';
+COMMENT ON COLUMN tensile.codings.decisions IS 'for each tensor: codec, expected bytes, and times with and without it';
+
 CREATE TABLE tensile.device_profiles (
     device      text PRIMARY KEY,
     profile     jsonb NOT NULL,
@@ -511,6 +539,20 @@ COMMENT ON COLUMN tensile.latency_models.samples IS 'measurements that they were
 COMMENT ON COLUMN tensile.latency_models.kinds IS 'of operators that have a model of their own';
 COMMENT ON COLUMN tensile.latency_models.error IS 'median relative error on operators that were not trained on';
 COMMENT ON COLUMN tensile.latency_models.job IS 'that measured them';
+
+CREATE TABLE tensile.codec_times (
+    device         text PRIMARY KEY,
+    times          jsonb NOT NULL,
+    launch         jsonb,
+    relative_error float8,
+    measured_at    timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
+);
+COMMENT ON TABLE tensile.codec_times IS
+    'how long compressing and decompressing takes on this machine''s devices, by codec, size and sparsity';
+COMMENT ON COLUMN tensile.codec_times.times IS 'coefficients of linear models, one for each codec and range of sparsity';
+COMMENT ON COLUMN tensile.codec_times.launch IS 'of its kernels, where there are any: grid and block of each codec';
+COMMENT ON COLUMN tensile.codec_times.relative_error IS
+    'of the models: sum of absolute errors, as a part of what the mean of all times would have';
 
 CREATE TABLE tensile.scheduler_log (
     id         bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
@@ -595,6 +637,9 @@ ALTER TABLE tensile.operators ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.tensors ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.latencies ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.footprints ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.sparsities ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.codings ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.codec_times ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.device_profiles ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.latency_models ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.scheduler_log ENABLE ROW LEVEL SECURITY;
@@ -629,6 +674,11 @@ CREATE POLICY visible ON tensile.latencies FOR SELECT USING (
     EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
 CREATE POLICY visible ON tensile.footprints FOR SELECT USING (
     EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
+CREATE POLICY visible ON tensile.sparsities FOR SELECT USING (
+    EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
+CREATE POLICY visible ON tensile.codings FOR SELECT USING (
+    EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
+CREATE POLICY visible ON tensile.codec_times FOR SELECT USING (true);
 CREATE POLICY visible ON tensile.device_profiles FOR SELECT USING (true);
 CREATE POLICY visible ON tensile.latency_models FOR SELECT USING (true);
 CREATE POLICY visible ON tensile.scheduler_log FOR SELECT USING (
@@ -645,7 +695,7 @@ GRANT SELECT ON tensile.models, tensile.model_versions, tensile.model_weights, t
     tensile.jobs, tensile.checkpoints, tensile.checkpoint_chunks, tensile.metrics, tensile.batch_sizes,
     tensile.traces, tensile.operators,
     tensile.tensors, tensile.latencies, tensile.footprints, tensile.device_profiles, tensile.latency_models,
-    tensile.scheduler_log TO PUBLIC;
+    tensile.sparsities, tensile.codings, tensile.codec_times, tensile.scheduler_log TO PUBLIC;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Models
@@ -927,6 +977,7 @@ BEGIN
     END IF;
     PERFORM tensile._check_training(epochs, batch_size, optimizer, learning_rate, validation, policy, priority),
             tensile._check_options(options), tensile._check_choice(batch_size, policy, options),
+            tensile._check_compression(policy, options),
             tensile._check_can_start(caller);
     RETURN m;
 END $$;
@@ -991,6 +1042,20 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = 'no batch size can be chosen for the policy "none": what a step takes is not known without a plan',
             HINT = 'Use policy => ''joint'', or give a batch_size.';
+    END IF;
+END $$;
+
+-- Compression is of swapped tensors.
+CREATE FUNCTION tensile._check_compression(policy text, options jsonb) RETURNS void
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF coalesce(policy, current_setting('pg_tensile.policy')) = 'none'
+       AND coalesce(options->>'compression', 'none') <> 'none' THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('compression "%s" needs a policy that swaps: "none" swaps nothing',
+                             options->>'compression'),
+            HINT = 'Use policy => ''joint'', or leave the option "compression" out.';
     END IF;
 END $$;
 
@@ -1557,6 +1622,32 @@ AS $$
     SELECT tensile._notify(tensile._my_job());
 $$;
 
+-- SPARSITY; `moved`: bytes, −1: not known.
+CREATE FUNCTION tensile._job_sparsity(revision int, tensors int[], zero_share real[], run_share real[],
+                                      lz4_share real[], moved bigint[]) RETURNS void
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO tensile.sparsities (job, revision, tensors, zero_share, run_share, lz4_share, moved)
+        SELECT t.job, $1, $2, $3, $4, $5, array_replace($6, -1::bigint, NULL)
+        FROM tensile.traces t WHERE t.job = tensile._my_job()
+        ON CONFLICT (job) DO UPDATE SET revision = EXCLUDED.revision, tensors = EXCLUDED.tensors,
+            zero_share = EXCLUDED.zero_share, run_share = EXCLUDED.run_share, lz4_share = EXCLUDED.lz4_share,
+            moved = EXCLUDED.moved, at = clock_timestamp();
+    SELECT tensile._notify(tensile._my_job());
+$$;
+
+-- What an executor has measured of its device's codecs; what is known already gives way to a calibration only.
+CREATE FUNCTION tensile._job_codec_times(device text, times jsonb, launch jsonb, relative_error float8) RETURNS void
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT tensile._my_job();
+    INSERT INTO tensile.codec_times (device, times, launch, relative_error) VALUES ($1, $2, nullif($3, 'null'), $4)
+        ON CONFLICT ON CONSTRAINT codec_times_pkey
+        DO UPDATE SET times = EXCLUDED.times, launch = EXCLUDED.launch, relative_error = EXCLUDED.relative_error,
+            measured_at = clock_timestamp()
+        WHERE (SELECT j.kind FROM tensile.jobs j WHERE j.id = tensile._my_job()) = 'calibrate'
+$$;
+
 -- Why the job can't be given memory (REFUSE), or null
 CREATE FUNCTION tensile._job_refusal() RETURNS jsonb
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1589,6 +1680,13 @@ CREATE FUNCTION tensile._job_profiles() RETURNS jsonb
 AS $$
     SELECT tensile._my_job();
     SELECT coalesce(jsonb_object_agg(p.device, p.profile), '{}') FROM tensile.device_profiles p;
+$$;
+CREATE FUNCTION tensile._job_codecs() RETURNS jsonb
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT tensile._my_job();
+    SELECT coalesce(jsonb_object_agg(c.device, jsonb_build_object('times', c.times, 'launch', c.launch)), '{}')
+    FROM tensile.codec_times c;
 $$;
 CREATE FUNCTION tensile._job_latency_models() RETURNS TABLE (device text, models bytea)
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1701,6 +1799,14 @@ AS $$
             granted_bytes = EXCLUDED.granted_bytes, host_bytes = EXCLUDED.host_bytes, out_bytes = EXCLUDED.out_bytes,
             in_bytes = EXCLUDED.in_bytes, stall_us = EXCLUDED.stall_us, recomputes = EXCLUDED.recomputes,
             plan_order = EXCLUDED.plan_order;
+$$;
+
+-- What was decided about compressing the job's tensors: [{tensor, codec, coded_bytes, coded_us, plain_us, compressed}]
+CREATE FUNCTION tensile._coding(job bigint, decisions jsonb) RETURNS void
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO tensile.codings (job, decisions) SELECT t.job, $2 FROM tensile.traces t WHERE t.job = $1
+        ON CONFLICT (job) DO UPDATE SET decisions = EXCLUDED.decisions, at = clock_timestamp();
 $$;
 
 ------------------------------------------------------------------------------------------------------------------------
@@ -1974,7 +2080,7 @@ $$;
 CREATE VIEW tensile.progress WITH (security_invoker = true) AS
     SELECT j.id AS job, j.model_name AS model, j.owner_name AS owner, j.state, j.reason, p.pid, p.phase, p.epoch,
            j.epochs, p.step, p.steps, p.loss, p.samples_per_s, p.device_bytes, p.device_peak_bytes, p.bytes_swapped,
-           p.stall_us, p.passive_swap_ins, p.plan_generation, p.heartbeat,
+           p.raw_bytes_swapped, p.stall_us, p.passive_swap_ins, p.plan_generation, p.heartbeat,
            coalesce(j.chosen_batch_size, nullif(j.batch_size, 0)) AS batch_size
     FROM tensile.jobs j LEFT JOIN tensile._progress() p ON p.job OPERATOR(pg_catalog.=) j.id
     WHERE j.ended_at IS NULL;
@@ -1992,7 +2098,8 @@ COMMENT ON COLUMN tensile.progress.loss IS 'mean over the epoch so far';
 COMMENT ON COLUMN tensile.progress.samples_per_s IS 'rows trained on in a second';
 COMMENT ON COLUMN tensile.progress.device_bytes IS 'device memory that is kept between two steps';
 COMMENT ON COLUMN tensile.progress.device_peak_bytes IS 'the most device memory so far, during a step';
-COMMENT ON COLUMN tensile.progress.bytes_swapped IS 'copied to the host and back so far';
+COMMENT ON COLUMN tensile.progress.bytes_swapped IS 'moved to the host and back so far';
+COMMENT ON COLUMN tensile.progress.raw_bytes_swapped IS 'the same without compression';
 COMMENT ON COLUMN tensile.progress.stall_us IS 'spent waiting for copies so far';
 COMMENT ON COLUMN tensile.progress.batch_size IS 'rows of a step; null: it is not chosen yet';
 COMMENT ON COLUMN tensile.progress.passive_swap_ins IS 'copies to the device that no plan foresaw';
@@ -2017,7 +2124,7 @@ COMMENT ON COLUMN tensile.devices.utilisation IS 'how busy others keep it, as jo
 
 CREATE VIEW tensile.plan WITH (security_invoker = true) AS
     SELECT p.job, p.generation, p.sequence, p.event, p.tensor, t.name AS tensor_name, t.kind AS tensor_kind, p.bytes,
-           p.trigger_operator, o.target AS trigger_name, p.delay_us, p.deadline_operator, p.version
+           p.trigger_operator, o.target AS trigger_name, p.delay_us, p.deadline_operator, p.version, p.codec
     FROM tensile._plan() p
          LEFT JOIN tensile.tensors t
              ON t.job OPERATOR(pg_catalog.=) p.job AND t.tensor OPERATOR(pg_catalog.=) p.tensor
@@ -2036,6 +2143,8 @@ COMMENT ON COLUMN tensile.plan.delay_us IS 'that a copy may be put off after tha
 COMMENT ON COLUMN tensile.plan.deadline_operator IS
     'before which a swap_in has ended, after which a swap_out has; which needs what is recomputed';
 COMMENT ON COLUMN tensile.plan.version IS 'of the tensor that is recomputed: how often it was changed in place';
+COMMENT ON COLUMN tensile.plan.codec IS
+    'that a swap_out compresses with: zvc, rle, csr or lz4; null: it travels as it is';
 
 CREATE VIEW tensile.latency WITH (security_invoker = true) AS
     SELECT o.job, o.operator, o.phase, o.target, l.predicted_us, l.measured_us, l.average_us, l.samples,
@@ -2081,6 +2190,34 @@ COMMENT ON COLUMN tensile.footprint.target IS 'name of the PyTorch operator';
 COMMENT ON COLUMN tensile.footprint.planned_bytes IS 'under the plan';
 COMMENT ON COLUMN tensile.footprint.vanilla_bytes IS 'without a plan';
 
+CREATE VIEW tensile.compression WITH (security_invoker = true) AS
+    SELECT s.job, u.tensor, t.name, t.kind, t.bytes, u.zero_share, d.codec, d.coded_bytes, d.coded_us, d.plain_us,
+           coalesce(d.compressed, false) AS compressed, u.moved AS moved_bytes
+    FROM tensile.sparsities s
+         CROSS JOIN ROWS FROM (pg_catalog.unnest(s.tensors), pg_catalog.unnest(s.zero_share), pg_catalog.unnest(s.moved))
+             u (tensor, zero_share, moved)
+         JOIN tensile.tensors t ON t.job OPERATOR(pg_catalog.=) s.job AND t.tensor OPERATOR(pg_catalog.=) u.tensor
+         LEFT JOIN (SELECT c.job, r.tensor, r.codec, r.coded_bytes, r.coded_us, r.plain_us, r.compressed
+                    FROM tensile.codings c
+                         CROSS JOIN LATERAL pg_catalog.jsonb_to_recordset(c.decisions) r (
+                             tensor pg_catalog.int4, codec pg_catalog.text, coded_bytes pg_catalog.int8,
+                             coded_us pg_catalog.float8, plain_us pg_catalog.float8, compressed pg_catalog.bool)) d
+             ON d.job OPERATOR(pg_catalog.=) s.job AND d.tensor OPERATOR(pg_catalog.=) u.tensor;
+COMMENT ON VIEW tensile.compression IS
+    'tensors that a job with the option compression swaps: their zeros, and whether compressing them pays';
+COMMENT ON COLUMN tensile.compression.tensor IS 'its number in tensors';
+COMMENT ON COLUMN tensile.compression.name IS 'see tensors';
+COMMENT ON COLUMN tensile.compression.kind IS 'see tensors';
+COMMENT ON COLUMN tensile.compression.zero_share IS 'of its words, counted once an epoch: 0 to 1';
+COMMENT ON COLUMN tensile.compression.codec IS 'the best one for it: zvc, rle, csr or lz4; null: no decision yet';
+COMMENT ON COLUMN tensile.compression.coded_bytes IS 'what it should take with that codec';
+COMMENT ON COLUMN tensile.compression.coded_us IS
+    'what swapping it costs an iteration with that codec: its own time, and of the copies what is not hidden';
+COMMENT ON COLUMN tensile.compression.plain_us IS 'what swapping it costs an iteration without a codec';
+COMMENT ON COLUMN tensile.compression.compressed IS 'the codec pays, and plans use it';
+COMMENT ON COLUMN tensile.compression.moved_bytes IS
+    'what its last copy to the host moved; null: none was compressed yet';
+
 CREATE VIEW tensile.predictions WITH (security_invoker = true) AS
     SELECT m.name AS model, v.version, p.rows, p.requests, p.unknown_categories
     FROM tensile._predictions() p
@@ -2124,7 +2261,7 @@ COMMENT ON COLUMN tensile.job_history.rmse IS 'root of the mean squared error, i
 COMMENT ON COLUMN tensile.job_history.r2 IS 'share of the target''s variance that is explained';
 
 GRANT SELECT ON tensile.progress, tensile.devices, tensile.plan, tensile.latency, tensile.footprint,
-    tensile.predictions, tensile.job_history TO PUBLIC;
+    tensile.compression, tensile.predictions, tensile.job_history TO PUBLIC;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Who may execute what: the private functions are nobody's, except those that the views and the workers need; these
@@ -2142,10 +2279,13 @@ GRANT EXECUTE ON FUNCTION
     tensile._fetch_plan(bigint),
     tensile._acknowledge_plan(bigint),
     tensile._register_device(text, bigint, float8, float8, bigint),
-    tensile._report(text, int, int, bigint, bigint, float8, float8, bigint, bigint, bigint, bigint, bigint, float8),
+    tensile._report(text, int, int, bigint, bigint, float8, float8, bigint, bigint, bigint, bigint, bigint, float8,
+                    bigint),
     tensile._job_choice(jsonb),
     tensile._job_trace(jsonb, bytea[], jsonb), tensile._job_admitted(), tensile._job_refusal(),
     tensile._job_latency(jsonb, real[], real[], real[]), tensile._job_log(text, text, bigint),
+    tensile._job_sparsity(int, int[], real[], real[], real[], bigint[]), tensile._job_codecs(),
+    tensile._job_codec_times(text, jsonb, jsonb, float8),
     tensile._job_replan(text), tensile._job_profiles(), tensile._job_latency_models(),
     tensile._calibrate_done(text, jsonb, bytea, int, int, float8),
     tensile._job_begin(int), tensile._job_status(), tensile._job_rows(bigint), tensile._job_checkpoint(int, int, bytea),

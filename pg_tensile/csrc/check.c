@@ -56,6 +56,7 @@ static const char *const activations[] = {"relu", "gelu", "silu", "tanh", NULL};
 static const char *const norms[] = {"none", "batch", "layer", NULL};
 static const char *const tasks[] = {"regression", "classification", NULL};
 static const char *const scalings[] = {"accudnn", "linear", "none", NULL};
+static const char *const compressions[] = {"none", "auto", "zvc", "rle", "csr", "lz4", NULL};
 
 #define HIDDEN {"hidden", KEY_INTS, .min = 1, .max = 65536, .max_items = 64}
 #define ACTIVATION {"activation", KEY_CHOICE, .choices = activations}
@@ -98,6 +99,7 @@ static const Key option_keys[] = {
 	{"deploy", KEY_BOOL},
 	{"batch_size_range", KEY_INTS, .min = 1, .max = 10000000, .min_items = 2, .max_items = 2},
 	{"learning_rate_scaling", KEY_CHOICE, .choices = scalings},
+	{"compression", KEY_CHOICE, .choices = compressions},
 	{NULL}
 };
 

@@ -99,6 +99,7 @@ typedef struct TensileProgress
 	int64		stall_us;
 	int64		passive_swap_ins;
 	float8		utilisation;	/* 0 … 1, of the device, by others than this job */
+	int64		raw_bytes_swapped;	/* what bytes_swapped would be without compression */
 	TimestampTz heartbeat;		/* of the last report; 0: none yet */
 } TensileProgress;
 

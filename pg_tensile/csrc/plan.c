@@ -25,6 +25,9 @@ PG_FUNCTION_INFO_V1(tensile_acknowledge_plan);
 PG_FUNCTION_INFO_V1(tensile_plan);
 
 static const char *const event_kinds[] = {NULL, "swap_out", "swap_in", "recompute", "release"};
+static const char *const codecs[] = {NULL, "zvc", "rle", "csr", "lz4"};	/* pg_tensile/compression/codec.py */
+
+#define SWAP_OUT 1
 
 /* The event rows of a slot. */
 static TensilePlanEvent *
@@ -93,7 +96,8 @@ check_plan(const TensilePlanHeader *header, TensilePlanEvent *events)
 
 	for (uint32 i = 0; i < header->nevents; i++)
 		if (events[i].kind == 0 || events[i].kind >= lengthof(event_kinds) ||
-			events[i].zero[0] != 0 || events[i].zero[1] != 0 || events[i].zero[2] != 0)
+			events[i].codec >= (events[i].kind == SWAP_OUT ? lengthof(codecs) : 1) ||
+			events[i].zero[0] != 0 || events[i].zero[1] != 0)
 			ereport(ERROR,
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("event %u of the plan is of unknown kind", i)));
 	for (uint32 i = 0; i < header->nordered; i++)
@@ -286,9 +290,12 @@ put_event(ReturnSetInfo *rsinfo, int64 job, const TensilePlanHeader *header, Ten
 		Int64GetDatum(job), Int64GetDatum((int64) header->generation), Int32GetDatum((int32) number),
 		CStringGetTextDatum(event_kinds[event->kind]), Int32GetDatum(event->tensor), Int32GetDatum(event->version),
 		Int32GetDatum(operator_at(header, events, event->trigger_operator)), Int64GetDatum((int64) event->delay_us),
-		Int32GetDatum(operator_at(header, events, event->deadline_operator)), Int64GetDatum(event->bytes)
+		Int32GetDatum(operator_at(header, events, event->deadline_operator)), Int64GetDatum(event->bytes),
+		event->codec ? CStringGetTextDatum(codecs[event->codec]) : (Datum) 0
 	};
 	bool		nulls[lengthof(values)] = {false};
+
+	nulls[lengthof(values) - 1] = event->codec == 0;
 
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }

@@ -38,7 +38,7 @@ enum
 {
 	REPORT_PHASE, REPORT_EPOCH, REPORT_EPOCHS, REPORT_STEP, REPORT_STEPS, REPORT_LOSS, REPORT_SAMPLES_PER_S,
 	REPORT_DEVICE_BYTES, REPORT_DEVICE_PEAK_BYTES, REPORT_BYTES_SWAPPED, REPORT_STALL_US, REPORT_PASSIVE_SWAP_INS,
-	REPORT_UTILISATION, REPORT_N
+	REPORT_UTILISATION, REPORT_RAW_BYTES_SWAPPED, REPORT_N
 };
 StaticAssertDecl(TENSILE_REPORTED_UTILISATION == 1 << REPORT_UTILISATION, "ledger.c looks at this bit");
 
@@ -69,6 +69,7 @@ tensile_report(PG_FUNCTION_ARGS)
 	REPORT(REPORT_STALL_US, stall_us, PG_GETARG_INT64);
 	REPORT(REPORT_PASSIVE_SWAP_INS, passive_swap_ins, PG_GETARG_INT64);
 	REPORT(REPORT_UTILISATION, utilisation, PG_GETARG_FLOAT8);
+	REPORT(REPORT_RAW_BYTES_SWAPPED, raw_bytes_swapped, PG_GETARG_INT64);
 #undef REPORT
 	now.heartbeat = GetCurrentTimestamp();
 
@@ -90,7 +91,8 @@ put_progress(ReturnSetInfo *rsinfo, const TensileSlot *slot)
 		Float8GetDatum(progress->loss), Float8GetDatum(progress->samples_per_s),
 		Int64GetDatum(progress->device_bytes), Int64GetDatum(progress->device_peak_bytes),
 		Int64GetDatum(progress->bytes_swapped), Int64GetDatum(progress->stall_us),
-		Int64GetDatum(progress->passive_swap_ins), Float8GetDatum(progress->utilisation)
+		Int64GetDatum(progress->passive_swap_ins), Float8GetDatum(progress->utilisation),
+		Int64GetDatum(progress->raw_bytes_swapped)
 	};
 	Datum		values[2 + REPORT_N + 2];
 	bool		nulls[2 + REPORT_N + 2] = {false};

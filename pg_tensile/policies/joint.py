@@ -75,7 +75,8 @@ def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int 
 
 def identity(trace: Trace) -> Hashable:
     """Equal for traces whose plans are."""
-    return trace.fingerprint, trace.latency_us.tobytes(), trace.workspace_bytes.tobytes()
+    coding = None if trace.coding is None else tuple(column.tobytes() for column in trace.coding)
+    return trace.fingerprint, trace.latency_us.tobytes(), trace.workspace_bytes.tobytes(), coding
 
 
 @dataclass(frozen=True)

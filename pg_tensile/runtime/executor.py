@@ -33,6 +33,7 @@ from pg_tensile.capture.captured import Captured
 from pg_tensile.compression.statistics import Statistics
 from pg_tensile.errors import CheckpointError, ExecutorError, LinkError, OutOfDeviceMemoryError
 from pg_tensile.plan import NO_EVENTS, Boundary, Plan
+from pg_tensile.profile import Direction
 from pg_tensile.runtime.base import Device, check_budget
 from pg_tensile.runtime.between import move_to, send_away
 from pg_tensile.runtime.changes import Changes, follow
@@ -446,6 +447,22 @@ class Executor:
         """The first graph's next iteration takes a sample of every tensor that it swaps out (cswap.txt, IV-A). The
         graph's very first iteration does not."""
         self._look_next = True
+
+    @property
+    def measures_sparsity(self) -> bool:
+        """The iteration that takes the samples has not ended yet."""
+        return self._look_next
+
+    def moved_bytes(self) -> dict[int, int]:
+        """What the copies to the host moved in the last iteration, by the tensor's number in the first graph; empty if
+        that was another graph's."""
+        if self._current is not self._graphs[0]:
+            return {}
+        with self._lock:
+            self._quiesce()
+            numbers, moved = self._current.numbers, self._swapper.moved
+            outs = [each for each in moved if each.transfer.direction == Direction.OUT and each.tensor in numbers]
+            return {numbers[each.tensor]: each.transfer.bytes for each in outs}
 
     def statistics(self) -> dict[int, Statistics]:
         """What the samples tell, by the tensor's number in the first graph; empty before the first ones. Waits for the

@@ -19,7 +19,7 @@ from tests.server.support import Connection, value
 # Arguments of tensile._report
 REPORTED = (
     *("phase", "epoch", "epochs", "step", "steps", "loss", "samples_per_s", "device_bytes", "device_peak_bytes"),
-    *("bytes_swapped", "stall_us", "passive_swap_ins", "utilisation"),
+    *("bytes_swapped", "stall_us", "passive_swap_ins", "utilisation", "raw_bytes_swapped"),
 )
 NOTHING = (None,) * len(REPORTED)
 
@@ -52,11 +52,11 @@ def test_progress_is_live_and_null_leaves_a_number_as_it_is(stage: Stage, job: i
     assert progress(stage.alice, job) == NOTHING
     report(stage, job, phase="'training'", epoch=1, epochs=10, step=2, steps=20, loss=0.5, samples_per_s=1000)
     report(stage, job, device_bytes=4096, device_peak_bytes=8192, passive_swap_ins=3, utilisation=0.25)
-    assert progress(stage.alice, job) == ("training", 1, 10, 2, 20, 0.5, 1000, 4096, 8192, None, None, 3, 0.25)
-    report(stage, job, step=3, loss="'NaN'", device_bytes=0, bytes_swapped=7, stall_us=8)
+    assert progress(stage.alice, job) == ("training", 1, 10, 2, 20, 0.5, 1000, 4096, 8192, None, None, 3, 0.25, None)
+    report(stage, job, step=3, loss="'NaN'", device_bytes=0, bytes_swapped=7, stall_us=8, raw_bytes_swapped=9)
     row = progress(stage.alice, job)
     assert row[:5] == ("training", 1, 10, 3, 20) and row[5] != row[5]
-    assert row[6:] == (1000, 0, 8192, 7, 8, 3, 0.25)
+    assert row[6:] == (1000, 0, 8192, 7, 8, 3, 0.25, 9)
     report(stage, job, phase=f"'{'ä' * 100}'")
     assert progress(stage.alice, job)[0] == "ä" * 15, "cut to 31 bytes, never within a character"
 

@@ -24,9 +24,9 @@ TABLES = [
     *("models", "model_versions", "model_weights", "model_grants"),
     *("jobs", "checkpoints", "checkpoint_chunks", "metrics"),
     *("traces", "operators", "tensors", "latencies", "footprints", "device_profiles", "latency_models"),
-    "scheduler_log",
+    *("sparsities", "codings", "codec_times", "scheduler_log"),
 ]
-OF_THE_MACHINE = {"device_profiles", "latency_models"}  # everybody sees them
+OF_THE_MACHINE = {"device_profiles", "latency_models", "codec_times"}  # everybody sees them
 
 # What every user may execute in schema tensile: harmless, or checked by the function itself.
 OPEN = {
@@ -56,6 +56,9 @@ WORKERS_ONLY = {
     "_job_admitted": "",
     "_job_refusal": "",
     "_job_latency": "'{}', '{}', '{}', '{}'",
+    "_job_sparsity": "1, '{}', '{}', '{}', '{}', '{}'",
+    "_job_codec_times": "'cpu', '{}', NULL, 0",
+    "_job_codecs": "",
     "_job_log": "'x', 'x', 1",
     "_job_replan": "'x'",
     "_job_profiles": "",
@@ -134,6 +137,10 @@ def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Conne
         "latencies (job, predicted, measured, average, samples, total_us) VALUES (%s, '{1}', '{2}', '{2}', 1, 2)",
         "footprints (job, generation, events, operators, planned, vanilla)"
         " VALUES (%s, 1, 'secret', '{0}', '{1}', '{1}')",
+        "sparsities (job, revision, tensors, zero_share, run_share, lz4_share, moved)"
+        " VALUES (%s, 1, '{0}', '{0.5}', '{0.1}', '{1}', '{NULL}')",
+        "codings (job, decisions) VALUES (%s, '[]')",
+        "codec_times (device, times) VALUES ('of nobody', '{}')",
         "scheduler_log (job, event, reason) VALUES (%s, 'planned', 'secret')",
         "device_profiles (device, profile) VALUES ('of nobody', '{}')",
         "latency_models (device, models, kinds, samples) VALUES ('of nobody', '', 1, 1)",
@@ -143,7 +150,7 @@ def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Conne
     for conn in conns.values():
         conn.close()
     db.execute("DELETE FROM tensile.jobs; TRUNCATE tensile.device_profiles, tensile.latency_models")
-    db.execute("TRUNCATE tensile.scheduler_log")
+    db.execute("TRUNCATE tensile.codec_times, tensile.scheduler_log")
 
 
 def denied(attempt: Callable[[], object], message: str = "") -> None:
@@ -231,13 +238,14 @@ def test_who_sees_which_rows(play: Cast) -> None:
 
     assert seen(play.alice) == set(TABLES) - {"model_grants"}
     assert seen(play.mallory) == OF_THE_MACHINE
-    of_jobs = {"traces", "operators", "tensors", "latencies", "footprints", "scheduler_log"}
+    of_jobs = {"traces", "operators", "tensors", "latencies", "footprints", "sparsities", "codings"}
+    of_jobs |= {"scheduler_log"}
     assert seen(play.bob) == {"models", "model_versions", "jobs", "metrics"} | of_jobs | OF_THE_MACHINE
 
 
 def test_who_sees_what_through_the_views(play: Cast) -> None:
     for conn, visible in ((play.alice, 1), (play.bob, 1), (play.mallory, 0)):
-        for view in ("progress", "latency", "footprint"):
+        for view in ("progress", "latency", "footprint", "compression"):
             assert one(conn, f"SELECT count(*) FROM tensile.{view}") == visible
         assert one(conn, "SELECT count(*) FROM tensile.job_history") == 0
         assert one(conn, "SELECT count(*) FROM tensile.predictions") == 0

@@ -211,6 +211,13 @@ def test_a_volatile_function_is_not_called_by_submitting(flights: Connection) ->
         ({"options": Jsonb({"momentum": 1})}, "22023", 'key "momentum"', "less than 1"),
         ({"options": Jsonb({"clip": 0})}, "22023", 'key "clip"', "greater than 0"),
         ({"options": Jsonb({"threads": 1.5})}, "22023", 'key "threads"', "integer"),
+        (
+            {"options": Jsonb({"compression": "zip"})},
+            "22023",
+            'key "compression" in the options: "zip"',
+            '"auto", "zvc"',
+        ),
+        ({"policy": "none", "options": Jsonb({"compression": "auto"})}, "22023", 'compression "auto"', "'joint'"),
         ({"options": Jsonb({"deploy": "yes"})}, "22023", 'key "deploy" in the options: "yes"', "true or false"),
     ],
 )
