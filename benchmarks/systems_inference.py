@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +101,10 @@ def library_rows(side: int, rounds: int, device_name: str, shares: Iterable[floa
         for share in shares:
             budget = int(share * parameter_bytes)
             with closing(make_device(linked, budget)) as device:
-                opened, served = timed(lambda device=device: Served(network(), [image], device))  # type: ignore[misc]
+                opened, served = timed(partial(Served, network(), [image], device))
                 with closing(served):
                     same = all(torch.equal(served.predict([image]), expected) for _ in range(2))
-                    budget_ms, whole_ms = in_turns(
-                        [lambda served=served: served.predict([image]), in_one_piece], rounds
-                    )
+                    budget_ms, whole_ms = in_turns([partial(served.predict, [image]), in_one_piece], rounds)
                     yield {
                         **described("library", share, budget, parameter_bytes, budget_ms, whole_ms),
                         "device": str(torch_device),
