@@ -21,6 +21,7 @@ from pg_tensile.capture import Captured, capture_inference
 from pg_tensile.errors import ArchitectureError, CaptureError, ModelRefusedError
 from pg_tensile.latency.workspaces import probe
 from pg_tensile.policies.joint import Candidate, JobPlanner
+from pg_tensile.policies.relax import least_bytes
 from pg_tensile.policies.streaming import streamed
 from pg_tensile.preprocessing import Features
 from pg_tensile.profile import DeviceProfile
@@ -125,8 +126,9 @@ class Served:
         captured = capture_inference(self._model, example, self._device.torch_device)
         _check_output(captured, rows)
         trace, budget = captured.trace, self._device.budget_bytes
-        workspace = probe(captured, self._device, self._device.profile.memory_bytes if budget is None else budget)
-        trace = trace.with_latencies(trace.latency_us, workspace)
+        # so that a refusal names what suffices, every operator is measured, also those that the budget is too small for
+        limit = self._device.profile.memory_bytes if budget is None else max(budget, least_bytes(trace))
+        trace = trace.with_latencies(trace.latency_us, probe(captured, self._device, limit))
         return _Planned(replace(captured, trace=trace), plan_within(trace, self._device.profile, budget))
 
     def _take_up(self) -> None:

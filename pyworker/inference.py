@@ -75,6 +75,7 @@ class Inference:
             self._kept_bytes = 0
             self._coming.clear()
         self._settle()
+        self._show([])
         if time.monotonic() - born > STABLE:
             self._pause = 1.0
             server.log_again()
@@ -99,6 +100,7 @@ class Inference:
             self._kept_bytes = int(frame.header["model_bytes"])
             self._coming.popleft()
             self._settle()
+            self._show(frame.header["models"])
         else:
             raise Failure("08P01", f"the predictor sent an unexpected {frame.type.name} frame")
 
@@ -160,6 +162,18 @@ class Inference:
         """What is not used is given back."""
         used = self._kept_bytes + sum(self._coming)
         self._memory(used, used)
+
+    def _show(self, models: list[dict[str, Any]]) -> None:
+        """What the predictor has, for tensile.loaded_models."""
+        self._server.rows("DELETE FROM tensile._loaded_models")
+        self._server.rows(
+            "INSERT INTO tensile._loaded_models (version, memory_budget, device_bytes, planned_bytes, host_bytes)"
+            " SELECT version, memory_budget, device_bytes, planned_bytes, host_bytes"
+            " FROM pg_catalog.jsonb_populate_recordset(NULL::tensile._loaded_models, $1)",
+            ["jsonb"],
+            self._server.json(models),
+        )
+        self._server.commit()
 
     def _memory(self, least: int, wanted: int) -> int | None:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

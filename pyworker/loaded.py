@@ -48,9 +48,11 @@ class Answer(NamedTuple):
 
 
 class Version:
-    """A version with its preprocessing. `nbytes` of the device's memory are its, `host_bytes` of the host's."""
+    """A version with its preprocessing. `nbytes` of the device's memory are its, `host_bytes` of the host's beside
+    them. `planned_bytes`: what a prediction for one row takes within a memory budget."""
 
     host_bytes = 0
+    planned_bytes: int | None = None
 
     def __init__(self, preprocessing: Preprocessing, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -190,6 +192,7 @@ class BudgetedModel(Version):
         except BaseException:
             self._device.close()
             raise
+        self.planned_bytes = self._served.candidates[1].device_peak_bytes
 
     def _execute(self, features: Features, rows: int) -> NDArray[Any]:
         outputs: NDArray[Any] = self._served.predict([self._from_numpy(array) for array in features.flat()]).numpy()
@@ -234,6 +237,19 @@ class ModelCache:
         if model is not None:
             self._models.move_to_end(key)
         return model
+
+    def shown(self) -> list[dict[str, Any]]:
+        """What tensile.loaded_models shows of each."""
+        return [
+            {
+                "version": key.version,
+                "memory_budget": key.memory_budget or None,
+                "device_bytes": model.nbytes,
+                "planned_bytes": model.planned_bytes,
+                "host_bytes": model.host_bytes,
+            }
+            for key, model in self._models.items()
+        ]
 
     def add(self, key: Key, model: Version) -> None:
         """Keeps the model, and drops others to make room for it."""

@@ -239,8 +239,9 @@ class Predictor:
         return self._profile
 
     def _report(self) -> None:
-        """The memory that the models take now, for the device's ledger."""
-        self._supervisor.send(FrameType.PROGRESS, header={"model_bytes": self._models.nbytes})
+        """The models that are there now and their memory, for the device's ledger and for people."""
+        header = {"model_bytes": self._models.nbytes, "models": self._models.shown()}
+        self._supervisor.send(FrameType.PROGRESS, header=header)
 
     def _refuse(self, key: Key, error: dict[str, Any]) -> None:
         """Answers everything that waits for this model with the error."""

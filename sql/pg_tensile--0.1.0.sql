@@ -596,6 +596,17 @@ CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile.jobs
 CREATE TRIGGER resolve_grant BEFORE INSERT ON tensile.model_grants
     FOR EACH ROW EXECUTE FUNCTION tensile._resolve_grant();
 
+-- Written by the inference process; true as long as this server runs.
+CREATE UNLOGGED TABLE tensile._loaded_models (
+    version        bigint,
+    memory_budget  bigint,
+    device_bytes   bigint NOT NULL,
+    planned_bytes  bigint,
+    host_bytes     bigint NOT NULL,
+    server_started timestamptz NOT NULL DEFAULT pg_catalog.pg_postmaster_start_time()
+);
+COMMENT ON TABLE tensile._loaded_models IS 'private: what the predictor has loaded; see loaded_models';
+
 -- Sessions and the predictor keep models; these tell them to look again.
 CREATE TRIGGER models_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON tensile.models
     FOR EACH STATEMENT EXECUTE FUNCTION tensile._models_changed();
@@ -643,6 +654,7 @@ ALTER TABLE tensile.codec_times ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.device_profiles ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.latency_models ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.scheduler_log ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile._loaded_models ENABLE ROW LEVEL SECURITY;
 
 -- A grant names its grantor, so that this policy needn't ask models, whose policy asks model_grants.
 CREATE POLICY visible ON tensile.model_grants FOR SELECT USING (
@@ -655,6 +667,8 @@ CREATE POLICY visible ON tensile.models FOR SELECT USING (
     OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')));
 CREATE POLICY visible ON tensile.model_versions FOR SELECT USING (
     EXISTS (SELECT FROM tensile.models m WHERE m.id OPERATOR(pg_catalog.=) model));
+CREATE POLICY visible ON tensile._loaded_models FOR SELECT USING (
+    EXISTS (SELECT FROM tensile.model_versions v WHERE v.id OPERATOR(pg_catalog.=) version));
 CREATE POLICY owner ON tensile.model_weights FOR SELECT USING (
     EXISTS (SELECT FROM tensile.model_versions v JOIN tensile.models m ON m.id OPERATOR(pg_catalog.=) v.model
             WHERE v.id OPERATOR(pg_catalog.=) model_weights.version AND tensile._owned(m.owner, m.owner_name)));
@@ -695,7 +709,8 @@ GRANT SELECT ON tensile.models, tensile.model_versions, tensile.model_weights, t
     tensile.jobs, tensile.checkpoints, tensile.checkpoint_chunks, tensile.metrics, tensile.batch_sizes,
     tensile.traces, tensile.operators,
     tensile.tensors, tensile.latencies, tensile.footprints, tensile.device_profiles, tensile.latency_models,
-    tensile.sparsities, tensile.codings, tensile.codec_times, tensile.scheduler_log TO PUBLIC;
+    tensile.sparsities, tensile.codings, tensile.codec_times, tensile.scheduler_log,
+    tensile._loaded_models TO PUBLIC;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Models
@@ -2228,6 +2243,19 @@ COMMENT ON COLUMN tensile.predictions.rows IS 'that were predicted for';
 COMMENT ON COLUMN tensile.predictions.requests IS 'to the predictor: a row of predict, a batch of predict_rows';
 COMMENT ON COLUMN tensile.predictions.unknown_categories IS 'values of categories that training never saw';
 
+CREATE VIEW tensile.loaded_models WITH (security_invoker = true) AS
+    SELECT m.name AS model, v.version, l.memory_budget, l.device_bytes, l.planned_bytes, l.host_bytes
+    FROM tensile._loaded_models l
+         JOIN tensile.model_versions v ON v.id OPERATOR(pg_catalog.=) l.version
+         JOIN tensile.models m ON m.id OPERATOR(pg_catalog.=) v.model
+    WHERE l.server_started OPERATOR(pg_catalog.=) pg_catalog.pg_postmaster_start_time();
+COMMENT ON VIEW tensile.loaded_models IS
+    'models that the predictor keeps; a version once for each memory budget that it predicts within';
+COMMENT ON COLUMN tensile.loaded_models.memory_budget IS 'in bytes; null: it is executed in one piece';
+COMMENT ON COLUMN tensile.loaded_models.device_bytes IS 'of the device''s memory that count as its: the memory budget, or its weights';
+COMMENT ON COLUMN tensile.loaded_models.planned_bytes IS 'that a prediction for one row takes of the memory budget at most';
+COMMENT ON COLUMN tensile.loaded_models.host_bytes IS 'of its weights in host memory, beside those on the device';
+
 CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
     SELECT j.id AS job, j.model_name AS model, j.owner_name AS owner, j.state, j.version, j.submitted_at, j.started_at,
            j.ended_at, j.started_at OPERATOR(pg_catalog.-) j.submitted_at AS queued_for,
@@ -2261,7 +2289,7 @@ COMMENT ON COLUMN tensile.job_history.rmse IS 'root of the mean squared error, i
 COMMENT ON COLUMN tensile.job_history.r2 IS 'share of the target''s variance that is explained';
 
 GRANT SELECT ON tensile.progress, tensile.devices, tensile.plan, tensile.latency, tensile.footprint,
-    tensile.compression, tensile.predictions, tensile.job_history TO PUBLIC;
+    tensile.compression, tensile.predictions, tensile.loaded_models, tensile.job_history TO PUBLIC;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Who may execute what: the private functions are nobody's, except those that the views and the workers need; these

@@ -14,6 +14,7 @@ from psycopg.types.json import Jsonb
 from tests.server.support import submit, value
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+Wait = Callable[..., Any]
 
 ROWS = """
     CREATE TABLE points AS
@@ -133,34 +134,62 @@ def test_a_budget_that_is_too_small_or_more_than_there_is(conn: Connection) -> N
     assert value(conn, ask, "1MB") == value(conn, ask, None)  # the session goes on
 
 
-def test_the_budget_is_what_the_model_takes_of_the_device(conn: Connection, server: Any) -> None:
+def test_the_budget_is_what_the_model_takes_of_the_device(conn: Connection, wait_until: Wait) -> None:
     ask = "SELECT predict('numbers', '{1,2,3}'::float8[], %s)"
     value(conn, ask, BUDGET)
     before = inference_bytes(conn)
     value(conn, ask, "123456 kB")
-    assert inference_bytes(conn) - before == 123456 * 1024
-    value(conn, ask, "1000 MB")  # for which the others go
-    assert inference_bytes(conn) == 1000 * 1024**2
+    wait_until(lambda: inference_bytes(conn) - before == 123456 * 1024)
+    value(conn, ask, "1000 MB")  # for which others go
+    wait_until(lambda: 1000 * 1024**2 <= inference_bytes(conn) < 1024**3)
     assert value(conn, ask, BUDGET) == value(conn, ask, None)
 
 
-def test_a_models_own_budget_holds_for_everybody_who_does_not_say_otherwise(conn: Connection, server: Any) -> None:
+def test_loaded_models_are_shown_with_their_budgets_to_those_who_may_see_the_model(
+    conn: Connection, wait_until: Wait
+) -> None:
+    value(conn, "SELECT predict('numbers', '{1,2,3}'::float8[])")
+    value(conn, "SELECT predict('numbers', '{1,2,3}'::float8[], '654000 B')")
+    weights = value(conn, "SELECT max(weight_bytes) FROM tensile.model_versions WHERE job = 1")
+    shown = "SELECT memory_budget, device_bytes, planned_bytes, host_bytes FROM tensile.loaded_models WHERE model = %s"
+
+    def rows() -> dict[int | None, tuple[Any, ...]]:
+        return {row[0]: row[1:] for row in conn.execute(shown, ("numbers",)).fetchall()}
+
+    wait_until(lambda: {None, 654000} <= rows().keys())
+    assert rows()[None] == (weights, None, 0)
+    device_bytes, planned_bytes, host_bytes = rows()[654000]
+    assert planned_bytes <= device_bytes == 654000 and host_bytes == weights
+    total = "SELECT sum(device_bytes) FROM tensile.loaded_models"
+    wait_until(lambda: value(conn, total) == inference_bytes(conn))
+    conn.execute("CREATE ROLE stranger LOGIN; SET ROLE stranger")
+    try:
+        assert rows() == {}
+        assert value(conn, "SELECT count(*) FROM tensile._loaded_models") == 0
+    finally:
+        conn.execute("RESET ROLE; DROP ROLE stranger")
+
+
+def test_a_models_own_budget_holds_for_everybody_who_does_not_say_otherwise(
+    conn: Connection, server: Any, wait_until: Wait
+) -> None:
     ask = "SELECT predict('numbers', '{1,2,3}'::float8[])"
     expected = value(conn, ask)
     shown = "SELECT memory_budget FROM tensile.models WHERE name = 'numbers'"
+    loaded = "SELECT count(*) FROM tensile.loaded_models WHERE memory_budget = %s"
     assert value(conn, shown) is None
     with server.connect() as other:
         value(other, ask)
-        before = inference_bytes(conn)
         conn.execute("SELECT set_model_memory_budget('numbers', '654321 B')")
         assert value(conn, shown) == 654321
         assert value(other, ask) == expected
-        assert inference_bytes(conn) - before == 654321
+        wait_until(lambda: value(conn, loaded, 654321) == 1)
         rows = "SELECT * FROM predict_rows('numbers', 'SELECT 1 AS a, 2 AS b, 3 AS c')"
+        conn.execute("SELECT set_model_memory_budget('numbers', '654322 B')")
         assert other.execute(rows).fetchall() == [(1, expected, None, None)]
-        assert inference_bytes(conn) - before == 654321
-        assert value(other, "SELECT predict('numbers', '{1,2,3}'::float8[], '654322 B')") == expected
-        assert inference_bytes(conn) - before == 654321 + 654322
+        wait_until(lambda: value(conn, loaded, 654322) == 1)
+        assert value(other, "SELECT predict('numbers', '{1,2,3}'::float8[], '654323 B')") == expected
+        wait_until(lambda: value(conn, loaded, 654323) == 1)
         conn.execute("SELECT set_model_memory_budget('numbers', '1000 B')")
         assert refusal(other, ask)[0] == "53200"
         conn.execute("SELECT set_model_memory_budget('numbers', NULL)")

@@ -217,7 +217,7 @@ def test_functions_of_the_controller_and_the_owner(play: Cast, call: str) -> Non
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("table", [*TABLES, "_loaded_models"])
 @pytest.mark.parametrize("statement", ["INSERT INTO {} DEFAULT VALUES", "DELETE FROM {}", "TRUNCATE {} CASCADE"])
 def test_nobody_writes_tables(play: Cast, table: str, statement: str) -> None:
     name = sql.Identifier("tensile", table)

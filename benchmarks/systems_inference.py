@@ -1,0 +1,244 @@
+"""ResNet-152, one image a prediction, within parts of its parameters' bytes (SwapAdvisor, section 6.3).
+
+Two ways: `Served` in this process, on the host device (its link as measured, and one that keeps an RTX A6000's balance
+of link and arithmetic) or on CUDA; and SQL's `predict(…, memory_budget => …)` in a private cluster, whose model is
+trained for one step before, because speed does not depend on what it learnt. Each row (a plain dictionary, printed as
+a line of JSON) has the budget, its share of the parameters, the most that the executor's registry and workspaces took
+(None in SQL, where the session does not see it), the median latency within the budget and, in turns with it, of the
+model in one piece, whether the outputs are the same to the bit, and the bound: no plan is faster than the model in one
+piece, or than the link brings in what cannot stay.
+
+    python -m benchmarks.systems_inference [--side 128] [--rounds 20] [--device cuda] [--library | --sql]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import torch
+from psycopg.types.json import Jsonb
+from torch import nn
+
+from pg_tensile.device import choose_device, measure, use_deterministic_algorithms
+from pg_tensile.latency import roofline
+from pg_tensile.profile import DeviceProfile
+from pg_tensile.runtime.base import Device
+from pg_tensile.runtime.host import HostDevice
+from pg_tensile.serving import Served
+from pg_tensile.trace import Trace
+from scripts.cluster import temporary_cluster
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Row = dict[str, Any]
+
+SHARES = (0.12, 0.24, 0.5, 1.1)  # of the parameters' bytes
+SQL_SHARES = (0.12, 0.24)
+SOURCE = """
+import torch
+from pytorchcv.models.resnet import resnet152
+
+class Images(torch.nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.network = resnet152(num_classes=classes)
+        self.network.features.final_pool = torch.nn.AdaptiveAvgPool2d(1)
+
+    def forward(self, x):
+        side = round((x.shape[1] / 3) ** 0.5)
+        return self.network(x.view(-1, 3, side, side))
+
+def build(n_inputs, n_outputs):
+    return Images(n_outputs)
+"""
+IMAGES = """
+    CREATE TABLE images AS
+    SELECT i AS id, 'kind ' || mod(i, 4) AS kind,
+           decode(string_agg(md5((i * 10000 + j)::text), '' ORDER BY j), 'hex') AS image
+    FROM generate_series(1, 8) i, generate_series(1, {bytes} / 16) j GROUP BY i
+"""
+
+
+# ---- in this process ------------------------------------------------------------------------------------------------
+
+
+def network(classes: int = 1000) -> nn.Module:
+    """The same weights each time, in eval mode."""
+    namespace: dict[str, Any] = {}
+    exec(SOURCE, namespace)
+    torch.manual_seed(0)
+    model: nn.Module = namespace["build"](0, classes).eval()
+    return model
+
+
+def library_rows(side: int, rounds: int, device_name: str, shares: Iterable[float] = SHARES) -> Iterator[Row]:
+    """A row for each link and share."""
+    torch_device = choose_device(device_name)
+    use_deterministic_algorithms()
+    image = torch.randn(1, 3 * side * side, generator=torch.Generator().manual_seed(1))
+    whole = network().to(torch_device)
+    parameter_bytes = sum(parameter.nbytes for parameter in whole.parameters())
+    profile = measure(torch_device)
+
+    @torch.no_grad()
+    def in_one_piece() -> torch.Tensor:
+        return whole(image.to(torch_device)).cpu()
+
+    expected = in_one_piece()
+    step_us = min(timed(in_one_piece)[0] for _ in range(5)) * 1e3
+    for link, linked in links(profile, image, step_us):
+        for share in shares:
+            budget = int(share * parameter_bytes)
+            with closing(make_device(linked, budget)) as device:
+                opened, served = timed(partial(Served, network(), [image], device))
+                with closing(served):
+                    same = all(torch.equal(served.predict([image]), expected) for _ in range(2))
+                    budget_ms, whole_ms = in_turns([partial(served.predict, [image]), in_one_piece], rounds)
+                    yield {
+                        **described("library", share, budget, parameter_bytes, budget_ms, whole_ms),
+                        "device": str(torch_device),
+                        "link": link,
+                        "link_bytes_per_s": round(linked.in_bytes_per_s),
+                        "peak_bytes": served.peak_bytes,
+                        "host_bytes": served.host_bytes,
+                        "bytes_in": served.candidates[1].in_bytes,
+                        "simulated_ms": served.candidates[1].us / 1e3,
+                        "bound_ms": max(whole_ms, bytes_to_bring(served.trace(), budget) / linked.in_bytes_per_s * 1e3),
+                        "load_ms": opened,
+                        "identical": same,
+                    }
+
+
+def links(profile: DeviceProfile, image: torch.Tensor, step_us: float) -> Iterator[tuple[str, DeviceProfile]]:
+    """The device's own link; on the host also the one that keeps an RTX A6000's balance."""
+    yield "measured", profile
+    if profile.kind == "host":
+        with closing(HostDevice(profile)) as device, closing(Served(network(), [image], device)) as served:
+            roofline_us = roofline.total_us(served.trace(), profile)
+        yield "balanced", profile.scaled_link(roofline_us, step_us)
+
+
+def make_device(profile: DeviceProfile, budget: int) -> Device:
+    if profile.kind == "host":
+        return HostDevice(profile, budget)
+    from pg_tensile.runtime.cuda import CudaDevice
+
+    return CudaDevice(0, budget, profile)
+
+
+def bytes_to_bring(trace: Trace, budget: int) -> int:
+    """What cannot stay on the device from one prediction to the next."""
+    return max(0, int(trace.tensor_bytes[trace.persistent].sum()) - budget)
+
+
+# ---- in the server --------------------------------------------------------------------------------------------------
+
+
+def server_rows(side: int, rounds: int, shares: Iterable[float] = SQL_SHARES) -> Iterator[Row]:
+    """A row for each share, by `predict_class` of one row."""
+    folder = Path(tempfile.mkdtemp(prefix="pgt-bench-", dir="/tmp"))
+    folder.chmod(0o711)
+    try:
+        with temporary_cluster(folder / "cluster", {"pg_tensile.device": "cpu"}) as cluster, cluster.connect() as conn:
+            parameter_bytes = set_up(conn, side)
+            for share in shares:
+                yield server_row(conn, share, int(share * parameter_bytes), parameter_bytes, rounds)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def set_up(conn: Connection, side: int) -> int:
+    """Trains the model for one step; the bytes of its parameters."""
+    conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+    conn.execute("SET pg_tensile.predict_timeout = '300 s'")
+    conn.execute(IMAGES.format(bytes=3 * side * side))
+    conn.execute("SELECT register_model('resnet152', %s)", (Jsonb({"type": "python", "source": SOURCE}),))
+    train = """
+        SELECT train_model('resnet152', 'SELECT image, kind FROM images', 'kind', epochs => 1, batch_size => 8,
+                           validation => 0, policy => 'none')
+    """
+    conn.execute("SELECT wait_for_job(%s)", conn.execute(train).fetchone())
+    return sum(parameter.nbytes for parameter in network(4).parameters())
+
+
+def server_row(conn: Connection, share: float, budget: int, parameter_bytes: int, rounds: int) -> Row:
+    def ask(memory_budget: str | None) -> Any:
+        # the label alone could be the same by chance
+        query = "SELECT label, probability FROM predict_rows('resnet152', 'SELECT image FROM images WHERE id = 1', %s)"
+        return conn.execute(query, (memory_budget,)).fetchone()
+
+    def predict(memory_budget: str | None) -> Callable[[], Any]:
+        query = "SELECT predict_class('resnet152', i, %s) FROM images i WHERE id = 1"
+        return lambda: conn.execute(query, (memory_budget,)).fetchone()
+
+    within = f"{budget} B"
+    load_ms, first = timed(lambda: ask(within))
+    same = first == ask(within) == ask(None)
+    budget_ms, whole_ms = in_turns([predict(within), predict(None)], rounds)
+    row = described("sql", share, budget, parameter_bytes, budget_ms, whole_ms)
+    return {**row, "device": "cpu", "link": "measured", "peak_bytes": None, "load_ms": load_ms, "identical": same}
+
+
+# ---- what both have in common ---------------------------------------------------------------------------------------
+
+
+def described(where: str, share: float, budget: int, parameter_bytes: int, budget_ms: float, whole_ms: float) -> Row:
+    return {
+        "where": where,
+        "model": "ResNet-152",
+        "batch": 1,
+        "share": share,
+        "budget_bytes": budget,
+        "parameter_bytes": parameter_bytes,
+        "latency_ms": budget_ms,
+        "whole_ms": whole_ms,
+    }
+
+
+def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+    """Milliseconds, and what it returned."""
+    started = time.perf_counter()
+    result = call()
+    return (time.perf_counter() - started) * 1e3, result
+
+
+def in_turns(calls: list[Callable[[], Any]], rounds: int) -> list[float]:
+    """The median milliseconds of each, called in turns."""
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(rounds):
+        for call, taken in zip(calls, times, strict=True):
+            taken.append(timed(call)[0])
+    return [statistics.median(taken) for taken in times]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--side", type=int, default=128, help="of the image; SQL takes at most 147")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--device", default="cpu", help="of the library's part: cpu or cuda")
+    parser.add_argument("--library", action="store_true", help="this process alone")
+    parser.add_argument("--sql", action="store_true", help="the server alone")
+    options = parser.parse_args()
+    if options.device == "cpu":
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))  # as jobs and the predictor have
+    if not options.sql:
+        for row in library_rows(options.side, options.rounds, options.device):
+            print(json.dumps(row), flush=True)
+    if not options.library:
+        for row in server_rows(options.side, options.rounds):
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()

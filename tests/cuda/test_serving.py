@@ -1,0 +1,43 @@
+"""Predictions within a memory budget on CUDA: the bits of the model in one piece, and the memory that was planned."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+import torch
+from torch import nn
+
+from pg_tensile.errors import ModelRefusedError
+from pg_tensile.runtime.cuda import CudaDevice, make_deterministic
+from pg_tensile.serving import Served
+
+CUDA = torch.device("cuda", 0)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    layers = [part for _ in range(8) for part in (nn.Linear(1024, 1024), nn.GELU())]
+    return nn.Sequential(*layers, nn.Linear(1024, 10)).eval()
+
+
+@pytest.mark.parametrize("parts", [4, 2])
+def test_a_part_of_the_parameters_is_enough(parts: int) -> None:
+    make_deterministic()
+    rows = torch.randn(8, 1024)
+    whole = network().to(CUDA)
+    with torch.no_grad():
+        expected = {count: whole(rows[:count].to(CUDA)).cpu() for count in (1, 8)}
+    parameters = sum(parameter.nbytes for parameter in whole.parameters())
+    del whole
+    budget = parameters // parts
+    with closing(CudaDevice(0, budget)) as device, closing(Served(network(), [rows], device, 8)) as served:
+        for count in (1, 1, 8, 1):
+            assert torch.equal(served.predict([rows[:count]]), expected[count])
+            assert served.device_bytes <= budget and served.peak_bytes <= budget
+        assert served.host_bytes >= parameters - budget
+
+
+def test_too_small_a_budget_is_refused() -> None:
+    with closing(CudaDevice(0, 1 << 20)) as device, pytest.raises(ModelRefusedError):
+        Served(network(), [torch.zeros(1, 1024)], device)
