@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from pg_tensile.batchsize.choice import Candidate
 from pg_tensile.batchsize.largest import Unstalled, largest_without_stall
-from pg_tensile.errors import TensileError
+from pg_tensile.errors import BudgetError, TensileError
 from pg_tensile.latency import roofline
+from pg_tensile.plan import Plan
 from pg_tensile.policies.joint import Candidate as Planned
 from pg_tensile.policies.joint import JobPlanner
 from pg_tensile.policies.sweep import Shortage
@@ -24,12 +26,33 @@ from pg_tensile.trace import Floats, Trace
 PASSES = 1  # of the planner for each size: enough to compare them
 
 
+class Correction(NamedTuple):
+    """What iterations really take, from those of some batch sizes: `sizes` ascending, and beside each what was
+    simulated and measured (µs). Below the smallest the difference stays as there (the paper's Δ of eq. (3): what an
+    iteration takes besides its operators), above the largest the ratio; in between the ratio lies on a line over the
+    size's logarithm."""
+
+    sizes: tuple[int, ...] = ()
+    simulated_us: tuple[float, ...] = ()
+    measured_us: tuple[float, ...] = ()
+
+    def __call__(self, size: int, simulated_us: float) -> float:
+        """The µs expected of a batch of `size` rows."""
+        if not self.sizes:
+            return simulated_us
+        if size < self.sizes[0]:
+            return simulated_us + max(0.0, self.measured_us[0] - self.simulated_us[0])
+        ratios = np.array(self.measured_us) / np.maximum(self.simulated_us, roofline.SMALLEST_US)
+        return simulated_us * float(np.interp(np.log(size), np.log(self.sizes), ratios))
+
+
 class Predictor:
     """`predictor(size) -> Candidate`: the plan of `joint` for a batch of `size` rows and its simulated iteration.
 
     `trace_at(size)`: its trace (`BatchTraces.trace_at`). `latencies(trace)`: float64[n] µs (`Curves.predict`, or a
     latency model's; None: the roofline's). `budget_bytes`: of device memory, None: the device's. `least_bytes(size)`:
-    what the job's other graphs need with that batch. `share` of the link and `most_events` are `JobPlanner`'s."""
+    what the job's other graphs need with that batch. `share` of the link and `most_events` are `JobPlanner`'s.
+    `correction`: of simulated iterations, none until some were measured."""
 
     def __init__(
         self,
@@ -50,6 +73,7 @@ class Predictor:
         self.share = share
         self.most_events = most_events
         self.passes = passes
+        self.correction = Correction()
 
     def timed_trace(self, size: int) -> Trace:
         """The trace of that size with predicted latencies."""
@@ -61,6 +85,14 @@ class Predictor:
     def largest_without_stall(self, least: int, most: int) -> Unstalled | None:
         """Algorithm 2: where `choose` looks first. None: swapping feature maps does not make `least` rows fit."""
         return largest_without_stall(self.timed_trace, self.profile, self.budget_bytes, least, most)
+
+    def plan(self, size: int) -> Plan:
+        """The plan that `predictor(size)` means. Raises BudgetError."""
+        planner = JobPlanner(self.timed_trace(size), self.profile, self.share, self.most_events)
+        planned = planner.best(self.budget_bytes, self.passes)
+        if isinstance(planned, Shortage):
+            raise BudgetError(self.budget_bytes, planner.least_bytes, planner.largest_operator())
+        return planned.plan
 
     def __call__(self, size: int) -> Candidate:
         try:
@@ -77,8 +109,9 @@ class Predictor:
         if isinstance(planned, Shortage):
             return _infeasible(size, 0, "every plan within the budget has too many events")
         nbytes = max(planned.device_peak_bytes, others)
-        rate = size / planned.us * 1e6 if planned.us > 0 else math.inf
-        return Candidate(size, True, planned.us, planned.stall_us, rate, nbytes, _described(planned))
+        us = self.correction(size, planned.us)
+        rate = size / us * 1e6 if us > 0 else math.inf
+        return Candidate(size, True, us, planned.stall_us, rate, nbytes, _described(planned))
 
 
 def _infeasible(size: int, nbytes: int, reason: str) -> Candidate:
