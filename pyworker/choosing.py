@@ -54,13 +54,14 @@ LEAD_PART = 2  # one part in so many of the first epoch's rows is the most that 
 
 class Prospects:
     """What is known, and predicted, of a job at every batch size. `latencies`: of each operator of a trace, in µs, as
-    far as nothing has been measured; `alive` is called all the while."""
+    far as nothing has been measured; `most_events`: of a plan; `alive` is called all the while."""
 
     def __init__(
         self,
         job: Job,
         profile: DeviceProfile,
         budget_bytes: int,
+        most_events: int,
         latencies: Callable[[Trace], Floats],
         alive: Callable[[], object],
     ) -> None:
@@ -71,7 +72,7 @@ class Prospects:
         self._alive = alive
         self._curves = Curves(profile.launch_us)
         self._traces = BatchTraces(self._capture)
-        self.predict = Predictor(self._traces.trace_at, profile, budget_bytes, self._latencies)
+        self.predict = Predictor(self._traces.trace_at, profile, budget_bytes, self._latencies, most_events=most_events)
 
     def _capture(self, size: int) -> Trace:
         self._alive()
@@ -213,6 +214,7 @@ class Chooser:
             self._job,
             memory.profile,
             budget_bytes(self._executor._spec, memory.profile, memory.overhead_bytes),
+            self._executor._spec["plan_events"],
             lambda trace: memory.predicted(trace).latency_us,
             lambda: memory.listen("choosing"),
         )
