@@ -104,7 +104,7 @@ def add_step(group: Any) -> None:
     add(group, "--classes", count(1), metavar="N", help="targets are classes below N")
     add(group, "--loss", choices=options.LOSSES, help="cross_entropy (default with --classes), mse (default), …")
     add(group, "--output-key", metavar="KEY", help="which output, of several: key, attribute or index")
-    add(group, "--batch", count(1), default=16, metavar="N", help="samples in a batch (16)")
+    add(group, "--batch", count(0), default=16, metavar="N", help="samples in a batch (16); 0: the fastest that fits")
     add(group, "--optimizer", choices=options.OPTIMIZERS, default="adamw", help="sgd, momentum, adam, adamw (adamw)")
     add(group, "--lr", number(None, "a number from 0 on"), default=1e-3, metavar="X", help="learning rate (0.001)")
     add(group, "--clip", number(0.0, "a number above 0"), metavar="NORM", help="the largest norm of the gradient")
@@ -153,6 +153,8 @@ def bench_options(arguments: argparse.Namespace) -> BenchOptions:
         raise OptionError("--loss lm needs token ids as the first input", "Write one as int64<50257:128.")
     if any(spec.nbytes(arguments.batch) > options.LARGEST for spec in arguments.input):
         raise OptionError("--batch: so many samples are too large", "Their bytes do not fit into 62 bits.")
+    if not arguments.batch and arguments.accumulation > 1:
+        raise OptionError("--batch 0 does not go with --accumulation", "Write how many samples a batch has.")
     if arguments.batch % arguments.accumulation:
         raise OptionError("--accumulation does not divide --batch", "A batch is cut into that many equal parts.")
     try:
@@ -161,6 +163,9 @@ def bench_options(arguments: argparse.Namespace) -> BenchOptions:
         raise OptionError(f"--policies: {error.message}", error.hint) from None
     if any(choice.latencies == options.MODELS for choice in policies) and arguments.latency_models is None:
         raise OptionError("latencies=models needs --latency-models", "Name the file that has them.")
+    if not arguments.batch and any(choice.budget and choice.budget.percent for choice in policies):
+        hint = "Write the budget in bytes, as 4GiB: what share it is depends on the batch."
+        raise OptionError("--batch 0 does not go with a share of the vanilla peak", hint)
     return BenchOptions(
         model=arguments.model,
         inputs=tuple(arguments.input),

@@ -7,14 +7,16 @@ waits, whatever costs the least, so the last word on each size is its plan's tim
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from pg_tensile.batchsize.choice import Candidate
 from pg_tensile.batchsize.largest import Unstalled, largest_without_stall
-from pg_tensile.errors import TensileError
+from pg_tensile.errors import BudgetError, TensileError
 from pg_tensile.latency import roofline
+from pg_tensile.plan import Plan
 from pg_tensile.policies.joint import Candidate as Planned
 from pg_tensile.policies.joint import JobPlanner
 from pg_tensile.policies.sweep import Shortage
@@ -24,12 +26,38 @@ from pg_tensile.trace import Floats, Trace
 PASSES = 1  # of the planner for each size: enough to compare them
 
 
+class Overhead(NamedTuple):
+    """What an iteration takes besides its operators: `between_us`, the paper's Δ of eq. (3), and the factor by which
+    measured steps are slower than their simulation."""
+
+    between_us: float = 0.0
+    stretch: float = 1.0
+
+    @classmethod
+    def fit(cls, simulated_us: Sequence[float], measured_us: Sequence[float]) -> Overhead:
+        """The line through iterations of some batch sizes, by least squares of relative errors, with nothing below
+        zero."""
+        simulated, measured = np.array(simulated_us), np.array(measured_us)
+        if len(measured) < 2:
+            return cls(max(0.0, float(np.sum(measured - simulated))))
+        columns = np.stack([1 / measured, simulated / measured], axis=1)
+        (between_us, stretch), *_ = np.linalg.lstsq(columns, np.ones(len(measured)), rcond=None)
+        if stretch <= 0:
+            return cls(max(0.0, float(np.median(measured - simulated))))
+        return cls(float(between_us), float(stretch)) if between_us > 0 else cls(0.0, _through_zero(columns[:, 1]))
+
+
+def _through_zero(ratios: Floats) -> float:
+    return float(ratios.sum() / (ratios**2).sum())
+
+
 class Predictor:
     """`predictor(size) -> Candidate`: the plan of `joint` for a batch of `size` rows and its simulated iteration.
 
     `trace_at(size)`: its trace (`BatchTraces.trace_at`). `latencies(trace)`: float64[n] µs (`Curves.predict`, or a
     latency model's; None: the roofline's). `budget_bytes`: of device memory, None: the device's. `least_bytes(size)`:
-    what the job's other graphs need with that batch. `share` of the link and `most_events` are `JobPlanner`'s."""
+    what the job's other graphs need with that batch. `share` of the link and `most_events` are `JobPlanner`'s.
+    `overhead`: of iterations, none until some were measured."""
 
     def __init__(
         self,
@@ -50,6 +78,7 @@ class Predictor:
         self.share = share
         self.most_events = most_events
         self.passes = passes
+        self.overhead = Overhead()
 
     def timed_trace(self, size: int) -> Trace:
         """The trace of that size with predicted latencies."""
@@ -61,6 +90,14 @@ class Predictor:
     def largest_without_stall(self, least: int, most: int) -> Unstalled | None:
         """Algorithm 2: where `choose` looks first. None: swapping feature maps does not make `least` rows fit."""
         return largest_without_stall(self.timed_trace, self.profile, self.budget_bytes, least, most)
+
+    def plan(self, size: int) -> Plan:
+        """The plan that `predictor(size)` means. Raises BudgetError."""
+        planner = JobPlanner(self.timed_trace(size), self.profile, self.share, self.most_events)
+        planned = planner.best(self.budget_bytes, self.passes)
+        if isinstance(planned, Shortage):
+            raise BudgetError(self.budget_bytes, planner.least_bytes, planner.largest_operator())
+        return planned.plan
 
     def __call__(self, size: int) -> Candidate:
         try:
@@ -77,8 +114,9 @@ class Predictor:
         if isinstance(planned, Shortage):
             return _infeasible(size, 0, "every plan within the budget has too many events")
         nbytes = max(planned.device_peak_bytes, others)
-        rate = size / planned.us * 1e6 if planned.us > 0 else math.inf
-        return Candidate(size, True, planned.us, planned.stall_us, rate, nbytes, _described(planned))
+        us = self.overhead.between_us + self.overhead.stretch * planned.us
+        rate = size / us * 1e6 if us > 0 else math.inf
+        return Candidate(size, True, us, planned.stall_us, rate, nbytes, _described(planned))
 
 
 def _infeasible(size: int, nbytes: int, reason: str) -> Candidate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 
 import torch
 
@@ -45,10 +46,20 @@ def default_threads(kind: str) -> int:
 
 def measure(options: BenchOptions) -> Report:
     with Progress() as progress:
-        if options.device.kind == "sim":
-            from pg_tensile.bench.simulated import simulate_policies
+        if not options.batch:
+            from pg_tensile.bench.batch import candidate_notes, choose_batch
 
-            return simulate_policies(options, progress)
-        from pg_tensile.bench.measured import Session
+            choice = choose_batch(options, progress)
+            report = measured(replace(options, batch=choice.batch_size), progress)
+            return report._replace(notes=[*candidate_notes(choice), *report.notes])
+        return measured(options, progress)
 
-        return Session(options, progress).run()
+
+def measured(options: BenchOptions, progress: Progress) -> Report:
+    if options.device.kind == "sim":
+        from pg_tensile.bench.simulated import simulate_policies
+
+        return simulate_policies(options, progress)
+    from pg_tensile.bench.measured import Session
+
+    return Session(options, progress).run()

@@ -352,7 +352,9 @@ def test_a_model_that_cannot_be_captured_is_refused_with_its_line(folder):
 WRONG = {
     (): "--model",
     ("--model", "nets.py:Net"): "--input",
-    (*NET, "--batch", "0"): "--batch",
+    (*NET, "--batch", "-1"): "--batch",
+    (*NET, "--batch", "0", "--accumulation", "2"): "--accumulation",
+    (*NET, "--batch", "0", "--policies", "joint", "--budget", "70%"): "share of the vanilla peak",
     (*NET, "--batch", "2.5"): "--batch",
     (*NET, "--policies", "none,foo"): '"foo" is not a policy',
     (*NET, "--policies", ","): "no policy",

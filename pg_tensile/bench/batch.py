@@ -1,0 +1,131 @@
+"""`--batch 0`: the batch size of a case, chosen before it is measured.
+
+The budget is the smallest that a policy has, in bytes, else the device's memory. On a device that is not there
+everything is predicted from the roofline. On a real one the model is trained for a few steps with up to five batch
+sizes, as a job would, and then the choice is made with what was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from pg_tensile import device as devices
+from pg_tensile.batchsize.choice import Candidate, Choice, choose
+from pg_tensile.batchsize.curves import Curves
+from pg_tensile.batchsize.predict import Predictor
+from pg_tensile.batchsize.probing import Probing, Rows, probe_sizes
+from pg_tensile.batchsize.traced import SIZES, BatchTraces
+from pg_tensile.bench.measured import chosen_device
+from pg_tensile.bench.options import BenchOptions
+from pg_tensile.bench.progress import Progress
+from pg_tensile.bench.report import size as bytes_text
+from pg_tensile.bench.simulated import captured, chosen_profile
+from pg_tensile.bench.workload import Workload, build_model, prepare
+from pg_tensile.latency import roofline
+from pg_tensile.profile import GB, RTX_A6000, DeviceProfile
+from pg_tensile.runtime.base import Device
+from pg_tensile.runtime.cuda import CudaDevice, make_deterministic
+from pg_tensile.trace import Trace
+
+MOST_ROWS = 1024  # there is no table here that would say how many there are
+PROBING_S = 30.0
+SLACK = 50  # one part in so many of the budget stays free: the workspaces of sizes not measured are estimates
+SHOWN = 13  # candidates: the chosen one and twelve more
+
+
+def choose_batch(options: BenchOptions, progress: Progress) -> Choice:
+    """The batch size with the highest throughput within the budget. Raises BatchSizeError, CaptureError and
+    OptionError."""
+    progress.say("choosing the batch size")
+    if options.device.kind == "sim":
+        profile = chosen_profile(options)
+        traces = BatchTraces(lambda size: _trace(captured(replace(options, batch=size))))
+        return _choose(Predictor(traces.trace_at, profile, budget_bytes(options)), [])
+    return _choose_by_training(options, progress)
+
+
+def budget_bytes(options: BenchOptions) -> int | None:
+    """The smallest of the policies' budgets, less the slack; None: none has one."""
+    budgets = [choice.budget.nbytes(0) for choice in options.policies if choice.budget is not None]
+    return min(budgets) * (SLACK - 1) // SLACK if budgets else None
+
+
+def candidate_notes(choice: Choice) -> list[str]:
+    """What was chosen, and what else there was, for people."""
+    lines = [f"batch size {choice.batch_size} is predicted to be the fastest that fits:"]
+    return lines + [_described(each) for each in choice.candidates[:SHOWN]]
+
+
+def _described(candidate: Candidate) -> str:
+    if not candidate.feasible:
+        return f"  batch {candidate.batch_size}: {candidate.reason}"
+    stalls = f", waits {candidate.stall_us / candidate.iteration_us:.1%}" if candidate.stall_us else ""
+    rate = f"{candidate.samples_per_s:,.4g} samples/s"
+    return f"  batch {candidate.batch_size}: {rate}, {bytes_text(candidate.device_bytes)}{stalls}; {candidate.reason}"
+
+
+def _choose(predict: Predictor, first: list[int]) -> Choice:
+    unstalled = predict.largest_without_stall(1, MOST_ROWS)
+    first = [*first, *([unstalled.batch_size] if unstalled is not None and unstalled.batch_size else [])]
+    return choose(predict, MOST_ROWS, most=MOST_ROWS, budget_bytes=predict.budget_bytes, first=first, law="none")
+
+
+def _trace(workload: Workload) -> Trace:
+    return workload.early.trace
+
+
+def _choose_by_training(options: BenchOptions, progress: Progress) -> Choice:
+    torch_device = chosen_device(options)
+    model = build_model(options)
+    if torch_device.type == "cuda":
+        make_deterministic(strict=True)  # before anything is captured or executed
+    profile = devices.measure(torch_device)
+    if options.link_gbps is not None:
+        profile = profile.with_link(options.link_gbps * GB)
+    traces = BatchTraces(lambda size: _trace(prepare(replace(options, batch=size), model, torch_device)))
+    curves = Curves(profile.launch_us, [roofline.timed(traces.trace_at(size), profile) for size in SIZES])
+    workloads: dict[int, Workload] = {}
+
+    def workload(size: int) -> Workload:
+        if size not in workloads:
+            workloads[size] = prepare(replace(options, batch=size), model, torch_device)
+        return workloads[size]
+
+    def rows(size: int) -> Iterator[Rows]:
+        batches = workload(size).batches(2)
+        while True:
+            yield from ((batch.inputs, batch.targets) for batch in batches)
+
+    def probing(budget: int | None) -> Probing:
+        predict = Predictor(traces.trace_at, profile, budget, curves.predict)
+        device = _open_device(options, profile, budget)
+        return Probing(lambda size: workload(size).early, build_model(options), device, predict, traces, curves)
+
+    if torch_device.type == "cpu" and options.link_gbps is None:  # the balance of an RTX A6000, as in Session.set_link
+        with probing(None) as once:
+            probe = once.measure(SIZES[-1], rows(SIZES[-1]))
+        roof_us = roofline.total_us(workload(SIZES[-1]).vanilla.trace, RTX_A6000)
+        profile = profile.scaled_link(roof_us, probe.step_us)
+    with probing(budget_bytes(options)) as several:
+        largest = _largest(several.predictor)
+        probes = several.run(probe_sizes(largest), rows, PROBING_S) if largest else []
+    for probe in probes:
+        progress.say(f"batch {probe.batch_size}: {probe.samples_per_s:,.4g} samples/s")
+    return _choose(several.predictor, [probe.batch_size for probe in probes])
+
+
+def _open_device(options: BenchOptions, profile: DeviceProfile, budget: int | None) -> Device:
+    if options.device.kind == "cuda":
+        return CudaDevice(options.device.index, budget, profile, strict=True)
+    from pg_tensile.runtime.host import HostDevice
+
+    return HostDevice(profile, budget)
+
+
+def _largest(predict: Callable[[int], Candidate]) -> int:
+    """The largest batch of doublings that fits; 0: none does."""
+    size = 1
+    while size <= MOST_ROWS and predict(size).feasible:
+        size *= 2
+    return size // 2

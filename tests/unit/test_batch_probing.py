@@ -1,0 +1,155 @@
+"""Batch sizes that are tried by training with them, and `pg-tensile bench --batch 0`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pg_tensile.batchsize.curves import Curves
+from pg_tensile.batchsize.predict import Overhead, Predictor
+from pg_tensile.batchsize.probing import STEPS, Probing, Rows, probe_sizes
+from pg_tensile.batchsize.traced import BatchTraces
+from pg_tensile.capture import Captured, capture
+from pg_tensile.cli import main
+from pg_tensile.eager import EagerStep
+from pg_tensile.errors import BudgetError
+from pg_tensile.peak import footprint
+from pg_tensile.policies.relax import least_bytes
+from pg_tensile.runtime.host import HostDevice
+from tests.unit.executing import FAST, SPEC, batch, net
+
+SIZES = (4, 8, 16)
+
+
+def captured(size: int) -> Captured:
+    inputs, targets = batch(0, size)
+    return capture(net(), inputs, targets, SPEC)
+
+
+def rows(size: int) -> Iterator[Rows]:
+    number = 0
+    while True:
+        yield batch(number, size)
+        number += 1
+
+
+def test_sizes_are_parts_of_the_largest() -> None:
+    assert probe_sizes(48) == (6, 12, 24, 32, 48)
+    assert probe_sizes(3) == (1, 2, 3)
+    assert probe_sizes(1) == (1,)
+    assert probe_sizes(48, least=20) == (20, 24, 32, 48)
+
+
+def test_training_goes_on_from_one_size_to_the_next() -> None:
+    """To the bits of eager PyTorch: weights, the optimizer's moments and dropout's numbers go on."""
+    traces = BatchTraces(lambda size: captured(size).trace)
+    graphs = {size: captured(size) for size in SIZES}
+    curves = Curves(FAST.launch_us, [traces.trace_at(4)])
+    predictor = Predictor(traces.trace_at, FAST, None, curves.predict)
+    reference = EagerStep(net(), SPEC)
+    torch.manual_seed(3)
+    for size in SIZES:
+        for number in range(STEPS):
+            reference.step(*batch(number, size))
+    device = HostDevice(FAST)
+    model = net()
+    with Probing(graphs.__getitem__, model, device, predictor, traces, curves) as probing:
+        torch.manual_seed(3)
+        probes = probing.run(SIZES, rows, 60.0)
+        assert [probe.batch_size for probe in probes] == list(SIZES)
+        assert all(probe.samples_per_s > 0 for probe in probes)
+    device.close()
+    for (name, tensor), other in zip(model.state_dict().items(), reference.model.state_dict().values(), strict=True):
+        assert torch.equal(tensor, other), name
+    known = traces.trace_at(16)
+    assert curves.predict(known).sum() > 0 and known.workspace_bytes.max() > 0
+    assert traces.trace_at(32).workspace_bytes.sum() == 2 * known.workspace_bytes.sum()
+    assert predictor(16).iteration_us >= predictor.overhead.between_us >= 0
+
+
+def test_a_size_is_trained_with_the_plan_that_it_needs() -> None:
+    """Nothing larger than the budget is tried, and what needs a plan has one."""
+    traces = BatchTraces(lambda size: captured(size).trace)
+    curves = Curves(FAST.launch_us)
+    device = HostDevice(FAST)
+    with Probing(captured, net(), device, Predictor(traces.trace_at, FAST), traces, curves) as probing:
+        probing.measure(16, rows(16))
+    vanilla = footprint(traces.trace_at(16)).device_peak_bytes
+    budget = (least_bytes(traces.trace_at(16)) + vanilla) // 2
+    predictor = Predictor(traces.trace_at, FAST, budget, curves.predict)
+    assert len(predictor.plan(16)) and not predictor(400).feasible
+    tight = HostDevice(FAST, budget)
+    with Probing(captured, net(), tight, predictor, traces, curves) as probing:
+        assert [probe.batch_size for probe in probing.run((8, 16, 400), rows, 60.0)] == [8, 16]
+        assert probing.executor is not None and probing.executor.counters.peak_bytes <= budget
+    device.close()
+    tight.close()
+    with pytest.raises(BudgetError):
+        predictor.plan(400)
+
+
+def test_nothing_more_is_tried_when_the_time_is_over() -> None:
+    traces = BatchTraces(lambda size: captured(size).trace)
+    device = HostDevice(FAST)
+    predictor = Predictor(traces.trace_at, FAST)
+    with Probing(captured, net(), device, predictor, traces, Curves(FAST.launch_us)) as probing:
+        assert [probe.batch_size for probe in probing.run(SIZES, rows, 0.0)] == [4]
+    device.close()
+
+
+def test_overhead_of_iterations() -> None:
+    assert Overhead.fit([100.0, 200.0, 400.0], [250.0, 350.0, 550.0]) == pytest.approx((150, 1))
+    assert Overhead.fit([100.0, 200.0], [150.0, 300.0]) == pytest.approx((0, 1.5), abs=1e-6)
+    assert Overhead.fit([100.0, 200.0], [90.0, 190.0])[0] == 0
+    assert Overhead.fit([100.0], [130.0]) == (30, 1)
+    assert Overhead.fit([100.0, 200.0], [300.0, 200.0]) == (100, 1)
+    assert np.isfinite(Overhead.fit([5.0, 5.0], [6.0, 6.0])).all()
+
+
+NET = """
+from torch import nn
+
+def Net():
+    return nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
+"""
+
+
+@pytest.mark.parametrize("device", ["sim:RTX_A6000", "host"])
+def test_the_bench_chooses_the_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], device: str
+) -> None:
+    (tmp_path / "small.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    arguments = (
+        *("bench", "--model", "small.py:Net", "--input", "float32:64", "--classes", "10", "--batch", "0"),
+        *("--policies", "joint", "--budget", "200KB", "--device", device, "--link", "1"),
+        *("--rounds", "1", "--iterations", "1", "--json", "rows.json"),
+    )
+    try:
+        assert main(arguments) == 0
+    finally:
+        torch.set_num_threads(threads)
+    found = [json.loads(line) for line in (tmp_path / "rows.json").read_text().splitlines()]
+    printed = capsys.readouterr().out
+    assert f"batch size {found[0]['batch']} is predicted to be the fastest that fits" in printed
+    assert printed.count("samples/s") >= 13
+    assert all(row["error"] is None and row["device_peak_bytes"] <= 200_000 for row in found)
+    assert found[0]["batch"] > 8
+
+
+def test_no_batch_fits_the_benchs_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "small.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    arguments = ("bench", "--model", "small.py:Net", "--input", "float32:64", "--classes", "10", "--batch", "0")
+    assert main((*arguments, "--policies", "joint", "--budget", "1KB", "--device", "sim:RTX_A6000")) == 1
+    message, *rest = [line for line in capsys.readouterr().err.splitlines() if "choosing" not in line]
+    assert message.startswith("pg-tensile: no batch size fits: a batch of 1 needs at least")
+    assert any(line.startswith("hint: Use a larger memory budget") for line in rest)
