@@ -351,6 +351,7 @@ class MemoryClient:
         least, budget = refusal["least_bytes"], refusal["budget_bytes"]
         error = MemoryRefusedError(least, budget, refusal["operator"])
         if self.choosing:
+            error.hint = "Give a batch_size, or use a larger memory_budget."
             return error
         if not self._sent:
             error.hint = "Use a larger memory_budget, or a policy that saves memory: policy => 'joint'."

@@ -34,7 +34,9 @@ MOST_DEATHS = 3  # of planners, one after the other, before a trace that they al
 PENDING = "its plan is made; it waits until other jobs have given memory back"
 JOBS = """
     SELECT s.*, j.priority AS own_priority, t.captured_at::text AS captured, t.largest_operator,
-           cardinality(t.traces) > 0 AS traced
+           cardinality(t.traces) > 0 AS traced,
+           j.batch_size = 0 AND NOT EXISTS (SELECT FROM tensile.checkpoints c
+                                            WHERE c.job = s.job AND c.meta IS NOT NULL) AS choosing
     FROM tensile._schedule_jobs() s JOIN tensile.jobs j ON j.id = s.job JOIN tensile.traces t ON t.job = s.job
 """
 PUBLISH = "tensile._publish_plan(int8,bytea,int8,int8,float8)"
@@ -355,6 +357,7 @@ class Scheduler:
             "given": given,
             "stuck": given is not None and memory.published is not None and not memory.is_of(row),
             "pinned": given is not None and memory.pinned,
+            "choosing": row["choosing"],
         }
 
     def _device_header(self, view: View) -> dict[str, Any]:

@@ -61,7 +61,7 @@ class FrameType(IntEnum):
     ERROR = 14
     REFUSE = 15
     EXPLANATION = 16
-    CHOICE = 17
+    CHOICE = 18
     PREDICT = 20
     PREDICTION = 21
     LOAD = 22
