@@ -7,7 +7,7 @@ waits, whatever costs the least, so the last word on each size is its plan's tim
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -26,29 +26,24 @@ from pg_tensile.trace import Floats, Trace
 PASSES = 1  # of the planner for each size: enough to compare them
 
 
-class Overhead(NamedTuple):
-    """What an iteration takes besides its operators: `between_us`, the paper's Δ of eq. (3), and the factor by which
-    measured steps are slower than their simulation."""
+class Correction(NamedTuple):
+    """What iterations really take, from those of some batch sizes: `sizes` ascending, and beside each what was
+    simulated and measured (µs). Below the smallest the difference stays as there (the paper's Δ of eq. (3): what an
+    iteration takes besides its operators), above the largest the ratio; in between the ratio lies on a line over the
+    size's logarithm."""
 
-    between_us: float = 0.0
-    stretch: float = 1.0
+    sizes: tuple[int, ...] = ()
+    simulated_us: tuple[float, ...] = ()
+    measured_us: tuple[float, ...] = ()
 
-    @classmethod
-    def fit(cls, simulated_us: Sequence[float], measured_us: Sequence[float]) -> Overhead:
-        """The line through iterations of some batch sizes, by least squares of relative errors, with nothing below
-        zero."""
-        simulated, measured = np.array(simulated_us), np.array(measured_us)
-        if len(measured) < 2:
-            return cls(max(0.0, float(np.sum(measured - simulated))))
-        columns = np.stack([1 / measured, simulated / measured], axis=1)
-        (between_us, stretch), *_ = np.linalg.lstsq(columns, np.ones(len(measured)), rcond=None)
-        if stretch <= 0:
-            return cls(max(0.0, float(np.median(measured - simulated))))
-        return cls(float(between_us), float(stretch)) if between_us > 0 else cls(0.0, _through_zero(columns[:, 1]))
-
-
-def _through_zero(ratios: Floats) -> float:
-    return float(ratios.sum() / (ratios**2).sum())
+    def __call__(self, size: int, simulated_us: float) -> float:
+        """The µs expected of a batch of `size` rows."""
+        if not self.sizes:
+            return simulated_us
+        if size < self.sizes[0]:
+            return simulated_us + max(0.0, self.measured_us[0] - self.simulated_us[0])
+        ratios = np.array(self.measured_us) / np.maximum(self.simulated_us, roofline.SMALLEST_US)
+        return simulated_us * float(np.interp(np.log(size), np.log(self.sizes), ratios))
 
 
 class Predictor:
@@ -57,7 +52,7 @@ class Predictor:
     `trace_at(size)`: its trace (`BatchTraces.trace_at`). `latencies(trace)`: float64[n] µs (`Curves.predict`, or a
     latency model's; None: the roofline's). `budget_bytes`: of device memory, None: the device's. `least_bytes(size)`:
     what the job's other graphs need with that batch. `share` of the link and `most_events` are `JobPlanner`'s.
-    `overhead`: of iterations, none until some were measured."""
+    `correction`: of simulated iterations, none until some were measured."""
 
     def __init__(
         self,
@@ -78,7 +73,7 @@ class Predictor:
         self.share = share
         self.most_events = most_events
         self.passes = passes
-        self.overhead = Overhead()
+        self.correction = Correction()
 
     def timed_trace(self, size: int) -> Trace:
         """The trace of that size with predicted latencies."""
@@ -114,7 +109,7 @@ class Predictor:
         if isinstance(planned, Shortage):
             return _infeasible(size, 0, "every plan within the budget has too many events")
         nbytes = max(planned.device_peak_bytes, others)
-        us = self.overhead.between_us + self.overhead.stretch * planned.us
+        us = self.correction(size, planned.us)
         rate = size / us * 1e6 if us > 0 else math.inf
         return Candidate(size, True, us, planned.stall_us, rate, nbytes, _described(planned))
 

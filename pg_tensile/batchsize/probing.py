@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from pg_tensile.batchsize.choice import Choice
 from pg_tensile.batchsize.curves import Curves
-from pg_tensile.batchsize.predict import Overhead, Predictor
+from pg_tensile.batchsize.predict import Correction, Predictor
 from pg_tensile.batchsize.traced import BatchTraces
 from pg_tensile.capture import Captured
 from pg_tensile.runtime.base import Device
@@ -25,7 +26,8 @@ from pg_tensile.runtime.executor import Executor
 from pg_tensile.runtime.graph import Graph
 
 PARTS = (1 / 8, 1 / 4, 1 / 2, 2 / 3, 1.0)  # of the largest trainable batch
-STEPS = 4  # of each size: one for latencies, one for workspaces, and two that are timed
+STEPS = 6  # of each size: one for latencies, one for workspaces, and those that are timed
+SETTLING = 3  # sizes that are chosen and then trained with, at most, before the choice is final
 
 Rows = tuple[Sequence[Tensor], Sequence[Tensor]]  # inputs and targets of one batch, on the device
 
@@ -67,11 +69,13 @@ class Probing:
         self.traces = traces
         self.curves = curves
         self.executor: Executor | None = None
+        self.probes: dict[int, Probe] = {}
         self._graphs: dict[int, Graph] = {}
 
     def run(self, sizes: Iterable[int], rows: Callable[[int], Iterator[Rows]], limit_s: float) -> list[Probe]:
         """Trains with each size in turn; `rows(size)` gives its batches. Ends before a size that does not fit, or for
-        which the time that is left does not suffice. Afterwards the predictor knows the overhead of iterations."""
+        which the time that is left does not suffice; the first one is not held against the time. Afterwards the
+        predictor knows what iterations really take."""
         ends = time.monotonic() + limit_s
         probes: list[Probe] = []
         for size in sizes:
@@ -80,11 +84,27 @@ class Probing:
             if not candidate.feasible or (probes and STEPS * candidate.iteration_us > left_us):
                 break
             probes.append(self.measure(size, rows(size)))
-        if probes:
-            self.predictor.overhead = Overhead()
-            simulated = [self.predictor(probe.batch_size).iteration_us for probe in probes]
-            self.predictor.overhead = Overhead.fit(simulated, [probe.step_us for probe in probes])
+        self._correct()
         return probes
+
+    def settle(self, choose: Callable[[], Choice], rows: Callable[[int], Iterator[Rows]], limit_s: float) -> Choice:
+        """What is chosen once the size that is chosen has been trained with: its measurement may change the choice. At
+        most SETTLING sizes and about so much time."""
+        ends = time.monotonic() + limit_s
+        choice = choose()
+        for _ in range(SETTLING):
+            if choice.batch_size in self.probes or time.monotonic() > ends:
+                break
+            self.run([choice.batch_size], rows, 0.0)
+            choice = choose()
+        return choice
+
+    def _correct(self) -> None:
+        probes = [self.probes[size] for size in sorted(self.probes)]
+        self.predictor.correction = Correction()
+        simulated = tuple(self.predictor(probe.batch_size).iteration_us for probe in probes)
+        measured = tuple(probe.step_us for probe in probes)
+        self.predictor.correction = Correction(tuple(probe.batch_size for probe in probes), simulated, measured)
 
     def measure(self, size: int, rows: Iterator[Rows]) -> Probe:
         """STEPS steps of that size, under the plan that it would have. Raises BudgetError where it does not fit,
@@ -103,7 +123,8 @@ class Probing:
         trace = graph.trace
         self.traces.add_workspaces(size, trace.workspace_bytes)
         self.curves.add(trace)
-        return Probe(size, statistics.median(times[2:]))
+        self.probes[size] = Probe(size, statistics.median(times[2:]))
+        return self.probes[size]
 
     def _graph(self, size: int) -> Graph:
         if size not in self._graphs:

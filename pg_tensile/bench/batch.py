@@ -7,8 +7,9 @@ sizes, as a job would, and then the choice is made with what was measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import cache
 
 from pg_tensile import device as devices
 from pg_tensile.batchsize.choice import Candidate, Choice, choose
@@ -26,7 +27,6 @@ from pg_tensile.latency import roofline
 from pg_tensile.profile import GB, RTX_A6000, DeviceProfile
 from pg_tensile.runtime.base import Device
 from pg_tensile.runtime.cuda import CudaDevice, make_deterministic
-from pg_tensile.trace import Trace
 
 MOST_ROWS = 1024  # there is no table here that would say how many there are
 PROBING_S = 30.0
@@ -34,15 +34,16 @@ SLACK = 50  # one part in so many of the budget stays free: the workspaces of si
 SHOWN = 13  # candidates: the chosen one and twelve more
 
 
-def choose_batch(options: BenchOptions, progress: Progress) -> Choice:
-    """The batch size with the highest throughput within the budget. Raises BatchSizeError, CaptureError and
-    OptionError."""
+def choose_batch(options: BenchOptions, progress: Progress, most: int = MOST_ROWS) -> tuple[Choice, Predictor]:
+    """The batch size of at most `most` rows with the highest throughput within the budget, and what predicted it.
+    Raises BatchSizeError, CaptureError and OptionError."""
     progress.say("choosing the batch size")
     if options.device.kind == "sim":
         profile = chosen_profile(options)
-        traces = BatchTraces(lambda size: _trace(captured(replace(options, batch=size))))
-        return _choose(Predictor(traces.trace_at, profile, budget_bytes(options)), [])
-    return _choose_by_training(options, progress)
+        traces = BatchTraces(lambda size: captured(replace(options, batch=size)).early.trace)
+        predict = Predictor(traces.trace_at, profile, budget_bytes(options))
+        return _choose(predict, most), predict
+    return _choose_by_training(options, progress, most)
 
 
 def budget_bytes(options: BenchOptions) -> int | None:
@@ -65,17 +66,13 @@ def _described(candidate: Candidate) -> str:
     return f"  batch {candidate.batch_size}: {rate}, {bytes_text(candidate.device_bytes)}{stalls}; {candidate.reason}"
 
 
-def _choose(predict: Predictor, first: list[int]) -> Choice:
-    unstalled = predict.largest_without_stall(1, MOST_ROWS)
-    first = [*first, *([unstalled.batch_size] if unstalled is not None and unstalled.batch_size else [])]
-    return choose(predict, MOST_ROWS, most=MOST_ROWS, budget_bytes=predict.budget_bytes, first=first, law="none")
+def _choose(predict: Predictor, most: int, probes: Iterable[int] = ()) -> Choice:
+    unstalled = predict.largest_without_stall(1, most)
+    first = [*probes, *([unstalled.batch_size] if unstalled is not None else [])]
+    return choose(predict, most, most=most, budget_bytes=predict.budget_bytes, first=first, law="none")
 
 
-def _trace(workload: Workload) -> Trace:
-    return workload.early.trace
-
-
-def _choose_by_training(options: BenchOptions, progress: Progress) -> Choice:
+def _choose_by_training(options: BenchOptions, progress: Progress, most: int) -> tuple[Choice, Predictor]:
     torch_device = chosen_device(options)
     model = build_model(options)
     if torch_device.type == "cuda":
@@ -83,19 +80,18 @@ def _choose_by_training(options: BenchOptions, progress: Progress) -> Choice:
     profile = devices.measure(torch_device)
     if options.link_gbps is not None:
         profile = profile.with_link(options.link_gbps * GB)
-    traces = BatchTraces(lambda size: _trace(prepare(replace(options, batch=size), model, torch_device)))
-    curves = Curves(profile.launch_us, [roofline.timed(traces.trace_at(size), profile) for size in SIZES])
-    workloads: dict[int, Workload] = {}
 
+    @cache
     def workload(size: int) -> Workload:
-        if size not in workloads:
-            workloads[size] = prepare(replace(options, batch=size), model, torch_device)
-        return workloads[size]
+        return prepare(replace(options, batch=size), model, torch_device)
 
     def rows(size: int) -> Iterator[Rows]:
         batches = workload(size).batches(2)
         while True:
             yield from ((batch.inputs, batch.targets) for batch in batches)
+
+    traces = BatchTraces(lambda size: workload(size).early.trace)
+    curves = Curves(profile.launch_us, [roofline.timed(traces.trace_at(size), profile) for size in SIZES])
 
     def probing(budget: int | None) -> Probing:
         predict = Predictor(traces.trace_at, profile, budget, curves.predict)
@@ -108,11 +104,13 @@ def _choose_by_training(options: BenchOptions, progress: Progress) -> Choice:
         roof_us = roofline.total_us(workload(SIZES[-1]).vanilla.trace, RTX_A6000)
         profile = profile.scaled_link(roof_us, probe.step_us)
     with probing(budget_bytes(options)) as several:
-        largest = _largest(several.predictor)
-        probes = several.run(probe_sizes(largest), rows, PROBING_S) if largest else []
-    for probe in probes:
-        progress.say(f"batch {probe.batch_size}: {probe.samples_per_s:,.4g} samples/s")
-    return _choose(several.predictor, [probe.batch_size for probe in probes])
+        predict = several.predictor
+        if largest := _largest(predict, most):
+            several.run(probe_sizes(largest), rows, PROBING_S)
+        choice = several.settle(lambda: _choose(predict, most, several.probes), rows, PROBING_S)
+    for size, probe in several.probes.items():
+        progress.say(f"batch {size}: {probe.samples_per_s:,.4g} samples/s")
+    return choice, predict
 
 
 def _open_device(options: BenchOptions, profile: DeviceProfile, budget: int | None) -> Device:
@@ -123,9 +121,9 @@ def _open_device(options: BenchOptions, profile: DeviceProfile, budget: int | No
     return HostDevice(profile, budget)
 
 
-def _largest(predict: Callable[[int], Candidate]) -> int:
+def _largest(predict: Predictor, most: int) -> int:
     """The largest batch of doublings that fits; 0: none does."""
     size = 1
-    while size <= MOST_ROWS and predict(size).feasible:
+    while size <= most and predict(size).feasible:
         size *= 2
     return size // 2

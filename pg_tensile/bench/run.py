@@ -49,7 +49,7 @@ def measure(options: BenchOptions) -> Report:
         if not options.batch:
             from pg_tensile.bench.batch import candidate_notes, choose_batch
 
-            choice = choose_batch(options, progress)
+            choice, _ = choose_batch(options, progress)
             report = measured(replace(options, batch=choice.batch_size), progress)
             return report._replace(notes=[*candidate_notes(choice), *report.notes])
         return measured(options, progress)

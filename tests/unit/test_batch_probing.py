@@ -6,12 +6,12 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
+from pg_tensile.batchsize.choice import Choice
 from pg_tensile.batchsize.curves import Curves
-from pg_tensile.batchsize.predict import Overhead, Predictor
+from pg_tensile.batchsize.predict import Correction, Predictor
 from pg_tensile.batchsize.probing import STEPS, Probing, Rows, probe_sizes
 from pg_tensile.batchsize.traced import BatchTraces
 from pg_tensile.capture import Captured, capture
@@ -69,7 +69,7 @@ def test_training_goes_on_from_one_size_to_the_next() -> None:
     known = traces.trace_at(16)
     assert curves.predict(known).sum() > 0 and known.workspace_bytes.max() > 0
     assert traces.trace_at(32).workspace_bytes.sum() == 2 * known.workspace_bytes.sum()
-    assert predictor(16).iteration_us >= predictor.overhead.between_us >= 0
+    assert predictor(16).iteration_us == pytest.approx(probes[-1].step_us, rel=1e-6)
 
 
 def test_a_size_is_trained_with_the_plan_that_it_needs() -> None:
@@ -102,13 +102,33 @@ def test_nothing_more_is_tried_when_the_time_is_over() -> None:
     device.close()
 
 
-def test_overhead_of_iterations() -> None:
-    assert Overhead.fit([100.0, 200.0, 400.0], [250.0, 350.0, 550.0]) == pytest.approx((150, 1))
-    assert Overhead.fit([100.0, 200.0], [150.0, 300.0]) == pytest.approx((0, 1.5), abs=1e-6)
-    assert Overhead.fit([100.0, 200.0], [90.0, 190.0])[0] == 0
-    assert Overhead.fit([100.0], [130.0]) == (30, 1)
-    assert Overhead.fit([100.0, 200.0], [300.0, 200.0]) == (100, 1)
-    assert np.isfinite(Overhead.fit([5.0, 5.0], [6.0, 6.0])).all()
+def test_predictions_are_corrected_by_what_was_measured() -> None:
+    corrected = Correction((8, 32), (100.0, 400.0), (150.0, 1000.0))
+    assert corrected(8, 100.0) == pytest.approx(150) and corrected(32, 400.0) == pytest.approx(1000)
+    assert corrected(16, 200.0) == pytest.approx(400)  # half of the way from 1.5 to 2.5
+    assert corrected(64, 800.0) == pytest.approx(2000)
+    assert corrected(2, 25.0) == pytest.approx(75)
+    assert Correction()(8, 100.0) == 100
+
+
+def test_what_is_chosen_is_trained_with_before_the_choice_is_final() -> None:
+    """The first choice turns out slow: the next one is taken."""
+    traces = BatchTraces(lambda size: captured(size).trace)
+    curves = Curves(FAST.launch_us, [traces.trace_at(4)])
+    device = HostDevice(FAST)
+    predictor = Predictor(traces.trace_at, FAST, None, curves.predict)
+    offered = iter([8, 16, 16])
+
+    def choose_next() -> Choice:
+        size = next(offered)
+        return Choice(size, 1e-3, (predictor(size),), "none")
+
+    with Probing(captured, net(), device, predictor, traces, curves) as probing:
+        choice = probing.settle(choose_next, rows, 60.0)
+        assert choice.batch_size == 16 and list(probing.probes) == [8, 16]
+        measured = probing.probes[16].step_us
+    assert predictor(16).iteration_us == pytest.approx(measured, rel=1e-6)
+    device.close()
 
 
 NET = """

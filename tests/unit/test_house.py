@@ -16,9 +16,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SUPERVISORS = ["controller", "scheduler", "worker", "inference", "explain"]
 PLANNING = [
     *("trace", "trace_bytes", "plan", "steps", "items", "problems", "sequence", "peak", "profile", "link", "simulator"),
-    *("policies", "latency", "reuse", "explanation"),
+    *("policies", "latency", "batchsize", "reuse", "explanation"),
 ]
-EXECUTING = {"alone.py", "calibrate.py", "workspaces.py"}  # of latency/: operators, to measure them
+EXECUTING = {"alone.py", "calibrate.py", "workspaces.py", "probing.py"}  # of latency/ and batchsize/: to measure
 
 
 def make(*arguments: str, **options) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,261 @@
+"""Choosing the batch size, measured on the host device (AccUDNN; docs/batch-size.md).
+
+- choice: within a budget, the chosen batch size's throughput beside that of twelve others over the whole range, each
+  measured under its plan. It has to reach 95 % of the best, and nothing may run out of memory.
+- memory: ResNet-152 within 8/24 of the memory that it takes without a plan, as the paper has it, beside vanilla's
+  speed: 95 % of it, or of what the link's bound allows.
+- accuracy: scikit-learn's digits, learnt with the chosen batch size and the learning rate that goes with it, and with
+  64 rows: not more than half a percentage point apart on rows that were kept out.
+
+A row is a plain dictionary, printed as a line of JSON; `checks(rows)` says what holds.
+
+    python -m benchmarks.systems_batch [--quick] [--only WORD]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional as F
+
+from benchmarks.scenarios import Check
+from pg_tensile import cli
+from pg_tensile.batchsize.choice import choose
+from pg_tensile.batchsize.predict import Predictor
+from pg_tensile.batchsize.rates import BASE_BATCH, scaled_learning_rate
+from pg_tensile.bench.batch import MOST_ROWS, choose_batch
+from pg_tensile.bench.contenders import PlanStepper, take_turn
+from pg_tensile.bench.measured import Session, chosen_device
+from pg_tensile.bench.options import BenchOptions
+from pg_tensile.bench.progress import Progress
+from pg_tensile.bench.run import default_threads
+from pg_tensile.bench.workload import build_model, prepare
+from pg_tensile.capture import OptimizerSpec, StepSpec
+from pg_tensile.eager import EagerStep
+from pg_tensile.errors import OutOfDeviceMemoryError
+from pg_tensile.runtime.host import HostDevice
+
+SECTION = "batch size"
+SIZES = 12  # of the exhaustive search
+PAPERS_SHARE = 8 / 24  # of vanilla's memory
+Row = dict[str, Any]
+
+
+class Asked(NamedTuple):
+    """What has to be reached: shares of the best throughput and of vanilla's speed, percentage points of accuracy."""
+
+    of_best: float
+    of_vanilla: float
+    points: float
+
+
+FULL, QUICK = Asked(0.95, 0.95, 0.5), Asked(0.4, 0.1, 5.0)  # quick: of a few steps, which say little
+
+
+def run(quick: bool, only: str = "") -> list[Row]:
+    """A row for each case; `quick` in it: with small networks and few steps."""
+    cases = {"choice": choice_row, "memory": memory_row, "accuracy": accuracy_row}
+    torch.set_num_threads(default_threads("host"))
+    return [{"case": name, "quick": quick, **measure(quick)} for name, measure in cases.items() if only in name]
+
+
+def checks(rows: Iterable[Row]) -> list[Check]:
+    """The promises, held against the rows."""
+    return [CHECKS[row["case"]](row, QUICK if row["quick"] else FULL) for row in rows]
+
+
+# ---- the choice, beside all others ----
+
+
+def choice_row(quick: bool) -> Row:
+    """Throughput of the chosen size and of SIZES others within the same budget, in rows a second."""
+    model, budget = ("resnet20_cifar10", "60MB") if quick else ("resnet56_cifar10", "600MB")
+    options = parse(f"pytorchcv.models.resnet_cifar:{model}", "float32:3x32x32", "0", f"joint:budget={budget}")
+    most = 48 if quick else MOST_ROWS
+    with Progress() as progress:
+        choice, predict = choose_batch(options, progress, most)
+        largest = max(each.batch_size for each in choice.candidates if each.feasible)
+        sizes = sorted({*np.geomspace(max(1, largest / 32), largest, SIZES).round().astype(int).tolist()})
+        throughput: dict[int, float] = {}
+        out_of_memory = []
+        for size in dict.fromkeys([choice.batch_size, *sizes]):
+            progress.say(f"batch {size}")
+            try:
+                throughput[size] = samples_per_s(options, predict, size, 1 if quick else 5)
+            except OutOfDeviceMemoryError as error:
+                out_of_memory.append(f"{size}: {error.message}")
+    best = max(throughput, key=lambda size: throughput[size])
+    return {
+        "model": model,
+        "budget_bytes": predict.budget_bytes,
+        "chosen": choice.batch_size,
+        "predicted": choice.candidates[0].samples_per_s,
+        "measured": throughput.get(choice.batch_size, 0.0),
+        "best": best,
+        "best_measured": throughput[best],
+        "of_best": throughput.get(choice.batch_size, 0.0) / throughput[best],
+        "throughput": throughput,
+        "out_of_memory": out_of_memory,
+    }
+
+
+def samples_per_s(options: BenchOptions, predict: Predictor, size: int, steps: int) -> float:
+    """Measured, under the plan that size would have."""
+    workload = prepare(replace(options, batch=size), build_model(options), chosen_device(options))
+    device = HostDevice(predict.profile, predict.budget_bytes)
+    try:
+        stepper = PlanStepper(workload, workload.early, device, predict.plan(size))
+        try:
+            turn = take_turn(stepper, workload.batches(1 + steps), 1, options.seed)
+        finally:
+            stepper.close()
+    finally:
+        device.close()
+    return size / statistics.median(turn.step_ms) * 1e3
+
+
+def choice_check(row: Row, asked: Asked) -> Check:
+    found = f"{row['chosen']} rows, {row['of_best']:.1%} of the best, {row['best']} rows"
+    if row["out_of_memory"]:
+        found += f"; out of memory: {', '.join(row['out_of_memory'])}"
+    holds = row["of_best"] >= asked.of_best and not row["out_of_memory"]
+    bar = f"{asked.of_best:.0%}, never out of memory"
+    return Check(SECTION, f"{row['model']}: measured throughput", found, bar, holds)
+
+
+# ---- a third of the memory ----
+
+
+def memory_row(quick: bool) -> Row:
+    """The speed of `joint`, and of the paper's own plan, within a third of vanilla's memory."""
+    name, shape, batch, rounds = ("resnet:resnet152", "float32:3x224x224", 8, 3)
+    if quick:
+        name, shape, batch, rounds = ("resnet_cifar:resnet20_cifar10", "float32:3x32x32", 8, 1)
+    share = f"{100 * PAPERS_SHARE:.2f}%"
+    options = parse(f"pytorchcv.models.{name}", shape, str(batch), f"none,joint:budget={share},accudnn:budget={share}")
+    with Progress() as progress:
+        report = Session(replace(options, rounds=rounds), progress).run()
+    found = {row.policy: row for row in report.rows}
+    joint, paper = found["joint"], found["accudnn"]
+    return {
+        "model": name,
+        "batch": batch,
+        "budget_bytes": joint.budget_bytes,
+        "device_peak_bytes": joint.device_peak_bytes,
+        "speed": 1 / joint.eor if joint.eor else 0.0,
+        "bound": 1 / joint.least_eor if joint.least_eor else 1.0,
+        "papers_speed": 1 / paper.eor if paper.eor else None,
+        "link_gbps": joint.link_gbps,
+        "error": joint.error,
+        "papers_error": paper.error,
+    }
+
+
+def memory_check(row: Row, asked: Asked) -> Check:
+    allowed = min(1.0, row["bound"])
+    found = row["error"] or f"{row['speed']:.1%} of vanilla's speed; the bound is {allowed:.1%}"
+    reachable = allowed >= asked.of_vanilla
+    bar = f"{asked.of_vanilla:.0%}" + ("" if reachable else " of the bound")
+    holds = row["error"] is None and row["speed"] >= asked.of_vanilla * (1.0 if reachable else allowed)
+    return Check(SECTION, f"{row['model']} within 8/24 of its memory", found, bar, holds)
+
+
+# ---- what it learns ----
+
+
+class Digits(nn.Module):
+    """The demo's kind of network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
+
+    def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+        return self.layers(pixels)
+
+
+def accuracy_row(quick: bool) -> Row:
+    """On the last fifth of the digits, of several seeds."""
+    pixels, labels = (torch.tensor(each) for each in load_digits(return_X_y=True))
+    pixels = (pixels / 16).float()
+    kept = len(pixels) // 5
+    rows, epochs, seeds = len(pixels) - kept, 3 if quick else 20, range(1 if quick else 10)
+    base_rate = 1e-3
+    options = parse("benchmarks.systems_batch:Digits", "float32:64", "0", "joint")
+    with Progress() as progress:
+        _, predict = choose_batch(options, progress)
+    choice = choose(predict, rows, budget_bytes=predict.budget_bytes, learning_rate=base_rate)
+
+    def accuracy(batch: int, rate: float) -> float:
+        return statistics.mean(learnt(pixels, labels, rows, batch, rate, epochs, seed) for seed in seeds)
+
+    chosen, base = accuracy(choice.batch_size, choice.learning_rate), accuracy(BASE_BATCH, base_rate)
+    return {
+        "batch": choice.batch_size,
+        "learning_rate": choice.learning_rate,
+        "linear": scaled_learning_rate(base_rate, BASE_BATCH, choice.batch_size, "linear"),
+        "accuracy": chosen,
+        "base_accuracy": base,
+        "epochs": epochs,
+        "seeds": len(seeds),
+    }
+
+
+def learnt(
+    pixels: torch.Tensor, labels: torch.Tensor, rows: int, batch: int, rate: float, epochs: int, seed: int
+) -> float:
+    """Accuracy on what comes after `rows` when the rest was learnt."""
+    torch.manual_seed(seed)
+    step = EagerStep(Digits(), StepSpec(F.cross_entropy, OptimizerSpec("adamw", rate)))
+    for _ in range(epochs):
+        for part in torch.randperm(rows).split(batch):
+            step.step([pixels[part]], [labels[part]])
+    with torch.no_grad():
+        return float((step.model(pixels[rows:]).argmax(1) == labels[rows:]).float().mean())
+
+
+def accuracy_check(row: Row, asked: Asked) -> Check:
+    found = f"{row['accuracy']:.2%} with {row['batch']} rows, {row['base_accuracy']:.2%} with {BASE_BATCH}"
+    holds = 100 * (row["base_accuracy"] - row["accuracy"]) <= asked.points
+    return Check(SECTION, "digits: accuracy", found, f"at most {asked.points} points less", holds)
+
+
+CHECKS = {"choice": choice_check, "memory": memory_check, "accuracy": accuracy_check}
+
+
+# ---- the command ----
+
+
+def parse(model: str, shape: str, batch: str, policies: str) -> BenchOptions:
+    """The step as `pg-tensile bench` is told about it, on the host device."""
+    arguments = ["--model", model, "--input", shape, "--classes", "10", "--batch", batch, "--policies", policies]
+    return cli.parse(["bench", *arguments, "--early-update"])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="systems_batch", description="The batch size that fits, measured.")
+    parser.add_argument("--quick", action="store_true", help="small networks, few steps: whether it works")
+    parser.add_argument("--only", default="", help="cases with this word in their names")
+    asked = parser.parse_args(arguments)
+    rows = run(asked.quick, asked.only)
+    for row in rows:
+        print(json.dumps(row))
+    found = checks(rows)
+    for check in found:
+        verdict = "ok" if check.holds else "NO"
+        print(f"{verdict}: {check.what}: {check.found}; asked for {check.asked}", file=sys.stderr)
+    return int(not all(check.holds for check in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
