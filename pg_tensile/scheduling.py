@@ -76,7 +76,8 @@ class JobState:
     """A job that has a trace or, executed eagerly, a claim (`least_bytes`). `rank`: its priority among those that wait,
     raised by the time it has waited. `given` None: it is not admitted yet. `stuck`: its executor does nothing until it
     gets another plan. `pinned`: it keeps what it was given, for its executor rejects anything else. `compression`:
-    none, auto, or the one codec that may be used; `statistics` of the tensors where zeros have been counted."""
+    none, auto, or the one codec that may be used; `statistics` of the tensors where zeros have been counted. `choosing`: it
+    may come back with a smaller batch, so that it is refused rather than made to wait until others end."""
 
     job: int
     trace: Trace | None  # of the training step; None: executed eagerly
@@ -93,6 +94,7 @@ class JobState:
     pinned: bool = False
     compression: str = "none"
     statistics: Mapping[int, Statistics] = field(default_factory=dict)
+    choosing: bool = False
 
 
 class Planned(NamedTuple):
@@ -270,6 +272,12 @@ class _Round:
         undecided = [job for job in self.jobs.values() if job.job not in self.decisions]
         admitted = [job for job in undecided if job.given is not None]
         free = self._budget() - sum(self.least[job.job] for job in admitted)
+        for job in [job for job in admitted if job.choosing and job.stuck]:
+            least = self.least[job.job]
+            if free < 0:
+                self.decisions[job.job] = Refused(max(0, least + free), least, job.operator)
+                admitted.remove(job)
+                free += least
         running = len(admitted)
         before: JobState | None = None
         self.waits.clear()

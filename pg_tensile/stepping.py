@@ -219,10 +219,9 @@ class PlannedSteps:
         """The next training step measures latencies; the first time, the one after it workspaces."""
         self._executor.measure(again=True)
 
-    def measure_each(self) -> None:
-        """The next step measures latencies, whichever graph's it is."""
-        for graph in self._graphs.values():
-            self._executor.measure(graph)
+    def measure_step(self, rows: int) -> None:
+        """The next training step of so many rows measures latencies, the one after it workspaces."""
+        self._executor.measure(self._by_rows[True, rows])
 
     def measurement(self) -> Measurement:
         """Of the training step."""

@@ -15,16 +15,19 @@ smaller. A checkpoint names the choice: a job that is resumed does not choose ag
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pg_tensile.batchsize.choice import Choice, choose
+from pg_tensile.batchsize.choice import Choice, choose, most_rows
 from pg_tensile.batchsize.curves import Curves
-from pg_tensile.batchsize.predict import Predictor
+from pg_tensile.batchsize.predict import Overhead, Predictor
 from pg_tensile.batchsize.rates import BASE_BATCH, RateLaw, scaled_learning_rate
 from pg_tensile.batchsize.traced import BatchTraces
-from pg_tensile.errors import BatchSizeError, MemoryRefusedError
+from pg_tensile.errors import BatchSizeError, MemoryRefusedError, TensileError
 from pg_tensile.graphs import Graphs, capture_graphs, capture_lead, capture_step
 from pg_tensile.profile import DeviceProfile
 from pg_tensile.scheduling import size as size_text
@@ -32,27 +35,33 @@ from pg_tensile.trace import Floats, Trace
 from pyworker.wire import FrameType
 
 if TYPE_CHECKING:
+    from pg_tensile.batches import Batch
     from pg_tensile.checkpoint import Checkpoint
     from pg_tensile.stepping import PlannedSteps
-    from pg_tensile.training import Trainer
+    from pg_tensile.training import StepResult, Steps, Trainer
     from pyworker.executor import Executor
     from pyworker.memory import Job, MemoryClient
 
 LEAST = 8  # rows, where no range is given and they fit
 LEAD_SIZES = 3  # each half of the next
-LEAD_STEPS = 4  # of each size; the first is not measured
+LEAD_STEPS = (
+    7  # of each size: one that compiles and checks, two for latencies, one for workspaces, three that are timed
+)
+LATENCIES = (1, 2)  # which of them are for latencies
+TIMED = 3
 LEAD_PART = 2  # one part in so many of the first epoch's rows is the most that the lead takes
 
 
 class Prospects:
     """What is known, and predicted, of a job at every batch size. `latencies`: of each operator of a trace, in µs, as
-    far as nothing has been measured; `alive` is called all the while."""
+    far as nothing has been measured; `most_events`: of a plan; `alive` is called all the while."""
 
     def __init__(
         self,
         job: Job,
         profile: DeviceProfile,
         budget_bytes: int,
+        most_events: int,
         latencies: Callable[[Trace], Floats],
         alive: Callable[[], object],
     ) -> None:
@@ -63,7 +72,7 @@ class Prospects:
         self._alive = alive
         self._curves = Curves(profile.launch_us)
         self._traces = BatchTraces(self._capture)
-        self.predict = Predictor(self._traces.trace_at, profile, budget_bytes, self._latencies)
+        self.predict = Predictor(self._traces.trace_at, profile, budget_bytes, self._latencies, most_events=most_events)
 
     def _capture(self, size: int) -> Trace:
         self._alive()
@@ -73,11 +82,17 @@ class Prospects:
         self._alive()
         return self._curves.predict(trace) if self.measured_us else self._expected(trace)
 
-    def learn(self, size: int, trace: Trace) -> None:
-        """What was measured of a step of that size."""
-        self.add_workspaces(size, trace)
-        self._curves.add(trace)
-        self.measured_us[size] = float(trace.latency_us.sum())
+    def learn(self, traces: Mapping[int, Trace], step_us: Mapping[int, float]) -> None:
+        """What was measured, by batch size: latencies and workspaces of operators, and whole steps in µs."""
+        for size, trace in traces.items():
+            self.add_workspaces(size, trace)
+            self._curves.add(trace)
+        self.measured_us.update(step_us)
+        self.predict.overhead = Overhead()
+        simulated = {size: candidate.iteration_us for size in step_us if (candidate := self.predict(size)).feasible}
+        if simulated:
+            measured = [step_us[size] for size in simulated]
+            self.predict.overhead = Overhead.fit(list(simulated.values()), measured)
 
     def add_workspaces(self, size: int, trace: Trace) -> None:
         self._traces.add_workspaces(size, trace.workspace_bytes)
@@ -119,15 +134,21 @@ def choose_within(prospects: Prospects, terms: Terms) -> Choice:
 
 
 def _choose_from(least: int, prospects: Prospects, terms: Terms) -> Choice:
+    rows = prospects.job.sizes.training_rows
+    most = min(rows, most_rows(rows) if terms.most is None else terms.most)
+    try:
+        unstalled = prospects.predict.largest_without_stall(min(least, most), most)
+    except TensileError:  # a step that no trace can be had of
+        unstalled = None
     return choose(
         prospects.predict,
-        prospects.job.sizes.training_rows,
+        rows,
         least,
-        terms.most,
+        most,
         budget_bytes=prospects.predict.budget_bytes,
         learning_rate=terms.learning_rate,
         law=terms.law,
-        first=sorted(prospects.measured_us),
+        first=[*sorted(prospects.measured_us), *([unstalled.batch_size] if unstalled else [])],
     )
 
 
@@ -138,6 +159,32 @@ def lead_of(largest: int, least: int, rows: int) -> tuple[int, ...]:
     top = min(largest, int(rows / LEAD_PART / (LEAD_STEPS * parts)))
     sizes = {top >> place for place in range(LEAD_SIZES)}
     return tuple(size for size in sorted(sizes) if size >= max(least, 2) for _ in range(LEAD_STEPS))
+
+
+class Watched:
+    """The steps of a lead, which are measured and timed (training.Steps)."""
+
+    def __init__(self, steps: PlannedSteps) -> None:
+        self.model = steps.model
+        self.batch_device = steps.batch_device
+        self.evaluation_rows = steps.evaluation_rows
+        self.evaluate, self.state, self.load = steps.evaluate, steps.state, steps.load
+        self.memory, self.close = steps.memory, steps.close
+        self._steps = steps
+        self._times_us: defaultdict[int, list[float]] = defaultdict(list)
+
+    def train(self, batch: Batch) -> StepResult:
+        times = self._times_us[batch.rows]
+        if len(times) in LATENCIES:
+            self._steps.measure_step(batch.rows)
+        began = time.perf_counter()
+        result = self._steps.train(batch)  # with its loss: the device has done it
+        times.append((time.perf_counter() - began) * 1e6)
+        return result
+
+    def step_us(self) -> dict[int, float]:
+        """Of a step of each size, the median."""
+        return {size: statistics.median(times[-TIMED:]) for size, times in self._times_us.items()}
 
 
 class Begun(NamedTuple):
@@ -151,9 +198,7 @@ class Begun(NamedTuple):
 class Chooser:
     """Chooses for one job. `trainer`: makes the run of a job with these steps."""
 
-    def __init__(
-        self, executor: Executor, memory: MemoryClient, trainer: Callable[[Job, PlannedSteps], Trainer]
-    ) -> None:
+    def __init__(self, executor: Executor, memory: MemoryClient, trainer: Callable[[Job, Steps], Trainer]) -> None:
         self._executor = executor
         self._memory = memory
         self._trainer = trainer
@@ -169,6 +214,7 @@ class Chooser:
             self._job,
             memory.profile,
             budget_bytes(self._executor._spec, memory.profile, memory.overhead_bytes),
+            self._executor._spec["plan_events"],
             lambda trace: memory.predicted(trace).latency_us,
             lambda: memory.listen("choosing"),
         )
@@ -201,12 +247,12 @@ class Chooser:
             except MemoryRefusedError as refusal:
                 self._heed(refusal, max(lead), prospects)
                 continue
-            state = self._take(job, steps)
-            for size, trace in self._memory.leave().items():
-                prospects.learn(size, trace)
+            watched = Watched(steps)
+            state = self._take(job, watched)
+            prospects.learn(self._memory.leave(), watched.step_us())
             return state, lead
 
-    def _take(self, job: Job, steps: PlannedSteps) -> Checkpoint:
+    def _take(self, job: Job, steps: Steps) -> Checkpoint:
         from pyworker.executor import Stopped
 
         trainer = self._trainer(job, steps)

@@ -260,7 +260,6 @@ class Executor:
         """The run, at its beginning or where the checkpoint was made."""
         from pg_tensile import checkpoint as ckpt
         from pg_tensile.training import Trainer, disagreement
-        from pyworker.choosing import resumed
 
         dataset, preprocessing = prepared.dataset, prepared.fitted.preprocessing
         identity = {key: self._spec[key] for key in ("architecture", "target", "validation", *_IDENTITY)}
@@ -279,6 +278,8 @@ class Executor:
         elif state is None:
             return self._choose(trainer)
         else:
+            from pyworker.choosing import resumed
+
             self.choice = state.meta["choice"]
             job = resumed(job, self.choice)
             run = trainer(job, self._plan(job))
@@ -294,7 +295,7 @@ class Executor:
         try:
             begun = Chooser(self, self._memory, trainer).run()
         except CaptureError as error:
-            raise _with_way_out(error) from error
+            raise _with_way_out(error, chosen=True) from error
         run = trainer(begun.job, begun.steps)
         if begun.state is not None:
             run.resume(begun.state)
@@ -370,11 +371,13 @@ class Executor:
             self._reported = now
 
 
-def _with_way_out(error: CaptureError) -> CaptureError:
-    """The same with a hint that says how such a model can be trained."""
+def _with_way_out(error: CaptureError, chosen: bool = False) -> CaptureError:
+    """The same with a hint that says how such a model can be trained. `chosen`: the batch size was to be."""
     hint = (error.hint or "").replace("the policy none", "policy => 'none'")
     if "policy => 'none'" not in hint:
         hint = f"{hint} Or train it with policy => 'none', which runs the model as it is.".strip()
+    if chosen:
+        hint = hint.replace("policy => 'none'", "policy => 'none' and a batch_size")
     return CaptureError(error.message, hint, error.detail)
 
 

@@ -108,6 +108,7 @@ def _with_batch_size(executor: Executor, subject: _Subject) -> tuple[_Subject, d
             job,
             place.profile,
             _budget_bytes(executor._spec, place),
+            executor._spec["plan_events"],
             lambda trace: _predicted(executor, trace, place).latency_us,
             partial(executor.poll_early, "choosing"),
         )
@@ -118,7 +119,7 @@ def _with_batch_size(executor: Executor, subject: _Subject) -> tuple[_Subject, d
             prospects.add_workspaces(choice.batch_size, measured)
             choice = choose_within(prospects, terms)
     except CaptureError as error:
-        raise _with_way_out(error) from error
+        raise _with_way_out(error, chosen=True) from error
     settings = replace(subject.settings, batch_size=choice.batch_size, learning_rate=choice.learning_rate)
     return subject._replace(settings=settings), described(choice, terms, {}) | {"base_rate": terms.learning_rate}
 

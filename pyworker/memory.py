@@ -87,7 +87,7 @@ class MemoryClient:
         self._load = load
         self._described = False  # its tables have been sent
         self._device: Device | None = None
-        self.choosing = False  # tries batch sizes: every step is measured, and REFUSE raised without a hint
+        self.choosing = False  # tries batch sizes: others measure the steps, and REFUSE is raised without a hint
         self._revision = 0
         self._generation = 0  # of the newest plan that came
         self._newest: Grant | None = None
@@ -329,9 +329,7 @@ class MemoryClient:
             self._settle()
         self._compression.tick()
         now = time.monotonic()
-        if self.choosing and self._steps is not None:
-            self._steps.measure_each()
-        elif now >= self._measure_at:
+        if now >= self._measure_at and not self.choosing:
             self._utilisation = round(self._load.read(), 3) if self._measure_at else None
             self._measure_at = now + MEASURE_INTERVAL_S
             if self._steps is not None:
@@ -364,6 +362,7 @@ class MemoryClient:
         least, budget = refusal["least_bytes"], refusal["budget_bytes"]
         error = MemoryRefusedError(least, budget, refusal["operator"])
         if self.choosing:
+            error.hint = "Give a batch_size, or use a larger memory_budget."
             return error
         if not self._sent:
             error.hint = "Use a larger memory_budget, or a policy that saves memory: policy => 'joint'."

@@ -35,7 +35,9 @@ PENDING = "its plan is made; it waits until other jobs have given memory back"
 JOBS = """
     SELECT s.*, j.priority AS own_priority, t.captured_at::text AS captured, t.largest_operator,
            cardinality(t.traces) > 0 AS traced, coalesce(j.options->>'compression', 'none') AS compression,
-           coalesce(x.revision, 0) AS sparsity
+           coalesce(x.revision, 0) AS sparsity,
+           j.batch_size = 0 AND NOT EXISTS (SELECT FROM tensile.checkpoints c
+                                            WHERE c.job = s.job AND c.meta IS NOT NULL) AS choosing
     FROM tensile._schedule_jobs() s JOIN tensile.jobs j ON j.id = s.job JOIN tensile.traces t ON t.job = s.job
          LEFT JOIN tensile.sparsities x ON x.job = s.job
 """
@@ -377,6 +379,7 @@ class Scheduler:
             "given": given,
             "stuck": given is not None and memory.published is not None and not memory.is_of(row),
             "pinned": given is not None and memory.pinned,
+            "choosing": row["choosing"],
         }
 
     def _device_header(self, view: View) -> dict[str, Any]:

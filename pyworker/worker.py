@@ -165,6 +165,7 @@ class Worker:
             **{key: self._row[key] for key in COPIED},
             "device": self._server.setting("pg_tensile.device"),
             "device_memory_bytes": self._server.number("pg_tensile.device_memory") << 10,
+            "plan_events": self._server.number("pg_tensile.plan_events"),
             "threads": self._threads,
             "dataset_cache_bytes": self._server.number("pg_tensile.dataset_cache") << 20,
             "spool_directory": str(spool),

@@ -344,11 +344,11 @@ COMMENT ON COLUMN tensile.batch_sizes.chosen IS 'the job trains with it';
 COMMENT ON COLUMN tensile.batch_sizes.feasible IS 'it fits into the memory that the job may have';
 COMMENT ON COLUMN tensile.batch_sizes.learning_rate IS 'that goes with it, by the option learning_rate_scaling';
 COMMENT ON COLUMN tensile.batch_sizes.samples_per_s IS 'rows trained on in a second, predicted; null where there is no plan';
-COMMENT ON COLUMN tensile.batch_sizes.iteration_us IS 'what a step should take under its plan';
+COMMENT ON COLUMN tensile.batch_sizes.iteration_us IS 'what a step should take under its plan, by what was measured if anything was';
 COMMENT ON COLUMN tensile.batch_sizes.stall_us IS 'of a step, spent waiting for copies';
 COMMENT ON COLUMN tensile.batch_sizes.device_bytes IS 'device memory that the step''s plan takes';
 COMMENT ON COLUMN tensile.batch_sizes.measured_us IS
-    'what the operators of a step took in the job''s first steps; null: none had this size';
+    'what a step took among the first of the job; null: none had this size';
 COMMENT ON COLUMN tensile.batch_sizes.reason IS 'why it is not feasible, or what its plan does';
 
 -- Memory: what executors and the scheduler found out. A job's rows stay until a later job of its model ends. None of it

@@ -138,3 +138,16 @@ def test_more_rows_than_there_are(db: Connection) -> None:
     register(db, "m", CNN)
     options = {"batch_size_range": [5000, 6000]}
     refused("22000", "batch_size is 5000", "at most", lambda: explain(db, query=QUERY, batch_size=0, options=options))
+
+
+def test_two_jobs_that_choose_at_once_both_train(fresh_cluster: Callable[..., Any]) -> None:
+    """On a device that has not got what one of them would choose alone, twice."""
+    cluster = fresh_cluster({"pg_tensile.device_memory": "3MB"})
+    with cluster.connect() as conn:
+        options = {"batch_size_range": [8, 512]}
+        architecture = CNN | {"channels": [16, 16]}
+        jobs = [submit(conn, name, architecture, **(JOB | {"options": options})) for name in ("one", "two")]
+        for job in jobs:
+            finish(conn, job)
+        device_bytes = [value(conn, CHOSEN.format("device_bytes"), job) for job in jobs]
+        assert all(0 < nbytes <= 3 << 20 for nbytes in device_bytes)

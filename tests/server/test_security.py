@@ -53,6 +53,7 @@ WORKERS_ONLY = {
     "_job_version": "'binary', '{}', '{}'",
     "_job_weights": "1, 0, ''",
     "_job_trace": "'{}', '{}', NULL",
+    "_job_choice": "'{}'",
     "_job_admitted": "",
     "_job_refusal": "",
     "_job_latency": "'{}', '{}', '{}', '{}'",

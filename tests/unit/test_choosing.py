@@ -21,7 +21,7 @@ from pg_tensile.training import Settings, Steps, Trainer
 from pyworker.choosing import LEAD_PART, LEAD_STEPS, Terms, lead_of
 from pyworker.wire import Frame, FrameType
 from tests.unit.rows import Rows, every_type
-from tests.unit.test_executor_process import Child, start, traces_of  # noqa: F401
+from tests.unit.test_executor_process import BUILD, Child, start, traces_of  # noqa: F401
 from tests.unit.test_stepping import CNN, Case, images
 from tests.unit.test_training import MLP, Recorder
 
@@ -68,7 +68,7 @@ class Granting:
 
 
 def begin(start: Start, rows: Rows | None = None, **spec: Any) -> Child:  # noqa: F811
-    given = {"batch_size": 0, "memory_budget": None, "device_memory_bytes": 0}
+    given = {"batch_size": 0, "memory_budget": None, "device_memory_bytes": 0, "plan_events": 65536}
     return start(rows or every_type(ROWS), **(given | spec))
 
 
@@ -189,6 +189,11 @@ def test_nothing_fits(start: Start) -> None:  # noqa: F811
     error = server.child.until_error()
     assert error["sqlstate"] == "53200" and "no batch size fits" in error["message"] and error["hint"]
     assert not server.traces and "1,000" in error["message"]
+
+
+def test_a_model_that_cannot_be_captured_needs_a_batch_size(start: Start) -> None:  # noqa: F811
+    error = begin(start, architecture={"type": "python", "source": BUILD}).until_error()
+    assert error["sqlstate"] == "0A000" and "policy => 'none' and a batch_size" in error["hint"]
 
 
 def test_a_range_beyond_the_rows_is_refused(start: Start) -> None:  # noqa: F811

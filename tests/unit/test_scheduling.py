@@ -387,6 +387,17 @@ def test_a_lowered_budget_makes_all_jobs_smaller_as_far_as_they_can():
     assert planned(impossible, 1).granted_bytes == least_bytes(trace)  # it runs: it is not refused
 
 
+def test_a_job_that_chooses_is_refused_where_it_would_wait_for_one_that_runs():
+    trace, other = network(4), network(5)
+    budget = least_bytes(trace) + least_bytes(other) - 1
+    running = job(1, other, given=Given(None, most(other)))
+    chooses = job(2, trace, given=Given(None, 1), stuck=True, choosing=True)
+    decision = decide(device(budget), running, chooses).decisions[2]
+    assert decision == Refused(least_bytes(trace) - 1, least_bytes(trace), "")
+    assert isinstance(decide(device(budget + 1), running, chooses).decisions[2], Planned)
+    assert isinstance(decide(device(budget), running, replace(chooses, choosing=False)).decisions[2], Planned)
+
+
 def test_a_job_whose_executor_is_stuck_gets_a_plan_whatever_it_has():
     trace = network(6)
     (running,) = published(decide(device(most(trace)), job(1, trace)), job(1, trace))
