@@ -47,9 +47,14 @@ def calibrate(
     it was not fitted to. Measures for about `seconds`, but each tensor three times in any case.
     CodecError: there is too little to fit."""
     samples = measure_samples(coder_of(device), device, seconds, chunk_bytes, sizes, word_bytes, seed)
-    order = random.Random(seed).sample(samples, len(samples))
-    held_out, fitted = order[::HELD_OUT], [sample for place, sample in enumerate(order) if place % HELD_OUT]
+    fitted, held_out = hold_out(samples, seed)
     return fit(samples), relative_absolute_error(fit(fitted), held_out)
+
+
+def hold_out(samples: Sequence[Sample], seed: int = 0) -> tuple[list[Sample], list[Sample]]:
+    """Three quarters of the samples to fit, and a quarter, at random, to see how well they were fitted."""
+    order = random.Random(seed).sample(samples, len(samples))
+    return [sample for place, sample in enumerate(order) if place % HELD_OUT], order[::HELD_OUT]
 
 
 def measure_samples(

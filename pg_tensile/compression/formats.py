@@ -151,7 +151,7 @@ def _runs(used: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _merged(positions: np.ndarray, more: np.ndarray) -> np.ndarray:
-    return np.insert(positions, np.searchsorted(positions, more), more)
+    return np.insert(positions, np.searchsorted(positions, more), more) if len(more) else positions
 
 
 def _between_runs(coded: np.ndarray, width: int, nbytes: int, words: int) -> tuple[np.ndarray, int]:

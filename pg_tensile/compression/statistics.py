@@ -33,7 +33,8 @@ def measure(words: np.ndarray, sample_words: int | None = None) -> Statistics:
         runs += int(np.count_nonzero(zero[ROW_WORDS::ROW_WORDS] & zero[ROW_WORDS - 1 : -1 : ROW_WORDS]))
     else:
         zero, runs = _sampled(words, sample_words)
-    return Statistics(np.count_nonzero(zero) / zero.size, runs / zero.size, _lz4_share(words.view(np.uint8)))
+    zeros = int(np.count_nonzero(zero))
+    return Statistics(zeros / zero.size, runs / zero.size, _lz4_share(words.view(np.uint8)))
 
 
 def _sampled(words: np.ndarray, sample_words: int) -> tuple[np.ndarray, int]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pg_tensile.compression import formats
 from pg_tensile.compression.codec import CHUNK_MULTIPLE, ROW_WORDS, Codec, chunks
-from pg_tensile.compression.statistics import Statistics, coded_bytes, measure
+from pg_tensile.compression.statistics import PIECE_WORDS, Statistics, coded_bytes, measure
 from tests.unit.test_codecs import sparse_words
 
 COUNTED = [Codec.ZVC, Codec.RLE, Codec.CSR]
@@ -78,6 +78,16 @@ def test_a_sample_comes_close(codec, run_words):
     assert coded_bytes(codec, array.nbytes, 4, sampled) == pytest.approx(
         coded_bytes(codec, array.nbytes, 4, measure(array)), rel=0.02
     )
+
+
+def test_a_run_that_started_before_a_piece_is_not_counted_again():
+    words = np.zeros(2 * ROW_WORDS, np.float32)
+    sampled = 8 * PIECE_WORDS  # from each row four pieces
+    assert measure(words, sampled)[:2] == (1.0, 2 / sampled)
+    words[PIECE_WORDS - 1 :: PIECE_WORDS] = 1
+    assert measure(words, sampled)[:2] == (1 - 1 / PIECE_WORDS, 8 / sampled)
+    words[2 * ROW_WORDS // 8 :: 2 * ROW_WORDS // 8] = 1  # the first word of each piece but the first
+    assert measure(words, sampled).run_share == 8 / sampled
 
 
 @pytest.mark.parametrize("words", [1, 4096, 4097, 8192, 100_000])

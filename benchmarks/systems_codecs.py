@@ -1,0 +1,135 @@
+"""The codecs of compressed swaps (CSWAP, sections IV-C, IV-D and V-C): how much smaller, how fast, how well foreseen.
+
+A row is a plain dictionary, printed as a line of JSON; its `section` is one of:
+
+- codec: one codec on a float32 tensor, a share of whose words is zero, alone or in runs: raw over coded bytes, as
+  estimated from a sample and as it is, and gigabytes of raw data per second each way (medians; 0: it does not shrink);
+- model: relative absolute errors of the times that the model predicts for tensors it was not fitted to, by codec and
+  direction, as the paper defines them (its own: 3 % on average);
+- launch: the chunk (on a GPU also the grid and the block) that the search found, against the default.
+
+    python -m benchmarks.systems_codecs [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.scenarios import Check
+from pg_tensile.compression.calibrate import (
+    SIZES,
+    WORD_BYTES,
+    TensorKind,
+    hold_out,
+    measure_samples,
+    random_tensor,
+    time_coding,
+)
+from pg_tensile.compression.codec import CHUNK_BYTES, Codec, chunks
+from pg_tensile.compression.coder import Coder, coder_of
+from pg_tensile.compression.statistics import coded_bytes, measure
+from pg_tensile.compression.times import fit, relative_absolute_error, relative_absolute_errors
+from pg_tensile.compression.tune import tune
+from pg_tensile.profile import RTX_A6000
+from pg_tensile.runtime.host import HostDevice
+
+ZERO_SHARES = (0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+RUN_WORDS = (1, 64)
+SAMPLE_WORDS = 1 << 18
+ERROR = 0.05  # of the model
+SECTION = "CSWAP: codecs"
+
+Row = dict[str, Any]
+
+
+def run(quick: bool) -> list[Row]:
+    """All sections: on the GPU where there is one, and on the host device."""
+    devices = [torch.device("cpu")] + [torch.device("cuda", 0)] * torch.cuda.is_available()
+    HostDevice(RTX_A6000).close()  # whose processes keep freed memory: what codes there does, too
+    rows: list[Row] = []
+    for device in devices:
+        coder = coder_of(device)
+        rows += [{"device": device.type, **row} for row in codec_rows(coder, device, quick)]
+        rows += [{"device": device.type, **row} for row in model_rows(coder, device, quick)]
+        rows.append({"device": device.type, **launch_row(device, quick)})
+    return rows
+
+
+def codec_rows(coder: Coder, device: torch.device, quick: bool) -> Iterator[Row]:
+    nbytes, rounds = (2 << 20, 1) if quick else (32 << 20, 7)
+    bits = np.random.default_rng(0).integers(1, 256, 2 * nbytes, np.uint8)
+    codecs = [codec for codec in Codec if codec != Codec.NONE and coder.available(codec)]
+    for zero_share, run_words in product((0.5, 0.9) if quick else ZERO_SHARES, RUN_WORDS):
+        words = random_tensor(TensorKind(nbytes, 4, zero_share, run_words), bits)
+        sampled = measure(words, SAMPLE_WORDS)
+        raw = torch.from_numpy(words.view(np.uint8)).to(device)
+        for codec in codecs:
+            times = [time_coding(coder, codec, [raw], [4], CHUNK_BYTES)[0] for _ in range(rounds)]
+            taken = [each for each in times if each is not None]
+            speeds = [nbytes / statistics.median(us) / 1e3 for us in zip(*taken, strict=True)] or [0.0, 0.0]
+            yield {
+                "section": "codec",
+                "codec": codec.name.lower(),
+                "zero_share": zero_share,
+                "run_words": run_words,
+                "ratio": nbytes / coded_size(coder, codec, raw),
+                "estimated_ratio": nbytes / coded_bytes(codec, nbytes, 4, sampled),
+                "encode_gb_per_s": speeds[0],
+                "decode_gb_per_s": speeds[1],
+            }
+
+
+def coded_size(coder: Coder, codec: Codec, raw: torch.Tensor) -> int:
+    """Bytes that move: those of a chunk that does not shrink are its own."""
+    sizes = [(part, coder.encode(codec, raw[part], 4, torch.empty_like(raw[part]))) for part in chunks(len(raw))]
+    return sum(size if size >= 0 else part.stop - part.start for part, size in sizes)
+
+
+def model_rows(coder: Coder, device: torch.device, quick: bool) -> Iterator[Row]:
+    seconds, sizes, word_bytes = (0.0, SIZES[:2], (4,)) if quick else (90.0, SIZES, WORD_BYTES)
+    samples = measure_samples(coder, device, seconds, CHUNK_BYTES, sizes, word_bytes, seed=0)
+    fitted, held_out = hold_out(samples)
+    times = fit(fitted)
+    for (codec, way), error in relative_absolute_errors(times, held_out).items():
+        yield {"section": "model", "codec": codec.name.lower(), "direction": way, "error": error}
+    mean = relative_absolute_error(times, held_out)
+    yield {"section": "model", "codec": "all", "direction": "both", "error": mean, "samples": len(samples)}
+
+
+def launch_row(device: torch.device, quick: bool) -> Row:
+    tuned = tune(device, 5.0, 2, 2, nbytes=8 << 20) if quick else tune(device)
+    return {"section": "launch", **tuned._asdict(), "launch": tuned.launch._asdict()}
+
+
+def checks(rows: Sequence[Row]) -> list[Check]:
+    found = []
+    for row in rows:
+        if row["section"] == "model" and row["codec"] == "all":
+            what, asked = f"{row['device']}: relative absolute error of predicted times", f"at most {ERROR:.0%}"
+            found.append(Check(SECTION, what, f"{row['error']:.1%}", asked, row["error"] <= ERROR))
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="systems_codecs", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--quick", action="store_true", help="few small tensors")
+    rows = run(parser.parse_args().quick)
+    for row in rows:
+        print(json.dumps(row))
+    held = checks(rows)
+    for each in held:
+        print(each.what, each.found, each.asked, "" if each.holds else "NO", sep="\t", file=sys.stderr)
+    return int(not all(each.holds for each in held))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
