@@ -40,6 +40,11 @@ class Coding(NamedTuple):
         zero = np.zeros(trace.tensor_count)
         return cls(zero.astype(np.uint8), trace.tensor_bytes.copy(), zero, zero.copy())
 
+    def take(self, tensor: int, other: Coding) -> None:
+        """Codes a tensor as in another coding of the same trace."""
+        self.codec[tensor], self.moved_bytes[tensor] = other.codec[tensor], other.moved_bytes[tensor]
+        self.encode_us[tensor], self.decode_us[tensor] = other.encode_us[tensor], other.decode_us[tensor]
+
     @property
     def compresses(self) -> bool:
         return bool(self.codec.any())
