@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SUPERVISORS = ["controller", "scheduler", "worker", "inference", "explain"]
 PLANNING = [
     *("trace", "trace_bytes", "plan", "steps", "items", "problems", "sequence", "peak", "profile", "link", "simulator"),
-    *("policies", "latency", "reuse", "explanation"),
+    *("policies", "swapadvisor", "latency", "reuse", "explanation"),
 ]
 EXECUTING = {"alone.py", "calibrate.py", "workspaces.py"}  # of latency/: operators, to measure them
 
