@@ -33,6 +33,18 @@ UNIT = replace(RTX_A6000, transfer_latency_us=0.0).with_link(1e6)  # a byte a µ
 BOTH_WAYS = replace(UNIT.with_link(2e8, 1e8, 0.7), transfer_latency_us=0.5, handover_us=0.25)
 
 
+def planned(trace: Trace, *asked, **more) -> Plan:
+    plan = plan_swaps(trace, *asked, **more)
+    assert plan is not None
+    return plan
+
+
+def decided(trace: Trace, *asked) -> Plan:
+    plan = decide(trace, *asked)
+    assert plan is not None
+    return plan
+
+
 def iteration_us(trace: Trace, plan: Plan, profile=UNIT) -> float:
     return simulate([SimulatedJob(trace, plan)], profile)[0].iteration_us
 
@@ -50,8 +62,7 @@ def test_every_plan_is_valid_cyclic_and_within_the_budget(trace, random, part):
     places = None
     if sizes.size and random.random() < 0.7:
         places = scattered(trace, sizes, budget, np.random.default_rng(random.randrange(1000)))
-    plan = plan_swaps(ordered, BOTH_WAYS, budget, places, random.choice((0.0, 1.0, 3.0)))
-    assert plan is not None
+    plan = planned(ordered, BOTH_WAYS, budget, places, random.choice((0.0, 1.0, 3.0)))
     validate(ordered, plan)  # from the plan's own boundary state, in which it has to end
     assert footprint(ordered, plan).device_peak_bytes <= budget
 
@@ -65,8 +76,8 @@ def test_there_is_no_plan_below_the_largest_operator(trace):
 
 def test_where_everything_fits_nothing_is_swapped():
     trace = network(6)
-    plan = plan_swaps(trace, UNIT, footprint(trace).device_peak_bytes)
-    assert plan is not None and len(plan) == 0
+    plan = planned(trace, UNIT, footprint(trace).device_peak_bytes)
+    assert len(plan) == 0
 
 
 def test_what_is_needed_farthest_in_the_future_goes():
@@ -74,7 +85,7 @@ def test_what_is_needed_farthest_in_the_future_goes():
     makes = [(10, {tensor: CREATE}) for tensor in (1, 2, 3)]
     reads = [(10, {tensor: READ}) for tensor in (1, 3, 2)]
     trace = trace_of(*makes, *reads, sizes=(0, 10, 10, 10))
-    plan = plan_swaps(trace, UNIT, 20, distance=0.0)
+    plan = planned(trace, UNIT, 20, distance=0.0)
     assert {event.tensor for event in plan.events} == {2}
     assert [event.kind for event in plan.events] == [EventKind.SWAP_OUT, EventKind.SWAP_IN]
 
@@ -84,13 +95,13 @@ def test_what_was_used_just_now_stays_if_something_else_can_go():
     makes = [(10, {1: CREATE}), (10, {2: CREATE}), (10, {3: CREATE})]
     reads = [(10, {tensor: READ}) for tensor in (3, 1, 2)]
     trace = trace_of(*makes, *reads, sizes=(0, 10, 10, 10))
-    gone = [decide(trace, UNIT, 20, None, distance).events[0].tensor for distance in (0.0, 1.0)]
+    gone = [decided(trace, UNIT, 20, None, distance).events[0].tensor for distance in (0.0, 1.0)]
     assert gone == [2, 1]
 
 
 def test_parameters_that_are_there_at_the_end_are_there_at_the_start():
     trace = trace_of(*[(10, {tensor: READ}) for tensor in (1, 2, 3)], sizes=(0, 10, 10, 10), persistent=3)
-    plan = plan_swaps(trace, UNIT, 20)
+    plan = planned(trace, UNIT, 20)
     resident = boundary(trace, plan).device
     assert 1 <= len(resident) <= 2
     validate(trace, plan)
@@ -104,8 +115,8 @@ def test_a_class_takes_the_place_of_its_own():
     makes = [(10, {tensor: CREATE}) for tensor in (1, 2, 3, 4)]
     reads = [(10, {tensor: READ}) for tensor in (4, 2, 1, 3)]
     trace = trace_of(*makes, *reads, sizes=(0, 10, 10, 20, 10))
-    plain = decide(trace, UNIT, 40, None, 0.0)
-    classes = decide(trace, UNIT, 40, Allocation((0, 1), (2, 1)), 0.0)
+    plain = decided(trace, UNIT, 40, None, 0.0)
+    classes = decided(trace, UNIT, 40, Allocation((0, 1), (2, 1)), 0.0)
     assert plain.events[0].tensor == 3
     assert classes.events[0].tensor == 1
 
@@ -149,7 +160,7 @@ def test_schedule_and_classes_of_the_papers_example():
     for right_first in (False, True):
         trace = branches(right_first)
         for name, places in (("coarse", coarse), ("fine", fine)):
-            plan = plan_swaps(trace, UNIT, 10, places)
+            plan = planned(trace, UNIT, 10, places)
             us[right_first, name] = iteration_us(trace, plan)
     fastest = us.pop((True, "fine"))
     assert all(fastest < other for other in us.values())
@@ -159,7 +170,7 @@ def test_classes_decide_and_the_budget_binds_whatever_the_counts():
     trace = network(10)
     budget = footprint(trace).device_peak_bytes // 3
     sizes = distinct_sizes(trace)
-    plans = [plan_swaps(trace, UNIT, budget, Allocation((0,) * len(sizes), (count,))) for count in (1, 2, 4, 100)]
+    plans = [planned(trace, UNIT, budget, Allocation((0,) * len(sizes), (count,))) for count in (1, 2, 4, 100)]
     assert all(footprint(trace, plan).device_peak_bytes <= budget for plan in plans)
     assert len({plan.rows.tobytes() for plan in plans}) > 1
 
@@ -203,7 +214,7 @@ def test_belady_beats_least_recently_used():
     trace, profile = network(20), RTX_A6000.with_link(10e9)
     budget = footprint(trace).device_peak_bytes // 3
     lru = POLICIES["lru"]({0: trace}, profile, budget)[0]
-    plan = plan_swaps(trace, profile, budget)
+    plan = planned(trace, profile, budget)
     assert iteration_us(trace, plan, profile) < 0.7 * iteration_us(trace, lru, profile)
 
 
@@ -212,5 +223,5 @@ def test_random_schedules_have_plans_too():
     budget = least_bytes(trace)
     for seed in range(5):
         ordered = in_order(trace, np.array(random_order(Random(seed), trace), np.int32))
-        plan = plan_swaps(ordered, UNIT, budget)
+        plan = planned(ordered, UNIT, budget)
         assert footprint(ordered, plan).device_peak_bytes <= budget

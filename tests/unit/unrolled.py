@@ -37,7 +37,8 @@ class _Network:
         x = [self.tensor(Kind.INPUT, self.hidden) for _ in range(steps)]
         weights = [self.tensor(Kind.PARAMETER, self.weight) for _ in range(layers)]
         self.run("placeholder", Phase.FORWARD, 0.0, makes=x)
-        gates, hidden = {}, {}
+        gates: dict[tuple[int, int], int] = {}
+        hidden: dict[tuple[int, int], int] = {}
         for step in range(steps):
             for layer, weight in enumerate(weights):
                 below = hidden[layer - 1, step] if layer else x[step]
