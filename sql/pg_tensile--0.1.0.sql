@@ -500,6 +500,7 @@ COMMENT ON COLUMN tensile.search_results.plan_order IS
 COMMENT ON COLUMN tensile.search_results.iteration_us IS 'what an iteration should take under the plan';
 COMMENT ON COLUMN tensile.search_results.seconds IS 'that the search was allowed to take';
 COMMENT ON COLUMN tensile.search_results.generations IS 'of plans bred from each other until this one was found';
+COMMENT ON COLUMN tensile.search_results.found_at IS 'when that search ended';
 
 CREATE TABLE tensile.device_profiles (
     device      text PRIMARY KEY,
