@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pg_tensile.errors import InvalidPlanError
 from pg_tensile.latency import roofline
 from pg_tensile.order import in_order
 from pg_tensile.peak import footprint
@@ -81,13 +82,20 @@ class Breeder:
         """The individual's plan; None: it has none within the budget, or one with too many events."""
         ordered = in_order(self.trace, individual.order)
         if individual.prices is not None:
-            found = JobPlanner(ordered, self.profile).best(self.budget, PRICES[individual.prices])
-            made = Made(found.plan, found.us) if isinstance(found, Candidate) else None
+            made = self._jointly(ordered, individual.prices)
         else:
             made = self._swapping(ordered, individual)
         if made is None or (self.most_events is not None and len(made.plan) > self.most_events):
             return None
         return made._replace(plan=Plan(made.plan.rows, 0, individual.order))
+
+    def _jointly(self, ordered: Trace, prices: int) -> Made | None:
+        """That of a pass of `joint`."""
+        try:
+            found = JobPlanner(ordered, self.profile).best(self.budget, PRICES[prices])
+        except InvalidPlanError:  # what it repeats needs what has left
+            return None
+        return Made(found.plan, found.us) if isinstance(found, Candidate) else None
 
     def _swapping(self, ordered: Trace, individual: Individual) -> Made | None:
         """The swap planner's. Where the iteration waits, its transfers are timed again with the operators where they
