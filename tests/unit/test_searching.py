@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +19,7 @@ import pytest
 from pg_tensile.peak import footprint
 from pg_tensile.plan import NO_EVENTS, Plan, validate
 from pg_tensile.policies.joint import JobPlanner
+from pg_tensile.policies.relax import least_bytes
 from pg_tensile.profile import RTX_A6000
 from pg_tensile.scheduling import GAIN
 from pg_tensile.simulator import SimulatedJob, simulate
@@ -25,14 +28,15 @@ from pyworker.child import FD_VARIABLE, PARENT_VARIABLE
 from pyworker.searches import bucket
 from pyworker.version import VERSION
 from pyworker.wire import Connection, Frame, FrameType
+from tests.unit.handmade import network
 from tests.unit.test_scheduling import MIB, branches
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def child() -> Iterator[Connection]:
-    """A search process that waits for its question."""
+def started() -> Iterator[tuple[Connection, subprocess.Popen[bytes]]]:
+    """A search process that waits for its question, in a process group of its own."""
     ours, theirs = socket.socketpair()
     bindings = {FD_VARIABLE: str(theirs.fileno()), PARENT_VARIABLE: str(os.getpid())}
     with theirs:
@@ -41,13 +45,19 @@ def child() -> Iterator[Connection]:
             env={**os.environ, "PYTHONPATH": str(REPOSITORY), **bindings},
             pass_fds=(theirs.fileno(),),
             stderr=subprocess.DEVNULL,
+            start_new_session=True,
         )
     connection = Connection(ours)
     assert receive(connection).type == FrameType.HELLO
     connection.send(FrameType.HELLO, header={"version": VERSION})
-    yield connection
+    yield connection, process
     connection.close()
-    assert process.wait(10) == 1  # as every child whose supervisor has gone
+    assert process.wait(10) in (1, -signal.SIGKILL)  # as every child whose supervisor has gone
+
+
+@pytest.fixture
+def child(started: tuple[Connection, subprocess.Popen[bytes]]) -> Connection:
+    return started[0]
 
 
 def receive(connection: Connection) -> Frame:
@@ -58,15 +68,19 @@ def receive(connection: Connection) -> Frame:
 
 def ask(child: Connection, trace: Trace, start: Plan, latency_us: Any = (), share: float = 1.0) -> list[Frame]:
     """All that is found."""
-    header = {"profile": asdict(RTX_A6000), "link_share": share, "budget_bytes": 4 * MIB, "seconds": 1.0, "seed": 5}
-    header |= {"processes": 1, "host_bytes": 1 << 40, "plan_events": 1024}
-    average = np.asarray(latency_us, "<f4").tobytes()
-    buffers = [trace.to_bytes(), average, start.rows, start.order_bytes]
-    child.send(FrameType.SEARCH, 8, header=header, buffers=buffers)
+    send(child, trace, start, latency_us, share)
     frames = [receive(child)]
     while frames[-1].type == FrameType.FOUND and not frames[-1].header["done"]:
         frames.append(receive(child))
     return frames
+
+
+def send(child: Connection, trace: Trace, start: Plan, latency_us: Any = (), share: float = 1.0, **fields: Any) -> None:
+    header = {"profile": asdict(RTX_A6000), "link_share": share, "budget_bytes": 4 * MIB, "seconds": 1.0, "seed": 5}
+    header |= {"processes": 1, "host_bytes": 1 << 40, "plan_events": 1024}
+    average = np.asarray(latency_us, "<f4").tobytes()
+    buffers = [trace.to_bytes(), average, start.rows, start.order_bytes]
+    child.send(FrameType.SEARCH, 8, header=header | fields, buffers=buffers)
 
 
 def test_what_is_found_is_a_better_plan_within_the_memory(child: Connection) -> None:
@@ -105,6 +119,23 @@ def test_what_cannot_be_searched_for_is_an_error(child: Connection) -> None:
     (frame,) = ask(child, trace, NO_EVENTS)
     assert frame.type == FrameType.ERROR and frame.header["sqlstate"] == "53200"
     assert f"the budget is {4 * MIB:,}" in frame.header["message"]
+
+
+def test_processes_that_search_end_with_the_one_that_has_started_them(
+    started: tuple[Connection, subprocess.Popen[bytes]],
+) -> None:
+    child, process = started
+    trace = network(16, latency_us=1.0)
+    start = JobPlanner(trace, RTX_A6000).within(least_bytes(trace) * 11 // 10).plan
+    send(child, trace, start, seconds=600, processes=2, budget_bytes=footprint(trace, start).device_peak_bytes)
+    assert receive(child).header["evaluations"] > 0
+    process.kill()
+    process.wait(10)
+    deadline = time.monotonic() + 20
+    with pytest.raises(ProcessLookupError):  # nobody is left in its group
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, 0)
+            time.sleep(0.02)
 
 
 @pytest.mark.parametrize(("nbytes", "rounded"), [(0, 0), (1, 1), (63, 63), (65, 64), (1000, 992), (1 << 30, 1 << 30)])
