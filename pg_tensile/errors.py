@@ -187,3 +187,7 @@ class CaptureError(TensileError):
     ) -> None:
         super().__init__(message if source is None else f"{message} ({source})", hint, detail)
         self.source = source
+
+
+class SearchError(TensileError):
+    """A search for a better plan cannot be made as asked."""

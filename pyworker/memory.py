@@ -117,7 +117,7 @@ class MemoryClient:
         self._announce(graphs.traces())
         grant = self._await_grant()
         device = self._make_device(grant)
-        self._compression.learn_codecs(self._listen)
+        self._compression.learn_codecs(self.listen)
         graphs = self._with_workspaces(graphs, device, grant)
         if self._newest is not None and self._newest is not grant:  # it came meanwhile
             grant, device = self._newest, self._make_device(self._newest)

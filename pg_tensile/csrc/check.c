@@ -100,6 +100,7 @@ static const Key option_keys[] = {
 	{"batch_size_range", KEY_INTS, .min = 1, .max = 10000000, .min_items = 2, .max_items = 2},
 	{"learning_rate_scaling", KEY_CHOICE, .choices = scalings},
 	{"compression", KEY_CHOICE, .choices = compressions},
+	{"search_time", KEY_NUMBER, .min = 1, .max = 86400},
 	{NULL}
 };
 

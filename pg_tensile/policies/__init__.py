@@ -10,7 +10,18 @@ from collections.abc import Callable, Mapping
 
 from pg_tensile.errors import UnknownPolicyError
 from pg_tensile.plan import Plan
-from pg_tensile.policies import accudnn, capuchin, joint, lru, none, recompute_all, swap_all, tensile, vdnn
+from pg_tensile.policies import (
+    accudnn,
+    capuchin,
+    joint,
+    lru,
+    none,
+    recompute_all,
+    swap_all,
+    swapadvisor,
+    tensile,
+    vdnn,
+)
 from pg_tensile.profile import DeviceProfile
 from pg_tensile.trace import Trace
 
@@ -19,6 +30,7 @@ Policy = Callable[[Mapping[int, Trace], DeviceProfile, int | None], dict[int, Pl
 
 POLICIES: dict[str, Policy] = {
     "joint": joint.plan,
+    "swapadvisor": swapadvisor.plan,
     "tensile": tensile.plan,
     "capuchin": capuchin.plan,
     "accudnn": accudnn.plan,

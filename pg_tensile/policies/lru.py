@@ -25,6 +25,13 @@ from pg_tensile.trace import Int64s, Trace
 def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
     """Plans within the budget; None: the device's memory. Each job has the `shares` of its own. Raises BudgetError with
     the least bytes for which all jobs' largest operators fit into their shares."""
+    check_shares(traces, profile, budget_bytes)
+    granted = shares(traces, profile, budget_bytes)
+    return {job: _plan(trace, granted[job]) for job, trace in traces.items()}
+
+
+def check_shares(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> None:
+    """Raises BudgetError, as `plan` does."""
     budget = profile.memory_bytes if budget_bytes is None else budget_bytes
     vanilla = {job: footprint(trace).device_peak_bytes for job, trace in traces.items()}
     total = sum(vanilla.values())
@@ -33,8 +40,6 @@ def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int 
     if least and max(least.values()) > budget:
         job = max(least, key=lambda job: least[job])
         raise BudgetError(budget, least[job], traces[job].operator_label(int(working_sets[job].argmax())))
-    granted = shares(traces, profile, budget_bytes)
-    return {job: _plan(trace, granted[job]) for job, trace in traces.items()}
 
 
 def shares(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, int]:
@@ -44,6 +49,11 @@ def shares(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: in
     vanilla = {job: footprint(trace).device_peak_bytes for job, trace in traces.items()}
     total = max(sum(vanilla.values()), 1)
     return {job: budget * peak // total for job, peak in vanilla.items()}
+
+
+def least_bytes(trace: Trace) -> int:
+    """The smallest budget of one job that has a plan: the largest working set, and what is never used."""
+    return int(_working_sets(trace).max())
 
 
 def _working_sets(trace: Trace) -> Int64s:

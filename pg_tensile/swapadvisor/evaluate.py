@@ -13,7 +13,7 @@ import numpy as np
 from pg_tensile.link import Copy, Link, Request
 from pg_tensile.profile import DeviceProfile, Direction
 from pg_tensile.sequence import AccessSequence, ActionKind
-from pg_tensile.trace import Floats
+from pg_tensile.trace import Floats, Int64s
 
 IN_GAP = (ActionKind.COPY_OUT, ActionKind.COPY_IN, ActionKind.WAIT_OUT)
 
@@ -26,7 +26,7 @@ class Evaluation(NamedTuple):
 class _Meetings(NamedTuple):
     """Where the iteration requests a copy or waits for one, in execution order."""
 
-    steps: list[int]  # executed before
+    steps: Int64s  # executed before
     tensor: list[int]
     asks: list[bool]  # false: waits
     out: list[bool]  # the copy's direction
@@ -43,7 +43,8 @@ def evaluate(sequence: AccessSequence, profile: DeviceProfile) -> Evaluation:
           for rate in (profile.out_bytes_per_s, profile.in_bytes_per_s)]  # fmt: skip
     walk = _alone if profile.duplex_factor == 1.0 else _sharing
     stalls = walk(meetings, reached[meetings.steps].tolist(), us, profile)
-    stalled = np.bincount(meetings.steps, stalls, len(reached)) if stalls else np.zeros(len(reached))
+    stalled = np.zeros(len(reached))
+    np.add.at(stalled, meetings.steps, stalls)
     return Evaluation(float(reached[-1] + stalled.sum()), stalled)
 
 
@@ -55,7 +56,7 @@ def _meetings(sequence: AccessSequence) -> _Meetings:
     out = (kind == ActionKind.COPY_OUT) | (kind == ActionKind.WAIT_OUT)
     asks = (kind == ActionKind.COPY_OUT) | (kind == ActionKind.COPY_IN)
     delay = sequence.plan.rows["delay_us"][event]
-    return _Meetings(steps.tolist(), tensor.tolist(), asks.tolist(), out.tolist(), delay.tolist())
+    return _Meetings(steps, tensor.tolist(), asks.tolist(), out.tolist(), delay.tolist())
 
 
 def _alone(meetings: _Meetings, reached: list[float], us: list[list[float]], profile: DeviceProfile) -> list[float]:

@@ -1,4 +1,4 @@
-"""Schedules: orders in which an iteration's operators may be executed, and how new ones are bred (swapadvisor.txt, 5.2).
+"""Schedules: orders of an iteration's operators, and how new ones are bred from others (swapadvisor.txt, 5.2).
 
 A schedule is int32[n], the captured operators in the order of their execution, with every operator behind those that
 it depends on (order.py). Crossover and mutation keep that so. The first schedules of a search are made greedily: what
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import insort
 from heapq import heapify, heappop, heappush
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ class Graph(NamedTuple):
         found = dependencies(trace)
         start, successor = found.successor_start.tolist(), found.successors.tolist()
         waits_for = np.diff(found.predecessor_start).tolist()
-        return cls(waits_for, [successor[begin:end] for begin, end in zip(start, start[1:], strict=False)])
+        return cls(waits_for, [successor[begin:end] for begin, end in pairwise(start)])
 
 
 def crossover(one: Int32s, other: Int32s, point: int) -> tuple[Int32s, Int32s]:
@@ -89,7 +90,7 @@ class _Greedy:
         self.size: list[int] = trace.tensor_bytes.tolist()
         start, tensor = trace.access_start.tolist(), trace.access_tensor.tolist()
         create = (trace.access_mode == Mode.CREATE).tolist()
-        spans = list(zip(start, start[1:], strict=False))
+        spans = list(pairwise(start))
         self.reads = [[tensor[at] for at in range(*span) if not create[at]] for span in spans]
         self.made = [[tensor[at] for at in range(*span) if create[at]] for span in spans]
         self.created = [sum(self.size[each] for each in made) for made in self.made]

@@ -67,22 +67,37 @@ def lab(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Lab]:
 
 def test_x(lab: Lab) -> None:
     import time
+
     plain = lab.submit(epochs=4, budget="")
     for budget in ("14MB", "18MB", "22MB"):
-      for o in ({}, {"compression": "auto"}):
-        t = time.time()
-        job = lab.submit(epochs=12, budget=budget, **o)
-        n = 0
-        while value(lab.conn, "SELECT state FROM tensile.jobs WHERE id=%s", job) not in ("finished", "failed"):
-            r = lab.conn.execute("SELECT phase, epoch, step, bytes_swapped, raw_bytes_swapped, stall_us, plan_generation, samples_per_s FROM tensile.progress WHERE job=%s", (job,)).fetchone()
-            if r and r != n: print(round(time.time()-t,2), r)
-            n = r
-            time.sleep(0.3)
-        print(budget, o, time.time() - t)
-        print(lab.conn.execute("SELECT state, error, traceback FROM tensile.jobs WHERE id=%s", (job,)).fetchone())
-        print(lab.conn.execute("SELECT event, reason, details FROM tensile.scheduler_log WHERE job=%s", (job,)).fetchall())
-        for x in lab.shown(job): print(x)
-        print(lab.conn.execute("SELECT iteration_us, vanilla_us, planned_bytes, stall_us, recomputes, out_bytes, in_bytes FROM tensile.footprints WHERE job=%s", (job,)).fetchone())
+        for o in ({}, {"compression": "auto"}):
+            t = time.time()
+            job = lab.submit(epochs=12, budget=budget, **o)
+            n = 0
+            while value(lab.conn, "SELECT state FROM tensile.jobs WHERE id=%s", job) not in ("finished", "failed"):
+                r = lab.conn.execute(
+                    "SELECT phase, epoch, step, bytes_swapped, raw_bytes_swapped, stall_us, plan_generation, samples_per_s FROM tensile.progress WHERE job=%s",
+                    (job,),
+                ).fetchone()
+                if r and r != n:
+                    print(round(time.time() - t, 2), r)
+                n = r
+                time.sleep(0.3)
+            print(budget, o, time.time() - t)
+            print(lab.conn.execute("SELECT state, error, traceback FROM tensile.jobs WHERE id=%s", (job,)).fetchone())
+            print(
+                lab.conn.execute(
+                    "SELECT event, reason, details FROM tensile.scheduler_log WHERE job=%s", (job,)
+                ).fetchall()
+            )
+            for x in lab.shown(job):
+                print(x)
+            print(
+                lab.conn.execute(
+                    "SELECT iteration_us, vanilla_us, planned_bytes, stall_us, recomputes, out_bytes, in_bytes FROM tensile.footprints WHERE job=%s",
+                    (job,),
+                ).fetchone()
+            )
     print(lab.conn.execute("SELECT relative_error FROM tensile.codec_times").fetchall())
     print(lab.conn.execute("SELECT vanilla_bytes, least_bytes FROM tensile.traces").fetchall())
     assert 0

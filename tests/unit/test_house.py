@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SUPERVISORS = ["controller", "scheduler", "worker", "inference", "explain"]
 PLANNING = [
     *("trace", "trace_bytes", "plan", "steps", "items", "problems", "sequence", "peak", "profile", "link", "simulator"),
-    *("policies", "latency", "batchsize", "reuse", "explanation", "compression"),
+    *("policies", "swapadvisor", "latency", "batchsize", "reuse", "explanation", "compression"),
 ]
 EXECUTING = {"alone.py", "calibrate.py", "workspaces.py", "probing.py"}  # of latency/ and batchsize/: to measure
 EXECUTING |= {"formats.py", "coder.py", "cuda_kernels.py", "tune.py"}  # of compression/: codecs

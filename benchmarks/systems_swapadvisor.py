@@ -1,0 +1,303 @@
+"""Models eight times the budget (SwapAdvisor, section 6.2), and whether plans rank as they are simulated (Figure 11).
+
+A wide ResNet, and a deep LSTM written out time after time, whose layers share their weights over the sequence: within
+an eighth of the vanilla device peak, or the least that any plan takes, if that is more. `lru`, `joint` and
+`swapadvisor` (the policy, and a search with more time) are executed in turns with vanilla on the host device, whose
+link keeps an RTX A6000's balance. A row is a plain dictionary, printed as a line of JSON: `ideal` is vanilla's time
+over the policy's; `bound` is the most that it could be with that plan's order of operators (optimum.bounds.least_us).
+
+    python -m benchmarks.systems_swapadvisor [--quick] [--seconds 60] [--only WORD]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.scenarios import Check
+from pg_tensile import cli
+from pg_tensile.bench.contenders import PlanStepper, Turn, difference, take_turn
+from pg_tensile.bench.measured import Session
+from pg_tensile.bench.options import BenchOptions
+from pg_tensile.bench.progress import Progress
+from pg_tensile.bench.run import default_threads
+from pg_tensile.errors import TensileError
+from pg_tensile.optimum.bounds import least_us
+from pg_tensile.order import as_executed
+from pg_tensile.peak import footprint
+from pg_tensile.plan import NO_EVENTS, Plan
+from pg_tensile.policies import POLICIES
+from pg_tensile.policies.lru import least_bytes
+from pg_tensile.profile import DeviceProfile
+from pg_tensile.runtime.host import HostDevice
+from pg_tensile.simulator import SimulatedJob, simulate
+from pg_tensile.swapadvisor.individuals import Breeder
+from pg_tensile.swapadvisor.search import search
+from pg_tensile.trace import Trace
+
+PART = 8  # of the vanilla device peak
+FASTER = 2.0  # than lru
+OF_IDEAL = 0.9  # where the bound allows it
+RANKED, IN_RANK = 20, 19  # plans
+NOISE = 0.02  # relative: times that differ by less are in either order
+SECTION = "SwapAdvisor"
+
+Row = dict[str, Any]
+
+
+class UnrolledLSTM(nn.Module):
+    """Layers of LSTM cells over a sequence, time after time and in each all layers, as frameworks write it out."""
+
+    def __init__(self, width: int = 256, layers: int = 8, classes: int = 10) -> None:
+        super().__init__()
+        self.inputs = nn.ModuleList(nn.Linear(width, 4 * width) for _ in range(layers))
+        self.hidden = nn.ModuleList(nn.Linear(width, 4 * width, bias=False) for _ in range(layers))
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        state = [(torch.zeros_like(sequence[:, 0]), torch.zeros_like(sequence[:, 0])) for _ in self.inputs]
+        for x in sequence.unbind(1):
+            for layer, (into, over) in enumerate(zip(self.inputs, self.hidden, strict=True)):
+                h, c = state[layer]
+                i, f, g, o = (into(x) + over(h)).chunk(4, 1)
+                c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+                x = torch.sigmoid(o) * torch.tanh(c)
+                state[layer] = x, c
+        return self.head(x)
+
+
+class Case(NamedTuple):
+    """A training step, as the command `pg-tensile bench` is told about it."""
+
+    title: str
+    arguments: tuple[str, ...]
+
+
+def cases(quick: bool) -> list[Case]:
+    width, layers, times, batch = (32, 3, 4, 4) if quick else (512, 8, 16, 64)
+    lstm = (
+        "--model", "benchmarks.systems_swapadvisor:UnrolledLSTM", "--input", f"float32:{times}x{width}",
+        "--kwargs", json.dumps({"width": width, "layers": layers}), "--batch", str(batch),
+    )  # fmt: skip
+    wrn = "resnet20_cifar10" if quick else "wrn28_10_cifar10"
+    module = "resnet_cifar" if quick else "wrn_cifar"
+    resnet = (
+        "--model", f"pytorchcv.models.{module}:{wrn}", "--input", "float32:3x32x32", "--batch", "4",
+    )  # fmt: skip
+    common = ("--classes", "10", "--optimizer", "momentum", "--policies", "none")
+    return [Case("unrolled LSTM", (*lstm, *common)), Case("wide ResNet", (*resnet, *common))]
+
+
+# ---- measuring ----
+
+
+class Bed:
+    """A case on this machine: its trace with measured operators, the scaled link, and vanilla's results."""
+
+    def __init__(self, case: Case, steps: int) -> None:
+        self.case = case
+        self.options: BenchOptions = cli.parse(["bench", *case.arguments])
+        torch.set_num_threads(default_threads("host"))
+        with Progress() as progress:
+            self.session = Session(self.options, progress)
+            self.session.set_link(self.session.calibrate())
+        self.captured = self.session.workload.vanilla
+        self.trace: Trace = self.captured.trace
+        self.profile: DeviceProfile = self.session.profile
+        self.vanilla_bytes = footprint(self.trace).device_peak_bytes
+        self.budget = max(self.vanilla_bytes // PART, least_bytes(self.trace))
+        self.batches = self.session.workload.batches(1 + steps)
+
+    def turn(self, plan: Plan, budget: int | None) -> Turn:
+        """From the initial weights; the first step does not count."""
+        device = HostDevice(self.profile, budget)
+        try:
+            stepper = PlanStepper(self.session.workload, self.captured, device, plan)
+            try:
+                return take_turn(stepper, self.batches, 1, self.options.seed)
+            finally:
+                stepper.close()
+        finally:
+            device.close()
+
+    def simulated_us(self, plan: Plan) -> float:
+        return simulate([SimulatedJob(self.trace, plan)], self.profile)[0].iteration_us
+
+
+def run(quick: bool, seconds: float = 60.0, rounds: int = 3, only: str = "") -> list[Row]:
+    """Every case: each policy's row, and the ranking's."""
+    rows: list[Row] = []
+    for case in cases(quick):
+        if only in case.title:
+            bed = Bed(case, 1 if quick else 3)
+            rows += compare(bed, 2.0 if quick else seconds, 1 if quick else rounds)
+            rows.append(rank(bed, 6 if quick else RANKED, 1 if quick else rounds))
+    return rows
+
+
+def compare(bed: Bed, seconds: float, rounds: int) -> Iterator[Row]:
+    """Vanilla without a budget, and the policies within it."""
+    planned = {name: attempt(make) for name, make in makers(bed, seconds).items()}
+    turns: dict[str, list[Turn]] = {name: [] for name in planned}
+    for number in range(rounds):
+        order = list(planned.items())
+        for name, (plan, _, error) in reversed(order) if number % 2 else order:
+            if error is None:
+                turns[name].append(bed.turn(plan, None if name == "none" else bed.budget))
+    vanilla_ms = step_ms(turns["none"])
+    for name, (plan, planning_s, error) in planned.items():
+        row: Row = {
+            "case": bed.case.title, "policy": name, "budget_bytes": bed.budget, "vanilla_bytes": bed.vanilla_bytes,
+            "operators": bed.trace.operator_count, "link_gbps": bed.profile.out_bytes_per_s / 1e9, "error": error,
+        }  # fmt: skip
+        if error is None:
+            ms = step_ms(turns[name])
+            budget = bed.vanilla_bytes if name == "none" else bed.budget
+            bound_us = least_us(as_executed(bed.trace, plan), bed.profile, budget)
+            differs = [difference(turns["none"][0], turn) for turn in turns[name]]
+            row |= {
+                "step_ms": ms, "simulated_ms": bed.simulated_us(plan) / 1e3, "ideal": vanilla_ms / ms,
+                "bound": float(bed.trace.latency_us.sum()) / bound_us, "planning_s": planning_s,
+                "device_peak_bytes": footprint(bed.trace, plan).device_peak_bytes, "bit_identical": not any(differs),
+            }  # fmt: skip
+        yield row
+
+
+def makers(bed: Bed, seconds: float) -> dict[str, Callable[[], Plan]]:
+    def policy(name: str) -> Callable[[], Plan]:
+        return lambda: POLICIES[name]({0: bed.trace}, bed.profile, bed.budget)[0]
+
+    def searched() -> Plan:
+        joint, _, error = attempt(policy("joint"))
+        start = None if error else joint
+        return search(bed.trace, bed.profile, bed.budget, seconds=seconds, start=start).plan
+
+    policies = {name: policy(name) for name in ("lru", "joint", "swapadvisor")}
+    return {"none": lambda: NO_EVENTS, **policies, "search": searched}
+
+
+def attempt(make: Callable[[], Plan]) -> tuple[Plan, float, str | None]:
+    """A plan, the seconds that it took, and why there is none."""
+    began = time.perf_counter()
+    try:
+        return make(), time.perf_counter() - began, None
+    except TensileError as error:
+        return NO_EVENTS, time.perf_counter() - began, error.message
+
+
+def step_ms(turns: Iterable[Turn]) -> float:
+    return statistics.median(statistics.median(turn.step_ms) for turn in turns)
+
+
+# ---- ranking ----
+
+
+def rank(bed: Bed, count: int, rounds: int) -> Row:
+    """Plans from good to bad, simulated and executed."""
+    plans = spread_plans(bed, count)
+    turns: list[list[Turn]] = [[] for _ in plans]
+    for _ in range(rounds):
+        for place, plan in enumerate(plans):
+            turns[place].append(bed.turn(plan, bed.budget))
+    simulated = [bed.simulated_us(plan) / 1e3 for plan in plans]
+    measured = [step_ms(each) for each in turns]
+    return {
+        "case": bed.case.title, "policy": "ranking", "plans": len(plans), "in_rank": in_rank(simulated, measured),
+        "simulated_ms": simulated, "measured_ms": measured, "error": None,
+    }  # fmt: skip
+
+
+def spread_plans(bed: Bed, count: int) -> list[Plan]:
+    """As far apart as possible among the individuals of a first generation, and lru's."""
+    breeder = Breeder(bed.trace, bed.profile, bed.budget)
+    made = [breeder.make(individual) for individual in breeder.first(3 * count, 1, None)]
+    plans = [each.plan for each in made if each is not None]
+    plans.append(POLICIES["lru"]({0: bed.trace}, bed.profile, bed.budget)[0])
+    distinct = list(dict.fromkeys(plans))
+    timed = sorted((bed.simulated_us(plan), place) for place, plan in enumerate(distinct))
+    levels = np.geomspace(timed[0][0], timed[-1][0], count)
+    chosen: dict[int, None] = {}
+    for level in levels:
+        left = [each for each in timed if each[1] not in chosen]
+        if left:
+            chosen[min(left, key=lambda each: abs(each[0] - level))[1]] = None
+    return [distinct[place] for place in chosen]
+
+
+def in_rank(simulated: Sequence[float], measured: Sequence[float]) -> int:
+    """The largest number of plans that are in the same order by both times."""
+    times = [measured[place] for place in np.argsort(simulated)]
+    longest: list[int] = []
+    for place, ms in enumerate(times):
+        before = [longest[other] for other in range(place) if times[other] <= ms * (1 + NOISE)]
+        longest.append(1 + max(before, default=0))
+    return max(longest, default=0)
+
+
+# ---- what has to hold ----
+
+
+def checks(rows: Sequence[Row]) -> list[Check]:
+    found = []
+    for title in dict.fromkeys(row["case"] for row in rows):
+        of = {row["policy"]: row for row in rows if row["case"] == title}
+        for name, row in of.items():
+            if name == "ranking":
+                wanted = round(row["plans"] * IN_RANK / RANKED)
+                text = f"{row['in_rank']} of {row['plans']}"
+                found.append(
+                    Check(SECTION, f"{title}: plans ranked as simulated", text, f"{wanted}", row["in_rank"] >= wanted)
+                )
+            elif row["error"] is None:
+                found.append(
+                    Check(
+                        SECTION,
+                        f"{title}: {name}: results",
+                        str(row["bit_identical"]),
+                        "the same bits",
+                        row["bit_identical"],
+                    )
+                )
+        found += _speed(title, of)
+    return found
+
+
+def _speed(title: str, of: dict[str, Row]) -> Iterator[Check]:
+    best, lru = of.get("search", {}), of.get("lru", {})
+    if best.get("error") is not None or not best:
+        yield Check(SECTION, f"{title}: search", str(best.get("error")), "a plan", False)
+        return
+    if lru and lru["error"] is None:
+        times = lru["step_ms"] / best["step_ms"]
+        yield Check(SECTION, f"{title}: faster than lru", f"{times:.2f}×", f"{FASTER}×", times >= FASTER)
+    asked = OF_IDEAL * min(1.0, best["bound"])
+    yield Check(SECTION, f"{title}: of ideal", f"{best['ideal']:.0%}", f"{asked:.0%}", best["ideal"] >= asked)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="systems_swapadvisor", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--quick", action="store_true", help="tiny models, one round")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of the search (60)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="cases with this word in their titles")
+    options = parser.parse_args()
+    rows = run(options.quick, options.seconds, options.rounds, options.only)
+    for row in rows:
+        print(json.dumps(row))
+    held = checks(rows)
+    for each in held:
+        print(each.what, each.found, each.asked, "" if each.holds else "NO", sep="\t", file=sys.stderr)
+    return int(not all(each.holds for each in held))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
