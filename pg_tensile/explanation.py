@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pg_tensile.order import as_executed
 from pg_tensile.peak import floor_bytes, footprint
 from pg_tensile.plan import EventKind, Plan
 from pg_tensile.policies.relax import least_bytes
@@ -126,8 +127,9 @@ def _add_plan(
     memory |= {"planned_bytes": decision.planned_bytes, "host_bytes": decision.host_bytes}
     found["time"] = _time(decision)
     found["link"] = _link(decision, profile)
-    found["swapped"] = _swapped(train, decision.plan)
-    found["recomputed"] = _recomputed(train, decision.plan)
+    executed = as_executed(train, decision.plan)
+    found["swapped"] = _swapped(executed, decision.plan)
+    found["recomputed"] = _recomputed(executed, decision.plan)
 
 
 def _graph(trace: Trace) -> dict[str, Any]:
@@ -157,7 +159,7 @@ def _largest_operator(trace: Trace) -> int:
 
 def _operator(trace: Trace, operator: int) -> dict[str, Any]:
     return {
-        "operator": operator,
+        "operator": int(trace.captured_operator[operator]),
         "target": trace.target[operator],
         "phase": Phase(trace.phase[operator]).name.lower(),
         "module": trace.module[operator],
@@ -201,7 +203,8 @@ def _largest(trace: Trace, tensors: Sequence[int]) -> list[int]:
 
 
 def _swapped(trace: Trace, plan: Plan) -> dict[str, Any]:
-    """How many tensors leave for the host, and the largest of them with the operators between which they are away."""
+    """How many tensors leave for the host, and the largest of them with the operators between which they are away.
+    `trace`: as the plan executes it."""
     absences: dict[int, list[list[int]]] = defaultdict(list)
     returns: dict[int, list[int]] = defaultdict(list)
     for event in plan.events:
@@ -221,7 +224,8 @@ def _swapped(trace: Trace, plan: Plan) -> dict[str, Any]:
 
 
 def _recomputed(trace: Trace, plan: Plan) -> dict[str, Any]:
-    """How many tensors are made again, and the largest of them with what makes them and what needs them then."""
+    """How many tensors are made again, and the largest of them with what makes them and what needs them then.
+    `trace`: as the plan executes it."""
     remade: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for event in plan.events:
         if event.kind == EventKind.RECOMPUTE:

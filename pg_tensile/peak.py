@@ -25,7 +25,7 @@ class Footprint(NamedTuple):
     """Bytes on the device after each of s steps, before what is dead goes."""
 
     bytes: Int64s  # [s]
-    steps: Int32s  # [s]: the operator executed in each step
+    steps: Int32s  # [s]: the operator executed in each step, by its captured number
     peak_bytes: int
     peak_step: int  # the first step with that footprint
     device_peak_bytes: int  # with the workspace of each step's operator and staging: what a budget must hold
@@ -42,7 +42,7 @@ def footprint_of(sequence: AccessSequence) -> Footprint:
     peak = int(np.argmax(samples))
     device_peak = int(np.max(samples + sequence.trace.workspace_bytes[steps]))
     device_peak += staging_bytes(sequence.trace, sequence.plan)
-    return Footprint(samples, steps, int(samples[peak]), peak, device_peak)
+    return Footprint(samples, sequence.operators, int(samples[peak]), peak, device_peak)
 
 
 def live_tensors(trace: Trace, plan: Plan, step: int) -> Int64s:
@@ -83,8 +83,12 @@ def host_arena(trace: Trace, plan: Plan) -> Arena:
     take the smallest hole that fits, in the order of their first steps. Places are aligned to 512 bytes on CUDA, to 64
     otherwise. A persistent tensor's copy that is current between two iterations keeps its place there.
     """
-    sequence = AccessSequence(trace, plan)
-    copies = sequence.host_copies
+    return host_arena_of(AccessSequence(trace, plan))
+
+
+def host_arena_of(sequence: AccessSequence) -> Arena:
+    """The arena of a sequence that is at hand already and starts from the boundary state."""
+    copies, trace = sequence.host_copies, sequence.trace
     steps = len(sequence.steps)
     align = ALIGNMENT[trace.device]
     size = -(-trace.tensor_bytes[copies.tensor] // align) * align

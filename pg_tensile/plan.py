@@ -1,8 +1,9 @@
 """Plans: which tensors are swapped, recomputed and released, and after which operators (tensile.txt, section III-A).
 
-A plan is a generation and a list of events, nothing else; docs/library.md says what each of them does. Events are held
-as the 32-byte rows of the plan table in shared memory, sorted by trigger. What a plan means on a trace, and whether it
-may be executed, is decided in sequence.py; `boundary` and `validate` are its short forms.
+A plan is a generation, a list of events and maybe an order of the operators, nothing else; docs/library.md says what
+each of them does. Events are held as the 32-byte rows of the plan table in shared memory, sorted by trigger. What a
+plan means on a trace, and whether it may be executed, is decided in sequence.py; `boundary` and `validate` are its
+short forms.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from pg_tensile.compression.codec import Codec
 from pg_tensile.errors import PlanError
@@ -38,8 +39,9 @@ EVENT_ROW = np.dtype(
     ]
 )
 MAGIC = b"tensileP"
-FORMAT = 1
-HEADER = struct.Struct("<8sIIQQ")  # magic, format, CRC-32 of all that follows, generation, events
+FORMAT = 2
+HEADER = struct.Struct("<8sIIQQQ")  # magic, format, CRC-32 of all that follows, generation, events, operators ordered
+ORDER = np.dtype("<i4")
 MAX_EVENTS = 1 << 24
 CODECS = tuple(codec.name.lower() for codec in Codec)  # how a swap-out codes what it copies
 
@@ -57,8 +59,8 @@ class EventKind(IntEnum):
 
 
 class Event(NamedTuple):
-    """One thing to do. `trigger` and `deadline` are operators; `version` counts for recompute only, `codec` (place in
-    CODECS) for swap_out."""
+    """One thing to do. `trigger` and `deadline` are operators, by their places where the plan has an order of its own;
+    `version` counts for recompute only, `codec` (place in CODECS) for swap_out."""
 
     kind: EventKind
     tensor: int
@@ -78,11 +80,13 @@ class Boundary(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """`rows`: EVENT_ROW[events], sorted by trigger, read-only; rows of one trigger keep their order. Raises PlanError
-    on rows of unknown kind."""
+    """`rows`: EVENT_ROW[events], sorted by trigger, read-only; rows of one trigger keep their order. `order`: int32[n],
+    the captured operators as they are executed; None: as captured, and so is what says the same. Triggers and deadlines
+    are places in that order. Raises PlanError on rows of unknown kind and on an order that is not one of numbers."""
 
     rows: NDArray[Any]
     generation: int = 0
+    order: NDArray[np.int32] | None = None
 
     def __post_init__(self) -> None:
         rows = np.array(self.rows, dtype=EVENT_ROW, copy=True, ndmin=1)
@@ -96,9 +100,10 @@ class Plan:
             rows = rows[np.argsort(rows["trigger"], kind="stable")]
         rows.flags.writeable = False
         object.__setattr__(self, "rows", rows)
+        object.__setattr__(self, "order", _normal(self.order))
 
     @classmethod
-    def build(cls, events: Iterable[Event], generation: int = 0) -> Plan:
+    def build(cls, events: Iterable[Event], generation: int = 0, order: ArrayLike | None = None) -> Plan:
         """The plan of these events; those with the same trigger keep their order. Raises PlanError on numbers that
         fit no row."""
         listed = [(e.kind, e.codec, (0, 0), e.tensor, e.version, e.trigger, e.delay_us, e.deadline, 0) for e in events]
@@ -106,14 +111,16 @@ class Plan:
             rows = np.array(listed, dtype=EVENT_ROW)
         except (OverflowError, TypeError, ValueError) as error:
             raise PlanError("an event's numbers do not fit into a row of the plan table", detail=str(error)) from error
-        return cls(rows, generation)
+        return cls(rows, generation, order)  # type: ignore[arg-type]
 
     @classmethod
-    def from_rows(cls, data: bytes, generation: int = 0) -> Plan:
-        """The plan of rows as they stand in shared memory. Raises PlanError on anything else."""
+    def from_rows(cls, data: bytes, generation: int = 0, order: bytes = b"") -> Plan:
+        """The plan of rows, and of an order, as they stand in shared memory. Raises PlanError on anything else."""
         if len(data) % EVENT_ROW.itemsize:
             raise PlanError(f"a plan of {len(data)} bytes is not a number of rows of {EVENT_ROW.itemsize} bytes")
-        return cls(np.frombuffer(data, EVENT_ROW), generation)
+        if len(order) % ORDER.itemsize:
+            raise PlanError(f"an order of {len(order)} bytes is not a number of operators")
+        return cls(np.frombuffer(data, EVENT_ROW), generation, np.frombuffer(order, ORDER) if order else None)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -121,10 +128,18 @@ class Plan:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Plan):
             return NotImplemented
-        return self.generation == other.generation and self.rows.tobytes() == other.rows.tobytes()
+        return self._identity() == other._identity()
 
     def __hash__(self) -> int:
-        return hash((self.generation, self.rows.tobytes()))
+        return hash(self._identity())
+
+    def _identity(self) -> tuple[int, bytes, bytes]:
+        return self.generation, self.rows.tobytes(), self.order_bytes
+
+    @property
+    def order_bytes(self) -> bytes:
+        """As they stand in shared memory; empty: as captured."""
+        return b"" if self.order is None else self.order.astype(ORDER).tobytes()
 
     @property
     def events(self) -> Sequence[Event]:
@@ -135,11 +150,13 @@ class Plan:
         rows = self.rows.copy()
         known = (rows["tensor"] >= 0) & (rows["tensor"] < trace.tensor_count)
         rows["bytes"][known] = trace.tensor_bytes[rows["tensor"][known]]
-        return Plan(rows, self.generation)
+        return Plan(rows, self.generation, self.order)
 
     def to_bytes(self) -> bytes:
-        """32 bytes of header (magic, format, CRC-32, generation, number of events), then the rows."""
-        body = struct.pack("<QQ", self.generation, len(self.rows)) + self.rows.tobytes()
+        """40 bytes of header (magic, format, CRC-32, generation, number of events, number of operators in the order),
+        then the rows and the order."""
+        ordered = 0 if self.order is None else len(self.order)
+        body = struct.pack("<QQQ", self.generation, len(self.rows), ordered) + self.rows.tobytes() + self.order_bytes
         return struct.pack("<8sII", MAGIC, FORMAT, zlib.crc32(body)) + body
 
     @classmethod
@@ -147,17 +164,20 @@ class Plan:
         """The plan that `to_bytes` wrote. Raises PlanError on anything else."""
         if len(data) < HEADER.size or not data.startswith(MAGIC):
             raise PlanError("these bytes are not a plan", detail=f"{len(data)} bytes")
-        _, version, checksum, generation, count = HEADER.unpack_from(data)
+        _, version, checksum, generation, count, ordered = HEADER.unpack_from(data)
         if version != FORMAT:
             raise PlanError(f"a plan of format {version} cannot be read", "Use the same pg_tensile on both sides.")
         if zlib.crc32(memoryview(data)[16:]) != checksum:
             raise PlanError("a plan is damaged: its checksum is wrong", "Make the plan again.")
-        rows = memoryview(data)[HEADER.size :]
-        if count > MAX_EVENTS or len(rows) != count * EVENT_ROW.itemsize:
+        body = memoryview(data)[HEADER.size :]
+        end = count * EVENT_ROW.itemsize
+        if count > MAX_EVENTS or len(body) != end + ordered * ORDER.itemsize:
             raise PlanError(f"a plan of {count} events cannot have {len(data)} bytes")
-        plan = cls.from_rows(bytes(rows), generation)
-        if plan.rows.tobytes() != rows:
+        plan = cls.from_rows(bytes(body[:end]), generation, bytes(body[end:]))
+        if plan.rows.tobytes() != body[:end]:
             raise PlanError("the events of a plan are not in the order of their triggers")
+        if plan.order_bytes != body[end:]:
+            raise PlanError("the order of a plan is that of the captured operators, which has no bytes")
         return plan
 
 
@@ -186,6 +206,24 @@ class EventView(Sequence[Event]):
 def _event(row: tuple[Any, ...]) -> Event:
     kind, codec, _, tensor, version, trigger, delay_us, deadline, _ = row
     return Event(EventKind(kind), tensor, trigger, deadline, version, delay_us, codec)
+
+
+def _normal(order: ArrayLike | None) -> NDArray[np.int32] | None:
+    """Read-only; None if it is the captured one. Whether it fits a trace is told by order.py."""
+    if order is None:
+        return None
+    numbers = np.asarray(order)
+    if numbers.size == 0:
+        return None
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        raise PlanError("the order of a plan is not a row of operators")
+    if numbers.min() < 0 or numbers.max() > np.iinfo(np.int32).max:
+        raise PlanError("the order of a plan names an operator that no trace has")
+    found = numbers.astype(np.int32)
+    if np.array_equal(found, np.arange(len(found))):
+        return None
+    found.flags.writeable = False
+    return found
 
 
 NO_EVENTS = Plan.build([])

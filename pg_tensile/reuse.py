@@ -35,7 +35,7 @@ def transient_events(trace: Trace, plan: Plan) -> Plan:
     an executor holds, where each persistent tensor that is swapped has a place of its own."""
     rows = plan.rows
     chosen = (rows["kind"] == EventKind.RECOMPUTE) | ~trace.persistent[rows["tensor"]]
-    return Plan(rows[chosen], plan.generation)
+    return Plan(rows[chosen], plan.generation, plan.order)
 
 
 def swapped_persistents(trace: Trace, plan: Plan) -> list[int]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -352,9 +352,10 @@ class _Round:
         for job in traced:
             if times is None or job.compression == "none" or not job.statistics:
                 continue
-            planner = self._planner(job.job, plain.share)
-            (timeline,) = simulate([SimulatedJob(planner.trace, plain.chosen[job.job].plan)], planner.link)
-            coding, listed = choose(planner.trace, timeline, job.statistics, times, planner.link, job.compression)
+            planner, plan = self._planner(job.job, plain.share), plain.chosen[job.job].plan
+            (timeline,) = simulate([SimulatedJob(planner.trace, plan)], planner.link)
+            known = (job.statistics, times, planner.link, job.compression)
+            coding, listed = choose(planner.trace, plan, timeline, *known)
             self.codings[job.job] = listed
             if coding.compresses:
                 self.coded[job.job] = planner.trace.with_coding(coding)
@@ -484,7 +485,7 @@ class _Round:
         candidate = plans.chosen[job.job]
         return (
             given.plan is not None
-            and given.plan.rows.tobytes() == candidate.plan.with_bytes(job.trace).rows.tobytes()
+            and replace(given.plan, generation=0) == replace(candidate.plan.with_bytes(job.trace), generation=0)
             and given.granted_bytes >= self._size(job, plans)
             and (given.link_share == plans.share or not _transfers(candidate))
         )

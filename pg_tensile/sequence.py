@@ -34,6 +34,7 @@ from pg_tensile.items import (
     find_wrong,
     track,
 )
+from pg_tensile.order import as_executed
 from pg_tensile.plan import Boundary, Plan
 from pg_tensile.problems import Cause, Problem, describe_fault, describe_item, describe_loss, describe_uncopied
 from pg_tensile.steps import FaultyEvent, Layout, find_fault, lay_out
@@ -80,14 +81,17 @@ Columns = tuple[Int64s, Int64s, Int64s, Int64s, Int64s]  # of actions: kind, ste
 
 
 class AccessSequence:
-    """The meaning of `plan` on `trace`, starting from `initial_state`; None: from the plan's own boundary state.
+    """The meaning of `plan` on the captured `trace`, from `initial_state`; None: from the plan's own boundary state.
 
-    `problem` is the first one, or None. Where there is one, everything but `problem` and `boundary` raises
-    InvalidPlanError, and so does `boundary` if the events name unknown tensors or operators.
+    The attribute `trace` is the one as the plan executes it: in the plan's order (order.py), if it has one. Operators
+    are meant by their places in it, if not said otherwise. `problem` is the first one, or None. Where there is one,
+    everything but `problem` and `boundary` raises InvalidPlanError, and so does `boundary` if the events name unknown
+    tensors or operators. An order that the trace cannot have is InvalidPlanError at once.
     """
 
     def __init__(self, trace: Trace, plan: Plan, initial_state: Boundary | None = None, passive: bool = False) -> None:
-        self.trace = trace
+        self.captured_trace = trace
+        self.trace = trace = as_executed(trace, plan)
         self.plan = plan
         self.initial_state = initial_state
         self.passive = passive
@@ -123,10 +127,11 @@ class AccessSequence:
     def check(self) -> None:
         """Raises InvalidPlanError if there is a problem."""
         if self.problem is not None:
-            _, _, tensor, event, message = self.problem
+            place, _, tensor, event, message = self.problem
+            operator = place if place < 0 else int(self.trace.captured_operator[place])
             detail = None if event < 0 else f"event {event}: {self.plan.events[event]}"
             hint = "The plan does not fit the trace: make it again."
-            raise InvalidPlanError(message, hint, detail, self.problem.operator, tensor, event)
+            raise InvalidPlanError(message, hint, detail, operator, tensor, event)
 
     def _initial(self) -> tuple[Bools, Bools]:
         """bool[m] each: on the device and on the host at the start."""
@@ -220,6 +225,11 @@ class AccessSequence:
         """int32[s]: the operator executed in each step."""
         self.check()
         return self._layout.operator
+
+    @property
+    def operators(self) -> Int32s:
+        """int32[s]: the same by their captured numbers."""
+        return self.trace.captured_operator[self.steps]
 
     @property
     def step_event(self) -> Int32s:

@@ -99,7 +99,7 @@ class Timeline:
     iteration.
     """
 
-    steps: NDArray[np.int32]  # [s]: operator of each step
+    steps: NDArray[np.int32]  # [s]: operator of each step, by its captured number
     footprint: NDArray[np.int64]  # [s]: bytes on the device, sampled at each step
     step_start_us: NDArray[np.float64]  # [s]
     step_end_us: NDArray[np.float64]  # [s]
@@ -395,7 +395,7 @@ def _timeline(run: _Run) -> Timeline:
     program, iteration = run.programs[-1], run.latest
     assert iteration is not None
     sequence = program.sequence
-    trace, plan, steps = sequence.trace, sequence.plan, sequence.steps
+    trace, steps = sequence.trace, sequence.steps
     footprint = peak.footprint_of(sequence)
     latency = trace.latency_us[steps]
     stalled = np.zeros(len(steps) + 1)  # µs, by steps executed before
@@ -407,7 +407,7 @@ def _timeline(run: _Run) -> Timeline:
     transitions = _transitions(run)
     changed = len(run.programs) > 1 and run.programs[-2].role is _Role.FIRST
     return Timeline(
-        steps=steps,
+        steps=sequence.operators,
         footprint=footprint.bytes,
         step_start_us=end - latency,
         step_end_us=end,
@@ -420,7 +420,7 @@ def _timeline(run: _Run) -> Timeline:
         stall_us=max(0.0, iteration_us - compute_us),
         peak_bytes=footprint.peak_bytes,
         device_peak_bytes=footprint.device_peak_bytes,
-        host_arena_bytes=peak.host_arena(trace, plan).bytes,
+        host_arena_bytes=peak.host_arena_of(sequence).bytes,
         bytes_out=sum(copy.bytes for copy in program.copies if copy.direction == Direction.OUT),
         bytes_in=sum(copy.bytes for copy in program.copies if copy.direction == Direction.IN),
         raw_bytes_out=sum(copy.raw_bytes for copy in program.copies if copy.direction == Direction.OUT),

@@ -115,6 +115,14 @@ class Strings:
     def __getitem__(self, row: int) -> str:
         return self.values[self.codes[row]]
 
+    def take(self, rows: Int64s) -> Strings:
+        """The column of these rows."""
+        used, first, code = np.unique(self.codes[rows], return_index=True, return_inverse=True)
+        appearance = np.argsort(first)
+        number = np.empty(len(used), np.int32)
+        number[appearance] = np.arange(len(used))
+        return Strings(number[code], tuple(self.values[each] for each in used[appearance].tolist()))
+
 
 @dataclass(frozen=True, eq=False)
 class Trace:
@@ -143,9 +151,13 @@ class Trace:
     tensor_dtype: Strings  # [m]
     shape_start: Int64s  # [m + 1]
     shape_sizes: Int64s  # [D]
+    # [n]: the number that each operator has in the captured trace; given by None, it is this one (order.py)
+    captured_operator: Int32s = None  # type: ignore[assignment]
     coding: Coding | None = None  # of its swaps, None: none is compressed; not in fingerprint and bytes
 
     def __post_init__(self) -> None:
+        if self.captured_operator is None:
+            object.__setattr__(self, "captured_operator", np.arange(self.operator_count, dtype=np.int32))
         for column in fields(self):
             value = getattr(self, column.name)
             array = value.codes if isinstance(value, Strings) else value
@@ -229,8 +241,8 @@ class Trace:
         return len(self.tensor_bytes)
 
     def operator_label(self, operator: int) -> str:
-        """For messages: "operator 41 (aten.mul.Tensor)"."""
-        return f"operator {operator} ({self.target[operator]})"
+        """For messages, by its captured number: "operator 41 (aten.mul.Tensor)"."""
+        return f"operator {self.captured_operator[operator]} ({self.target[operator]})"
 
     def tensor_label(self, tensor: int) -> str:
         """For messages: "tensor 17 (features.conv1.weight)"."""
@@ -410,7 +422,10 @@ def _check(trace: Trace) -> None:
 def _check_shapes(trace: Trace) -> None:
     operators, tensors = trace.operator_count, trace.tensor_count
     for length, names in (
-        (operators, "target signature module source random flops operator_bytes latency_us workspace_bytes"),
+        (
+            operators,
+            "target signature module source random flops operator_bytes latency_us workspace_bytes captured_operator",
+        ),
         (tensors, "tensor_kind tensor_name tensor_dtype"),
     ):
         for name in names.split():

@@ -51,7 +51,9 @@ STRINGS = (
 
 
 def encode(trace: Trace) -> bytes:
-    """The bytes that `decode` reads."""
+    """The bytes that `decode` reads. Raises TraceError for a trace in another order than it was captured in."""
+    if np.any(trace.captured_operator != np.arange(trace.operator_count)):
+        raise TraceError("only a captured trace has bytes", "Send the captured trace, and its plan with the order.")
     sizes = (trace.operator_count, len(trace.access_tensor), trace.tensor_count, len(trace.shape_sizes))
     parts = [COUNTS.pack(DEVICES.index(trace.device), *sizes)]
     for name, element, _ in COLUMNS:

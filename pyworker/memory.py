@@ -254,7 +254,7 @@ class MemoryClient:
             return None
         self._generation = generation
         try:
-            plan = Plan.from_rows(bytes(frame.buffers[0]), generation)
+            plan = Plan.from_rows(bytes(frame.buffers[0]), generation, bytes(frame.buffers[1]))
         except PlanError as error:
             self._reject(generation, error)
             return None

@@ -7,12 +7,12 @@ else comes with each question. The frames (docs/internals.md, "Memory"):
 - LATENCY: the job's latencies now, float32[operators] in µs.
 - SPARSITY: what was counted in the job's tensors: int32 tensor, float32 for each of Statistics.
 - SCHEDULE: `request`, `device` (the fields of DeviceState, the profile as its fields), `jobs` (those of JobState;
-  instead of the trace `traced`; `given` null or {`known`, `granted_bytes`, `link_share`}) → the rows of each known
-  plan, in the order of the jobs. Traces of the device's jobs that are not among `jobs` are forgotten.
+  instead of the trace `traced`; `given` null or {`known`, `granted_bytes`, `link_share`}) → of each known plan its
+  rows and its order, in the order of the jobs. Traces of the device's jobs that are not among `jobs` are forgotten.
 - SCHEDULED, the answer: `request`, `device` (its name), `seconds`, `totals_us` {job: µs}, `notes` [{job, reason}],
   `codings` {job: [{tensor, codec, coded_bytes, coded_us, plain_us, compressed}]} of jobs with compression, `jobs`
-  [{job, decision: planned, kept, waits, refused or failed, and its fields}] → for each plan: rows, then of each
-  step under it: int32 operator, int64 bytes planned, int64 bytes without a plan.
+  [{job, decision: planned, kept, waits, refused or failed, and its fields}] → for each plan: rows, its order,
+  then of each step under it: int32 operator, int64 bytes planned, int64 bytes without a plan.
 
 What is wrong with one job (a damaged trace) is a decision about that job; anything else ends the process with ERROR.
 """
@@ -20,6 +20,7 @@ What is wrong with one job (a damaged trace) is a decision about that job; anyth
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -126,14 +127,20 @@ class Planner:
         }
         self._connection.send(FrameType.SCHEDULED, header=header, buffers=buffers)
 
-    def _state(self, job: dict[str, Any], plans: Any) -> JobState:
+    def _state(self, job: dict[str, Any], plans: Iterator[Buffer]) -> JobState:
         fields = {key: value for key, value in job.items() if key not in ("traced", "given")}
         given = None
         if job["given"] is not None:
             known, granted, share = (job["given"][key] for key in ("known", "granted_bytes", "link_share"))
-            given = Given(Plan.from_rows(bytes(next(plans))) if known else None, granted, share)
+            given = Given(_plan(plans) if known else None, granted, share)
         trace = self._traces.get(job["job"]) if job["traced"] else None
         return JobState(trace=trace, given=given, statistics=self._statistics.get(job["job"], {}), **fields)
+
+
+def _plan(buffers: Iterator[Buffer]) -> Plan:
+    """The next one: rows and order."""
+    rows, order = next(buffers), next(buffers)
+    return Plan.from_rows(bytes(rows), order=bytes(order))
 
 
 def _device(fields: dict[str, Any], held_bytes: int) -> DeviceState:
@@ -147,6 +154,7 @@ def _answer(job: int, decision: Decision, buffers: list[Buffer | Any]) -> dict[s
     """One job's part of SCHEDULED. Arrays go to `buffers`."""
     fields = decision._asdict()
     if isinstance(decision, Planned):
-        buffers.append(fields.pop("plan").rows)
+        plan = fields.pop("plan")
+        buffers += [plan.rows, plan.order_bytes]
         buffers += [fields.pop(name) for name in ("operators", "footprint", "vanilla")]
     return {"job": job, "decision": type(decision).__name__.lower(), **fields}

@@ -39,9 +39,9 @@ JOBS = """
     FROM tensile._schedule_jobs() s JOIN tensile.jobs j ON j.id = s.job JOIN tensile.traces t ON t.job = s.job
          LEFT JOIN tensile.sparsities x ON x.job = s.job
 """
-PUBLISH = "tensile._publish_plan(int8,bytea,int8,int8,float8)"
+PUBLISH = "tensile._publish_plan(int8,bytea,int8,int8,float8,bytea)"
 FOOTPRINT = (
-    "tensile._footprint(int8,int8,bytea,int4[],int8[],int8[],float8,float8,int8,int8,int8,int8,int8,float8,int4)"
+    "tensile._footprint(int8,int8,bytea,int4[],int8[],int8[],float8,float8,int8,int8,int8,int8,int8,float8,int4,bytea)"
 )
 FOOTPRINT_FIELDS = (
     *("iteration_us", "vanilla_us", "planned_bytes", "granted_bytes", "host_bytes", "out_bytes", "in_bytes"),
@@ -119,7 +119,7 @@ class Plan(NamedTuple):
     captured: str
     replans: int
     fields: dict[str, Any]
-    buffers: list[memoryview]  # rows; of each step: operator, bytes under the plan, bytes without one
+    buffers: list[memoryview]  # rows; order; of each step: operator, bytes under the plan, bytes without one
     reason: str
 
     @property
@@ -137,6 +137,10 @@ class Plan(NamedTuple):
     @property
     def rows(self) -> bytes:
         return bytes(self.buffers[0])
+
+    @property
+    def order(self) -> bytes:
+        return bytes(self.buffers[1])
 
 
 @dataclass
@@ -346,7 +350,7 @@ class Scheduler:
     def _given(
         self, job: int, row: dict[str, Any], grant: dict[str, Any] | None
     ) -> tuple[dict[str, Any] | None, list[bytes]]:
-        """What the job has been given, and the rows of its plan if they are of use."""
+        """What the job has been given, and the rows and the order of its plan if they are of use."""
         if grant is None or not grant["generation"]:
             return None, []
         memory = self._memory[job]
@@ -354,7 +358,7 @@ class Scheduler:
         known = grant["generation"] == memory.generation and memory.is_of(row)
         share = 1.0 if plan is None else plan.link_share
         given = {"known": known, "granted_bytes": grant["plan_granted_bytes"], "link_share": share}
-        return given, [plan.rows] if plan is not None and known else []
+        return given, [plan.rows, plan.order] if plan is not None and known else []
 
     def _job_header(self, job: int, row: dict[str, Any], given: dict[str, Any] | None, view: View) -> dict[str, Any]:
         memory = self._memory[job]
@@ -492,8 +496,8 @@ class Scheduler:
         for answer in header["jobs"]:
             job, row = answer["job"], view.jobs[answer["job"]]
             if answer["decision"] == "planned":
-                four = [next(buffers) for _ in range(4)]
-                plans[job] = Plan(view.name, row["captured"], row["replans"], answer, four, request.reason)
+                five = [next(buffers) for _ in range(5)]
+                plans[job] = Plan(view.name, row["captured"], row["replans"], answer, five, request.reason)
             self._pending.pop(job, None)
         for answer in header["jobs"]:
             if self._is_current(view.jobs[answer["job"]]):
@@ -587,7 +591,7 @@ class Scheduler:
         fields = plan.fields
         numbers = (fields["planned_bytes"], fields["granted_bytes"], fields["link_share"])
         try:
-            generation = self._server.call(PUBLISH, job, plan.rows, *numbers)
+            generation = self._server.call(PUBLISH, job, plan.rows, *numbers, plan.order)
             if generation is None:
                 self._pending[job] = plan
                 self._server.call("tensile._job_waits(int8,text)", job, PENDING)
@@ -602,11 +606,11 @@ class Scheduler:
             memory.generation, memory.published = generation, plan
 
     def _note_plan(self, job: int, plan: Plan, generation: int) -> None:
-        fields, (_, operators, footprint, vanilla) = plan.fields, plan.buffers
+        fields, (_, _, operators, footprint, vanilla) = plan.fields, plan.buffers
         if len(operators):
             steps = (operators.cast("i").tolist(), footprint.cast("q").tolist(), vanilla.cast("q").tolist())
             numbers = [fields[name] for name in FOOTPRINT_FIELDS]
-            self._server.call(FOOTPRINT, job, generation, plan.rows, *steps, *numbers)
+            self._server.call(FOOTPRINT, job, generation, plan.rows, *steps, *numbers, plan.order)
         details = {name: fields[name] for name in (*FOOTPRINT_FIELDS, "link_share")}
         details["events"] = len(plan.buffers[0]) // 32
         self._log("planned", job, plan.device, plan.reason, details, generation)

@@ -279,8 +279,8 @@ class Worker:
             return
         self._server.commit()
         for plan in plans:
-            events = plan.pop("events")
-            self._child.queue(FrameType.PLAN, self._job, header=plan, buffers=[events])
+            buffers = [plan.pop("events"), plan.pop("plan_order")]
+            self._child.queue(FrameType.PLAN, self._job, header=plan, buffers=buffers)
             self._generation_sent = plan["generation"]
             if self._waiting:
                 self._waiting = False

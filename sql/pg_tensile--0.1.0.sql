@@ -58,7 +58,8 @@ CREATE FUNCTION tensile._register_device(name text, total_bytes bigint, out_byte
                                          overhead_bytes bigint) RETURNS void
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_register_device';
 CREATE FUNCTION tensile._fetch_plan(after bigint, OUT generation bigint, OUT events bytea, OUT planned_bytes bigint,
-                                    OUT granted_bytes bigint, OUT link_share float8) RETURNS SETOF record
+                                    OUT granted_bytes bigint, OUT link_share float8, OUT plan_order bytea)
+    RETURNS SETOF record
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_fetch_plan';
 CREATE FUNCTION tensile._acknowledge_plan(generation bigint) RETURNS void
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_acknowledge_plan';
@@ -67,7 +68,7 @@ CREATE FUNCTION tensile._feed(fd int, query text, target text, settings jsonb) R
 
 -- Scheduler and predictor
 CREATE FUNCTION tensile._publish_plan(job bigint, events bytea, planned_bytes bigint, granted_bytes bigint,
-                                      link_share float8) RETURNS bigint
+                                      link_share float8, plan_order bytea DEFAULT '') RETURNS bigint
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_publish_plan';
 CREATE FUNCTION tensile._grants(OUT job bigint, OUT device text, OUT granted_bytes bigint, OUT overhead_bytes bigint,
                                 OUT generation bigint, OUT acknowledged bigint, OUT planned_bytes bigint,
@@ -431,7 +432,8 @@ CREATE TABLE tensile.footprints (
     out_bytes     bigint,
     in_bytes      bigint,
     stall_us      float8,
-    recomputes    int
+    recomputes    int,
+    plan_order    bytea NOT NULL DEFAULT ''
 );
 COMMENT ON TABLE tensile.footprints IS 'what the newest plan of each job was planned to need; see view footprint';
 COMMENT ON COLUMN tensile.footprints.events IS 'rows of the plan, as in the plan table';
@@ -448,6 +450,8 @@ COMMENT ON COLUMN tensile.footprints.out_bytes IS 'copied to the host in an iter
 COMMENT ON COLUMN tensile.footprints.in_bytes IS 'copied to the device in an iteration';
 COMMENT ON COLUMN tensile.footprints.stall_us IS 'of an iteration, spent waiting for copies';
 COMMENT ON COLUMN tensile.footprints.recomputes IS 'operators executed again in an iteration';
+COMMENT ON COLUMN tensile.footprints.plan_order IS
+    'the operators in the order in which the plan has them executed, int32 each; empty: as captured';
 
 CREATE TABLE tensile.sparsities (
     job        bigint PRIMARY KEY REFERENCES tensile.traces ON DELETE CASCADE,
@@ -1692,17 +1696,18 @@ END $$;
 CREATE FUNCTION tensile._footprint(job bigint, generation bigint, events bytea, operators int[], planned bigint[],
                                    vanilla bigint[], iteration_us float8, vanilla_us float8, planned_bytes bigint,
                                    granted_bytes bigint, host_bytes bigint, out_bytes bigint, in_bytes bigint,
-                                   stall_us float8, recomputes int) RETURNS void
+                                   stall_us float8, recomputes int, plan_order bytea DEFAULT '') RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
     INSERT INTO tensile.footprints
-        SELECT t.job, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15
+        SELECT t.job, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16
         FROM tensile.traces t WHERE t.job = $1
         ON CONFLICT (job) DO UPDATE SET generation = EXCLUDED.generation, events = EXCLUDED.events,
             operators = EXCLUDED.operators, planned = EXCLUDED.planned, vanilla = EXCLUDED.vanilla,
             iteration_us = EXCLUDED.iteration_us, vanilla_us = EXCLUDED.vanilla_us, planned_bytes = EXCLUDED.planned_bytes,
             granted_bytes = EXCLUDED.granted_bytes, host_bytes = EXCLUDED.host_bytes, out_bytes = EXCLUDED.out_bytes,
-            in_bytes = EXCLUDED.in_bytes, stall_us = EXCLUDED.stall_us, recomputes = EXCLUDED.recomputes;
+            in_bytes = EXCLUDED.in_bytes, stall_us = EXCLUDED.stall_us, recomputes = EXCLUDED.recomputes,
+            plan_order = EXCLUDED.plan_order;
 $$;
 
 -- What was decided about compressing the job's tensors: [{tensor, codec, coded_bytes, coded_us, plain_us, compressed}]
@@ -2027,7 +2032,7 @@ CREATE VIEW tensile.plan WITH (security_invoker = true) AS
              ON o.job OPERATOR(pg_catalog.=) p.job AND o.operator OPERATOR(pg_catalog.=) p.trigger_operator;
 COMMENT ON VIEW tensile.plan IS 'the plan each running job follows: swap, recompute and release events';
 COMMENT ON COLUMN tensile.plan.generation IS 'of the plan';
-COMMENT ON COLUMN tensile.plan.sequence IS 'order of the events';
+COMMENT ON COLUMN tensile.plan.sequence IS 'order of the events, as the operators are executed';
 COMMENT ON COLUMN tensile.plan.event IS 'swap_out, swap_in, recompute or release';
 COMMENT ON COLUMN tensile.plan.tensor IS 'its number in tensors';
 COMMENT ON COLUMN tensile.plan.tensor_name IS 'see tensors';

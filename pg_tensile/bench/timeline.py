@@ -54,7 +54,7 @@ def levels(trace: Trace, plan: Plan, profile: DeviceProfile) -> list[Level]:
     (simulated,) = simulate([SimulatedJob(trace, plan)], profile)
     sequence = AccessSequence(trace, plan)
     sample, size = footprint_of(sequence).bytes, trace.tensor_bytes.tolist()
-    running = (sample + trace.workspace_bytes[sequence.steps]).tolist()
+    running = (sample + sequence.trace.workspace_bytes[sequence.steps]).tolist()
     staying = (sample - sequence.scratch_bytes).tolist()
     step_end_us, transfers = simulated.step_end_us.tolist(), iter(simulated.transfers)
     known_us: dict[int, float] = {}  # when the compute learns that the copy of a tensor has ended

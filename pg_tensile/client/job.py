@@ -30,7 +30,7 @@ LOOK = """
     FROM tensile.jobs j LEFT JOIN tensile.progress p ON p.job = j.id WHERE j.id = %s
 """
 PLANNED = """
-    SELECT f.generation, f.events,
+    SELECT f.generation, f.events, f.plan_order,
            (SELECT jsonb_object_agg(t.tensor, jsonb_build_array(t.name, t.kind)) FROM tensile.tensors t
             WHERE t.job = f.job) AS tensors,
            (SELECT jsonb_object_agg(o.operator, o.target) FROM tensile.operators o WHERE o.job = f.job) AS operators
@@ -210,11 +210,13 @@ def events_of(row: Row) -> list[Row]:
     """The rows of the view tensile.plan, of a row of PLANNED."""
     from pg_tensile.plan import EventKind, Plan
 
-    plan = Plan.from_rows(row["events"], row["generation"])
+    plan = Plan.from_rows(row["events"], row["generation"], row["plan_order"])
+    captured = {} if plan.order is None else dict(enumerate(plan.order.tolist()))
     tensors, operators = row["tensors"] or {}, row["operators"] or {}
     events = []
     for sequence, (kind, _, tensor, version, trigger, delay_us, deadline, nbytes) in enumerate(plan.rows.tolist()):
         name, tensor_kind = tensors.get(str(tensor), (None, None))
+        trigger, deadline = captured.get(trigger, trigger), captured.get(deadline, deadline)
         events.append(
             {"generation": plan.generation, "sequence": sequence, "event": EventKind(kind).label, "tensor": tensor}
             | {"tensor_name": name, "tensor_kind": tensor_kind, "bytes": nbytes, "trigger_operator": trigger}

@@ -27,6 +27,7 @@ VERSIONS = """
     SELECT 'PostgreSQL' AS name, current_setting('server_version') AS version
     UNION ALL SELECT 'pg_tensile', extversion FROM pg_catalog.pg_extension WHERE extname = 'pg_tensile'
 """
+NOT_NUMBERS = ("job", "trace", "average", "profile", "events", "plan_order")
 SETTINGS = """
     SELECT name, current_setting(name) AS value FROM pg_catalog.pg_settings
     WHERE starts_with(name, 'pg_tensile.') ORDER BY name
@@ -119,11 +120,11 @@ def _planned(connection: Connection, job: int, log: list[Row]) -> Planned | None
     if len(average) == trace.operator_count:
         known = np.isfinite(average) & (average >= 0)
         trace = trace.with_latencies(np.where(known, average, trace.latency_us))
-    numbers = {name: found[name] for name in found if name not in ("job", "trace", "average", "profile", "events")}
+    numbers = {name: found[name] for name in found if name not in NOT_NUMBERS}
     arrays = [np.array(numbers.pop(name)) for name in ("operators", "planned", "vanilla")]
     return Planned(
         trace,
-        Plan.from_rows(found["events"], found["generation"]),
+        Plan.from_rows(found["events"], found["generation"], found["plan_order"]),
         _with_share(DeviceProfile(**found["profile"]), log, found["generation"]),
         arrays[0].astype(np.int32),
         arrays[1].astype(np.int64),

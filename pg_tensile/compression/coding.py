@@ -7,6 +7,7 @@ A tensor is coded in chunks, each by itself, so that one chunk is on the link wh
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -38,6 +39,11 @@ class Coding(NamedTuple):
         """The coding under which nothing is compressed."""
         zero = np.zeros(trace.tensor_count)
         return cls(zero.astype(np.uint8), trace.tensor_bytes.copy(), zero, zero.copy())
+
+    def take(self, tensor: int, other: Coding) -> None:
+        """Codes a tensor as in another coding of the same trace."""
+        self.codec[tensor], self.moved_bytes[tensor] = other.codec[tensor], other.moved_bytes[tensor]
+        self.encode_us[tensor], self.decode_us[tensor] = other.encode_us[tensor], other.decode_us[tensor]
 
     @property
     def compresses(self) -> bool:
@@ -82,7 +88,7 @@ def with_codecs(trace: Trace, plan: Plan) -> Plan:
         return plan
     rows = plan.rows.copy()
     rows["codec"] = 0
-    copies = AccessSequence(trace, Plan(rows, plan.generation)).copies
+    copies = AccessSequence(trace, replace(plan, rows=rows)).copies
     out = rows["kind"][copies.event] == EventKind.SWAP_OUT
     rows["codec"][copies.event[out]] = trace.coding.codec[copies.tensor[out]]
-    return Plan(rows, plan.generation)
+    return replace(plan, rows=rows)

@@ -110,7 +110,8 @@ typedef struct TensilePlanHeader
 	int64		granted_bytes;	/* what its executor may take: at least planned_bytes */
 	float8		link_share;		/* of the device's link to the host that it was planned with: 0 … 1 */
 	uint32		nevents;
-	uint32		checksum;		/* CRC-32C of the event rows and of what stands before it here */
+	uint32		nordered;		/* operators of the order, int32 each, behind the event rows; 0: as captured */
+	uint32		checksum;		/* CRC-32C of the event rows, of the order and of what stands before it here */
 } TensilePlanHeader;
 
 typedef struct TensileSlot
@@ -127,7 +128,7 @@ typedef struct TensileSlot
 	int64		overhead_bytes; /* of that device, taken by the executor besides */
 	uint64		acknowledged;	/* generation of the newest plan with which an iteration was made; 0: none */
 	TensileWakeup wakeup;
-	LWLock	   *lock;			/* protects what follows, and the slot's event rows */
+	LWLock	   *lock;			/* protects what follows, and the slot's event rows with the order behind them */
 	TensileProgress progress;
 	TensilePlanHeader plan;
 } TensileSlot;
@@ -140,7 +141,7 @@ typedef struct TensilePlanEvent
 	uint8		zero[2];
 	int32		tensor;
 	int32		version;
-	int32		trigger_operator;
+	int32		trigger_operator;	/* where the plan has an order, its place there, as the deadline */
 	int32		delay_us;
 	int32		deadline_operator;
 	int64		bytes;

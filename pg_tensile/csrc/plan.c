@@ -1,5 +1,6 @@
 /*
- * plan.c: the plan table: for each job slot a header (generation, number of events, checksum) and fixed-size event rows.
+ * plan.c: the plan table: for each job slot a header (generation, number of events, checksum) and fixed-size event rows,
+ * and behind these, in the same area, the order of the operators (int32 each) of a plan that has one.
  *
  * The scheduler is the only writer. It writes rows and header under the slot's lock, readers copy both under the same
  * lock, so nobody sees half a plan; the checksum is for what locks don't prevent (a stray write into shared memory), and
@@ -35,13 +36,27 @@ slot_events(const TensileSlot *slot)
 	return tensile_shared->events + (slot - tensile_shared->slots) * (Size) tensile_shared->plan_events;
 }
 
+/* The order of the operators, behind the rows. */
+static int32 *
+order_of(const TensilePlanHeader *header, TensilePlanEvent *events)
+{
+	return (int32 *) (events + header->nevents);
+}
+
+/* Of the rows and the order together. */
+static Size
+plan_bytes(const TensilePlanHeader *header)
+{
+	return header->nevents * sizeof(TensilePlanEvent) + header->nordered * sizeof(int32);
+}
+
 static uint32
 checksum_plan(const TensilePlanHeader *header, const TensilePlanEvent *events)
 {
 	pg_crc32c	checksum;
 
 	INIT_CRC32C(checksum);
-	COMP_CRC32C(checksum, events, header->nevents * sizeof(TensilePlanEvent));
+	COMP_CRC32C(checksum, events, plan_bytes(header));
 	COMP_CRC32C(checksum, header, offsetof(TensilePlanHeader, checksum));
 	FIN_CRC32C(checksum);
 	return checksum;
@@ -49,25 +64,46 @@ checksum_plan(const TensilePlanHeader *header, const TensilePlanEvent *events)
 
 /* ---- writing ---- */
 
-/* Raises unless `events` is a plan that fits into the table. */
+/* Raises unless `bytes` of rows, and of an order, are a number of rows and of operators that fits into the table. */
 static void
-check_events(const TensilePlanEvent *events, Size bytes)
+check_size(Size bytes, Size order_bytes)
 {
+	Size		limit = tensile_shared->plan_events * sizeof(TensilePlanEvent);
+
 	if (bytes % sizeof(TensilePlanEvent) != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("a plan of %zu bytes is not a number of rows of %zu bytes", bytes, sizeof(TensilePlanEvent))));
-	if (bytes / sizeof(TensilePlanEvent) > tensile_shared->plan_events)
+	if (order_bytes % sizeof(int32) != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("an order of %zu bytes is not a number of operators", order_bytes)));
+	if (bytes > limit || order_bytes > limit - bytes)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
-				 errmsg("a plan of %zu events does not fit into the plan table", bytes / sizeof(TensilePlanEvent)),
+				 order_bytes == 0
+				 ? errmsg("a plan of %zu events does not fit into the plan table", bytes / sizeof(TensilePlanEvent))
+				 : errmsg("a plan of %zu events that orders %zu operators does not fit into the plan table",
+						  bytes / sizeof(TensilePlanEvent), order_bytes / sizeof(int32)),
 				 errhint("Increase pg_tensile.plan_events (now %d) and restart the server.", tensile_shared->plan_events)));
-	for (Size i = 0; i < bytes / sizeof(TensilePlanEvent); i++)
+}
+
+/* Raises unless all rows are events, at places in the order if there is one, which names operators. */
+static void
+check_plan(const TensilePlanHeader *header, TensilePlanEvent *events)
+{
+	const int32 *order = order_of(header, events);
+
+	for (uint32 i = 0; i < header->nevents; i++)
 		if (events[i].kind == 0 || events[i].kind >= lengthof(event_kinds) ||
 			events[i].codec >= (events[i].kind == SWAP_OUT ? lengthof(codecs) : 1) ||
 			events[i].zero[0] != 0 || events[i].zero[1] != 0)
 			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("event %zu of the plan is of unknown kind", i)));
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("event %u of the plan is of unknown kind", i)));
+	for (uint32 i = 0; i < header->nordered; i++)
+		if (order[i] < 0)
+			ereport(ERROR,
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("the plan's order names operator %d", order[i])));
 }
 
 /* Raises unless the numbers of a plan make sense; a comparison with NaN is false. */
@@ -102,7 +138,7 @@ write_plan(int64 job, TensilePlanHeader *header, const TensilePlanEvent *events)
 		LWLockAcquire(slot->lock, LW_EXCLUSIVE);
 		header->generation = slot->plan.generation + 1;
 		header->checksum = checksum_plan(header, events);
-		memcpy(slot_events(slot), events, header->nevents * sizeof(TensilePlanEvent));
+		memcpy(slot_events(slot), events, plan_bytes(header));
 		slot->plan = *header;
 		LWLockRelease(slot->lock);
 		tensile_wake(&slot->wakeup);
@@ -111,24 +147,29 @@ write_plan(int64 job, TensilePlanHeader *header, const TensilePlanEvent *events)
 	return exists;
 }
 
-/* tensile._publish_plan(job, events, planned_bytes, granted_bytes, link_share) → generation; NULL: no room */
+/* tensile._publish_plan(job, events, planned_bytes, granted_bytes, link_share, plan_order) → generation; NULL: no room */
 Datum
 tensile_publish_plan(PG_FUNCTION_ARGS)
 {
 	int64		job = PG_GETARG_INT64(0);
 	bytea	   *plan = PG_GETARG_BYTEA_PP(1);
-	TensilePlanEvent *events = palloc(VARSIZE_ANY_EXHDR(plan) + 1); /* a copy: the rows must be aligned */
+	bytea	   *order = PG_GETARG_BYTEA_PP(5);
+	TensilePlanEvent *events;	/* a copy: the rows must be aligned */
 	TensilePlanHeader header;
 
 	tensile_require_process(TENSILE_SCHEDULER);
-	memcpy(events, VARDATA_ANY(plan), VARSIZE_ANY_EXHDR(plan));
-	check_events(events, VARSIZE_ANY_EXHDR(plan));
+	check_size(VARSIZE_ANY_EXHDR(plan), VARSIZE_ANY_EXHDR(order));
 	memset(&header, 0, sizeof(header));
 	header.planned_bytes = PG_GETARG_INT64(2);
 	header.granted_bytes = PG_GETARG_INT64(3);
 	header.link_share = PG_GETARG_FLOAT8(4);
 	header.nevents = VARSIZE_ANY_EXHDR(plan) / sizeof(TensilePlanEvent);
+	header.nordered = VARSIZE_ANY_EXHDR(order) / sizeof(int32);
 	check_header(&header);
+	events = palloc(plan_bytes(&header) + 1);
+	memcpy(events, VARDATA_ANY(plan), VARSIZE_ANY_EXHDR(plan));
+	memcpy(order_of(&header, events), VARDATA_ANY(order), VARSIZE_ANY_EXHDR(order));
+	check_plan(&header, events);
 	if (!write_plan(job, &header, events))
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_OBJECT),
@@ -188,9 +229,13 @@ read_plan(int64 job, uint64 after, TensilePlanHeader *header)
 		*header = slot->plan;
 		if (header->generation > after)
 		{
-			header->nevents = Min(header->nevents, tensile_shared->plan_events);	/* a wrong number fails the checksum */
-			events = palloc(header->nevents * sizeof(TensilePlanEvent) + 1);
-			memcpy(events, slot_events(slot), header->nevents * sizeof(TensilePlanEvent));
+			uint32		most = tensile_shared->plan_events;
+			uint32		ints = sizeof(TensilePlanEvent) / sizeof(int32);
+
+			header->nevents = Min(header->nevents, most);	/* wrong numbers fail the checksum */
+			header->nordered = Min(header->nordered, (most - header->nevents) * ints);
+			events = palloc(plan_bytes(header) + 1);
+			memcpy(events, slot_events(slot), plan_bytes(header));
 		}
 		LWLockRelease(slot->lock);
 	}
@@ -210,8 +255,8 @@ tensile_fetch_plan(PG_FUNCTION_ARGS)
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	TensilePlanHeader header;
 	TensilePlanEvent *events;
-	Datum		values[5];
-	bool		nulls[5] = {false};
+	Datum		values[6];
+	bool		nulls[6] = {false};
 
 	tensile_require_process(TENSILE_WORKER);
 	InitMaterializedSRF(fcinfo, 0);
@@ -223,19 +268,29 @@ tensile_fetch_plan(PG_FUNCTION_ARGS)
 	values[2] = Int64GetDatum(header.planned_bytes);
 	values[3] = Int64GetDatum(header.granted_bytes);
 	values[4] = Float8GetDatum(header.link_share);
+	values[5] = PointerGetDatum(cstring_to_text_with_len((char *) order_of(&header, events),
+														 header.nordered * sizeof(int32)));
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 	PG_RETURN_NULL();
 }
 
+/* The captured number of the operator at a place of the plan's order; a place that it doesn't have stays as it is. */
+static int32
+operator_at(const TensilePlanHeader *header, TensilePlanEvent *events, int32 place)
+{
+	return place >= 0 && (uint32) place < header->nordered ? order_of(header, events)[place] : place;
+}
+
 /* One row of tensile._plan(), in the order of its columns. */
 static void
-put_event(ReturnSetInfo *rsinfo, int64 job, uint64 generation, int number, const TensilePlanEvent *event)
+put_event(ReturnSetInfo *rsinfo, int64 job, const TensilePlanHeader *header, TensilePlanEvent *events, uint32 number)
 {
+	const TensilePlanEvent *event = &events[number];
 	Datum		values[] = {
-		Int64GetDatum(job), Int64GetDatum((int64) generation), Int32GetDatum(number),
+		Int64GetDatum(job), Int64GetDatum((int64) header->generation), Int32GetDatum((int32) number),
 		CStringGetTextDatum(event_kinds[event->kind]), Int32GetDatum(event->tensor), Int32GetDatum(event->version),
-		Int32GetDatum(event->trigger_operator), Int64GetDatum((int64) event->delay_us),
-		Int32GetDatum(event->deadline_operator), Int64GetDatum(event->bytes),
+		Int32GetDatum(operator_at(header, events, event->trigger_operator)), Int64GetDatum((int64) event->delay_us),
+		Int32GetDatum(operator_at(header, events, event->deadline_operator)), Int64GetDatum(event->bytes),
 		event->codec ? CStringGetTextDatum(codecs[event->codec]) : (Datum) 0
 	};
 	bool		nulls[lengthof(values)] = {false};
@@ -264,7 +319,7 @@ tensile_plan(PG_FUNCTION_ARGS)
 			continue;
 		events = read_plan(slots[i].job, 0, &header);
 		for (uint32 j = 0; events && j < header.nevents; j++)
-			put_event((ReturnSetInfo *) fcinfo->resultinfo, slots[i].job, header.generation, j, &events[j]);
+			put_event((ReturnSetInfo *) fcinfo->resultinfo, slots[i].job, &header, events, j);
 		if (events)
 			pfree(events);
 	}

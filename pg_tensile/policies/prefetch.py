@@ -28,7 +28,7 @@ def schedule(sequence: AccessSequence, profile: DeviceProfile, budget_bytes: int
     rows = timetable.rows
     rank = np.where(rows["kind"] == EventKind.RECOMPUTE, 2, np.where(rows["kind"] == EventKind.SWAP_IN, 1, 0))
     order = np.lexsort((np.where(rank == 2, np.arange(len(rows)), rows["deadline"]), rank, rows["trigger"]))
-    return Plan(rows[order], sequence.plan.generation)
+    return Plan(rows[order], sequence.plan.generation, sequence.plan.order)
 
 
 class _Timetable:

@@ -187,7 +187,7 @@ def _tensor(trace: Trace, number: int) -> Facts:
 
 def _absences(plan: Plan) -> dict[int, tuple[int | None, int | None]]:
     """The first time that a tensor is away: after which operator it goes, before which it is back, maybe around the end
-    of the iteration. None: it goes by itself, or no event brings it back."""
+    of the iteration; operators by their captured numbers. None: it goes by itself, or no event brings it back."""
     gone: dict[int, list[int]] = defaultdict(list)
     back: dict[int, list[int]] = defaultdict(list)
     for event in plan.events:
@@ -200,7 +200,10 @@ def _absences(plan: Plan) -> dict[int, tuple[int | None, int | None]]:
         first = min(gone[tensor], default=None)
         returns = back[tensor] if first is None else [operator for operator in back[tensor] if operator > first]
         found[tensor] = first, min(returns or back[tensor], default=None)
-    return found
+    if plan.order is None:
+        return found
+    number: dict[int | None, int | None] = {None: None} | dict(enumerate(plan.order.tolist()))
+    return {tensor: (number[gone_after], number[back_before]) for tensor, (gone_after, back_before) in found.items()}
 
 
 # ---- the job's life --------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def iteration_of(record: JobRecord) -> Iteration:
     except InvalidPlanError as error:
         raise _outdated(record.job["id"], error.message) from None
     by_step = (planned.operators, planned.planned_bytes, planned.vanilla_bytes)
-    if any(len(column) != len(sequence.steps) for column in by_step) or np.any(sequence.steps != planned.operators):
+    if any(len(column) != len(sequence.steps) for column in by_step) or np.any(sequence.operators != planned.operators):
         raise _outdated(record.job["id"], "its steps are not those of the trace")
     vanilla_bytes = np.zeros(planned.trace.operator_count, np.int64)
     vanilla_bytes[planned.operators] = planned.vanilla_bytes

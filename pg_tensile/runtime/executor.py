@@ -285,7 +285,7 @@ class Executor:
         if looking:
             self._looks, self._look_next, self._swapper.looks = self._swapper.looks, False, None
         if meter is not None:
-            graph.meters.add(meter, program.sequence.steps)
+            graph.meters.add(meter, program.sequence.operators)
 
     def _forget(self, graph: Graph, program: Program) -> None:
         """At the end of an iteration: empty storages that nobody fills again go, and copies that are not current, or

@@ -82,7 +82,7 @@ class Graph:
         captured = self.captured
         sequence = AccessSequence(self.meters.clocked(captured.trace, plan), plan)
         sequence.check()
-        arena = host_arena(sequence.trace, transient_events(sequence.trace, plan))
+        arena = host_arena(captured.trace, transient_events(captured.trace, plan))
         program = compile_program(self.functions, sequence, arena, self._device.runs_ahead)
         return Compiled(captured, program, {}, follows)
 
@@ -106,7 +106,7 @@ class Graph:
     def _compile_from(self, steady: Program, resident: frozenset[int]) -> Program:
         absent = (steady.device | steady.away) - resident
         state = Boundary(*(frozenset(map(self.numbers.__getitem__, k)) for k in (resident, steady.host | absent)))
-        sequence = AccessSequence(steady.sequence.trace, steady.sequence.plan, state, passive=True)
+        sequence = AccessSequence(steady.sequence.captured_trace, steady.sequence.plan, state, passive=True)
         program = compile_program(self.functions, sequence, steady.arena, self._device.runs_ahead)
         program.look_up()
         return program

@@ -207,7 +207,7 @@ class _Lane:
         return size / (self._rate * self.share * (self._duplex if shared else 1.0))
 
     def _encode_paced(self, chunks: Chunks, source: torch.Tensor, target: torch.Tensor, start: float) -> float:
-        """The same coded: a chunk is coded while the one before is on the link, in the memory of the one before that."""
+        """The same coded: a chunk is coded while the one before is on the link."""
         clock = start + self._latency_s
         sent: list[float] = []  # when each chunk's last byte leaves
         for place in chunks.places(source.numel()):

@@ -51,9 +51,8 @@ class Loop:
                     total = registry.in_use + size
                     needed = total + workspace[operator]
                     if needed > limit:
-                        registry.check(
-                            size + workspace[operator] + program.staging_bytes, partial(program.operator_label, step)
-                        )
+                        requested = size + workspace[operator] + program.staging_bytes
+                        registry.check(requested, partial(program.operator_label, step))
                     if meter is None:
                         function(values)
                     else:

@@ -37,7 +37,7 @@ class Meters:
         return self._due.popleft()() if self._due else None
 
     def add(self, meter: Meter, steps: Int32s) -> None:
-        """After an iteration of these steps that `meter` has measured."""
+        """After an iteration of these operators, by step, that `meter` has measured."""
         self._readings.append((meter, steps))
 
     def collect(self, wait: bool) -> None:

@@ -53,7 +53,7 @@ class Work(NamedTuple):
     """What a RUN executes."""
 
     function: Function
-    operator: int
+    operator: int  # by its captured number
     created: Mapping[int, int]  # key → bytes: on the device from here on
     bytes: int  # of these, and of what is discarded after the sample
     scratch: int  # bytes discarded after the sample
@@ -91,11 +91,11 @@ class Program:
 
     def check_budget(self, budget_bytes: int, workspace_bytes: Int64s) -> None:
         """`workspace_bytes`: int64[operators]. Raises OutOfDeviceMemoryError for the first step that needs too much."""
-        needed = self.sequence.footprint + workspace_bytes[self.sequence.steps] + self.staging_bytes
+        needed = self.sequence.footprint + workspace_bytes[self.sequence.operators] + self.staging_bytes
         over = np.flatnonzero(needed > budget_bytes)
         if over.size:
             step = int(over[0])
-            requested = self.work(step).bytes + int(workspace_bytes[self.sequence.steps[step]])
+            requested = self.work(step).bytes + int(workspace_bytes[self.sequence.operators[step]])
             raise OutOfDeviceMemoryError(
                 self.operator_label(step), requested, int(needed[step]) - requested, budget_bytes
             )
@@ -109,7 +109,7 @@ class Program:
         return dict(zip(self.keys, self.sequence.trace.tensor_bytes.tolist(), strict=True))
 
     def device_peak_bytes(self, workspace_bytes: Int64s) -> int:
-        return int(np.max(self.sequence.footprint + workspace_bytes[self.sequence.steps])) + self.staging_bytes
+        return int(np.max(self.sequence.footprint + workspace_bytes[self.sequence.operators])) + self.staging_bytes
 
     @cached_property
     def staging_bytes(self) -> int:
@@ -475,14 +475,15 @@ def _works(functions: Functions, sequence: AccessSequence) -> list[Work]:
     """What each step executes."""
     trace, sizes, made_by = sequence.trace, sequence.trace.tensor_bytes.tolist(), _created(sequence.trace)
     steps, events, scratch = sequence.steps.tolist(), sequence.step_event.tolist(), sequence.scratch_bytes.tolist()
-    repeated = {operator for operator, event in zip(steps, events, strict=True) if event >= 0}
+    captured = trace.captured_operator.tolist()
+    repeated = {place for place, event in zip(steps, events, strict=True) if event >= 0}
     works = []
-    for step, (operator, event) in enumerate(zip(steps, events, strict=True)):
-        made = made_by[operator]
+    for step, (place, event) in enumerate(zip(steps, events, strict=True)):
+        operator, made = captured[place], made_by[place]
         if event >= 0:
             tensor = int(sequence.plan.rows["tensor"][event])
             function, made = functions.again(operator, tensor), [tensor] if tensor in made else []
-        elif operator in repeated and trace.random[operator]:
+        elif place in repeated and trace.random[place]:
             function = functions.remembering(operator)
         else:
             function = functions.plain(operator)

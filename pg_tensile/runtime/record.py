@@ -46,7 +46,7 @@ class IterationRecord:
     generation: int  # of the plan
     transition: bool  # the first of its plan, from another state than the plan's own
     footprint: Int64s  # [S]: bytes in the registry after each step
-    steps: Int32s  # [S]: the operator executed in each step
+    steps: Int32s  # [S]: the operator executed in each step, by its captured number
     peak_bytes: int
     device_peak_bytes: int  # with the workspaces known
     transfers: tuple[Transfer, ...]
@@ -111,7 +111,7 @@ def make_record(
     the registry's bytes after each step; `workspace_bytes`: int64[operators]; `numbers`: key of a tensor → its number
     in the trace."""
     footprint = np.array(samples, np.int64)
-    device_peak = int(np.max(footprint + workspace_bytes[sequence.steps]))
+    device_peak = int(np.max(footprint + workspace_bytes[sequence.operators]))
     device_peak += staging_bytes(sequence.trace, sequence.plan)
     seen = Counters()
     seen.add(moved, waited, int(np.count_nonzero(sequence.step_event >= 0)), max(samples), device_peak)
@@ -119,7 +119,7 @@ def make_record(
         generation=sequence.plan.generation,
         transition=transition,
         footprint=footprint,
-        steps=sequence.steps,
+        steps=sequence.operators,
         peak_bytes=seen.peak_bytes,
         device_peak_bytes=seen.device_peak_bytes,
         transfers=tuple(_transfer(each, numbers.get(each.tensor, -1)) for each in moved),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import Any
@@ -13,9 +11,9 @@ import pytest
 
 from pg_tensile.profile import RTX_A6000
 from tests.server.pressure import Wait
-from tests.server.support import Connection, executor_pid, register, value
+from tests.server.support import Connection, register, value
 
-ROWS, BATCH_SIZE = 4096, 2048
+ROWS, BATCH_SIZE, BUDGET = 4096, 2048, "10MB"
 WIDE = {"type": "mlp", "hidden": [256] * 6}  # the output of each layer is 2 MB
 IMAGES = f"""
     CREATE TABLE images AS
@@ -38,22 +36,46 @@ class Lab:
         self.conn.execute("INSERT INTO tensile.device_profiles VALUES ('cpu', %s)", (json.dumps(asdict(PROFILE)),))
         self._models = 0
 
-    def submit(self, epochs: int = 6, budget: str = "20MB", **options: Any) -> int:
+    def submit(self, budget: str | None = BUDGET, epochs: int = 12, **options: Any) -> int:
+        """A job of a model of its own; without a budget without plans."""
         self._models += 1
-        register(self.conn, f"m{self._models}", WIDE)
-        options |= {"task": "classification"}
-        policy = "none" if budget == "" else "joint"
-        return int(
-            value(
-                self.conn,
-                "SELECT train_model(%s, 'SELECT * FROM images', 'label', epochs => %s, batch_size => %s,"
-                " validation => 0, optimizer => 'sgd', policy => %s, memory_budget => %s, options => %s)",
-                *(f"m{self._models}", epochs, BATCH_SIZE, policy, budget or None, json.dumps(options)),
-            )
+        model, policy = f"m{self._models}", "joint" if budget else "none"
+        register(self.conn, model, WIDE)
+        query = (
+            "SELECT train_model(%s, 'SELECT label, image FROM images', 'label', epochs => %s, batch_size => %s,"
+            " validation => 0, optimizer => 'sgd', policy => %s, memory_budget => %s, options => %s)"
         )
+        options |= {"task": "classification"}
+        return int(value(self.conn, query, model, epochs, BATCH_SIZE, policy, budget, json.dumps(options)))
 
-    def shown(self, job: int) -> list[Any]:
-        return self.conn.execute("SELECT * FROM tensile.compression WHERE job = %s", (job,)).fetchall()
+    def results(self, job: int) -> list[Any]:
+        """Weights and losses, when the job has finished."""
+        assert value(self.conn, "SELECT wait_for_job(%s, '90 s')", job) == "finished"
+        weights = (
+            "SELECT sha256(w.data) FROM tensile.model_weights w JOIN tensile.model_versions v ON v.id = w.version"
+            " WHERE v.job = %s ORDER BY seq"
+        )
+        losses = "SELECT epoch, split, loss, accuracy FROM tensile.metrics WHERE job = %s ORDER BY 1, 2"
+        return [self.conn.execute(sql, (job,)).fetchall() for sql in (weights, losses)]
+
+    def compressed(self, job: int) -> list[Any]:
+        """Tensors that are compressed, by what is decided and by the plan in use; none before that is so."""
+        return self.conn.execute(
+            "SELECT c.tensor, c.kind, c.bytes, c.zero_share, c.codec, c.coded_bytes, c.coded_us, c.plain_us"
+            " FROM tensile.compression c JOIN tensile.plan p USING (job, tensor, codec)"
+            " JOIN tensile.progress g ON g.job = c.job AND g.plan_generation = p.generation"
+            " WHERE c.job = %s AND c.compressed",
+            (job,),
+        ).fetchall()
+
+    def await_compressed(self, job: int) -> list[Any]:
+        found: list[Any] = self.wait_until(lambda: self.compressed(job), 60, lambda: self.told(job))
+        return found
+
+    def told(self, job: int) -> str:
+        lines = self.conn.execute("SELECT event, reason, details FROM tensile.scheduler_log WHERE job = %s", (job,))
+        shown = self.conn.execute("SELECT * FROM tensile.compression WHERE job = %s", (job,))
+        return "\n".join(map(str, [*lines.fetchall(), *shown.fetchall()]))
 
 
 @pytest.fixture(scope="module")
@@ -65,24 +87,20 @@ def lab(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Lab]:
     cluster.end()
 
 
-def test_x(lab: Lab) -> None:
-    import time
-    plain = lab.submit(epochs=4, budget="")
-    for budget in ("14MB", "18MB", "22MB"):
-      for o in ({}, {"compression": "auto"}):
-        t = time.time()
-        job = lab.submit(epochs=12, budget=budget, **o)
-        n = 0
-        while value(lab.conn, "SELECT state FROM tensile.jobs WHERE id=%s", job) not in ("finished", "failed"):
-            r = lab.conn.execute("SELECT phase, epoch, step, bytes_swapped, raw_bytes_swapped, stall_us, plan_generation, samples_per_s FROM tensile.progress WHERE job=%s", (job,)).fetchone()
-            if r and r != n: print(round(time.time()-t,2), r)
-            n = r
-            time.sleep(0.3)
-        print(budget, o, time.time() - t)
-        print(lab.conn.execute("SELECT state, error, traceback FROM tensile.jobs WHERE id=%s", (job,)).fetchone())
-        print(lab.conn.execute("SELECT event, reason, details FROM tensile.scheduler_log WHERE job=%s", (job,)).fetchall())
-        for x in lab.shown(job): print(x)
-        print(lab.conn.execute("SELECT iteration_us, vanilla_us, planned_bytes, stall_us, recomputes, out_bytes, in_bytes FROM tensile.footprints WHERE job=%s", (job,)).fetchone())
-    print(lab.conn.execute("SELECT relative_error FROM tensile.codec_times").fetchall())
-    print(lab.conn.execute("SELECT vanilla_bytes, least_bytes FROM tensile.traces").fetchall())
-    assert 0
+def test_what_is_compressed_is_shown_and_changes_no_result(lab: Lab) -> None:
+    expected = lab.results(lab.submit(None))
+    assert value(lab.conn, "SELECT count(*) FROM tensile.codec_times") == 0
+    job = lab.submit(compression="auto")
+    rows = lab.await_compressed(job)
+    for _, kind, nbytes, zero_share, codec, coded_bytes, coded_us, plain_us in rows:
+        assert kind == "activation" and 0.2 < zero_share < 0.9 and codec in CODECS[1:]
+        assert coded_bytes < nbytes and coded_us < plain_us
+    moved = "SELECT bytes_swapped < raw_bytes_swapped FROM tensile.progress WHERE job = %s"
+    lab.wait_until(lambda: value(lab.conn, moved, job), 30, lambda: lab.told(job))
+    assert lab.results(job) == expected
+    less = "SELECT bool_or(moved_bytes < bytes) FROM tensile.compression WHERE job = %s AND compressed"
+    assert value(lab.conn, less, job), lab.told(job)
+    error, codecs = lab.conn.execute("SELECT relative_error, times FROM tensile.codec_times").fetchone() or (None, None)
+    assert 0 <= error < 1 and codecs
+    reasons = "SELECT string_agg(reason, E'\\n') FROM tensile.scheduler_log WHERE job = %s AND event = 'planned'"
+    assert "zeros in tensors" in value(lab.conn, reasons, job)

@@ -154,6 +154,39 @@ def test_a_published_plan_arrives_at_the_worker_and_in_sql(stage: Stage, planned
     assert [row[2] for row in rows] == ["swap_out", "swap_in", "recompute", "release"]
 
 
+def test_an_order_travels_behind_the_events_and_sql_shows_captured_operators(stage: Stage, planned: int) -> None:
+    events, order = (
+        [event(1, 5, trigger=1, deadline=2), event(2, 5, trigger=3, deadline=7)],
+        struct.pack("<4i", 0, 2, 1, 3),
+    )
+    call = plan_call(planned, events)[:-1]
+    assert stage.order("scheduler", f"SELECT {call}, '\\x{order.hex()}') AS g") == [{"g": 1}]
+    fetched = stage.order(
+        planned, "SELECT encode(events, 'hex') AS e, encode(plan_order, 'hex') AS o FROM tensile._fetch_plan(0)"
+    )
+    assert fetched == [{"e": b"".join(events).hex(), "o": order.hex()}]
+    sql = "SELECT trigger_operator, deadline_operator FROM tensile.plan WHERE job = %s ORDER BY sequence"
+    assert stage.alice.execute(sql, (planned,)).fetchall() == [(2, 1), (3, 7)]  # a place that there is not stays
+    publish(stage, planned, events)
+    assert stage.alice.execute(sql, (planned,)).fetchall() == [(1, 2), (3, 7)]
+
+
+def test_events_and_order_have_the_table_together(stage: Stage, planned: int) -> None:
+    for events, operators, fits in (
+        (1024, 0, True),
+        (1024, 1, False),
+        (1023, 8, True),
+        (1023, 9, False),
+        (0, 8192, True),
+    ):
+        call = f"{plan_call(planned, [event(4)] * events)[:-1]}, '\\x{'00' * 4 * operators}')"
+        if fits:
+            stage.order("scheduler", f"SELECT {call}")
+        else:
+            with pytest.raises(psycopg.errors.ProgramLimitExceeded, match=r"orders \d+ operators does not fit"):
+                stage.order("scheduler", f"SELECT {call}")
+
+
 def test_a_plan_without_events_is_a_plan(stage: Stage, planned: int) -> None:
     first = publish(stage, planned, [event(4)])
     second = publish(stage, planned, [])
@@ -197,13 +230,25 @@ def test_the_next_job_does_not_inherit_a_plan_nor_numbers(stage: Stage, planned:
         (plan_call(0, [event(1), event(5)]), "22023"),
         (plan_call(0, [b"\1\1" + event(1)[2:]]), "22023"),
         (plan_call(0, [event(4)] * 1025), "54000"),
+        (plan_call(0, [])[:-1] + ", '\\x000000')", "22023"),
+        (plan_call(0, [])[:-1] + ", '\\xffffffff')", "22023"),
         (plan_call(0, [], granted=9, planned=10), "22023"),
         (plan_call(0, [], granted=9, planned=-1), "22023"),
         (plan_call(0, [], link="'NaN'"), "22023"),
         (plan_call(0, [], link=1.5), "22023"),
     ],
     ids=[
-        *("one byte", "not whole", "kind 0", "kind 5", "padding", "too long", "more planned than granted"),
+        *(
+            "one byte",
+            "not whole",
+            "kind 0",
+            "kind 5",
+            "padding",
+            "too long",
+            "half an operator",
+            "no operator",
+            "more planned than granted",
+        ),
         *("less than nothing", "no number", "more than the link"),
     ],
 )

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
 
+import numpy as np
 from hypothesis import strategies as st
 
+from pg_tensile.order import dependencies
 from pg_tensile.plan import Event, EventKind, Plan
 from pg_tensile.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 
@@ -87,6 +89,19 @@ def dice() -> st.SearchStrategy[Random]:
 def traces(draw: st.DrawFn, most_operators: int = 12, most_tensors: int = 14) -> Trace:
     operators = draw(st.integers(3, most_operators))
     return random_trace(draw(dice()), operators, most_tensors)
+
+
+def random_order(random: Random, trace: Trace) -> list[int]:
+    """An order in which the operators may be executed: whatever is ready comes next."""
+    needs = dependencies(trace)
+    missing = np.diff(needs.predecessor_start).tolist()
+    ready, order = [operator for operator, count in enumerate(missing) if not count], []
+    while ready:
+        order.append(ready.pop(random.randrange(len(ready))))
+        for later in needs.successors[slice(*needs.successor_start[order[-1] :][:2])].tolist():
+            missing[later] -= 1
+            ready += [] if missing[later] else [later]
+    return order
 
 
 # ---- a small one, for examples ----

@@ -96,7 +96,7 @@ def record(planned: Planned | None = None, **changes: Any) -> JobRecord:
 def planned_of(trace: Trace, plan: Plan = NO_EVENTS, profile: DeviceProfile = RTX_A6000) -> Planned:
     """What the scheduler publishes of a plan."""
     sequence = AccessSequence(trace, plan)
-    held = sequence.footprint + trace.workspace_bytes[sequence.steps]
+    held = sequence.footprint + trace.workspace_bytes[sequence.operators]
     without = AccessSequence(trace, NO_EVENTS).footprint + trace.workspace_bytes
     (timeline,) = simulate([SimulatedJob(trace, plan)], profile)
     (vanilla,) = simulate([SimulatedJob(trace)], profile)
@@ -112,7 +112,7 @@ def planned_of(trace: Trace, plan: Plan = NO_EVENTS, profile: DeviceProfile = RT
         "stall_us": timeline.stall_us,
         "recomputes": timeline.recomputes,
     }
-    return Planned(trace, plan, profile, sequence.steps, held, without[sequence.steps], numbers)
+    return Planned(trace, plan, profile, sequence.operators, held, without[sequence.operators], numbers)
 
 
 def saving(layers: int = 12, share: float = 0.6, policy: str = "joint", generation: int = 3) -> Planned:

@@ -139,7 +139,7 @@ def grant(frame: Frame, generation: int, part: float, spare: int = 1 << 16) -> t
     budget = int(header["least_bytes"] + part * (header["vanilla_bytes"] - header["least_bytes"]))
     found = JobPlanner(first, DeviceProfile(**header["profile"])).within(budget)
     granted = {"planned_bytes": found.device_peak_bytes, "granted_bytes": budget + spare, "link_share": 1.0}
-    return {"generation": generation, **granted}, [found.plan.rows.tobytes()]
+    return {"generation": generation, **granted}, [found.plan.rows.tobytes(), found.plan.order_bytes]
 
 
 def finish(child: Child) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def eager_run(start: Callable[..., Child], **options: Any) -> Child:
     trace = child.until(FrameType.TRACE).header
     assert (trace["graphs"], trace["vanilla_bytes"], trace["policy"]) == ([], None, "none")
     plan = {"generation": 1, "planned_bytes": 0, "granted_bytes": trace["least_bytes"], "link_share": 1.0}
-    child.send(FrameType.PLAN, plan, [b""])
+    child.send(FrameType.PLAN, plan, [b"", b""])
     assert not finish(child)["stopped"]
     return child
 
@@ -231,7 +231,7 @@ def test_plans_are_taken_up_while_it_trains(start: Callable[..., Child]) -> None
     child.send(FrameType.PLAN, *grant(trace, 4, 0.9))  # late
     child.until(FrameType.PROGRESS, where=lambda header: header.get("plan_generation") == 5)
     header, _ = grant(trace, 6, 0.9)
-    child.send(FrameType.PLAN, header, [b"\1" * 64])  # events that mean nothing
+    child.send(FrameType.PLAN, header, [b"\1" * 64, b""])  # events that mean nothing
     rejected = child.until(FrameType.PROGRESS, where=lambda header: "plan_rejected" in header).header["plan_rejected"]
     assert rejected["generation"] == 6 and rejected["reason"]
     assert not finish(child)["stopped"]

@@ -109,22 +109,51 @@ def test_rows_name_their_bytes_for_people():
     assert list(plan.with_bytes(trace).events) == list(plan.events)
 
 
+# ---- orders ----
+
+
+def test_an_order_is_part_of_a_plan():
+    plan = Plan.build(EVENTS, 3, [0, 2, 1, 3])
+    assert plan.order is not None and plan.order.dtype == np.int32 and plan.order.tolist() == [0, 2, 1, 3]
+    assert plan == Plan.build(EVENTS, 3, np.array([0, 2, 1, 3])) != Plan.build(EVENTS, 3)
+    assert hash(plan) == hash(Plan.build(EVENTS, 3, (0, 2, 1, 3)))
+    assert Plan.from_rows(plan.rows.tobytes(), 3, plan.order_bytes) == plan
+    assert plan.with_bytes(chain()).order_bytes == plan.order_bytes
+    with pytest.raises(ValueError, match="read-only"):
+        plan.order[1] = 0
+
+
+def test_the_captured_order_is_none():
+    assert Plan.build(EVENTS, 3, range(9)).order is None
+    assert Plan.build(EVENTS, 3, []).order is None
+    assert Plan.build(EVENTS, 3, range(9)) == Plan.build(EVENTS, 3)
+    assert Plan.build(EVENTS, 3).order_bytes == b""
+
+
+def test_what_is_no_row_of_operators_is_no_order():
+    for order in ([[0, 1]], [0.5, 1.0], ["a"], [1, -1], [2**31, 0]):
+        with pytest.raises(PlanError, match="order of a plan"):
+            Plan.build(EVENTS, 3, order)
+    with pytest.raises(PlanError, match="an order of 7 bytes"):
+        Plan.from_rows(b"", 0, bytes(7))
+
+
 # ---- bytes ----
 
 
-@given(events(), st.integers(0, 2**63 - 1))
+@given(events(), st.integers(0, 2**63 - 1), st.none() | st.integers(0, 9).flatmap(lambda n: st.permutations(range(n))))
 @FEW
-def test_every_plan_survives_its_bytes(listed, generation):
-    plan = Plan.build(listed, generation)
+def test_every_plan_survives_its_bytes(listed, generation, order):
+    plan = Plan.build(listed, generation, order)
     assert Plan.from_bytes(plan.to_bytes()) == plan
 
 
-def sealed(body: bytes, version: int = 1) -> bytes:
+def sealed(body: bytes, version: int = 2) -> bytes:
     return struct.pack("<8sII", b"tensileP", version, zlib.crc32(body)) + body
 
 
 def test_truncated_or_flipped_bytes_are_refused():
-    data = Plan.build(EVENTS, 7).to_bytes()
+    data = Plan.build(EVENTS, 7, [0, 2, 1]).to_bytes()
     assert data == sealed(data[16:])
     for end in range(len(data)):
         with pytest.raises(PlanError):
@@ -138,14 +167,16 @@ def test_truncated_or_flipped_bytes_are_refused():
 
 def test_another_version_is_refused_by_name():
     with pytest.raises(PlanError, match="a plan of format 9 cannot be read") as caught:
-        Plan.from_bytes(sealed(bytes(16), version=9))
+        Plan.from_bytes(sealed(bytes(24), version=9))
+    with pytest.raises(PlanError, match="a plan of format 1 cannot be read") as caught:
+        Plan.from_bytes(sealed(bytes(24), version=1))
     assert caught.value.hint
 
 
 def test_rows_out_of_order_are_refused():
     rows = Plan.build(EVENTS).rows[::-1].tobytes()
     with pytest.raises(PlanError, match="order of their triggers"):
-        Plan.from_bytes(sealed(struct.pack("<QQ", 0, 4) + rows))
+        Plan.from_bytes(sealed(struct.pack("<QQQ", 0, 4, 0) + rows))
 
 
 @given(st.binary(max_size=200), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))

@@ -97,8 +97,8 @@ def test_a_plan_comes_with_its_rows_and_the_memory_of_each_step(planner):
     planner.trace(4, trace.to_bytes())
     frame = planner.schedule(middle(trace), job(4, least_bytes(trace)))
     (answer,) = frame.header["jobs"]
-    rows, operators, planned, vanilla = frame.buffers
-    plan = Plan.from_rows(bytes(rows))
+    rows, order, operators, planned, vanilla = frame.buffers
+    plan = Plan.from_rows(bytes(rows), order=bytes(order))
     validate(trace, plan)
     assert len(plan) > 0 and plan == plan.with_bytes(trace)
     memory = footprint(trace, plan)
@@ -118,12 +118,12 @@ def test_what_was_given_is_kept_and_newer_latencies_count(planner):
     rows = bytes(frame.buffers[0])
     given = {"known": True, "granted_bytes": answer["granted_bytes"], "link_share": answer["link_share"]}
     running = job(4, least_bytes(trace), given=given)
-    assert decisions(planner.schedule(middle(trace), running, rows=(rows,))) == {4: "kept"}
+    assert decisions(planner.schedule(middle(trace), running, rows=(rows, b""))) == {4: "kept"}
     slower = (trace.latency_us * 100).astype(np.float32)
     slower[3] = np.nan  # not measured: as it was
     planner.connection.send(FrameType.LATENCY, 4, buffers=[slower.tobytes()])
     planner.connection.send(FrameType.LATENCY, 4, buffers=[slower[1:].tobytes()])  # of another trace: no matter
-    frame = planner.schedule(middle(trace), running, rows=(rows,))
+    frame = planner.schedule(middle(trace), running, rows=(rows, b""))
     assert decisions(frame) == {4: "planned"}
     expected = np.nansum(slower) + trace.latency_us[3]
     assert frame.header["totals_us"]["4"] == pytest.approx(expected, rel=1e-4)
@@ -148,7 +148,7 @@ def test_a_damaged_trace_concerns_its_job_alone(planner):
 def test_an_eager_job_needs_no_trace(planner):
     frame = planner.schedule(1000, job(5, 600, traced=False, policy="none"), job(6, 600, traced=False, policy="none"))
     assert decisions(frame) == {5: "planned", 6: "waits"}
-    assert [len(buffer) for buffer in frame.buffers] == [0, 0, 0, 0]
+    assert [len(buffer) for buffer in frame.buffers] == [0, 0, 0, 0, 0]
 
 
 def test_traces_of_jobs_that_ended_are_forgotten_but_not_those_of_other_devices(planner):

@@ -270,7 +270,7 @@ class Scheduler:
     def wait_for_frame(self, phase: str, wanted: set[FrameType]) -> Frame:
         grant = self.plans.pop(0)()
         header = {"generation": 9 - len(self.plans), **grant._asdict()}
-        return Frame(FrameType.PLAN, 0, 0, header, [memoryview(header.pop("plan").rows.tobytes())])
+        return Frame(FrameType.PLAN, 0, 0, header, _buffers(header.pop("plan")))
 
 
 def test_a_plan_made_before_larger_workspaces_were_known_is_passed_over(prepared: Prepared) -> None:
@@ -322,3 +322,7 @@ def test_closing_gives_the_model_back_and_ends_its_threads(prepared: Prepared) -
     assert all(torch.isfinite(parameter).all() for parameter in steps.model.parameters())
     del steps
     assert threading.active_count() <= before + 2
+
+
+def _buffers(plan: Plan) -> list[memoryview]:
+    return [memoryview(plan.rows.tobytes()), memoryview(plan.order_bytes)]

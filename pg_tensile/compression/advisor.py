@@ -1,0 +1,133 @@
+"""Which swapped tensors are compressed, and how (cswap.txt, section IV-A: the execution advisor).
+
+For each tensor the codec with the least cost of section IV-B, or none where that is cheaper. Then the policy plans
+again with what that makes of the swaps, and the simulator says whether the whole iteration is faster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pg_tensile.compression.codec import Codec, available
+from pg_tensile.compression.coding import Coding, with_codecs
+from pg_tensile.compression.cost import Window, swap_cost_us, windows
+from pg_tensile.compression.statistics import Statistics, coded_bytes
+from pg_tensile.compression.times import CodecTimes
+from pg_tensile.errors import BudgetError
+from pg_tensile.plan import Plan
+from pg_tensile.profile import DeviceProfile, Direction
+from pg_tensile.simulator import SimulatedJob, Timeline, simulate
+from pg_tensile.trace import Trace
+
+LEAST_BYTES = 1 << 14  # of a tensor: below, the latency of the link is all there is
+ROUNDS = 2  # of planning and advising: a plan with compression leaves other transfers exposed
+
+
+class Compression(NamedTuple):
+    """A plan and the coding that it was made with (None: without), and what the simulator expects of it."""
+
+    plan: Plan
+    coding: Coding | None
+    timeline: Timeline
+
+
+def plan_with_compression(
+    make: Callable[[Trace], Plan],
+    trace: Trace,
+    profile: DeviceProfile,
+    statistics: Mapping[int, Statistics],
+    times: CodecTimes,
+) -> Plan:
+    """What `choose_compression` finds, as a plan."""
+    return choose_compression(make, trace, profile, statistics, times).plan
+
+
+def choose_compression(
+    make: Callable[[Trace], Plan],
+    trace: Trace,
+    profile: DeviceProfile,
+    statistics: Mapping[int, Statistics],
+    times: CodecTimes,
+) -> Compression:
+    """The fastest in the simulator of the plans that `make` makes without compression and with what `advise` advises;
+    without, where both are as fast. `make` takes a trace with its coding. Raises what it raises without one."""
+    trace = trace.with_coding(None)
+    best = last = _simulated(make(trace), trace, profile)
+    for _ in range(ROUNDS):
+        known = trace.with_coding(last.coding)
+        coding = advise(known, last.plan, last.timeline, statistics, times, profile)
+        if not coding.compresses:
+            break
+        coded = trace.with_coding(coding)
+        try:
+            last = _simulated(with_codecs(coded, make(coded)), coded, profile)
+        except BudgetError:  # there is no room for staging
+            break
+        if last.timeline.iteration_us < best.timeline.iteration_us:
+            best = last
+    return best
+
+
+def _simulated(plan: Plan, trace: Trace, profile: DeviceProfile) -> Compression:
+    return Compression(plan, trace.coding, simulate([SimulatedJob(trace, plan)], profile)[0])
+
+
+def advise(
+    trace: Trace,
+    plan: Plan,
+    timeline: Timeline,
+    statistics: Mapping[int, Statistics],
+    times: CodecTimes,
+    profile: DeviceProfile,
+) -> Coding:
+    """For each tensor with statistics the cheapest codec, or none; `timeline` is the plan's. What the plan does not
+    swap is looked at as if nothing hid its transfers: another plan might. Raises InvalidPlanError."""
+    swaps: dict[int, list[Window]] = {}
+    for window in windows(trace, plan, timeline, profile):
+        swaps.setdefault(window.tensor, []).append(window)
+    for tensor in statistics.keys() - swaps.keys():
+        swaps[tensor] = [Window(tensor, direction, 0.0, 1.0) for direction in Direction]
+    plain = trace.with_coding(None)
+    chosen = Coding.none(trace)
+    least = {tensor: _cost_us(plain, each, 0, profile) for tensor, each in swaps.items()}
+    for codec, coding in codings(trace, statistics, times).items():
+        coded = trace.with_coding(coding)
+        for tensor in np.flatnonzero(coding.codec).tolist():
+            cost_us = _cost_us(coded, swaps[tensor], codec, profile)
+            if cost_us < least[tensor]:
+                least[tensor] = cost_us
+                chosen.take(tensor, coding)
+    return chosen
+
+
+def _cost_us(trace: Trace, swaps: Sequence[Window], codec: int, profile: DeviceProfile) -> float:
+    """T or T′: of all transfers of a tensor."""
+    return sum(swap_cost_us(trace, window, codec, profile) for window in swaps)
+
+
+def codings(trace: Trace, statistics: Mapping[int, Statistics], times: CodecTimes) -> dict[Codec, Coding]:
+    """For each codec whose times are known, what it makes of the tensors that it makes smaller."""
+    return {codec: coding_with(codec, trace, statistics, times) for codec in times.codecs if available(codec)}
+
+
+def coding_with(codec: Codec, trace: Trace, statistics: Mapping[int, Statistics], times: CodecTimes) -> Coding:
+    """Every tensor that is large enough and becomes smaller is coded with `codec`."""
+    coding = Coding.none(trace)
+    for tensor, known in statistics.items():
+        size, width = int(trace.tensor_bytes[tensor]), word_bytes(trace.tensor_dtype[tensor])
+        moved = coded_bytes(codec, size, width, known)
+        if size < LEAST_BYTES or moved >= size:
+            continue
+        coding.codec[tensor], coding.moved_bytes[tensor] = codec, moved
+        coding.encode_us[tensor] = times.encode_us(codec, size, known.zero_share, known.run_share, width)
+        coding.decode_us[tensor] = times.decode_us(codec, size, known.zero_share, known.run_share, width)
+    return coding
+
+
+def word_bytes(dtype: str) -> int:
+    """Of an element, by the trace's name of its type, which ends with its bits: "bf16", "i64"; 1 of any other."""
+    bits = dtype.lstrip("bcfiu")
+    return max(1, int(bits) // 8) if bits.isdigit() else 1
