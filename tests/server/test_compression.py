@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from pg_tensile.plan import CODECS
 from pg_tensile.profile import RTX_A6000
 from tests.server.pressure import Wait
-from tests.server.support import Connection, register, value
+from tests.server.support import FOREVER, Connection, executor_pid, register, value
 
 ROWS, BUDGET = 4096, "16MB"
 WIDE = {"type": "mlp", "hidden": [256] * 6}  # the output of each layer is 4 MB, of all of them 36 MB with gradients
