@@ -363,9 +363,10 @@ class _Round:
         for job in traced:
             if times is None or job.compression == "none" or not job.statistics:
                 continue
-            planner = self._planner(job.job, plain.share)
-            (timeline,) = simulate([SimulatedJob(planner.trace, plain.chosen[job.job].plan)], planner.link)
-            coding, listed = choose(planner.trace, timeline, job.statistics, times, planner.link, job.compression)
+            planner, plan = self._planner(job.job, plain.share), plain.chosen[job.job].plan
+            (timeline,) = simulate([SimulatedJob(planner.trace, plan)], planner.link)
+            known = (job.statistics, times, planner.link, job.compression)
+            coding, listed = choose(planner.trace, plan, timeline, *known)
             self.codings[job.job] = listed
             if coding.compresses:
                 self.coded[job.job] = planner.trace.with_coding(coding)

@@ -12,8 +12,8 @@ else comes with each question. The frames (docs/internals.md, "Memory"):
   the device's jobs that are not among `jobs` are forgotten.
 - SCHEDULED, the answer: `request`, `device` (its name), `seconds`, `totals_us` {job: µs}, `notes` [{job, reason}],
   `codings` {job: [{tensor, codec, coded_bytes, coded_us, plain_us, compressed}]} of jobs with compression, `jobs`
-  [{job, decision: planned, kept, waits, refused or failed, and its fields}] → for each plan: rows, its
-  order, then of each step under it: int32 operator, int64 bytes planned, int64 bytes without a plan.
+  [{job, decision: planned, kept, waits, refused or failed, and its fields}] → for each plan: rows, its order,
+  then of each step under it: int32 operator, int64 bytes planned, int64 bytes without a plan.
 
 What is wrong with one job (a damaged trace) is a decision about that job; anything else ends the process with ERROR.
 """
@@ -136,9 +136,8 @@ class Planner:
             given = Given(_plan(plans) if known else None, granted, share)
         found = _plan(plans) if job.get("found") else None
         trace = self._traces.get(job["job"]) if job["traced"] else None
-        return JobState(
-            trace=trace, given=given, found=found, statistics=self._statistics.get(job["job"], {}), **fields
-        )
+        statistics = self._statistics.get(job["job"], {})
+        return JobState(trace=trace, given=given, found=found, statistics=statistics, **fields)
 
 
 def _plan(buffers: Iterator[Buffer]) -> Plan:

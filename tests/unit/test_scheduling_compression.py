@@ -21,7 +21,7 @@ from tests.unit.handmade import network
 LINK = RTX_A6000.with_link(2e9)  # a tensor of 8 MiB takes 4 ms each way, a layer 1 ms
 NETWORK = network(10, activation_bytes=8 << 20, latency_us=1000.0)
 BUDGET = (least_bytes(NETWORK) + footprint(NETWORK).device_peak_bytes) // 2
-SPARSE, DENSE = Statistics(0.8, 0.1), Statistics(0.0, 0.0)
+SPARSE, DENSE = Statistics(0.8, 0.01), Statistics(0.0, 0.0)
 
 
 def codec_times(us_per_mib: float = 20.0) -> CodecTimes:
@@ -94,7 +94,7 @@ def test_without_measured_codecs_nothing_is_compressed():
 
 @pytest.mark.parametrize("name", ["zvc", "rle", "csr"])
 def test_one_codec_only(name):
-    found = planned(DeviceScheduler().schedule(device(), [job(compression=name)]))
+    found = planned(DeviceScheduler().schedule(device(), [job(statistics=Statistics(0.95, 0.01), compression=name)]))
     assert codecs(found.plan) == {Codec[name.upper()]}
 
 
@@ -106,7 +106,7 @@ def test_plans_follow_zeros_but_not_every_change_of_them():
     assert codecs(second.plan)
     given = Given(second.plan, second.granted_bytes, second.link_share)
     for zeros in (0.8, 0.79, 0.81, 0.805):
-        schedule = scheduler.schedule(device(), [job(statistics=Statistics(zeros, 0.1), given=given)])
+        schedule = scheduler.schedule(device(), [job(statistics=Statistics(zeros, 0.01), given=given)])
         assert schedule.decisions == {1: Kept()} and schedule.codings[1]
     dense = planned(scheduler.schedule(device(), [job(statistics=DENSE, given=given)]))
     assert not codecs(dense.plan)
