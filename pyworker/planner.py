@@ -86,7 +86,8 @@ class Planner:
         self._traces[frame.job] = trace.with_latencies(np.where(known, latency_us, trace.latency_us))
 
     def _keep_sparsity(self, frame: Frame) -> None:
-        columns = [buffer.cast(kind).tolist() for buffer, kind in zip(frame.buffers, "ifff", strict=True)]
+        kinds = ("<i4", "<f4", "<f4", "<f4")
+        columns = [np.frombuffer(buffer, kind).tolist() for buffer, kind in zip(frame.buffers, kinds, strict=True)]
         self._statistics[frame.job] = {tensor: Statistics(*shares) for tensor, *shares in zip(*columns, strict=True)}
 
     def _forget(self, job: int) -> None:
