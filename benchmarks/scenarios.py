@@ -39,12 +39,14 @@ Row = dict[str, Any]
 
 class Scenario(NamedTuple):
     """One run of the command; `device` is added to the arguments, except where they have one. `seconds`: about how long
-    it takes on two cores that do nothing else; 0: not known."""
+    it takes on two cores that do nothing else; 0: not known. `program`: a module to run instead, which prints its rows
+    as lines of JSON; nothing is added to its arguments."""
 
     section: str
     title: str
     arguments: tuple[str, ...]
     seconds: float = 0.0
+    program: str | None = None
 
     @property
     def name(self) -> str:
@@ -140,16 +142,35 @@ def code_fingerprint() -> str:
 
 def run_scenario(scenario: Scenario, device: str) -> dict[str, Any]:
     """Its rows, or what went wrong in `error`."""
-    arguments = list(scenario.arguments) + ([] if "--device" in scenario.arguments else ["--device", device])
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [sys.executable, "-m", "pg_tensile", "bench", *arguments, "--json", file.name]
-        started = time.perf_counter()
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        rows = [json.loads(line) for line in Path(file.name).read_text().splitlines()]
+    started = time.perf_counter()
+    arguments, done, lines = (run_program if scenario.program else run_command)(scenario, device)
+    rows = [json.loads(line) for line in lines]
     result = {"arguments": arguments, "seconds": round(time.perf_counter() - started, 1), "rows": rows}
     if not rows or done.returncode not in (0, 1):
         result["error"] = done.stderr.strip()[-2000:] or f"exit status {done.returncode}"
     return result
+
+
+Done = subprocess.CompletedProcess[str]
+
+
+def run_command(scenario: Scenario, device: str) -> tuple[list[str], Done, list[str]]:
+    """Its arguments, how it ended, and its rows as lines."""
+    arguments = list(scenario.arguments) + ([] if "--device" in scenario.arguments else ["--device", device])
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        command = [sys.executable, "-m", "pg_tensile", "bench", *arguments, "--json", file.name]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        return arguments, done, Path(file.name).read_text().splitlines()
+
+
+def run_program(scenario: Scenario, _device: str) -> tuple[list[str], Done, list[str]]:
+    """The same of its own program."""
+    assert scenario.program is not None
+    arguments = list(scenario.arguments)
+    done = subprocess.run(
+        [sys.executable, "-m", scenario.program, *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+    return arguments, done, [line for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def run_all(results: Results, wanted: Sequence[Scenario], minutes: float) -> list[str]:
