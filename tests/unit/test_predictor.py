@@ -26,6 +26,7 @@ from pyworker.wire import Connection, Frame, FrameType, encode, send_state
 from tests.unit.executing import FAST
 from tests.unit.rows import Rows, every_type
 from tests.unit.test_preprocessing import inputs_of
+from tests.unit.test_stepping import CNN, TRANSFORMER, images, texts
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE_BYTES = 300_000
@@ -38,8 +39,9 @@ class Version:
     def __init__(self, rows: Rows, architecture: dict[str, Any] = MLP, task: str | None = None) -> None:
         self.rows = rows
         self.architecture = architecture
-        self.preprocessing: Preprocessing = rows.prepare(task=task).fitted.preprocessing
         parsed = models.parse(architecture)
+        prepared = rows.prepare(task=task, tokens=models.token_limits(parsed))
+        self.preprocessing: Preprocessing = prepared.fitted.preprocessing
         self.model: nn.Module = models.build(parsed, self.preprocessing.model_inputs, self.preprocessing.outputs).eval()
         self.weights = checkpoint.to_bytes(checkpoint.model_tensors(self.model))
 
@@ -295,25 +297,33 @@ def test_models_make_room_when_the_device_has_none(predictor: Process, connect: 
 WIDE = {"type": "mlp", "hidden": [128, 128, 128], "norm": "layer"}  # not what few_rows executes
 
 
+@pytest.mark.parametrize(
+    ("rows", "architecture", "small"),
+    [(every_type(60), WIDE, 80_000), (images(60), CNN, 5_000), (texts(60), TRANSFORMER, 18_000)],
+    ids=["mlp", "cnn", "transformer"],
+)
 def test_a_version_within_a_memory_budget_is_another_model(
-    predictor: Process, connect: Callable[[], Connection]
+    predictor: Process, connect: Callable[[], Connection], rows: Rows, architecture: dict[str, Any], small: int
 ) -> None:
-    """The same bits, whatever the budget, which is what it takes of the device's memory."""
-    version, number, session = Version(every_type(60), WIDE), next(NUMBERS), connect()
+    """The same bits in batches of the same size, whatever the budget, which is what it takes of the device's memory."""
+    version, number, session = Version(rows, architecture), next(NUMBERS), connect()
+    one, many = version.request([5]), version.request(list(range(32)))
+    assert small < len(version.weights) or architecture is TRANSFORMER
     found = []
-    for budget in (0, len(version.weights) // 2, len(version.weights) // 2 + 1000):
-        answers: list[bytes] = []
-        for chosen in ([5], list(range(32))):
-            header, buffers = version.request(chosen)
-            ask(session, number, (header | {"memory_budget": budget}, buffers))
-            if not answers:
-                assert predictor.give(number, version, keep_bytes=0) == budget
-            answers.append(answer(predictor.receive(session))[1].tobytes())
-        found.append(answers)
+    for budget in (0, small, 10 * len(version.weights)):
+        ask(session, number, (one[0] | {"memory_budget": budget}, one[1]))
+        assert predictor.give(number, version, keep_bytes=0) == budget
+        answers = [answer(predictor.receive(session))]
+        ask(session, number, (many[0] | {"memory_budget": budget}, many[1]))
+        answers.append(answer(predictor.receive(session)))
+        found.append([parts[1].tobytes() + parts[2].tobytes() + parts[3].tobytes() for parts in answers])
         taken = predictor.receive(predictor.supervisor)
         assert taken.type == FrameType.PROGRESS
         assert taken.header["model_bytes"] == budget if budget else taken.header["model_bytes"] >= len(version.weights)
-    assert found[1:] == found[:1] * 2
+        (shown,) = taken.header["models"]
+        assert (shown["version"], shown["memory_budget"] or 0) == (number, budget)
+    whole, within, roomy = found
+    assert roomy == whole and within[0] == whole[0]
 
 
 def test_a_memory_budget_that_is_too_small_names_the_least(
