@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import closing
 from dataclasses import replace
+from random import Random
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from pg_tensile.runtime.executor import Executor
 from pg_tensile.runtime.host import HostDevice
 from pg_tensile.trace import Trace
 from tests.unit.executing import FAST, batch, captured_net, eager, net, opened, plan_of, recorded, run, same
+from tests.unit.graphs import random_plan
 from tests.unit.test_several_graphs import validation_net
 
 CODECS = [Codec.ZVC, Codec.RLE, Codec.CSR, Codec.LZ4]
@@ -112,6 +114,18 @@ def test_losses_and_weights_are_those_of_pytorch(start, codec):
     assert record.bytes_out < record.raw_bytes_out and record.bytes_in < record.raw_bytes_in
     assert record.raw_bytes_out == sum(one.raw_bytes for one in record.transfers if one.direction == Direction.OUT)
     assert executor.counters.bytes_out < executor.counters.raw_bytes_out
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_plans_with_a_codec_for_each_tensor_change_no_bit(start, seed):
+    """Swaps of parts of the iteration, of what operators change in place, and across its end, with recomputations."""
+    reference, losses = eager(3)
+    trace = captured_net().trace
+    coding, random = Coding.none(trace), Random(seed)
+    coding.codec[:] = random.choices([0, *CODECS], k=trace.tensor_count)
+    executor = start(with_codecs(trace.with_coding(coding), random_plan(Random(f"coded {seed}"), trace)))
+    trains_as_eager(executor, losses)
+    assert same(executor.state_dict().model, reference.model.state_dict())
 
 
 def test_plans_change_between_codecs_and_none(start):
