@@ -138,11 +138,12 @@ def choice_check(row: Row, asked: Asked) -> Check:
 
 def memory_row(quick: bool) -> Row:
     """The speed of `joint`, and of the paper's own plan, within a third of vanilla's memory."""
-    name, shape, batch, rounds = ("resnet:resnet152", "float32:3x224x224", 8, 3)
+    name, shape, batch, rounds = ("resnet:resnet152", "float32:3x224x224", 16, 3)
     if quick:
         name, shape, batch, rounds = ("resnet_cifar:resnet20_cifar10", "float32:3x32x32", 8, 1)
     share = f"{100 * PAPERS_SHARE:.2f}%"
-    options = parse(f"pytorchcv.models.{name}", shape, str(batch), f"none,joint:budget={share},accudnn:budget={share}")
+    policies = f"none,joint:budget={share},accudnn:budget={share}"
+    options = parse(f"pytorchcv.models.{name}", shape, str(batch), policies, "--optimizer", "momentum")
     with Progress() as progress:
         report = Session(replace(options, rounds=rounds), progress).run()
     found = {row.policy: row for row in report.rows}
@@ -236,10 +237,10 @@ CHECKS = {"choice": choice_check, "memory": memory_check, "accuracy": accuracy_c
 # ---- the command ----
 
 
-def parse(model: str, shape: str, batch: str, policies: str) -> BenchOptions:
+def parse(model: str, shape: str, batch: str, policies: str, *others: str) -> BenchOptions:
     """The step as `pg-tensile bench` is told about it, on the host device."""
     arguments = ["--model", model, "--input", shape, "--classes", "10", "--batch", batch, "--policies", policies]
-    return cli.parse(["bench", *arguments, "--early-update"])
+    return cli.parse(["bench", *arguments, *others, "--early-update"])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
