@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pg_tensile.batchsize.choice import Choice, choose, most_rows
 from pg_tensile.batchsize.curves import Curves
-from pg_tensile.batchsize.predict import Overhead, Predictor
+from pg_tensile.batchsize.predict import Correction, Predictor
 from pg_tensile.batchsize.rates import BASE_BATCH, RateLaw, scaled_learning_rate
 from pg_tensile.batchsize.traced import BatchTraces
 from pg_tensile.errors import BatchSizeError, MemoryRefusedError, TensileError
@@ -44,12 +44,10 @@ if TYPE_CHECKING:
 
 LEAST = 8  # rows, where no range is given and they fit
 LEAD_SIZES = 3  # each half of the next
-LEAD_STEPS = (
-    7  # of each size: one that compiles and checks, two for latencies, one for workspaces, three that are timed
-)
-LATENCIES = (1, 2)  # which of them are for latencies
-TIMED = 3
-LEAD_PART = 2  # one part in so many of the first epoch's rows is the most that the lead takes
+LEAD_STEPS = 5  # of each size: one that checks, one for latencies, one for workspaces, two that are timed
+LATENCIES = 1  # number of the step that is for latencies
+TIMED = 2
+LEAD_PART = 0.55  # of the first epoch's rows, the most that the lead takes: enough for a sixteenth of them as a batch
 
 
 class Prospects:
@@ -88,11 +86,14 @@ class Prospects:
             self.add_workspaces(size, trace)
             self._curves.add(trace)
         self.measured_us.update(step_us)
-        self.predict.overhead = Overhead()
-        simulated = {size: candidate.iteration_us for size in step_us if (candidate := self.predict(size)).feasible}
-        if simulated:
-            measured = [step_us[size] for size in simulated]
-            self.predict.overhead = Overhead.fit(list(simulated.values()), measured)
+        self.predict.correction = Correction()
+        simulated = {size: self.predict(size) for size in sorted(self.measured_us)}
+        known = [candidate for candidate in simulated.values() if candidate.feasible]
+        self.predict.correction = Correction(
+            tuple(candidate.batch_size for candidate in known),
+            tuple(candidate.iteration_us for candidate in known),
+            tuple(self.measured_us[candidate.batch_size] for candidate in known),
+        )
 
     def add_workspaces(self, size: int, trace: Trace) -> None:
         self._traces.add_workspaces(size, trace.workspace_bytes)
@@ -156,7 +157,7 @@ def lead_of(largest: int, least: int, rows: int) -> tuple[int, ...]:
     """Rows of the first batches of a job: steps of `largest` rows and of halves of it, as far as they are not below
     `least` and take no more than their part of the epoch; none if the epoch is too short."""
     parts = sum(2.0**-place for place in range(LEAD_SIZES))
-    top = min(largest, int(rows / LEAD_PART / (LEAD_STEPS * parts)))
+    top = min(largest, int(rows * LEAD_PART / (LEAD_STEPS * parts)))
     sizes = {top >> place for place in range(LEAD_SIZES)}
     return tuple(size for size in sorted(sizes) if size >= max(least, 2) for _ in range(LEAD_STEPS))
 
@@ -175,7 +176,7 @@ class Watched:
 
     def train(self, batch: Batch) -> StepResult:
         times = self._times_us[batch.rows]
-        if len(times) in LATENCIES:
+        if len(times) == LATENCIES:
             self._steps.measure_step(batch.rows)
         began = time.perf_counter()
         result = self._steps.train(batch)  # with its loss: the device has done it

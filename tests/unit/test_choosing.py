@@ -79,7 +79,7 @@ def test_it_trains_a_lead_then_with_the_size_that_it_chose(start: Start) -> None
     (choice,) = server.choices
     rows = done["preprocessing"]["rows"]["training"]
     chosen, lead = choice["batch_size"], choice["lead"]
-    assert 0 < sum(lead) <= rows // LEAD_PART and len(lead) % LEAD_STEPS == 0
+    assert 0 < sum(lead) <= rows * LEAD_PART and len(lead) % LEAD_STEPS == 0
     graphs = server.graphs()
     assert set(graphs[0].values()) == set(lead)
     assert graphs[-1]["train"] == chosen
@@ -212,7 +212,7 @@ def test_stop_while_it_chooses_loses_nothing(start: Start) -> None:  # noqa: F81
 @given(st.integers(1, 5000), st.integers(1, 100), st.integers(1, 100_000))
 def test_a_lead_leaves_most_of_the_epoch(largest: int, least: int, rows: int) -> None:
     lead = lead_of(largest, least, rows)
-    assert sum(lead) <= rows / LEAD_PART and list(lead) == sorted(lead)
+    assert sum(lead) <= rows * LEAD_PART and list(lead) == sorted(lead)
     assert all(max(least, 2) <= size <= largest for size in lead)
     assert all(len(list(group)) == LEAD_STEPS for _, group in itertools.groupby(lead))
 
