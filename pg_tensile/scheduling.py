@@ -22,7 +22,7 @@ import numpy as np
 
 from pg_tensile.errors import BudgetError, InvalidPlanError, PlanError
 from pg_tensile.peak import footprint_of
-from pg_tensile.plan import NO_EVENTS, EventKind, Plan
+from pg_tensile.plan import EVENT_ROW, NO_EVENTS, EventKind, Plan
 from pg_tensile.policies import tensile
 from pg_tensile.policies.joint import Candidate, JobPlanner, Terms, UnplannableError, identity, share_out
 from pg_tensile.profile import DeviceProfile
@@ -81,6 +81,7 @@ class JobState:
     given: Given | None = None
     stuck: bool = False
     pinned: bool = False
+    found: Plan | None = None  # by a search for a better plan than the policy joint's
 
 
 class Planned(NamedTuple):
@@ -101,6 +102,7 @@ class Planned(NamedTuple):
     operators: Int32s = np.zeros(0, np.int32)
     footprint: Int64s = np.zeros(0, np.int64)
     vanilla: Int64s = np.zeros(0, np.int64)
+    room_bytes: int = 0  # of device memory that another plan of the job could take beside those of the others
 
 
 class Kept(NamedTuple):
@@ -342,7 +344,27 @@ class _Round:
         papers = [job for job in traced if job.policy == "tensile"]
         if any(len(chosen[job.job].plan) for job in papers):
             self._use_paper(papers, planners, plans)
+        for job in traced:
+            if job.found is not None:
+                self._use_found(job, job.found, planners[job.job], plans, budget_bytes)
         return plans
+
+    def _use_found(self, job: JobState, found: Plan, planner: JobPlanner, plans: _Plans, budget_bytes: int) -> None:
+        """Takes the plan that a search has found for the job, if it is faster and there is room for it."""
+        sizes = sum(max(each.device_peak_bytes, self.least[number]) for number, each in plans.chosen.items())
+        present = plans.chosen[job.job]
+        room = min(_most(job), max(present.device_peak_bytes, self.least[job.job]) + max(0, budget_bytes - sizes))
+        most = self.device.most_events
+        rows = len(found) + -(-len(found.order_bytes) // EVENT_ROW.itemsize)  # the order lies behind the events
+        try:
+            candidate = planner.candidate(found)
+        except InvalidPlanError as error:
+            self._note(job.job, f"the plan that a search has found cannot be used: {error.message}")
+            return
+        if candidate.us >= present.us or candidate.device_peak_bytes > room or (most is not None and rows > most):
+            return
+        if self._host_bytes(plans._replace(chosen=plans.chosen | {job.job: candidate})) <= self.device.host_bytes:
+            plans.chosen[job.job] = candidate
 
     def _use_paper(self, jobs: Sequence[JobState], planners: Mapping[int, JobPlanner], plans: _Plans) -> None:
         """Replaces the plans of these jobs by those of the paper's algorithm, made within the same memory."""
@@ -398,12 +420,14 @@ class _Round:
             return
         same = {job.job for job in admitted if self._is_same(job, plans)}
         grants = self._grants(admitted, plans, same)
+        left = max(0, self._budget() - sum(grants.values()))
         for job in admitted:
             if job.given is not None and job.job in same and grants[job.job] == job.given.granted_bytes:
                 self.decisions[job.job] = Kept()
                 continue
             try:
-                self.decisions[job.job] = self._planned(job, plans, grants[job.job])
+                room = min(_most(job), grants[job.job] + left)
+                self.decisions[job.job] = self._planned(job, plans, grants[job.job])._replace(room_bytes=room)
             except PlanError as error:
                 self._fail(job.job, f"a plan was made that cannot be used: {error}")
 

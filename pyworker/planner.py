@@ -7,7 +7,8 @@ else comes with each question. The frames (docs/internals.md, "Memory"):
 - LATENCY: the job's latencies now, float32[operators] in µs.
 - SCHEDULE: `request`, `device` (the fields of DeviceState, the profile as its fields), `jobs` (those of JobState;
   instead of the trace `traced`; `given` null or {`known`, `granted_bytes`, `link_share`}) → of each known plan its
-  rows and its order, in the order of the jobs. Traces of the device's jobs that are not among `jobs` are forgotten.
+  rows and its order, and of each plan that a search has found (`found`) for it, in the order of the jobs. Traces of
+  the device's jobs that are not among `jobs` are forgotten.
 - SCHEDULED, the answer: `request`, `device` (its name), `seconds`, `totals_us` {job: µs}, `notes` [{job, reason}],
   `jobs` [{job, decision: planned, kept, waits, refused or failed, and its fields}] → for each plan: rows, its order,
   then of each step under it: int32 operator, int64 bytes planned, int64 bytes without a plan.
@@ -116,12 +117,14 @@ class Planner:
         self._connection.send(FrameType.SCHEDULED, header=header, buffers=buffers)
 
     def _state(self, job: dict[str, Any], plans: Iterator[Buffer]) -> JobState:
-        fields = {key: value for key, value in job.items() if key not in ("traced", "given")}
+        fields = {key: value for key, value in job.items() if key not in ("traced", "given", "found")}
         given = None
         if job["given"] is not None:
             known, granted, share = (job["given"][key] for key in ("known", "granted_bytes", "link_share"))
             given = Given(_plan(plans) if known else None, granted, share)
-        return JobState(trace=self._traces.get(job["job"]) if job["traced"] else None, given=given, **fields)
+        found = _plan(plans) if job.get("found") else None
+        trace = self._traces.get(job["job"]) if job["traced"] else None
+        return JobState(trace=trace, given=given, found=found, **fields)
 
 
 def _plan(buffers: Iterator[Buffer]) -> Plan:

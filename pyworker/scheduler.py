@@ -22,10 +22,12 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from pyworker.searches import POLICY, Searches, Wanted, bucket
 from pyworker.supervisor import Child, ChildDied, Failure, Server, Stopped, failure_of_frame, failure_of_sql
 from pyworker.wire import Frame, FrameType
 
 BUSY = 1.0  # seconds between turns while there are jobs
+SEARCHING = 0.25  # and while a search for a better plan goes on
 IDLE = 30.0
 PLANNER_IDLE = 300.0  # seconds without jobs after which the planner ends
 REQUEST_TIMEOUT = 120.0  # seconds for one answer
@@ -34,7 +36,7 @@ MOST_DEATHS = 3  # of planners, one after the other, before a trace that they al
 PENDING = "its plan is made; it waits until other jobs have given memory back"
 JOBS = """
     SELECT s.*, j.priority AS own_priority, t.captured_at::text AS captured, t.largest_operator,
-           cardinality(t.traces) > 0 AS traced
+           cardinality(t.traces) > 0 AS traced, (j.options->>'search_time')::float8 AS search_time
     FROM tensile._schedule_jobs() s JOIN tensile.jobs j ON j.id = s.job JOIN tensile.traces t ON t.job = s.job
 """
 PUBLISH = "tensile._publish_plan(int8,bytea,int8,int8,float8,bytea)"
@@ -61,6 +63,7 @@ class Situation(NamedTuple):
     host_bytes: int
     traces: dict[int, tuple[str, int, bool]]  # by job: when it was captured, how many plans were damaged, is it pinned
     priorities: dict[int, int]
+    found: dict[int, int]  # the plans that searches have found, by number
     queue: tuple[tuple[int, bool], ...]  # jobs without a plan, first first, and whether they have waited long
 
     def changes(self, before: Situation | None) -> list[str]:
@@ -82,6 +85,8 @@ class Situation(NamedTuple):
             words.append("the limit of host memory has changed")
         if any(self.priorities[job] != before.priorities[job] for job in stay):
             words.append("priorities have changed")
+        better = [job for job in sorted(self.found) if self.found[job] != before.found.get(job)]
+        words += [f"a search has found a better plan for job {job}" for job in better]
         waiting = dict(self.queue)
         if self.queue != tuple(entry for entry in before.queue if entry[0] in waiting) and not words:
             words.append("the jobs that wait have another order")
@@ -174,11 +179,13 @@ class Scheduler:
         self._settled: dict[str, Situation] = {}  # by device: what its plans are made for
         self._pending: dict[int, Plan] = {}  # not published yet
         self._tried: Any = None  # the ledger when the pending plans were tried last
+        self._searches = Searches(server)
 
     def run(self) -> None:
         try:
             self._server.loop(self._turn)
         finally:
+            self._searches.close()
             self._close()
 
     def _turn(self) -> float:
@@ -188,6 +195,7 @@ class Scheduler:
         while self._fall_back(views):
             views = self._look()
         self._publish_pending(views)
+        self._searches.turn(self._searched(views))
         try:
             for view in views.values():
                 self._consider(view)
@@ -267,8 +275,28 @@ class Scheduler:
             max(0, host_bytes - others),
             {job: (row["captured"], row["replans"], self._memory[job].pinned) for job, row in jobs.items()},
             {job: row["own_priority"] for job, row in jobs.items()},
+            {job: search.number for job in jobs if (search := self._searches.of(job)) is not None},
             tuple((row["job"], 0 < ageing <= row["waited_s"]) for row in waiting),
         )
+
+    def _searched(self, views: dict[str, View]) -> dict[int, Wanted]:
+        """The jobs that a better plan is searched for: those of that policy whose plan does anything."""
+        seconds = float(self._server.number("pg_tensile.search_time"))
+        self._server.commit()
+        found = {}
+        for view in views.values():
+            for job, row in view.jobs.items():
+                memory = self._memory[job]
+                plan = memory.published
+                if row["policy"] != POLICY or plan is None or not memory.is_of(row) or memory.pinned or not plan.rows:
+                    continue
+                budget = max(bucket(plan.fields["room_bytes"]), plan.fields["planned_bytes"])
+                found[job] = Wanted(
+                    *(job, view.name, row["captured"], budget, plan.link_share),
+                    *(view.situation.host_bytes, plan.fields["iteration_us"], plan.rows, plan.order),
+                    row["search_time"] or seconds,
+                )
+        return found
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
@@ -307,8 +335,9 @@ class Scheduler:
         jobs, plans = [], []
         for job, row in view.jobs.items():
             given, rows = self._given(job, row, view.grants.get(job))
-            jobs.append(self._job_header(job, row, given, view))
-            plans += rows
+            search = self._searches.of(job)
+            jobs.append(self._job_header(job, row, given, view) | {"found": search is not None})
+            plans += rows if search is None else [*rows, search.rows, search.order]
         header = {"request": self._requests, "device": self._device_header(view), "jobs": jobs}
         self._child.queue(FrameType.SCHEDULE, header=header, buffers=plans)
         self._asked[view.name] = Request(self._requests, view, reason)
@@ -390,7 +419,7 @@ class Scheduler:
         """Waits for the planner if there is one; seconds that are left to wait without."""
         now = time.monotonic()
         self._busy_at = now if busy else self._busy_at
-        pause = BUSY if busy or self._asked else IDLE
+        pause = SEARCHING if self._searches.searching else BUSY if busy or self._asked else IDLE
         if self._child is None:
             return min(pause, max(0.0, self._start_after - now)) if self._start_after > now else pause
         if now - self._busy_at > PLANNER_IDLE and not self._asked:

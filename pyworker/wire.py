@@ -67,6 +67,8 @@ class FrameType(IntEnum):
     MODEL = 23
     SCHEDULE = 30
     SCHEDULED = 31
+    SEARCH = 32
+    FOUND = 33
 
 
 class Frame(NamedTuple):

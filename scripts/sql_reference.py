@@ -79,7 +79,7 @@ ARGUMENTS = {
     "optimizer": "`sgd`, `adam` or `adamw`",
     "options": "of a job: [README](../README.md#options-of-a-job); `explain_training` has `format` as well: `text` or"
     " `json`",
-    "policy": "`joint`, `tensile` or `none`; null: the setting `pg_tensile.policy`",
+    "policy": "`joint`, `tensile`, `swapadvisor` or `none`; null: the setting `pg_tensile.policy`",
     "prediction": "a number, the probability of the second of two classes, or the class where classes are numbers;"
     " else null",
     "priority": "-1000 to 1000; a higher one starts earlier, and loses less time to others' memory",

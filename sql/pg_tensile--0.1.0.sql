@@ -453,6 +453,55 @@ COMMENT ON COLUMN tensile.footprints.recomputes IS 'operators executed again in 
 COMMENT ON COLUMN tensile.footprints.plan_order IS
     'the operators in the order in which the plan has them executed, int32 each; empty: as captured';
 
+CREATE TABLE tensile.searches (
+    job          bigint PRIMARY KEY REFERENCES tensile.traces ON DELETE CASCADE,
+    state        text NOT NULL,
+    budget_bytes bigint NOT NULL,
+    seconds      float8 NOT NULL,
+    cached       bool NOT NULL,
+    first_us     float8,
+    best_us      float8,
+    generation   int NOT NULL DEFAULT 0,
+    evaluations  bigint NOT NULL DEFAULT 0,
+    started_at   timestamptz,
+    ended_at     timestamptz
+);
+COMMENT ON TABLE tensile.searches IS 'the search for a better plan of each job of policy swapadvisor; see view search';
+COMMENT ON COLUMN tensile.searches.state IS 'queued, searching, finished, stopped or failed';
+COMMENT ON COLUMN tensile.searches.budget_bytes IS 'device memory that a plan may take';
+COMMENT ON COLUMN tensile.searches.seconds IS 'that it may take';
+COMMENT ON COLUMN tensile.searches.cached IS 'it had the result of an earlier search';
+COMMENT ON COLUMN tensile.searches.first_us IS 'what an iteration should take under the plan that the search began with';
+COMMENT ON COLUMN tensile.searches.best_us IS 'what an iteration should take under the best plan so far';
+COMMENT ON COLUMN tensile.searches.generation IS 'of plans bred from each other, in which the best one was found';
+COMMENT ON COLUMN tensile.searches.evaluations IS 'plans that were looked at until then';
+
+CREATE TABLE tensile.search_results (
+    fingerprint       text,
+    device            text,
+    bucket_bytes      bigint,
+    device_peak_bytes bigint NOT NULL,
+    events            bytea NOT NULL,
+    plan_order        bytea NOT NULL,
+    iteration_us      float8 NOT NULL,
+    seconds           float8 NOT NULL,
+    generations       int NOT NULL,
+    found_at          timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    PRIMARY KEY (fingerprint, device, bucket_bytes)
+);
+COMMENT ON TABLE tensile.search_results IS 'the best plans that searches have found, for later jobs with the same graph';
+COMMENT ON COLUMN tensile.search_results.fingerprint IS 'of the graph, as in traces';
+COMMENT ON COLUMN tensile.search_results.bucket_bytes IS
+    'device memory that a plan could take, rounded down to one of 32 steps between powers of two';
+COMMENT ON COLUMN tensile.search_results.device_peak_bytes IS 'device memory that this plan takes';
+COMMENT ON COLUMN tensile.search_results.events IS 'rows of the plan, as in the plan table';
+COMMENT ON COLUMN tensile.search_results.plan_order IS
+    'the operators in the order in which the plan has them executed, int32 each; empty: as captured';
+COMMENT ON COLUMN tensile.search_results.iteration_us IS 'what an iteration should take under the plan';
+COMMENT ON COLUMN tensile.search_results.seconds IS 'that the search was allowed to take';
+COMMENT ON COLUMN tensile.search_results.generations IS 'of plans bred from each other until this one was found';
+COMMENT ON COLUMN tensile.search_results.found_at IS 'when that search ended';
+
 CREATE TABLE tensile.device_profiles (
     device      text PRIMARY KEY,
     profile     jsonb NOT NULL,
@@ -490,7 +539,7 @@ CREATE TABLE tensile.scheduler_log (
 );
 COMMENT ON TABLE tensile.scheduler_log IS 'what the memory scheduler decided, and why; the last 10,000 lines';
 COMMENT ON COLUMN tensile.scheduler_log.event IS
-    'scheduled, planned, waits, refused, failed, note, planner (it died), rejected or damaged (plans)';
+    'scheduled, planned, waits, refused, failed, note, planner (it died), search, rejected or damaged (plans)';
 COMMENT ON COLUMN tensile.scheduler_log.job IS
     'null: about a whole device; only members of pg_read_all_stats see such lines';
 COMMENT ON COLUMN tensile.scheduler_log.generation IS 'of the plan';
@@ -558,6 +607,8 @@ ALTER TABLE tensile.operators ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.tensors ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.latencies ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.footprints ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.searches ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.search_results ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.device_profiles ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.latency_models ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.scheduler_log ENABLE ROW LEVEL SECURITY;
@@ -590,6 +641,12 @@ CREATE POLICY visible ON tensile.latencies FOR SELECT USING (
     EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
 CREATE POLICY visible ON tensile.footprints FOR SELECT USING (
     EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
+CREATE POLICY visible ON tensile.searches FOR SELECT USING (
+    EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
+CREATE POLICY visible ON tensile.search_results FOR SELECT USING (
+    EXISTS (SELECT FROM tensile.traces t
+            WHERE t.fingerprint OPERATOR(pg_catalog.=) search_results.fingerprint)
+    OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')));
 CREATE POLICY visible ON tensile.device_profiles FOR SELECT USING (true);
 CREATE POLICY visible ON tensile.latency_models FOR SELECT USING (true);
 CREATE POLICY visible ON tensile.scheduler_log FOR SELECT USING (
@@ -604,8 +661,8 @@ CREATE POLICY owner ON tensile.checkpoint_chunks FOR SELECT USING (
 
 GRANT SELECT ON tensile.models, tensile.model_versions, tensile.model_weights, tensile.model_grants,
     tensile.jobs, tensile.checkpoints, tensile.checkpoint_chunks, tensile.metrics, tensile.traces, tensile.operators,
-    tensile.tensors, tensile.latencies, tensile.footprints, tensile.device_profiles, tensile.latency_models,
-    tensile.scheduler_log TO PUBLIC;
+    tensile.tensors, tensile.latencies, tensile.footprints, tensile.searches, tensile.search_results,
+    tensile.device_profiles, tensile.latency_models, tensile.scheduler_log TO PUBLIC;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Models
@@ -914,9 +971,9 @@ BEGIN
     ELSIF NOT (validation >= 0 AND validation < 1) THEN
         message := format('validation is out of range: %s', validation);
         hint := 'It is the share of rows kept for validation: 0 or more, and less than 1.';
-    ELSIF policy NOT IN ('none', 'tensile', 'joint') THEN
+    ELSIF policy NOT IN ('none', 'tensile', 'joint', 'swapadvisor') THEN
         message := format('unknown policy "%s"', policy);
-        hint := 'Use ''joint'', ''tensile'' or ''none'', or leave it out for the setting pg_tensile.policy.';
+        hint := 'Use ''joint'', ''tensile'', ''swapadvisor'' or ''none'', or leave it out for the setting pg_tensile.policy.';
     END IF;
     IF message IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = message, HINT = hint;
@@ -1612,6 +1669,53 @@ AS $$
             plan_order = EXCLUDED.plan_order;
 $$;
 
+-- A search for a better plan: `state` queued, searching (which starts its time), finished, stopped or failed
+CREATE FUNCTION tensile._search(job bigint, state text, budget_bytes bigint, seconds float8, cached bool,
+                                first_us float8, best_us float8, generation int, evaluations bigint) RETURNS void
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO tensile.searches AS s (job, state, budget_bytes, seconds, cached, first_us, best_us, generation,
+                                       evaluations, ended_at)
+        SELECT t.job, $2, $3, $4, $5, $6, $7, $8, $9, CASE WHEN $2 = 'finished' THEN clock_timestamp() END
+        FROM tensile.traces t WHERE t.job = $1
+        ON CONFLICT ON CONSTRAINT searches_pkey DO UPDATE SET state = EXCLUDED.state,
+            budget_bytes = EXCLUDED.budget_bytes, seconds = EXCLUDED.seconds, cached = EXCLUDED.cached,
+            first_us = EXCLUDED.first_us, best_us = EXCLUDED.best_us, generation = EXCLUDED.generation,
+            evaluations = EXCLUDED.evaluations,
+            started_at = CASE EXCLUDED.state WHEN 'queued' THEN NULL
+                WHEN 'searching' THEN coalesce(s.started_at, clock_timestamp()) ELSE s.started_at END,
+            ended_at = CASE WHEN EXCLUDED.state NOT IN ('queued', 'searching')
+                THEN coalesce(s.ended_at, clock_timestamp()) END
+$$;
+
+-- What a search has found for the job's graph on its device; that of a longer search stays
+CREATE FUNCTION tensile._search_result(job bigint, bucket_bytes bigint, device_peak_bytes bigint, events bytea,
+                                       plan_order bytea, iteration_us float8, seconds float8, generations int)
+    RETURNS void
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    INSERT INTO tensile.search_results AS r (fingerprint, device, bucket_bytes, device_peak_bytes, events, plan_order,
+                                             iteration_us, seconds, generations)
+        SELECT t.fingerprint, t.device, $2, $3, $4, $5, $6, $7, $8
+        FROM tensile.traces t WHERE t.job = $1 AND t.fingerprint IS NOT NULL
+        ON CONFLICT ON CONSTRAINT search_results_pkey DO UPDATE SET device_peak_bytes = EXCLUDED.device_peak_bytes,
+            events = EXCLUDED.events, plan_order = EXCLUDED.plan_order, iteration_us = EXCLUDED.iteration_us,
+            seconds = EXCLUDED.seconds, generations = EXCLUDED.generations, found_at = EXCLUDED.found_at
+        WHERE r.seconds <= EXCLUDED.seconds
+$$;
+
+-- The result that fits into so much memory best, for the job's graph on its device
+CREATE FUNCTION tensile._searched(job bigint, budget_bytes bigint)
+    RETURNS TABLE (bucket_bytes bigint, events bytea, plan_order bytea, iteration_us float8, seconds float8,
+                   generations int)
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT r.bucket_bytes, r.events, r.plan_order, r.iteration_us, r.seconds, r.generations
+    FROM tensile.traces t JOIN tensile.search_results r ON r.fingerprint = t.fingerprint AND r.device = t.device
+    WHERE t.job = $1 AND r.device_peak_bytes <= $2
+    ORDER BY r.bucket_bytes DESC, r.iteration_us LIMIT 1
+$$;
+
 ------------------------------------------------------------------------------------------------------------------------
 -- What the background workers run
 ------------------------------------------------------------------------------------------------------------------------
@@ -1981,6 +2085,22 @@ COMMENT ON COLUMN tensile.footprint.target IS 'name of the PyTorch operator';
 COMMENT ON COLUMN tensile.footprint.planned_bytes IS 'under the plan';
 COMMENT ON COLUMN tensile.footprint.vanilla_bytes IS 'without a plan';
 
+CREATE VIEW tensile.search WITH (security_invoker = true) AS
+    SELECT s.job, s.state,
+           coalesce(s.ended_at, pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.-) s.started_at AS elapsed,
+           s.generation, s.evaluations, s.first_us, s.best_us, s.cached, s.budget_bytes, s.seconds
+    FROM tensile.searches s;
+COMMENT ON VIEW tensile.search IS 'how far the search for a better plan of each job of policy swapadvisor is';
+COMMENT ON COLUMN tensile.search.state IS 'queued, searching, finished, stopped (with its job) or failed';
+COMMENT ON COLUMN tensile.search.elapsed IS 'since it began; null: it has not, or an earlier result is as good';
+COMMENT ON COLUMN tensile.search.generation IS 'of plans bred from each other, in which the best one was found';
+COMMENT ON COLUMN tensile.search.evaluations IS 'plans that were looked at until then';
+COMMENT ON COLUMN tensile.search.first_us IS 'what an iteration should take under the plan that the search began with';
+COMMENT ON COLUMN tensile.search.best_us IS 'what an iteration should take under the best plan so far';
+COMMENT ON COLUMN tensile.search.cached IS 'it had the result of an earlier search for the same graph';
+COMMENT ON COLUMN tensile.search.budget_bytes IS 'device memory that a plan may take';
+COMMENT ON COLUMN tensile.search.seconds IS 'that it may take: pg_tensile.search_time, or the job''s option';
+
 CREATE VIEW tensile.predictions WITH (security_invoker = true) AS
     SELECT m.name AS model, v.version, p.rows, p.requests, p.unknown_categories
     FROM tensile._predictions() p
@@ -2020,7 +2140,7 @@ COMMENT ON COLUMN tensile.job_history.rmse IS 'root of the mean squared error, i
 COMMENT ON COLUMN tensile.job_history.r2 IS 'share of the target''s variance that is explained';
 
 GRANT SELECT ON tensile.progress, tensile.devices, tensile.plan, tensile.latency, tensile.footprint,
-    tensile.predictions, tensile.job_history TO PUBLIC;
+    tensile.search, tensile.predictions, tensile.job_history TO PUBLIC;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Who may execute what: the private functions are nobody's, except those that the views and the workers need; these

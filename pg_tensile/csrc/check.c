@@ -95,6 +95,7 @@ static const Key option_keys[] = {
 	{"checkpoint_interval", KEY_NUMBER, .min = 0, .max = 86400},
 	{"threads", KEY_INT, .min = 1, .max = 1024},
 	{"deploy", KEY_BOOL},
+	{"search_time", KEY_NUMBER, .min = 1, .max = 86400},
 	{NULL}
 };
 

@@ -36,11 +36,14 @@ int			tensile_executor_timeout = 300;
 double		tensile_update_threshold = 0.2;
 double		tensile_latency_weight = 0.2;
 int			tensile_host_memory = 0;
+int			tensile_search_time = 30;
+int			tensile_search_processes = 0;
 
 static const struct config_enum_entry policies[] = {
 	{"none", TENSILE_POLICY_NONE, false},
 	{"tensile", TENSILE_POLICY_TENSILE, false},
 	{"joint", TENSILE_POLICY_JOINT, false},
+	{"swapadvisor", TENSILE_POLICY_SWAPADVISOR, false},
 	{NULL, 0, false}
 };
 
@@ -148,7 +151,7 @@ define_plan_settings(void)
 {
 	DefineCustomEnumVariable("pg_tensile.policy",
 							 "Sets the policy that plans device memory for jobs that name none.",
-							 "joint and tensile swap and recompute; none trains as PyTorch does.",
+							 "joint and tensile swap and recompute, swapadvisor searches besides for a better order and plan; none trains as PyTorch does.",
 							 &tensile_policy, TENSILE_POLICY_JOINT, policies, PGC_USERSET, 0, NULL, NULL, NULL);
 	DefineCustomRealVariable("pg_tensile.update_threshold",
 							 "Sets the relative change of a job's measured latency that makes a new plan.",
@@ -162,6 +165,14 @@ define_plan_settings(void)
 							"Sets how much host memory the swapped tensors of all jobs together may use.",
 							"0: half of the machine's.",
 							&tensile_host_memory, 0, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL, NULL, NULL);
+	DefineCustomIntVariable("pg_tensile.search_time",
+							"Sets how long the policy swapadvisor searches for a better plan of a job.",
+							"The job trains meanwhile, under the best plan so far; its option search_time counts instead.",
+							&tensile_search_time, 30, 1, 86400, PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
+	DefineCustomIntVariable("pg_tensile.search_processes",
+							"Sets how many processes search for a better plan at once.",
+							"0: one for each processor core.",
+							&tensile_search_processes, 0, 0, 1024, PGC_SIGHUP, 0, NULL, NULL, NULL);
 }
 
 void

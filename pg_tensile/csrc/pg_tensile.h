@@ -196,7 +196,8 @@ typedef enum TensilePolicy
 {
 	TENSILE_POLICY_NONE,
 	TENSILE_POLICY_TENSILE,
-	TENSILE_POLICY_JOINT
+	TENSILE_POLICY_JOINT,
+	TENSILE_POLICY_SWAPADVISOR
 } TensilePolicy;
 
 extern char *tensile_database;
@@ -217,6 +218,8 @@ extern int	tensile_executor_timeout;	/* s; 0 = never */
 extern double tensile_update_threshold; /* relative change of a job's latency */
 extern double tensile_latency_weight;	/* of a new measurement in the average */
 extern int	tensile_host_memory;	/* MB; 0 = half of the machine's */
+extern int	tensile_search_time;	/* s */
+extern int	tensile_search_processes;	/* 0 = cores */
 
 extern void tensile_define_settings(void);
 

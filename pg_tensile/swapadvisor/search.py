@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -270,7 +271,16 @@ _breeder: Breeder | None = None  # of a worker
 
 def _start_worker(trace: bytes, profile: DeviceProfile, budget_bytes: int, most_events: int | None) -> None:
     global _breeder
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _breeder = Breeder(Trace.from_bytes(trace), profile, budget_bytes, most_events)
+
+
+def _end_with_parent() -> None:
+    """A search that is killed ends nothing by itself, and its workers would wait for more work for ever."""
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _work(name: str, task: tuple[Any, ...]) -> Any:

@@ -23,8 +23,8 @@ MLP = Jsonb({"type": "mlp", "hidden": [4]})
 TABLES = [
     *("models", "model_versions", "model_weights", "model_grants"),
     *("jobs", "checkpoints", "checkpoint_chunks", "metrics"),
-    *("traces", "operators", "tensors", "latencies", "footprints", "device_profiles", "latency_models"),
-    "scheduler_log",
+    *("traces", "operators", "tensors", "latencies", "footprints", "searches", "search_results"),
+    *("device_profiles", "latency_models", "scheduler_log"),
 ]
 OF_THE_MACHINE = {"device_profiles", "latency_models"}  # everybody sees them
 
@@ -127,8 +127,10 @@ def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Conne
     db.execute("INSERT INTO tensile.checkpoints (job, generation, meta) VALUES (%s, 1, '{}')", (job,))
     db.execute("INSERT INTO tensile.checkpoint_chunks VALUES (%s, 1, 0, 'secret')", (job,))
     for insert in (
-        "traces (job, device, revision, policy, overhead_bytes, least_bytes, graphs, traces)"
-        " VALUES (%s, 'cpu', 1, 'joint', 0, 1, '[]', '{secret}')",
+        "traces (job, device, revision, policy, fingerprint, overhead_bytes, least_bytes, graphs, traces)"
+        " VALUES (%s, 'cpu', 1, 'joint', 'graph', 0, 1, '[]', '{secret}')",
+        "searches (job, state, budget_bytes, seconds, cached) VALUES (%s, 'queued', 1, 1, false)",
+        "search_results VALUES ('graph', 'cpu', 1, 1, 'secret', '', 1, 1, 1)",
         "operators (job, operator, target, source) VALUES (%s, 0, 'aten.relu.default', 'secret.py:1')",
         "tensors (job, tensor, name) VALUES (%s, 0, 'secret')",
         "latencies (job, predicted, measured, average, samples, total_us) VALUES (%s, '{1}', '{2}', '{2}', 1, 2)",
@@ -143,6 +145,7 @@ def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Conne
     for conn in conns.values():
         conn.close()
     db.execute("DELETE FROM tensile.jobs; TRUNCATE tensile.device_profiles, tensile.latency_models")
+    db.execute("TRUNCATE tensile.search_results")
     db.execute("TRUNCATE tensile.scheduler_log")
 
 
@@ -187,6 +190,9 @@ def test_functions_of_workers_are_useless_in_sessions(play: Cast, name: str) -> 
         "SELECT tensile._job_refuse(%(job)s, '{}')",
         "SELECT tensile._log('x', %(job)s)",
         "SELECT tensile._footprint(%(job)s, 1, '', '{}', '{}', '{}', 1, 1, 1, 1, 1, 1, 1, 1, 1)",
+        "SELECT tensile._search(%(job)s, 'failed', 1, 1, false, 1, 1, 1, 1)",
+        "SELECT tensile._search_result(%(job)s, 1, 1, '', '', 1, 1, 1)",
+        "SELECT tensile._searched(%(job)s, 1)",
         "SELECT tensile._keep_tables(%(job)s, '{}')",
         "SELECT * FROM tensile._open_jobs",
         "SELECT tensile._job_slots()",
@@ -231,13 +237,14 @@ def test_who_sees_which_rows(play: Cast) -> None:
 
     assert seen(play.alice) == set(TABLES) - {"model_grants"}
     assert seen(play.mallory) == OF_THE_MACHINE
-    of_jobs = {"traces", "operators", "tensors", "latencies", "footprints", "scheduler_log"}
+    of_jobs = {"traces", "operators", "tensors", "latencies", "footprints", "scheduler_log", "searches"}
+    of_jobs |= {"search_results"}
     assert seen(play.bob) == {"models", "model_versions", "jobs", "metrics"} | of_jobs | OF_THE_MACHINE
 
 
 def test_who_sees_what_through_the_views(play: Cast) -> None:
     for conn, visible in ((play.alice, 1), (play.bob, 1), (play.mallory, 0)):
-        for view in ("progress", "latency", "footprint"):
+        for view in ("progress", "latency", "footprint", "search"):
             assert one(conn, f"SELECT count(*) FROM tensile.{view}") == visible
         assert one(conn, "SELECT count(*) FROM tensile.job_history") == 0
         assert one(conn, "SELECT count(*) FROM tensile.predictions") == 0

@@ -205,7 +205,7 @@ def test_events_of_a_plan_are_rows_of_the_view() -> None:
     assert list(made["tensor_name"])[:2] == ["convolutions.0"] * 2 and made["tensor_name"].isna().sum() == 1
     assert made.loc[0, "trigger_name"] == "aten.relu.default" and set(made["generation"]) == {4}
     assert not events_of(row | {"events": b"", "tensors": None, "operators": None})
-    ordered = Plan(plan.rows, order=[0, 1, 3, 4, 5, 2, 6, 7, 9, 8])
+    ordered = Plan.build(plan.events, order=[0, 1, 3, 4, 5, 2, 6, 7, 9, 8])
     made = frame(PLAN, events_of(row | {"plan_order": ordered.order_bytes}))
     assert list(made["trigger_operator"]) == [3, 7, 9] and list(made["deadline_operator"]) == [2, 8, 8]
     assert made.loc[1, "trigger_name"] == "aten.mm.default"

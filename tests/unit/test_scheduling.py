@@ -31,9 +31,9 @@ from pg_tensile.scheduling import (
     Schedule,
     Waits,
 )
-from pg_tensile.trace import Trace
+from pg_tensile.trace import Mode, Trace
 from tests.unit.graphs import random_trace
-from tests.unit.handmade import network
+from tests.unit.handmade import network, trace_of
 
 MIB = 1 << 20
 
@@ -465,3 +465,51 @@ def test_planners_of_jobs_that_ended_are_forgotten():
     assert scheduler.planner(trace, state) is kept
     scheduler.schedule(state, [])
     assert scheduler.planner(trace, state) is not kept
+
+
+# ---- plans that a search has found ----
+
+
+def branches(count: int = 8, size: int = MIB) -> tuple[Trace, list[int]]:
+    """First the large half of every branch, then the small one; and an order branch by branch."""
+    read, create = Mode.READ, Mode.CREATE
+    large = [(20.0, {0: read, 1 + each: create}) for each in range(count)]
+    small = [(20.0, {1 + each: read, 1 + count + each: create}) for each in range(count)]
+    ends = [(1.0, dict.fromkeys(range(1 + count, 1 + 2 * count), read))]
+    trace = trace_of(*large, *small, *ends, sizes=(64, *[size] * count, *[64] * count))
+    pairs = [place for each in range(count) for place in (1 + each, 1 + count + each)]
+    return trace, [0, *pairs, 1 + 2 * count, 2 + 2 * count]
+
+
+def test_a_found_plan_is_taken_if_it_is_faster_and_stays():
+    trace, order = branches()
+    found = Plan.build([], order=order)
+    state = device(4 * MIB)
+    (alone,) = published(decide(state, job(1, trace, policy="swapadvisor")), job(1, trace, policy="swapadvisor"))
+    assert alone.given is not None and alone.given.plan is not None and len(alone.given.plan) > 0
+    better = planned(decide(state, replace(alone, found=found)), 1)
+    assert better.plan.order is not None and better.plan.order.tolist() == order
+    assert better.iteration_us == better.vanilla_us and better.planned_bytes <= better.granted_bytes <= 4 * MIB
+    assert better.room_bytes == 4 * MIB
+    assert better.operators.tolist() == order
+    assert (better.footprint <= better.vanilla[np.argsort(order)].max()).all()
+    kept = Given(better.plan, better.granted_bytes, better.link_share)
+    for plan in (found, None):
+        assert isinstance(decide(state, replace(alone, found=plan, given=kept)).decisions[1], Kept)
+    first = decide(state, replace(alone, found=found, given=None))
+    assert planned(first, 1).plan.order is not None
+
+
+def test_a_found_plan_that_does_not_fit_is_left():
+    trace, order = branches()
+    found = Plan.build([], order=order)
+    large = Plan.build([], order=[0, 2, 1, *range(3, trace.operator_count)])
+    slow = Plan.build([Event(EventKind.SWAP_OUT, 1, 1, 1), Event(EventKind.SWAP_IN, 1, 1, 2)], order=order)
+    wrong = Plan.build([], order=np.roll(order, 1))
+    for plan in (slow, large, wrong):
+        assert planned(decide(device(4 * MIB), job(1, trace, found=plan)), 1).plan.order is None, plan
+    for most_events, taken in ((2, False), (3, True)):  # 19 operators take as much room as 3 events
+        decision = decide(device(most(trace) - MIB // 2, most_events=most_events), job(1, trace, found=found))
+        assert (planned(decision, 1).plan.order is not None) == taken
+    (note,) = decide(device(4 * MIB), job(1, trace, found=wrong)).notes
+    assert note.job == 1 and "the plan that a search has found cannot be used" in note.reason

@@ -1,0 +1,158 @@
+"""Jobs of policy swapadvisor: a better plan, in another order of the operators, is searched for while they train."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from pg_tensile.plan import Plan, validate
+from pg_tensile.trace import Trace
+from tests.server.pressure import Lab, Wait
+from tests.server.stage import processes
+from tests.server.support import FOREVER, alive, children, register, value
+
+QUERY = "query => 'SELECT label, image FROM images LIMIT 256', target => 'label', batch_size => 64, validation => 0.0"
+# All branches begin before the first one ends: branch by branch it takes an eighth of the memory.
+BRANCHES = """
+import torch
+from torch import nn
+
+class Branches(nn.Module):
+    def __init__(self, n_inputs, n_outputs):
+        super().__init__()
+        self.register_buffer("wide", torch.linspace(-1, 1, n_inputs * 4096).reshape(n_inputs, 4096))
+        self.head = nn.Linear(8, n_outputs)
+
+    def forward(self, x):
+        large = [torch.sin((x * (1 + branch)) @ self.wide) for branch in range(8)]
+        return self.head(torch.stack([each.amax(1) for each in large], 1))
+
+def build(n_inputs, n_outputs):
+    return Branches(n_inputs, n_outputs)
+"""
+
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "branches": {"type": "python", "source": BRANCHES},
+    "wide": {"type": "mlp", "hidden": [512, 512, 512]},
+}
+
+
+class Searching(Lab):
+    """A server whose jobs have half the memory that they want."""
+
+    def __init__(self, cluster: Any, wait_until: Wait) -> None:
+        super().__init__(cluster, wait_until, trained=())
+        self.budgets = {name: self.budget(name, architecture) for name, architecture in ARCHITECTURES.items()}
+        self.plain = self.train(policy="none")
+        self.plain_digest = self.digest(self.plain)
+        # Over such a link swaps take longer than a step: an order that needs less memory is better on any machine.
+        slow = """'{"out_bytes_per_s": 1e8, "in_bytes_per_s": 1e8}'"""
+        self.conn.execute(f"UPDATE tensile.device_profiles SET profile = profile || {slow}")
+
+    def budget(self, name: str, architecture: dict[str, Any]) -> int:
+        register(self.conn, name, architecture)
+        options = """options => '{"task": "classification", "format": "json"}'"""
+        memory = json.loads(value(self.conn, f"SELECT explain_training('{name}', {QUERY}, {options})"))["memory"]
+        return int(memory["least_bytes"] + memory["vanilla_bytes"]) // 2
+
+    def train(self, name: str = "branches", policy: str = "swapadvisor", epochs: int = 3, **options: Any) -> int:
+        """A job of a model of its own."""
+        self._models += 1
+        model = f"{name}{self._models}"
+        register(self.conn, model, ARCHITECTURES[name])
+        given = json.dumps({"task": "classification", "deploy": False} | options)
+        budget = "NULL" if policy == "none" else f"'{self.budgets[name] // 1024}kB'"
+        arguments = f"{QUERY}, policy => '{policy}', epochs => {epochs}, seed => 3, memory_budget => {budget}"
+        return int(value(self.conn, f"SELECT train_model('{model}', {arguments}, options => '{given}')"))
+
+    def search(self, job: int, columns: str = "state") -> Any:
+        row = self.conn.execute(f"SELECT {columns} FROM tensile.search WHERE job = %s", (job,)).fetchone()
+        return row if row is None or "," in columns else row[0]
+
+    def await_state(self, job: int, *states: str) -> None:
+        self.wait_until(lambda: self.search(job) in states, 60, lambda: f"{self.search(job)}: {self.told()}")
+
+    def order(self, job: int) -> bytes:
+        return bytes(value(self.conn, "SELECT plan_order FROM tensile.footprints WHERE job = %s", job) or b"")
+
+    def searcher(self) -> int:
+        """The process that searches."""
+        pids = children(processes(self.conn)["pg_tensile scheduler"][0])
+        return next(pid for pid in pids if b"searching" in Path(f"/proc/{pid}/cmdline").read_bytes())
+
+
+@pytest.fixture(scope="module")
+def lab(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Searching]:
+    cluster = new_cluster({"pg_tensile.search_processes": 1})
+    lab = Searching(cluster, wait_until)
+    yield lab
+    lab.conn.close()
+    cluster.end()
+
+
+@pytest.mark.parametrize("seconds", [0, 0.5, 86401, "soon", None, True])
+def test_a_search_time_that_is_none_is_refused_at_submission(lab: Searching, seconds: Any) -> None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="search_time") as refused:
+        lab.train(search_time=seconds)
+    assert "at least 1 and at most 86400" in (refused.value.diag.message_hint or "")
+
+
+def test_a_job_gets_a_better_plan_while_it_trains(lab: Searching) -> None:
+    job = lab.train(epochs=FOREVER, search_time=2)
+    lab.await_training(job)
+    lab.await_state(job, "finished")
+    first, best, evaluations, cached = lab.search(job, "first_us, best_us, evaluations, cached")
+    assert best < 0.98 * first and evaluations > 0 and not cached
+    lab.wait_until(lambda: lab.order(job) and lab.used_generation(job) == lab.newest_generation(job), 30, lab.told)
+    assert lab.search(job, "elapsed > '0 s' AND elapsed < '60 s'")
+    lab.await_log("planned", job, "a search has found a better plan for job")
+    lab.await_log("search", job, "has ended")
+    columns = "generation, events, plan_order, iteration_us, planned_bytes, granted_bytes"
+    row = lab.conn.execute(f"SELECT {columns} FROM tensile.footprints WHERE job = %s", (job,)).fetchone()
+    assert row is not None and row[4] <= row[5] <= lab.budgets["branches"]
+    plan = Plan.from_rows(row[1], row[0], row[2])
+    trace = Trace.from_bytes(value(lab.conn, "SELECT traces[1] FROM tensile.traces WHERE job = %s", job))
+    validate(trace, plan)
+    executed = "SELECT array_agg(operator ORDER BY sequence) FROM tensile.footprint WHERE job = %s"
+    assert plan.order is not None and set(plan.order.tolist()) == set(value(lab.conn, executed, job))
+    shown = "SELECT trigger_operator FROM tensile.plan WHERE job = %s ORDER BY sequence"
+    triggers = [int(plan.order[event.trigger]) for event in plan.events]
+    assert [row[0] for row in lab.conn.execute(shown, (job,)).fetchall()] == triggers
+    assert value(lab.conn, "SELECT count(*) FROM tensile.search_results") == 1
+    lab.cancel(job)
+
+
+def test_the_next_job_with_the_graph_has_the_result_at_once_and_learns_the_same(lab: Searching) -> None:
+    """After the test above. The losses are those without a plan, to the last bit."""
+    searched = lab.train(search_time=2)
+    assert lab.digest(searched) == lab.plain_digest
+    assert lab.search(searched, "state, cached, elapsed") == ("finished", True, None)
+    assert lab.order(searched)
+    losses = "SELECT array_agg(loss ORDER BY epoch) FROM tensile.metrics WHERE job = %s"
+    assert value(lab.conn, losses, lab.plain) == value(lab.conn, losses, searched)
+
+
+def test_a_search_ends_with_its_job_and_its_process_may_die(lab: Searching) -> None:
+    first = lab.train("wide", epochs=FOREVER, search_time=600)
+    lab.await_state(first, "searching")
+    second = lab.train("wide", epochs=FOREVER, search_time=600)
+    lab.await_state(second, "queued")
+    os.kill(lab.searcher(), signal.SIGKILL)
+    lab.await_state(first, "failed")
+    assert "was killed by signal 9" in lab.await_log("search", first, "has failed")
+    lab.await_steps(first, 2)
+    lab.await_state(second, "searching")
+    searcher = lab.searcher()
+    lab.cancel(second)
+    lab.await_state(second, "stopped")
+    lab.wait_until(lambda: not alive(searcher))
+    lab.cancel(first)
+    assert lab.search(first) == "failed"
