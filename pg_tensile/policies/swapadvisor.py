@@ -15,8 +15,8 @@ from pg_tensile.profile import DeviceProfile
 from pg_tensile.trace import Trace
 
 POPULATION = 16
-OPERATORS = 150_000  # of all individuals together: some five seconds of one core with what `joint` takes
-MOST_GENERATIONS = 20
+OPERATORS = 60_000  # of all individuals after the first ones: some five seconds of one core with what `joint` takes
+MOST_GENERATIONS = 12
 
 
 def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:

@@ -31,7 +31,8 @@ from pg_tensile.trace import Int32s, Trace
 RATE = 0.1  # the largest probability that a gene mutates (5.2; 6.1 starts from it); each child draws one below it
 DISTANCES = (0.0, 1.0, 2.0)  # times of a tensor's own copy
 REPLANNED = 0.02  # of the time without stalls: where an iteration waits longer, its transfers are timed once more
-CAPACITIES = (1, 2, 4)  # parts of the budget that the first schedules are made for
+# the first greedy schedules: for which part of the budget, and how thrifty
+GREEDY = ((1.5, 0.0), (1.25, 0.0), (1.0, 0.0), (0.75, 0.0), (1.0, 1.0), (0.5, 1.0))
 REMEMBERED = 4096  # times of individuals
 
 
@@ -130,8 +131,9 @@ class Breeder:
         """At least `count`. Schedules: that of the plan to start from, the captured one, and greedy ones; each with
         every planner. Then mutations of these."""
         captured = np.arange(self.trace.operator_count, dtype=np.int32)
-        orders = [schedules.greedy(self.trace, self.graph, self.budget // part) for part in CAPACITIES]
-        orders += [schedules.greedy(self.trace, self.graph, None), captured, captured if start is None else start]
+        greedy = [(int(part * self.budget), thrift) for part, thrift in GREEDY]
+        orders = [schedules.greedy(self.trace, self.graph, *each) for each in (*greedy, (None, 1.0))]
+        orders += [captured, captured if start is None else start]
         distinct = list({order.tobytes(): order for order in orders}.values())
         separate = allocation.separate(self.trace, self.sizes, self.budget) if self.sizes.size else None
         planners = [(None, 1.0, None), (None, 1.0, 0), (separate, 1.0, None)]

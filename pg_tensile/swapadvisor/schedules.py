@@ -76,17 +76,20 @@ def mutate(graph: Graph, order: Int32s, rate: float, random: np.random.Generator
     return np.array(executed, np.int32)
 
 
-def greedy(trace: Trace, graph: Graph, capacity_bytes: int | None) -> Int32s:
-    """A schedule in which the ready operator comes next that adds the fewest bytes to the device: what it makes and
-    what it reads that is not there, less what dies with it. `capacity_bytes`: the device holds so much, what was used
-    last, so weights that several operators share are read together; None: it holds everything, so memory alone counts.
-    Operators of the optimizer come as soon as they may: they end the life of a gradient."""
-    return _Greedy(trace, graph, capacity_bytes).run()
+def greedy(trace: Trace, graph: Graph, capacity_bytes: int | None, thrift: float) -> Int32s:
+    """A schedule in which the ready operator comes next that costs the fewest bytes: what it reads that is not on the
+    device any more, and `thrift` (0 … 1) times what is made, less what dies. Ties go to the one captured first.
+
+    `capacity_bytes`: the device holds so much, what was used last, so operators that share weights come together; None:
+    it holds everything, so memory alone counts. Operators of the optimizer come as soon as they may: they end the life
+    of a gradient."""
+    return _Greedy(trace, graph, capacity_bytes, thrift).run()
 
 
 class _Greedy:
-    def __init__(self, trace: Trace, graph: Graph, capacity_bytes: int | None) -> None:
+    def __init__(self, trace: Trace, graph: Graph, capacity_bytes: int | None, thrift: float) -> None:
         self.graph = graph
+        self.thrift = thrift
         self.size: list[int] = trace.tensor_bytes.tolist()
         start, tensor = trace.access_start.tolist(), trace.access_tensor.tolist()
         create = (trace.access_mode == Mode.CREATE).tolist()
@@ -120,18 +123,17 @@ class _Greedy:
                     insort(ready, later)
         return np.array(executed, np.int32)
 
-    def _cost(self, operator: int) -> int:
-        """Bytes more on the device after it."""
+    def _cost(self, operator: int) -> float:
         if self.updates[operator]:
             return -MAX_BYTES
         size, there, uses = self.size, self.there, self.uses
-        cost = self.created[operator]
+        missing, made = 0, self.created[operator]
         for tensor in self.reads[operator]:
             if tensor not in there:
-                cost += size[tensor]
+                missing += size[tensor]
             elif uses[tensor] == 1 and not self.persistent[tensor]:
-                cost -= size[tensor]
-        return cost
+                made -= size[tensor]
+        return missing + self.thrift * made
 
     def _execute(self, operator: int) -> None:
         for tensor in (*self.reads[operator], *self.made[operator]):

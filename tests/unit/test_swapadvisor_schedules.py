@@ -6,6 +6,7 @@ from itertools import pairwise
 from random import Random
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -61,15 +62,19 @@ def test_a_mutation_changes_some_places_and_follows_the_schedule_elsewhere():
     assert len({mutant.tobytes() for mutant in mutants}) > 1
 
 
-@given(trace=traces(most_operators=20), capacity=st.sampled_from((None, 0, 1000, 10**9)))
+@given(
+    trace=traces(most_operators=20),
+    capacity=st.sampled_from((None, 0, 1000, 10**9)),
+    thrift=st.sampled_from((0.0, 0.5, 1.0)),
+)
 @settings(max_examples=60, deadline=None)
-def test_greedy_schedules_are_schedules(trace, capacity):
-    check_order(trace, greedy(trace, Graph.of(trace), capacity))
+def test_greedy_schedules_are_schedules(trace, capacity, thrift):
+    check_order(trace, greedy(trace, Graph.of(trace), capacity, thrift))
 
 
 def test_greedy_updates_parameters_as_soon_as_it_can_and_needs_less_memory():
     trace = unrolled(layers=6, steps=2)
-    ordered = in_order(trace, greedy(trace, Graph.of(trace), None))
+    ordered = in_order(trace, greedy(trace, Graph.of(trace), None, 1.0))
     assert footprint(ordered).peak_bytes < 0.8 * footprint(trace).peak_bytes
     updates = np.flatnonzero(ordered.phase == Phase.OPTIMIZER)
     assert updates[0] < trace.operator_count - len(updates)
@@ -81,9 +86,10 @@ def switches(trace) -> int:
     return sum(one != other for one, other in pairwise(shared))
 
 
-def test_greedy_uses_shared_weights_together():
+@pytest.mark.parametrize("thrift", [0.0, 1.0])
+def test_greedy_uses_shared_weights_together(thrift):
     trace = unrolled(layers=6, steps=8)
-    ordered = in_order(trace, greedy(trace, Graph.of(trace), footprint(trace).device_peak_bytes // 8))
+    ordered = in_order(trace, greedy(trace, Graph.of(trace), footprint(trace).device_peak_bytes // 8, thrift))
     assert switches(trace) > 80
     assert switches(ordered) < 30
 
@@ -91,4 +97,4 @@ def test_greedy_uses_shared_weights_together():
 def test_a_window_bounds_what_the_greedy_scheduler_looks_at(monkeypatch):
     monkeypatch.setattr(schedules, "WINDOW", 1)
     trace = unrolled(layers=3, steps=3)
-    check_order(trace, greedy(trace, Graph.of(trace), 0))
+    check_order(trace, greedy(trace, Graph.of(trace), 0, 0.0))
