@@ -204,7 +204,8 @@ class Scheduler:
         while self._fall_back(views):
             views = self._look()
         self._publish_pending(views)
-        self._searches.turn(self._searched(views))
+        if self._searches.turn(self._searched(views)):
+            views = self._look()
         try:
             for view in views.values():
                 self._consider(view)

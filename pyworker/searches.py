@@ -79,8 +79,9 @@ class Searches:
         search = self._searches.get(job)
         return search if search is not None and search.number else None
 
-    def turn(self, wanted: dict[int, Wanted]) -> None:
-        """Ends what is of no use, hears what is found, and starts the next search."""
+    def turn(self, wanted: dict[int, Wanted]) -> bool:
+        """Ends what is of no use, hears what is found, and starts the next search. True: a better plan was found."""
+        found = self._found
         for job in [
             job for job, search in self._searches.items() if job not in wanted or not search.serves(wanted[job])
         ]:
@@ -97,6 +98,7 @@ class Searches:
             self.close()
         except Failure as failure:
             self._fail(failure.message)
+        return self._found > found
 
     def close(self) -> None:
         if self._child is not None:

@@ -2339,10 +2339,11 @@ COMMENT ON COLUMN tensile.compression.moved_bytes IS
     'what its last copy to the host moved; null: none was compressed yet';
 
 CREATE VIEW tensile.search WITH (security_invoker = true) AS
-    SELECT s.job, s.state,
-           coalesce(s.ended_at, pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.-) s.started_at AS elapsed,
+    SELECT s.job,
+           CASE WHEN s.ended_at IS NULL AND j.ended_at IS NOT NULL THEN 'stopped' ELSE s.state END AS state,
+           coalesce(s.ended_at, j.ended_at, pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.-) s.started_at AS elapsed,
            s.generation, s.evaluations, s.first_us, s.best_us, s.cached, s.budget_bytes, s.seconds
-    FROM tensile.searches s;
+    FROM tensile.searches s JOIN tensile.jobs j ON j.id OPERATOR(pg_catalog.=) s.job;
 COMMENT ON VIEW tensile.search IS 'how far the search for a better plan of each job of policy swapadvisor is';
 COMMENT ON COLUMN tensile.search.state IS 'queued, searching, finished, stopped (with its job) or failed';
 COMMENT ON COLUMN tensile.search.elapsed IS 'since it began; null: it has not, or an earlier result is as good';

@@ -20,6 +20,7 @@ from pg_tensile.capture import Captured
 from pg_tensile.errors import BudgetError
 from pg_tensile.latency import roofline
 from pg_tensile.optimum import bounds
+from pg_tensile.order import as_executed
 from pg_tensile.peak import floor_bytes, footprint
 from pg_tensile.plan import CODECS, NO_EVENTS, Plan
 from pg_tensile.policies import named_policy
@@ -155,12 +156,12 @@ def codecs_of(plan: Plan) -> dict[str, int]:
 
 
 def distance(row: Row, workload: Workload, policy: PlannedPolicy, profile: DeviceProfile) -> Row:
-    """`row` with the bound for its device peak, and with the plan's memory over time if that was asked for: both with
-    the latencies known before the rounds."""
+    """`row` with the bound for its device peak (and the plan's order of operators), and with the plan's memory over
+    time if that was asked for: both with the latencies known before the rounds."""
     assert row.device_peak_bytes is not None
     trace = policy.captured.trace
     with contextlib.suppress(BudgetError):  # a peer's own graph may need less than the captured one
-        least_us = bounds.least_us(trace, profile, row.device_peak_bytes)
+        least_us = bounds.least_us(as_executed(trace, policy.plan), profile, row.device_peak_bytes)
         row = row.with_values(least_eor=least_us / float(workload.vanilla.trace.latency_us.sum()))
     if workload.options.timeline and not policy.choice.is_peer:
         row = row.with_values(timeline=timeline(trace, policy.plan, profile))

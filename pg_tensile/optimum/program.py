@@ -49,7 +49,7 @@ class Decisions(NamedTuple):
 
     @classmethod
     def of(cls, trace: Trace, plan: Plan) -> Decisions:
-        """Those of a valid plan."""
+        """Those of a valid plan in the trace's own order."""
         sequence = AccessSequence(trace, plan)
         intervals = zip(sequence.interval_tensor, sequence.interval_first, sequence.interval_last, strict=True)
         step = sequence.operator_step

@@ -63,7 +63,7 @@ class Searching(Lab):
         memory = json.loads(value(self.conn, f"SELECT explain_training('{name}', {QUERY}, {options})"))["memory"]
         return int(memory["least_bytes"] + memory["vanilla_bytes"]) // 2
 
-    def train(self, name: str = "branches", policy: str = "swapadvisor", epochs: int = 3, **options: Any) -> int:
+    def train(self, name: str = "branches", policy: str = "swapadvisor", epochs: int = 40, **options: Any) -> int:
         """A job of a model of its own."""
         self._models += 1
         model = f"{name}{self._models}"
@@ -141,10 +141,9 @@ def test_the_next_job_with_the_graph_has_the_result_at_once_and_learns_the_same(
 
 
 def test_a_search_ends_with_its_job_and_its_process_may_die(lab: Searching) -> None:
-    first = lab.train("wide", epochs=FOREVER, search_time=600)
-    lab.await_state(first, "searching")
-    second = lab.train("wide", epochs=FOREVER, search_time=600)
-    lab.await_state(second, "queued")
+    jobs = [lab.train("wide", epochs=FOREVER, search_time=600) for _ in range(2)]
+    lab.wait_until(lambda: {lab.search(job) for job in jobs} == {"queued", "searching"}, 60, lab.told)
+    first, second = sorted(jobs, key=lab.search, reverse=True)
     os.kill(lab.searcher(), signal.SIGKILL)
     lab.await_state(first, "failed")
     assert "was killed by signal 9" in lab.await_log("search", first, "has failed")

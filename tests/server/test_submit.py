@@ -193,7 +193,7 @@ def test_a_volatile_function_is_not_called_by_submitting(flights: Connection) ->
         ({"validation": 1.0}, "22023", "validation is out of range: 1", "less than 1"),
         ({"validation": -0.1}, "22023", "validation is out of range: -0.1", "less than 1"),
         ({"validation": float("nan")}, "22023", "validation is out of range: NaN", "less than 1"),
-        ({"policy": "tensil"}, "22023", 'unknown policy "tensil"', "'tensile' or 'none'"),
+        ({"policy": "tensil"}, "22023", 'unknown policy "tensil"', "'swapadvisor' or 'none'"),
         ({"priority": 1001}, "22023", "priority is out of range: 1001", "1000"),
         ({"memory_budget": "8 gigs"}, "22023", 'invalid memory_budget "8 gigs"', "8GB"),
         ({"memory_budget": ""}, "22023", 'invalid memory_budget ""', "8GB"),
