@@ -122,6 +122,8 @@ def add_memory(group: Any) -> None:
     add(group, "--link", number(0.0, "a number above 0"), metavar="GB/S", help=link)
     budget = "device memory: 4GiB, or 70%% of the vanilla peak, or several; vanilla has none, unless alone"
     add(group, "--budget", options.parse_budgets, default=(None,), metavar="B,…", help=budget)
+    compression = "of swaps: auto (where it pays), none (default), or a codec for all: zvc, rle, csr, lz4"
+    add(group, "--compression", options.parse_compression, default="none", metavar="C", help=compression)
     models = "latency models (the column of tensile.latency_models, as a file) for latencies=models"
     add(group, "--latency-models", options.parse_latency_models, metavar="FILE", help=models)
     early = "move each parameter's update up to where its gradient is final (vanilla is never reordered)"
@@ -186,6 +188,7 @@ def bench_options(arguments: argparse.Namespace) -> BenchOptions:
         timeline=arguments.timeline,
         json_path=arguments.json,
         latency_models=arguments.latency_models,
+        compression=arguments.compression,
     )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from pg_tensile import device as devices
+from pg_tensile.bench.compression import Sparsity, measure_sparsity
 from pg_tensile.bench.contenders import EagerStepper, PlanStepper, Stepper, Turn, difference, take_turn
 from pg_tensile.bench.options import VANILLA, BenchOptions
 from pg_tensile.bench.peers import gradient_difference, measure_peaks, start_peer
@@ -36,6 +37,7 @@ from pg_tensile.runtime.base import Device
 from pg_tensile.runtime.cuda import CudaDevice, make_deterministic
 from pg_tensile.runtime.measure import allocator_peak
 
+CODEC_SECONDS = 20.0  # for measuring the codecs
 CALIBRATION_STEPS = 3  # of vanilla, timed before the rounds
 CLOSE = 1.15  # times vanilla's step: what `--light` measures in every round
 OBSERVED_STEPS = 3  # whose operators are timed; their medians count, because what is small is noise in one step
@@ -53,6 +55,7 @@ class Contender:
     stall_us: float | None = None  # of one recorded step, where the totals do not have it
     peak_bytes: int | None = None  # of a peer's step, where the totals do not have it
     device_peak_bytes: int | None = None
+    transfer_ms: float | None = None
     allocator_peak_bytes: int | None = None
     difference: str | None = None  # from eager PyTorch
     gradient_difference: float | None = None  # of a peer
@@ -116,9 +119,10 @@ class Session:
 
     def run(self) -> Report:
         vanilla_ms = self.calibrate()
+        sparsity = self.sparsity()
         self.set_link(vanilla_ms)
         self.free = self.open_device(None)  # with the link
-        self.policies = plan_policies(self.workload, self.profile, self.progress)
+        self.policies = plan_policies(self.workload, self.profile, self.progress, sparsity)
         self.line_up()
         for number in range(self.options.rounds):
             self.progress.say(f"round {number + 1} of {self.options.rounds}")
@@ -140,6 +144,15 @@ class Session:
             early, _ = self.measured(self.workload.early)
         self.workload = replace(self.workload, vanilla=vanilla, early=early)
         return ms
+
+    def sparsity(self) -> Sparsity | None:
+        """What compression needs to know, if there is to be any; over the link of the machine, which costs nothing."""
+        if self.options.compression == "none":
+            return None
+        self.progress.say("measuring sparsity and codecs")
+        found = measure_sparsity(self.workload, self.workload.vanilla, self.free, CODEC_SECONDS)
+        self.notes.append(f"codecs: their times are predicted with a relative absolute error of {found.error:.1%}")
+        return found
 
     def check_memory(self) -> None:
         needed = footprint(self.workload.vanilla.trace).peak_bytes
@@ -256,6 +269,7 @@ class Session:
         if executor.recording:
             assert executor.record is not None
             contender.device_peak_bytes = executor.record.device_peak_bytes
+            contender.transfer_ms = sum(one.end_us - one.start_us for one in executor.record.transfers) / 1e3
             contender.stall_us = executor.record.stall_us if self.torch_device.type == "cuda" else None
 
     def compare(self, contender: Contender, turn: Turn) -> None:
@@ -355,6 +369,9 @@ class Session:
             stall_ms=contender.stall_ms(),
             bytes_out=contender.mean("bytes_out"),
             bytes_in=contender.mean("bytes_in"),
+            raw_bytes_out=contender.mean("raw_bytes_out"),
+            raw_bytes_in=contender.mean("raw_bytes_in"),
+            transfer_ms=contender.transfer_ms,
             passive_swap_ins=contender.mean("passive_swap_ins"),
             recomputes=contender.mean("recomputes"),
             bit_identical=contender.difference is None if self.eager.turns else None,

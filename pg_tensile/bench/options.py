@@ -17,6 +17,7 @@ from typing import Any
 from pg_tensile.errors import MeasurementError, OptionError
 from pg_tensile.latency import model_bytes
 from pg_tensile.latency.mlp import LatencyModels
+from pg_tensile.plan import CODECS
 
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
 LOSSES = ("cross_entropy", "mse", "bce", "lm", "model")
@@ -34,6 +35,7 @@ PEERS = (CHECKPOINT, SAVE_ON_CPU, MEMORY_BUDGET, UNIFIED_MEMORY) = (
     "peer:memory_budget",
     "peer:unified_memory",
 )
+COMPRESSIONS = ("none", "auto", *CODECS[1:])
 LATENCIES = (MEASURED, ROOFLINE, MODELS) = ("measured", "roofline", "models")  # what plans are made with
 SETTINGS = ("early_update=true|false", f"latencies={'|'.join(LATENCIES)}", "budget=B")  # of every policy but vanilla
 
@@ -126,6 +128,7 @@ class BenchOptions:
     timeline: bool = False
     json_path: str | None = None
     latency_models: LatencyModels | None = None
+    compression: str = "none"  # of swaps, one of COMPRESSIONS
 
     @property
     def early_update(self) -> bool:
@@ -153,6 +156,14 @@ def parse_input(text: str) -> InputSpec:
     if spec.nbytes(1) > LARGEST:
         raise OptionError(f'the input "{text}" is too large', "The shape is that of one sample, without the batch.")
     return spec
+
+
+def parse_compression(text: str) -> str:
+    """`auto`, `none`, or a codec for all swaps."""
+    name = text.strip().lower()
+    if name not in COMPRESSIONS:
+        raise OptionError(f'there is no compression "{text}"', f"Choose one of {', '.join(COMPRESSIONS)}.")
+    return name
 
 
 def parse_kwargs(text: str) -> dict[str, Any]:

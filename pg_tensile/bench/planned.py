@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from pg_tensile.bench.compression import Sparsity, plan_compressed
 from pg_tensile.bench.known import KNOWN
 from pg_tensile.bench.options import MEASURED, MODELS, BenchOptions, PolicyChoice
 from pg_tensile.bench.progress import Progress
@@ -18,10 +19,9 @@ from pg_tensile.bench.workload import Workload
 from pg_tensile.capture import Captured
 from pg_tensile.errors import BudgetError
 from pg_tensile.latency import roofline
-from pg_tensile.latency.mlp import LatencyModels
 from pg_tensile.optimum import bounds
 from pg_tensile.peak import floor_bytes, footprint
-from pg_tensile.plan import NO_EVENTS, Plan
+from pg_tensile.plan import CODECS, NO_EVENTS, Plan
 from pg_tensile.policies import named_policy
 from pg_tensile.profile import GB, DeviceProfile
 from pg_tensile.simulator import SimulatedJob, Timeline, simulate
@@ -41,8 +41,11 @@ class PlannedPolicy:
     error: str | None = None
 
 
-def plan_policies(workload: Workload, profile: DeviceProfile, progress: Progress) -> list[PlannedPolicy]:
-    """A plan of each policy asked for. Vanilla is never reordered. A peer has none."""
+def plan_policies(
+    workload: Workload, profile: DeviceProfile, progress: Progress, sparsity: Sparsity | None = None
+) -> list[PlannedPolicy]:
+    """A plan of each policy asked for; with `sparsity` swaps are compressed. Vanilla is never reordered. A peer has
+    none."""
     vanilla_peak = footprint(workload.vanilla.trace).peak_bytes
     simulated = workload.options.device.kind == "sim"
     planned = []
@@ -54,15 +57,17 @@ def plan_policies(workload: Workload, profile: DeviceProfile, progress: Progress
         progress.say(f"planning: {choice}")
         captured = workload.early if choice.early_update else workload.vanilla
         budget = choice.budget.nbytes(vanilla_peak) if choice.budget else None
-        planned.append(with_plan(PlannedPolicy(choice, captured, budget), profile, workload.options.latency_models))
+        planned.append(with_plan(PlannedPolicy(choice, captured, budget), profile, workload.options, sparsity))
     return planned
 
 
-def with_plan(policy: PlannedPolicy, profile: DeviceProfile, models: LatencyModels | None) -> PlannedPolicy:
+def with_plan(
+    policy: PlannedPolicy, profile: DeviceProfile, options: BenchOptions, sparsity: Sparsity | None
+) -> PlannedPolicy:
     """Plans with the latencies in the graph's trace, or with the estimate that was asked for; the workspaces are the
     trace's, because without them no plan can be held to a budget to the byte."""
     choice, trace = policy.choice, policy.captured.trace
-    function, known = named_policy(choice.name, KNOWN), trace
+    function, known, models = named_policy(choice.name, KNOWN), trace, options.latency_models
     latency_error = None
     try:
         started = time.perf_counter()
@@ -71,7 +76,16 @@ def with_plan(policy: PlannedPolicy, profile: DeviceProfile, models: LatencyMode
             known = trace.with_latencies(estimate(trace, profile))
             measured = np.maximum(trace.latency_us, roofline.SMALLEST_US)[1:-1]
             latency_error = float(np.median(np.abs(known.latency_us[1:-1] / measured - 1)))
-        plan = function({0: known}, profile, policy.budget_bytes, **dict(choice.keywords))[0]
+
+        def make(trace: Trace) -> Plan:
+            return function({0: trace}, profile, policy.budget_bytes, **dict(choice.keywords))[0]
+
+        if sparsity is None:
+            plan = make(known)
+        else:
+            plan, coding = plan_compressed(make, known, profile, options.compression, sparsity)
+            trace = trace.with_coding(coding)
+            policy = replace(policy, captured=replace(policy.captured, trace=trace))
         planning_ms = (time.perf_counter() - started) * 1e3
         simulate([SimulatedJob(trace, plan)], profile)  # a plan that is not valid ends here
         return replace(policy, plan=plan, planning_ms=planning_ms, latency_error=latency_error)
@@ -95,6 +109,7 @@ def empty_row(options: BenchOptions, choice: PolicyChoice, device: torch.device 
         iterations=options.iterations,
         warmup=options.warmup,
         early_update=choice.early_update,
+        compression=options.compression,
         seed=options.seed,
         threads=torch.get_num_threads(),
         versions=versions(),
@@ -129,7 +144,14 @@ def planned_row(row: Row, workload: Workload, policy: PlannedPolicy, profile: De
         predicted_peak_bytes=timeline.peak_bytes,
         host_arena_bytes=timeline.host_arena_bytes,
         simulated_ms=timeline.iteration_us / 1e3,
+        codecs=codecs_of(policy.plan),
     )
+
+
+def codecs_of(plan: Plan) -> dict[str, int]:
+    """How many swap-outs each codec has."""
+    counts = np.bincount(plan.rows["codec"], minlength=len(CODECS)).tolist()
+    return {name: count for name, count in zip(CODECS[1:], counts[1:], strict=True) if count}
 
 
 def distance(row: Row, workload: Workload, policy: PlannedPolicy, profile: DeviceProfile) -> Row:

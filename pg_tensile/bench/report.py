@@ -32,9 +32,11 @@ class Row:
     """One policy's result: sizes in bytes, times in milliseconds, both of one iteration in steady state. None: not
     known, because the policy failed or nothing was executed. msr, eor and cbr are tensile.txt's (section V-A).
     `budget` is what was asked for, `latencies` what the plan was made with, `latency_error` their median relative
-    error against what was measured before the rounds. `gradient_difference` is a peer's, of its first step
-    (peers.gradient_difference). `least_eor`: no plan for this graph with this `device_peak_bytes` has a lower one
-    (optimum.bounds.least_us). `timeline`: memory over time (timeline.timeline), where it was asked for."""
+    error against what was measured before the rounds. `bytes_out` and `bytes_in` are moved over the link, the raw ones
+    are the tensors'; `transfer_ms` is the sum of all transfers' times, `codecs` how many swap-outs each codec has.
+    `gradient_difference` is a peer's, of its first step (peers.gradient_difference). `least_eor`: no plan for this
+    graph with this `device_peak_bytes` has a lower one (optimum.bounds.least_us). `timeline`: memory over time
+    (timeline.timeline), where it was asked for."""
 
     model: str
     policy: str
@@ -74,6 +76,11 @@ class Row:
     link_gbps: float | None = None
     bytes_out: int | None = None
     bytes_in: int | None = None
+    raw_bytes_out: int | None = None
+    raw_bytes_in: int | None = None
+    transfer_ms: float | None = None
+    compression: str = "none"
+    codecs: dict[str, int] | None = None
     passive_swap_ins: int | None = None
     recomputes: int | None = None
     planning_ms: float | None = None

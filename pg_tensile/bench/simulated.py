@@ -26,6 +26,8 @@ from pg_tensile.simulator import Timeline
 def simulate_policies(options: BenchOptions, progress: Progress) -> Report:
     """The rows of a simulation. The step is captured as the CPU executes it. Raises OptionError, CaptureError."""
     profile = chosen_profile(options)
+    if options.compression != "none":
+        raise OptionError("--compression needs values to compress", "Use --device host or cuda.")
     progress.say("capturing the training step")
     workload = with_estimates(captured(options), profile)
     vanilla = predicted(workload.vanilla.trace, NO_EVENTS, profile)

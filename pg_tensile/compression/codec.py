@@ -59,6 +59,18 @@ def named_codec(name: str) -> Codec:
         raise CodecError(f'there is no codec "{name}"', hint=f"Codecs are: {names}.") from None
 
 
+class Launch(NamedTuple):
+    """How a device codes (cswap.txt, IV-D): chunks of `chunk_bytes`; on a GPU kernels of `grid` programs, each with
+    `block` threads."""
+
+    chunk_bytes: int = CHUNK_BYTES
+    grid: int = 512
+    block: int = 128
+
+
+DEFAULT_LAUNCH = Launch()
+
+
 @cache
 def lz4_package() -> ModuleType | None:
     """The module that codes LZ4 on the host; None: it is not installed."""

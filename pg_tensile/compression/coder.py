@@ -8,7 +8,8 @@ from typing import Protocol
 import torch
 
 from pg_tensile.compression import formats
-from pg_tensile.compression.codec import Codec
+from pg_tensile.compression.codec import DEFAULT_LAUNCH, Codec, Launch
+from pg_tensile.errors import CodecError
 
 
 class Coder(Protocol):
@@ -23,13 +24,17 @@ class Coder(Protocol):
     def clock(self) -> float: ...  # s; once all that was coded has ended
 
 
-def coder_of(device: torch.device) -> Coder:
-    """The coder of a device's tensors; the kernels are compiled when they are first used."""
-    if device.type == "cuda":
-        from pg_tensile.compression import cuda_kernels
-
-        return cuda_kernels.CudaCoder(device)
-    return HostCoder()
+def coder_of(device: torch.device, launch: Launch = DEFAULT_LAUNCH) -> Coder:
+    """The coder of a device's tensors; kernels are compiled when they are first used. CodecError: the compiler of
+    kernels is not installed."""
+    if device.type != "cuda":
+        return HostCoder()
+    try:
+        from pg_tensile.compression.cuda_kernels import CudaCoder
+    except ImportError as error:
+        hint = 'Install the package "triton", which comes with PyTorch for CUDA.'
+        raise CodecError("codecs cannot be compiled for the GPU", hint) from error
+    return CudaCoder(device, launch)
 
 
 class HostCoder:

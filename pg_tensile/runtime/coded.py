@@ -7,6 +7,7 @@ been made, and stays with it: whoever reads the copy decodes it, whatever plan i
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -47,14 +48,22 @@ class Chunks:
     def encode(self, source: torch.Tensor, target: torch.Tensor) -> CodedChunk:
         """Codes one chunk (uint8[n], on the CPU) into `target` (uint8[n]). Of a chunk that does not shrink nothing is
         to be found there: it is to be copied."""
-        size = encode(self.codec, source, self.word_bytes, target)
+        size = encode(self.codec, _seen(source), self.word_bytes, _seen(target))
         chunk = CodedChunk(Codec.NONE, source.numel()) if size < 0 else CodedChunk(self.codec, size)
         self.coded.append(chunk)
         return chunk
 
     def decode(self, chunk: CodedChunk, source: torch.Tensor, target: torch.Tensor) -> None:
         """One chunk back, on the CPU: `source` begins with what `encode` has written or, raw, with all of it."""
-        decode(chunk.codec, source[: chunk.coded_bytes], self.word_bytes, target)
+        decode(chunk.codec, _seen(source[: chunk.coded_bytes]), self.word_bytes, _seen(target))
+
+
+def _seen(memory: torch.Tensor) -> torch.Tensor:
+    """The same bytes (uint8[n], on the CPU) on a storage that is none of ours: a storage that numpy has once looked at
+    can never be emptied again."""
+    if memory.numel() == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer((ctypes.c_ubyte * memory.numel()).from_address(memory.data_ptr()), dtype=torch.uint8)
 
 
 class HostCopy(NamedTuple):

@@ -214,6 +214,23 @@ def test_early_updates_leave_vanilla_as_it_is(folder):
     assert none["peak_bytes"] == plain["peak_bytes"] == swap_all["vanilla_peak_bytes"]
 
 
+def test_compressed_swaps_move_less_and_change_no_bit(folder, monkeypatch):
+    """The same plan without, with a codec for all, and with what is advised."""
+    monkeypatch.setattr(measured, "CODEC_SECONDS", 0.1)
+    rows = {}
+    for compression in ("none", "zvc", "auto"):
+        arguments = ("--model", "nets.py:Net", "--input", "float32:192", "--classes", "10", "--batch", "256")
+        quick = ("--rounds", "1", "--iterations", "1", "--warmup", "0", "--light", "--link", "0.02")
+        status, (row,) = bench(folder, *arguments, "--policies", "swap_all", "--compression", compression, *quick)
+        assert status == 0 and row["bit_identical"] is True and row["compression"] == compression
+        rows[compression] = row
+    none, zvc, auto = rows.values()
+    assert none["bytes_out"] == none["raw_bytes_out"] == zvc["raw_bytes_out"] and none["codecs"] == {}
+    assert zvc["codecs"].keys() == {"zvc"} and zvc["bytes_out"] < none["bytes_out"]
+    assert auto["codecs"] and auto["bytes_in"] < none["bytes_in"]
+    assert zvc["transfer_ms"] < none["transfer_ms"] and zvc["simulated_ms"] < none["simulated_ms"]
+
+
 # ---- what is only simulated -----------------------------------------------------------------------------------------
 
 
@@ -366,6 +383,8 @@ WRONG = {
     (*NET, "--budget", "much"): "not a budget",
     (*NET, "--budget", "0%"): "out of range",
     (*NET, "--link", "nan"): "--link",
+    (*NET, "--compression", "gzip"): 'no compression "gzip"',
+    (*NET, "--compression", "auto", "--device", "sim:RTX_A6000"): "values to compress",
     (*NET, "--lr", "-1"): "--lr",
     (*NET, "--kwargs", "[1]"): "not an object",
     (*NET, "--kwargs", "{"): "not JSON",

@@ -16,9 +16,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 SUPERVISORS = ["controller", "scheduler", "worker", "inference", "explain"]
 PLANNING = [
     *("trace", "trace_bytes", "plan", "steps", "items", "problems", "sequence", "peak", "profile", "link", "simulator"),
-    *("policies", "latency", "reuse", "explanation"),
+    *("policies", "latency", "reuse", "explanation", "compression"),
 ]
 EXECUTING = {"alone.py", "calibrate.py", "workspaces.py"}  # of latency/: operators, to measure them
+EXECUTING |= {"formats.py", "coder.py", "cuda_kernels.py", "tune.py"}  # of compression/: codecs
 
 
 def make(*arguments: str, **options) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,277 @@
+"""Compressed swaps on the host device (cswap.txt, section V): without, where it pays, and always.
+
+Networks train with vdnn's plan and with `joint`'s, each without compression, with `auto` and with ZVC for every tensor
+that becomes smaller. The link keeps an RTX A6000's balance, at which vdnn's swaps bind. All take their steps in turns,
+from the same weights. A row is a plain dictionary, printed as a line of JSON; ratios are over the same policy without
+compression. `decision_accuracy`: for each tensor that the plan without compression swaps, whether the cost model and
+the measured times of its transfers, raw and coded, agree about compressing it (V-C).
+
+    python -m benchmarks.systems_cswap [--quick] [--rounds 3] [--only WORD]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.scenarios import Check
+from pg_tensile import cli
+from pg_tensile.bench.compression import Sparsity, measure_sparsity, plan_compressed
+from pg_tensile.bench.contenders import PlanStepper, Turn, difference, take_turn
+from pg_tensile.bench.measured import Session
+from pg_tensile.bench.networks import ALEXNET, INCEPTION3, RESNET50, SQUEEZENET, TEN, TINY, VGG16, Network
+from pg_tensile.bench.planned import codecs_of
+from pg_tensile.bench.progress import Progress
+from pg_tensile.bench.run import default_threads
+from pg_tensile.compression.advisor import coding_with
+from pg_tensile.compression.codec import Codec
+from pg_tensile.compression.coding import Coding, with_codecs
+from pg_tensile.compression.cost import Window, coded_cost_us, plain_cost_us, swap_cost_us, windows
+from pg_tensile.errors import TensileError
+from pg_tensile.peak import footprint
+from pg_tensile.plan import NO_EVENTS, Plan
+from pg_tensile.policies import POLICIES
+from pg_tensile.policies.relax import least_bytes
+from pg_tensile.profile import DeviceProfile, Direction
+from pg_tensile.runtime.host import HostDevice
+from pg_tensile.runtime.record import IterationRecord, Transfer
+from pg_tensile.simulator import SimulatedJob, simulate
+from pg_tensile.trace import Trace
+
+COMPRESSIONS = ("none", "auto", "zvc")
+ROOM = 0.3  # of what lies between the least and the vanilla peak, for joint's budget
+SLOWER = 1.02  # auto over none
+SWAP_TIME = 0.7  # auto over none, where activations are sparse
+DECISIONS = 0.94
+MODEL_ERROR = 0.05
+SAMPLES = 5  # iterations in which each tensor's transfers are timed
+SECTION = "CSWAP"
+SPARSE = ("AlexNet", "VGG-16", "SqueezeNet", "plain ReLU net")
+
+Row = dict[str, Any]
+Way = tuple[int, Direction]  # a tensor's transfer
+
+
+def networks(quick: bool) -> list[tuple[Network, int]]:
+    """With their batches, at images small enough for two cores."""
+    if quick:
+        return [(TINY[3]._replace(title="plain ReLU net"), 128)]
+    image, larger = ("float32:3x64x64",), ("float32:3x128x128",)
+    plain = Network("plain ReLU net", "pg_tensile.bench.tiny:cnn", larger, TEN, kwargs='{"channels": 32, "layers": 20}')
+    vgg = VGG16._replace(kwargs='{"in_size": [64, 64]}', inputs=image)
+    resnet = RESNET50._replace(kwargs='{"in_size": [64, 64]}', inputs=image)
+    return [(ALEXNET, 32), (vgg, 32), (SQUEEZENET, 16), (plain, 16), (resnet, 32), (INCEPTION3, 2)]
+
+
+class Case(NamedTuple):
+    """A network on this machine."""
+
+    title: str
+    session: Session
+    trace: Trace  # with measured operators
+    profile: DeviceProfile  # with the link
+    sparsity: Sparsity
+
+
+def prepared(network: Network, batch: int, quick: bool) -> Case:
+    options = cli.parse(["bench", *network.arguments(batch), "--optimizer", "momentum", "--policies", "none"])
+    torch.set_num_threads(default_threads("host"))
+    with Progress() as progress:
+        session = Session(options, progress)
+        vanilla_ms = session.calibrate()
+        captured = session.workload.vanilla
+        sparsity = measure_sparsity(session.workload, captured, session.free, 1.0 if quick else 20.0)
+        session.set_link(vanilla_ms)
+    return Case(network.title, session, captured.trace, session.profile, sparsity)
+
+
+def run(quick: bool, rounds: int = 3, only: str = "") -> list[Row]:
+    """Every network with each policy."""
+    rows: list[Row] = []
+    for network, batch in networks(quick):
+        if only in network.title:
+            case = prepared(network, batch, quick)
+            for policy in ("vdnn", "joint"):
+                rows += compare(case, policy, 1 if quick else rounds)
+                print("\n".join(json.dumps(row) for row in rows[-len(COMPRESSIONS) :]), file=sys.stderr)
+    return rows
+
+
+def compare(case: Case, policy: str, rounds: int) -> Iterator[Row]:
+    """A row for each compression."""
+    least, vanilla = least_bytes(case.trace), footprint(case.trace).device_peak_bytes
+    budget = None if policy == "vdnn" else int(least + ROOM * (vanilla - least))
+
+    def make(trace: Trace) -> Plan:
+        return POLICIES[policy]({0: trace}, case.profile, budget)[0]
+
+    common: Row = {
+        "case": case.title, "policy": policy, "budget_bytes": budget, "vanilla_bytes": vanilla,
+        "link_gbps": case.profile.out_bytes_per_s / 1e9, "model_error": case.sparsity.error,
+    }  # fmt: skip
+    try:
+        plain = make(case.trace)
+        packed = {
+            each: plan_compressed(make, case.trace, case.profile, each, case.sparsity) for each in ("auto", "zvc")
+        }
+    except TensileError as error:
+        yield {**common, "compression": "none", "error": error.message}
+        return
+    plans: dict[str, tuple[Plan, Coding | None]] = {"none": (plain, None), **packed}
+    turns: dict[str, list[tuple[Turn, IterationRecord]]] = {name: [] for name in plans}
+    base = executed(case, NO_EVENTS, None)
+    for number in range(rounds):
+        for name in reversed(plans) if number % 2 else plans:
+            turns[name].append(executed(case, plans[name][0], budget))
+    measured = {name: measures(each) for name, each in turns.items()}
+    accuracy = decision_accuracy(case, plain, budget)
+    for name, (plan, coding) in plans.items():
+        (timeline,) = simulate([SimulatedJob(case.trace.with_coding(coding), plan)], case.profile)
+        ratios = {f"{what}_ratio": ratio(measured[name][what], measured["none"][what]) for what in measured[name]}
+        yield {
+            **common, "compression": name, "error": None, **measured[name], **ratios, **accuracy,
+            "vanilla_ms": statistics.median(base[0].step_ms), "simulated_ms": timeline.iteration_us / 1e3,
+            "codecs": codecs_of(plan), "bit_identical": not any(difference(base[0], turn) for turn, _ in turns[name]),
+        }  # fmt: skip
+
+
+def executed(case: Case, plan: Plan, budget: int | None) -> tuple[Turn, IterationRecord]:
+    """Some steps, and the record of one more."""
+    workload = case.session.workload
+    device = HostDevice(case.profile, budget)
+    try:
+        stepper = PlanStepper(workload, workload.vanilla, device, plan)
+        try:
+            turn = take_turn(stepper, workload.batches(4), 1, case.session.options.seed)
+            stepper.executor.recording = True
+            stepper.step(workload.batches(1)[0])
+            assert stepper.executor.record is not None
+            return turn, stepper.executor.record
+        finally:
+            stepper.close()
+    finally:
+        device.close()
+
+
+def measures(turns: Sequence[tuple[Turn, IterationRecord]]) -> dict[str, float]:
+    """Medians over the rounds; `swap_ms` is what the transfers take, hidden or not."""
+    records = [record for _, record in turns]
+    return {
+        "step_ms": statistics.median(statistics.median(turn.step_ms) for turn, _ in turns),
+        "swap_ms": statistics.median(sum(map(duration_us, record.transfers)) / 1e3 for record in records),
+        "stall_ms": statistics.median(record.stall_us / 1e3 for record in records),
+        "moved_bytes": statistics.median(record.bytes_out + record.bytes_in for record in records),
+        "raw_bytes": statistics.median(record.raw_bytes_out + record.raw_bytes_in for record in records),
+    }
+
+
+def duration_us(transfer: Transfer) -> float:
+    return transfer.end_us - transfer.start_us
+
+
+def ratio(value: float, other: float) -> float | None:
+    return value / other if other else None
+
+
+# ---- decisions ----
+
+
+def decision_accuracy(case: Case, plan: Plan, budget: int | None) -> Row:
+    """The same plan raw and with ZVC, each tensor's transfers timed in both."""
+    coding = coding_with(Codec.ZVC, case.trace, case.sparsity.statistics, case.sparsity.times)
+    coded = case.trace.with_coding(coding)
+    (timeline,) = simulate([SimulatedJob(case.trace, plan)], case.profile)
+    swaps: dict[int, list[Window]] = {}
+    for window in windows(case.trace, plan, timeline, case.profile):
+        if coding.codec[window.tensor]:
+            swaps.setdefault(window.tensor, []).append(window)
+    raw, packed = (transfers_of(case, each) for each in (plan, with_codecs(coded, plan)))
+    right = sum(
+        decided(coded, each, case.profile) == happened(each, raw, packed, case.profile) for each in swaps.values()
+    )
+    return {"decisions": len(swaps), "decision_accuracy": ratio(right, len(swaps))}
+
+
+def transfers_of(case: Case, plan: Plan) -> dict[Way, Transfer]:
+    """Of each way the transfer of median duration."""
+    seen: dict[Way, list[Transfer]] = {}
+    for _ in range(SAMPLES):
+        for transfer in executed(case, plan, None)[1].transfers:
+            seen.setdefault((transfer.tensor, transfer.direction), []).append(transfer)
+    return {way: sorted(each, key=duration_us)[len(each) // 2] for way, each in seen.items()}
+
+
+def decided(coded: Trace, swaps: Sequence[Window], profile: DeviceProfile) -> bool:
+    """Whether the cost model has the tensor compressed."""
+    with_codec, without = (sum(swap_cost_us(coded, each, codec, profile) for each in swaps) for codec in (Codec.ZVC, 0))
+    return with_codec < without
+
+
+def happened(
+    swaps: Sequence[Window], raw: Mapping[Way, Transfer], packed: Mapping[Way, Transfer], profile: DeviceProfile
+) -> bool:
+    """The same by what the transfers took."""
+    with_codec = without = 0.0
+    for window in swaps:
+        way = window.tensor, window.direction
+        if way not in raw or way not in packed:
+            continue
+        link_us = profile.transfer_us(packed[way].bytes, window.direction)
+        coding_us = max(0.0, duration_us(packed[way]) - link_us * window.stretch)
+        with_codec += coded_cost_us(coding_us, link_us * window.stretch, window.hidden_us)
+        without += plain_cost_us(duration_us(raw[way]), window.hidden_us)
+    return with_codec < without
+
+
+# ---- what has to hold ----
+
+
+def checks(rows: Sequence[Row]) -> list[Check]:
+    found = []
+    for row in rows:
+        title = f"{row['case']}, {row['policy']}, {row['compression']}"
+        if row["error"] is not None:
+            found.append(Check(SECTION, title, row["error"], "a plan", False))
+            continue
+        same = row["bit_identical"]
+        found.append(Check(SECTION, f"{title}: results", "the same" if same else "others", "the same bits", same))
+        if row["compression"] != "auto":
+            continue
+        found.append(at_most(f"{title}: step over that without", row["step_ms_ratio"], SLOWER))
+        found.append(at_most(f"{title}: error of the codecs' times", row["model_error"], MODEL_ERROR))
+        if row["decisions"]:
+            accuracy = row["decision_accuracy"]
+            found.append(
+                Check(SECTION, f"{title}: decisions", f"{accuracy:.1%}", f"{DECISIONS:.0%}", accuracy >= DECISIONS)
+            )
+        if row["case"] in SPARSE and row["policy"] == "vdnn":
+            found.append(at_most(f"{title}: swap time over that without", row["swap_ms_ratio"], SWAP_TIME))
+    return found
+
+
+def at_most(what: str, found: float | None, limit: float) -> Check:
+    return Check(SECTION, what, f"{found:.3f}" if found is not None else "–", f"≤ {limit}", (found or 0.0) <= limit)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="systems_cswap", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--quick", action="store_true", help="one tiny network, one round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", metavar="WORD", help="networks whose title has it")
+    arguments = parser.parse_args()
+    rows = run(arguments.quick, arguments.rounds, arguments.only)
+    print("\n".join(json.dumps(row) for row in rows))
+    failed = [check for check in checks(rows) if not check.holds]
+    for check in failed:
+        print(f"does not hold: {check.what}: {check.found}, asked: {check.asked}", file=sys.stderr)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

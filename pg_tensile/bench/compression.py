@@ -1,0 +1,70 @@
+"""Compressed swaps in benchmarks: what the tensors look like, what coding takes, and plans with both.
+
+Statistics come from steps in which every tensor is swapped, so that also those are known that only a plan with
+compression swaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from pg_tensile.bench.contenders import PlanStepper
+from pg_tensile.bench.workload import Workload
+from pg_tensile.capture import Captured
+from pg_tensile.compression.advisor import choose_compression, coding_with
+from pg_tensile.compression.calibrate import calibrate
+from pg_tensile.compression.codec import available, named_codec
+from pg_tensile.compression.coding import CHUNK_BYTES, Coding, with_codecs
+from pg_tensile.compression.statistics import Statistics
+from pg_tensile.compression.times import CodecTimes
+from pg_tensile.errors import CodecError
+from pg_tensile.plan import Plan
+from pg_tensile.policies import swap_all
+from pg_tensile.profile import DeviceProfile
+from pg_tensile.runtime.base import Device
+from pg_tensile.trace import Trace
+
+STEPS = 3  # before a tensor is looked at: weights have moved, activations are not those of the first batch any more
+
+
+class Sparsity(NamedTuple):
+    """What is known about the tensors of a graph, and about coding on the device."""
+
+    statistics: dict[int, Statistics]
+    times: CodecTimes
+    error: float  # relative and absolute, of the times (cswap.txt, section V-C)
+
+
+def measure_sparsity(workload: Workload, captured: Captured, device: Device, seconds: float) -> Sparsity:
+    """Trains some steps, and measures the codecs for about so long. Raises what a step or a measurement raises."""
+    plan = swap_all.plan({0: captured.trace}, device.profile, None)[0]
+    stepper = PlanStepper(workload, captured, device, plan)
+    try:
+        for batch in workload.batches(STEPS):
+            stepper.step(batch)
+        stepper.executor.measure_sparsity()
+        stepper.step(workload.batches(1)[0])
+        statistics = stepper.executor.statistics()
+    finally:
+        stepper.close()
+    kind: torch.device = device.torch_device
+    times, error = calibrate(kind, seconds, CHUNK_BYTES[kind.type])
+    return Sparsity(statistics, times, error)
+
+
+def plan_compressed(
+    make: Callable[[Trace], Plan], trace: Trace, profile: DeviceProfile, compression: str, sparsity: Sparsity
+) -> tuple[Plan, Coding | None]:
+    """`compression`: "auto", or the codec for everything that it makes smaller. The coding: of the plan. Raises what
+    `make` raises, and CodecError if the codec is not available."""
+    if compression == "auto":
+        found = choose_compression(make, trace, profile, sparsity.statistics, sparsity.times)
+        return found.plan, found.coding
+    codec = named_codec(compression)
+    if not available(codec):
+        raise CodecError(f"the codec {compression} is not available", hint='Install the package "lz4".')
+    coded = trace.with_coding(coding_with(codec, trace, sparsity.statistics, sparsity.times))
+    return with_codecs(coded, make(coded)), coded.coding
