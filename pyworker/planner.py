@@ -85,8 +85,9 @@ class Planner:
         self._traces[frame.job] = trace.with_latencies(np.where(known, latency_us, trace.latency_us))
 
     def _keep_sparsity(self, frame: Frame) -> None:
-        columns = [buffer.cast(kind).tolist() for buffer, kind in zip(frame.buffers, "ifff", strict=True)]
-        self._statistics[frame.job] = {tensor: Statistics(*shares) for tensor, *shares in zip(*columns, strict=True)}
+        tensors, *columns = frame.buffers
+        counted = zip(tensors.cast("i").tolist(), *(each.cast("f").tolist() for each in columns), strict=True)
+        self._statistics[frame.job] = {tensor: Statistics(*shares) for tensor, *shares in counted}
 
     def _forget(self, job: int) -> None:
         for memory in (self._traces, self._faults, self._devices, self._statistics):
