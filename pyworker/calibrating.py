@@ -147,7 +147,7 @@ def _measure_codecs(executor: Executor, device: torch.device, seconds: float) ->
     """What the device's codecs take, and how their kernels are best launched. Raises executor.Stopped."""
     from pyworker.compression import measure_codecs
 
-    measuring = executor._background.submit(measure_codecs, device, seconds, tuned=True)
+    measuring = executor._background.submit(measure_codecs, device, seconds)
     while not wait([measuring], timeout=0.1).done:
         executor.poll_early("calibrating", {FrameType.PLAN, FrameType.REFUSE})
     return measuring.result()

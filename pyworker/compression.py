@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pg_tensile.compression.statistics import Statistics
+from pg_tensile.errors import CodecError
 from pyworker.wire import FrameType
 
 if TYPE_CHECKING:
@@ -26,16 +27,34 @@ if TYPE_CHECKING:
     from pyworker.executor import Executor
 
 SECONDS = 2.0  # for measuring the codecs before training
-SIZES = (1 << 18, 1 << 20)  # bytes of what is measured then
+QUICK_SIZES = (1 << 18, 1 << 20)  # bytes of what is measured then
+THOROUGH_SECONDS = 20.0
 NEWS = 0.02  # of the bytes that are swapped: so many more or fewer zeros are a reason to plan anew
 
 
-def measure_codecs(device: torch.device, seconds: float, **fewer: Any) -> dict[str, Any]:
-    """A row of tensile.codec_times. `fewer`: which tensors are measured."""
-    from pg_tensile.compression.calibrate import calibrate
+def measure_codecs(device: torch.device, seconds: float) -> dict[str, Any]:
+    """A row of tensile.codec_times. With time enough tensors of all sizes and word sizes are measured, and on CUDA the
+    launch of the kernels is looked for, which takes half of it."""
+    from pg_tensile.compression.calibrate import SIZES, calibrate
+    from pg_tensile.compression.coding import CHUNK_BYTES
 
-    times, error = calibrate(device, seconds, **fewer)
-    return {"device": str(device), "times": json.loads(times.to_json()), "launch": None, "relative_error": error}
+    thorough, launch = seconds >= THOROUGH_SECONDS, None
+    if thorough and device.type == "cuda":
+        launch, seconds = _launch(device, seconds / 2), seconds / 2
+    kinds = {"sizes": SIZES, "word_bytes": (2, 4)} if thorough else {"sizes": QUICK_SIZES, "word_bytes": (4,)}
+    times, error = calibrate(device, seconds, CHUNK_BYTES[device.type], **kinds)
+    return {"device": str(device), "times": json.loads(times.to_json()), "launch": launch, "relative_error": error}
+
+
+def _launch(device: torch.device, seconds: float) -> dict[str, Any] | None:
+    """How the kernels are best launched (cswap.txt, section IV-D); None: nothing to look for it with."""
+    from pg_tensile.compression.tune import launch_to_json, tune
+
+    try:
+        found: dict[str, Any] = json.loads(launch_to_json(tune(device, seconds).launch))
+    except CodecError:
+        return None
+    return found
 
 
 class CompressionClient:
@@ -56,8 +75,7 @@ class CompressionClient:
         """Measures the codecs, if that has not been done on this device; `listen` is called all the time."""
         if not self._wanted or str(self._device) in self._executor._spec["codecs"]:
             return
-        fewer = {"sizes": SIZES, "word_bytes": (4,)}
-        measuring = self._executor._background.submit(measure_codecs, self._device, SECONDS, **fewer)
+        measuring = self._executor._background.submit(measure_codecs, self._device, SECONDS)
         while not wait([measuring], timeout=0.1).done:
             listen()
         self._measured = measuring.result()

@@ -320,7 +320,8 @@ class Worker:
         measured = frame.header["codecs"]
         if measured is not None:
             self._keep_codecs(measured)
-        columns = [buffer.cast(kind).tolist() for buffer, kind in zip(frame.buffers, "ifffq", strict=True)]
+        tensors, *shares, moved = frame.buffers
+        columns = (tensors.cast("i").tolist(), *(each.cast("f").tolist() for each in shares), moved.cast("q").tolist())
         signature = "tensile._job_sparsity(int4,int4[],float4[],float4[],float4[],int8[])"
         self._server.call(signature, frame.header["revision"], *columns)
         self._server.commit()

@@ -2334,7 +2334,8 @@ COMMENT ON COLUMN tensile.compression.coded_bytes IS 'what it should take with t
 COMMENT ON COLUMN tensile.compression.coded_us IS
     'what swapping it costs an iteration with that codec: its own time, and of the copies what is not hidden';
 COMMENT ON COLUMN tensile.compression.plain_us IS 'what swapping it costs an iteration without a codec';
-COMMENT ON COLUMN tensile.compression.compressed IS 'the codec pays, and plans use it';
+COMMENT ON COLUMN tensile.compression.compressed IS
+    'the codec pays: plans use it where that makes the whole iteration faster; see plan.codec';
 COMMENT ON COLUMN tensile.compression.moved_bytes IS
     'what its last copy to the host moved; null: none was compressed yet';
 
