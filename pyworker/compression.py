@@ -41,8 +41,8 @@ def measure_codecs(device: torch.device, seconds: float) -> dict[str, Any]:
     thorough, launch = seconds >= THOROUGH_SECONDS, None
     if thorough and device.type == "cuda":
         launch, seconds = _launch(device, seconds / 2), seconds / 2
-    kinds = {"sizes": SIZES, "word_bytes": (2, 4)} if thorough else {"sizes": QUICK_SIZES, "word_bytes": (4,)}
-    times, error = calibrate(device, seconds, CHUNK_BYTES[device.type], **kinds)
+    sizes, word_bytes = (SIZES, (2, 4)) if thorough else (QUICK_SIZES, (4,))
+    times, error = calibrate(device, seconds, CHUNK_BYTES[device.type], sizes, word_bytes)
     return {"device": str(device), "times": json.loads(times.to_json()), "launch": launch, "relative_error": error}
 
 

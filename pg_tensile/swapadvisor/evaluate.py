@@ -82,7 +82,7 @@ def _alone(meetings: _Meetings, reached: list[float], us: list[list[float]], pro
 
 def _sharing(meetings: _Meetings, reached: list[float], us: list[list[float]], profile: DeviceProfile) -> list[float]:
     """The same with lanes that slow each other down: link.py knows how."""
-    link, late, ready = Link(profile.duplex_factor), 0.0, [0.0, 0.0]
+    link, late, ready = Link(), 0.0, [0.0, 0.0]
     requests: dict[int, Request] = {}
     stalls = []
     for at, tensor, asks, out, delay in zip(reached, *meetings[1:], strict=True):
@@ -92,7 +92,7 @@ def _sharing(meetings: _Meetings, reached: list[float], us: list[list[float]], p
         direction = Direction.OUT if out else Direction.IN
         if asks:
             ready[direction] = max(now + delay, ready[direction])
-            copy = Copy(tensor, direction, 0, -1, delay, us[direction][tensor])
+            copy = Copy(tensor, direction, 0, -1, delay, us[direction][tensor], 0, 1 / profile.duplex_factor)
             requests[tensor] = link.request(copy, ready[direction])
         else:
             while not requests[tensor].ended:
