@@ -21,7 +21,7 @@ override with_llvm = no
 # pg_regress gets a server of its own, see installcheck below.
 NO_INSTALLCHECK = 1
 
-.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda test-docker lint bench bench-db bench-feed bench-predict bench-training bench-jobs bench-core bench-tensile bench-cold \
+.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda test-docker lint bench bench-db bench-feed bench-predict bench-training bench-jobs bench-core bench-tensile bench-cold bench-systems \
 	install-python uninstall-python installcheck
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
@@ -80,6 +80,7 @@ help:
 	@echo 'make bench-db        jobs per hour against scripts outside, memory of all processes, and the four above'
 	@echo 'make bench-core      the graph core at full size (BENCH="--device cuda", "--quick", "--fresh", "--minutes 20")'
 	@echo 'make bench-tensile   memory against time, the paper'"'"'s networks (BENCH as above); about two hours on two cores'
+	@echo 'make bench-systems   SwapAdvisor, CSWAP, AccUDNN beside what their papers report (BENCH as above; its SQL part needs make deploy)'
 	@echo 'make bench-cold      the first iteration under a plan made with predicted latencies (BENCH as above)'
 	@echo 'make clean           remove what was compiled'
 
@@ -119,5 +120,5 @@ bench-db bench-feed bench-predict bench-training bench-jobs: deploy
 # Need no server. A run that was stopped goes on where it was.
 bench: setup
 	@$(VENV_PYTHON) -m benchmarks.bench_methods $(BENCH)
-bench-core bench-tensile bench-cold: setup
+bench-core bench-tensile bench-cold bench-systems: setup
 	@$(VENV_PYTHON) -m benchmarks.$(subst -,_,$@) $(BENCH)

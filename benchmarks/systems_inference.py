@@ -20,7 +20,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ import torch
 from psycopg.types.json import Jsonb
 from torch import nn
 
+from benchmarks.scenarios import Check
 from pg_tensile.device import choose_device, measure, use_deterministic_algorithms
 from pg_tensile.latency import roofline
 from pg_tensile.profile import DeviceProfile
@@ -43,6 +44,7 @@ from scripts.cluster import temporary_cluster
 Connection = psycopg.Connection[tuple[Any, ...]]
 Row = dict[str, Any]
 
+SECTION = "inference"
 SHARES = (0.12, 0.24, 0.5, 1.1)  # of the parameters' bytes
 SQL_SHARES = (0.12, 0.24)
 SOURCE = """
@@ -220,6 +222,24 @@ def in_turns(calls: list[Callable[[], Any]], rounds: int) -> list[float]:
         for call, taken in zip(calls, times, strict=True):
             taken.append(timed(call)[0])
     return [statistics.median(taken) for taken in times]
+
+
+def checks(rows: Sequence[Row]) -> list[Check]:
+    """The same bits everywhere, the executor within the budget, and in SQL less than a quarter of the parameters."""
+    found = []
+    for row in rows:
+        title = f"{row['where']}, {row['link']} link, {row['share']:.0%} of the parameters"
+        same = row["identical"]
+        found.append(Check(SECTION, f"{title}: results", "the same" if same else "others", "the same bits", same))
+        if row["peak_bytes"] is not None:
+            peak, budget = row["peak_bytes"], row["budget_bytes"]
+            found.append(Check(SECTION, f"{title}: peak", f"{peak:,}", f"≤ {budget:,}", peak <= budget))
+    small = [row["share"] for row in rows if row["where"] == "sql"]
+    if small:
+        found.append(
+            Check(SECTION, "SQL: least budget", f"{min(small):.0%} of the parameters", "< 25 %", min(small) < 0.25)
+        )
+    return found
 
 
 def main() -> None:

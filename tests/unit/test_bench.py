@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import bench_cold, bench_core, bench_planning, bench_tensile, scenarios
+from benchmarks import bench_cold, bench_core, bench_planning, bench_systems, bench_tensile, scenarios
 from pg_tensile import policies
 from pg_tensile.bench import measured, networks, options
 from pg_tensile.bench.contenders import PlanStepper, same_bits
@@ -505,6 +505,34 @@ def test_the_scenarios_of_benchmarks_can_be_run(driver, device, quick):
     begin, end = scenarios.marks(driver.BENCHMARK.name, device)
     page = scenarios.DOCUMENT.read_text()
     assert 0 < page.index(begin) < page.index(end)
+
+
+def test_the_other_systems_are_measured_by_programs_whose_rows_make_tables(tmp_path):
+    found = bench_systems.scenarios("host", quick=False)
+    assert {scenario.section for scenario in found} == {system.section for system in bench_systems.SYSTEMS}
+    assert len({scenario.name for scenario in found}) == len(found)
+    (quick,) = [each for each in bench_systems.scenarios("host", quick=True) if each.section == "batch"]
+    assert quick.program == "benchmarks.systems_batch" and quick.arguments == ("--quick",)
+    begin, end = scenarios.marks("systems", "host")
+    assert 0 < scenarios.DOCUMENT.read_text().index(begin) < scenarios.DOCUMENT.read_text().index(end)
+    results = scenarios.Results(tmp_path / "systems-host.json", "host", fresh=False)
+    row = {
+        "case": "accuracy",
+        "quick": False,
+        "batch": 128,
+        "learning_rate": 2e-3,
+        "accuracy": 0.91,
+        "base_accuracy": 0.99,
+    }
+    results.scenarios["batch: accuracy"] = {"arguments": [], "seconds": 1.0, "rows": [row]}
+    assert "| 128 | 0.002 | 91.00% | 99.00% |" in bench_systems.tables(results)
+    assert [check.holds for check in bench_systems.checks(results)] == [False]
+
+
+def test_a_program_that_fails_is_a_row_with_its_error():
+    scenario = scenarios.Scenario("a", "b", ("-c",), program="json.tool")
+    failed = scenarios.run_scenario(scenario, "host")
+    assert failed["rows"] == [] and "error" in failed
 
 
 def test_bench_core_sees_what_does_not_hold():

@@ -1,0 +1,243 @@
+"""`make bench-systems`: SwapAdvisor, CSWAP and AccUDNN beside what their papers report. How it runs: scenarios.py.
+
+Each scenario is a case of one of the modules systems_*.py, which say what they measure and what has to hold.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from benchmarks import systems_batch, systems_codecs, systems_cswap, systems_inference, systems_swapadvisor
+from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, main, table
+
+Column = tuple[str, str, str]  # heading, key of the row, format
+
+
+class System(NamedTuple):
+    """One module. `cases`: the arguments of each of its scenarios, by title, and about how many seconds each takes."""
+
+    section: str
+    title: str
+    papers: str
+    module: Any
+    cases: Mapping[str, tuple[tuple[str, ...], float]]
+    quick: tuple[str, ...]
+    tables: Mapping[str, tuple[Callable[[Row], bool], tuple[Column, ...]]]
+
+
+def only(titles: Sequence[str], seconds: float) -> dict[str, tuple[tuple[str, ...], float]]:
+    return {title: (("--only", title), seconds) for title in titles}
+
+
+SYSTEMS = (
+    System(
+        "swapadvisor",
+        "SwapAdvisor: models eight times the budget",
+        "53 to 99 % of ideal throughput with up to 12 times the memory of the GPU (V100); its simulator ranks plans as "
+        "they are measured",
+        systems_swapadvisor,
+        only(("unrolled LSTM", "wide ResNet"), 420),
+        ("--quick",),
+        {
+            "": (
+                lambda row: row["policy"] != "ranking",
+                (
+                    ("", "case", ""),
+                    ("policy", "policy", "`"),
+                    ("step, ms", "step_ms", ",.0f"),
+                    ("simulated, ms", "simulated_ms", ",.0f"),
+                    ("of ideal", "ideal", ".1%"),
+                    ("bound", "bound", ".1%"),
+                    ("budget, MiB", "budget_bytes", "MiB"),
+                    ("vanilla, MiB", "vanilla_bytes", "MiB"),
+                    ("planned in, s", "planning_s", ".1f"),
+                ),
+            ),
+        },
+    ),
+    System(
+        "inference",
+        "SwapAdvisor: inference within a budget",
+        "up to 4 times less latency than models that share a GPU by turns (ResNet-152)",
+        systems_inference,
+        {"library": (("--library",), 120), "SQL": (("--sql",), 90)},
+        ("--side", "64", "--rounds", "2"),
+        {
+            "": (
+                lambda row: True,
+                (
+                    ("", "where", ""),
+                    ("link", "link", ""),
+                    ("budget of parameters", "share", ".0%"),
+                    ("budget, MiB", "budget_bytes", "MiB"),
+                    ("peak, MiB", "peak_bytes", "MiB"),
+                    ("latency, ms", "latency_ms", ".0f"),
+                    ("in one piece, ms", "whole_ms", ".0f"),
+                    ("bound, ms", "bound_ms", ".0f"),
+                    ("the same bits", "identical", ""),
+                ),
+            ),
+        },
+    ),
+    System(
+        "codecs",
+        "CSWAP: codecs and the model of their times",
+        "a relative absolute error of 3 % on average",
+        systems_codecs,
+        {"codecs": ((), 420)},
+        ("--quick",),
+        {
+            "": (
+                lambda row: row["section"] == "codec",
+                (
+                    ("codec", "codec", "`"),
+                    ("zeros", "zero_share", ".0%"),
+                    ("in runs of", "run_words", ""),
+                    ("smaller by", "ratio", ".2f"),
+                    ("estimated", "estimated_ratio", ".2f"),
+                    ("encode, GB/s", "encode_gb_per_s", ".1f"),
+                    ("decode, GB/s", "decode_gb_per_s", ".1f"),
+                ),
+            ),
+            "Relative absolute errors of the times for tensors that the model was not fitted to:": (
+                lambda row: row["section"] == "model",
+                (("codec", "codec", "`"), ("", "direction", ""), ("error", "error", ".1%")),
+            ),
+        },
+    ),
+    System(
+        "cswap",
+        "CSWAP: compressed swaps",
+        "swapping takes up to 50.9 % less time, training 20.7 % less on average than with vDNN (V100); 94.2 % of the "
+        "decisions are right",
+        systems_cswap,
+        only(("AlexNet", "VGG-16", "SqueezeNet", "plain ReLU net", "ResNet-50", "Inception v3"), 240),
+        ("--quick",),
+        {
+            "": (
+                lambda row: True,
+                (
+                    ("", "case", ""),
+                    ("policy", "policy", "`"),
+                    ("compression", "compression", "`"),
+                    ("step, ms", "step_ms", ",.0f"),
+                    ("step over none", "step_ms_ratio", ".3f"),
+                    ("swap time over none", "swap_ms_ratio", ".3f"),
+                    ("moved, MiB", "moved_bytes", "MiB"),
+                    ("raw, MiB", "raw_bytes", "MiB"),
+                    ("decisions right", "decision_accuracy", ".1%"),
+                ),
+            ),
+        },
+    ),
+    System(
+        "batch",
+        "AccUDNN: the batch size that fits",
+        "ResNet-152 in 8 instead of more than 24 GB; the efficient batch is up to 4.2 times as large within 12 GB",
+        systems_batch,
+        only(("choice", "memory", "accuracy"), 300),
+        ("--quick",),
+        {
+            "": (
+                lambda row: row["case"] == "choice",
+                (
+                    ("model", "model", ""),
+                    ("budget, MiB", "budget_bytes", "MiB"),
+                    ("chosen", "chosen", ","),
+                    ("rows/s", "measured", ",.0f"),
+                    ("predicted", "predicted", ",.0f"),
+                    ("best of twelve", "best", ","),
+                    ("rows/s", "best_measured", ",.0f"),
+                    ("of the best", "of_best", ".1%"),
+                ),
+            ),
+            "A third of the memory:": (
+                lambda row: row["case"] == "memory",
+                (
+                    ("model", "model", ""),
+                    ("batch", "batch", ","),
+                    ("budget, MiB", "budget_bytes", "MiB"),
+                    ("of vanilla's speed", "speed", ".1%"),
+                    ("bound", "bound", ".1%"),
+                    ("the paper's plan", "papers_speed", ".1%"),
+                ),
+            ),
+            "Digits:": (
+                lambda row: row["case"] == "accuracy",
+                (
+                    ("chosen", "batch", ","),
+                    ("learning rate", "learning_rate", ".2g"),
+                    ("accuracy", "accuracy", ".2%"),
+                    ("with 64 rows", "base_accuracy", ".2%"),
+                ),
+            ),
+        },
+    ),
+)
+
+
+def scenarios(_device: str, quick: bool) -> list[Scenario]:
+    found = []
+    for system in SYSTEMS:
+        program = system.module.__name__
+        if quick and system.quick == ("--quick",):
+            found.append(Scenario(system.section, "quick", system.quick, 60.0, program))
+            continue
+        for title, (arguments, seconds) in system.cases.items():
+            more = system.quick if quick else ()
+            found.append(Scenario(system.section, title, (*arguments, *more), seconds, program))
+    return found
+
+
+def nothing(_device: str, _quick: bool) -> list[Row]:
+    return [{}]
+
+
+def rows_of(results: Results, system: System) -> list[Row]:
+    return [row for _, row in results.rows(system.section)]
+
+
+def checks(results: Results) -> list[Check]:
+    return [
+        check._replace(section=system.section)
+        for system in SYSTEMS
+        for check in system.module.checks(rows_of(results, system))
+    ]
+
+
+def tables(results: Results) -> list[str]:
+    lines = []
+    for system in SYSTEMS:
+        rows = rows_of(results, system)
+        if rows:
+            lines += [f"### {system.title}", "", f"The paper: {system.papers}.", ""]
+        for words, (chosen, columns) in system.tables.items():
+            mine = [row for row in rows if chosen(row)]
+            lines += [words, ""] if mine and words else []
+            lines += table([heading for heading, _, _ in columns], [cells(row, columns) for row in mine])
+    return lines
+
+
+def cells(row: Row, columns: Sequence[Column]) -> list[str]:
+    if row.get("error") and isinstance(row["error"], str):
+        named = [shown(row.get(key), form) for _, key, form in columns[:2]]
+        return [*named, row["error"].splitlines()[0], *[""] * (len(columns) - 3)]
+    return [shown(row.get(key), form) for _, key, form in columns]
+
+
+def shown(value: Any, form: str) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "**no**"
+    if form == "MiB":
+        return f"{value / 2**20:,.1f}"
+    return f"`{value}`" if form == "`" else f"{value:{form}}"
+
+
+BENCHMARK = Benchmark("systems", "SwapAdvisor, CSWAP and AccUDNN.", scenarios, nothing, checks, tables)
+
+if __name__ == "__main__":
+    sys.exit(main(BENCHMARK))
