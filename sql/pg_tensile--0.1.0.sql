@@ -2201,7 +2201,7 @@ CREATE VIEW tensile.progress WITH (security_invoker = true) AS
     SELECT j.id AS job, j.model_name AS model, j.owner_name AS owner, j.state, j.reason, p.pid, p.phase, p.epoch,
            j.epochs, p.step, p.steps, p.loss, p.samples_per_s, p.device_bytes, p.device_peak_bytes, p.bytes_swapped,
            p.raw_bytes_swapped, p.stall_us, p.passive_swap_ins, p.plan_generation, p.heartbeat,
-           coalesce(j.chosen_batch_size, nullif(j.batch_size, 0)) AS batch_size
+           coalesce(j.chosen_batch_size, CASE WHEN j.batch_size OPERATOR(pg_catalog.<>) 0 THEN j.batch_size END) AS batch_size
     FROM tensile.jobs j LEFT JOIN tensile._progress() p ON p.job OPERATOR(pg_catalog.=) j.id
     WHERE j.ended_at IS NULL;
 COMMENT ON VIEW tensile.progress IS
@@ -2384,7 +2384,7 @@ CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
            j.ended_at, j.started_at OPERATOR(pg_catalog.-) j.submitted_at AS queued_for,
            j.ended_at OPERATOR(pg_catalog.-) j.started_at AS ran_for, j.attempts, j.rows, t.epoch AS epochs,
            t.loss AS training_loss, v.loss AS validation_loss, v.accuracy, v.f1, v.rmse, v.r2,
-           j.sqlstate, j.error, j.hint, coalesce(j.chosen_batch_size, nullif(j.batch_size, 0)) AS batch_size,
+           j.sqlstate, j.error, j.hint, coalesce(j.chosen_batch_size, CASE WHEN j.batch_size OPERATOR(pg_catalog.<>) 0 THEN j.batch_size END) AS batch_size,
            coalesce(b.learning_rate, j.learning_rate) AS learning_rate
     FROM tensile.jobs j
          LEFT JOIN LATERAL (SELECT x.epoch, x.loss FROM tensile.metrics x
