@@ -35,7 +35,7 @@ PLAN = Shape(
     ("sequence",),
     {"sequence": INTEGER, "generation": INTEGER, "event": TEXT, "tensor": INTEGER, "tensor_name": TEXT}
     | {"tensor_kind": TEXT, "bytes": INTEGER, "trigger_operator": INTEGER, "trigger_name": TEXT}
-    | {"delay_us": INTEGER, "deadline_operator": INTEGER, "version": INTEGER},
+    | {"delay_us": INTEGER, "deadline_operator": INTEGER, "version": INTEGER, "codec": TEXT},
 )
 LATENCY = Shape(
     ("operator",),

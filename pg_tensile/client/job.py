@@ -208,20 +208,21 @@ def renderer() -> Callable[[JobRecord], str]:
 
 def events_of(row: Row) -> list[Row]:
     """The rows of the view tensile.plan, of a row of PLANNED."""
-    from pg_tensile.plan import EventKind, Plan
+    from pg_tensile.plan import CODECS, EventKind, Plan
 
     plan = Plan.from_rows(row["events"], row["generation"], row["plan_order"])
     captured = {} if plan.order is None else dict(enumerate(plan.order.tolist()))
     tensors, operators = row["tensors"] or {}, row["operators"] or {}
     events = []
-    for sequence, (kind, _, tensor, version, trigger, delay_us, deadline, nbytes) in enumerate(plan.rows.tolist()):
+    for sequence, (kind, codec, _, tensor, version, *places, nbytes) in enumerate(plan.rows.tolist()):
         name, tensor_kind = tensors.get(str(tensor), (None, None))
+        trigger, delay_us, deadline = places
         trigger, deadline = captured.get(trigger, trigger), captured.get(deadline, deadline)
         events.append(
             {"generation": plan.generation, "sequence": sequence, "event": EventKind(kind).label, "tensor": tensor}
             | {"tensor_name": name, "tensor_kind": tensor_kind, "bytes": nbytes, "trigger_operator": trigger}
             | {"trigger_name": operators.get(str(trigger)), "delay_us": delay_us, "deadline_operator": deadline}
-            | {"version": version}
+            | {"version": version, "codec": CODECS[codec] if codec else None}
         )
     return events
 
