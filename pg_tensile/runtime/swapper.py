@@ -157,11 +157,14 @@ class Swapper:
         self.waited.append(Waited(step, tensor, transfer))
 
     def _fill(self, tensor: int) -> None:
+        """In an order in which an interrupt at any point loses no view: the tensor counts as away until all are made,
+        and making them again does no harm."""
         for (values, slot), value in zip(self.places[tensor], self.shells[tensor].values, strict=True):
             values[slot] = value
-        del self.shells[tensor]
-        for make_views in self._unmade.pop(tensor, ()):
+        for make_views in self._unmade.get(tensor, ()):
             make_views()
+        del self.shells[tensor]
+        self._unmade.pop(tensor, None)
 
     def bring_in(self, tensor: int, operator: Callable[[], str], step: int = -1) -> None:
         """A passive swap-in: what is not there is brought in while the compute waits."""
