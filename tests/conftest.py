@@ -7,6 +7,10 @@ ends, nothing of it may remain: no process, no file of ours, no unexpected crash
 
 from __future__ import annotations
 
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # the tests share their cores; before anything imports torch
+
 import contextlib
 import itertools
 import re

@@ -63,7 +63,8 @@ def fit_curve(work: Floats, us: Floats, launch_us: float) -> Curve:
     points = np.array([np.median(np.log(work[each])) for each in members])
     times = np.array([np.median(np.log(us[each])) for each in members])
     counts = np.array([len(each) for each in members], np.float64)
-    return Curve(np.exp(points), np.exp(never_falling(times, counts)), launch_us)
+    fitted = np.exp(never_falling(times, counts))
+    return Curve(np.exp(points), np.maximum(fitted, launch_us), launch_us)  # the logarithm rounds
 
 
 def never_falling(values: Floats, weights: Floats) -> Floats:

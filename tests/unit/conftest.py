@@ -1,10 +1,15 @@
-"""The tests share their cores: one thread each, set before torch starts any."""
-
-import os
-
-os.environ["OMP_NUM_THREADS"] = "1"
+"""The small model's executors, and one thread for every test."""
 
 import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Whatever a test does with the number of threads, the next one computes with one: sums depend on it."""
+    yield
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pg_tensile.batchsize.curves import Curve, Curves, fit_curve, never_falling, work_of
@@ -59,6 +59,7 @@ samples = st.lists(st.tuples(st.floats(0, 1e15), st.floats(0, 1e9)), min_size=1,
 
 @settings(max_examples=100, deadline=None)
 @given(samples, st.floats(0, 100))
+@example([(0.0, 0.0)], 35.0)
 def test_time_never_falls_and_is_never_below_the_launch(points: list[tuple[float, float]], launch_us: float) -> None:
     work, us = np.array(points).T
     curve = fit_curve(work, us, launch_us)
