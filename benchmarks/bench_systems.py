@@ -38,7 +38,11 @@ SYSTEMS = (
         "53 to 99 % of ideal throughput with up to 12 times the memory of the GPU (V100); its simulator ranks plans as "
         "they are measured",
         systems_swapadvisor,
-        only(("unrolled LSTM", "wide ResNet"), 420),
+        {
+            f"{title}, {part}": (("--only", title, "--part", part), 420)
+            for part in ("policies", "ranking")
+            for title in ("wide ResNet", "unrolled LSTM")
+        },
         ("--quick",),
         {
             "": (

@@ -6,7 +6,7 @@ an eighth of the vanilla device peak, or the least that any plan takes, if that 
 link keeps an RTX A6000's balance. A row is a plain dictionary, printed as a line of JSON: `ideal` is vanilla's time
 over the policy's; `bound` is the most that it could be with that plan's order of operators (optimum.bounds.least_us).
 
-    python -m benchmarks.systems_swapadvisor [--quick] [--seconds 60] [--only WORD]
+    python -m benchmarks.systems_swapadvisor [--quick] [--seconds 60] [--only WORD] [--part policies|ranking]
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ PART = 8  # of the vanilla device peak
 FASTER = 2.0  # than lru
 OF_IDEAL = 0.9  # where the bound allows it
 RANKED, IN_RANK = 20, 19  # plans
+PARTS = 6  # budgets that the ranked plans are for
 NOISE = 0.02  # relative: times that differ by less are in either order
 SECTION = "SwapAdvisor"
 
@@ -88,10 +89,11 @@ def cases(quick: bool) -> list[Case]:
         "--model", "benchmarks.systems_swapadvisor:UnrolledLSTM", "--input", f"float32:{times}x{width}",
         "--kwargs", json.dumps({"width": width, "layers": layers}), "--batch", str(batch),
     )  # fmt: skip
-    wrn = "resnet20_cifar10" if quick else "wrn28_10_cifar10"
-    module = "resnet_cifar" if quick else "wrn_cifar"
+    network, batch = ("resnet_cifar:resnet20_cifar10", 4) if quick else ("wrn_cifar:get_wrn_cifar", 16)
+    wide = {} if quick else {"blocks": 76, "width_factor": 6, "num_classes": 10}
     resnet = (
-        "--model", f"pytorchcv.models.{module}:{wrn}", "--input", "float32:3x32x32", "--batch", "4",
+        "--model", f"pytorchcv.models.{network}", "--input", "float32:3x32x32",
+        "--kwargs", json.dumps(wide), "--batch", str(batch),
     )  # fmt: skip
     common = ("--classes", "10", "--optimizer", "momentum", "--policies", "none")
     return [Case("unrolled LSTM", (*lstm, *common)), Case("wide ResNet", (*resnet, *common))]
@@ -133,14 +135,16 @@ class Bed:
         return simulate([SimulatedJob(self.trace, plan)], self.profile)[0].iteration_us
 
 
-def run(quick: bool, seconds: float = 60.0, rounds: int = 3, only: str = "") -> list[Row]:
-    """Every case: each policy's row, and the ranking's."""
+def run(quick: bool, seconds: float = 60.0, rounds: int = 3, only: str = "", part: str = "") -> list[Row]:
+    """Every case: each policy's row, and the ranking's; `part`: "policies" or "ranking" alone."""
     rows: list[Row] = []
     for case in cases(quick):
         if only in case.title:
-            bed = Bed(case, 1 if quick else 3)
-            rows += compare(bed, 2.0 if quick else seconds, 1 if quick else rounds)
-            rows.append(rank(bed, 6 if quick else RANKED, 1 if quick else rounds))
+            bed = Bed(case, 1 if quick else 2)
+            if part != "ranking":
+                rows += compare(bed, 2.0 if quick else seconds, 1 if quick else rounds)
+            if part != "policies":
+                rows.append(rank(bed, 6 if quick else RANKED))
     return rows
 
 
@@ -201,15 +205,11 @@ def step_ms(turns: Iterable[Turn]) -> float:
 # ---- ranking ----
 
 
-def rank(bed: Bed, count: int, rounds: int) -> Row:
+def rank(bed: Bed, count: int) -> Row:
     """Plans from good to bad, simulated and executed."""
     plans = spread_plans(bed, count)
-    turns: list[list[Turn]] = [[] for _ in plans]
-    for _ in range(rounds):
-        for place, plan in enumerate(plans):
-            turns[place].append(bed.turn(plan, bed.budget))
     simulated = [bed.simulated_us(plan) / 1e3 for plan in plans]
-    measured = [step_ms(each) for each in turns]
+    measured = [step_ms([bed.turn(plan, bed.budget)]) for plan in plans]
     return {
         "case": bed.case.title, "policy": "ranking", "plans": len(plans), "in_rank": in_rank(simulated, measured),
         "simulated_ms": simulated, "measured_ms": measured, "error": None,
@@ -217,11 +217,12 @@ def rank(bed: Bed, count: int, rounds: int) -> Row:
 
 
 def spread_plans(bed: Bed, count: int) -> list[Plan]:
-    """As far apart as possible among the individuals of a first generation, and lru's."""
-    breeder = Breeder(bed.trace, bed.profile, bed.budget)
-    made = [breeder.make(individual) for individual in breeder.first(3 * count, 1, None)]
-    plans = [each.plan for each in made if each is not None]
-    plans.append(POLICIES["lru"]({0: bed.trace}, bed.profile, bed.budget)[0])
+    """As far apart as possible among lru's and the individuals of first generations, some for less than the budget."""
+    plans = [POLICIES["lru"]({0: bed.trace}, bed.profile, bed.budget)[0]]
+    for budget in np.linspace(bed.budget, least_bytes(bed.trace), PARTS, endpoint=False):
+        breeder = Breeder(bed.trace, bed.profile, int(budget))
+        made = [breeder.make(individual) for individual in breeder.first(count, 1, None)]
+        plans += [each.plan for each in made if each is not None]
     distinct = list(dict.fromkeys(plans))
     timed = sorted((bed.simulated_us(plan), place) for place, plan in enumerate(distinct))
     levels = np.geomspace(timed[0][0], timed[-1][0], count)
@@ -267,7 +268,8 @@ def checks(rows: Sequence[Row]) -> list[Check]:
                         row["bit_identical"],
                     )
                 )
-        found += _speed(title, of)
+        if "none" in of:
+            found += _speed(title, of)
     return found
 
 
@@ -289,8 +291,9 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="of the search (60)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="cases with this word in their titles")
+    parser.add_argument("--part", default="", choices=("policies", "ranking"), help="both, unless it is given")
     options = parser.parse_args()
-    rows = run(options.quick, options.seconds, options.rounds, options.only)
+    rows = run(options.quick, options.seconds, options.rounds, options.only, options.part)
     for row in rows:
         print(json.dumps(row))
     held = checks(rows)

@@ -42,7 +42,7 @@ def measure_codecs(device: torch.device, seconds: float) -> dict[str, Any]:
     if thorough and device.type == "cuda":
         launch, seconds = _launch(device, seconds / 2), seconds / 2
     sizes, word_bytes = (SIZES, (2, 4)) if thorough else (QUICK_SIZES, (4,))
-    times, error = calibrate(device, seconds, CHUNK_BYTES[device.type], sizes, word_bytes)
+    times, error = calibrate(device, seconds, CHUNK_BYTES[device.type], sizes, word_bytes, busy=thorough)
     return {"device": str(device), "times": json.loads(times.to_json()), "launch": launch, "relative_error": error}
 
 

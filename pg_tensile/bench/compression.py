@@ -51,7 +51,7 @@ def measure_sparsity(workload: Workload, captured: Captured, device: Device, sec
     finally:
         stepper.close()
     kind: torch.device = device.torch_device
-    times, error = calibrate(kind, seconds, CHUNK_BYTES[kind.type])
+    times, error = calibrate(kind, seconds, CHUNK_BYTES[kind.type], busy=True)
     return Sparsity(statistics, times, error)
 
 

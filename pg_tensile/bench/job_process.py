@@ -232,7 +232,8 @@ class Jobs:
     """The processes, numbered from 0; they end with the `with` block. Every method but `share_link` raises JobError."""
 
     def __init__(self, options: Sequence[BenchOptions]) -> None:
-        context = get_context("spawn")
+        context = get_context("forkserver")
+        context.set_forkserver_preload([__name__])  # PyTorch is imported once for all of them
         pairs = [context.Pipe() for _ in options]
         self._options = options
         self._alike = list(range(len(options)))  # the first job that is the same

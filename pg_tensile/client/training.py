@@ -171,8 +171,10 @@ class Client:
 
     # -- predictions --------------------------------------------------------------------------------------------------
 
-    def predict(self, model: str, query: str) -> pd.DataFrame:
+    def predict(self, model: str, query: str, memory_budget: int | str | None = None) -> pd.DataFrame:
         """A prediction for every row of a query, in its order (SQL: predict_rows): the number, or for classes the label
-        and its probability. The index is the number of the row, from 1."""
-        called, parameters = call(self._session.schema, "predict_rows", {"model": model, "query": query})
+        and its probability. The index is the number of the row, from 1. `memory_budget`: device memory that the model
+        may take, in bytes or as '200MB'; None: the model's own, or all that it needs."""
+        optional = {"memory_budget": memory_budget}
+        called, parameters = call(self._session.schema, "predict_rows", {"model": model, "query": query}, optional)
         return frame(PREDICTIONS, self._session.rows(sql.SQL("SELECT * FROM {}").format(called), parameters))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import product
 from typing import NamedTuple
 
@@ -15,6 +16,7 @@ from pg_tensile.compression.codec import CHUNK_BYTES, Codec, chunks
 from pg_tensile.compression.coder import Coder, coder_of
 from pg_tensile.compression.statistics import Statistics, measure
 from pg_tensile.compression.times import CodecTimes, Sample, fit, relative_absolute_error
+from pg_tensile.latency.load import BusyProcesses
 
 SIZES = (1 << 19, 1 << 21, 3 << 21)  # bytes; the largest takes two chunks
 WORD_BYTES = (1, 2, 4, 8)
@@ -41,11 +43,15 @@ def calibrate(
     sizes: Sequence[int] = SIZES,
     word_bytes: Sequence[int] = WORD_BYTES,
     seed: int = 0,
+    busy: bool = False,
 ) -> tuple[CodecTimes, float]:
     """The time model of all codecs that are available on the device, and its relative absolute error for samples that
-    it was not fitted to. Measures for about `seconds`, but each tensor three times in any case.
-    CodecError: there is too little to fit."""
-    samples = measure_samples(coder_of(device), device, seconds, chunk_bytes, sizes, word_bytes, seed)
+    it was not fitted to. Measures for about `seconds`, but each tensor three times in any case. `busy`: on the host,
+    while another process computes, because coding shares caches and memory with the training step.
+    CodecError: there is too little to fit; MeasurementError: that process did not start."""
+    computing = BusyProcesses(1, "cpu", torch.get_num_threads()) if busy and device.type == "cpu" else nullcontext()
+    with computing:
+        samples = measure_samples(coder_of(device), device, seconds, chunk_bytes, sizes, word_bytes, seed)
     fitted, held_out = hold_out(samples, seed)
     return fit(samples), relative_absolute_error(fit(fitted), held_out)
 

@@ -30,7 +30,6 @@ from pg_tensile.errors import CodecError
 CHUNK_BYTES = 4 << 20  # raw; the largest
 CHUNK_MULTIPLE = 1 << 19  # of smaller ones: whole rows of the widest words
 ROW_WORDS = 1 << 16  # columns are uint16
-STAGING_BYTES = 4 * CHUNK_BYTES  # device memory while a plan has codecs: two chunks for each direction of the link
 
 
 class Codec(IntEnum):

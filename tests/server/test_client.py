@@ -193,6 +193,9 @@ def test_predictions_are_those_of_sql(client: Client, trained: int) -> None:
         assert list(found[name]) == [row[name] for row in rows]
     truth = [row[TARGET] for row in client.connection.execute(query.encode()).fetchall()]
     assert sum(found["label"] == truth) > 300
+    assert client.predict(MODEL, query, memory_budget="1GB").equals(found)
+    with pytest.raises(ServerError, match="memory_budget"):
+        client.predict(MODEL, query, memory_budget="a lot")
 
 
 def test_models_and_jobs_are_listed(client: Client, trained: int) -> None:
