@@ -33,7 +33,7 @@ from pg_tensile import cli
 from pg_tensile.batchsize.choice import choose
 from pg_tensile.batchsize.predict import Predictor
 from pg_tensile.batchsize.rates import BASE_BATCH, scaled_learning_rate
-from pg_tensile.bench.batch import MOST_ROWS, choose_batch
+from pg_tensile.bench.batch import choose_batch
 from pg_tensile.bench.contenders import PlanStepper, take_turn
 from pg_tensile.bench.measured import Session, chosen_device
 from pg_tensile.bench.options import BenchOptions
@@ -47,6 +47,8 @@ from pg_tensile.runtime.host import HostDevice
 
 SECTION = "batch size"
 SIZES = 12  # of the exhaustive search
+MOST_ROWS = 384
+ROUNDS, STEPS = 3, 3  # in each round of a size, after a first one
 PAPERS_SHARE = 8 / 24  # of vanilla's memory
 Row = dict[str, Any]
 
@@ -81,19 +83,22 @@ def choice_row(quick: bool) -> Row:
     """Throughput of the chosen size and of SIZES others within the same budget, in rows a second."""
     model, budget = ("resnet20_cifar10", "60MB") if quick else ("resnet56_cifar10", "600MB")
     options = parse(f"pytorchcv.models.resnet_cifar:{model}", "float32:3x32x32", "0", f"joint:budget={budget}")
-    most = 48 if quick else MOST_ROWS
+    most, rounds = (48, 1) if quick else (MOST_ROWS, ROUNDS)
     with Progress() as progress:
         choice, predict = choose_batch(options, progress, most)
         largest = max(each.batch_size for each in choice.candidates if each.feasible)
         sizes = sorted({*np.geomspace(max(1, largest / 32), largest, SIZES).round().astype(int).tolist()})
-        throughput: dict[int, float] = {}
+        sizes = [*dict.fromkeys([choice.batch_size, *sizes])]
+        step_ms: dict[int, list[float]] = {size: [] for size in sizes}
         out_of_memory = []
-        for size in dict.fromkeys([choice.batch_size, *sizes]):
-            progress.say(f"batch {size}")
-            try:
-                throughput[size] = samples_per_s(options, predict, size, 1 if quick else 5)
-            except OutOfDeviceMemoryError as error:
-                out_of_memory.append(f"{size}: {error.message}")
+        for number in range(rounds):
+            for size in reversed(sizes) if number % 2 else sizes:
+                progress.say(f"batch {size}")
+                try:
+                    step_ms[size] += measured_ms(options, predict, size, 1 if quick else STEPS)
+                except OutOfDeviceMemoryError as error:
+                    out_of_memory.append(f"{size}: {error.message}")
+    throughput = {size: size / statistics.median(ms) * 1e3 for size, ms in step_ms.items() if ms}
     best = max(throughput, key=lambda size: throughput[size])
     return {
         "model": model,
@@ -109,8 +114,8 @@ def choice_row(quick: bool) -> Row:
     }
 
 
-def samples_per_s(options: BenchOptions, predict: Predictor, size: int, steps: int) -> float:
-    """Measured, under the plan that size would have."""
+def measured_ms(options: BenchOptions, predict: Predictor, size: int, steps: int) -> tuple[float, ...]:
+    """So many steps, after a first one, under the plan that size would have."""
     workload = prepare(replace(options, batch=size), build_model(options), chosen_device(options))
     device = HostDevice(predict.profile, predict.budget_bytes)
     try:
@@ -121,7 +126,7 @@ def samples_per_s(options: BenchOptions, predict: Predictor, size: int, steps: i
             stepper.close()
     finally:
         device.close()
-    return size / statistics.median(turn.step_ms) * 1e3
+    return turn.step_ms
 
 
 def choice_check(row: Row, asked: Asked) -> Check:
@@ -138,7 +143,7 @@ def choice_check(row: Row, asked: Asked) -> Check:
 
 def memory_row(quick: bool) -> Row:
     """The speed of `joint`, and of the paper's own plan, within a third of vanilla's memory."""
-    name, shape, batch, rounds = ("resnet:resnet152", "float32:3x224x224", 16, 3)
+    name, shape, batch, rounds = ("resnet:resnet152", "float32:3x224x224", 8, 2)
     if quick:
         name, shape, batch, rounds = ("resnet_cifar:resnet20_cifar10", "float32:3x32x32", 8, 1)
     share = f"{100 * PAPERS_SHARE:.2f}%"

@@ -165,7 +165,7 @@ def recorded(
             executor.recording = True
             first, *batches = workload.batches(1 + STEPS)
             for number in range(rounds):
-                for name in reversed(plans) if number % 2 else plans:
+                for name in reversed([*plans]) if number % 2 else plans:
                     executor.change_plan(plans[name])
                     stepper.step(first)
                     for batch in batches:

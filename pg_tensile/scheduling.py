@@ -25,6 +25,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from pg_tensile.compression.choose import TensorCoding, choose
+from pg_tensile.compression.coding import host_coding_us
 from pg_tensile.compression.statistics import Statistics
 from pg_tensile.compression.times import CodecTimes
 from pg_tensile.errors import BudgetError, InvalidPlanError, PlanError
@@ -503,10 +504,15 @@ class _Round:
         return plans if fits and enough else None
 
     def _loss(self, plans: _Plans) -> float:
-        """The time of all jobs, in times of their own without a plan, weighted."""
+        """The time of all jobs, in times of their own without a plan, weighted; with what coding takes of the host's
+        processors."""
         return sum(
-            self.weights[job] * candidate.us / self._planner(job).vanilla.us for job, candidate in plans.chosen.items()
+            self.weights[job] * (candidate.us + self._coding_us(job, candidate)) / self._planner(job).vanilla.us
+            for job, candidate in plans.chosen.items()
         )
+
+    def _coding_us(self, job: int, candidate: Candidate) -> float:
+        return host_coding_us(self.coded[job], candidate.plan) if job in self.coded else 0.0
 
     def _is_same(self, job: JobState, plans: _Plans) -> bool:
         """It was given this very plan and enough memory for it."""

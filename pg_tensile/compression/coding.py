@@ -79,6 +79,16 @@ def reserved_bytes(trace: Trace) -> int:
     return STAGING_BYTES[trace.device] if trace.coding is not None and trace.coding.compresses else 0
 
 
+def host_coding_us(trace: Trace, plan: Plan) -> float:
+    """µs that coding the plan's swaps keeps the host's processors busy in an iteration; 0 where a GPU codes. Simulated
+    transfers hide it behind the step; but the step needs the same caches, memory and cores, so a plan has to gain more
+    than this before it is worth it."""
+    if trace.coding is None or trace.device != "cpu":
+        return 0.0
+    coded = plan.rows["tensor"][plan.rows["codec"] > 0]
+    return float(trace.coding.encode_us[coded].sum() + trace.coding.decode_us[coded].sum())
+
+
 def with_codecs(trace: Trace, plan: Plan) -> Plan:
     """The plan with the codecs that `trace.coding` chooses, at the swap-outs that copy; without a coding, as it is.
     Raises InvalidPlanError if the plan is not valid on the trace."""

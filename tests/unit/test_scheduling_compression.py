@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 
 from pg_tensile.compression.codec import Codec
+from pg_tensile.compression.coding import STAGING_BYTES
 from pg_tensile.compression.statistics import Statistics
 from pg_tensile.compression.times import CodecTimes, Sample, fit
 from pg_tensile.peak import footprint
@@ -24,7 +25,7 @@ BUDGET = (least_bytes(NETWORK) + footprint(NETWORK).device_peak_bytes) // 2
 SPARSE, DENSE = Statistics(0.8, 0.01), Statistics(0.0, 0.0)
 
 
-def codec_times(us_per_mib: float = 20.0) -> CodecTimes:
+def codec_times(us_per_mib: float = 2.0) -> CodecTimes:
     """Every codec takes so long for a MiB, either way."""
     codecs = [codec for codec in Codec if codec != Codec.NONE]
     kinds = product(codecs, (1 << 20, 2 << 20, 8 << 20), (0.1, 0.4, 0.7, 0.95), (0.02, 0.2))
@@ -126,3 +127,13 @@ def test_a_budget_with_no_room_for_staging_has_plans_all_the_same():
     found = planned(DeviceScheduler().schedule(device(least), [job()]))
     check(NETWORK, found)
     assert found.planned_bytes <= least
+
+
+def test_a_gain_that_coding_takes_of_the_processors_again_is_none():
+    """On the host device; a GPU codes beside its compute."""
+    slow = device(times=codec_times(20.0))
+    assert not codecs(planned(DeviceScheduler().schedule(slow, [job()])).plan)
+    elsewhere = replace(NETWORK, device="cuda")
+    gpu = replace(slow, name="cuda:0", budget_bytes=BUDGET + STAGING_BYTES["cuda"] - STAGING_BYTES["cpu"])
+    found = planned(DeviceScheduler().schedule(gpu, [replace(job(), trace=elsewhere)]))
+    assert codecs(found.plan)
