@@ -120,7 +120,7 @@ SYSTEMS = (
         only(("AlexNet", "VGG-16", "SqueezeNet", "plain ReLU net", "ResNet-50", "Inception v3"), 240),
         ("--quick",),
         {
-            "": (
+            "`vdnn` moves what any layer reads (vDNN_all), not only what convolutions read as in the paper:": (
                 lambda row: True,
                 (
                     ("", "case", ""),

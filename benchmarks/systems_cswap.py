@@ -1,8 +1,9 @@
 """Compressed swaps on the host device (cswap.txt, section V): without, where it pays, and always.
 
-Networks train with the plan of vDNN_all, as in the paper, and with `joint`'s, each without compression, with `auto` and
-with ZVC for every tensor that becomes smaller. The link keeps an RTX A6000's balance, at which vDNN's swaps bind. A row
-is a plain dictionary, printed as a line of JSON; ratios are over the same policy without compression.
+Networks train with the plan of vDNN_all and with `joint`'s, each without compression, with `auto` and with ZVC for
+every tensor that becomes smaller. (The paper's vDNN moves what convolutions read, vDNN_conv: with the balance of an RTX
+A6000, which the link keeps here, a step hardly waits for that; it waits for what vDNN_all moves.) A row is a plain
+dictionary, printed as a line of JSON; ratios are over the same policy without compression.
 `decision_accuracy`: for each tensor that the plan without compression swaps, whether the cost model and the measured
 times of its transfers, raw and coded, agree about compressing it (V-C); where these are about the same (TIE), they do.
 

@@ -6,10 +6,8 @@ import torch
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Whatever a test does with the number of threads, the next one computes with one: sums depend on it."""
-    yield
-    if torch.get_num_threads() != 1:
-        torch.set_num_threads(1)
+    """Whatever tests before did with the number of threads: sums depend on it."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -130,16 +130,6 @@ def test_a_resumed_job_keeps_its_choice_and_ends_with_the_same_bits(start: Start
         assert server.child.weights() == whole.child.weights()
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """As the job has: sums of another number of threads have other bits, and other tests of the process set one."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("one_thread")
 def test_the_bits_are_those_of_the_same_batches_without_a_plan(start: Start) -> None:  # noqa: F811
     """The lead with the job's learning rate, what follows with the scaled one; the optimizer's state goes on."""
     spec: dict[str, Any] = {"batch_size_range": [16, 20], "learning_rate_scaling": "linear"}

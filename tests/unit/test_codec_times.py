@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -152,3 +154,21 @@ def test_calibration_holds_samples_out():
     times, error = calibrate.calibrate(torch.device("cpu"), 0.0, sizes=(1 << 16, 1 << 18), word_bytes=(4,))
     assert CodecTimes.from_json(times.to_json()) == times
     assert 0 < error < 5
+
+
+@pytest.mark.parametrize(("busy", "computing"), [(True, 1), (False, 0)])
+def test_codecs_may_be_measured_beside_a_process_that_computes(monkeypatch, busy, computing):
+    seen = []
+    measure_samples = calibrate.measure_samples
+
+    def counting(*arguments):
+        commands = [Path(f"/proc/{number}/cmdline").read_text() for number in children()]
+        seen.append(sum("keep_busy" in command for command in commands))
+        return measure_samples(*arguments)
+
+    def children():
+        return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+
+    monkeypatch.setattr(calibrate, "measure_samples", counting)
+    calibrate.calibrate(torch.device("cpu"), 0.0, sizes=(1 << 16,), word_bytes=(4,), busy=busy)
+    assert seen == [computing]
