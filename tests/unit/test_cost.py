@@ -6,7 +6,7 @@ import pytest
 
 from pg_tensile.compression.advisor import advise, choose_compression, plan_with_compression, word_bytes
 from pg_tensile.compression.codec import Codec
-from pg_tensile.compression.coding import CHUNK_BYTES, Coding
+from pg_tensile.compression.coding import CHUNK_BYTES, Coding, host_coding_us
 from pg_tensile.compression.cost import Window, coded_cost_us, plain_cost_us, swap_cost_us, windows
 from pg_tensile.compression.statistics import Statistics
 from pg_tensile.compression.times import CodecTimes, Sample, fit
@@ -127,6 +127,20 @@ def test_the_plan_is_made_again_with_compression_where_that_is_faster():
     slow = plan_with_compression(make, trace, profile, {1: SPARSE}, times_of(1.0))
     assert slow == make(trace) and not slow.rows["codec"].any()
     assert plan_with_compression(lambda _: NO_EVENTS, trace, profile, {1: SPARSE}, times_of(0.0)) == NO_EVENTS
+
+
+@pytest.mark.parametrize("us_a_byte", [0.0001, 0.001, 0.002, 0.003, 0.004, 0.005])
+def test_a_plan_gains_more_than_coding_takes_of_the_hosts_processors(us_a_byte):
+    trace, profile = over_a_peak(), RTX_A6000.with_link(1e8)
+
+    def make(trace: Trace) -> Plan:
+        return POLICIES["joint"]({0: trace}, profile, 16 * MIB * 2 - 4 * MIB)[0]
+
+    (without,) = simulate([SimulatedJob(trace, make(trace))], profile)
+    found = choose_compression(make, trace, profile, {1: SPARSE}, times_of(us_a_byte))
+    taken_us = host_coding_us(trace.with_coding(found.coding), found.plan)
+    assert (taken_us > 0) == bool(found.plan.rows["codec"].any())
+    assert found.timeline.iteration_us + taken_us <= without.iteration_us
 
 
 def test_the_words_of_a_type():
