@@ -24,6 +24,7 @@ import torch
 
 from benchmarks.scenarios import Check
 from pg_tensile import cli
+from pg_tensile.bench.compression import STEPS as SPARSITY_STEPS
 from pg_tensile.bench.compression import Sparsity, measure_sparsity, plan_compressed
 from pg_tensile.bench.contenders import PlanStepper, Turn, difference, take_turn
 from pg_tensile.bench.measured import Session
@@ -55,6 +56,7 @@ DECISIONS = 0.94
 TIE = 0.02  # of the raw transfers' time: where compressing saves or costs less, neither decision is wrong
 MODEL_ERROR = 0.05
 STEPS = 2  # with each plan, after the transition to it
+CODED = "coded"  # the plan without compression, whose tensors are all coded
 SECTION = "CSWAP"
 SPARSE = ("AlexNet", "VGG-16", "SqueezeNet", "plain ReLU net")
 
@@ -129,8 +131,11 @@ def compare(case: Case, policy: str, rounds: int) -> Iterator[Row]:
     plans = {"none": plain, **{name: plan for name, (plan, _) in packed.items()}}
     base = turn(case, NO_EVENTS, None)
     turns = {name: turn(case, plan, budget) for name, plan in plans.items()}
-    measured = {name: measures(records) for name, records in recorded(case, plans, budget, rounds).items()}
-    accuracy = decision_accuracy(case, plain, rounds)
+    coding = coding_with(Codec.ZVC, case.trace, case.sparsity.statistics, case.sparsity.times)
+    coded = case.trace.with_coding(coding)
+    records = recorded(case, {**plans, CODED: with_codecs(coded, plain)}, rounds)
+    accuracy = decision_accuracy(case, plain, coded, records["none"], records.pop(CODED))
+    measured = {name: measures(each) for name, each in records.items()}
     for name, plan in plans.items():
         (timeline,) = simulate([SimulatedJob(case.trace.with_coding(codings[name]), plan)], case.profile)
         ratios = {f"{what}_ratio": ratio(measured[name][what], measured["none"][what]) for what in measured[name]}
@@ -152,17 +157,17 @@ def turn(case: Case, plan: Plan, budget: int | None) -> Turn:
             stepper.close()
 
 
-def recorded(
-    case: Case, plans: Mapping[str, Plan], budget: int | None, rounds: int
-) -> dict[str, list[IterationRecord]]:
-    """What some steps of each plan were like. One executor takes the plans in turns, each for a transition and STEPS
-    more, so that what else the machine does meets all of them."""
+def recorded(case: Case, plans: Mapping[str, Plan], rounds: int) -> dict[str, list[IterationRecord]]:
+    """What some steps of each plan were like, after as many as before sparsity was measured. One executor takes the
+    plans in turns, each for a transition and STEPS more, so that what else the machine does meets all of them."""
     workload = case.session.workload
     records: dict[str, list[IterationRecord]] = {name: [] for name in plans}
-    with device_of(case, budget) as device:
-        stepper = PlanStepper(workload, workload.vanilla, device, plans["none"])
+    with device_of(case, None) as device:
+        stepper = PlanStepper(workload, workload.vanilla, device, NO_EVENTS)
         try:
             executor = stepper.executor
+            for batch in workload.batches(SPARSITY_STEPS):
+                stepper.step(batch)
             executor.recording = True
             first, *batches = workload.batches(1 + STEPS)
             for number in range(rounds):
@@ -209,18 +214,19 @@ def ratio(value: float, other: float) -> float | None:
 # ---- decisions ----
 
 
-def decision_accuracy(case: Case, plan: Plan, rounds: int) -> Row:
-    """The same plan raw and with ZVC, each tensor's transfers timed in both."""
-    coding = coding_with(Codec.ZVC, case.trace, case.sparsity.statistics, case.sparsity.times)
-    coded = case.trace.with_coding(coding)
+def decision_accuracy(
+    case: Case, plan: Plan, coded: Trace, without: Sequence[IterationRecord], packed: Sequence[IterationRecord]
+) -> Row:
+    """Of the tensors that the plan swaps and that get smaller in `coded`; records with and without coding them."""
+    coding = coded.coding
+    assert coding is not None
     (timeline,) = simulate([SimulatedJob(case.trace, plan)], case.profile)
     swaps: dict[int, list[Window]] = {}
     for window in windows(case.trace, plan, timeline, case.profile):
         if coding.codec[window.tensor]:
             swaps.setdefault(window.tensor, []).append(window)
-    records = recorded(case, {"none": plan, "zvc": with_codecs(coded, plan)}, None, rounds)
-    raw, packed = transfers_of(records["none"]), transfers_of(records["zvc"])
-    gains = {tensor: gain(each, raw, packed, case.profile) for tensor, each in swaps.items()}
+    raw_transfers, packed_transfers = transfers_of(without), transfers_of(packed)
+    gains = {tensor: gain(each, raw_transfers, packed_transfers, case.profile) for tensor, each in swaps.items()}
     ties = [tensor for tensor in swaps if abs(gains[tensor]) < TIE]
     right = [tensor for tensor, each in swaps.items() if decided(coded, each, case.profile) == (gains[tensor] > 0)]
     accuracy = ratio(len({*ties, *right}), len(swaps))

@@ -48,7 +48,8 @@ def _pipelined_us(
     if coding is None:
         return link_us
     coding_us = float((coding.encode_us if direction == Direction.OUT else coding.decode_us)[tensor])
-    return max(link_us, coding_us) + min(link_us, coding_us) / chunk_count(trace, tensor)
+    pipelined_us = max(link_us, coding_us) + min(link_us, coding_us) / chunk_count(trace, tensor)
+    return pipelined_us + float(coding.waking_us[tensor])
 
 
 def _coding(trace: Trace, tensor: int, codec: int) -> Coding | None:

@@ -1,9 +1,9 @@
 """An executor's part in compressing what is swapped (cswap.txt, sections IV-A and IV-C; docs/internals.md, "Memory").
 
 Before training it measures the device's codecs for a few seconds, if nobody has done so yet. While it trains, zeros are
-counted in the tensors that are swapped: in the first step, and in the first of each epoch; a plan that swaps others has
-them counted again. What was counted goes up as SPARSITY. Its revision rises when it is so different from what it was at
-the last one that other plans may be better: the scheduler plans anew then.
+counted in the tensors that are swapped: in the first step, soon after, and in the first of each epoch; a plan that
+swaps others has them counted again. What was counted goes up as SPARSITY. Its revision rises when it is so different
+from what it was at the last one that other plans may be better: the scheduler plans anew then.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 SECONDS = 2.0  # for measuring the codecs before training
 QUICK_SIZES = (1 << 18, 1 << 20)  # bytes of what is measured then
 THOROUGH_SECONDS = 20.0
+RECOUNTS = (10, 100)  # steps: early on momentum fills up, and units die
 NEWS = 0.02  # of the bytes that are swapped: so many more or fewer zeros are a reason to plan anew
 
 
@@ -67,6 +68,7 @@ class CompressionClient:
         self._measured: dict[str, Any] | None = None  # of the codecs, until it is sent
         self._steps: PlannedSteps | None = None
         self._counting = False
+        self._ticks = 0
         self._found: dict[int, Statistics] = {}
         self._told: dict[int, Statistics] = {}  # at the last revision
         self._revision = 0
@@ -93,6 +95,9 @@ class CompressionClient:
 
     def tick(self) -> None:
         """Between two steps: sends what has been counted."""
+        self._ticks += 1
+        if self._ticks in RECOUNTS:
+            self.count()
         found = self._steps.sparsity() if self._counting and self._steps is not None else None
         if found is None:
             return

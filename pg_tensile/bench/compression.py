@@ -21,13 +21,13 @@ from pg_tensile.compression.coding import CHUNK_BYTES, Coding, with_codecs
 from pg_tensile.compression.statistics import Statistics
 from pg_tensile.compression.times import CodecTimes
 from pg_tensile.errors import CodecError
-from pg_tensile.plan import Plan
+from pg_tensile.plan import NO_EVENTS, Plan
 from pg_tensile.policies import swap_all
 from pg_tensile.profile import DeviceProfile
 from pg_tensile.runtime.base import Device
 from pg_tensile.trace import Trace
 
-STEPS = 3  # before a tensor is looked at: weights have moved, activations are not those of the first batch any more
+STEPS = 10  # before a tensor is looked at: weights and momentum are not what they were initialized to any more
 
 
 class Sparsity(NamedTuple):
@@ -40,13 +40,15 @@ class Sparsity(NamedTuple):
 
 def measure_sparsity(workload: Workload, captured: Captured, device: Device, seconds: float) -> Sparsity:
     """Trains some steps, and measures the codecs for about so long. Raises what a step or a measurement raises."""
-    plan = swap_all.plan({0: captured.trace}, device.profile, None)[0]
-    stepper = PlanStepper(workload, captured, device, plan)
+    stepper = PlanStepper(workload, captured, device, NO_EVENTS)
     try:
-        for batch in workload.batches(STEPS):
+        *batches, transition, last = workload.batches(STEPS + 2)
+        for batch in batches:
             stepper.step(batch)
+        stepper.executor.change_plan(swap_all.plan({0: captured.trace}, device.profile, None)[0])
+        stepper.step(transition)
         stepper.executor.measure_sparsity()
-        stepper.step(workload.batches(1)[0])
+        stepper.step(last)
         statistics = stepper.executor.statistics()
     finally:
         stepper.close()

@@ -127,8 +127,9 @@ def coding_with(codec: Codec, trace: Trace, statistics: Mapping[int, Statistics]
         if size < LEAST_BYTES or moved >= size:
             continue
         coding.codec[tensor], coding.moved_bytes[tensor] = codec, moved
-        coding.encode_us[tensor] = times.encode_us(codec, size, known.zero_share, known.run_share, width)
-        coding.decode_us[tensor] = times.decode_us(codec, size, known.zero_share, known.run_share, width)
+        sample = codec, size, known.zero_share, known.run_share, width
+        coding.encode_us[tensor], coding.decode_us[tensor] = times.encode_us(*sample), times.decode_us(*sample)
+        coding.waking_us[tensor] = times.waking_us
     return coding
 
 

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
 
@@ -17,6 +18,9 @@ from pg_tensile.compression.coder import Coder, coder_of
 from pg_tensile.compression.statistics import Statistics, measure
 from pg_tensile.compression.times import CodecTimes, Sample, fit, relative_absolute_error
 from pg_tensile.latency.load import BusyProcesses
+from pg_tensile.profile import RTX_A6000
+from pg_tensile.runtime.coded import Chunks
+from pg_tensile.runtime.host import HostDevice
 
 SIZES = (1 << 19, 1 << 21, 3 << 21)  # bytes; the largest takes two chunks
 WORD_BYTES = (1, 2, 4, 8)
@@ -25,6 +29,11 @@ RUN_WORDS = (1, 6, 64)  # zeros at random, and in runs
 HELD_OUT = 4  # each fourth sample
 _VISITS = 3  # of each tensor, at least
 _BATCH_BYTES = 48 << 20
+_WAKING_PARTS = (32, 4, 1)  # of a chunk
+_WAKING_WIDTH = 4
+_WAKING_COPIES = 40
+_WAKING_RATE = 5e8  # bytes/s: a link on which half a chunk takes 0.5 ms
+_WAKING_DELAY_US = 3000  # between transfers: each has the lane to itself
 
 
 class TensorKind(NamedTuple):
@@ -53,7 +62,8 @@ def calibrate(
     with computing:
         samples = measure_samples(coder_of(device), device, seconds, chunk_bytes, sizes, word_bytes, seed)
     fitted, held_out = hold_out(samples, seed)
-    return fit(samples), relative_absolute_error(fit(fitted), held_out)
+    times, error = fit(samples), relative_absolute_error(fit(fitted), held_out)
+    return times if device.type == "cuda" else replace(times, waking_us=measure_waking_us(times, chunk_bytes)), error
 
 
 def hold_out(samples: Sequence[Sample], seed: int = 0) -> tuple[list[Sample], list[Sample]]:
@@ -123,6 +133,38 @@ def random_tensor(kind: TensorKind, bits: np.ndarray) -> np.ndarray:
     used = np.repeat(random_numbers >= kind.zero_share * (1 << 16), kind.run_words)[:count]
     start = int(random_numbers[0]) % max(kind.nbytes, 1) // kind.word_bytes * kind.word_bytes
     return bits[start : start + count * kind.word_bytes].view(f"u{kind.word_bytes}") * used
+
+
+def measure_waking_us(times: CodecTimes, chunk_bytes: int) -> float:
+    """What a lane of the host device needs for a coded transfer besides its link and `times`, while this thread is
+    computing: the median, which is what to expect, of tensors of a chunk at most that go out and come back."""
+    bits = np.random.default_rng(0).integers(1, 256, 2 * chunk_bytes, np.uint8)
+    kinds = [TensorKind(chunk_bytes // part, _WAKING_WIDTH, 0.5, 1) for part in _WAKING_PARTS] * _WAKING_COPIES
+    tensors = [torch.from_numpy(random_tensor(kind, bits).view(np.uint8)) for kind in kinds]
+    codings = [Chunks(Codec.ZVC, kind.word_bytes, chunk_bytes) for kind in kinds]
+    convolution, images = torch.nn.Conv2d(64, 64, 3, padding=1), torch.randn(1, 64, 112, 112)
+    device = HostDevice(RTX_A6000.with_link(_WAKING_RATE, _WAKING_RATE, 1.0))
+    try:
+        copies = [device.host_memory(kind.nbytes) for kind in kinds]
+        more_us = []
+        for copy, coding_us, pairs in (
+            (device.copy_out, times.encode_us, zip(tensors, copies, strict=True)),
+            (device.copy_in, times.decode_us, zip(copies, tensors, strict=True)),
+        ):
+            transfers = [
+                copy(source, target, number * _WAKING_DELAY_US, chunks)
+                for number, ((source, target), chunks) in enumerate(zip(pairs, codings, strict=True))
+            ]
+            while not transfers[-1].ended:
+                with torch.no_grad():
+                    convolution(images)
+            for kind, transfer in zip(kinds, transfers, strict=True):
+                link_us = device.profile.transfer_us(transfer.bytes, transfer.direction)
+                known_us = link_us + coding_us(Codec.ZVC, kind.nbytes, kind.zero_share, word_bytes=kind.word_bytes)
+                more_us.append(transfer.end_us - transfer.start_us - known_us)
+    finally:
+        device.close()
+    return max(0.0, float(np.median(more_us)))
 
 
 def time_coding(

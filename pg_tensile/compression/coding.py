@@ -33,17 +33,19 @@ class Coding(NamedTuple):
     moved_bytes: NDArray[np.int64]  # [m]: over the link, when coded
     encode_us: NDArray[np.float64]  # [m]: of the whole tensor, on the way out
     decode_us: NDArray[np.float64]  # [m]
+    waking_us: NDArray[np.float64]  # [m]: until the first chunk, in either direction
 
     @classmethod
     def none(cls, trace: Trace) -> Coding:
         """The coding under which nothing is compressed."""
         zero = np.zeros(trace.tensor_count)
-        return cls(zero.astype(np.uint8), trace.tensor_bytes.copy(), zero, zero.copy())
+        return cls(zero.astype(np.uint8), trace.tensor_bytes.copy(), zero, zero.copy(), zero.copy())
 
     def take(self, tensor: int, other: Coding) -> None:
         """Codes a tensor as in another coding of the same trace."""
         self.codec[tensor], self.moved_bytes[tensor] = other.codec[tensor], other.moved_bytes[tensor]
         self.encode_us[tensor], self.decode_us[tensor] = other.encode_us[tensor], other.decode_us[tensor]
+        self.waking_us[tensor] = other.waking_us[tensor]
 
     @property
     def compresses(self) -> bool:

@@ -4,6 +4,9 @@ The time of a codec in one direction, for words of one size, is a constant, and 
 zero and each run of zeros. Runs stand for what sparsity alone does not tell, how zeros lie: a codec that stores runs
 takes longer for many short ones, but not in proportion: a processor foresees where a long run goes on, and LZ4 skips
 what it finds nothing in. Where zeros lie at random, as in activations, there are s·(1 − s) runs for each word.
+
+That is coding without a pause. The thread of a lane of the host device waits for its next transfer, and then for a
+processor and the interpreter, and finds cold caches: that is `waking_us` more, much for a small tensor.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ class CodecTimes:
     """What coding takes on one device. Words of a size that was not measured take as long as as many others."""
 
     models: Mapping[tuple[Codec, int], _Model]  # by codec and bytes of a word
+    waking_us: float = 0.0  # for each transfer
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
@@ -90,7 +94,7 @@ class CodecTimes:
             {"codec": codec.name.lower(), "word_bytes": width, **model._asdict()}
             for (codec, width), model in sorted(self.models.items())
         ]
-        return json.dumps({"version": _VERSION, "models": models})
+        return json.dumps({"version": _VERSION, "models": models, "waking_us": self.waking_us})
 
     @classmethod
     def from_json(cls, text: str) -> CodecTimes:
@@ -105,7 +109,7 @@ class CodecTimes:
                 )
                 for model in stored["models"]
             }
-            return cls(models)
+            return cls(models, _waking_us(stored.get("waking_us", 0.0)))
         except (ValueError, KeyError, TypeError, CodecError) as error:
             hint = "Calibrate the codecs of this device again."
             raise CodecError("the stored times of codecs cannot be read", hint, str(error)) from error
@@ -183,6 +187,12 @@ def _coefficients(stored: object) -> tuple[tuple[float, ...], ...]:
         if not isinstance(row, list) or len(row) != _TERMS or not all(_is_number(value) for value in row):
             raise ValueError(f"{_TERMS} finite numbers are expected")
     return tuple(tuple(map(float, row)) for row in stored)
+
+
+def _waking_us(stored: object) -> float:
+    if not isinstance(stored, int | float) or not _is_number(stored) or stored < 0:
+        raise ValueError(f"{stored} µs of waking")
+    return float(stored)
 
 
 def _is_number(value: object) -> bool:

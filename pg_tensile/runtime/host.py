@@ -208,13 +208,15 @@ class _Lane:
 
     def _encode_paced(self, chunks: Chunks, source: torch.Tensor, target: torch.Tensor, start: float) -> float:
         """The same coded: a chunk is coded while the one before is on the link."""
-        clock = start + self._latency_s
+        clock, coded = start + self._latency_s, start
         sent: list[float] = []  # when each chunk's last byte leaves
         for place in chunks.places(source.numel()):
-            if len(sent) > 1:
-                self._sleep_until(sent[-2], _SHORT_S)
+            begin = coded if len(sent) < 2 else max(coded, sent[-2])
+            self._sleep_until(begin, _SHORT_S)
+            woken = time.perf_counter()
             chunk = chunks.encode(source[place], target[place])
-            clock = max(clock, time.perf_counter()) + self._link_s(chunk.coded_bytes)
+            coded = _ended(begin, woken)
+            clock = max(clock, coded) + self._link_s(chunk.coded_bytes)
             if chunk.codec == Codec.NONE:
                 target[place] = source[place]
                 clock = max(clock, time.perf_counter() - _SHORT_S)
@@ -230,8 +232,9 @@ class _Lane:
             begin = clock if len(decoded) < 2 else max(clock, decoded[-2])
             clock = begin + self._link_s(chunk.coded_bytes)
             self._sleep_until(clock, _SHORT_S)
+            woken = time.perf_counter()
             chunks.decode(chunk, source[place], target[place])
-            decoded.append(time.perf_counter())
+            decoded.append(_ended(max([clock, *decoded[-1:]]), woken))
         clock = max([clock, *decoded[-1:]])
         self._sleep_until(clock)
         return clock
@@ -243,6 +246,13 @@ class _Lane:
             self._open.release()
         if self._error is not None:
             raise self._error
+
+
+def _ended(begin: float, woken: float) -> float:
+    """When work ended, by the clock of a lane, that should have begun at `begin` and began at `woken`. The lane
+    oversleeps somewhat; what is more than that is late."""
+    now = time.perf_counter()
+    return max(begin + now - woken, now - _SHORT_S)
 
 
 @cache

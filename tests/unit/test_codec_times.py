@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -117,6 +118,7 @@ def damaged_model(**changes) -> str:
         *(damaged_model(codec="zip"), damaged_model(codec=1), damaged_model(word_bytes=3), damaged_model(encode=[])),
         *(damaged_model(decode=[[1.0] * 6] * 3 + [["1"] * 6]), damaged_model(decode=[[1.0] * 6] * 3 + [[1.0] * 5])),
         damaged_model(encode=[[float("nan")] * 6] * 4),
+        *(damaged(waking_us=-1.0), damaged(waking_us="1"), damaged(waking_us=float("inf")), damaged(waking_us=True)),
     ],
 )
 def test_what_was_not_stored_is_refused(text):
@@ -154,6 +156,20 @@ def test_calibration_holds_samples_out():
     times, error = calibrate.calibrate(torch.device("cpu"), 0.0, sizes=(1 << 16, 1 << 18), word_bytes=(4,))
     assert CodecTimes.from_json(times.to_json()) == times
     assert 0 < error < 5
+
+
+def test_times_that_were_stored_before_lanes_were_measured_are_read():
+    stored = json.loads(replace(fit(samples()), waking_us=200.0).to_json())
+    assert CodecTimes.from_json(json.dumps(stored)).waking_us == 200.0
+    del stored["waking_us"]
+    assert CodecTimes.from_json(json.dumps(stored)).waking_us == 0.0
+
+
+def test_what_a_lane_needs_besides_what_is_known_is_measured():
+    """Codecs that are said to take 10 ms leave nothing; those that take no time, all that coding takes."""
+    slow, quick = (fit(sample._replace(encode_us=us, decode_us=us) for sample in samples()) for us in (1e4, 0.0))
+    assert calibrate.measure_waking_us(slow, 1 << 19) == 0.0
+    assert 20 < calibrate.measure_waking_us(quick, 1 << 19) < 1e5
 
 
 @pytest.mark.parametrize(("busy", "computing"), [(True, 1), (False, 0)])

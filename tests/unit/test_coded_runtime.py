@@ -20,7 +20,7 @@ from pg_tensile.peak import footprint
 from pg_tensile.plan import Plan
 from pg_tensile.profile import Direction
 from pg_tensile.runtime import coded
-from pg_tensile.runtime.coded import Chunks, HostCopy
+from pg_tensile.runtime.coded import Chunks, HostCopy, Look
 from pg_tensile.runtime.executor import Executor
 from pg_tensile.runtime.host import HostDevice
 from pg_tensile.trace import Trace
@@ -223,3 +223,17 @@ def test_an_executor_tells_how_sparse_what_it_swaps_out_is():
     assert found[rectified].run_share == pytest.approx(expected * (1 - expected), abs=0.02)
     weights = [found[t].zero_share for t in found if trace.tensor_name[t] == "second.weight"]
     assert all(share < 0.01 for share in weights)
+
+
+@pytest.mark.parametrize("rows", [4096, 3000])
+@pytest.mark.parametrize("dimension", [0, 1], ids=["rows", "columns"])
+def test_a_sample_tells_how_many_rows_or_columns_of_a_matrix_are_zero(rows, dimension):
+    """As in the gradient of a layer some of whose inputs or outputs are never above zero."""
+    shape = (rows, 2304)
+    used = torch.rand(shape[dimension], generator=torch.Generator().manual_seed(0)) < 0.6
+    matrix = torch.ones(shape) * (used[:, None] if dimension == 0 else used)
+    look = Look(4)
+    look.take(matrix.view(torch.uint8).reshape(-1))
+    found = look.statistics()
+    assert found is not None and look.sample is not None and look.sample.numel() <= 1 << 19
+    assert found.zero_share == pytest.approx(1 - float(used.float().mean()), abs=0.07)

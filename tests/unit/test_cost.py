@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from pg_tensile.compression.advisor import advise, choose_compression, plan_with_compression, word_bytes
@@ -10,6 +11,7 @@ from pg_tensile.compression.coding import CHUNK_BYTES, Coding, host_coding_us
 from pg_tensile.compression.cost import Window, coded_cost_us, plain_cost_us, swap_cost_us, windows
 from pg_tensile.compression.statistics import Statistics
 from pg_tensile.compression.times import CodecTimes, Sample, fit
+from pg_tensile.link import copy_us
 from pg_tensile.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.policies import POLICIES
 from pg_tensile.profile import RTX_A6000, Direction
@@ -51,6 +53,16 @@ def test_of_more_chunks_only_what_coding_adds_to_the_transfer_counts():
     trace = coded(small_trace(4 * CHUNK), 1, Codec.ZVC, 1000, encode_us=400.0, decode_us=400.0)
     assert swap_cost_us(trace, Window(1, Direction.OUT, 300.0, 1.0), Codec.ZVC, BYTE_A_US) == 400 / 4 + (1000 - 300)
     assert swap_cost_us(trace, Window(1, Direction.OUT, 300.0, 2.0), Codec.ZVC, BYTE_A_US) == 400 / 4 + (2000 - 300)
+
+
+def test_a_coded_transfer_waits_for_its_lane_to_wake_up():
+    """In either direction, however many chunks it has; one that is not coded does not."""
+    trace = coded(small_trace(4 * CHUNK), 1, Codec.ZVC, 1000, encode_us=400.0, decode_us=400.0)
+    before = [copy_us(trace, 1, codec, way, BYTE_A_US) for codec in (0, Codec.ZVC) for way in Direction]
+    assert trace.coding is not None
+    trace.coding.waking_us[1] = 70.0
+    after = [copy_us(trace, 1, codec, way, BYTE_A_US) for codec in (0, Codec.ZVC) for way in Direction]
+    assert np.subtract(after, before).tolist() == [0, 0, 70, 70]
 
 
 def test_a_transfer_hides_behind_the_compute_until_it_is_needed():
