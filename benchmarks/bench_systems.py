@@ -120,7 +120,7 @@ SYSTEMS = (
         only(("AlexNet", "VGG-16", "SqueezeNet", "plain ReLU net", "ResNet-50", "Inception v3"), 360),
         ("--quick",),
         {
-            "vDNN_all moves what any layer reads; the paper's vDNN_conv, what convolutions read, has a fourth of the link:": (
+            "vDNN_all moves what any layer reads; the paper's vDNN_conv, what convolutions do, on a slower link:": (
                 lambda row: True,
                 (
                     ("", "case", ""),
