@@ -145,7 +145,8 @@ def run_scenario(scenario: Scenario, device: str) -> dict[str, Any]:
     started = time.perf_counter()
     arguments, done, lines = (run_program if scenario.program else run_command)(scenario, device)
     rows = [json.loads(line) for line in lines]
-    result = {"arguments": arguments, "seconds": round(time.perf_counter() - started, 1), "rows": rows}
+    seconds, revision = round(time.perf_counter() - started, 1), versions()["revision"]
+    result = {"arguments": arguments, "seconds": seconds, "revision": revision, "rows": rows}
     if not rows or done.returncode not in (0, 1):
         result["error"] = done.stderr.strip()[-2000:] or f"exit status {done.returncode}"
     return result
@@ -251,8 +252,9 @@ def markdown(benchmark: Benchmark, results: Results, found: Sequence[Check], mis
 
 def revisions(results: Results) -> list[str]:
     """Of the code that measured the rows: several after --keep. +: with changes that were not committed."""
-    rows = (row for each in results.scenarios.values() for row in each["rows"])
-    return sorted({row["versions"]["revision"] for row in rows if row.get("versions")})
+    scenarios = results.scenarios.values()
+    rows = {row["versions"]["revision"] for each in scenarios for row in each["rows"] if row.get("versions")}
+    return sorted(rows or {each["revision"] for each in scenarios if "revision" in each})
 
 
 def write_document(name: str, kind: str, text: str) -> None:

@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from pg_tensile.compression.choose import TensorCoding, choose
+from pg_tensile.compression.advisor import TensorCoding, choose
 from pg_tensile.compression.coding import host_coding_us
 from pg_tensile.compression.statistics import Statistics
 from pg_tensile.compression.times import CodecTimes

@@ -34,15 +34,16 @@ class Compression(NamedTuple):
     timeline: Timeline
 
 
-def plan_with_compression(
-    make: Callable[[Trace], Plan],
-    trace: Trace,
-    profile: DeviceProfile,
-    statistics: Mapping[int, Statistics],
-    times: CodecTimes,
-) -> Plan:
-    """What `choose_compression` finds, as a plan."""
-    return choose_compression(make, trace, profile, statistics, times).plan
+class TensorCoding(NamedTuple):
+    """What was decided about a tensor. T and T', in µs of an iteration: what its swaps cost with the codec that is best
+    for it (`coded_us`) and without one (`plain_us`). `codec` None: none makes it smaller."""
+
+    tensor: int
+    codec: str | None
+    coded_bytes: int
+    coded_us: float | None
+    plain_us: float
+    compressed: bool
 
 
 def choose_compression(
@@ -52,14 +53,14 @@ def choose_compression(
     statistics: Mapping[int, Statistics],
     times: CodecTimes,
 ) -> Compression:
-    """The fastest in the simulator of the plans that `make` makes without compression and with what `advise` advises,
+    """The fastest in the simulator of the plans that `make` makes without compression and with what `choose` chooses,
     where what coding takes of the host's processors counts as well; without, where both are as fast. `make` takes a
     trace with its coding. Raises what it raises without one."""
     trace = trace.with_coding(None)
     best = last = _simulated(make(trace), trace, profile)
     for _ in range(ROUNDS):
         known = trace.with_coding(last.coding)
-        coding = advise(known, last.plan, last.timeline, statistics, times, profile)
+        coding, _ = choose(known, last.plan, last.timeline, statistics, times, profile)
         if not coding.compresses:
             break
         coded = trace.with_coding(coding)
@@ -80,35 +81,49 @@ def _simulated(plan: Plan, trace: Trace, profile: DeviceProfile) -> Compression:
     return Compression(plan, trace.coding, simulate([SimulatedJob(trace, plan)], profile)[0])
 
 
-def advise(
+def choose(
     trace: Trace,
     plan: Plan,
     timeline: Timeline,
     statistics: Mapping[int, Statistics],
     times: CodecTimes,
     profile: DeviceProfile,
-) -> Coding:
-    """For each tensor with statistics the cheapest codec, or none; `timeline` is the plan's. What the plan does not
-    swap is looked at as if nothing hid its transfers: another plan might. Raises InvalidPlanError."""
+    compression: str = "auto",
+) -> tuple[Coding, list[TensorCoding]]:
+    """For each tensor with statistics the cheapest codec, or none, and why; `timeline` is the plan's. What it does not
+    swap is looked at as if nothing hid its transfers: another plan might. `compression`: auto, or the name of the
+    one codec that may be used. Raises InvalidPlanError."""
     swaps: dict[int, list[Window]] = {}
     for window in windows(trace, plan, timeline, profile):
         swaps.setdefault(window.tensor, []).append(window)
-    for tensor in statistics.keys() - swaps.keys():
-        swaps[tensor] = [Window(tensor, direction, 0.0, 1.0) for direction in Direction]
-    plain = trace.with_coding(None)
-    chosen = Coding.none(trace)
-    least = {tensor: _cost_us(plain, each, 0, profile) for tensor, each in swaps.items()}
-    for codec, coding in codings(trace, statistics, times).items():
-        coded = trace.with_coding(coding)
-        for tensor in np.flatnonzero(coding.codec).tolist():
-            cost_us = _cost_us(coded, swaps[tensor], codec, profile)
-            if cost_us < least[tensor]:
-                least[tensor] = cost_us
-                chosen.take(tensor, coding)
-    return chosen
+    known = codings(trace, statistics, times)
+    coded = {
+        codec: trace.with_coding(coding)
+        for codec, coding in known.items()
+        if compression in ("auto", codec.name.lower())
+    }
+    chosen, listed = Coding.none(trace), []
+    for tensor in sorted(statistics):
+        mine = swaps.get(tensor, [Window(tensor, direction, 0.0, 1.0) for direction in Direction])
+        plain_us = _cost_us(trace, mine, Codec.NONE, profile)
+        cost_us = {
+            codec: _cost_us(with_codec, mine, codec, profile)
+            for codec, with_codec in coded.items()
+            if known[codec].codec[tensor]
+        }
+        if not cost_us:
+            listed.append(TensorCoding(tensor, None, int(trace.tensor_bytes[tensor]), None, plain_us, False))
+            continue
+        best = min(cost_us, key=lambda codec: (cost_us[codec], codec))
+        pays = cost_us[best] < plain_us
+        if pays:
+            chosen.take(tensor, known[best])
+        moved = int(known[best].moved_bytes[tensor])
+        listed.append(TensorCoding(tensor, best.name.lower(), moved, cost_us[best], plain_us, pays))
+    return chosen, listed
 
 
-def _cost_us(trace: Trace, swaps: Sequence[Window], codec: int, profile: DeviceProfile) -> float:
+def _cost_us(trace: Trace, swaps: Sequence[Window], codec: Codec, profile: DeviceProfile) -> float:
     """T or T′: of all transfers of a tensor."""
     return sum(swap_cost_us(trace, window, codec, profile) for window in swaps)
 

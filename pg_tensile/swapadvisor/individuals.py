@@ -25,14 +25,17 @@ from pg_tensile.swapadvisor import allocation, schedules
 from pg_tensile.swapadvisor.allocation import Allocation
 from pg_tensile.swapadvisor.evaluate import evaluate
 from pg_tensile.swapadvisor.planner import decide
-from pg_tensile.swapadvisor.schedules import Graph
+from pg_tensile.swapadvisor.schedules import WAITING, Graph
 from pg_tensile.trace import Int32s, Trace
 
 RATE = 0.1  # the largest probability that a gene mutates (5.2; 6.1 starts from it); each child draws one below it
 DISTANCES = (0.0, 1.0, 2.0)  # times of a tensor's own copy
 REPLANNED = 0.02  # of the time without stalls: where an iteration waits longer, its transfers are timed once more
-# the first greedy schedules: for which part of the budget, and how thrifty
-GREEDY = ((1.5, 0.0), (1.25, 0.0), (1.0, 0.0), (0.75, 0.0), (1.0, 1.0), (0.5, 1.0))
+# the first greedy schedules: for which part of the budget, how thrifty, and whether what others wait for comes first
+GREEDY = (
+    *((1.5, 0.0, WAITING), (1.25, 0.0, WAITING), (1.0, 0.0, WAITING), (0.75, 0.0, WAITING)),
+    *((1.0, 0.0, 1.0), (1.0, 1.0, 1.0), (0.5, 1.0, 1.0)),
+)
 REMEMBERED = 4096  # times of individuals
 
 
@@ -131,12 +134,12 @@ class Breeder:
         """At least `count`. Schedules: that of the plan to start from, the captured one, and greedy ones; each with
         every planner. Then mutations of these."""
         captured = np.arange(self.trace.operator_count, dtype=np.int32)
-        greedy = [(int(part * self.budget), thrift) for part, thrift in GREEDY]
-        orders = [schedules.greedy(self.trace, self.graph, *each) for each in (*greedy, (None, 1.0))]
+        greedy = [(int(part * self.budget), *how) for part, *how in GREEDY]
+        orders = [schedules.greedy(self.trace, self.graph, *each) for each in (*greedy, (None, 1.0, 1.0))]
         orders += [captured, captured if start is None else start]
         distinct = list({order.tobytes(): order for order in orders}.values())
         separate = allocation.separate(self.trace, self.sizes, self.budget) if self.sizes.size else None
-        planners = [(None, 1.0, None), (None, 1.0, 0), (separate, 1.0, None)]
+        planners = [(None, 1.0, None), (None, DISTANCES[-1], None), (None, 1.0, 0), (separate, 1.0, None)]
         individuals = [Individual(order, *planner) for planner in planners for order in distinct]
         for number in range(len(individuals), count):
             parent = individuals[number % len(distinct)]

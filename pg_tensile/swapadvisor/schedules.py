@@ -17,6 +17,7 @@ import numpy as np
 from pg_tensile.order import dependencies
 from pg_tensile.trace import MAX_BYTES, Int32s, Mode, Phase, Trace
 
+WAITING = 1.5  # times the bytes that an operator has missing while nothing could go on after it
 WINDOW = 48  # ready operators that the greedy scheduler looks at, the earliest captured ones
 
 
@@ -76,20 +77,26 @@ def mutate(graph: Graph, order: Int32s, rate: float, random: np.random.Generator
     return np.array(executed, np.int32)
 
 
-def greedy(trace: Trace, graph: Graph, capacity_bytes: int | None, thrift: float) -> Int32s:
+def greedy(trace: Trace, graph: Graph, capacity_bytes: int | None, thrift: float, waiting: float = WAITING) -> Int32s:
     """A schedule in which the ready operator comes next that costs the fewest bytes: what it reads that is not on the
-    device any more, and `thrift` (0 … 1) times what is made, less what dies. Ties go to the one captured first.
+    device any more, and `thrift` (0 … 1) times what is made, less what dies. What is missing counts `waiting` times
+    where all that depends on the operator waits for others, too: of layers whose states are known from the beginning,
+    those that have no inputs yet need no weights yet. Ties go to the one captured first.
 
     `capacity_bytes`: the device holds so much, what was used last, so operators that share weights come together; None:
     it holds everything, so memory alone counts. Operators of the optimizer come as soon as they may: they end the life
     of a gradient."""
-    return _Greedy(trace, graph, capacity_bytes, thrift).run()
+    return _Greedy(trace, graph, capacity_bytes, thrift, waiting).run()
 
 
 class _Greedy:
-    def __init__(self, trace: Trace, graph: Graph, capacity_bytes: int | None, thrift: float) -> None:
-        self.graph = graph
+    def __init__(
+        self, trace: Trace, graph: Graph, capacity_bytes: int | None, thrift: float, waiting: float
+    ) -> None:
+        self.successors = graph.successors
+        self.waits = graph.waits_for.copy()  # as far as operators are executed
         self.thrift = thrift
+        self.waiting = waiting
         self.size: list[int] = trace.tensor_bytes.tolist()
         start, tensor = trace.access_start.tolist(), trace.access_tensor.tolist()
         create = (trace.access_mode == Mode.CREATE).tolist()
@@ -109,7 +116,7 @@ class _Greedy:
             self.there = dict.fromkeys(np.flatnonzero(trace.persistent).tolist())
 
     def run(self) -> Int32s:
-        waits = self.graph.waits_for.copy()
+        waits = self.waits
         ready = [operator for operator, count in enumerate(waits) if not count]
         executed: list[int] = []
         while ready:
@@ -117,7 +124,7 @@ class _Greedy:
             operator = ready.pop(place)
             executed.append(operator)
             self._execute(operator)
-            for later in self.graph.successors[operator]:
+            for later in self.successors[operator]:
                 waits[later] -= 1
                 if not waits[later]:
                     insort(ready, later)
@@ -127,12 +134,14 @@ class _Greedy:
         if self.updates[operator]:
             return -MAX_BYTES
         size, there, uses = self.size, self.there, self.uses
-        missing, made = 0, self.created[operator]
+        missing, made = 0.0, self.created[operator]
         for tensor in self.reads[operator]:
             if tensor not in there:
                 missing += size[tensor]
             elif uses[tensor] == 1 and not self.persistent[tensor]:
                 made -= size[tensor]
+        if missing and all(self.waits[later] > 1 for later in self.successors[operator]):
+            missing *= self.waiting
         return missing + self.thrift * made
 
     def _execute(self, operator: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pg_tensile.compression.advisor import advise, choose_compression, plan_with_compression, word_bytes
+from pg_tensile.compression.advisor import choose, choose_compression, word_bytes
 from pg_tensile.compression.codec import Codec
 from pg_tensile.compression.coding import CHUNK_BYTES, Coding, host_coding_us
 from pg_tensile.compression.cost import Window, coded_cost_us, plain_cost_us, swap_cost_us, windows
@@ -95,7 +95,7 @@ def advised(us_a_byte: float, statistics: Statistics, us: float = 1e5, codecs=(C
     trace = small_trace(4 * CHUNK, us)
     plan = Plan.build([Event(OUT, 1, 1, 2), Event(IN, 1, 3, 4)])
     (timeline,) = simulate([SimulatedJob(trace, plan)], BYTE_A_US)
-    return advise(trace, plan, timeline, {1: statistics}, times_of(us_a_byte, codecs), BYTE_A_US)
+    return choose(trace, plan, timeline, {1: statistics}, times_of(us_a_byte, codecs), BYTE_A_US)[0]
 
 
 def test_what_pays_is_compressed():
@@ -114,7 +114,7 @@ def test_what_does_not_pay_is_not_compressed(us_a_byte, statistics, us):
     trace = small_trace(4 * CHUNK, us)
     plan = Plan.build([Event(OUT, 1, 1, 2), Event(IN, 1, 2, 4)])
     (timeline,) = simulate([SimulatedJob(trace, plan)], BYTE_A_US)
-    assert not advise(trace, plan, timeline, {1: statistics}, times_of(us_a_byte), BYTE_A_US).compresses
+    assert not choose(trace, plan, timeline, {1: statistics}, times_of(us_a_byte), BYTE_A_US)[0].compresses
 
 
 def test_the_cheapest_codec_is_chosen():
@@ -136,9 +136,9 @@ def test_the_plan_is_made_again_with_compression_where_that_is_faster():
     (without,) = simulate([SimulatedJob(trace, make(trace))], profile)
     assert fast.timeline.iteration_us < 0.9 * without.iteration_us  # which recomputes the tensor
     assert fast.timeline.bytes_out < 0.2 * fast.timeline.raw_bytes_out
-    slow = plan_with_compression(make, trace, profile, {1: SPARSE}, times_of(1.0))
+    slow = choose_compression(make, trace, profile, {1: SPARSE}, times_of(1.0)).plan
     assert slow == make(trace) and not slow.rows["codec"].any()
-    assert plan_with_compression(lambda _: NO_EVENTS, trace, profile, {1: SPARSE}, times_of(0.0)) == NO_EVENTS
+    assert choose_compression(lambda _: NO_EVENTS, trace, profile, {1: SPARSE}, times_of(0.0)).plan == NO_EVENTS
 
 
 @pytest.mark.parametrize("us_a_byte", [0.0001, 0.001, 0.002, 0.003, 0.004, 0.005])

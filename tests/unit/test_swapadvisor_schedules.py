@@ -7,9 +7,13 @@ from random import Random
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import cross_entropy
 
+from benchmarks.systems_swapadvisor import UnrolledLSTM
+from pg_tensile.capture import OptimizerSpec, StepSpec, capture
 from pg_tensile.order import check_order, in_order
 from pg_tensile.peak import footprint
 from pg_tensile.swapadvisor import schedules
@@ -98,3 +102,22 @@ def test_a_window_bounds_what_the_greedy_scheduler_looks_at(monkeypatch):
     monkeypatch.setattr(schedules, "WINDOW", 1)
     trace = unrolled(layers=3, steps=3)
     check_order(trace, greedy(trace, Graph.of(trace), 0, 0.0))
+
+
+def test_greedy_leaves_weights_alone_that_nothing_can_go_on_with():
+    """An LSTM written out: all layers know their first state, but all but the first one wait for inputs."""
+    model = UnrolledLSTM(width=32, layers=4)
+    rows = torch.randn(4, 6, 32), torch.randint(0, 10, (4,))
+    trace = capture(model, rows[:1], rows[1:], StepSpec(cross_entropy, OptimizerSpec("sgd", 0.1))).trace
+    names = list(trace.tensor_name)
+    weights = [names.index(f"hidden.{layer}.weight") for layer in range(4)]
+    capacity = footprint(trace).device_peak_bytes // 8
+
+    def first_uses(waiting: float) -> list[int]:
+        ordered = in_order(trace, greedy(trace, Graph.of(trace), capacity, 0.0, waiting))
+        accesses = ordered.access_tensor.tolist()
+        return [accesses.index(weight) for weight in weights]
+
+    eager, patient = first_uses(1.0), first_uses(schedules.WAITING)
+    assert patient == sorted(patient)
+    assert patient[-1] > 10 * eager[-1]
