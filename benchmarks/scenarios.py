@@ -254,7 +254,7 @@ def revisions(results: Results) -> list[str]:
     """Of the code that measured the rows: several after --keep. +: with changes that were not committed."""
     scenarios = results.scenarios.values()
     rows = {row["versions"]["revision"] for each in scenarios for row in each["rows"] if row.get("versions")}
-    return sorted(rows or {each["revision"] for each in scenarios if "revision" in each})
+    return sorted(rows or {each.get("revision", results.data["versions"]["revision"]) for each in scenarios})
 
 
 def write_document(name: str, kind: str, text: str) -> None:

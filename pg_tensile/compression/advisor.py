@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from pg_tensile.compression.codec import Codec, available
 from pg_tensile.compression.coding import Coding, host_coding_us, with_codecs
 from pg_tensile.compression.cost import Window, swap_cost_us, windows

@@ -134,7 +134,7 @@ class Breeder:
         """At least `count`. Schedules: that of the plan to start from, the captured one, and greedy ones; each with
         every planner. Then mutations of these."""
         captured = np.arange(self.trace.operator_count, dtype=np.int32)
-        greedy = [(int(part * self.budget), *how) for part, *how in GREEDY]
+        greedy = [(int(part * self.budget), thrift, waiting) for part, thrift, waiting in GREEDY]
         orders = [schedules.greedy(self.trace, self.graph, *each) for each in (*greedy, (None, 1.0, 1.0))]
         orders += [captured, captured if start is None else start]
         distinct = list({order.tobytes(): order for order in orders}.values())

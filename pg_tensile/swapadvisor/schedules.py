@@ -90,9 +90,7 @@ def greedy(trace: Trace, graph: Graph, capacity_bytes: int | None, thrift: float
 
 
 class _Greedy:
-    def __init__(
-        self, trace: Trace, graph: Graph, capacity_bytes: int | None, thrift: float, waiting: float
-    ) -> None:
+    def __init__(self, trace: Trace, graph: Graph, capacity_bytes: int | None, thrift: float, waiting: float) -> None:
         self.successors = graph.successors
         self.waits = graph.waits_for.copy()  # as far as operators are executed
         self.thrift = thrift

@@ -109,8 +109,8 @@ def test_greedy_leaves_weights_alone_that_nothing_can_go_on_with():
     model = UnrolledLSTM(width=32, layers=4)
     rows = torch.randn(4, 6, 32), torch.randint(0, 10, (4,))
     trace = capture(model, rows[:1], rows[1:], StepSpec(cross_entropy, OptimizerSpec("sgd", 0.1))).trace
-    names = list(trace.tensor_name)
-    weights = [names.index(f"hidden.{layer}.weight") for layer in range(4)]
+    names = {trace.tensor_name[tensor]: tensor for tensor in range(trace.tensor_count)}
+    weights = [names[f"hidden.{layer}.weight"] for layer in range(4)]
     capacity = footprint(trace).device_peak_bytes // 8
 
     def first_uses(waiting: float) -> list[int]:
