@@ -1,9 +1,9 @@
 """Compressed swaps on the host device (cswap.txt, section V): without, where it pays, and always.
 
 Networks train with vDNN's plans and with `joint`'s, each without compression, with `auto` and with ZVC for every tensor
-that becomes smaller. The paper's vDNN moves what convolutions read, vDNN_conv. The link keeps an RTX A6000's balance:
-a step hardly waits then for what vDNN_conv moves, which has a fourth of it, but does for what vDNN_all does. A row is
-a plain dictionary, printed as a line of JSON; ratios are over the same policy without compression.
+that becomes smaller. The paper's vDNN moves what convolutions read, vDNN_conv. The link keeps an RTX A6000's balance,
+at which a step hardly waits for what vDNN_conv moves, so vDNN_conv has a fourth of it. A row is a plain dictionary,
+printed as a line of JSON; ratios are over the same policy without compression.
 `decision_accuracy`: for each tensor that the plan without compression swaps, whether the cost model and the measured
 times of its transfers, raw and coded, agree about compressing it (V-C); where these are about the same (TIE), they do.
 

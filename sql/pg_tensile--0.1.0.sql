@@ -598,7 +598,8 @@ CREATE TABLE tensile.codec_times (
 );
 COMMENT ON TABLE tensile.codec_times IS
     'how long compressing and decompressing takes on this machine''s devices, by codec, size and sparsity';
-COMMENT ON COLUMN tensile.codec_times.times IS 'coefficients of linear models, one for each codec and range of sparsity';
+COMMENT ON COLUMN tensile.codec_times.times IS
+    'coefficients of linear models, one for each codec and range of sparsity; waking_us, which every coded transfer takes more';
 COMMENT ON COLUMN tensile.codec_times.launch IS 'of its kernels, where there are any: grid and block of each codec';
 COMMENT ON COLUMN tensile.codec_times.relative_error IS
     'of the models: sum of absolute errors, as a part of what the mean of all times would have';

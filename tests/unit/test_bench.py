@@ -527,6 +527,10 @@ def test_the_other_systems_are_measured_by_programs_whose_rows_make_tables(tmp_p
     results.scenarios["batch: accuracy"] = {"arguments": [], "seconds": 1.0, "rows": [row]}
     assert "| 128 | 0.002 | 91.00% | 99.00% |" in bench_systems.tables(results)
     assert [check.holds for check in bench_systems.checks(results)] == [False]
+    first = results.data["versions"]["revision"]
+    assert scenarios.revisions(results) == [first]
+    results.scenarios["batch: choice"] = {"arguments": [], "seconds": 1.0, "revision": "0", "rows": []}
+    assert scenarios.revisions(results) == sorted(["0", first])
 
 
 def test_a_program_that_fails_is_a_row_with_its_error():

@@ -158,6 +158,12 @@ def test_calibration_holds_samples_out():
     assert 0 < error < 5
 
 
+def test_calibration_takes_no_random_number_from_the_job_that_trains_next():
+    before = torch.get_rng_state()
+    calibrate.calibrate(torch.device("cpu"), 0.0, sizes=(1 << 16,), word_bytes=(4,))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_times_that_were_stored_before_lanes_were_measured_are_read():
     stored = json.loads(replace(fit(samples()), waking_us=200.0).to_json())
     assert CodecTimes.from_json(json.dumps(stored)).waking_us == 200.0

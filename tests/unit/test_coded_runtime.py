@@ -19,7 +19,7 @@ from pg_tensile.errors import CodecError, LinkError, OutOfDeviceMemoryError
 from pg_tensile.peak import footprint
 from pg_tensile.plan import Plan
 from pg_tensile.profile import Direction
-from pg_tensile.runtime import coded
+from pg_tensile.runtime import coded, host
 from pg_tensile.runtime.coded import Chunks, HostCopy, Look
 from pg_tensile.runtime.executor import Executor
 from pg_tensile.runtime.host import HostDevice
@@ -225,15 +225,25 @@ def test_an_executor_tells_how_sparse_what_it_swaps_out_is():
     assert all(share < 0.01 for share in weights)
 
 
-@pytest.mark.parametrize("rows", [4096, 3000])
+@pytest.mark.parametrize("shape", [(4096, 1024), (3000, 2304)])  # of the first, a 512th is a number of whole rows
 @pytest.mark.parametrize("dimension", [0, 1], ids=["rows", "columns"])
-def test_a_sample_tells_how_many_rows_or_columns_of_a_matrix_are_zero(rows, dimension):
+def test_a_sample_tells_how_many_rows_or_columns_of_a_matrix_are_zero(shape, dimension):
     """As in the gradient of a layer some of whose inputs or outputs are never above zero."""
-    shape = (rows, 2304)
-    used = torch.rand(shape[dimension], generator=torch.Generator().manual_seed(0)) < 0.6
-    matrix = torch.ones(shape) * (used[:, None] if dimension == 0 else used)
+    if dimension == 0:
+        used = torch.rand(shape[0], generator=torch.Generator().manual_seed(0)) < 0.6
+        matrix = torch.ones(shape) * used[:, None]
+    else:
+        used = torch.arange(shape[1]) >= 0.4 * shape[1]
+        matrix = torch.ones(shape) * used
     look = Look(4)
     look.take(matrix.view(torch.uint8).reshape(-1))
     found = look.statistics()
     assert found is not None and look.sample is not None and look.sample.numel() <= 1 << 19
     assert found.zero_share == pytest.approx(1 - float(used.float().mean()), abs=0.07)
+
+
+def test_a_lane_forgives_what_it_overslept_but_no_more(monkeypatch):
+    """Coding ended now, after 0.9 ms: that counts from when the lane should have begun, 0.1 ms before it did."""
+    monkeypatch.setattr(time, "perf_counter", lambda: 10.0)
+    assert host._ended(9.9990, 9.9991) == pytest.approx(9.9999)
+    assert host._ended(9.0, 9.9991) == pytest.approx(9.9998)

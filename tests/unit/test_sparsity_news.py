@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from pg_tensile.compression.statistics import Statistics
 from pg_tensile.errors import TrainingError
 from pg_tensile.training import COMPRESSIONS, Settings
-from pyworker.compression import is_news
+from pyworker.compression import CompressionClient, is_news
 
 BYTES = np.array([1000, 1000, 98_000])
 
@@ -32,3 +33,27 @@ def test_an_unknown_compression_is_refused_with_the_known_ones():
     with pytest.raises(TrainingError, match='no compression "zip"') as refused:
         Settings(1, 8, compression="zip")
     assert all(name in str(refused.value.hint) for name in ("auto", "zvc", "rle", "csr", "lz4"))
+
+
+class Steps:
+    """Counts how often it is asked to count zeros; it is never done with it."""
+
+    asked = 0
+
+    def measure_sparsity(self) -> None:
+        self.asked += 1
+
+    def sparsity(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize(("compression", "asked"), [("auto", [1, 2, 3]), ("none", [0, 0, 0])])
+def test_zeros_are_counted_again_soon_after_the_first_step(compression, asked):
+    steps, found = Steps(), []
+    client = CompressionClient(None, torch.device("cpu"), compression)  # type: ignore[arg-type]  # nothing is sent
+    client.begin(steps)  # type: ignore[arg-type]
+    for until in (5, 50, 500):
+        while client._ticks < until:
+            client.tick()
+        found.append(steps.asked)
+    assert found == asked
