@@ -30,6 +30,7 @@ from pg_tensile.bench.measured import Session
 from pg_tensile.bench.options import BenchOptions
 from pg_tensile.bench.progress import Progress
 from pg_tensile.bench.run import default_threads
+from pg_tensile.bench.workload import Batch
 from pg_tensile.errors import TensileError
 from pg_tensile.optimum.bounds import least_us
 from pg_tensile.order import as_executed
@@ -46,6 +47,7 @@ from pg_tensile.trace import Trace
 
 PART = 8  # of the vanilla device peak
 FASTER = 2.0  # than lru
+BALANCE_STEPS = 9  # of vanilla, whose median the link is set by: something disturbs whole steps now and then
 OF_IDEAL = 0.9  # where the bound allows it
 RANKED, IN_RANK = 20, 19  # plans
 PARTS = 6  # budgets that the ranked plans are for
@@ -113,21 +115,25 @@ class Bed:
             self.session = Session(self.options, progress)
             self.session.calibrate()
             self.captured = self.session.workload.vanilla
-            # Whole steps that something disturbs would make another link of it: of operators there are medians.
-            self.session.set_link(float(self.captured.trace.latency_us.sum()) / 1e3)
-        self.trace: Trace = self.captured.trace
-        self.profile: DeviceProfile = self.session.profile
+            self.batches = self.session.workload.batches(1 + steps)
+            self.profile: DeviceProfile = self.session.profile
+            vanilla = self.turn(NO_EVENTS, None, self.session.workload.batches(1) * (1 + BALANCE_STEPS))
+            vanilla_ms = statistics.median(vanilla.step_ms)
+            self.session.set_link(vanilla_ms)
+        self.profile = self.session.profile
+        # One by one, operators take longer than together: timing them takes time, too.
+        us = self.captured.trace.latency_us
+        self.trace: Trace = self.captured.trace.with_latencies(us * (vanilla_ms * 1e3 / us.sum()))
         self.vanilla_bytes = footprint(self.trace).device_peak_bytes
         self.budget = max(self.vanilla_bytes // PART, least_bytes(self.trace))
-        self.batches = self.session.workload.batches(1 + steps)
 
-    def turn(self, plan: Plan, budget: int | None) -> Turn:
+    def turn(self, plan: Plan, budget: int | None, batches: Sequence[Batch] = ()) -> Turn:
         """From the initial weights; the first step does not count."""
         device = HostDevice(self.profile, budget)
         try:
             stepper = PlanStepper(self.session.workload, self.captured, device, plan)
             try:
-                return take_turn(stepper, self.batches, 1, self.options.seed)
+                return take_turn(stepper, batches or self.batches, 1, self.options.seed)
             finally:
                 stepper.close()
         finally:
