@@ -25,6 +25,7 @@ from pg_tensile.swapadvisor import allocation, schedules
 from pg_tensile.swapadvisor.allocation import Allocation
 from pg_tensile.swapadvisor.evaluate import evaluate
 from pg_tensile.swapadvisor.planner import decide
+from pg_tensile.swapadvisor.remaking import remade
 from pg_tensile.swapadvisor.schedules import WAITING, Graph
 from pg_tensile.trace import Int32s, Trace
 
@@ -102,21 +103,34 @@ class Breeder:
         return Made(found.plan, found.us) if isinstance(found, Candidate) else None
 
     def _swapping(self, ordered: Trace, individual: Individual) -> Made | None:
-        """The swap planner's. Where the iteration waits, its transfers are timed again with the operators where they
-        are in time then."""
+        """The swap planner's. Where the iteration waits, with tensors made again, if that is faster."""
         decided = decide(ordered, self.profile, self.budget, individual.allocation, individual.distance)
-        if decided is None or footprint(ordered, decided).device_peak_bytes > self.budget:
+        if decided is None:
+            return None
+        made = self._timed(ordered, decided)
+        if made is not None and made.us > (1 + REPLANNED) * ordered.latency_us.sum():
+            other = self._timed(ordered, remade(AccessSequence(ordered, decided), self.profile, self.budget))
+            if other is not None and other.us < made.us:
+                return other
+        return made
+
+    def _timed(self, ordered: Trace, decided: Plan) -> Made | None:
+        """The plan with a time for each of its transfers; None: it exceeds the budget. Where the iteration waits, they
+        are timed again with the operators where they are in time then."""
+        if footprint(ordered, decided).device_peak_bytes > self.budget:
             return None
         made: Made | None = None
         timed = ordered
         for _ in range(2):
-            plan = schedule(AccessSequence(timed, decided), self.profile, self.budget)
+            sequence = AccessSequence(timed, decided)
+            plan = schedule(sequence, self.profile, self.budget)
             found = evaluate(AccessSequence(ordered, plan), self.profile)
             if made is None or found.iteration_us < made.us:
                 made = Made(plan, found.iteration_us)
             if found.stalled_us.sum() <= REPLANNED * ordered.latency_us.sum():
                 break
-            timed = ordered.with_latencies(ordered.latency_us + found.stalled_us[1:])
+            stalled_us = np.add.reduceat(found.stalled_us[1:], sequence.operator_step)  # in the gap of each operator
+            timed = ordered.with_latencies(ordered.latency_us + stalled_us)
         return made
 
     def score(self, individual: Individual) -> Scored:

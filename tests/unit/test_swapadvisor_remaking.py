@@ -1,0 +1,122 @@
+"""Making tensors again in place of swaps: what, when, and that the plans stay valid."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pg_tensile.order import in_order
+from pg_tensile.peak import footprint
+from pg_tensile.plan import Event, EventKind, validate
+from pg_tensile.policies.lru import least_bytes
+from pg_tensile.policies.prefetch import schedule
+from pg_tensile.profile import RTX_A6000
+from pg_tensile.sequence import AccessSequence
+from pg_tensile.swapadvisor.individuals import Breeder, Individual
+from pg_tensile.swapadvisor.planner import decide
+from pg_tensile.swapadvisor.remaking import remade
+from pg_tensile.trace import Mode, Trace
+from tests.unit.graphs import dice, random_order, traces
+from tests.unit.handmade import trace_of
+
+READ, WRITE, CREATE = Mode.READ, Mode.WRITE, Mode.CREATE
+UNIT = replace(RTX_A6000, transfer_latency_us=0.0, launch_us=0.0).with_link(1e6)  # a byte a µs
+CELL, TANH, LARGE, OTHER = 1, 2, 3, 4
+
+
+def lstm(*backward: dict[int, Mode], tanh_us: float = 1.0, forward: tuple[dict[int, Mode], ...] = ()) -> Trace:
+    """A cell and its tanh of 10 bytes each, then something for which both have to go, then what reads them."""
+    operators = [(10.0, {CELL: CREATE}), (tanh_us, {CELL: READ, TANH: CREATE}), *((10.0, each) for each in forward)]
+    operators += [(10.0, {LARGE: CREATE}), (10.0, {LARGE: READ, OTHER: CREATE}), *((10.0, each) for each in backward)]
+    return trace_of(*operators, sizes=(0, 10, 10, 30, 10))
+
+
+def events_of(trace: Trace, budget: int = 40) -> tuple[list[Event], list[Event]]:
+    """What is swapped, and then with recomputations; both valid."""
+    plan = decide(trace, UNIT, budget, None, 0.0)
+    assert plan is not None
+    other = remade(AccessSequence(trace, plan), UNIT, budget)
+    validate(trace, other)
+    return list(plan.events), list(other.events)
+
+
+def of(events: list[Event], tensor: int) -> list[tuple[EventKind, int, int]]:
+    return [(event.kind, event.trigger, event.deadline) for event in events if event.tensor == tensor]
+
+
+def test_what_is_made_of_a_tensor_that_comes_back_before_it_is_made_again():
+    trace = lstm({CELL: READ, OTHER: READ}, {TANH: READ, OTHER: READ})
+    before, after = events_of(trace)
+    assert of(before, TANH) == [(EventKind.SWAP_OUT, 2, 2), (EventKind.SWAP_IN, 5, 6)]
+    assert of(after, CELL) == of(before, CELL) == [(EventKind.SWAP_OUT, 2, 2), (EventKind.SWAP_IN, 4, 5)]
+    assert of(after, TANH) == [(EventKind.RECOMPUTE, 5, 6)]
+
+
+def test_it_is_made_before_its_input_goes_and_kept():
+    trace = lstm({CELL: READ, OTHER: READ}, {OTHER: READ}, {TANH: READ, OTHER: READ})
+    _, after = events_of(trace)
+    assert of(after, TANH) == [(EventKind.RECOMPUTE, 5, 7)]
+
+
+def test_an_input_that_the_same_operator_reads_comes_an_operator_earlier():
+    trace = lstm({OTHER: READ}, {CELL: READ, TANH: READ})
+    before, after = events_of(trace)
+    assert of(before, CELL)[1] == (EventKind.SWAP_IN, 5, 6)
+    assert of(after, CELL)[1] == (EventKind.SWAP_IN, 4, 5)
+    assert of(after, TANH) == [(EventKind.RECOMPUTE, 5, 6)]
+
+
+def test_what_takes_longer_than_its_copy_is_swapped():
+    reads = {CELL: READ, OTHER: READ}, {TANH: READ, OTHER: READ}
+    before, after = events_of(lstm(*reads, tanh_us=9.0))
+    assert after == before
+    assert events_of(lstm(*reads, tanh_us=5.0))[1] != before  # half of it
+
+
+def test_an_input_that_has_changed_makes_nothing():
+    reads = {CELL: READ, OTHER: READ}, {TANH: READ, OTHER: READ}
+    before, after = events_of(lstm(*reads, forward=({CELL: WRITE},)))
+    assert after == before
+    assert EventKind.SWAP_IN in {event.kind for event in before if event.tensor == TANH}
+
+
+def test_without_room_until_it_is_needed_it_is_swapped():
+    """The cell is there long before its tanh is needed, and something large in between."""
+    reads = {CELL: READ, OTHER: READ}, {OTHER: READ, LARGE: READ}, {TANH: READ, OTHER: READ}
+    before, after = events_of(lstm(*reads))
+    assert after == before
+    assert of(before, TANH)
+
+
+def test_a_search_makes_tensors_again_only_where_that_is_faster():
+    trace = lstm({CELL: READ, OTHER: READ}, {TANH: READ, OTHER: READ})
+    order = np.arange(trace.operator_count, dtype=np.int32)
+
+    def kinds(gbps: float) -> set[EventKind]:
+        breeder = Breeder(trace, UNIT.with_link(gbps), 40)
+        made = breeder.make(Individual(order, distance=0.0))
+        assert made is not None
+        return {event.kind for event in made.plan.events}
+
+    assert EventKind.RECOMPUTE in kinds(1e6)
+    assert EventKind.RECOMPUTE not in kinds(1e12)
+
+
+@given(trace=traces(most_operators=40, most_tensors=30), random=dice(), part=st.floats(0, 1))
+@settings(max_examples=300, deadline=None)
+def test_every_plan_stays_valid(trace, random, part):
+    ordered = in_order(trace, np.array(random_order(random, trace), np.int32))
+    least, most = least_bytes(trace), footprint(ordered).device_peak_bytes
+    budget = int(least + part * (most - least))
+    slow = UNIT.with_link(random.choice((1.0, 1e6, 1e9)))
+    plan = decide(ordered, slow, budget, None, random.choice((0.0, 1.0)))
+    assert plan is not None
+    other = remade(AccessSequence(ordered, plan), slow, budget)
+    validate(ordered, other)
+    if footprint(ordered, other).device_peak_bytes <= budget:
+        timed = schedule(AccessSequence(ordered, other), slow, budget)
+        validate(ordered, timed)
+        assert footprint(ordered, timed).device_peak_bytes <= budget
