@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from benchmarks.systems_cswap import oracle_ratio
+from pg_tensile.bench.compression import Sparsity
 from pg_tensile.compression.advisor import choose, choose_compression, word_bytes
 from pg_tensile.compression.codec import Codec
 from pg_tensile.compression.coding import CHUNK_BYTES, Coding, host_coding_us
@@ -17,7 +19,7 @@ from pg_tensile.policies import POLICIES
 from pg_tensile.profile import RTX_A6000, Direction
 from pg_tensile.simulator import SimulatedJob, simulate
 from pg_tensile.trace import Trace
-from tests.unit.test_coding import BYTE_A_US, MIB, coded, over_a_peak, small_trace
+from tests.unit.test_coding import ACTIVATION, BYTE_A_US, MIB, WEIGHT, away, coded, over_a_peak, small_trace
 
 OUT, IN = EventKind.SWAP_OUT, EventKind.SWAP_IN
 CHUNK = CHUNK_BYTES["cpu"]
@@ -158,3 +160,16 @@ def test_a_plan_gains_more_than_coding_takes_of_the_hosts_processors(us_a_byte):
 def test_the_words_of_a_type():
     types = ["f32", "bf16", "f16", "i64", "u8", "bool", "c128", "f8_e4m3fn", ""]
     assert [word_bytes(name) for name in types] == [4, 2, 2, 8, 1, 1, 16, 1, 1]
+
+
+def test_the_oracle_of_the_benchmark_takes_the_smallest_code_and_no_time():
+    """Half of what the plan moves has statistics, and nine tenths of that are zeros in long runs."""
+    plan = Plan.build([*away().events, Event(OUT, WEIGHT, 5, 6), Event(IN, WEIGHT, 0, 1)])
+    times = times_of(100.0, (Codec.ZVC, Codec.RLE))
+
+    def found(statistics: Statistics) -> float | None:
+        return oracle_ratio(small_trace(), BYTE_A_US, plan, Sparsity({ACTIVATION: statistics}, times, 0.0))
+
+    assert found(SPARSE) == pytest.approx(0.5 + 0.5 * (1 / 32 + 0.1), rel=1e-3)
+    assert found(Statistics(0.9, 0.0)) == pytest.approx(0.5 + 0.5 * 0.1, rel=1e-2)
+    assert found(Statistics(0.0, 0.0)) == 1.0
