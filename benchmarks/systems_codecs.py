@@ -29,6 +29,7 @@ from pg_tensile.compression.calibrate import (
     SIZES,
     WORD_BYTES,
     TensorKind,
+    computing_beside,
     hold_out,
     measure_samples,
     random_tensor,
@@ -96,7 +97,8 @@ def coded_size(coder: Coder, codec: Codec, raw: torch.Tensor) -> int:
 
 def model_rows(coder: Coder, device: torch.device, quick: bool) -> Iterator[Row]:
     seconds, sizes, word_bytes = (0.0, SIZES[:2], (4,)) if quick else (90.0, SIZES, WORD_BYTES)
-    samples = measure_samples(coder, device, seconds, CHUNK_BYTES, sizes, word_bytes, seed=0)
+    with computing_beside(device):  # as tensile.calibrate() does
+        samples = measure_samples(coder, device, seconds, CHUNK_BYTES, sizes, word_bytes, seed=0)
     fitted, held_out = hold_out(samples)
     times = fit(fitted)
     for (codec, way), error in relative_absolute_errors(times, held_out).items():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import product
 from typing import NamedTuple
@@ -58,12 +58,16 @@ def calibrate(
     it was not fitted to. Measures for about `seconds`, but each tensor three times in any case. `busy`: on the host,
     while another process computes, because coding shares caches and memory with the training step.
     CodecError: there is too little to fit; MeasurementError: that process did not start."""
-    computing = BusyProcesses(1, "cpu", torch.get_num_threads()) if busy and device.type == "cpu" else nullcontext()
-    with computing:
+    with computing_beside(device) if busy else nullcontext():
         samples = measure_samples(coder_of(device), device, seconds, chunk_bytes, sizes, word_bytes, seed)
     fitted, held_out = hold_out(samples, seed)
     times, error = fit(samples), relative_absolute_error(fit(fitted), held_out)
     return times if device.type == "cuda" else replace(times, waking_us=measure_waking_us(times, chunk_bytes)), error
+
+
+def computing_beside(device: torch.device) -> AbstractContextManager[object]:
+    """On the host another process computes meanwhile. MeasurementError: it did not start."""
+    return BusyProcesses(1, "cpu", torch.get_num_threads()) if device.type == "cpu" else nullcontext()
 
 
 def hold_out(samples: Sequence[Sample], seed: int = 0) -> tuple[list[Sample], list[Sample]]:
