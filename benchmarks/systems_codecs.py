@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks.scenarios import Check
+from pg_tensile.bench.run import default_threads
 from pg_tensile.compression.calibrate import (
     SIZES,
     WORD_BYTES,
@@ -55,6 +56,7 @@ Row = dict[str, Any]
 def run(quick: bool) -> list[Row]:
     """All sections: on the GPU where there is one, and on the host device."""
     devices = [torch.device("cpu")] + [torch.device("cuda", 0)] * torch.cuda.is_available()
+    torch.set_num_threads(default_threads("host"))  # as jobs have
     HostDevice(RTX_A6000).close()  # whose processes keep freed memory: what codes there does, too
     rows: list[Row] = []
     for device in devices:
