@@ -83,6 +83,18 @@ def test_an_input_that_has_changed_makes_nothing():
     assert EventKind.SWAP_IN in {event.kind for event in before if event.tensor == TANH}
 
 
+def test_statistics_that_the_operator_changes_have_to_be_there():
+    """They come back after the tensor is needed."""
+    statistics = 5
+    reads = {CELL: READ, OTHER: READ}, {TANH: READ, OTHER: READ}, {statistics: READ}
+    makes = {CELL: CREATE, statistics: CREATE}, {CELL: READ, statistics: Mode.STATS, TANH: CREATE}
+    large = {LARGE: CREATE}, {LARGE: READ, OTHER: CREATE}
+    trace = trace_of(*((1.0, each) for each in (*makes, *large, *reads)), sizes=(0, 10, 10, 30, 10, 10))
+    before, after = events_of(trace)
+    assert {event.tensor for event in before} >= {CELL, TANH, statistics}
+    assert after == before
+
+
 def test_without_room_until_it_is_needed_it_is_swapped():
     """The cell is there long before its tanh is needed, and something large in between."""
     reads = {CELL: READ, OTHER: READ}, {OTHER: READ, LARGE: READ}, {TANH: READ, OTHER: READ}
