@@ -15,7 +15,7 @@ import numpy as np
 from pg_tensile.errors import InvalidPlanError
 from pg_tensile.latency import roofline
 from pg_tensile.order import in_order
-from pg_tensile.peak import footprint
+from pg_tensile.peak import footprint_of
 from pg_tensile.plan import Plan
 from pg_tensile.policies.joint import PRICES, Candidate, JobPlanner
 from pg_tensile.policies.prefetch import schedule
@@ -107,22 +107,22 @@ class Breeder:
         decided = decide(ordered, self.profile, self.budget, individual.allocation, individual.distance)
         if decided is None:
             return None
-        made = self._timed(ordered, decided)
+        sequence = AccessSequence(ordered, decided)
+        made = self._timed(sequence)
         if made is not None and made.us > (1 + REPLANNED) * ordered.latency_us.sum():
-            other = self._timed(ordered, remade(AccessSequence(ordered, decided), self.profile, self.budget))
+            other = self._timed(AccessSequence(ordered, remade(sequence, self.profile, self.budget)))
             if other is not None and other.us < made.us:
                 return other
         return made
 
-    def _timed(self, ordered: Trace, decided: Plan) -> Made | None:
+    def _timed(self, sequence: AccessSequence) -> Made | None:
         """The plan with a time for each of its transfers; None: it exceeds the budget. Where the iteration waits, they
         are timed again with the operators where they are in time then."""
-        if footprint(ordered, decided).device_peak_bytes > self.budget:
+        if footprint_of(sequence).device_peak_bytes > self.budget:
             return None
+        ordered, decided = sequence.trace, sequence.plan
         made: Made | None = None
-        timed = ordered
         for _ in range(2):
-            sequence = AccessSequence(timed, decided)
             plan = schedule(sequence, self.profile, self.budget)
             found = evaluate(AccessSequence(ordered, plan), self.profile)
             if made is None or found.iteration_us < made.us:
@@ -130,7 +130,7 @@ class Breeder:
             if found.stalled_us.sum() <= REPLANNED * ordered.latency_us.sum():
                 break
             stalled_us = np.add.reduceat(found.stalled_us[1:], sequence.operator_step)  # in the gap of each operator
-            timed = ordered.with_latencies(ordered.latency_us + stalled_us)
+            sequence = AccessSequence(ordered.with_latencies(ordered.latency_us + stalled_us), decided)
         return made
 
     def score(self, individual: Individual) -> Scored:

@@ -138,7 +138,7 @@ class _Remaking:
         rows = self.rows.copy()
         rows["trigger"], rows["deadline"] = self.trigger, self.deadline
         made = Plan.build(self.made).rows
-        return Plan(np.concatenate((rows[self.keeps], made)), 0, None)
+        return Plan(np.concatenate((rows[self.keeps], made)))
 
     def _stay(self, tensor: int, place: int) -> _Stay:
         """The last one that has begun at `place`."""
@@ -147,8 +147,7 @@ class _Remaking:
 
     def _gone(self, back: int) -> int:
         """The operator after which what a swap-in brings has gone; -1: it has never been there."""
-        begun = self._stay(self.tensor[back], self.deadline[back] - 1)
-        return begun.last
+        return self._stay(self.tensor[back], self.deadline[back] - 1).last
 
     def _come_earlier(self, stay: _Stay) -> None:
         self.deadline[stay.event] = stay.first - 1
