@@ -103,9 +103,7 @@ class _Remaking:
         if gap <= self.deadline[pair.out] or any(stay.first > gap + (stay.event >= 0) for stay in stays):
             return
         earlier = [stay for stay in stays if stay.first == gap + 1]  # have to come an operator earlier
-        if any(self._gone(stay.event) >= gap - 1 for stay in earlier) or not self._are_current(inputs.values(), gap):
-            return
-        if self._take_room(pair, gap, earlier):
+        if self._are_current(inputs.values(), gap) and self._take_room(pair, gap, earlier):
             for stay in earlier:
                 self._come_earlier(stay)
             self.keeps[[pair.out, pair.back]] = False
@@ -144,10 +142,6 @@ class _Remaking:
         """The last one that has begun at `place`."""
         begun = [stay for stay in self.stays[tensor] if stay.first <= place]
         return begun[-1] if begun else _Stay(place + 1, -1, -1)
-
-    def _gone(self, back: int) -> int:
-        """The operator after which what a swap-in brings has gone; -1: it has never been there."""
-        return self._stay(self.tensor[back], self.deadline[back] - 1).last
 
     def _come_earlier(self, stay: _Stay) -> None:
         self.deadline[stay.event] = stay.first - 1

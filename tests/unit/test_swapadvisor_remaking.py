@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pg_tensile.order import in_order
 from pg_tensile.peak import footprint
-from pg_tensile.plan import Event, EventKind, validate
+from pg_tensile.plan import Event, EventKind, Plan, validate
 from pg_tensile.policies.lru import least_bytes
 from pg_tensile.policies.prefetch import schedule
 from pg_tensile.profile import RTX_A6000
 from pg_tensile.sequence import AccessSequence
+from pg_tensile.swapadvisor import individuals
+from pg_tensile.swapadvisor.evaluate import evaluate
 from pg_tensile.swapadvisor.individuals import Breeder, Individual
 from pg_tensile.swapadvisor.planner import decide
 from pg_tensile.swapadvisor.remaking import remade
@@ -101,6 +104,56 @@ def test_without_room_until_it_is_needed_it_is_swapped():
     before, after = events_of(lstm(*reads))
     assert after == before
     assert of(before, TANH)
+
+
+def made_again(events: list[Event]) -> set[int]:
+    return {event.tensor for event in events if event.kind is EventKind.RECOMPUTE}
+
+
+def test_what_is_kept_for_one_leaves_less_room_for_the_next():
+    """Two are made of the cell; while something passes by there is room for one of them."""
+    other, passing = 5, 6
+    makes = {CELL: CREATE}, {CELL: READ, TANH: CREATE}, {CELL: READ, other: CREATE}
+    large = {LARGE: CREATE}, {LARGE: READ, OTHER: CREATE}
+    reads = {CELL: READ, OTHER: READ}, {OTHER: READ, passing: CREATE}, {TANH: READ, other: READ, OTHER: READ}
+    trace = trace_of(*((1.0, each) for each in (*makes, *large, *reads)), sizes=(0, 10, 10, 30, 10, 10, 20))
+    _, after = events_of(trace)
+    assert len(made_again(after)) == 1
+    assert footprint(trace, Plan.build(after)).device_peak_bytes <= 40
+
+
+def test_an_input_that_comes_earlier_takes_room_there():
+    """Two tensors and what each is made of are read at once, and before that there is room for one input."""
+    cell, tanh = 5, 6
+    makes = {CELL: CREATE}, {CELL: READ, TANH: CREATE}, {cell: CREATE}, {cell: READ, tanh: CREATE}
+    large = {LARGE: CREATE}, {LARGE: READ, OTHER: CREATE}
+    reads = {OTHER: READ}, dict.fromkeys((CELL, TANH, cell, tanh), READ)
+    us = 10.0, 1.0, 10.0, 1.0, *[10.0] * 4
+    trace = trace_of(*zip(us, (*makes, *large, *reads), strict=True), sizes=(0, 10, 10, 30, 10, 10, 10))
+    workspace = np.zeros(trace.operator_count, np.int64)
+    workspace[7] = 20  # of what reads OTHER
+    trace = trace.with_latencies(trace.latency_us, workspace)
+    _, after = events_of(trace)
+    assert len(made_again(after)) == 1
+    assert footprint(trace, Plan.build(after)).device_peak_bytes <= 40
+
+
+def test_transfers_are_timed_again_with_what_operators_wait(monkeypatch):
+    """In a plan with repeated operators as well."""
+    seen: list[tuple[AccessSequence, Plan]] = []
+
+    def spy(sequence, *limits):
+        seen.append((sequence, schedule(sequence, *limits)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(individuals, "schedule", spy)
+    trace = lstm({CELL: READ, OTHER: READ}, {TANH: READ, OTHER: READ})
+    Breeder(trace, UNIT, 40).make(Individual(np.arange(trace.operator_count, dtype=np.int32), distance=0.0))
+    assert [len(made_again(list(plan.events))) for _, plan in seen] == [0, 0, 1, 1]
+    for (first, plan), (second, _) in (seen[:2], seen[2:]):
+        waits_us = evaluate(AccessSequence(trace, plan), UNIT).stalled_us[1:].sum()
+        assert waits_us > 0
+        assert second.trace.latency_us.sum() == pytest.approx(first.trace.latency_us.sum() + waits_us)
 
 
 def test_a_search_makes_tensors_again_only_where_that_is_faster():
