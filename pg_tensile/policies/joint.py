@@ -196,7 +196,7 @@ class JobPlanner:
         best = min(found, key=_rank, default=None)
         if best is None:
             return self._slow(budget_bytes) or least
-        if passes is None:
+        if passes is None and self.refinements:
             best = self._refined(best, budget_bytes)
         slow = best.candidate.us > SLOW * self.vanilla.us and not isinstance(passes, Prices)
         other = self._slow(budget_bytes) if slow else None
@@ -204,7 +204,7 @@ class JobPlanner:
 
     def _refined(self, best: _Found, budget_bytes: int) -> _Found:
         """The best of more passes at its prices: in each, one of the ways to be without a tensor is dearer, that which
-        costs the most in the best plan so far."""
+        costs the most in the best plan so far; in one more, parameters leave ahead."""
         dearer: dict[tuple[int, bool], float] = {}
         costs = self._costs(best.candidate.plan)
         for _ in range(self.refinements):
@@ -212,15 +212,19 @@ class JobPlanner:
                 break
             way = max(costs, key=lambda way: costs[way])
             tried = {**dearer, way: dearer.get(way, 0.0) + costs.pop(way)}
-            sequence = self._try(budget_bytes, best.prices, tried)
-            if isinstance(sequence, Shortage) or not (candidate := self._timed(sequence, budget_bytes)):
-                continue
-            one = _Found(candidate, best.prices, sequence)
-            if candidate.us < PROMISING * best.candidate.us:
-                one = self._relaxed(one, budget_bytes)
-            if _is_better(one.candidate, best.candidate):
+            if one := self._again(best, budget_bytes, best.prices, tried):
                 best, dearer, costs = one, tried, self._costs(one.candidate.plan)
-        return best
+        return self._again(best, budget_bytes, best.prices._replace(ahead=True), dearer) or best
+
+    def _again(self, best: _Found, budget_bytes: int, prices: Prices, dearer: Dearer) -> _Found | None:
+        """What another pass finds, if that is better than the best so far."""
+        sequence = self._try(budget_bytes, prices, dearer)
+        if isinstance(sequence, Shortage) or not (candidate := self._timed(sequence, budget_bytes)):
+            return None
+        one = _Found(candidate, prices, sequence)
+        if candidate.us < PROMISING * best.candidate.us:
+            one = self._relaxed(one, budget_bytes)
+        return one if _is_better(one.candidate, best.candidate) else None
 
     def _costs(self, plan: Plan) -> dict[tuple[int, bool], float]:
         """µs that each tensor's swaps, and its recomputations, cost in a plan."""

@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from pg_tensile.link import swap_us
@@ -37,6 +37,7 @@ class Prices(NamedTuple):
     link_price: float  # µs of the job's time that a µs of link is worth
     duration_weight: float  # 0: all absences count alike; 1: in proportion to their length
     longest_chain: int = LONGEST_CHAIN  # absences that are made of each other
+    ahead: bool = False  # parameters are copied out while the link is idle, before they have to go
 
 
 class Price(NamedTuple):
@@ -111,6 +112,8 @@ class _Sweep:
         for tensor, accesses in enumerate(columns.accesses):
             if columns.persistent[tensor] and accesses and accesses[0] > 1:
                 self._offer(tensor, 2 * (accesses[-1] - self.count))
+        if self.prices.ahead:
+            self._leave_ahead()
         for operator in range(self.count):
             self.now = operator
             self.level += self.change[operator]
@@ -130,6 +133,24 @@ class _Sweep:
             self.outcome.events.append(Event(EventKind.SWAP_OUT, tensor, (absence.since + 1) // 2, absence.freed))
         self.outcome.events.sort(key=lambda event: (event.trigger, ORDER[event.kind]))
         return self.outcome
+
+    def _leave_ahead(self) -> None:
+        """Persistent tensors are away around the end of the iteration, as far as the lanes have time for that, if they
+        can be swapped once more between two of their accesses: their host copies are current then, so the second
+        swap-out needs no link where all tensors compete for it."""
+        columns, gaps = self.columns, []
+        for tensor, accesses in enumerate(columns.accesses):
+            swap_us = self.out_us[tensor] + self.in_us[tensor]
+            large = columns.bytes[tensor] >= self.smallest and tensor not in columns.statistics
+            if large and columns.persistent[tensor] and columns.writes[tensor] and accesses[0] > 1:
+                us = [self.start_us[two] - self.start_us[one + 1] for one, two in pairwise(accesses)]
+                gaps += [(max(us), tensor)] if max(us, default=0.0) > swap_us else []
+        for _, tensor in sorted(gaps, reverse=True):
+            since, need = 2 * (columns.accesses[tensor][-1] - self.count), 2 * columns.accesses[tensor][0]
+            leaving = self.out.earliest(self.out_us[tensor], *self._leaving(since), book=False)
+            landing = self._land(tensor, since, need, book=False)
+            if landing is not None and landing.stall_us + self.out_us[tensor] - leaving.us < 1e-6:
+                self._take_away(tensor, since, need, Price(0.0, True))
 
     def _alter(self, first: int, last: int, size: int) -> None:
         """Memory at the operators first … last."""

@@ -76,18 +76,16 @@ def test_plans_keep_to_the_budget_are_valid_and_the_same_every_time(seed, operat
 @given(
     seed=st.integers(0, 1 << 32),
     part=st.floats(0, 1),
-    price=st.floats(0, 2),
-    weight=st.floats(0, 1),
-    chain=st.integers(1, 24),
+    prices=st.builds(Prices, st.floats(0, 2), st.floats(0, 1), st.integers(1, 24), st.booleans()),
     link=st.sampled_from(LINKS),
 )
-@example(seed=81, part=0.05, price=0.5, weight=0.8, chain=22, link=1e10)  # a swap right after a recomputation
+@example(seed=81, part=0.05, prices=Prices(0.5, 0.8, 22), link=1e10)  # a swap right after a recomputation
 @settings(max_examples=150, deadline=None)
-def test_every_pass_ends_with_a_valid_plan_or_says_what_is_missing(seed, part, price, weight, chain, link):
+def test_every_pass_ends_with_a_valid_plan_or_says_what_is_missing(seed, part, prices, link):
     trace = random_trace(Random(seed), 40, 50)
     profile = RTX_A6000.with_link(link)
     budget = budget_of(trace, part)
-    outcome = sweep(Columns(trace), profile, budget, Prices(price, weight, chain))
+    outcome = sweep(Columns(trace), profile, budget, prices)
     if outcome.shortage is None:
         sequence = AccessSequence(trace, Plan.build(outcome.events))
         sequence.check()
@@ -219,6 +217,28 @@ def test_optimizer_state_is_away_until_it_is_needed():
     assert {event.tensor for event in plan.events} == {2}
     assert AccessSequence(trace, plan).boundary.device == {1}
     assert timeline(trace, plan).stall_us < 100
+
+
+def test_a_parameter_leaves_ahead_where_the_link_will_be_full():
+    """Between its first access and the peak, the link has time for one of two tensors; around the end for the other."""
+    trace = trace_of(
+        (6000.0, {0: READ, 2: CREATE}),
+        (20000.0, {1: READ, 2: READ, 3: CREATE}),
+        (6000.0, {2: READ, 4: CREATE}),
+        (100.0, {4: READ, 5: CREATE}),
+        (100.0, {5: READ, 6: CREATE}),
+        (12000.0, {6: READ, 7: CREATE}),
+        (100.0, {7: READ, 3: READ, 1: WRITE}),
+        (6000.0, {0: READ}),
+        sizes=(MIB, 16 * MIB, MIB, 16 * MIB, MIB, 32 * MIB, MIB, MIB),
+        persistent=1,
+    )
+    profile = RTX_A6000.with_link(16 * MIB / 0.005)
+    one = timeline(trace, joint.plan({0: trace}, profile, 36 * MIB)[0], profile)
+    assert one.stall_us < 100 and one.bytes_out < 40 * MIB  # each of the two is copied out once
+    found = sweep(Columns(trace), profile, 36 * MIB, Prices(0.06, 0.3, 2))
+    plan = schedule(AccessSequence(trace, Plan.build(found.events)), profile, 36 * MIB)
+    assert timeline(trace, plan, profile).stall_us > 3000
 
 
 def test_a_chain_is_made_again_from_its_beginning():
