@@ -138,13 +138,14 @@ class _Sweep:
         """Persistent tensors are away around the end of the iteration, as far as the lanes have time for that, if they
         can be swapped once more between two of their accesses: their host copies are current then, so the second
         swap-out needs no link where all tensors compete for it."""
-        columns, gaps = self.columns, []
+        columns = self.columns
+        gaps: list[tuple[float, int]] = []  # µs of the longest one, and its tensor
         for tensor, accesses in enumerate(columns.accesses):
-            swap_us = self.out_us[tensor] + self.in_us[tensor]
             large = columns.bytes[tensor] >= self.smallest and tensor not in columns.statistics
             if large and columns.persistent[tensor] and columns.writes[tensor] and accesses[0] > 1:
-                us = [self.start_us[two] - self.start_us[one + 1] for one, two in pairwise(accesses)]
-                gaps += [(max(us), tensor)] if max(us, default=0.0) > swap_us else []
+                us = max([self.start_us[two] - self.start_us[one + 1] for one, two in pairwise(accesses)], default=0.0)
+                if us > self.out_us[tensor] + self.in_us[tensor]:
+                    gaps.append((us, tensor))
         for _, tensor in sorted(gaps, reverse=True):
             since, need = 2 * (columns.accesses[tensor][-1] - self.count), 2 * columns.accesses[tensor][0]
             leaving = self.out.earliest(self.out_us[tensor], *self._leaving(since), book=False)

@@ -312,12 +312,12 @@ def test_a_job_that_fails_at_any_time_can_be_asked_again(folder):
         running = at_rest(processes)
         with pytest.raises(JobError, match=r"^job 1 failed: the model has no sequence of blocks to checkpoint$"):
             processes.turn(PEERS[0], {}, 1, [1, 0])  # before the turn
-        assert still_running(processes, running) == running
+        assert left_over(processes, running) == [0, 0]
         with pytest.raises(JobError, match=r"^job 2 failed: RuntimeError: I am tired$"):
             processes.turn(PEERS[1], {}, 4, [0, 1])  # in the steps that count
         with pytest.raises(JobError, match=r"^job 2 failed: RuntimeError: I am tired$"):
             processes.turn(PEERS[1], {}, 1, [1, 0], gap_s=1.0)  # after them, while it waits for the other
-        assert still_running(processes, running) == running
+        assert left_over(processes, running) == [0, 0]
         found = processes.turn(NONE, plans, 1, [1, 0])
         assert [turn.digest for turn in found] == [turn.digest for turn in expected]
 
@@ -331,10 +331,12 @@ def at_rest(processes: Jobs) -> list[int]:
     return [min(each) for each in zip(*seen, strict=True)]
 
 
-def still_running(processes: Jobs, running: list[int]) -> list[int]:
-    """The threads that are left when they are so many, or after ten seconds."""
+def left_over(processes: Jobs, before: list[int]) -> list[int]:
+    """How many threads there are that were not there before, once there are none, or after ten seconds."""
     ends = time.monotonic() + 10
-    while (left := threads(processes)) != running and time.monotonic() < ends:
+    while any(left := [max(0, now - then) for now, then in zip(threads(processes), before, strict=True)]):
+        if time.monotonic() > ends:
+            break
         time.sleep(0.05)
     return left
 
