@@ -3,4 +3,4 @@
 Modules that must be ready before torch is imported (columns, dataset, preprocessing, metrics, errors) need numpy only.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

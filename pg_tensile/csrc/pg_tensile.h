@@ -23,7 +23,7 @@
 #include "storage/latch.h"
 #include "storage/lwlock.h"
 
-#define TENSILE_VERSION "0.1.0" /* that of pg_tensile.control; test_workers.py compares */
+#define TENSILE_VERSION "0.2.0" /* that of pg_tensile.control; test_workers.py compares */
 #define TENSILE_EXTENSION "pg_tensile"
 #define TENSILE_LIBRARY "pg_tensile"
 #define TENSILE_MAX_JOBS 256	/* upper limit of pg_tensile.max_jobs */
