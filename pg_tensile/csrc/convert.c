@@ -131,8 +131,8 @@ numeric_float8_slow(const struct varlena *packed)
 	return DatumGetFloat8(DirectFunctionCall1(numeric_float8_no_overflow, PointerGetDatum(whole)));
 }
 
-double
-tensile_numeric_float8(const struct varlena *packed)
+static double
+numeric_float8_fast(const struct varlena *packed)
 {
 	const char *data = VARDATA_ANY(packed);
 	int			length = VARSIZE_ANY_EXHDR(packed);
@@ -180,6 +180,37 @@ tensile_numeric_float8(const struct varlena *packed)
 		return numeric_float8_slow(packed);
 	result = exponent >= 0 ? (double) digits * power_of_ten[exponent] : (double) digits / power_of_ten[-exponent];
 	return negative ? -result : result;
+}
+
+/* The stored form is private to numeric.c: a release that changes it costs speed, not the right numbers. */
+static bool
+numeric_layout_is_known(void)
+{
+	static const char *const samples[] = {"0", "7", "-1.5", "10000", "-123456789.0625", "0.0001", "1e18", "-0.00000000123"};
+
+	for (int i = 0; i < lengthof(samples); i++)
+	{
+		Datum		value = DirectFunctionCall3(numeric_in, CStringGetDatum(samples[i]), ObjectIdGetDatum(InvalidOid),
+												Int32GetDatum(-1));
+		const struct varlena *stored = (const struct varlena *) DatumGetPointer(value);
+
+		if (numeric_float8_fast(stored) != numeric_float8_slow(stored))
+		{
+			ereport(LOG, (errmsg("pg_tensile does not know how this server stores numeric values, and converts them slowly")));
+			return false;
+		}
+	}
+	return true;
+}
+
+double
+tensile_numeric_float8(const struct varlena *packed)
+{
+	static enum {UNCHECKED, KNOWN, UNKNOWN} layout = UNCHECKED;
+
+	if (layout == UNCHECKED)
+		layout = numeric_layout_is_known() ? KNOWN : UNKNOWN;
+	return layout == KNOWN ? numeric_float8_fast(packed) : numeric_float8_slow(packed);
 }
 
 /* EXTRACT(EPOCH FROM …): a year has 365.25 days, a month 30. */
