@@ -36,6 +36,12 @@ pg_tensile/csrc/guc.o: build/python-$(subst /,_,$(child_python))
 build/python-%:
 	@mkdir -p build && rm -f build/python-* && touch $@
 
+# rules.c holds pg_tensile/rules.json, as a string literal.
+pg_tensile/csrc/rules.o: build/rules.h
+build/rules.h: pg_tensile/rules.json
+	@mkdir -p build
+	sed 's/\\/\\\\/g; s/"/\\"/g; s/.*/"&\\n"/' $< >$@
+
 # The packages of the supervisors and children; replaced by two renames, so that a running server never sees half of them.
 python_packages = pyworker pg_tensile
 python_dir = $(DESTDIR)$(datadir)/pg_tensile/python
@@ -43,7 +49,7 @@ install: install-python
 install-python:
 	rm -rf '$(python_dir).new' '$(python_dir).old'
 	mkdir -p '$(python_dir).new'
-	find $(wildcard $(python_packages)) -name '*.py' -o -name '*.css' -o -name '*.js' | tar cf - -T - | tar xf - --no-same-owner -C '$(python_dir).new'
+	find $(wildcard $(python_packages)) -name '*.py' -o -name '*.css' -o -name '*.js' -o -name '*.json' | tar cf - -T - | tar xf - --no-same-owner -C '$(python_dir).new'
 	-/usr/bin/python3 -m compileall -q -s '$(python_dir).new' -p '$(datadir)/pg_tensile/python' '$(python_dir).new'
 	chmod go=rx '$(dir $(python_dir))'
 	chmod -R go=rX '$(python_dir).new'
