@@ -1,12 +1,12 @@
 """What the keys of an architecture and the options of a job may be (rules.json).
 
-The server compares what users write with the same file (`tensile._check_value` in sql/) and says the same about it; here
-the rules protect jobs of models that were stored by another version.
+The server compares what users write with the same file (`tensile._check_value` in sql/) and says the same about it;
+here the rules protect jobs of models that were stored by another version.
 
 The terms of the file are those of JSON Schema, as far as they are used, and these:
 
 - `$ref`: the name of an entry of `shared`, whose rule it is;
-- `divisibleBy`: of an integer, the key of the same object that must divide it, by their defaults where they are left out;
+- `divisibleBy`: of an integer, the key of the same object that must divide it; a key that is left out has its default;
 - `ascending`: of an array of two numbers, the first one must not be larger;
 - `code`: of an architecture, it executes code of the user.
 """
@@ -132,7 +132,7 @@ class _Check:
 def _fits(value: Any, rule: Mapping[str, Any]) -> bool:
     """Whether the value is what the rule says, but for what it contains."""
     kind = rule["type"]
-    if not isinstance(value, TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
+    if not _is_a(kind, value):
         return False
     if kind in ("integer", "number"):
         return _number_fits(_double(value), rule)
@@ -144,6 +144,10 @@ def _fits(value: Any, rule: Mapping[str, Any]) -> bool:
             and value in rule.get("enum", (value,))
         )
     return kind != "array" or rule["minItems"] <= len(value) <= rule["maxItems"]
+
+
+def _is_a(kind: str, value: Any) -> bool:
+    return isinstance(value, TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
 
 
 def _number_fits(number: float, rule: Mapping[str, Any]) -> bool:

@@ -3,3 +3,7 @@
 -- rules
 -- They are PL/pgSQL now, and called by the owner's functions only.
 REVOKE EXECUTE ON FUNCTION tensile._check_architecture(jsonb), tensile._check_options(jsonb) FROM PUBLIC;
+-- No plan is found to be damaged any more: nothing but the scheduler writes into the plan table.
+DROP FUNCTION tensile._job_replan(text);
+DROP FUNCTION tensile._schedule_jobs(); -- has another column less
+ALTER TABLE tensile.traces DROP COLUMN replans;

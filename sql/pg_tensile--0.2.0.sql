@@ -368,7 +368,6 @@ CREATE TABLE tensile.traces (
     largest_operator text,
     graphs           jsonb NOT NULL,
     traces           bytea[] NOT NULL,
-    replans          int NOT NULL DEFAULT 0,
     rejected         bigint,
     refusal          jsonb,
     captured_at      timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
@@ -384,7 +383,6 @@ COMMENT ON COLUMN tensile.traces.vanilla_bytes IS 'device memory without a plan;
 COMMENT ON COLUMN tensile.traces.least_bytes IS 'device memory that no plan can go below';
 COMMENT ON COLUMN tensile.traces.largest_operator IS 'the operator that needs the most of it';
 COMMENT ON COLUMN tensile.traces.graphs IS 'names and numbers of rows of the graphs in column traces';
-COMMENT ON COLUMN tensile.traces.replans IS 'how often its worker has asked for another plan, because one was damaged';
 COMMENT ON COLUMN tensile.traces.rejected IS 'the last generation of its plans that the executor could not use';
 COMMENT ON COLUMN tensile.traces.refusal IS 'why the job can''t be given memory; null: it can';
 
@@ -451,6 +449,8 @@ COMMENT ON COLUMN tensile.latencies.samples IS 'iterations that were measured';
 COMMENT ON COLUMN tensile.latencies.total_us IS 'of an iteration: the sum of the averages';
 COMMENT ON COLUMN tensile.latencies.load IS 'how busy others kept the device meanwhile: 0 to 1';
 
+-- The plan table in shared memory has the same rows, but only as long as the job has a worker: reports of ended jobs and
+-- the client's plan() read them here, together with the numbers of the same generation.
 CREATE TABLE tensile.footprints (
     job           bigint PRIMARY KEY REFERENCES tensile.traces ON DELETE CASCADE,
     generation    bigint NOT NULL,
@@ -616,7 +616,7 @@ CREATE TABLE tensile.scheduler_log (
 );
 COMMENT ON TABLE tensile.scheduler_log IS 'what the memory scheduler decided, and why; the last 10,000 lines';
 COMMENT ON COLUMN tensile.scheduler_log.event IS
-    'scheduled, planned, waits, refused, failed, note, planner (it died), search, rejected or damaged (plans), batch size (chosen)';
+    'scheduled, planned, waits, refused, failed, note, planner (it died), search, rejected (a plan), batch size (chosen)';
 COMMENT ON COLUMN tensile.scheduler_log.job IS
     'null: about a whole device; only members of pg_read_all_stats see such lines';
 COMMENT ON COLUMN tensile.scheduler_log.generation IS 'of the plan';
@@ -1916,14 +1916,6 @@ AS $$
     FROM (SELECT tensile._my_job()) m (job)
 $$;
 
--- The plan in shared memory is damaged: another one, please.
-CREATE FUNCTION tensile._job_replan(reason text) RETURNS void
-    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
-    UPDATE tensile.traces SET replans = replans + 1 WHERE job = tensile._my_job();
-    SELECT tensile._job_log('damaged', $1, NULL), tensile._notify(tensile._my_job());
-$$;
-
 -- For the JOB frame; only the job's worker may ask.
 CREATE FUNCTION tensile._job_profiles() RETURNS jsonb
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1986,12 +1978,12 @@ $$;
 CREATE FUNCTION tensile._schedule_jobs()
     RETURNS TABLE (job bigint, waiting bool, waited_s float8, priority float8, policy text, memory_budget bigint,
                    device text, revision int, total_us float8, overhead_bytes bigint, least_bytes bigint, refused bool,
-                   replans int, rejected bigint)
+                   rejected bigint)
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT j.id, j.state = 'waiting', extract(epoch FROM clock_timestamp() - t.captured_at)::float8, j.aged_priority,
            t.policy, j.memory_budget, t.device, t.revision, l.total_us, t.overhead_bytes, t.least_bytes,
-           t.refusal IS NOT NULL, t.replans, t.rejected
+           t.refusal IS NOT NULL, t.rejected
     FROM tensile._open_jobs j JOIN tensile.traces t ON t.job = j.id LEFT JOIN tensile.latencies l ON l.job = j.id
     WHERE j.state IN ('waiting', 'running')
 $$;
@@ -2614,7 +2606,7 @@ GRANT EXECUTE ON FUNCTION
     tensile._job_latency(jsonb, real[], real[], real[]), tensile._job_log(text, text, bigint),
     tensile._job_sparsity(int, int[], real[], real[], real[], bigint[]), tensile._job_codecs(),
     tensile._job_codec_times(text, jsonb, jsonb, float8),
-    tensile._job_replan(text), tensile._job_profiles(), tensile._job_latency_models(),
+    tensile._job_profiles(), tensile._job_latency_models(),
     tensile._calibrate_done(text, jsonb, bytea, int, int, float8),
     tensile._job_begin(int), tensile._job_status(), tensile._job_rows(bigint), tensile._job_checkpoint(int, int, bytea),
     tensile._job_checkpoint_done(int, jsonb), tensile._job_checkpoint_read(int), tensile._job_metric(jsonb),

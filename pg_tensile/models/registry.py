@@ -1,4 +1,4 @@
-"""From the JSON of an architecture to a model. Which keys there are, and what they may be, says `pg_tensile/rules.json`;
+"""From the JSON of an architecture to a model. `pg_tensile/rules.json` says which keys there are and what they may be;
 a type of that file is a dataclass here, with a field for each key."""
 
 from __future__ import annotations

@@ -61,7 +61,6 @@ WORKERS_ONLY = {
     "_job_codec_times": "'cpu', '{}', NULL, 0",
     "_job_codecs": "",
     "_job_log": "'x', 'x', 1",
-    "_job_replan": "'x'",
     "_job_profiles": "",
     "_job_latency_models": "",
     "_calibration_workloads": "",

@@ -77,7 +77,7 @@ def test_rules_use_known_terms_and_refer_to_shared_ones() -> None:
 
 def test_every_default_is_a_value_that_may_be_given() -> None:
     for name, architecture in ARCHITECTURES.items():
-        given = {key: "a.b:c" for key in architecture.get("required", ())}
+        given = dict.fromkeys(architecture.get("required", ()), "a.b:c")
         for key, rule in architecture["properties"].items():
             check_architecture({"type": name, **given, **({key: rule["default"]} if "default" in rule else {})})
     for key, rule in OPTIONS["properties"].items():
@@ -86,7 +86,9 @@ def test_every_default_is_a_value_that_may_be_given() -> None:
 
 
 def test_wrong_options_name_the_key() -> None:
-    with pytest.raises(OptionError, match=r'invalid value for key "early_stopping\.patience" in the options: 0') as error:
+    with pytest.raises(
+        OptionError, match=r'invalid value for key "early_stopping\.patience" in the options: 0'
+    ) as error:
         check_options({"early_stopping": {"patience": 0}})
     assert error.value.hint == "Use an integer from 1 to 1000000."
     with pytest.raises(OptionError, match='key "batch_size_range" in the options is empty: from 9 to 8'):
@@ -101,7 +103,10 @@ def test_the_file_is_plain_text() -> None:
 
 def test_the_readme_lists_every_architecture_and_option() -> None:
     text = (REPOSITORY / "README.md").read_text()
-    for title, names in (("### Architectures", set(ARCHITECTURES)), ("### Options of a job", set(OPTIONS["properties"]))):
+    for title, names in (
+        ("### Architectures", set(ARCHITECTURES)),
+        ("### Options of a job", set(OPTIONS["properties"])),
+    ):
         section = text.partition(f"\n{title}\n")[2].partition("\n### ")[0]
         rows = re.findall(r"^\| (`[^|]+`) \|", section, re.MULTILINE)
         assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == names
