@@ -7,3 +7,10 @@ REVOKE EXECUTE ON FUNCTION tensile._check_architecture(jsonb), tensile._check_op
 DROP FUNCTION tensile._job_replan(text);
 DROP FUNCTION tensile._schedule_jobs(); -- has another column less
 ALTER TABLE tensile.traces DROP COLUMN replans;
+
+-- loop
+DROP PROCEDURE tensile.run_controller();
+DROP PROCEDURE tensile.run_scheduler();
+DROP PROCEDURE tensile.run_inference();
+DROP PROCEDURE tensile.run_worker(bigint);
+DROP FUNCTION tensile._wait(int, int, bool);
