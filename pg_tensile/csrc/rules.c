@@ -19,7 +19,7 @@ PG_FUNCTION_INFO_V1(tensile_nearest);
 
 /* ASCII only: the same bytes in every server encoding. */
 static const char rules[] =
-#include "build/rules.h"			/* made by the Makefile: the file as a string literal */
+#include "../../build/rules.h"	/* made by the Makefile: the file as a string literal */
 ;
 
 /* tensile._rules(): json, whose keys keep their order; bytes of json are those of its text */
