@@ -36,11 +36,7 @@ pg_tensile/csrc/guc.o: build/python-$(subst /,_,$(child_python))
 build/python-%:
 	@mkdir -p build && rm -f build/python-* && touch $@
 
-# rules.c holds pg_tensile/rules.json, as a string literal.
 pg_tensile/csrc/rules.o: build/rules.h
-build/rules.h: pg_tensile/rules.json
-	@mkdir -p build
-	sed 's/\\/\\\\/g; s/"/\\"/g; s/.*/"&\\n"/' $< >$@
 
 # The packages of the supervisors and children; replaced by two renames, so that a running server never sees half of them.
 python_packages = pyworker pg_tensile
@@ -69,6 +65,11 @@ all install installcheck:
 clean:
 	rm -rf build tmp_check pg_tensile/csrc/*.o *.so
 endif
+
+# A string literal for rules.c
+build/rules.h: pg_tensile/rules.json
+	@mkdir -p build
+	sed 's/\\/\\\\/g; s/"/\\"/g; s/.*/"&\\n"/' $< >$@
 
 help:
 	@echo 'make demo            set up, start a private server, train two models from real tables, use them in queries'

@@ -1,6 +1,6 @@
 /*
- * plan.c: the plan table: for each job slot a header (generation, number of events) and fixed-size event rows, and behind
- * these, in the same area, the order of the operators (int32 each) of a plan that has one.
+ * plan.c: the plan table: for each job slot a header (generation, number of events) and fixed-size event rows, and
+ * behind these, in the same area, the order of the operators (int32 each) of a plan that has one.
  *
  * The scheduler is the only writer. It writes rows and header under the slot's lock, readers copy both under the same
  * lock, so nobody sees half a plan. The worker that finds a newer generation than its executor has sends it on, and
@@ -105,10 +105,10 @@ check_header(const TensilePlanHeader *header)
 }
 
 /*
- * Writes the plan with its grant and wakes the job's worker. The header's generation becomes the new one; 0: there is no
- * room for the grant. False if there is no job to plan for. Grant and header are entered under the lock of all slots, so
- * that no two grants are entered at once; the rows are copied under the slot's own lock, which whoever reads them or
- * reserves the slot has to wait for.
+ * Writes the plan with its grant and wakes the job's worker. The header's generation becomes the new one; 0: there is
+ * no room for the grant. False if there is no job to plan for. Grant and header are entered under the lock of all
+ * slots, so that no two grants are entered at once; the rows are copied under the slot's own lock, which whoever reads
+ * them or reserves the slot has to wait for.
  */
 static bool
 write_plan(int64 job, TensilePlanHeader *header, const TensilePlanEvent *events)
@@ -201,9 +201,9 @@ tensile_acknowledge_plan(PG_FUNCTION_ARGS)
 /* ---- reading ---- */
 
 /*
- * A copy of the job's plan if it is newer than generation `after`; NULL if not, or if the job has no slot. The lock of all
- * slots is held to find the job's only: up to 32 MB are copied under the slot's own lock, without which the slot can
- * become no other job's (shmem.c).
+ * A copy of the job's plan if it is newer than generation `after`; NULL if not, or if the job has no slot. The lock of
+ * all slots is held to find the job's only: up to 32 MB are copied under the slot's own lock, without which the slot
+ * can become no other job's (shmem.c).
  */
 static TensilePlanEvent *
 read_plan(int64 job, uint64 after, TensilePlanHeader *header)

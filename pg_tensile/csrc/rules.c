@@ -1,9 +1,9 @@
 /*
  * rules.c: pg_tensile/rules.json for SQL, and "did you mean".
  *
- * The file says what the keys of architectures and the options of train_model may be. It is compiled in, so that it needs
- * no place in the catalogue and no upgrade; tensile._check_value and its neighbours in sql/ compare values with it, as
- * pg_tensile/rules.py does in a child.
+ * The file says what the keys of architectures and the options of train_model may be. It is compiled in, so that it
+ * needs no place in the catalogue and no upgrade; tensile._check_value and its neighbours in sql/ compare values with
+ * it, as pg_tensile/rules.py does in a child.
  */
 #include "postgres.h"
 
