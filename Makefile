@@ -36,6 +36,8 @@ pg_tensile/csrc/guc.o: build/python-$(subst /,_,$(child_python))
 build/python-%:
 	@mkdir -p build && rm -f build/python-* && touch $@
 
+pg_tensile/csrc/rules.o: build/rules.h
+
 # The packages of the supervisors and children; replaced by two renames, so that a running server never sees half of them.
 python_packages = pyworker pg_tensile
 python_dir = $(DESTDIR)$(datadir)/pg_tensile/python
@@ -43,7 +45,7 @@ install: install-python
 install-python:
 	rm -rf '$(python_dir).new' '$(python_dir).old'
 	mkdir -p '$(python_dir).new'
-	find $(wildcard $(python_packages)) -name '*.py' -o -name '*.css' -o -name '*.js' | tar cf - -T - | tar xf - --no-same-owner -C '$(python_dir).new'
+	find $(wildcard $(python_packages)) -name '*.py' -o -name '*.css' -o -name '*.js' -o -name '*.json' | tar cf - -T - | tar xf - --no-same-owner -C '$(python_dir).new'
 	-/usr/bin/python3 -m compileall -q -s '$(python_dir).new' -p '$(datadir)/pg_tensile/python' '$(python_dir).new'
 	chmod go=rx '$(dir $(python_dir))'
 	chmod -R go=rX '$(python_dir).new'
@@ -63,6 +65,11 @@ all install installcheck:
 clean:
 	rm -rf build tmp_check pg_tensile/csrc/*.o *.so
 endif
+
+# A string literal for rules.c
+build/rules.h: pg_tensile/rules.json
+	@mkdir -p build
+	sed 's/\\/\\\\/g; s/"/\\"/g; s/.*/"&\\n"/' $< >$@
 
 help:
 	@echo 'make demo            set up, start a private server, train two models from real tables, use them in queries'

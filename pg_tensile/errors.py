@@ -52,7 +52,7 @@ class NotFiniteError(TrainingError):
 
 
 class OptionError(TensileError):
-    """An option of the command line is missing, wrong or contradicts another."""
+    """An option of a job or of the command line is missing, wrong or contradicts another."""
 
 
 class MeasurementError(TensileError):

@@ -49,6 +49,7 @@ SQLSTATES = {
     "DataError": "22000",
     "SpoolError": "53100",
     "ArchitectureError": "22023",
+    "OptionError": "22023",
     "CheckpointError": "XX001",
     "DeviceError": "55000",
     "OutOfDeviceMemoryError": "53200",

@@ -392,9 +392,11 @@ _IDENTITY = ("batch_size", "optimizer", "learning_rate", "seed")
 
 def _settings(spec: dict[str, Any]) -> Settings:
     """The job's spec as the library's settings."""
+    from pg_tensile.rules import check_options
     from pg_tensile.training import EarlyStopping, Settings
 
     options = spec["options"]
+    check_options(options)
     stopping = options.get("early_stopping")
     return Settings(
         epochs=spec["epochs"],

@@ -66,7 +66,7 @@ class Situation(NamedTuple):
     inference_bytes: int
     ending_bytes: int  # granted to jobs that need no plan any more
     host_bytes: int
-    traces: dict[int, tuple[str, int, bool]]  # by job: when it was captured, how many plans were damaged, is it pinned
+    traces: dict[int, tuple[str, bool]]  # by job: when it was captured, is it pinned
     priorities: dict[int, int]
     found: dict[int, int]  # the plans that searches have found, by number
     queue: tuple[tuple[int, bool], ...]  # jobs without a plan, first first, and whether they have waited long
@@ -125,7 +125,6 @@ class Plan(NamedTuple):
 
     device: str
     captured: str
-    replans: int
     fields: dict[str, Any]
     buffers: list[memoryview]  # rows; order; of each step: operator, bytes under the plan, bytes without one
     reason: str
@@ -168,9 +167,8 @@ class Memory:
     set_aside: bool = False
 
     def is_of(self, row: dict[str, Any]) -> bool:
-        """The newest plan was made for this trace and number of replans."""
-        plan = self.published
-        return plan is not None and (plan.captured, plan.replans) == (row["captured"], row["replans"])
+        """The newest plan was made for this trace."""
+        return self.published is not None and self.published.captured == row["captured"]
 
 
 class Scheduler:
@@ -283,7 +281,7 @@ class Scheduler:
             device["inference_bytes"],
             sum(row["granted_bytes"] + row["overhead_bytes"] for job, row in grants.items() if job not in jobs),
             max(0, host_bytes - others),
-            {job: (row["captured"], row["replans"], self._memory[job].pinned) for job, row in jobs.items()},
+            {job: (row["captured"], self._memory[job].pinned) for job, row in jobs.items()},
             {job: row["own_priority"] for job, row in jobs.items()},
             {job: search.number for job in jobs if (search := self._searches.of(job)) is not None},
             tuple((row["job"], 0 < ageing <= row["waited_s"]) for row in waiting),
@@ -531,7 +529,7 @@ class Scheduler:
             job, row = answer["job"], view.jobs[answer["job"]]
             if answer["decision"] == "planned":
                 five = [next(buffers) for _ in range(5)]
-                plans[job] = Plan(view.name, row["captured"], row["replans"], answer, five, request.reason)
+                plans[job] = Plan(view.name, row["captured"], answer, five, request.reason)
             self._pending.pop(job, None)
         for answer in header["jobs"]:
             if self._is_current(view.jobs[answer["job"]]):

@@ -134,9 +134,9 @@ def unpack_sqlstate(code: int) -> str:
 
 
 def failure_of_frame(header: Mapping[str, Any]) -> Failure:
-    """What a child's ERROR frame says."""
+    """What a child's ERROR frame says. A SQLSTATE that the server could not raise (csrc/owner.c) becomes XX000."""
     sqlstate = header.get("sqlstate")
-    if not isinstance(sqlstate, str) or not re.fullmatch("[0-9A-Z]{5}", sqlstate):
+    if not isinstance(sqlstate, str) or not re.fullmatch("(?!0[0-2])[0-9A-Z]{5}", sqlstate):
         sqlstate = "XX000"
     text = {key: str(header[key]) for key in ("hint", "detail", "traceback") if header.get(key)}
     return Failure(sqlstate, str(header.get("message") or "the child gave no message"), **text)

@@ -43,7 +43,6 @@ from pyworker.wire import Frame, FrameType, ProtocolError, StateReader
 
 TICK = 1.0  # seconds between two looks at cancel_job and the model
 STOP_GRACE = 2.0  # seconds that the executor has for its last checkpoint
-REPLAN_PAUSE = 5.0  # seconds that the scheduler has to replace a damaged plan, before it is asked again
 # What the JOB frame takes from the job's row as it is
 COPIED = (
     *("attempt", "architecture", "target", "epochs", "batch_size", "optimizer", "learning_rate", "validation", "seed"),
@@ -90,7 +89,6 @@ class Worker:
         self._result_meta: dict[str, Any] = {}
         self._generation_sent = 0  # of plans
         self._generation_used = 0
-        self._replan_after = 0.0
         self._waiting = self._refused = False
         self._last_look = time.monotonic()
         self._threads = self._choose_threads()
@@ -269,18 +267,8 @@ class Worker:
     # -- memory -------------------------------------------------------------------------------------------------------
 
     def _forward_plan(self) -> None:
-        """A newer plan goes to the executor; the first one ends the job's waiting. One that is damaged is left where it
-        is, and the scheduler asked for another."""
-        sql = "SELECT * FROM tensile._fetch_plan($1)"
-        try:
-            plans = self._server.rows(sql, ["int8"], self._generation_sent)
-        except self._server.plpy.spiexceptions.DataCorrupted as error:
-            self._server.rollback()
-            if time.monotonic() >= self._replan_after:
-                self._server.call("tensile._job_replan(text)", str(error))
-                self._server.commit()
-                self._replan_after = time.monotonic() + REPLAN_PAUSE
-            return
+        """A newer plan goes to the executor; the first one ends the job's waiting."""
+        plans = self._server.rows("SELECT * FROM tensile._fetch_plan($1)", ["int8"], self._generation_sent)
         self._server.commit()
         for plan in plans:
             buffers = [plan.pop("events"), plan.pop("plan_order")]

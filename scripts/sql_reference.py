@@ -4,13 +4,15 @@
 
 Writes the file; with --check it only says whether the file is what would be written (exit status 1: it is not). It asks
 a server of its own, with the extension as it is installed, which goes away afterwards. Functions, tables, views and
-columns are described by their COMMENTs in sql/, settings by csrc/guc.c, arguments and SQLSTATEs by the tables here,
+columns are described by their COMMENTs in sql/, settings by csrc/guc.c, architectures and options by
+pg_tensile/rules.json, arguments and SQLSTATEs by the tables here,
 which tests hold against the catalogues and the sources (tests/server/test_docs.py, tests/unit/test_docs.py). What is
 private (its name begins with an underscore, or its comment with "private:") is left out.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
@@ -23,6 +25,7 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg.rows import class_row
 
+from pg_tensile.rules import ARCHITECTURES, OPTIONS, describe, resolved
 from scripts.cluster import REPOSITORY, temporary_cluster
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -63,7 +66,7 @@ SETTINGS = """
 """
 
 ARGUMENTS = {
-    "architecture": "`type` and its keys: [README](../README.md#architectures)",
+    "architecture": "`type` and its keys: [architectures](#architectures)",
     "batch_size": "rows of one step, 1 to 10000000; 0: [chosen](../README.md#the-batch-size)",
     "description": "of the model, for people",
     "device_seconds": "how long to measure, 1 to 86400",
@@ -78,9 +81,8 @@ ARGUMENTS = {
     "model": "its name",
     "name": "of the model",
     "optimizer": "`sgd`, `adam` or `adamw`",
-    "options": "of a job: [README](../README.md#options-of-a-job); `explain_training` has `format` as well: `text` or"
-    " `json`",
-    "policy": "`joint`, `tensile`, `swapadvisor` or `none`; null: the setting `pg_tensile.policy`",
+    "options": "[of a job](#options-of-a-job); `explain_training` has `format` as well: `text` or `json`",
+    "policy": "one of the values of the setting `pg_tensile.policy`; null: what it is set to",
     "prediction": "a number, the probability of the second of two classes, or the class where classes are numbers;"
     " else null",
     "priority": "-1000 to 1000; a higher one starts earlier, and loses less time to others' memory",
@@ -204,7 +206,7 @@ ERRORS = {
     ),
     "XX000": ("A fault of pg_tensile.", "Report it, with the traceback in the job's row."),
     "XX001": (
-        "Stored weights, a checkpoint or a plan are damaged, or do not fit the model.",
+        "Stored weights or a checkpoint are damaged, or do not fit the model.",
         "Train the model again; if it comes back, look at disk and memory.",
     ),
 }
@@ -287,6 +289,13 @@ def render(connection: Connection) -> str:
         "### Arguments and results",
         "One name means the same everywhere.",
         _table(("name", "meaning"), ((f"`{name}`", meaning) for name, meaning in sorted(ARGUMENTS.items()))),
+        "## Architectures",
+        "The argument `architecture` of `register_model` is an object with the `type` and these keys. One that is left"
+        " out has its default.",
+        *_architectures(),
+        "## Options of a job",
+        "The keys of the argument `options` of `train_model` and `explain_training`.",
+        _table(("key", "value", "default", "meaning"), map(_key, OPTIONS["properties"].items())),
         "## Tables and views",
         "In schema `tensile`. Everybody may read all of them and only superusers write them; row-level security shows"
         " each role its own models and jobs and what it was granted, members of `pg_read_all_stats` all of them but"
@@ -328,6 +337,23 @@ def signature(function: Function) -> str:
     if len(whole) <= WIDTH:
         return whole
     return f"{before}{name}(\n    " + arguments.replace(", ", ",\n    ") + f"\n){after}"
+
+
+def _architectures() -> Iterator[str]:
+    for name, rules in ARCHITECTURES.items():
+        yield f"### {name}"
+        yield rules["description"] + (" Members of `pg_execute_server_program` only." if rules.get("code") else "")
+        yield _table(
+            ("key", "value", "default", "meaning"),
+            (_key((key, rule), key in rules.get("required", ())) for key, rule in rules["properties"].items()),
+        )
+
+
+def _key(named: tuple[str, dict[str, Any]], required: bool = False) -> tuple[str, ...]:
+    key, rule = named[0], resolved(named[1])
+    default = f"`{json.dumps(rule['default'])}`" if "default" in rule else "required" if required else ""
+    inner = ", ".join(f'"{name}": {describe(each)}' for name, each in rule.get("properties", {}).items())
+    return f"`{key}`", f"{{{inner}}}" if inner else describe(rule), default, rule["description"]
 
 
 def _relations(found: Iterable[Column]) -> Iterator[str]:

@@ -108,10 +108,10 @@ CREATE FUNCTION tensile._predictions(OUT version bigint, OUT rows bigint, OUT re
 -- Roles, checks, errors
 CREATE FUNCTION tensile._owned(owner oid, name name) RETURNS bool
     LANGUAGE C STABLE STRICT AS 'MODULE_PATHNAME', 'tensile_owned';
-CREATE FUNCTION tensile._check_architecture(architecture jsonb) RETURNS void
-    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_check_architecture';
-CREATE FUNCTION tensile._check_options(options jsonb) RETURNS void
-    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_check_options';
+CREATE FUNCTION tensile._rules() RETURNS json
+    LANGUAGE C IMMUTABLE AS 'MODULE_PATHNAME', 'tensile_rules';
+CREATE FUNCTION tensile._nearest(name text, names text[]) RETURNS text
+    LANGUAGE C IMMUTABLE STRICT AS 'MODULE_PATHNAME', 'tensile_nearest';
 CREATE FUNCTION tensile._raise(sqlstate text, message text, hint text, detail text) RETURNS void
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_raise';
 
@@ -368,7 +368,6 @@ CREATE TABLE tensile.traces (
     largest_operator text,
     graphs           jsonb NOT NULL,
     traces           bytea[] NOT NULL,
-    replans          int NOT NULL DEFAULT 0,
     rejected         bigint,
     refusal          jsonb,
     captured_at      timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
@@ -384,7 +383,6 @@ COMMENT ON COLUMN tensile.traces.vanilla_bytes IS 'device memory without a plan;
 COMMENT ON COLUMN tensile.traces.least_bytes IS 'device memory that no plan can go below';
 COMMENT ON COLUMN tensile.traces.largest_operator IS 'the operator that needs the most of it';
 COMMENT ON COLUMN tensile.traces.graphs IS 'names and numbers of rows of the graphs in column traces';
-COMMENT ON COLUMN tensile.traces.replans IS 'how often its worker has asked for another plan, because one was damaged';
 COMMENT ON COLUMN tensile.traces.rejected IS 'the last generation of its plans that the executor could not use';
 COMMENT ON COLUMN tensile.traces.refusal IS 'why the job can''t be given memory; null: it can';
 
@@ -451,6 +449,8 @@ COMMENT ON COLUMN tensile.latencies.samples IS 'iterations that were measured';
 COMMENT ON COLUMN tensile.latencies.total_us IS 'of an iteration: the sum of the averages';
 COMMENT ON COLUMN tensile.latencies.load IS 'how busy others kept the device meanwhile: 0 to 1';
 
+-- The plan table in shared memory has the same rows, but only as long as the job has a worker: reports of ended jobs and
+-- the client's plan() read them here, together with the numbers of the same generation.
 CREATE TABLE tensile.footprints (
     job           bigint PRIMARY KEY REFERENCES tensile.traces ON DELETE CASCADE,
     generation    bigint NOT NULL,
@@ -616,7 +616,7 @@ CREATE TABLE tensile.scheduler_log (
 );
 COMMENT ON TABLE tensile.scheduler_log IS 'what the memory scheduler decided, and why; the last 10,000 lines';
 COMMENT ON COLUMN tensile.scheduler_log.event IS
-    'scheduled, planned, waits, refused, failed, note, planner (it died), search, rejected or damaged (plans), batch size (chosen)';
+    'scheduled, planned, waits, refused, failed, note, planner (it died), search, rejected (a plan), batch size (chosen)';
 COMMENT ON COLUMN tensile.scheduler_log.job IS
     'null: about a whole device; only members of pg_read_all_stats see such lines';
 COMMENT ON COLUMN tensile.scheduler_log.generation IS 'of the plan';
@@ -839,13 +839,14 @@ BEGIN
             HINT = 'A name has 1 to 200 characters and no control characters.';
     END IF;
     PERFORM tensile._check_architecture(architecture);
-    IF architecture->>'type' IN ('import', 'python')
+    IF (tensile._rules()->'architectures'->(architecture->>'type')->>'code')::bool
        AND NOT pg_has_role(caller, 'pg_execute_server_program', 'USAGE') THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('permission denied for architecture type "%s"', architecture->>'type'),
             DETAIL = 'It runs code as the operating-system user of the server.',
-            HINT = 'Only members of role pg_execute_server_program may register it; '
-                   '"mlp", "cnn" and "transformer" are for everybody.';
+            HINT = format('Only members of role pg_execute_server_program may register it; for everybody are %s.',
+                          (SELECT string_agg(to_json(a.key)::text, ', ')
+                           FROM json_each(tensile._rules()->'architectures') a WHERE a.value->'code' IS NULL));
     END IF;
 
     INSERT INTO tensile.models (name, owner_name, architecture, description)
@@ -866,6 +867,179 @@ BEGIN
         updated_at = clock_timestamp() WHERE id = m.id;
     RETURN m.id;
 END $$;
+
+-- Architectures and options by the rules of pg_tensile/rules.json, whose terms pg_tensile/rules.py explains. That module
+-- makes the same checks; a test compares the two on random values. Every error names the key by its path
+-- ("early_stopping.patience", "hidden[2]"). What only PyTorch can know (is there such a function?) is found by the child.
+
+CREATE FUNCTION tensile._check_architecture(architecture jsonb) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    rules json := tensile._rules()->'architectures';
+    types text[] := ARRAY(SELECT json_object_keys(rules));
+    type text := CASE jsonb_typeof(architecture->'type') WHEN 'string' THEN architecture->>'type' END;
+BEGIN
+    IF jsonb_typeof(architecture) <> 'object' THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'architecture must be a JSON object',
+            HINT = 'For example ''{"type": "mlp", "hidden": [128, 64]}''.';
+    ELSIF type IS NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = 'key "type" is missing in the architecture, or not a text',
+            HINT = tensile._names_hint('', types, 'types');
+    ELSIF type <> ALL (types) THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('unknown architecture type "%s"', type), HINT = tensile._names_hint(type, types, 'types');
+    END IF;
+    PERFORM tensile._check_object(architecture - 'type', rules->type, format('architecture "%s"', type), '');
+END $$;
+
+CREATE FUNCTION tensile._check_options(options jsonb) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF jsonb_typeof(options) <> 'object' THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'options must be a JSON object',
+            HINT = 'For example ''{"early_stopping": {"patience": 3}}''.';
+    END IF;
+    PERFORM tensile._check_object(options, tensile._rules()->'options', 'options', '');
+END $$;
+
+-- `what` is looked at, for messages; `prefix` stands before its keys in them.
+CREATE FUNCTION tensile._check_object(object jsonb, rules json, what text, prefix text) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    properties json := rules->'properties';
+    names text[] := ARRAY(SELECT json_object_keys(properties));
+    name text;
+    item jsonb;
+    other text;
+    dividend bigint;
+    divisor bigint;
+BEGIN
+    FOR name, item IN SELECT * FROM jsonb_each(object) LOOP
+        IF name <> ALL (names) THEN
+            RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+                MESSAGE = format('unknown key "%s" in the %s', prefix || name, what),
+                HINT = tensile._names_hint(name, names, 'keys');
+        END IF;
+        PERFORM tensile._check_value(item, tensile._resolved(properties->name), what, prefix || name);
+    END LOOP;
+    FOR name IN SELECT json_array_elements_text(rules->'required') LOOP
+        IF NOT object ? name THEN
+            RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+                MESSAGE = format('key "%s" is missing in the %s', name, what),
+                HINT = format('It must be %s.', tensile._describe(tensile._resolved(properties->name)));
+        END IF;
+    END LOOP;
+    FOR name, other IN SELECT p.key, p.value->>'divisibleBy' FROM json_each(properties) p
+                       WHERE p.value->'divisibleBy' IS NOT NULL LOOP
+        dividend := coalesce(object->>name, properties->name->>'default')::numeric;
+        divisor := coalesce(object->>other, properties->other->>'default')::numeric;
+        IF dividend % divisor <> 0 THEN
+            RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+                MESSAGE = format('key "%s" in the %s is not divisible by "%s": %s, %s', name, what, other, dividend,
+                                 divisor),
+                HINT = format('Use a multiple of "%s", for example %s.', other,
+                              divisor * greatest(1, dividend / divisor));
+        END IF;
+    END LOOP;
+END $$;
+
+CREATE FUNCTION tensile._check_value(value jsonb, rule json, what text, path text) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF NOT tensile._fits(value, rule) THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('invalid value for key "%s" in the %s: %s', path, what,
+                             CASE WHEN length(value::text) > 60 THEN left(value::text, 57) || '...'
+                                  ELSE value::text END),
+            HINT = format('Use %s.', tensile._describe(rule));
+    ELSIF rule->>'type' = 'array' THEN
+        FOR i IN 0 .. jsonb_array_length(value) - 1 LOOP
+            PERFORM tensile._check_value(value->i, rule->'items', what, format('%s[%s]', path, i));
+        END LOOP;
+        IF (rule->>'ascending')::bool AND (value->>0)::numeric > (value->>1)::numeric THEN
+            RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+                MESSAGE = format('key "%s" in the %s is empty: from %s to %s', path, what, value->0, value->1),
+                HINT = format('The first number is the least, the second the most: [%s, %s].', value->1, value->0);
+        END IF;
+    ELSIF rule->'properties' IS NOT NULL THEN
+        PERFORM tensile._check_object(value, rule, what, path || '.');
+    END IF;
+END $$;
+
+-- Is the value what the rule says, but for what it contains? Numbers count as what readers of JSON see, float8.
+CREATE FUNCTION tensile._fits(value jsonb, rule json) RETURNS bool
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    kind text := rule->>'type';
+    content text := value #>> '{}';
+    number float8;
+BEGIN
+    IF jsonb_typeof(value) <> replace(kind, 'integer', 'number') THEN
+        RETURN false;
+    ELSIF kind IN ('integer', 'number') THEN
+        number := CASE WHEN abs(content::numeric) > 1.7976931348623157e308 THEN sign(content::numeric) * 'Infinity'::float8
+                       WHEN abs(content::numeric) < 4.9e-324 THEN 0 ELSE content::float8 END;
+        RETURN number >= coalesce((rule->>'minimum')::float8, '-Infinity')
+           AND number <= coalesce((rule->>'maximum')::float8, 'Infinity')
+           AND number > coalesce((rule->>'exclusiveMinimum')::float8, '-Infinity')
+           AND number < coalesce((rule->>'exclusiveMaximum')::float8, 'Infinity')
+           AND (kind = 'number' OR number = floor(number))
+           AND (rule->'not' IS NULL OR number::numeric % (rule->'not'->>'multipleOf')::numeric <> 0);
+    ELSIF kind = 'string' THEN
+        RETURN length(content) >= coalesce((rule->>'minLength')::int, 0)
+           AND content ~ ('^(?:' || coalesce(rule->>'pattern', '.*') || ')$')
+           AND (rule->'enum' IS NULL OR content IN (SELECT json_array_elements_text(rule->'enum')));
+    END IF;
+    RETURN kind <> 'array' OR jsonb_array_length(value) BETWEEN (rule->>'minItems')::int AND (rule->>'maxItems')::int;
+END $$;
+
+-- The rule itself, or the shared one that it refers to
+CREATE FUNCTION tensile._resolved(rule json) RETURNS json
+    LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN $1->'$ref' IS NULL THEN $1 ELSE tensile._rules()->'shared'->($1->>'$ref') END
+$$;
+
+-- What a value must be, for hints: "an integer from 1 to 100"
+CREATE FUNCTION tensile._describe(rule json) RETURNS text
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    kind text := rule->>'type';
+BEGIN
+    RETURN CASE
+        WHEN rule->'enum' IS NOT NULL THEN
+            'one of ' || (SELECT string_agg(e.value::text, ', ') FROM json_array_elements(rule->'enum') e)
+        WHEN kind = 'integer' THEN
+            format('an %sinteger from %s to %s', CASE WHEN rule->'not' IS NOT NULL THEN 'odd ' END, rule->>'minimum',
+                   rule->>'maximum')
+        WHEN kind = 'number' THEN
+            format('a number %s and %s',
+                   coalesce('of at least ' || (rule->>'minimum'), 'greater than ' || (rule->>'exclusiveMinimum')),
+                   coalesce('at most ' || (rule->>'maximum'), 'less than ' || (rule->>'exclusiveMaximum')))
+        WHEN kind = 'boolean' THEN 'true or false'
+        WHEN kind = 'string' THEN
+            coalesce('a text such as ' || (rule->'examples'->0)::text, 'a text that is not empty')
+        WHEN kind = 'array' THEN
+            format('an array of %s values, each %s',
+                   concat_ws(' to ', nullif(rule->>'minItems', rule->>'maxItems'), rule->>'maxItems'),
+                   tensile._describe(rule->'items'))
+        ELSE 'an object {...}' END;
+END $$;
+
+-- For a name that is none of these: the nearest one, or all of them
+CREATE FUNCTION tensile._names_hint(name text, names text[], what text) RETURNS text
+    LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce('Did you mean "' || tensile._nearest($1, $2) || '"?',
+                    format('The %s are %s.', $3, (SELECT string_agg(to_json(n)::text, ', ') FROM unnest($2) n)))
+$$;
 
 CREATE FUNCTION tensile._no_open_job(model tensile.models) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -1072,6 +1246,7 @@ CREATE FUNCTION tensile._check_training(epochs int, batch_size int, optimizer te
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
+    policies text[] := (SELECT s.enumvals FROM pg_settings s WHERE s.name = 'pg_tensile.policy');
     message text;
     hint text;
 BEGIN
@@ -1090,9 +1265,10 @@ BEGIN
     ELSIF NOT (validation >= 0 AND validation < 1) THEN
         message := format('validation is out of range: %s', validation);
         hint := 'It is the share of rows kept for validation: 0 or more, and less than 1.';
-    ELSIF policy NOT IN ('none', 'tensile', 'joint', 'swapadvisor') THEN
+    ELSIF policy <> ALL (policies) THEN
         message := format('unknown policy "%s"', policy);
-        hint := 'Use ''joint'', ''tensile'', ''swapadvisor'' or ''none'', or leave it out for the setting pg_tensile.policy.';
+        hint := format('Use one of ''%s'', or leave it out for the setting pg_tensile.policy.',
+                       array_to_string(policies, ''', '''));
     END IF;
     IF message IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = message, HINT = hint;
@@ -1740,14 +1916,6 @@ AS $$
     FROM (SELECT tensile._my_job()) m (job)
 $$;
 
--- The plan in shared memory is damaged: another one, please.
-CREATE FUNCTION tensile._job_replan(reason text) RETURNS void
-    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-AS $$
-    UPDATE tensile.traces SET replans = replans + 1 WHERE job = tensile._my_job();
-    SELECT tensile._job_log('damaged', $1, NULL), tensile._notify(tensile._my_job());
-$$;
-
 -- For the JOB frame; only the job's worker may ask.
 CREATE FUNCTION tensile._job_profiles() RETURNS jsonb
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -1810,12 +1978,12 @@ $$;
 CREATE FUNCTION tensile._schedule_jobs()
     RETURNS TABLE (job bigint, waiting bool, waited_s float8, priority float8, policy text, memory_budget bigint,
                    device text, revision int, total_us float8, overhead_bytes bigint, least_bytes bigint, refused bool,
-                   replans int, rejected bigint)
+                   rejected bigint)
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT j.id, j.state = 'waiting', extract(epoch FROM clock_timestamp() - t.captured_at)::float8, j.aged_priority,
            t.policy, j.memory_budget, t.device, t.revision, l.total_us, t.overhead_bytes, t.least_bytes,
-           t.refusal IS NOT NULL, t.replans, t.rejected
+           t.refusal IS NOT NULL, t.rejected
     FROM tensile._open_jobs j JOIN tensile.traces t ON t.job = j.id LEFT JOIN tensile.latencies l ON l.job = j.id
     WHERE j.state IN ('waiting', 'running')
 $$;
@@ -2412,7 +2580,7 @@ GRANT SELECT ON tensile.progress, tensile.devices, tensile.plan, tensile.latency
 
 REVOKE EXECUTE ON ALL ROUTINES IN SCHEMA tensile FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
-    tensile._version(), tensile._owned(oid, name), tensile._check_architecture(jsonb), tensile._check_options(jsonb),
+    tensile._version(), tensile._owned(oid, name),
     tensile._progress(), tensile._devices(), tensile._plan(), tensile._predictions(),
     tensile._submitted_here(bigint), tensile._wait_for_change(int), tensile._job_result(bigint, timestamptz),
     tensile._wait_round(timestamptz), tensile._explain_feed(int),
@@ -2429,7 +2597,7 @@ GRANT EXECUTE ON FUNCTION
     tensile._job_latency(jsonb, real[], real[], real[]), tensile._job_log(text, text, bigint),
     tensile._job_sparsity(int, int[], real[], real[], real[], bigint[]), tensile._job_codecs(),
     tensile._job_codec_times(text, jsonb, jsonb, float8),
-    tensile._job_replan(text), tensile._job_profiles(), tensile._job_latency_models(),
+    tensile._job_profiles(), tensile._job_latency_models(),
     tensile._calibrate_done(text, jsonb, bytea, int, int, float8),
     tensile._job_begin(int), tensile._job_status(), tensile._job_rows(bigint), tensile._job_checkpoint(int, int, bytea),
     tensile._job_checkpoint_done(int, jsonb), tensile._job_checkpoint_read(int), tensile._job_metric(jsonb),

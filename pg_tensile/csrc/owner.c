@@ -158,7 +158,7 @@ tensile_parse_budget(text *budget)
 	return DatumGetInt64(invoke_without_context(call));
 }
 
-/* A stored SQLSTATE; anything that can't be raised counts as an internal error. */
+/* A SQLSTATE from a table or from a child; anything that cannot be raised counts as an internal error. */
 static int
 raisable_sqlstate(const char *code)
 {
@@ -168,7 +168,7 @@ raisable_sqlstate(const char *code)
 	return MAKE_SQLSTATE(code[0], code[1], code[2], code[3], code[4]);
 }
 
-/* Raises an error whose SQLSTATE is data; what is NULL is left out. */
+/* Raises an error whose SQLSTATE is data: a job's, or one that a child has sent. What is NULL is left out. */
 void
 tensile_raise_error(const char *sqlstate, const char *message, const char *hint, const char *detail)
 {

@@ -20,7 +20,10 @@ extern int64 tensile_parse_budget(text *budget);
 /* From a public function f(args): tensile._f(caller's OID, args, extra). */
 extern Datum tensile_forward_with(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types, const NullableDatum *extra);
 
-/* Raises an error whose SQLSTATE is data; what is NULL is left out. */
+/*
+ * Raises an error whose SQLSTATE is data: a job's, or one that a child has sent. One that cannot be raised becomes XX000;
+ * what is NULL is left out.
+ */
 extern void tensile_raise_error(const char *sqlstate, const char *message, const char *hint, const char *detail);
 
 #endif

@@ -111,7 +111,6 @@ typedef struct TensilePlanHeader
 	float8		link_share;		/* of the device's link to the host that it was planned with: 0 … 1 */
 	uint32		nevents;
 	uint32		nordered;		/* operators of the order, int32 each, behind the event rows; 0: as captured */
-	uint32		checksum;		/* CRC-32C of the event rows, of the order and of what stands before it here */
 } TensilePlanHeader;
 
 typedef struct TensileSlot

@@ -1,11 +1,10 @@
 /*
- * plan.c: the plan table: for each job slot a header (generation, number of events, checksum) and fixed-size event rows,
- * and behind these, in the same area, the order of the operators (int32 each) of a plan that has one.
+ * plan.c: the plan table: for each job slot a header (generation, number of events) and fixed-size event rows, and
+ * behind these, in the same area, the order of the operators (int32 each) of a plan that has one.
  *
  * The scheduler is the only writer. It writes rows and header under the slot's lock, readers copy both under the same
- * lock, so nobody sees half a plan; the checksum is for what locks don't prevent (a stray write into shared memory), and
- * a plan that fails it is never handed out. The worker that finds a newer generation than its executor has sends it on,
- * and acknowledges it when the executor has made an iteration under it.
+ * lock, so nobody sees half a plan. The worker that finds a newer generation than its executor has sends it on, and
+ * acknowledges it when the executor has made an iteration under it.
  *
  * A plan comes with a grant of device memory: it is entered into the ledger (ledger.c) in the same moment, under
  * shared->lock, or not published at all.
@@ -14,7 +13,6 @@
 
 #include "funcapi.h"
 #include "miscadmin.h"
-#include "port/pg_crc32c.h"
 #include "utils/builtins.h"
 
 #include "pg_tensile.h"
@@ -48,18 +46,6 @@ static Size
 plan_bytes(const TensilePlanHeader *header)
 {
 	return header->nevents * sizeof(TensilePlanEvent) + header->nordered * sizeof(int32);
-}
-
-static uint32
-checksum_plan(const TensilePlanHeader *header, const TensilePlanEvent *events)
-{
-	pg_crc32c	checksum;
-
-	INIT_CRC32C(checksum);
-	COMP_CRC32C(checksum, events, plan_bytes(header));
-	COMP_CRC32C(checksum, header, offsetof(TensilePlanHeader, checksum));
-	FIN_CRC32C(checksum);
-	return checksum;
 }
 
 /* ---- writing ---- */
@@ -119,9 +105,10 @@ check_header(const TensilePlanHeader *header)
 }
 
 /*
- * Writes the plan with its grant and wakes the job's worker. The header's generation becomes the new one; 0: there is no
- * room for the grant. False if there is no job to plan for. Under the lock of all slots, so that no two grants are
- * entered at once.
+ * Writes the plan with its grant and wakes the job's worker. The header's generation becomes the new one; 0: there is
+ * no room for the grant. False if there is no job to plan for. Grant and header are entered under the lock of all
+ * slots, so that no two grants are entered at once; the rows are copied under the slot's own lock, which whoever reads
+ * them or reserves the slot has to wait for.
  */
 static bool
 write_plan(int64 job, TensilePlanHeader *header, const TensilePlanEvent *events)
@@ -137,13 +124,15 @@ write_plan(int64 job, TensilePlanHeader *header, const TensilePlanEvent *events)
 	{
 		LWLockAcquire(slot->lock, LW_EXCLUSIVE);
 		header->generation = slot->plan.generation + 1;
-		header->checksum = checksum_plan(header, events);
-		memcpy(slot_events(slot), events, plan_bytes(header));
 		slot->plan = *header;
-		LWLockRelease(slot->lock);
 		tensile_wake(&slot->wakeup);
 	}
 	LWLockRelease(tensile_shared->lock);
+	if (header->generation > 0)
+	{
+		memcpy(slot_events(slot), events, plan_bytes(header));
+		LWLockRelease(slot->lock);
+	}
 	return exists;
 }
 
@@ -212,8 +201,9 @@ tensile_acknowledge_plan(PG_FUNCTION_ARGS)
 /* ---- reading ---- */
 
 /*
- * A copy of the job's plan if it is newer than generation `after`; NULL if not, or if the job has no slot. Raises when
- * its checksum is wrong.
+ * A copy of the job's plan if it is newer than generation `after`; NULL if not, or if the job has no slot. The lock of
+ * all slots is held to find the job's only: up to 32 MB are copied under the slot's own lock, without which the slot
+ * can become no other job's (shmem.c).
  */
 static TensilePlanEvent *
 read_plan(int64 job, uint64 after, TensilePlanHeader *header)
@@ -224,27 +214,17 @@ read_plan(int64 job, uint64 after, TensilePlanHeader *header)
 	LWLockAcquire(tensile_shared->lock, LW_SHARED);
 	slot = tensile_slot_of_job(job);
 	if (slot)
-	{
 		LWLockAcquire(slot->lock, LW_SHARED);
-		*header = slot->plan;
-		if (header->generation > after)
-		{
-			uint32		most = tensile_shared->plan_events;
-			uint32		ints = sizeof(TensilePlanEvent) / sizeof(int32);
-
-			header->nevents = Min(header->nevents, most);	/* wrong numbers fail the checksum */
-			header->nordered = Min(header->nordered, (most - header->nevents) * ints);
-			events = palloc(plan_bytes(header) + 1);
-			memcpy(events, slot_events(slot), plan_bytes(header));
-		}
-		LWLockRelease(slot->lock);
-	}
 	LWLockRelease(tensile_shared->lock);
-	if (events && checksum_plan(header, events) != header->checksum)
-		ereport(ERROR,
-				(errcode(ERRCODE_DATA_CORRUPTED),
-				 errmsg("the plan of job " INT64_FORMAT " in shared memory has a wrong checksum", job),
-				 errhint("The scheduler makes another one; if it happens again, restart the server and check its memory.")));
+	if (slot == NULL)
+		return NULL;
+	*header = slot->plan;
+	if (header->generation > after)
+	{
+		events = palloc(plan_bytes(header) + 1);
+		memcpy(events, slot_events(slot), plan_bytes(header));
+	}
+	LWLockRelease(slot->lock);
 	return events;
 }
 

@@ -28,6 +28,7 @@
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
+#include "owner.h"
 #include "pg_tensile.h"
 #include "predict_client.h"
 
@@ -190,17 +191,10 @@ static void
 raise_answer(const Frame *frame)
 {
 	Jsonb	   *header = frame_header(frame);
-	char	   *state = json_text(header, "sqlstate");
 	char	   *message = json_text(header, "message");
-	char	   *hint = json_text(header, "hint");
-	char	   *detail = json_text(header, "detail");
 
-	ereport(ERROR,
-			(errcode(state != NULL && strlen(state) == 5
-					 ? MAKE_SQLSTATE(state[0], state[1], state[2], state[3], state[4]) : ERRCODE_EXTERNAL_ROUTINE_EXCEPTION),
-			 errmsg_internal("%s", message ? message : "the predictor failed without a message"),
-			 detail ? errdetail_internal("%s", detail) : 0,
-			 hint ? errhint("%s", hint) : 0));
+	tensile_raise_error(json_text(header, "sqlstate"), message ? message : "the predictor failed without a message",
+						json_text(header, "hint"), json_text(header, "detail"));
 }
 
 /* ---- exchanging frames ---- */

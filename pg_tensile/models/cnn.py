@@ -17,7 +17,7 @@ POOLED_SIDE = 4  # the dense layers see at most this many positions in each dire
 
 @dataclass(frozen=True)
 class CNNArchitecture:
-    """docs/internals.md, "Architectures"."""
+    """See rules.json."""
 
     channels: tuple[int, ...] = (16, 32)
     kernel: int = 3

@@ -20,7 +20,7 @@ from pg_tensile.preprocessing import Features, ModelInputs
 
 @dataclass(frozen=True)
 class MLPArchitecture:
-    """docs/internals.md, "Architectures"."""
+    """See rules.json."""
 
     hidden: tuple[int, ...] = (128, 64)
     activation: str = "relu"

@@ -14,7 +14,7 @@ from pg_tensile.preprocessing import PADDING, Features, ModelInputs, TokenLimits
 
 @dataclass(frozen=True)
 class TransformerArchitecture:
-    """docs/internals.md, "Architectures"."""
+    """See rules.json."""
 
     dim: int = 64
     heads: int = 4
@@ -26,9 +26,6 @@ class TransformerArchitecture:
     embedding: int = 16
 
     def build(self, inputs: ModelInputs, outputs: int) -> nn.Module:
-        if self.dim % self.heads:
-            message = f"dim {self.dim} is not divisible by heads {self.heads}"
-            raise ArchitectureError(message, hint="Choose dim as a multiple of heads.")
         return Transformer(self, inputs, outputs)
 
     @property

@@ -271,36 +271,6 @@ def test_a_plan_for_a_job_without_a_worker_or_device_is_refused(stage: Stage, jo
             publish(stage, nobody, [event(4)])
 
 
-# In the extension's own part of the server's shared memory; other copies of a plan may be in its buffers of tables
-DAMAGE = """DO LANGUAGE plpython3u $$
-pattern = bytes.fromhex("{pattern}")
-(own,) = plpy.execute("SELECT off, size FROM pg_catalog.pg_shmem_allocations WHERE name = 'pg_tensile'")
-with open("/proc/self/maps") as maps:
-    shared = [[int(end, 16) for end in line.split()[0].split("-")] for line in maps if " rw-s " in line]
-start = max(shared, key=lambda ends: ends[1] - ends[0])[0] + own["off"]
-with open("/proc/self/mem", "r+b", buffering=0) as memory:
-    memory.seek(start)
-    found = memory.read(own["size"]).find(pattern)
-    if found < 0:
-        plpy.error("the plan is not in shared memory")
-    memory.seek(start + found + {offset})
-    memory.write(b"\\x55")
-$$"""
-
-
-def test_a_damaged_plan_is_not_handed_out(stage: Stage, planned: int) -> None:
-    """Somebody writes into shared memory where he has no business."""
-    damaged = event(1, 123456, 7, 654321, 77, 888888, 1234567890123)
-    publish(stage, planned, [damaged] * 3)
-    stage.order("scheduler", DAMAGE.format(pattern=(damaged * 3).hex(), offset=40))
-    with pytest.raises(psycopg.errors.DataCorrupted):
-        fetch(stage, planned, 0)
-    with pytest.raises(psycopg.errors.DataCorrupted):
-        stage.alice.execute("SELECT * FROM tensile.plan")
-    second = publish(stage, planned, [event(4)])
-    assert fetch(stage, planned, 0) == [{"g": second, "e": event(4).hex()}]
-
-
 def test_nobody_sees_half_a_plan(stage: Stage, planned: int) -> None:
     """The scheduler replaces the plan as fast as it can; each plan's events all have one tensor."""
     writer = " ".join(f"PERFORM {plan_call(planned, [event(4, number)] * 1000)};" for number in (1, 2))

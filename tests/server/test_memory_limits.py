@@ -1,20 +1,15 @@
-"""Jobs at the limits: their plan is damaged in shared memory, host memory ends, predictions need what they hold."""
+"""Jobs at the limits: host memory ends, predictions need what they hold."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from pg_tensile.plan import Event, EventKind, Plan
 from tests.server.pressure import Lab, Wait
-from tests.server.support import FOREVER, value, worker_pid
-from tests.server.test_ledger import DAMAGE
+from tests.server.support import FOREVER, value
 
 
 @pytest.fixture(scope="module")
@@ -24,52 +19,6 @@ def lab(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Lab]:
     yield lab
     lab.conn.close()
     cluster.end()
-
-
-def stop_where_it_waits(lab: Lab, pid: int) -> None:
-    """SIGSTOP for a server process in a wait for its latch, where it holds no lock of shared memory."""
-
-    def stopped() -> bool:
-        os.kill(pid, signal.SIGSTOP)
-        waits = "SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE pid = %s"
-        lab.wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
-        if value(lab.conn, waits, pid):
-            return True
-        os.kill(pid, signal.SIGCONT)
-        return False
-
-    lab.wait_until(stopped)
-
-
-def test_a_plan_that_is_damaged_before_it_is_fetched_is_made_again(lab: Lab) -> None:
-    lab.set_memory(0.62 * lab.vanilla(["mlp", "mlp"]))
-    first = lab.submit("mlp", epochs=FOREVER)
-    lab.await_training(first)
-    generation = lab.newest_generation(first)
-    worker = worker_pid(lab.conn, first)
-    assert worker is not None
-    stop_where_it_waits(lab, worker)
-    try:
-        second = lab.submit("mlp", 2)
-        lab.wait_until(lambda: lab.newest_generation(first) > generation, 60, lab.told)
-        events = lab.conn.execute(
-            "SELECT event, tensor, trigger_operator, deadline_operator, version, delay_us, bytes FROM tensile.plan"
-            " WHERE job = %s ORDER BY sequence",
-            (first,),
-        ).fetchall()
-        plan = Plan.build(Event(EventKind[name.upper()], *numbers[:-1]) for name, *numbers in events)
-        rows = plan.rows.copy()
-        rows["bytes"] = [event[-1] for event in events]
-        lab.conn.execute(DAMAGE.format(pattern=rows.tobytes().hex(), offset=9))
-        with pytest.raises(psycopg.errors.DataCorrupted):
-            lab.conn.execute("SELECT * FROM tensile.plan")
-    finally:
-        os.kill(worker, signal.SIGCONT)
-    lab.await_log("damaged", first)
-    assert lab.digest(second) == lab.weights["mlp", 2]
-    lab.await_steps(first)
-    lab.cancel(first)
-    assert len(lab.log("damaged")) == 1
 
 
 def test_a_model_for_prediction_has_its_memory_beside_jobs(lab: Lab) -> None:

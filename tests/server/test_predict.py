@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,9 @@ import pytest
 from psycopg import errors
 from psycopg.types.json import Jsonb
 
+from pyworker import wire
+from pyworker.version import VERSION
+from pyworker.wire import FrameType
 from tests.server.support import register, submit, value
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -593,3 +597,54 @@ def test_a_session_leaves_no_open_files_behind(conn: Connection, server: Any) ->
         with contextlib.suppress(errors.DivisionByZero):
             conn.execute("SELECT count(*) FROM predict_rows('numbers', %s)", (query,))
     assert sockets() == before
+
+
+@pytest.fixture
+def impostor(server: Any) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """`impostor(header)`: one that takes the predictor's place for a session, greets it, and answers its request with
+    that ERROR."""
+    place = server.data / "pg_tensile" / "predict.sock"
+    aside = place.with_suffix(".aside")
+    threads: list[threading.Thread] = []
+
+    def answer(listener: socket.socket, header: dict[str, Any]) -> None:
+        peer = wire.Connection(listener.accept()[0])
+        peer.recv(20)
+        peer.send(FrameType.HELLO, header={"version": VERSION, "python": None, "pid": os.getpid()})
+        peer.recv(20)
+        peer.send(FrameType.ERROR, header=header)
+        peer.close()
+
+    with contextlib.ExitStack() as stack:
+        place.rename(aside)
+        stack.callback(aside.rename, place)
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(place))
+        place.chmod(0o777)
+        listener.listen()
+        listener.settimeout(20)
+
+        def pose(header: dict[str, Any]) -> None:
+            threads.append(threading.Thread(target=answer, args=(listener, header)))
+            threads[-1].start()
+
+        yield pose
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("sent", "raised"),
+    [("22023", "22023"), *((bad, "XX000") for bad in ("00000", "01000", "ab!{}", "42", "4270412", "", 5, None))],
+)
+def test_an_sqlstate_that_cannot_be_raised_becomes_an_internal_error(
+    server: Any, impostor: Callable[[dict[str, Any]], None], sent: object, raised: str
+) -> None:
+    impostor({"sqlstate": sent, "message": "no", "hint": "perhaps", "detail": "at all"})
+    with server.connect() as conn:
+        with pytest.raises(psycopg.Error) as caught:
+            conn.execute(ASK, (7,))
+        diag = caught.value.diag
+        assert (diag.sqlstate, diag.severity_nonlocalized) == (raised, "ERROR")
+        assert (diag.message_primary, diag.message_hint, diag.message_detail) == ("no", "perhaps", "at all")
+        assert value(conn, "SELECT 1") == 1

@@ -30,7 +30,7 @@ OF_THE_MACHINE = {"device_profiles", "latency_models", "codec_times"}  # everybo
 
 # What every user may execute in schema tensile: harmless, or checked by the function itself.
 OPEN = {
-    *("_version", "_owned", "_check_architecture", "_check_options", "_raise", "_no_such_job"),
+    *("_version", "_owned", "_raise", "_no_such_job"),
     *("_progress", "_devices", "_plan", "_predictions"),
     *("_submitted_here", "_wait_for_change", "_wait_round", "_job_result"),
 }
@@ -61,7 +61,6 @@ WORKERS_ONLY = {
     "_job_codec_times": "'cpu', '{}', NULL, 0",
     "_job_codecs": "",
     "_job_log": "'x', 'x', 1",
-    "_job_replan": "'x'",
     "_job_profiles": "",
     "_job_latency_models": "",
     "_calibration_workloads": "",

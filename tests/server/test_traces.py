@@ -95,7 +95,7 @@ def test_jobs_that_wait_or_run_are_listed_for_the_scheduler(stage: Stage, traced
     row = stage.order("scheduler", "SELECT * FROM tensile._schedule_jobs()")[0]
     assert 0 <= row.pop("waited_s") < 60 and 2 <= row.pop("priority") < 2.2
     kept = {name: FIRST[name] for name in ("policy", "device", "revision", "overhead_bytes", "least_bytes")}
-    news: dict[str, Any] = {"job": traced, "waiting": True, "memory_budget": 9000, "refused": False, "replans": 0}
+    news: dict[str, Any] = {"job": traced, "waiting": True, "memory_budget": 9000, "refused": False}
     news |= {"total_us": None, "rejected": None}
     assert row == kept | news
     stage.order(traced, "SELECT tensile._job_admitted()")
@@ -124,13 +124,6 @@ def test_a_refused_job_is_told(stage: Stage, traced: int) -> None:
     assert stage.order("scheduler", "SELECT refused FROM tensile._schedule_jobs()") == [{"refused": True}]
     trace(stage, traced, revision=2)
     assert stage.order(traced, with_status) == [{"s": "ok", "r": None}], "with another trace it may be possible"
-
-
-def test_a_worker_asks_for_another_plan(stage: Stage, traced: int) -> None:
-    stage.woken("scheduler", lambda: stage.order(traced, "SELECT tensile._job_replan('bad checksum')"))
-    assert stage.order("scheduler", "SELECT replans FROM tensile._schedule_jobs()") == [{"replans": 1}]
-    log = "SELECT event, device, reason FROM tensile.scheduler_log WHERE job = %s"
-    assert stage.alice.execute(log, (traced,)).fetchall() == [("damaged", "cpu", "bad checksum")]
 
 
 def test_a_trace_and_latencies_wake_the_scheduler(stage: Stage, job: int) -> None:

@@ -105,9 +105,9 @@ def test_install_is_readable_and_has_what_runs_only(tmp_path):
     assert done.returncode == 0, done.stderr
     (python,) = tmp_path.rglob("pg_tensile/python")
     installed = {str(path.relative_to(python)) for path in python.rglob("*") if path.is_file()}
-    page = {"pg_tensile/report/page.css", "pg_tensile/report/page.js"}
-    assert {"pyworker/wire.py", "pg_tensile/__init__.py", *page} <= installed
-    assert {Path(name).suffix for name in installed - page} <= {".py", ".pyc"}
+    data = {"pg_tensile/report/page.css", "pg_tensile/report/page.js", "pg_tensile/rules.json"}
+    assert {"pyworker/wire.py", "pg_tensile/__init__.py", *data} <= installed
+    assert {Path(name).suffix for name in installed - data} <= {".py", ".pyc"}
     for path in (python.parent, *python.parent.rglob("*")):
         assert path.stat().st_mode & 0o004, f"{path} cannot be read by the server's user"
 

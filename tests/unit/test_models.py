@@ -15,7 +15,6 @@ from torch import nn
 from pg_tensile import checkpoint, models
 from pg_tensile.errors import ArchitectureError, TensileError
 from pg_tensile.models import few_rows
-from pg_tensile.models.registry import RULES, TYPES
 from pg_tensile.preprocessing import ArrayInput, Features, ModelInputs
 from pg_tensile.training import Settings, Trainer
 from tests.unit.rows import Prepared, Rows, every_type
@@ -187,28 +186,30 @@ def test_images_of_any_shape_fit(shape: list[int] | None, length: int, channels:
     ("architecture", "message"),
     [
         ({"type": "mpl"}, 'unknown architecture type "mpl"'),
-        ({}, 'unknown architecture type "None"'),
-        ({"type": "mlp", "hiden": [1]}, 'unknown key "hiden"'),
-        ({"type": "mlp", "hidden": [0]}, '"hidden" in the architecture must be 0 to 64 integers from 1 to 65536'),
-        ({"type": "mlp", "hidden": 5}, '"hidden" in the architecture must be'),
-        ({"type": "mlp", "hidden": [True]}, '"hidden" in the architecture must be'),
-        ({"type": "mlp", "dropout": 1}, '"dropout" in the architecture must be a number from 0 to below 1'),
-        ({"type": "mlp", "activation": "rely"}, '"activation" in the architecture must be one of relu'),
-        ({"type": "cnn", "kernel": 4}, '"kernel" in the architecture must be an odd integer'),
-        ({"type": "transformer", "dim": 1.5}, '"dim" in the architecture must be an integer'),
-        ({"type": "import"}, 'needs the key "callable"'),
-        ({"type": "import", "callable": "os.path"}, '"callable" in the architecture must be text like'),
-        ({"type": "python"}, 'needs the key "source"'),
+        ({}, 'key "type" is missing'),
+        ({"type": "mlp", "hiden": [1]}, 'unknown key "hiden" in the architecture "mlp"'),
+        ({"type": "mlp", "hidden": [0]}, r'key "hidden\[0\]" in the architecture "mlp": 0'),
+        ({"type": "mlp", "hidden": 5}, 'key "hidden" in the architecture "mlp": 5'),
+        ({"type": "mlp", "hidden": [True]}, r'key "hidden\[0\]" in the architecture "mlp": true'),
+        ({"type": "mlp", "dropout": 1}, 'key "dropout" in the architecture "mlp": 1'),
+        ({"type": "mlp", "activation": "rely"}, 'key "activation" in the architecture "mlp": "rely"'),
+        ({"type": "cnn", "kernel": 4}, 'key "kernel" in the architecture "cnn": 4'),
+        ({"type": "transformer", "dim": 1.5}, 'key "dim" in the architecture "transformer": 1.5'),
+        ({"type": "transformer", "dim": 10}, 'key "dim" .* is not divisible by "heads": 10, 4'),
+        ({"type": "import"}, 'key "callable" is missing'),
+        ({"type": "import", "callable": "os.path"}, 'key "callable" in the architecture "import": "os.path"'),
+        ({"type": "import", "callable": "a..b:c"}, 'key "callable"'),
+        ({"type": "python"}, 'key "source" is missing'),
+        ({"type": "python", "source": ""}, 'key "source" in the architecture "python": ""'),
     ],
 )
 def test_wrong_architectures_name_the_key(architecture: dict[str, Any], message: str) -> None:
-    with pytest.raises(ArchitectureError, match=message):
+    with pytest.raises(ArchitectureError, match=message) as error:
         models.parse(architecture)
+    assert error.value.hint
 
 
-def test_every_key_has_a_rule_and_json_integers_may_have_a_point() -> None:
-    keys = {name for kind in TYPES.values() for name in kind.__dataclass_fields__}
-    assert keys == set(RULES)
+def test_integers_of_json_may_have_a_point() -> None:
     assert models.parse({"type": "mlp", "hidden": [16.0], "dropout": 0.0}) == models.parse(
         {"type": "mlp", "hidden": [16]}
     )
@@ -224,11 +225,6 @@ def test_every_key_has_a_rule_and_json_integers_may_have_a_point() -> None:
             {"type": "transformer"},
             ModelInputs(0, (), (ArrayInput(9, 0),)),
             "exactly one array of tokens, the query has 0",
-        ),
-        (
-            {"type": "transformer", "dim": 10},
-            ModelInputs(0, (), (ArrayInput(9, 3),)),
-            "dim 10 is not divisible by heads 4",
         ),
         ({"type": "import", "callable": "no_such:f"}, MIXED, 'could not import "no_such:f": No module named'),
         ({"type": "import", "callable": "os:no_such"}, MIXED, 'could not import "os:no_such"'),

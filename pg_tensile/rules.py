@@ -1,0 +1,177 @@
+"""What the keys of an architecture and the options of a job may be (rules.json).
+
+The server compares what users write with the same file (`tensile._check_value` in sql/) and says the same about it;
+here the rules protect jobs of models that were stored by another version.
+
+The terms of the file are those of JSON Schema, as far as they are used, and these:
+
+- `$ref`: the name of an entry of `shared`, whose rule it is;
+- `divisibleBy`: of an integer, the key of the same object that must divide it; a key that is left out has its default;
+- `ascending`: of an array of two numbers, the first one must not be larger;
+- `code`: of an architecture, it executes code of the user.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pg_tensile.errors import ArchitectureError, OptionError, TensileError
+
+RULES: dict[str, Any] = json.loads((Path(__file__).parent / "rules.json").read_text("ascii"))
+ARCHITECTURES: dict[str, Any] = RULES["architectures"]
+OPTIONS: dict[str, Any] = RULES["options"]
+TYPES: dict[str, type | tuple[type, ...]] = {
+    "integer": (int, float),
+    "number": (int, float),
+    "boolean": bool,
+    "string": str,
+    "array": list,
+    "object": dict,
+}
+MOST_SHOWN = 60  # characters of a value in a message
+
+
+def check_architecture(architecture: Any) -> None:
+    """Raises ArchitectureError, naming the key that is wrong by its path."""
+    types = f"The types are {_names(ARCHITECTURES)}."
+    if not isinstance(architecture, dict):
+        hint = """For example '{"type": "mlp", "hidden": [128, 64]}'."""
+        raise ArchitectureError("architecture must be a JSON object", hint)
+    name = architecture.get("type")
+    if not isinstance(name, str):
+        raise ArchitectureError('key "type" is missing in the architecture, or not a text', types)
+    if name not in ARCHITECTURES:
+        raise ArchitectureError(f'unknown architecture type "{name}"', types)
+    keys = {key: value for key, value in architecture.items() if key != "type"}
+    _Check(f'architecture "{name}"', ArchitectureError).object(keys, ARCHITECTURES[name], "")
+
+
+def check_options(options: Any) -> None:
+    """Raises OptionError, naming the key that is wrong by its path."""
+    if not isinstance(options, dict):
+        hint = """For example '{"early_stopping": {"patience": 3}}'."""
+        raise OptionError("options must be a JSON object", hint)
+    _Check("options", OptionError).object(options, OPTIONS, "")
+
+
+def resolved(rule: Mapping[str, Any]) -> dict[str, Any]:
+    """The rule with what it refers to."""
+    return RULES["shared"].get(rule.get("$ref"), {}) | rule
+
+
+def describe(rule: Mapping[str, Any]) -> str:
+    """What a value must be, for hints: "an integer from 1 to 100"."""
+    if "enum" in rule:
+        return f"one of {_names(rule['enum'])}"
+    kind = rule["type"]
+    if kind == "integer":
+        return f"an {'odd ' if 'not' in rule else ''}integer from {rule['minimum']} to {rule['maximum']}"
+    if kind == "number":
+        least = f"of at least {rule['minimum']}" if "minimum" in rule else f"greater than {rule['exclusiveMinimum']}"
+        most = f"at most {rule['maximum']}" if "maximum" in rule else f"less than {rule['exclusiveMaximum']}"
+        return f"a number {least} and {most}"
+    if kind == "boolean":
+        return "true or false"
+    if kind == "string":
+        return f'a text such as "{rule["examples"][0]}"' if "examples" in rule else "a text that is not empty"
+    if kind == "array":
+        sizes = dict.fromkeys((str(rule["minItems"]), str(rule["maxItems"])))
+        return f"an array of {' to '.join(sizes)} values, each {describe(rule['items'])}"
+    return "an object {...}"
+
+
+class _Check:
+    """`what` is looked at, for messages: 'architecture "mlp"'."""
+
+    def __init__(self, what: str, error: type[TensileError]) -> None:
+        self._what = what
+        self._error = error
+
+    def object(self, value: Mapping[str, Any], rules: Mapping[str, Any], prefix: str) -> None:
+        """`prefix`: what stands before its keys in messages, "early_stopping."."""
+        properties = rules["properties"]
+        for key, item in value.items():
+            if key not in properties:
+                message = f'unknown key "{prefix}{key}" in the {self._what}'
+                raise self._error(message, f"The keys are {_names(properties)}.")
+            self._value(item, resolved(properties[key]), prefix + key)
+        for key in rules.get("required", ()):
+            if key not in value:
+                message = f'key "{key}" is missing in the {self._what}'
+                raise self._error(message, f"It must be {describe(resolved(properties[key]))}.")
+        for key, rule in properties.items():
+            if "divisibleBy" in rule:
+                self._divisible(value, properties, key, rule["divisibleBy"])
+
+    def _divisible(self, value: Mapping[str, Any], properties: Mapping[str, Any], key: str, other: str) -> None:
+        number, divisor = (int(value.get(name, properties[name]["default"])) for name in (key, other))
+        if number % divisor:
+            message = f'key "{key}" in the {self._what} is not divisible by "{other}": {number}, {divisor}'
+            multiple = divisor * max(1, number // divisor)
+            raise self._error(message, f'Use a multiple of "{other}", for example {multiple}.')
+
+    def _value(self, value: Any, rule: Mapping[str, Any], path: str) -> None:
+        if not _fits(value, rule):
+            message = f'invalid value for key "{path}" in the {self._what}: {_shown(value)}'
+            raise self._error(message, f"Use {describe(rule)}.")
+        if isinstance(value, list):
+            for place, item in enumerate(value):
+                self._value(item, rule["items"], f"{path}[{place}]")
+            if "ascending" in rule and value[0] > value[1]:
+                message = f'key "{path}" in the {self._what} is empty: from {value[0]} to {value[1]}'
+                raise self._error(message, f"The first number is the least, the second the most: {value[::-1]}.")
+        elif "properties" in rule:
+            self.object(value, rule, f"{path}.")
+
+
+def _fits(value: Any, rule: Mapping[str, Any]) -> bool:
+    """Whether the value is what the rule says, but for what it contains."""
+    kind = rule["type"]
+    if not _is_a(kind, value):
+        return False
+    if kind in ("integer", "number"):
+        return _number_fits(_double(value), rule)
+    if kind == "string":
+        pattern = rule.get("pattern", ".*")
+        return (
+            len(value) >= rule.get("minLength", 0)
+            and re.fullmatch(pattern, value, re.DOTALL) is not None
+            and value in rule.get("enum", (value,))
+        )
+    return kind != "array" or rule["minItems"] <= len(value) <= rule["maxItems"]
+
+
+def _is_a(kind: str, value: Any) -> bool:
+    return isinstance(value, TYPES[kind]) and (kind == "boolean" or not isinstance(value, bool))
+
+
+def _number_fits(number: float, rule: Mapping[str, Any]) -> bool:
+    return (
+        rule.get("minimum", -math.inf) <= number <= rule.get("maximum", math.inf)
+        and number > rule.get("exclusiveMinimum", -math.inf)
+        and number < rule.get("exclusiveMaximum", math.inf)
+        and (rule["type"] == "number" or number.is_integer())
+        and ("not" not in rule or number % rule["not"]["multipleOf"] != 0)
+    )
+
+
+def _double(number: float) -> float:
+    """As JSON's readers see it."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
+
+
+def _names(names: Any) -> str:
+    return ", ".join(f'"{name}"' for name in names)

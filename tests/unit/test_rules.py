@@ -1,0 +1,125 @@
+"""rules.json is the source of what the code has: keys and defaults of architectures, options, names of all kinds."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import MISSING, Field, fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pg_tensile.batchsize.rates import RATE_LAWS
+from pg_tensile.errors import OptionError
+from pg_tensile.models.layers import ACTIVATIONS, NORMS_1D
+from pg_tensile.models.registry import TYPES
+from pg_tensile.plan import CODECS, EventKind
+from pg_tensile.rules import ARCHITECTURES, OPTIONS, RULES, check_architecture, check_options, resolved
+from pg_tensile.training import COMPRESSIONS, EarlyStopping
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TERMS = {
+    *("type", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "not", "minLength", "pattern"),
+    *("minItems", "maxItems", "items", "properties", "required", "default", "description", "examples"),
+    *("$ref", "divisibleBy", "ascending", "code"),
+}
+
+
+def default(field: Field[Any]) -> Any:
+    value = field.default if field.default_factory is MISSING else field.default_factory()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def rules() -> list[dict[str, Any]]:
+    """All of them, those inside others as well."""
+    found: list[dict[str, Any]] = []
+    left = [*ARCHITECTURES.values(), OPTIONS, *RULES["shared"].values()]
+    while left:
+        found.append(rule := left.pop())
+        left += [*rule.get("properties", {}).values(), *([rule["items"]] if "items" in rule else [])]
+    return found
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_an_architecture_has_the_fields_and_defaults_of_its_rules(name: str) -> None:
+    properties = ARCHITECTURES[name]["properties"]
+    known = {field.name: default(field) for field in fields(TYPES[name])}
+    required = [key for key, value in known.items() if value is MISSING]
+    assert required == ARCHITECTURES[name].get("required", [])
+    assert {key: rule.get("default") for key, rule in properties.items() if key not in required} == {
+        key: value for key, value in known.items() if key not in required
+    }
+
+
+def test_every_architecture_of_the_rules_can_be_built() -> None:
+    assert set(ARCHITECTURES) == set(TYPES)
+
+
+def test_choices_are_what_the_library_has() -> None:
+    shared, options = RULES["shared"], OPTIONS["properties"]
+    assert shared["activation"]["enum"] == list(ACTIVATIONS)
+    assert shared["norm"]["enum"] == ["none", *NORMS_1D]
+    assert options["compression"]["enum"] == list(COMPRESSIONS)
+    assert options["learning_rate_scaling"]["enum"] == list(RATE_LAWS)
+    stopping = {key: rule["default"] for key, rule in options["early_stopping"]["properties"].items()}
+    assert stopping == EarlyStopping()._asdict()
+
+
+def test_rules_use_known_terms_and_refer_to_shared_ones() -> None:
+    assert set(RULES) == {"architectures", "options", "shared"}
+    for rule in rules():
+        assert set(rule) <= TERMS, rule
+        assert rule.get("$ref", "hidden") in RULES["shared"], rule
+        bounds = {"minimum", "exclusiveMinimum"} & set(rule), {"maximum", "exclusiveMaximum"} & set(rule)
+        assert resolved(rule).get("type") not in ("integer", "number") or "$ref" in rule or all(bounds), rule
+
+
+def test_every_default_is_a_value_that_may_be_given() -> None:
+    for name, architecture in ARCHITECTURES.items():
+        given = dict.fromkeys(architecture.get("required", ()), "a.b:c")
+        for key, rule in architecture["properties"].items():
+            check_architecture({"type": name, **given, **({key: rule["default"]} if "default" in rule else {})})
+    for key, rule in OPTIONS["properties"].items():
+        if "default" in rule:
+            check_options({key: rule["default"]})
+
+
+def test_wrong_options_name_the_key() -> None:
+    with pytest.raises(
+        OptionError, match=r'invalid value for key "early_stopping\.patience" in the options: 0'
+    ) as error:
+        check_options({"early_stopping": {"patience": 0}})
+    assert error.value.hint == "Use an integer from 1 to 1000000."
+    with pytest.raises(OptionError, match='key "batch_size_range" in the options is empty: from 9 to 8'):
+        check_options({"batch_size_range": [9, 8]})
+
+
+def test_the_file_is_plain_text() -> None:
+    """It is compiled into the library, and the same in every server encoding."""
+    text = (REPOSITORY / "pg_tensile" / "rules.json").read_bytes()
+    assert text.isascii() and json.loads(text) == RULES
+
+
+def test_the_readme_lists_every_architecture_and_option() -> None:
+    text = (REPOSITORY / "README.md").read_text()
+    for title, names in (
+        ("### Architectures", set(ARCHITECTURES)),
+        ("### Options of a job", set(OPTIONS["properties"])),
+    ):
+        section = text.partition(f"\n{title}\n")[2].partition("\n### ")[0]
+        rows = re.findall(r"^\| (`[^|]+`) \|", section, re.MULTILINE)
+        assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == names
+
+
+def test_events_and_codecs_are_those_of_the_shim() -> None:
+    """The names of a plan's kinds of events and codecs, by the numbers in its rows."""
+    source = (REPOSITORY / "pg_tensile" / "csrc" / "plan.c").read_text()
+
+    def names(array: str) -> list[str]:
+        found = re.search(rf"{array}\[\] = {{NULL, (.+?)}};", source)
+        assert found is not None
+        return [name.strip('"') for name in found[1].split(", ")]
+
+    assert names("event_kinds") == [kind.label for kind in EventKind]
+    assert names("codecs") == list(CODECS[1:])
