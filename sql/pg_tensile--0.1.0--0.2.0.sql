@@ -1,1 +1,12 @@
 \echo Use "ALTER EXTENSION pg_tensile UPDATE" to load this file. \quit
+
+-- checkpoints
+ALTER TABLE tensile.models ADD keep_versions int CHECK (keep_versions OPERATOR(pg_catalog.>) 0);
+COMMENT ON COLUMN tensile.models.keep_versions IS
+    'versions that stay when a job adds one: the newest ones, and the deployed one; null: all';
+ALTER TABLE tensile.model_weights SET (
+    toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 5000);
+ALTER TABLE tensile.checkpoint_chunks SET (
+    toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 5000);
+ALTER POLICY visible ON tensile.model_versions USING (
+    weight_bytes IS NOT NULL AND EXISTS (SELECT FROM tensile.models m WHERE m.id OPERATOR(pg_catalog.=) model));
