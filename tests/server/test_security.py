@@ -306,6 +306,8 @@ def test_rows_do_not_leak_into_a_function_of_the_reader(play: Cast) -> None:
         "SELECT revoke_model('late', 'public')",
         "SELECT set_model_owner('late', current_user)",
         "SELECT set_model_memory_budget('late', '1MB')",
+        "SELECT drop_version('late', 1)",
+        "SELECT set_model_retention('late', 1)",
     ],
 )
 def test_models_of_others(play: Cast, call: str) -> None:
