@@ -251,7 +251,7 @@ class Executor:
         if outcome.stopped:
             self._send(FrameType.DONE, {"stopped": True})
             return
-        self._send_version(outcome, prepared.fitted)
+        self._send_version(outcome, prepared)
         send_state(self._connection, self._job, 0, "weights", ckpt.to_bytes(ckpt.model_tensors(job.model)))
         self._send(FrameType.DONE, {"stopped": False, "warnings": self._warnings})
 
@@ -324,12 +324,15 @@ class Executor:
             raise _with_way_out(error) from error
         return self._memory.admit(graphs)
 
-    def _send_version(self, outcome: Outcome, fitted: FittedPreprocessing) -> None:
+    def _send_version(self, outcome: Outcome, prepared: Prepared) -> None:
         """What the weights that follow belong to."""
+        fitted = prepared.fitted
         preprocessing = fitted.preprocessing.to_json()
         rows = {"training": fitted.training_rows, "validation": fitted.validation_rows, "skipped": fitted.skipped_rows}
         version = {"task": preprocessing["task"], "preprocessing": preprocessing | {"rows": rows}}
-        self._send(FrameType.VERSION, version | {"metrics": outcome.metrics})
+        self._send(
+            FrameType.VERSION, version | {"metrics": outcome.metrics, "fingerprint": prepared.dataset.fingerprint}
+        )
 
     # ---- observing ----
 

@@ -428,8 +428,8 @@ class Worker:
         if self._version is not None:
             raise ProtocolError("a second VERSION frame")
         self._report({"phase": "saving"})
-        values = (header["task"], header["preprocessing"], header["metrics"])
-        self._version = self._server.call("tensile._job_version(text,jsonb,jsonb)", *values)
+        values = (header[key] for key in ("task", "preprocessing", "metrics", "fingerprint"))
+        self._version = self._server.call("tensile._job_version(text,jsonb,jsonb,text)", *values)
         self._server.commit()
 
     def _keep_weights(self, chunk: StateChunk) -> None:

@@ -10,3 +10,4 @@ ALTER TABLE tensile.checkpoint_chunks SET (
     toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 5000);
 ALTER POLICY visible ON tensile.model_versions USING (
     weight_bytes IS NOT NULL AND EXISTS (SELECT FROM tensile.models m WHERE m.id OPERATOR(pg_catalog.=) model));
+DROP FUNCTION tensile._job_version(text, jsonb, jsonb); -- it has another argument; for PUBLIC, as the one before

@@ -1560,6 +1560,16 @@ AS $$
       AND NOT EXISTS (SELECT FROM tensile._job_slots() s WHERE s.job = j.id)
 $$;
 
+-- Ended jobs beyond pg_tensile.job_retention go, with all that belongs to them. Where a version came from stays known.
+CREATE FUNCTION tensile._forget_jobs() RETURNS void
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    DELETE FROM tensile.jobs j
+    WHERE current_setting('pg_tensile.job_retention')::interval > '0'
+      AND j.ended_at < clock_timestamp() - current_setting('pg_tensile.job_retention')::interval
+      AND NOT EXISTS (SELECT FROM tensile.model_versions v WHERE v.job = j.id)
+$$;
+
 -- An orphan becomes interrupted (or failed, or cancelled).
 CREATE FUNCTION tensile._reap(job bigint, reason text, retry bool) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
@@ -1648,7 +1658,7 @@ $$;
 
 -- A version of the job's model that nobody sees yet: its weights come one by one, each in a transaction of its own, and
 -- it is complete when the job has finished. Every other end of the attempt deletes it.
-CREATE FUNCTION tensile._job_version(task text, preprocessing jsonb, metrics jsonb) RETURNS bigint
+CREATE FUNCTION tensile._job_version(task text, preprocessing jsonb, metrics jsonb, fingerprint text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -1663,6 +1673,7 @@ BEGIN
                                    (SELECT max(o.version) FROM tensile.jobs o WHERE o.model = m.id), 0),
                 j.id, _job_version.task, _job_version.preprocessing, m.architecture, _job_version.metrics, j.rows)
         RETURNING id INTO result;
+    UPDATE tensile.jobs SET fingerprint = _job_version.fingerprint WHERE id = j.id;
     RETURN result;
 END $$;
 
@@ -2531,7 +2542,7 @@ GRANT EXECUTE ON FUNCTION
     tensile._calibrate_done(text, jsonb, bytea, int, int, float8),
     tensile._job_begin(int), tensile._job_status(), tensile._job_rows(bigint), tensile._job_checkpoint(int, int, bytea),
     tensile._job_checkpoint_done(int, jsonb), tensile._job_checkpoint_read(int), tensile._job_metric(jsonb),
-    tensile._job_version(text, jsonb, jsonb), tensile._job_weights(bigint, int, bytea),
+    tensile._job_version(text, jsonb, jsonb, text), tensile._job_weights(bigint, int, bytea),
     tensile._job_end(text, text, text, text, text, text, text[]), tensile._job_interrupt(text, bool, text)
     TO PUBLIC;
 GRANT EXECUTE ON PROCEDURE tensile.run_worker(bigint) TO PUBLIC;

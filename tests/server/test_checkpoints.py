@@ -220,3 +220,20 @@ def test_other_things_that_sessions_keep_cannot_be_made(db: Connection, command:
     job = submit(db, "m", MLP, query=f"SELECT r.*, l.x FROM ({ROWS}) r, (SELECT litter() AS x OFFSET 0) l")
     with pytest.raises(psycopg.Error, match=message):
         finish(db, job)
+
+
+# -- ended jobs -------------------------------------------------------------------------------------------------------
+
+
+def test_ended_jobs_go_after_their_retention_unless_their_version_exists(
+    fresh_cluster: Callable[..., Any], wait_until: Wait
+) -> None:
+    cluster = fresh_cluster({"pg_tensile.job_retention": "1s"})
+    with cluster.connect() as db:
+        kept = submit(db, "m", MLP)
+        finish(db, kept)
+        failed = submit(db, "m", query="SELECT 1.0 AS a, 1.0 / (i - 3) AS y FROM generate_series(1, 9) i")
+        running = submit(db, "endless", MLP, epochs=FOREVER)
+        wait_until(lambda: value(db, "SELECT count(*) FROM tensile.jobs WHERE id = %s", failed) == 0, 90, "retention")
+        assert db.execute("SELECT id FROM tensile.jobs ORDER BY id").fetchall() == [(kept,), (running,)]
+        assert value(db, "SELECT count(*) FROM tensile.metrics WHERE job = %s", kept) > 0
