@@ -11,3 +11,10 @@ ALTER TABLE tensile.checkpoint_chunks SET (
 ALTER POLICY visible ON tensile.model_versions USING (
     weight_bytes IS NOT NULL AND EXISTS (SELECT FROM tensile.models m WHERE m.id OPERATOR(pg_catalog.=) model));
 DROP FUNCTION tensile._job_version(text, jsonb, jsonb); -- it has another argument; for PUBLIC, as the one before
+
+-- loop
+DROP PROCEDURE tensile.run_controller();
+DROP PROCEDURE tensile.run_scheduler();
+DROP PROCEDURE tensile.run_inference();
+DROP PROCEDURE tensile.run_worker(bigint);
+DROP FUNCTION tensile._wait(int, int, bool);
