@@ -2,8 +2,9 @@
 
 It sleeps on its latch, which every change of a job's state sets at commit, and looks at the clock only while jobs run
 or wait for their time. A turn has two phases: reap (jobs that should have a worker and have none), then launch in the
-order of the queue while slots are free. Now and then ended jobs are deleted (pg_tensile.job_retention). Everything it knows is in the catalogue and in shared memory, so that it can
-be killed at any moment. SQL errors end the turn, not the controller (Server.loop).
+order of the queue while slots are free. Now and then ended jobs are deleted (pg_tensile.job_retention). Everything it
+knows is in the catalogue and in shared memory, so that it can be killed at any moment. SQL errors end the turn, not the
+controller (Server.loop).
 """
 
 from __future__ import annotations

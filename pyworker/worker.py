@@ -4,7 +4,8 @@ Phases, each of its own transactions: begin (`running` is committed before anyth
 job's spec and the checkpoint it continues from, the data (one transaction, committed at once), then listening: the
 trace goes to the catalogue, where the scheduler finds it (`waiting`), the plans that the scheduler makes of it to the
 executor, progress to shared memory, metrics and checkpoints to the catalogue, and at the end the weights, as they come,
-to a version of the model that becomes complete together with `finished`. A calibration is a job without data: its result is a device's latency models.
+to a version of the model that becomes complete together with `finished`. A calibration is a job without data: its
+result is a device's latency models.
 
 How a job ends, and what its row says:
 

@@ -200,9 +200,7 @@ def test_a_cancelled_job_is_not_continued(tx: Connection, new_job: NewJob, model
 
 
 @pytest.mark.parametrize("retry", [True, False])
-def test_an_interrupted_job_leaves_nothing_unfinished(
-    tx: Connection, new_job: NewJob, model: int, retry: bool
-) -> None:
+def test_an_interrupted_job_leaves_nothing_unfinished(tx: Connection, new_job: NewJob, model: int, retry: bool) -> None:
     job = new_job("running", model=model)
     tx.execute(
         "INSERT INTO tensile.checkpoints (job, generation, meta) VALUES (%s, 1, '{}'), (%s, 2, NULL)", (job, job)

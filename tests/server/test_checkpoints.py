@@ -37,14 +37,13 @@ def finish(conn: Connection, job: int) -> None:
 
 @pytest.fixture
 def written(db: Connection) -> Iterator[None]:
-    """Table `written`: each checkpoint that a job stores, its bytes, when its first chunk came and when it was whole."""
+    """Table `written`: each checkpoint that a job stores, when its first chunk came and when it was whole."""
     db.execute(
         """
-        CREATE TABLE written (job bigint, generation int, bytes bigint, began timestamptz, ended timestamptz);
+        CREATE TABLE written (job bigint, generation int, began timestamptz, ended timestamptz);
         CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
         BEGIN
-            INSERT INTO written SELECT NEW.job, NEW.generation, sum(octet_length(data)), NEW.created_at, clock_timestamp()
-                FROM tensile.checkpoint_chunks c WHERE c.job = NEW.job AND c.generation = NEW.generation;
+            INSERT INTO written VALUES (NEW.job, NEW.generation, NEW.created_at, clock_timestamp());
             RETURN NULL;
         END $$;
         CREATE TRIGGER note AFTER UPDATE ON tensile.checkpoints FOR EACH ROW EXECUTE FUNCTION note();
