@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from pg_tensile import checkpoint as ckpt
 from pg_tensile.batches import Batch, Batches
 from pg_tensile.checkpoint import Checkpoint
+from pg_tensile.checkpoint_schedule import CheckpointSchedule
 from pg_tensile.dataset import Dataset
 from pg_tensile.errors import ArchitectureError, DataError, NotFiniteError, TrainingError
 from pg_tensile.fitting import FittedPreprocessing
@@ -45,9 +46,10 @@ class EarlyStopping(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train. `clip`: largest norm of the gradient; `checkpoint_interval_s`: 0 = at the end of epochs only;
-    `lead`: rows of the first batches of the first epoch, whatever the batch size. `compression` of what is
-    swapped: none, auto, or the one codec to use where it pays. Raises TrainingError."""
+    """How to train. `clip`: largest norm of the gradient; `checkpoint_interval_s`: least time between checkpoints
+    (checkpoint_schedule.py), 0 = between epochs only; `lead`: rows of the first batches of the first epoch, whatever
+    the batch size. `compression` of what is swapped: none, auto, or the one codec to use where it pays. Raises
+    TrainingError."""
 
     epochs: int
     batch_size: int
@@ -122,7 +124,9 @@ class Observer(Protocol):
 
     def metrics(self, metrics: EpochMetrics) -> None: ...
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None: ...
+    def checkpoint(self, checkpoint: Checkpoint, written: Callable[[float], None]) -> None:
+        """Stores it, and calls `written` with the time (time.monotonic) at which that was done; later is early enough.
+        The run makes no other checkpoint until then."""
 
     def poll(self) -> None:
         """Called between steps; raises StopTraining if the run is to stop."""
@@ -218,28 +222,29 @@ class Trainer:
         self._report_at = 0.0
         self._reported_at = time.monotonic()
         self._trained = 0  # rows, since the last report
-        self._checkpoint_at = math.inf
+        self._schedule = CheckpointSchedule(settings.checkpoint_interval_s)
 
     # ---- running ----
 
     def run(self) -> Outcome:
         """Trains until the last epoch, early stopping or a stop request; then the model has its final weights.
         Raises TrainingError."""
-        self._schedule_checkpoint()
+        self._schedule.start()
         try:
-            while self._epoch < self._settings.epochs and not self._is_exhausted():
+            while not self._is_done():
                 self._run_epoch()
+                if self._schedule.due and not self._is_done():
+                    self.save()
         except StopTraining as stop:
             if stop.checkpoint:
                 self.save()
             return Outcome(True, self._last_metrics)
         self._steps.close()
         model = self._steps.model
-        self._check_weights(dict(model.named_parameters()))
         if self._best is not None:
             ckpt.load_model(model, self._best.tensors)
-            return Outcome(False, self._best.metrics)
-        return Outcome(False, self._last_metrics)
+        self._check_weights(dict(model.named_parameters()))
+        return Outcome(False, self._last_metrics if self._best is None else self._best.metrics)
 
     def run_lead(self) -> bool:
         """Takes the steps of `settings.lead`, no more, without checkpoints; false: it was asked to stop. Another run,
@@ -263,7 +268,7 @@ class Trainer:
             self._seconds = now - started
             if now >= self._report_at:
                 self._report("training", now)
-            if now >= self._checkpoint_at:
+            if self._settings.checkpoint_interval_s > 0 and self._schedule.due:
                 self.save()
             self._observer.poll()
 
@@ -306,7 +311,6 @@ class Trainer:
         self._consider(decisive.loss)
         self._epoch, self._step, self._seconds = self._epoch + 1, 0, 0.0
         self._sums = self._new_sums()
-        self.save()
 
     def _consider(self, loss: float) -> None:
         """Keeps the model if it is the best so far."""
@@ -317,9 +321,10 @@ class Trainer:
             tensors = {name: tensor.detach().clone() for name, tensor in self._steps.state().model.items()}
             self._best = Best(loss, self._epoch + 1, self._last_metrics, tensors)
 
-    def _is_exhausted(self) -> bool:
+    def _is_done(self) -> bool:
         stopping, best = self._settings.early_stopping, self._best
-        return stopping is not None and best is not None and self._epoch - best.epoch >= stopping.patience
+        exhausted = stopping is not None and best is not None and self._epoch - best.epoch >= stopping.patience
+        return exhausted or self._epoch >= self._settings.epochs
 
     def _new_sums(self) -> EpochSums:
         preprocessing = self._preprocessing
@@ -347,17 +352,13 @@ class Trainer:
 
     # ---- checkpoints ----
 
-    def _schedule_checkpoint(self) -> None:
-        interval = self._settings.checkpoint_interval_s
-        self._checkpoint_at = time.monotonic() + interval if interval > 0 else math.inf
-
     def save(self) -> None:
         """Gives the observer a checkpoint. Raises NotFiniteError."""
+        self._schedule.begin()
         checkpoint = self.state()
         state = checkpoint.get("model")
         self._check_weights({name: state[name] for name in self._parameters if name in state})
-        self._observer.checkpoint(checkpoint)
-        self._schedule_checkpoint()
+        self._observer.checkpoint(checkpoint, self._schedule.written)
 
     def _check_weights(self, parameters: Mapping[str, Tensor]) -> None:
         for name, parameter in parameters.items():

@@ -2,8 +2,9 @@
 
 It sleeps on its latch, which every change of a job's state sets at commit, and looks at the clock only while jobs run
 or wait for their time. A turn has two phases: reap (jobs that should have a worker and have none), then launch in the
-order of the queue while slots are free. Everything it knows is in the catalogue and in shared memory, so that it can
-be killed at any moment. SQL errors end the turn, not the controller (Server.loop).
+order of the queue while slots are free. Now and then ended jobs are deleted (pg_tensile.job_retention). Everything it
+knows is in the catalogue and in shared memory, so that it can be killed at any moment. SQL errors end the turn, not the
+controller (Server.loop).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ BUSY = 1.0  # seconds between turns while jobs run
 IDLE = 30.0
 ATTACH_LIMIT = 30.0  # seconds that a launched worker may take to attach to its slot
 FREE_CRASHES = 3  # attempts that a restart of the server may cost a job before it counts as the job's fault
+RETENTION_PAUSE = 30.0  # seconds between two looks for ended jobs that are too old
 NO_WORKER = "no background worker is free (max_worker_processes)"
 NO_SLOT = "all job slots are taken (pg_tensile.max_jobs)"
 
@@ -34,6 +36,7 @@ class Controller:
         self._started = False
         self._launch_after = 0.0  # after a failed launch: not before this time
         self._launch_pause = BUSY
+        self._forget_after = 0.0
 
     async def run(self) -> None:
         await self._server.loop(self._turn)
@@ -42,6 +45,7 @@ class Controller:
         """One reap and one launch; seconds until the next."""
         self._reap()
         self._launch()
+        self._forget()
         return self._pause()
 
     # -- reaping ------------------------------------------------------------------------------------------------------
@@ -96,6 +100,15 @@ class Controller:
         if news:
             self._server.plpy.log(f"pg_tensile: job {job} stays queued: {reason}")
         return False
+
+    # -- retention ----------------------------------------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        if time.monotonic() < self._forget_after:
+            return
+        self._server.call("tensile._forget_jobs()")
+        self._server.commit()
+        self._forget_after = time.monotonic() + RETENTION_PAUSE
 
     # -- the clock ----------------------------------------------------------------------------------------------------
 

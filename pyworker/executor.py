@@ -79,6 +79,7 @@ class Executor:
         self._spec: dict[str, Any] = {}
         self._latency_models: dict[str, memoryview] = {}  # by device: latency/model_bytes.py
         self._reported = 0.0
+        self._written: Callable[[float], None] | None = None  # who waits to hear that the checkpoint is stored
         self._warnings: list[str] = []
         self._threads = 1
         self.choice: dict[str, Any] | None = None  # of the batch size, where the job leaves it open: choosing.py
@@ -152,8 +153,11 @@ class Executor:
         return None if frame is None else self._expected(frame, expected)
 
     def _poll(self) -> Frame | None:
-        """A frame if one came; never blocks."""
-        frame = self._connection.poll()
+        """A frame if one came; never blocks. The one that says that a checkpoint is stored is taken here."""
+        while (frame := self._connection.poll()) is not None and frame.type == FrameType.SAVED:
+            if self._written is None:
+                raise ProtocolError("a SAVED frame came without a checkpoint")
+            self._written(frame.header["at"])
         if frame is None and self._connection.closed:
             raise EOFError("the supervisor closed the connection")
         return frame
@@ -247,8 +251,9 @@ class Executor:
         if outcome.stopped:
             self._send(FrameType.DONE, {"stopped": True})
             return
+        self._send_version(outcome, prepared)
         send_state(self._connection, self._job, 0, "weights", ckpt.to_bytes(ckpt.model_tensors(job.model)))
-        self._send_done(outcome, prepared.fitted)
+        self._send(FrameType.DONE, {"stopped": False, "warnings": self._warnings})
 
     def _make_memory(self, job: Job, profile: DeviceProfile) -> MemoryClient:
         from pyworker.memory import MemoryClient
@@ -299,7 +304,6 @@ class Executor:
         run = trainer(begun.job, begun.steps)
         if begun.state is not None:
             run.resume(begun.state)
-        run.save()  # with the choice: whoever goes on does not choose again
         return run
 
     def _plan(self, job: Job) -> Steps:
@@ -320,11 +324,15 @@ class Executor:
             raise _with_way_out(error) from error
         return self._memory.admit(graphs)
 
-    def _send_done(self, outcome: Outcome, fitted: FittedPreprocessing) -> None:
+    def _send_version(self, outcome: Outcome, prepared: Prepared) -> None:
+        """What the weights that follow belong to."""
+        fitted = prepared.fitted
         preprocessing = fitted.preprocessing.to_json()
         rows = {"training": fitted.training_rows, "validation": fitted.validation_rows, "skipped": fitted.skipped_rows}
-        done = {"stopped": False, "task": preprocessing["task"], "preprocessing": preprocessing | {"rows": rows}}
-        self._send(FrameType.DONE, done | {"metrics": outcome.metrics, "warnings": self._warnings})
+        version = {"task": preprocessing["task"], "preprocessing": preprocessing | {"rows": rows}}
+        self._send(
+            FrameType.VERSION, version | {"metrics": outcome.metrics, "fingerprint": prepared.dataset.fingerprint}
+        )
 
     # ---- observing ----
 
@@ -340,8 +348,9 @@ class Executor:
         assert self._memory is not None
         self._memory.epoch_ended()
 
-    def checkpoint(self, checkpoint: Checkpoint) -> None:
+    def checkpoint(self, checkpoint: Checkpoint, written: Callable[[float], None]) -> None:
         meta = checkpoint.meta | {"threads": self._threads} | ({"choice": self.choice} if self.choice else {})
+        self._written = written
         send_state(self._connection, self._job, 0, "checkpoint", checkpoint.to_bytes(), meta)
 
     def poll(self) -> None:

@@ -63,10 +63,12 @@ class FrameType(IntEnum):
     EXPLANATION = 16
     SPARSITY = 17
     CHOICE = 18
+    SAVED = 19
     PREDICT = 20
     PREDICTION = 21
     LOAD = 22
     MODEL = 23
+    VERSION = 24
     SCHEDULE = 30
     SCHEDULED = 31
     SEARCH = 32
@@ -380,6 +382,7 @@ class StateReader:
     def __init__(self) -> None:
         self._kind = ""
         self._next = 0
+        self.bytes = 0  # of the state so far, the last chunk included
 
     def chunk(self, frame: Frame) -> StateChunk:
         kind, seq, last = frame.header.get("kind"), frame.header.get("seq"), frame.header.get("last")
@@ -390,6 +393,7 @@ class StateReader:
             raise ProtocolError(f"a STATE frame of kind {kind!r} came between those of kind {self._kind!r}")
         if len(frame.buffers) != 1 or frame.buffers[0].nbytes > STATE_CHUNK:
             raise ProtocolError(f"a STATE frame must have one buffer of at most {STATE_CHUNK} bytes")
+        self.bytes = frame.buffers[0].nbytes + (self.bytes if seq else 0)
         self._kind = kind
         self._next = 0 if last else seq + 1
         return StateChunk(kind, seq, last, meta, frame.buffers[0])

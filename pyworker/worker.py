@@ -3,8 +3,9 @@
 Phases, each of its own transactions: begin (`running` is committed before anything starts), executor and handshake, the
 job's spec and the checkpoint it continues from, the data (one transaction, committed at once), then listening: the
 trace goes to the catalogue, where the scheduler finds it (`waiting`), the plans that the scheduler makes of it to the
-executor, progress to shared memory, metrics and checkpoints to the catalogue, and at the end the weights and `finished`
-together. A calibration is a job without data: its result is a device's latency models.
+executor, progress to shared memory, metrics and checkpoints to the catalogue, and at the end the weights, as they come,
+to a version of the model that becomes complete together with `finished`. A calibration is a job without data: its
+result is a device's latency models.
 
 How a job ends, and what its row says:
 
@@ -39,10 +40,11 @@ from pyworker.supervisor import (
     failure_of_frame,
     failure_of_sql,
 )
-from pyworker.wire import Frame, FrameType, ProtocolError, StateReader
+from pyworker.wire import Frame, FrameType, ProtocolError, StateChunk, StateReader
 
 TICK = 1.0  # seconds between two looks at cancel_job and the model
 STOP_GRACE = 2.0  # seconds that the executor has for its last checkpoint
+MOST_LATENCY_BYTES = 64 << 20  # of a calibration's result, which is kept in memory
 # What the JOB frame takes from the job's row as it is
 COPIED = (
     *("attempt", "architecture", "target", "epochs", "batch_size", "optimizer", "learning_rate", "validation", "seed"),
@@ -85,7 +87,10 @@ class Worker:
         checkpoint = row["checkpoint"] or {}
         self._generation = int(checkpoint.get("generation", 0)) + 1  # of checkpoints
         self._states = StateReader()
-        self._result: list[memoryview] = []  # weights, or latency models
+        self._most_bytes = server.number("pg_tensile.max_state_size") << 20
+        self._version: int | None = None  # of the model: its id
+        self._complete = False  # the version has all of its weights
+        self._latency_models: list[memoryview] = []
         self._result_meta: dict[str, Any] = {}
         self._generation_sent = 0  # of plans
         self._generation_used = 0
@@ -352,6 +357,8 @@ class Worker:
                 return True
             case FrameType.TRACE:
                 self._keep_trace(frame)
+            case FrameType.VERSION:
+                self._begin_version(frame.header)
             case FrameType.LATENCY:
                 self._keep_latency(frame)
             case FrameType.CHOICE:
@@ -376,13 +383,27 @@ class Worker:
         self._server.commit()
 
     def _keep(self, frame: Frame) -> None:
-        """Checkpoints go to the catalogue chunk by chunk (the one before is valid until this one is whole), results are
-        kept until DONE says what they belong to."""
+        """A chunk of a checkpoint, of weights or of latency models."""
         chunk = self._states.chunk(frame)
-        if chunk.kind != "checkpoint":
-            self._result.append(chunk.data)
-            self._result_meta = chunk.meta or {}
-            return
+        calibration = self._row["kind"] == "calibrate"
+        most = MOST_LATENCY_BYTES if calibration else self._most_bytes
+        if self._states.bytes > most:
+            message = f"the executor sent more than {most >> 20} MB of {chunk.kind}"
+            hint = "Raise pg_tensile.max_state_size, or train a smaller model."
+            raise Failure("54000", message, hint=None if calibration else hint)
+        if chunk.kind == "latency_models" and calibration:
+            self._latency_models.append(chunk.data)
+            self._result_meta = chunk.meta
+        elif chunk.kind == "weights" and self._version is not None and not self._complete:
+            self._keep_weights(chunk)
+        elif chunk.kind == "checkpoint" and not calibration:
+            self._keep_checkpoint(chunk)
+        else:
+            raise ProtocolError(f"unexpected STATE frame of kind {chunk.kind!r}")
+
+    def _keep_checkpoint(self, chunk: StateChunk) -> None:
+        """To the catalogue; the one before is valid until this one is whole. The executor hears when that was: so it
+        knows what its checkpoints cost (the machine's processes have one monotonic clock)."""
         generation = self._generation
         self._server.call("tensile._job_checkpoint(int4,int4,bytea)", generation, chunk.seq, bytes(chunk.data))
         if chunk.last:
@@ -390,23 +411,35 @@ class Worker:
             self._server.call("tensile._job_checkpoint_done(int4,jsonb)", generation, meta)
             self._generation += 1
         self._server.commit()
+        if chunk.last:
+            self._child.queue(FrameType.SAVED, self._job, header={"at": time.monotonic()})
+
+    def _begin_version(self, header: dict[str, Any]) -> None:
+        """The version that the weights belong to; nobody sees it before DONE."""
+        if self._version is not None:
+            raise ProtocolError("a second VERSION frame")
+        self._report({"phase": "saving"})
+        values = (header[key] for key in ("task", "preprocessing", "metrics", "fingerprint"))
+        self._version = self._server.call("tensile._job_version(text,jsonb,jsonb,text)", *values)
+        self._server.commit()
+
+    def _keep_weights(self, chunk: StateChunk) -> None:
+        """To the version, chunk by chunk: a model may be larger than what a process of the server should hold."""
+        self._server.call("tensile._job_weights(int8,int4,bytea)", self._version, chunk.seq, bytes(chunk.data))
+        self._server.commit()
+        self._complete = chunk.last
 
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def _finish(self, done: dict[str, Any]) -> None:
-        """The result and `finished`, in one transaction."""
-        self._report({"phase": "saving"})
-        call = self._server.call
+        """The version is complete, or the calibration stored, and the job `finished`: in one transaction."""
+        if self._version is not None and not self._complete:
+            raise ProtocolError("DONE came before the end of the weights")
         if self._row["kind"] == "calibrate":
+            self._report({"phase": "saving"})
             self._save_calibration()
-        else:
-            version = call(
-                "tensile._job_version(text,jsonb,jsonb)", done["task"], done["preprocessing"], done["metrics"]
-            )
-            for seq, data in enumerate(self._result):
-                call("tensile._job_weights(int8,int4,bytea)", version, seq, bytes(data))
         warnings = [self._server.text(str(warning)) for warning in done.get("warnings") or []]
-        call(END, "finished", None, None, None, None, None, warnings or None)
+        self._server.call(END, "finished", None, None, None, None, None, warnings or None)
         self._server.commit()
 
     def _save_calibration(self) -> None:
@@ -415,7 +448,7 @@ class Worker:
             "tensile._calibrate_done(text,jsonb,bytea,int4,int4,float8)",
             meta["device"],
             meta["profile"],
-            b"".join(self._result),
+            b"".join(self._latency_models),
             meta["kinds"],
             meta["samples"],
             meta["error"],

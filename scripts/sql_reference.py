@@ -74,6 +74,7 @@ ARGUMENTS = {
     "features": "a row, an object, or an array of numbers in the order of the training query",
     "grantee": "a role, or `public`",
     "job": "its number, as `train_model` returned it",
+    "keep_versions": "1 or more; null: all",
     "label": "the most probable class; null for a regression",
     "learning_rate": "size of the optimizer's steps, above 0",
     "memory_budget": "device memory of this job, or that the model is executed within to predict, such as `2GB`; null:"
@@ -180,8 +181,9 @@ ERRORS = {
         "Use the batch size of the hint, a larger `memory_budget`, or raise `pg_tensile.device_memory`.",
     ),
     "54000": (
-        "A text column has more than a million distinct values, a row 1 GB, or a plan too many events.",
-        "Leave the column out or group its values; raise `pg_tensile.plan_events`.",
+        "A text column has more than a million distinct values, a row 1 GB, a plan too many events, or a job's"
+        " checkpoint or weights are larger than `pg_tensile.max_state_size`.",
+        "Leave the column out or group its values; raise `pg_tensile.plan_events` or `pg_tensile.max_state_size`.",
     ),
     "55000": (
         "Not here or not now: the library is not preloaded, another database or a standby, versions that differ, no"
@@ -189,8 +191,8 @@ ERRORS = {
         "The hint says what comes first.",
     ),
     "55006": (
-        "The model is being trained, or the device is being calibrated.",
-        "Wait with `wait_for_job`, or stop the job with `cancel_job`.",
+        "The model is being trained, the device is being calibrated, or the version is deployed.",
+        "Wait with `wait_for_job`, or stop the job with `cancel_job`; deploy another version.",
     ),
     "57014": (
         "`wait_for_job` or a prediction took longer than allowed, or the query was canceled.",

@@ -7,7 +7,9 @@
  * snapshot lives no longer than this call.
  *
  * The query is the submitter's and runs with the submitter's settings and rights, read only. It could call this
- * function again, or leave changed settings behind: the first is refused, the second undone with our GUC nest level.
+ * function again, or leave changed settings behind: the first is refused, the second undone with our GUC nest level. A
+ * worker's session goes on for as long as the training: what the query's functions left in it is given back at once
+ * (forget_session). In explain_training the session is the caller's, and keeps it as after any query.
  *
  * Memory: the packer's context hangs under the caller's and goes with it when an error leaves this function.
  */
@@ -16,13 +18,16 @@
 #include <sys/socket.h>
 
 #include "access/xact.h"
+#include "commands/prepare.h"
 #include "fmgr.h"
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
+#include "storage/lock.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
 #include "utils/jsonb.h"
 #include "utils/memutils.h"
+#include "utils/portal.h"
 
 #include "explain.h"
 #include "pack.h"
@@ -236,6 +241,18 @@ tensile_feed_session(int fd, const char *query, const char *target, const char *
 	return rows;
 }
 
+/*
+ * Gives back what a read-only query can leave in a session, as DISCARD ALL would: advisory locks and prepared
+ * statements, which outlive an error, too. Temporary tables, LISTEN and sequences' values cannot be made here: the
+ * first and last need a transaction that writes, LISTEN a client.
+ */
+static void
+forget_session(void)
+{
+	LockReleaseSession(USER_LOCKMETHOD);
+	DropAllPreparedStatements();
+}
+
 /* tensile._feed(fd, query, target, settings) → rows */
 Datum
 tensile_feed(PG_FUNCTION_ARGS)
@@ -261,8 +278,10 @@ tensile_feed(PG_FUNCTION_ARGS)
 	PG_FINALLY();
 	{
 		tensile_my_slot->feeding = false;
+		forget_session();
 	}
 	PG_END_TRY();
+	PortalHashTableDeleteAll(); /* cursors WITH HOLD would be kept by the commit; an abort drops them itself */
 	AtEOXact_GUC(false, nest_level);
 	PG_RETURN_INT64(rows);
 }

@@ -27,6 +27,8 @@ int			tensile_plan_events = 65536;
 int			tensile_policy = TENSILE_POLICY_JOINT;
 int			tensile_dataset_cache = 1024;
 int			tensile_checkpoint_interval = 60;
+static int	tensile_max_state_size = 65536;
+static int	tensile_job_retention = 0;
 int			tensile_max_retries = 2;
 int			tensile_predict_timeout = 30000;
 int			tensile_threads = 0;
@@ -124,9 +126,17 @@ static void
 define_job_settings(void)
 {
 	DefineCustomIntVariable("pg_tensile.checkpoint_interval",
-							"Sets the time between checkpoints of a job.",
-							"0: only at the end of each epoch.",
+							"Sets the least time between checkpoints of a job.",
+							"Where writing one takes long, they are further apart. 0: between epochs only.",
 							&tensile_checkpoint_interval, 60, 0, INT_MAX / 1000, PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
+	DefineCustomIntVariable("pg_tensile.max_state_size",
+							"Sets the largest checkpoint, and the largest weights, that a job may store.",
+							"A job that has more fails.",
+							&tensile_max_state_size, 65536, 1, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL, NULL, NULL);
+	DefineCustomIntVariable("pg_tensile.job_retention",
+							"Sets how long ended jobs are kept, with their metrics.",
+							"Those whose version of a model exists are kept longer. 0: for ever.",
+							&tensile_job_retention, 0, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.max_retries",
 							"Sets how often a job is tried again after its executor died.",
 							"A new checkpoint starts the count again.",

@@ -42,6 +42,7 @@ static uint64 cached_generation;
 #define MODEL_QUERY \
 	"SELECT m.owner, m.owner_name::text, v.id, v.task, v.preprocessing, m.id, m.memory_budget " \
 	"FROM tensile.models m LEFT JOIN tensile.model_versions v ON v.model = m.id AND v.version = m.deployed_version " \
+	"AND v.weight_bytes IS NOT NULL " \
 	"WHERE m.name = $1"
 #define GRANTS_QUERY \
 	"SELECT grantee, grantee_name::text FROM tensile.model_grants " \

@@ -199,6 +199,23 @@ def test_a_cancelled_job_is_not_continued(tx: Connection, new_job: NewJob, model
 # -- ends -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("retry", [True, False])
+def test_an_interrupted_job_leaves_nothing_unfinished(tx: Connection, new_job: NewJob, model: int, retry: bool) -> None:
+    job = new_job("running", model=model)
+    tx.execute(
+        "INSERT INTO tensile.checkpoints (job, generation, meta) VALUES (%s, 1, '{}'), (%s, 2, NULL)", (job, job)
+    )
+    tx.execute(
+        "INSERT INTO tensile.model_versions (model, version, job, task, preprocessing, architecture)"
+        " VALUES (%s, 1, %s, 'binary', '{}', '{}')",
+        (model, job),
+    )
+    call(tx, "_interrupt_job", job, "its executor died", retry)
+    assert columns(tx, job, "state", "version") == ("interrupted", None)
+    assert one(tx, "SELECT array_agg(generation) FROM tensile.checkpoints") == [1]
+    assert one(tx, "SELECT count(*) FROM tensile.model_versions") == 0
+
+
 @pytest.mark.parametrize(("state", "kept"), [("failed", [1]), ("cancelled", []), ("finished", [])])
 def test_what_becomes_of_checkpoints_and_half_written_versions(
     tx: Connection, new_job: NewJob, model: int, state: str, kept: list[int]
@@ -212,7 +229,6 @@ def test_what_becomes_of_checkpoints_and_half_written_versions(
         " VALUES (%s, 1, %s, 'binary', '{}', '{}')",
         (model, job),
     )
-    tx.execute("UPDATE tensile.jobs SET version = 1 WHERE id = %s", (job,))
     call(tx, "_end_job", job, state)
     found = tx.execute("SELECT generation FROM tensile.checkpoints WHERE job = %s", (job,)).fetchall()
     assert [generation for (generation,) in found] == kept
@@ -227,7 +243,7 @@ def test_what_becomes_of_checkpoints_and_half_written_versions(
 def test_a_new_version_is_deployed_unless_told_otherwise(tx: Connection, new_job: NewJob, model: int) -> None:
     deployed = []
     for version, options in ((1, {"deploy": False}), (2, {}), (3, {"deploy": False})):
-        job = new_job("running", model=model, options=Jsonb(options), version=version)
+        job = new_job("running", model=model, options=Jsonb(options))
         tx.execute(
             "INSERT INTO tensile.model_versions (model, version, job, task, preprocessing, architecture)"
             " VALUES (%s, %s, %s, 'binary', '{}', '{}')",
@@ -236,6 +252,37 @@ def test_a_new_version_is_deployed_unless_told_otherwise(tx: Connection, new_job
         call(tx, "_end_job", job, "finished")
         deployed.append(one(tx, "SELECT deployed_version FROM tensile.models"))
     assert deployed == [None, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("keep", "deployed", "left"),
+    [
+        (None, [], [1, 2, 3, 4, 5]),
+        (1, [], [5]),
+        (3, [], [3, 4, 5]),
+        (9, [], [1, 2, 3, 4, 5]),
+        (2, [2], [2, 4, 5]),  # the deployed one is kept besides
+        (2, [2, 5], [4, 5]),
+    ],
+)
+def test_retention_drops_the_oldest_versions_when_one_is_complete(
+    tx: Connection, new_job: NewJob, model: int, keep: int | None, deployed: list[int], left: list[int]
+) -> None:
+    """`deployed`: the versions whose jobs deploy them; all of them where the list is empty."""
+    tx.execute("UPDATE tensile.models SET keep_versions = %s", (keep,))
+    for version in range(1, 6):
+        job = new_job("running", model=model, options=Jsonb({"deploy": version in (deployed or [version])}))
+        row = tx.execute(
+            "INSERT INTO tensile.model_versions (model, version, job, task, preprocessing, architecture)"
+            " VALUES (%s, %s, %s, 'binary', '{}', '{}') RETURNING id",
+            (model, version, job),
+        ).fetchone()
+        tx.execute("INSERT INTO tensile.model_weights VALUES (%s, 0, 'weights')", row)
+        call(tx, "_end_job", job, "finished")
+    versions = "SELECT array_agg(version ORDER BY version) FROM tensile.model_versions"
+    assert one(tx, versions) == left
+    assert one(tx, "SELECT count(*) FROM tensile.model_weights") == len(left)
+    assert one(tx, "SELECT array_agg(version ORDER BY version) FROM tensile.jobs") == [1, 2, 3, 4, 5]
 
 
 def test_a_job_cannot_finish_without_a_version(tx: Connection, new_job: NewJob, model: int) -> None:

@@ -123,14 +123,14 @@ def test_an_exit_that_takes_its_time_is_an_exit(once: Connection, wait_until: Wa
 
 # -- deaths from without ----------------------------------------------------------------------------------------------
 
-MOMENTS: dict[str, tuple[dict[str, Any], Callable[[Connection, int], bool]]] = {
+MOMENTS: dict[str, tuple[dict[str, Any], Callable[[Connection, int], Any]]] = {
     "starting": ({}, lambda db, job: executor_pid(db, job) is not None),
     "loading": ({"query": SLOW_ROWS}, lambda db, job: phase(db, job) == "loading"),
     "training": ({"epochs": FOREVER}, lambda db, job: steps(db, job) > 3),
     "validating": ({"epochs": FOREVER}, lambda db, job: phase(db, job) == "validating"),
     "with checkpoints": (
-        {"epochs": FOREVER, "batch_size": 100},
-        lambda db, job: value(db, "SELECT max(epoch) FROM tensile.metrics WHERE job = %s", job) is not None,
+        {"epochs": FOREVER, "batch_size": 100, "options": {"checkpoint_interval": 0}},
+        lambda db, job: value(db, "SELECT count(*) FROM tensile.checkpoints WHERE job = %s AND meta IS NOT NULL", job),
     ),
 }
 
@@ -233,11 +233,15 @@ def test_a_job_goes_on_from_its_checkpoint_after_a_death(
         if self.training and step > 60 and once({str(marker)!r}): os.abort()
         """
     )
-    job = submit(db, "m", model, epochs=20, batch_size=40, validation=0.0)  # 10 steps an epoch
+    options = {"checkpoint_interval": 0}  # 10 steps an epoch
+    job = submit(db, "m", model, epochs=20, batch_size=40, validation=0.0, options=options)
+    wait_until(lambda: state(db, job) == "interrupted")
+    meta = value(db, "SELECT meta FROM tensile.checkpoints WHERE job = %s AND meta IS NOT NULL", job)
+    assert 1 <= meta["epoch"] <= 6 and meta["step"] == 0
     wait_until(lambda: ended(db, job))
     row = job_row(db, job)
     assert (row["state"], row["attempts"]) == ("finished", 2)
-    assert 200 <= len(Path(counter).read_text()) <= 220
+    assert len(Path(counter).read_text()) == 61 + 200 - 10 * meta["epoch"]
 
 
 # -- the supervisor dies ----------------------------------------------------------------------------------------------
@@ -249,7 +253,8 @@ def test_a_killed_supervisor_takes_its_executor_along_and_the_job_goes_on(
     cluster = fresh_cluster({"restart_after_crash": "on"})
     cluster.expect("was terminated by signal 9")
     with cluster.connect() as db:
-        job = submit(db, "m", python_model(on_forward="time.sleep(0.005)"), epochs=30, batch_size=40)
+        model = python_model(on_forward="time.sleep(0.005)")
+        job = submit(db, "m", model, epochs=30, batch_size=40, options={"checkpoint_interval": 0})
         epoch = "SELECT max(epoch) FROM tensile.metrics WHERE job = %s"
         wait_until(lambda: (value(db, epoch, job) or 0) >= 3)
         worker, executor = worker_pid(db, job), executor_pid(db, job)

@@ -286,9 +286,10 @@ def test_a_model_dropped_while_it_trains_fails_the_job(db: Connection, wait_unti
 # -- stopping and going on --------------------------------------------------------------------------------------------
 
 
-def resumable(conn: Connection, name: str = "m", epochs: int = 40) -> int:
-    """A job that takes some seconds and makes a checkpoint after each epoch."""
-    return submit(conn, name, python_model(on_forward="time.sleep(0.005)"), epochs=epochs, batch_size=40)
+def resumable(conn: Connection, name: str = "m", epochs: int = 40, **options: Any) -> int:
+    """A job that takes some seconds, too short for a checkpoint if no option asks for it."""
+    model = python_model(on_forward="time.sleep(0.005)")
+    return submit(conn, name, model, epochs=epochs, batch_size=40, options=options)
 
 
 def has_checkpoint(conn: Connection, job: int) -> bool:
@@ -304,6 +305,7 @@ def test_a_terminated_worker_leaves_a_checkpoint_and_the_job_goes_on(
 ) -> None:
     job = resumable(db)
     wait_until(lambda: epochs_done(db, job) >= 3)
+    assert not has_checkpoint(db, job)
     first = worker_pid(db, job)
     db.execute("SELECT pg_terminate_backend(%s)", (first,))
     wait_until(lambda: worker_pid(db, job) not in (first, None), 10, "the next attempt")
@@ -335,7 +337,7 @@ def test_a_job_goes_on_after_the_server_was_stopped(
 ) -> None:
     cluster = fresh_cluster()
     with cluster.connect() as db:
-        job = resumable(db)
+        job = resumable(db, checkpoint_interval=0)
         wait_until(lambda: epochs_done(db, job) >= 3 and has_checkpoint(db, job))
     started = time.monotonic()
     cluster.stop(mode)

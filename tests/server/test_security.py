@@ -50,7 +50,7 @@ WORKERS_ONLY = {
     "_job_checkpoint_done": "1, '{}'",
     "_job_checkpoint_read": "0",
     "_job_metric": """'{"epoch": 1, "split": "training"}'""",
-    "_job_version": "'binary', '{}', '{}'",
+    "_job_version": "'binary', '{}', '{}', ''",
     "_job_weights": "1, 0, ''",
     "_job_trace": "'{}', '{}', NULL",
     "_job_choice": "'{}'",
@@ -303,6 +303,8 @@ def test_rows_do_not_leak_into_a_function_of_the_reader(play: Cast) -> None:
         "SELECT revoke_model('late', 'public')",
         "SELECT set_model_owner('late', current_user)",
         "SELECT set_model_memory_budget('late', '1MB')",
+        "SELECT drop_version('late', 1)",
+        "SELECT set_model_retention('late', 1)",
     ],
 )
 def test_models_of_others(play: Cast, call: str) -> None:
@@ -529,7 +531,7 @@ def test_a_function_does_not_lend_the_rights_of_the_worker(mallorys_model: Cast)
         ("2D000", "COMMIT"),
         ("42501", "PERFORM tensile._my_job()"),
         ("42501", "PERFORM tensile._job_end('finished')"),
-        ("42501", "PERFORM tensile._job_version('regression', '{}', '{}')"),
+        ("42501", "PERFORM tensile._job_version('regression', '{}', '{}', '')"),
         ("42501", "PERFORM tensile._register_device('x', 1, 1, 1, 0)"),
         ("42501", "PERFORM tensile._report('x', 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)"),
         ("42501", "PERFORM tensile._acknowledge_plan(1)"),

@@ -489,6 +489,41 @@ def test_deploying_a_version_that_is_not_there(flights: Connection) -> None:
     assert flights.execute("SELECT deployed_version FROM tensile.models").fetchone() == (2,)
 
 
+def test_dropping_a_version(flights: Connection) -> None:
+    """Number 3 is unfinished, 2 deployed."""
+    flights.execute(
+        "INSERT INTO tensile.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
+        " SELECT id, v, 'regression', '{}', architecture, nullif(v, 3) FROM tensile.models, generate_series(1, 3) v"
+    )
+    flights.execute("INSERT INTO tensile.model_weights SELECT id, 0, '' FROM tensile.model_versions")
+    flights.execute("SELECT deploy_model('late', 2)")
+    for version, named in ((3, "3"), (0, "0"), (None, "null")):
+        refused(
+            *("42704", f'model "late" has no version {named}', "It has: 1, 2."),
+            lambda: flights.execute("SELECT drop_version('late', %s)", (version,)),  # noqa: B023
+        )
+    refused(
+        *("55006", 'cannot drop version 2 of model "late" because it is deployed', "deploy_model"),
+        lambda: flights.execute("SELECT drop_version('late', 2)"),
+    )
+    flights.execute("SELECT drop_version('late', 1)")
+    assert flights.execute("SELECT array_agg(version) FROM tensile.model_versions").fetchone() == ([2, 3],)
+    assert flights.execute("SELECT count(*) FROM tensile.model_weights").fetchone() == (2,)
+
+
+def test_retention_of_a_model(flights: Connection) -> None:
+    keep = "SELECT keep_versions FROM tensile.models"
+    assert flights.execute(keep).fetchone() == (None,)
+    for versions in (5, 1, None):
+        flights.execute("SELECT set_model_retention('late', %s)", (versions,))
+        assert flights.execute(keep).fetchone() == (versions,)
+    for versions in (0, -1):
+        refused(
+            *("22023", f"keep_versions is out of range: {versions}", "null"),
+            lambda: flights.execute("SELECT set_model_retention('late', %s)", (versions,)),  # noqa: B023
+        )
+
+
 # -- waiting and cancelling -------------------------------------------------------------------------------------------
 
 

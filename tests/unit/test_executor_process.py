@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import Any
@@ -167,9 +168,9 @@ def test_a_planned_job_trains_to_the_bits_of_an_unplanned_one(start: Callable[..
     child = start()
     trace = child.until(FrameType.TRACE)
     child.send(FrameType.PLAN, *grant(trace, 4, 0.3))
-    done = finish(child)
+    finish(child)
     assert child.weights() == eager.weights()
-    assert done["metrics"] == eager.seen[-1].header["metrics"]
+    assert child.headers(FrameType.VERSION) == eager.headers(FrameType.VERSION)
     last = child.headers(FrameType.PROGRESS)[-1]
     assert last["plan_generation"] == 4 and last["bytes_swapped"] > 0 and last["device_peak_bytes"] > 0
     phases = [header.get("phase") for header in child.headers(FrameType.PROGRESS)]
@@ -258,6 +259,35 @@ def test_latencies_are_measured_and_averaged(start: Callable[..., Child], monkey
     assert frame.header["total_us"] == pytest.approx(average.sum(), rel=1e-5) and frame.header["samples"] == 1
     finish(child)
     assert child.headers(FrameType.LATENCY)[-1]["samples"] > 1
+
+
+def checkpoint_steps(child: Child) -> list[tuple[int, int]]:
+    """Epoch and step of each checkpoint that came whole."""
+    metas = [header["meta"] for header in child.headers(FrameType.STATE) if header["kind"] == "checkpoint"]
+    return [(meta["epoch"], meta["step"]) for meta in metas if meta]
+
+
+def test_the_next_checkpoint_waits_until_the_one_before_is_stored(start: Callable[..., Child]) -> None:
+    child = start(epochs=40, checkpoint_interval_s=1e-9)
+    child.send(FrameType.PLAN, *grant(child.until(FrameType.TRACE), 1, 0.9))
+    child.until(FrameType.STATE)
+    child.until(FrameType.METRICS, where=lambda header: header["epoch"] == 3)
+    assert checkpoint_steps(child) == [(0, 1)]
+    child.send(FrameType.SAVED, {"at": 0.0})
+    child.until(FrameType.STATE)
+    finish(child)
+    first, second = checkpoint_steps(child)
+    assert first == (0, 1) and second[0] >= 2
+
+
+def test_what_a_checkpoint_cost_is_heard_from_the_supervisor(start: Callable[..., Child]) -> None:
+    """An hour, by its clock: the next one is a day away."""
+    child = start(epochs=40, checkpoint_interval_s=1e-9)
+    child.send(FrameType.PLAN, *grant(child.until(FrameType.TRACE), 1, 0.9))
+    child.until(FrameType.STATE)
+    child.send(FrameType.SAVED, {"at": time.monotonic() + 3600})
+    finish(child)
+    assert checkpoint_steps(child) == [(0, 1)]
 
 
 @pytest.mark.parametrize("policy", ["joint", "none"])

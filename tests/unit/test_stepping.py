@@ -302,10 +302,10 @@ def test_a_plan_made_before_larger_workspaces_were_known_is_passed_over(prepared
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_a_loss_that_is_not_finite_stops_at_its_step_and_saves_nothing_of_it(prepared: Prepared) -> None:
     job = case(prepared, {"type": "mlp", "hidden": []}, learning_rate=1e38, optimizer="sgd", checkpoint_interval_s=1e-9)
-    steps, recorder = job.planned(), Recorder()
+    steps, recorder = job.planned(), Recorder(free=True)
     with pytest.raises(NotFiniteError, match="at step") as error:
         job.run(steps, recorder=recorder)
-    eager = Recorder()
+    eager = Recorder(free=True)
     with pytest.raises(NotFiniteError) as expected:
         job.run(job.eager(), recorder=eager)
     assert error.value.step == expected.value.step

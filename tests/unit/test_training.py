@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
+import time
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -38,9 +40,11 @@ MLP = {"type": "mlp", "hidden": [16], "dropout": 0.2, "norm": "batch", "embeddin
 
 
 class Recorder:
-    """An observer that keeps everything, and stops the run before a step if told to."""
+    """An observer that keeps everything, and stops the run before a step if told to. `free`: checkpoints cost nothing,
+    so that only the interval is between them."""
 
-    def __init__(self, stop_after: int | None = None, save: bool = True) -> None:
+    def __init__(self, stop_after: int | None = None, save: bool = True, free: bool = False) -> None:
+        self.free = free
         self.progresses: list[Progress] = []
         self.epochs: list[EpochMetrics] = []
         self.checkpoints: list[tuple[bytes, dict[str, Any]]] = []
@@ -54,8 +58,9 @@ class Recorder:
     def metrics(self, metrics: EpochMetrics) -> None:
         self.epochs.append(metrics)
 
-    def checkpoint(self, state: Checkpoint) -> None:
+    def checkpoint(self, state: Checkpoint, written: Callable[[float], None]) -> None:
         self.checkpoints.append((state.to_bytes(), state.meta))
+        written(0.0 if self.free else time.monotonic())
 
     def poll(self) -> None:
         if next(self._polls) == self._stop_after:
@@ -243,16 +248,47 @@ def test_a_run_resumed_anywhere_ends_with_the_same_bits(prepared: Prepared, opti
 
 
 def test_checkpoints_during_the_epochs_change_nothing(prepared: Prepared) -> None:
-    recorder = Recorder()
+    recorder = Recorder(free=True)
     run, model = trainer(prepared, recorder, checkpoint_interval_s=1e-9)
     run.run()
     assert len(recorder.checkpoints) > 30
+    assert 0 in {meta["step"] for _, meta in recorder.checkpoints}  # between epochs, too
     assert weights(model) == uninterrupted(prepared)[0]
     for data, meta in recorder.checkpoints[:: len(recorder.checkpoints) // 5]:
         again, other = trainer(prepared, Recorder())
         again.resume(Checkpoint.from_bytes(data, meta))
         again.run()
         assert weights(other) == weights(model)
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_interval_0_makes_checkpoints_between_epochs_only(prepared: Prepared, free: bool) -> None:
+    """Those that their cost allows; none after the last epoch, whose weights are the result."""
+    recorder = Recorder(free=free)
+    run, _ = trainer(prepared, recorder, epochs=5, checkpoint_interval_s=0)
+    run.run()
+    made = [(meta["epoch"], meta["step"]) for _, meta in recorder.checkpoints]
+    assert made[0] == (1, 0)
+    if free:
+        assert made == [(1, 0), (2, 0), (3, 0), (4, 0)]
+
+
+def test_a_checkpoint_is_due_only_after_its_interval(prepared: Prepared) -> None:
+    """However many epochs end before that."""
+    recorder = Recorder(free=True)
+    trainer(prepared, recorder, epochs=30, checkpoint_interval_s=3600)[0].run()
+    assert recorder.checkpoints == []
+
+
+def test_no_checkpoint_is_made_while_another_is_being_written(prepared: Prepared) -> None:
+    class Slow(Recorder):
+        def checkpoint(self, state: Checkpoint, written: Callable[[float], None]) -> None:
+            super().checkpoint(state, lambda at: None)  # it is not told
+
+    recorder = Slow()
+    run, _ = trainer(prepared, recorder, checkpoint_interval_s=1e-9)
+    run.run()
+    assert len(recorder.checkpoints) == 1
 
 
 def test_a_run_stopped_without_a_checkpoint_makes_none(prepared: Prepared) -> None:
@@ -324,7 +360,7 @@ def test_without_validation_the_training_loss_decides() -> None:
 
 @pytest.mark.filterwarnings("ignore:overflow")
 def test_a_loss_that_is_not_finite_stops_at_that_step(prepared: Prepared) -> None:
-    recorder = Recorder()
+    recorder = Recorder(free=True)
     architecture = {"type": "mlp", "hidden": []}
     run, _ = trainer(prepared, recorder, architecture, learning_rate=1e38, optimizer="sgd", checkpoint_interval_s=1e-9)
     with pytest.raises(NotFiniteError, match="at step") as error:

@@ -106,7 +106,7 @@ def prefix(type: int = 10, header: int = 0, buffers: int = 0, payload: int = 0) 
         pytest.param(prefix(payload=wire.MAX_PAYLOAD + 8), id="payload over 1 GiB"),
         pytest.param(prefix(payload=2**64 - 8), id="payload of 16 EiB"),
         pytest.param(prefix(buffers=2, payload=8), id="no room for the lengths"),
-        pytest.param(prefix(type=19), id="unknown type"),
+        pytest.param(prefix(type=99), id="unknown type"),
         pytest.param(prefix(payload=8) + bytes(8), id="payload without buffers"),
         pytest.param(
             prefix(buffers=1, payload=16) + struct.pack("<Q", 2**63) + bytes(8), id="buffer longer than payload"

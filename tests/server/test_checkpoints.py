@@ -1,0 +1,238 @@
+"""What jobs write besides their metrics: how often checkpoints, and weights as they come; and what loading leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from pg_tensile.checkpoint_schedule import PAUSE
+from tests.server.support import (
+    FOREVER,
+    MLP,
+    ROWS,
+    Connection,
+    executor_pid,
+    python_model,
+    register,
+    state,
+    steps,
+    submit,
+    value,
+)
+
+Wait = Callable[..., Any]
+
+WIDE = {"type": "mlp", "hidden": [3000, 3000]}  # weights of 36 MB: three chunks
+
+
+def finish(conn: Connection, job: int) -> None:
+    """Waits for the job and raises what it failed with."""
+    assert value(conn, "SELECT wait_for_job(%s, '90 s')", job) == "finished"
+
+
+@pytest.fixture
+def written(db: Connection) -> Iterator[None]:
+    """Table `written`: each checkpoint that a job stores, when its first chunk came and when it was whole."""
+    db.execute(
+        """
+        CREATE TABLE written (job bigint, generation int, began timestamptz, ended timestamptz);
+        CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+        BEGIN
+            INSERT INTO written VALUES (NEW.job, NEW.generation, NEW.created_at, clock_timestamp());
+            RETURN NULL;
+        END $$;
+        CREATE TRIGGER note AFTER UPDATE ON tensile.checkpoints FOR EACH ROW EXECUTE FUNCTION note();
+        """
+    )
+    yield
+    db.execute("DROP TRIGGER note ON tensile.checkpoints")
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_of_short_epochs_writes_no_checkpoint(db: Connection, written: None) -> None:
+    """The other one, which asks for them, shows that one would be seen."""
+    job = submit(db, "m", MLP, epochs=50)
+    finish(db, job)
+    asking = submit(db, "other", MLP, epochs=50, options={"checkpoint_interval": 0})
+    finish(db, asking)
+    assert value(db, "SELECT count(*) FROM tensile.metrics WHERE job = %s AND split = 'training'", job) == 50
+    assert value(db, "SELECT count(*) FROM written WHERE job = %s", job) == 0
+    assert value(db, "SELECT count(*) FROM written WHERE job = %s", asking) > 0
+    assert value(db, "SELECT count(*) FROM tensile.checkpoint_chunks") == 0
+
+
+def test_the_pause_after_a_checkpoint_is_many_times_what_writing_it_took(
+    db: Connection, written: None, wait_until: Wait
+) -> None:
+    """However often the user wants them. The server's part of the time is seen here; the child's comes to it."""
+    architecture = {"type": "mlp", "hidden": [256, 256]}
+    job = submit(db, "m", architecture, epochs=FOREVER, options={"checkpoint_interval": 0.001})
+    wait_until(lambda: value(db, "SELECT count(*) FROM written") >= 4, 60, "checkpoints")
+    pauses = db.execute(
+        "SELECT extract(epoch FROM b.began - a.ended)::float8, extract(epoch FROM a.ended - a.began)::float8"
+        " FROM written a JOIN written b ON b.job = a.job AND b.generation = a.generation + 1 WHERE a.job = %s",
+        (job,),
+    ).fetchall()
+    assert len(pauses) >= 3 and all(pause >= PAUSE * took > 0 for pause, took in pauses)
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def held(db: Connection, connect: Callable[..., Connection]) -> Iterator[Connection]:
+    """A connection; until it calls `pg_advisory_unlock_all`, the second chunk of all weights waits."""
+    holder = connect()
+    holder.execute("SELECT pg_advisory_lock(4711)")
+    db.execute(
+        """
+        CREATE FUNCTION hold() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN NEW; END $$;
+        CREATE TRIGGER hold BEFORE INSERT ON tensile.model_weights FOR EACH ROW WHEN (NEW.seq = 1)
+            EXECUTE FUNCTION hold();
+        """
+    )
+    yield holder
+    holder.close()
+    db.execute("DROP TRIGGER hold ON tensile.model_weights")
+
+
+def refusal(conn: Connection, sql: str) -> str:
+    with pytest.raises(psycopg.Error) as error:
+        conn.execute(sql)
+    return str(error.value)
+
+
+def test_weights_are_written_as_they_come_and_nobody_sees_them_before_the_end(
+    db: Connection, held: Connection, wait_until: Wait, roles: Callable[..., str], connect: Callable[..., Connection]
+) -> None:
+    """An executor that dies while it sends them leaves nothing; the next attempt makes the version."""
+    owner = connect(user=roles("owner"))
+    register(owner, "m", WIDE)
+    job = submit(owner, "m", epochs=1)
+    chunks = "SELECT count(*) FROM tensile.model_weights"
+    wait_until(lambda: value(db, chunks) == 1, 90, "a chunk")
+    assert value(db, "SELECT weight_bytes FROM tensile.model_versions WHERE job = %s", job) is None
+    assert value(owner, "SELECT count(*) FROM tensile.model_versions") == 0
+    assert value(owner, chunks) == 0
+    assert 'model "m" has no version 1' in refusal(owner, "SELECT deploy_model('m', 1)")
+    assert 'model "m" has no version 1' in refusal(owner, "SELECT drop_version('m', 1)")
+    assert 'model "m" has no version to predict with' in refusal(owner, "SELECT predict('m', ARRAY[1.0, 2.0, 3.0])")
+    assert value(owner, "SELECT version FROM tensile.jobs WHERE id = %s", job) is None
+    pid = executor_pid(db, job)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    held.execute("SELECT pg_advisory_unlock_all()")
+    wait_until(lambda: state(db, job) == "interrupted", 30, "the end of the attempt")
+    assert value(db, chunks) == value(db, "SELECT count(*) FROM tensile.model_versions") == 0
+    finish(owner, job)
+    assert value(owner, "SELECT version FROM tensile.jobs WHERE id = %s", job) == 1
+    sizes = owner.execute("SELECT octet_length(data) FROM tensile.model_weights ORDER BY seq").fetchall()
+    assert [size for (size,) in sizes[:2]] == [16 << 20, 16 << 20] and len(sizes) == 3
+    total = sum(size for (size,) in sizes)
+    assert value(owner, "SELECT weight_bytes FROM tensile.model_versions WHERE version = 1") == total
+    assert value(owner, "SELECT deployed_version FROM tensile.models") == 1
+
+
+def test_a_model_that_is_dropped_while_its_weights_come_ends_its_job(
+    db: Connection, held: Connection, wait_until: Wait, job_row: Callable[..., Any]
+) -> None:
+    job = submit(db, "m", WIDE, epochs=1)
+    wait_until(lambda: value(db, "SELECT count(*) FROM tensile.model_weights") == 1, 90, "a chunk")
+    db.execute("SELECT drop_model('m')")
+    held.execute("SELECT pg_advisory_unlock_all()")
+    wait_until(lambda: state(db, job) == "failed", 30, "the end of the job")
+    row = job_row(db, job)
+    assert (row["sqlstate"], row["error"]) == ("42704", 'model "m" was dropped')
+    assert value(db, "SELECT count(*) FROM tensile.model_weights") == 0
+
+
+@pytest.mark.parametrize(("kind", "options"), [("weights", {}), ("checkpoint", {"checkpoint_interval": 0})])
+def test_a_job_that_stores_more_than_allowed_fails(
+    fresh_cluster: Callable[..., Any], job_row: Callable[..., Any], kind: str, options: dict[str, Any]
+) -> None:
+    cluster = fresh_cluster({"pg_tensile.max_state_size": "1MB"})
+    with cluster.connect() as db:
+        job = submit(db, "m", {"type": "mlp", "hidden": [600, 600]}, epochs=2, options=options)  # 1.4 MB
+        with pytest.raises(psycopg.Error, match=f"the executor sent more than 1 MB of {kind}"):
+            finish(db, job)
+        row = job_row(db, job)
+        assert (row["state"], row["sqlstate"]) == ("failed", "54000") and "max_state_size" in row["hint"]
+        assert value(db, "SELECT count(*) FROM tensile.model_versions") == 0
+        assert value(db, "SELECT count(*) FROM tensile.checkpoint_chunks") == 0
+
+
+# -- what the training query leaves in its session --------------------------------------------------------------------
+
+
+def test_what_a_query_leaves_in_the_session_goes_when_its_rows_are_there(db: Connection, wait_until: Wait) -> None:
+    """Seen in the worker's own session, by a trigger of what it does next, and in pg_locks while it trains."""
+    db.execute(
+        """
+        CREATE FUNCTION litter() RETURNS float8 LANGUAGE plpgsql AS $$
+        BEGIN
+            PERFORM pg_advisory_lock(4711), pg_advisory_lock_shared(4712);
+            EXECUTE 'PREPARE left_over AS SELECT 1';
+            EXECUTE 'DECLARE left_open CURSOR WITH HOLD FOR SELECT 1';
+            RETURN 0;
+        END $$;
+        CREATE TABLE seen (locks bigint, statements bigint, cursors bigint);
+        CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path FROM CURRENT AS $$
+        BEGIN
+            INSERT INTO seen SELECT
+                (SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()),
+                (SELECT count(*) FROM pg_prepared_statements WHERE name = 'left_over'),
+                (SELECT count(*) FROM pg_cursors WHERE name = 'left_open');
+            RETURN NULL;
+        END $$;
+        CREATE TRIGGER look AFTER UPDATE OF rows ON tensile.jobs FOR EACH ROW EXECUTE FUNCTION look();
+        """
+    )
+    query = f"SELECT r.*, l.x FROM ({ROWS}) r, (SELECT litter() AS x OFFSET 0) l"
+    try:
+        job = submit(db, "m", python_model(), query=query, epochs=FOREVER)
+        wait_until(lambda: steps(db, job) > 0, 60, "steps")
+    finally:
+        db.execute("DROP TRIGGER look ON tensile.jobs")
+    assert db.execute("SELECT * FROM seen").fetchall() == [(0, 0, 0)]
+    assert value(db, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("LISTEN news", "cannot execute LISTEN within a background process"),
+        ("CREATE TEMP TABLE left_over (x int)", "cannot execute CREATE TABLE in a read-only transaction"),
+    ],
+)
+def test_other_things_that_sessions_keep_cannot_be_made(db: Connection, command: str, message: str) -> None:
+    db.execute(
+        f"CREATE FUNCTION litter() RETURNS float8 LANGUAGE plpgsql AS $$ BEGIN EXECUTE '{command}'; RETURN 0; END $$"
+    )
+    job = submit(db, "m", MLP, query=f"SELECT r.*, l.x FROM ({ROWS}) r, (SELECT litter() AS x OFFSET 0) l")
+    with pytest.raises(psycopg.Error, match=message):
+        finish(db, job)
+
+
+# -- ended jobs -------------------------------------------------------------------------------------------------------
+
+
+def test_ended_jobs_go_after_their_retention_unless_their_version_exists(
+    fresh_cluster: Callable[..., Any], wait_until: Wait
+) -> None:
+    cluster = fresh_cluster({"pg_tensile.job_retention": "1s"})
+    with cluster.connect() as db:
+        kept = submit(db, "m", MLP)
+        finish(db, kept)
+        failed = submit(db, "m", query="SELECT 1.0 AS a, 1.0 / (i - 3) AS y FROM generate_series(1, 9) i")
+        running = submit(db, "endless", MLP, epochs=FOREVER)
+        wait_until(lambda: value(db, "SELECT count(*) FROM tensile.jobs WHERE id = %s", failed) == 0, 90, "retention")
+        assert db.execute("SELECT id FROM tensile.jobs ORDER BY id").fetchall() == [(kept,), (running,)]
+        assert value(db, "SELECT count(*) FROM tensile.metrics WHERE job = %s", kept) > 0
