@@ -1,6 +1,5 @@
 \echo Use "ALTER EXTENSION pg_tensile UPDATE" to load this file. \quit
 
-<<<<<<< HEAD
 -- rules
 -- They are PL/pgSQL now, and called by the owner's functions only.
 REVOKE EXECUTE ON FUNCTION tensile._check_architecture(jsonb), tensile._check_options(jsonb) FROM PUBLIC;
@@ -8,7 +7,6 @@ REVOKE EXECUTE ON FUNCTION tensile._check_architecture(jsonb), tensile._check_op
 DROP FUNCTION tensile._job_replan(text);
 DROP FUNCTION tensile._schedule_jobs(); -- has another column less
 ALTER TABLE tensile.traces DROP COLUMN replans;
-=======
 -- checkpoints
 ALTER TABLE tensile.models ADD keep_versions int CHECK (keep_versions OPERATOR(pg_catalog.>) 0);
 COMMENT ON COLUMN tensile.models.keep_versions IS
@@ -20,7 +18,6 @@ ALTER TABLE tensile.checkpoint_chunks SET (
 ALTER POLICY visible ON tensile.model_versions USING (
     weight_bytes IS NOT NULL AND EXISTS (SELECT FROM tensile.models m WHERE m.id OPERATOR(pg_catalog.=) model));
 DROP FUNCTION tensile._job_version(text, jsonb, jsonb); -- it has another argument; for PUBLIC, as the one before
->>>>>>> checkpoints
 
 -- loop
 DROP PROCEDURE tensile.run_controller();
