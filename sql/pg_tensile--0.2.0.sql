@@ -311,7 +311,7 @@ CREATE TABLE tensile.metrics (
     PRIMARY KEY (job, epoch, split)
 );
 COMMENT ON TABLE tensile.metrics IS
-    'training and validation metrics of every epoch; those that don''t fit the task are null';
+    'training and validation metrics of every epoch; those that do not fit the task are null';
 COMMENT ON COLUMN tensile.metrics.epoch IS 'from 1';
 COMMENT ON COLUMN tensile.metrics.split IS 'training (summed up during the epoch) or validation (after it)';
 COMMENT ON COLUMN tensile.metrics.samples IS 'rows that the other numbers are about';
@@ -386,7 +386,7 @@ COMMENT ON COLUMN tensile.traces.largest_operator IS 'the operator that needs th
 COMMENT ON COLUMN tensile.traces.graphs IS 'names and numbers of rows of the graphs in column traces';
 COMMENT ON COLUMN tensile.traces.replans IS 'how often its worker has asked for another plan, because one was damaged';
 COMMENT ON COLUMN tensile.traces.rejected IS 'the last generation of its plans that the executor could not use';
-COMMENT ON COLUMN tensile.traces.refusal IS 'why the job can''t be given memory; null: it can';
+COMMENT ON COLUMN tensile.traces.refusal IS 'why the job cannot be given memory; null: it can';
 
 CREATE TABLE tensile.operators (
     job       bigint REFERENCES tensile.traces ON DELETE CASCADE,
@@ -978,11 +978,12 @@ CREATE FUNCTION tensile._set_model_owner(caller oid, model text, role text) RETU
 AS $$
 DECLARE
     m tensile.models := tensile._own_model(caller, model);
-    new_owner oid := (SELECT oid FROM pg_roles WHERE rolname = tensile._role_name(role));
+    new_owner oid;
 BEGIN
     PERFORM tensile._not_null('role', role);
+    new_owner := (SELECT oid FROM pg_roles WHERE rolname = tensile._role_name(role));
     IF new_owner IS NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'public can''t own a model',
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'public cannot own a model',
             HINT = 'Name a role; grant_model gives everybody the use of a model.';
     ELSIF NOT pg_has_role(caller, new_owner, 'MEMBER') THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = format('must be member of role "%s"', role),
@@ -1159,7 +1160,7 @@ DECLARE
 BEGIN
     IF home <> current_database() THEN
         RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
-            MESSAGE = format('jobs don''t run in database "%s"', current_database()),
+            MESSAGE = format('jobs do not run in database "%s"', current_database()),
             HINT = format('pg_tensile.database is "%s": connect there, or change the setting and reload.', home);
     ELSIF NOT (SELECT rolcanlogin FROM pg_roles WHERE oid = caller) THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
@@ -1234,7 +1235,7 @@ END $$;
 
 -- The final state, or null while the job goes on; raises the job's own error if it failed. Reads as the caller.
 CREATE FUNCTION tensile._job_result(job bigint, deadline timestamptz) RETURNS text
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = on
 AS $$
 DECLARE
     j tensile.jobs;
@@ -1273,11 +1274,11 @@ DECLARE
 BEGIN
     IF tensile._submitted_here(job) THEN
         RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
-            MESSAGE = format('job %s was submitted by this transaction and can''t start before it commits', job),
+            MESSAGE = format('job %s was submitted by this transaction and cannot start before it commits', job),
             HINT = 'Commit first, then wait.';
     ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
         RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
-            MESSAGE = format('wait_for_job can''t see changes in a transaction with isolation level %s',
+            MESSAGE = format('wait_for_job cannot see changes in a transaction with isolation level %s',
                              current_setting('transaction_isolation')),
             HINT = 'CALL wait_for_job_procedure(...) outside a transaction block, or use READ COMMITTED.';
     END IF;
@@ -1360,7 +1361,7 @@ BEGIN
         WHERE v.job = j.id;
     IF NOT FOUND THEN
         RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
-            MESSAGE = format('job %s can''t finish without a version of its model', j.id);
+            MESSAGE = format('job %s cannot finish without a version of its model', j.id);
     END IF;
     UPDATE tensile.models m SET deployed_version = j.version, updated_at = clock_timestamp()
         WHERE m.id = j.model AND coalesce((j.options->>'deploy')::bool, true);
@@ -1369,7 +1370,7 @@ BEGIN
 END $$;
 
 -- interrupted: to be continued from the last checkpoint. With retry it counts against pg_tensile.max_retries, and the
--- next attempt waits 1, 2, 4 … s, at most an hour.
+-- next attempt waits 1, 2, 4 ... s, at most an hour.
 CREATE FUNCTION tensile._interrupt_job(job bigint, reason text, retry bool, traceback text DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1432,7 +1433,7 @@ AS $$
     WHERE j.ended_at IS NULL AND j.state = 'interrupted' AND j.not_before > clock_timestamp()
 $$;
 
--- queued or interrupted → starting: the OID of the role to connect as. Null: it may not start any more; a job whose
+-- queued or interrupted -> starting: the OID of the role to connect as. Null: it may not start any more; a job whose
 -- role is gone fails.
 CREATE FUNCTION tensile._job_starting(job bigint) RETURNS oid
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -1458,7 +1459,7 @@ BEGIN
     RETURN j.owner;
 END $$;
 
--- starting → what it was, because no worker could be started; true if the reason is new (so that it is logged once).
+-- starting -> what it was, because no worker could be started; true if the reason is new (so that it is logged once).
 CREATE FUNCTION tensile._job_requeue(job bigint, reason text) RETURNS bool
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1489,8 +1490,9 @@ $$;
 
 -- For the job's worker ----------------------------------------------------------------------------------------------
 
+-- Numbers in JSON are printed with extra_float_digits: below 1 they would not be those of the job's row.
 CREATE FUNCTION tensile._job_begin(pid int) RETURNS jsonb
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
 AS $$
 DECLARE
     j tensile.jobs;
@@ -1696,7 +1698,7 @@ AS $$
     SELECT tensile._notify(tensile._my_job());
 $$;
 
--- SPARSITY; `moved`: bytes, −1: not known.
+-- SPARSITY; `moved`: bytes, -1: not known.
 CREATE FUNCTION tensile._job_sparsity(revision int, tensors int[], zero_share real[], run_share real[],
                                       lz4_share real[], moved bigint[]) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -2052,7 +2054,7 @@ CREATE FUNCTION tensile._explain_training(caller oid, model text, query text, ta
                                           optimizer text, learning_rate float8, validation float8, seed bigint,
                                           policy text, memory_budget text, priority int, options jsonb,
                                           search_path text) RETURNS jsonb
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
 AS $$
 DECLARE
     format text := tensile._explanation_format(options);
@@ -2100,6 +2102,13 @@ BEGIN
                 FROM tensile.traces t JOIN tensile.jobs j ON j.id = t.job
                 WHERE t.device = d.name AND j.ended_at IS NULL) r);
 END $$;
+
+-- For the supervisor, which reads as the caller, who may have row_security off
+CREATE FUNCTION tensile._explain_latency_models() RETURNS TABLE (device text, models bytea)
+    LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT m.device, m.models FROM tensile.latency_models m
+$$;
 
 -- The supervisor, called by explain_training alone: as the caller, in the caller's transaction.
 CREATE FUNCTION tensile._explain(spec jsonb, folder text, OUT lines text[], OUT sqlstate text, OUT message text,
@@ -2425,7 +2434,8 @@ GRANT EXECUTE ON FUNCTION
     tensile._version(), tensile._owned(oid, name), tensile._check_architecture(jsonb), tensile._check_options(jsonb),
     tensile._progress(), tensile._devices(), tensile._plan(), tensile._predictions(),
     tensile._submitted_here(bigint), tensile._wait_for_change(int), tensile._job_result(bigint, timestamptz),
-    tensile._wait_round(timestamptz), tensile._explain_feed(int), tensile._calibration_workloads(),
+    tensile._wait_round(timestamptz), tensile._explain_feed(int), tensile._explain_latency_models(),
+    tensile._calibration_workloads(),
     tensile._no_such_job(bigint), tensile._raise(text, text, text, text),
     tensile._my_job(), tensile._wait(int, int, bool), tensile._feed(int, text, text, jsonb),
     tensile._fetch_plan(bigint),

@@ -25,13 +25,13 @@ PG_FUNCTION_INFO_V1(tensile_check_options);
 
 typedef enum KeyKind
 {
-	KEY_INT,					/* min … max; odd only if so marked */
-	KEY_NUMBER,					/* min … max, with or without the ends */
+	KEY_INT,					/* min ... max; odd only if so marked */
+	KEY_NUMBER,					/* min ... max, with or without the ends */
 	KEY_BOOL,
 	KEY_TEXT,					/* not empty */
 	KEY_CALLABLE,				/* package.module:function */
 	KEY_CHOICE,					/* one of choices */
-	KEY_INTS,					/* an array of min_items … max_items integers of min … max */
+	KEY_INTS,					/* an array of min_items ... max_items integers of min ... max */
 	KEY_OBJECT,					/* any object */
 	KEY_RULES					/* an object with keys of its own */
 } KeyKind;
@@ -151,7 +151,7 @@ describe(const Key *key)
 			break;
 		case KEY_OBJECT:
 		case KEY_RULES:
-			appendStringInfoString(&text, "an object {…}");
+			appendStringInfoString(&text, "an object {...}");
 			break;
 	}
 	return text.data;

@@ -182,7 +182,7 @@ tensile_numeric_float8(const struct varlena *packed)
 	return negative ? -result : result;
 }
 
-/* EXTRACT(EPOCH FROM …): a year has 365.25 days, a month 30. */
+/* EXTRACT(EPOCH FROM ...): a year has 365.25 days, a month 30. */
 static double
 interval_seconds(const Interval *interval)
 {

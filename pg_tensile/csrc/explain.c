@@ -48,7 +48,7 @@ tensile_explaining(void)
 	return current != NULL && !current->feeding;
 }
 
-/* tensile._explain_feed(fd) → rows: the query that is being explained, to its executor */
+/* tensile._explain_feed(fd) -> rows: the query that is being explained, to its executor */
 Datum
 tensile_explain_feed(PG_FUNCTION_ARGS)
 {
@@ -140,7 +140,7 @@ return_lines(FunctionCallInfo fcinfo, HeapTupleHeader row)
 		tuplestore_putvalues(result->setResult, result->setDesc, &values[i], &nulls[i]);
 }
 
-/* explain_training(model, query, target, …): the same arguments as train_model */
+/* explain_training(model, query, target, ...): the same arguments as train_model */
 Datum
 tensile_explain_training(PG_FUNCTION_ARGS)
 {
@@ -151,7 +151,7 @@ tensile_explain_training(PG_FUNCTION_ARGS)
 	if (current != NULL || tensile_process != TENSILE_NO_PROCESS || IsParallelWorker())
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("explain_training can't be called by a training query"),
+				 errmsg("explain_training cannot be called by a training query"),
 				 errhint("Call it by itself.")));
 	tensile_check_submission(fcinfo);
 	explanation.query = text_to_cstring(PG_GETARG_TEXT_PP(TENSILE_ARG_QUERY));

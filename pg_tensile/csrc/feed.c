@@ -168,7 +168,7 @@ feed_query(FeedReceiver *receiver, const char *text)
 	feed_end(receiver);
 }
 
-/* The submitter's search_path, TimeZone, …: {"name": "value"}, for the rest of this GUC nest level. */
+/* The submitter's search_path, TimeZone, ...: {"name": "value"}, for the rest of this GUC nest level. */
 static void
 apply_settings(Jsonb *settings)
 {
@@ -236,7 +236,7 @@ tensile_feed_session(int fd, const char *query, const char *target, const char *
 	return rows;
 }
 
-/* tensile._feed(fd, query, target, settings) → rows */
+/* tensile._feed(fd, query, target, settings) -> rows */
 Datum
 tensile_feed(PG_FUNCTION_ARGS)
 {

@@ -35,7 +35,7 @@
 #define LAUNCHER_RESTART_S 5
 #define LOOK_MS (30 * 1000)		/* between looks for what is missing */
 #define GONE_MS 1000			/* after the extension was dropped */
-#define BACKOFF_MS (6 * 1000)	/* after the first error, twice as long after the next, … */
+#define BACKOFF_MS (6 * 1000)	/* after the first error, twice as long after the next, ... */
 #define MAX_BACKOFF_MS (300 * 1000)
 #define STEADY_MS (60 * 1000)	/* who ran so long starts with the first back-off again */
 
@@ -181,7 +181,7 @@ stop_elsewhere(Oid database)
 
 /* ---- controller and scheduler ---- */
 
-/* 6, 12, 24, … s */
+/* 6, 12, 24, ... s */
 static long
 next_backoff(Charge *charge, const TensileSingleton *self)
 {

@@ -276,7 +276,7 @@ tensile_devices(PG_FUNCTION_ARGS)
 	PG_RETURN_NULL();
 }
 
-/* tensile._device_memory() → (device, total_bytes, budget_bytes, inference_bytes) of those that jobs have used */
+/* tensile._device_memory() -> (device, total_bytes, budget_bytes, inference_bytes) of those that jobs have used */
 Datum
 tensile_budgets(PG_FUNCTION_ARGS)
 {

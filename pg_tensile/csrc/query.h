@@ -15,7 +15,7 @@
  */
 extern Query *tensile_analyze_select(const char *text, const char *what);
 
-/* Sets transaction_read_only for the rest of the current GUC nest level (NewGUCNestLevel … AtEOXact_GUC). */
+/* Sets transaction_read_only for the rest of the current GUC nest level (NewGUCNestLevel ... AtEOXact_GUC). */
 extern void tensile_set_read_only(void);
 
 /* Plans and runs it to the end with a fresh snapshot; `dest` gets the rows. */

@@ -339,7 +339,7 @@ def test_mistakes_in_grants(play: Cast) -> None:
     refused("22023", 'unknown privilege "select"', "predict", partial(play.alice.execute, grant, ("public", "select")))
     give = "SELECT set_model_owner('late', %s)"
     refused("42501", "must be member of role", "superuser", partial(play.alice.execute, give, (user(play.bob),)))
-    refused("22023", "public can't own a model", "role", partial(play.alice.execute, give, ("public",)))
+    refused("22023", "public cannot own a model", "role", partial(play.alice.execute, give, ("public",)))
 
 
 def test_a_group_owns_through_its_members(db: Connection, play: Cast, roles: Callable[..., str]) -> None:
