@@ -16,8 +16,8 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 RATE = 0.0014999  # that fewer digits would make 0.001
 SUBMISSION = """
-    SELECT tensile._explain_training('postgres'::regrole, 'm', '', 'y', 1, 8, 'sgd', %s, 0.1, 0, 'joint', NULL, 0, '{}', '')
-        ->> 'learning_rate'
+    SELECT tensile._explain_training('postgres'::regrole, 'm', '', 'y', 1, 8, 'sgd', %s, 0.1, 0, 'joint', NULL, 0,
+                                     '{}', '') ->> 'learning_rate'
 """
 
 
