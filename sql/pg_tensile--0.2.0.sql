@@ -296,33 +296,36 @@ COMMENT ON COLUMN tensile.checkpoint_chunks.generation IS 'of the checkpoint';
 COMMENT ON COLUMN tensile.checkpoint_chunks.seq IS 'number of the chunk, from 0';
 COMMENT ON COLUMN tensile.checkpoint_chunks.data IS 'the chunk''s bytes, 16 MB at most';
 
-CREATE TABLE tensile.metrics (
-    job      bigint REFERENCES tensile.jobs ON DELETE CASCADE,
-    epoch    int,
-    split    text CHECK (split OPERATOR(pg_catalog.=) ANY (ARRAY['training', 'validation'])),
-    samples  bigint,
-    loss     float8,
-    accuracy float8,
-    f1       float8,
-    rmse     float8,
-    r2       float8,
-    seconds  float8,
-    at       timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+CREATE TABLE tensile.epochs (
+    job     bigint REFERENCES tensile.jobs ON DELETE CASCADE,
+    epoch   int,
+    split   text CHECK (split OPERATOR(pg_catalog.=) ANY (ARRAY['training', 'validation'])),
+    samples bigint,
+    seconds float8,
+    at      timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     PRIMARY KEY (job, epoch, split)
 );
+COMMENT ON TABLE tensile.epochs IS 'finished epochs of each job, and the validation after each of them';
+COMMENT ON COLUMN tensile.epochs.epoch IS 'number of the epoch, from 1';
+COMMENT ON COLUMN tensile.epochs.split IS 'training (metrics summed up during the epoch) or validation (after it)';
+COMMENT ON COLUMN tensile.epochs.samples IS 'number of rows behind the metrics';
+COMMENT ON COLUMN tensile.epochs.seconds IS 'duration';
+COMMENT ON COLUMN tensile.epochs.at IS 'time of the end';
+
+CREATE TABLE tensile.metrics (
+    job    bigint,
+    epoch  int,
+    split  text,
+    metric text,
+    value  float8 NOT NULL,
+    PRIMARY KEY (job, epoch, split, metric),
+    FOREIGN KEY (job, epoch, split) REFERENCES tensile.epochs ON DELETE CASCADE
+);
 COMMENT ON TABLE tensile.metrics IS
-    'training and validation metrics of every epoch; those that do not fit the task are null';
-COMMENT ON COLUMN tensile.metrics.epoch IS 'from 1';
-COMMENT ON COLUMN tensile.metrics.split IS 'training (summed up during the epoch) or validation (after it)';
-COMMENT ON COLUMN tensile.metrics.samples IS 'rows that the other numbers are about';
-COMMENT ON COLUMN tensile.metrics.loss IS
-    'mean squared error of the standardised target, or cross-entropy: what training makes smaller';
-COMMENT ON COLUMN tensile.metrics.accuracy IS 'share of rows whose class is right';
-COMMENT ON COLUMN tensile.metrics.f1 IS
-    'harmonic mean of precision and recall: of the second of two classes; of more the mean over the classes';
-COMMENT ON COLUMN tensile.metrics.rmse IS 'root of the mean squared error, in the target''s unit';
-COMMENT ON COLUMN tensile.metrics.r2 IS 'share of the target''s variance that is explained: 1 is perfect, 0 is its mean';
-COMMENT ON COLUMN tensile.metrics.seconds IS 'that it took';
+    'metrics of every epoch by name; without those that do not fit the task; epoch_metrics has a row for each epoch';
+COMMENT ON COLUMN tensile.metrics.epoch IS 'number of the epoch, from 1';
+COMMENT ON COLUMN tensile.metrics.split IS 'training or validation, as in epochs';
+COMMENT ON COLUMN tensile.metrics.metric IS 'loss, accuracy, f1, rmse or r2: columns of epoch_metrics; others may come';
 
 CREATE TABLE tensile.batch_sizes (
     job           bigint REFERENCES tensile.jobs ON DELETE CASCADE,
@@ -672,6 +675,8 @@ SELECT pg_catalog.pg_extension_config_dump('tensile.model_weights',
     'WHERE version IN (SELECT id FROM tensile.model_versions WHERE weight_bytes IS NOT NULL)');
 SELECT pg_catalog.pg_extension_config_dump('tensile.model_grants', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.jobs', 'WHERE ended_at IS NOT NULL');
+SELECT pg_catalog.pg_extension_config_dump('tensile.epochs',
+    'WHERE job IN (SELECT id FROM tensile.jobs WHERE ended_at IS NOT NULL)');
 SELECT pg_catalog.pg_extension_config_dump('tensile.metrics',
     'WHERE job IN (SELECT id FROM tensile.jobs WHERE ended_at IS NOT NULL)');
 SELECT pg_catalog.pg_extension_config_dump('tensile.batch_sizes',
@@ -691,6 +696,7 @@ ALTER TABLE tensile.model_grants ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.jobs ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.checkpoints ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.checkpoint_chunks ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.epochs ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.metrics ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.batch_sizes ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.traces ENABLE ROW LEVEL SECURITY;
@@ -726,6 +732,8 @@ CREATE POLICY owner ON tensile.model_weights FOR SELECT USING (
             WHERE v.id OPERATOR(pg_catalog.=) model_weights.version AND tensile._owned(m.owner, m.owner_name)));
 CREATE POLICY visible ON tensile.jobs FOR SELECT USING (
     tensile._owned(owner, owner_name) OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')));
+CREATE POLICY visible ON tensile.epochs FOR SELECT USING (
+    EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
 CREATE POLICY visible ON tensile.metrics FOR SELECT USING (
     EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
 CREATE POLICY visible ON tensile.batch_sizes FOR SELECT USING (
@@ -764,8 +772,8 @@ CREATE POLICY owner ON tensile.checkpoint_chunks FOR SELECT USING (
             WHERE j.id OPERATOR(pg_catalog.=) job AND tensile._owned(j.owner, j.owner_name)));
 
 GRANT SELECT ON tensile.models, tensile.model_versions, tensile.model_weights, tensile.model_grants,
-    tensile.jobs, tensile.checkpoints, tensile.checkpoint_chunks, tensile.metrics, tensile.batch_sizes,
-    tensile.traces, tensile.operators,
+    tensile.jobs, tensile.checkpoints, tensile.checkpoint_chunks, tensile.epochs, tensile.metrics,
+    tensile.batch_sizes, tensile.traces, tensile.operators,
     tensile.tensors, tensile.latencies, tensile.footprints, tensile.searches, tensile.search_results,
     tensile.device_profiles, tensile.latency_models,
     tensile.sparsities, tensile.codings, tensile.codec_times, tensile.scheduler_log,
@@ -1557,15 +1565,21 @@ AS $$
                           WHERE c.job = tensile._my_job() AND c.meta IS NOT NULL)
 $$;
 
+-- METRICS: what is no column of epochs is a metric; null: it does not fit the task.
 CREATE FUNCTION tensile._job_metric(metrics jsonb) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    INSERT INTO tensile.metrics (job, epoch, split, samples, loss, accuracy, f1, rmse, r2, seconds)
-        SELECT tensile._my_job(), r.epoch, r.split, r.samples, r.loss, r.accuracy, r.f1, r.rmse, r.r2, r.seconds
-        FROM jsonb_populate_record(NULL::tensile.metrics, $1) r
-        ON CONFLICT (job, epoch, split) DO UPDATE SET samples = EXCLUDED.samples, loss = EXCLUDED.loss,
-            accuracy = EXCLUDED.accuracy, f1 = EXCLUDED.f1, rmse = EXCLUDED.rmse, r2 = EXCLUDED.r2,
-            seconds = EXCLUDED.seconds, at = clock_timestamp();
+    INSERT INTO tensile.epochs (job, epoch, split, samples, seconds)
+        SELECT tensile._my_job(), r.epoch, r.split, r.samples, r.seconds
+        FROM jsonb_to_record($1) AS r (epoch int, split text, samples bigint, seconds float8)
+        ON CONFLICT (job, epoch, split)
+        DO UPDATE SET samples = EXCLUDED.samples, seconds = EXCLUDED.seconds, at = clock_timestamp();
+    DELETE FROM tensile.metrics m
+        WHERE m.job = tensile._my_job() AND m.epoch = ($1->>'epoch')::int AND m.split = $1->>'split';
+    INSERT INTO tensile.metrics (job, epoch, split, metric, value)
+        SELECT tensile._my_job(), ($1->>'epoch')::int, $1->>'split', e.key, e.value::float8
+        FROM jsonb_each_text($1 - '{epoch,split,samples,seconds}'::text[]) e
+        WHERE e.value IS NOT NULL;
 $$;
 
 CREATE FUNCTION tensile._job_version(task text, preprocessing jsonb, metrics jsonb) RETURNS bigint
@@ -2389,6 +2403,34 @@ COMMENT ON COLUMN tensile.loaded_models.device_bytes IS 'of the device''s memory
 COMMENT ON COLUMN tensile.loaded_models.planned_bytes IS 'that a prediction for one row takes of the memory budget at most';
 COMMENT ON COLUMN tensile.loaded_models.host_bytes IS 'of its weights in host memory, beside those on the device';
 
+CREATE VIEW tensile.epoch_metrics WITH (security_invoker = true) AS
+    SELECT e.job, e.epoch, e.split, e.samples, m.loss, m.accuracy, m.f1, m.rmse, m.r2, e.seconds, e.at
+    FROM tensile.epochs e
+         CROSS JOIN LATERAL (
+             SELECT pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'loss') AS loss,
+                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'accuracy') AS accuracy,
+                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'f1') AS f1,
+                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'rmse') AS rmse,
+                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'r2') AS r2
+             FROM tensile.metrics x
+             WHERE x.job OPERATOR(pg_catalog.=) e.job AND x.epoch OPERATOR(pg_catalog.=) e.epoch
+               AND x.split OPERATOR(pg_catalog.=) e.split) m;
+COMMENT ON VIEW tensile.epoch_metrics IS
+    'training and validation metrics of every epoch, a column each; those that do not fit the task are null';
+COMMENT ON COLUMN tensile.epoch_metrics.epoch IS 'number of the epoch, from 1';
+COMMENT ON COLUMN tensile.epoch_metrics.split IS 'training (summed up during the epoch) or validation (after it)';
+COMMENT ON COLUMN tensile.epoch_metrics.samples IS 'number of rows behind the metrics';
+COMMENT ON COLUMN tensile.epoch_metrics.loss IS
+    'mean squared error of the standardised target, or cross-entropy: what training makes smaller';
+COMMENT ON COLUMN tensile.epoch_metrics.accuracy IS 'share of rows whose class is right';
+COMMENT ON COLUMN tensile.epoch_metrics.f1 IS
+    'harmonic mean of precision and recall: of the second of two classes; of more the mean over the classes';
+COMMENT ON COLUMN tensile.epoch_metrics.rmse IS 'root of the mean squared error, in the target''s unit';
+COMMENT ON COLUMN tensile.epoch_metrics.r2 IS
+    'share of the target''s variance that is explained: 1 is perfect, 0 is its mean';
+COMMENT ON COLUMN tensile.epoch_metrics.seconds IS 'duration';
+COMMENT ON COLUMN tensile.epoch_metrics.at IS 'time of the end';
+
 CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
     SELECT j.id AS job, j.model_name AS model, j.owner_name AS owner, j.state, j.version, j.submitted_at, j.started_at,
            j.ended_at, j.started_at OPERATOR(pg_catalog.-) j.submitted_at AS queued_for,
@@ -2397,10 +2439,10 @@ CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
            j.sqlstate, j.error, j.hint, coalesce(j.chosen_batch_size, CASE WHEN j.batch_size OPERATOR(pg_catalog.<>) 0 THEN j.batch_size END) AS batch_size,
            coalesce(b.learning_rate, j.learning_rate) AS learning_rate
     FROM tensile.jobs j
-         LEFT JOIN LATERAL (SELECT x.epoch, x.loss FROM tensile.metrics x
+         LEFT JOIN LATERAL (SELECT x.epoch, x.loss FROM tensile.epoch_metrics x
                             WHERE x.job OPERATOR(pg_catalog.=) j.id AND x.split OPERATOR(pg_catalog.=) 'training'
                             ORDER BY x.epoch DESC LIMIT 1) t ON true
-         LEFT JOIN LATERAL (SELECT x.loss, x.accuracy, x.f1, x.rmse, x.r2 FROM tensile.metrics x
+         LEFT JOIN LATERAL (SELECT x.loss, x.accuracy, x.f1, x.rmse, x.r2 FROM tensile.epoch_metrics x
                             WHERE x.job OPERATOR(pg_catalog.=) j.id AND x.split OPERATOR(pg_catalog.=) 'validation'
                             ORDER BY x.epoch DESC LIMIT 1) v ON true
          LEFT JOIN tensile.batch_sizes b ON b.job OPERATOR(pg_catalog.=) j.id AND b.chosen
@@ -2422,7 +2464,8 @@ COMMENT ON COLUMN tensile.job_history.rmse IS 'root of the mean squared error, i
 COMMENT ON COLUMN tensile.job_history.r2 IS 'share of the target''s variance that is explained';
 
 GRANT SELECT ON tensile.progress, tensile.devices, tensile.plan, tensile.latency, tensile.footprint,
-    tensile.compression, tensile.search, tensile.predictions, tensile.loaded_models, tensile.job_history TO PUBLIC;
+    tensile.compression, tensile.search, tensile.predictions, tensile.loaded_models, tensile.epoch_metrics, tensile.job_history
+    TO PUBLIC;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Who may execute what: the private functions are nobody's, except those that the views and the workers need; these

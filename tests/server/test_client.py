@@ -130,7 +130,7 @@ def test_metrics_have_a_row_for_each_epoch_and_split(client: Client, trained: in
     losses = metrics["loss"].unstack()["training"]
     assert losses[EPOCHS] < losses[1]
     row = client.connection.execute(
-        "SELECT accuracy FROM tensile.metrics WHERE job = %s AND epoch = %s AND split = 'validation'",
+        "SELECT accuracy FROM tensile.epoch_metrics WHERE job = %s AND epoch = %s AND split = 'validation'",
         (trained, EPOCHS),
     ).fetchone()
     assert row is not None and metrics.loc[(EPOCHS, "validation"), "accuracy"] == row["accuracy"]

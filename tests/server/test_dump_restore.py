@@ -59,7 +59,7 @@ def source(new_cluster: Callable[..., Any]) -> Iterator[Any]:
             "INSERT INTO tensile.jobs SELECT (jsonb_populate_record(j, %s)).* FROM tensile.jobs j",
             (Jsonb({"id": 1000, "state": "interrupted", "ended_at": None, "not_before": "2999-01-01"}),),
         )
-        conn.execute("INSERT INTO tensile.metrics (job, epoch, split) VALUES (1000, 1, 'training')")
+        conn.execute("INSERT INTO tensile.epochs (job, epoch, split) VALUES (1000, 1, 'training')")
         conn.execute("INSERT INTO tensile.checkpoints (job, generation, meta) VALUES (1000, 1, '{}')")
     yield cluster
     cluster.end()
@@ -87,7 +87,8 @@ def test_everything_that_is_finished_comes_back(source: Any, restored: Any) -> N
                     "SELECT version, seq, md5(data) FROM tensile.model_weights ORDER BY 1, 2",
                     "SELECT grantee_name, privilege FROM tensile.model_grants ORDER BY 1",
                     "SELECT id, query, state, settings, rows, fingerprint FROM tensile.jobs WHERE ended_at IS NOT NULL",
-                    "SELECT * FROM tensile.metrics WHERE job <> 1000 ORDER BY epoch, split",
+                    "SELECT * FROM tensile.epochs WHERE job <> 1000 ORDER BY epoch, split",
+                    "SELECT * FROM tensile.metrics WHERE job <> 1000 ORDER BY epoch, split, metric",
                 )
             ]
 
@@ -107,7 +108,7 @@ def test_restoring_starts_no_job(restored: Any) -> None:
     with restored.connect() as conn:
         assert one(conn, "SELECT count(*) FROM tensile.jobs WHERE ended_at IS NULL") == 0
         assert one(conn, "SELECT count(*) FROM tensile.checkpoints") == 0
-        assert one(conn, "SELECT count(*) FROM tensile.metrics WHERE job = 1000") == 0
+        assert one(conn, "SELECT count(*) FROM tensile.epochs WHERE job = 1000") == 0
 
 
 def test_owners_are_found_by_name(source: Any, restored: Any) -> None:

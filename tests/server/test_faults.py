@@ -130,7 +130,7 @@ MOMENTS: dict[str, tuple[dict[str, Any], Callable[[Connection, int], bool]]] = {
     "validating": ({"epochs": FOREVER}, lambda db, job: phase(db, job) == "validating"),
     "with checkpoints": (
         {"epochs": FOREVER, "batch_size": 100},
-        lambda db, job: value(db, "SELECT max(epoch) FROM tensile.metrics WHERE job = %s", job) is not None,
+        lambda db, job: value(db, "SELECT max(epoch) FROM tensile.epoch_metrics WHERE job = %s", job) is not None,
     ),
 }
 
@@ -228,7 +228,7 @@ def test_a_killed_supervisor_takes_its_executor_along_and_the_job_goes_on(
     cluster.expect("was terminated by signal 9")
     with cluster.connect() as db:
         job = submit(db, "m", python_model(on_forward="time.sleep(0.005)"), epochs=30, batch_size=40)
-        epoch = "SELECT max(epoch) FROM tensile.metrics WHERE job = %s"
+        epoch = "SELECT max(epoch) FROM tensile.epoch_metrics WHERE job = %s"
         wait_until(lambda: (value(db, epoch, job) or 0) >= 3)
         worker, executor = worker_pid(db, job), executor_pid(db, job)
         assert worker is not None and executor is not None

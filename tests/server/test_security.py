@@ -22,7 +22,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 MLP = Jsonb({"type": "mlp", "hidden": [4]})
 TABLES = [
     *("models", "model_versions", "model_weights", "model_grants"),
-    *("jobs", "checkpoints", "checkpoint_chunks", "metrics"),
+    *("jobs", "checkpoints", "checkpoint_chunks", "epochs", "metrics"),
     *("traces", "operators", "tensors", "latencies", "footprints", "searches", "search_results"),
     *("device_profiles", "latency_models", "sparsities", "codings", "codec_times", "scheduler_log"),
 ]
@@ -32,7 +32,7 @@ OF_THE_MACHINE = {"device_profiles", "latency_models", "codec_times"}  # everybo
 OPEN = {
     *("_version", "_owned", "_check_architecture", "_check_options", "_raise", "_no_such_job"),
     *("_progress", "_devices", "_plan", "_predictions"),
-    *("_submitted_here", "_wait_for_change", "_wait_round", "_job_result"),
+    *("_submitted_here", "_wait_for_change", "_wait_round", "_job_result", "_explain_latency_models"),
 }
 # Open as well, because workers run as the user; each of them raises 42501 outside the process that it is for.
 WORKERS_ONLY = {
@@ -127,7 +127,8 @@ def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Conne
         *(model, job),
     )
     db.execute("INSERT INTO tensile.model_weights VALUES (%s, 0, 'secret')", (version,))
-    db.execute("INSERT INTO tensile.metrics (job, epoch, split, loss) VALUES (%s, 1, 'training', 0.5)", (job,))
+    db.execute("INSERT INTO tensile.epochs (job, epoch, split) VALUES (%s, 1, 'training')", (job,))
+    db.execute("INSERT INTO tensile.metrics VALUES (%s, 1, 'training', 'loss', 0.5)", (job,))
     db.execute("INSERT INTO tensile.checkpoints (job, generation, meta) VALUES (%s, 1, '{}')", (job,))
     db.execute("INSERT INTO tensile.checkpoint_chunks VALUES (%s, 1, 0, 'secret')", (job,))
     for insert in (
@@ -246,12 +247,12 @@ def test_who_sees_which_rows(play: Cast) -> None:
     assert seen(play.mallory) == OF_THE_MACHINE
     of_jobs = {"traces", "operators", "tensors", "latencies", "footprints", "sparsities", "codings"}
     of_jobs |= {"scheduler_log", "searches", "search_results"}
-    assert seen(play.bob) == {"models", "model_versions", "jobs", "metrics"} | of_jobs | OF_THE_MACHINE
+    assert seen(play.bob) == {"models", "model_versions", "jobs", "epochs", "metrics"} | of_jobs | OF_THE_MACHINE
 
 
 def test_who_sees_what_through_the_views(play: Cast) -> None:
     for conn, visible in ((play.alice, 1), (play.bob, 1), (play.mallory, 0)):
-        for view in ("progress", "latency", "footprint", "compression", "search"):
+        for view in ("progress", "epoch_metrics", "latency", "footprint", "compression", "search"):
             assert one(conn, f"SELECT count(*) FROM tensile.{view}") == visible
         assert one(conn, "SELECT count(*) FROM tensile.job_history") == 0
         assert one(conn, "SELECT count(*) FROM tensile.predictions") == 0

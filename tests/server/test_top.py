@@ -124,10 +124,12 @@ def test_losses_and_pace_of_earlier_epochs_are_there_at_once(
     monkeypatch.setenv("COLUMNS", "80")
     for epoch in range(1, 7):
         stage.conn.execute(
-            "INSERT INTO tensile.metrics (job, epoch, split, loss, at)"
-            " SELECT job, %s, 'training', %s, heartbeat - %s * interval '10 s' FROM tensile.progress WHERE job = %s",
-            (epoch, 1 / epoch, 7 - epoch, running),
+            "INSERT INTO tensile.epochs (job, epoch, split, at)"
+            " SELECT job, %s, 'training', heartbeat - %s * interval '10 s' FROM tensile.progress WHERE job = %s",
+            (epoch, 7 - epoch, running),
         )
+        loss = (running, epoch, 1 / epoch)
+        stage.conn.execute("INSERT INTO tensile.metrics VALUES (%s, %s, 'training', 'loss', %s)", loss)
     assert main(command(stage, "--once")[3:]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if " training " in line]
     assert "█▄▃▂" in line and " 38s " in line  # 3.5 epochs, when 5.5 took 60 s

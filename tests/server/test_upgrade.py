@@ -26,6 +26,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 RELEASE = "7531e0c"  # 0.1.0
 PREDICTIONS = "SELECT array_agg(probability ORDER BY row_number) FROM predict_rows('kept', %s)"
 ALICES = "SELECT predict('alices', ARRAY[0.5])"
+METRICS = "SELECT job, epoch, split, samples, loss, accuracy, f1, rmse, r2, seconds, at"
 KEPT = {
     "models": "SELECT id, name, owner_name, architecture, deployed_version, created_at FROM tensile.models ORDER BY 1",
     "versions": "SELECT id, model, version, job, task, preprocessing, metrics, rows FROM tensile.model_versions"
@@ -104,7 +105,7 @@ def upgraded(new_cluster: Callable[..., Any], clusters_folder: Path) -> Iterator
             assert value(conn, "SELECT tensile._version()") == "0.1.0"
             fill(conn, cluster)
             rows = {name: conn.execute(query).fetchall() for name, query in KEPT.items()}
-            metrics = conn.execute("SELECT * FROM tensile.metrics ORDER BY job, epoch, split").fetchall()
+            metrics = conn.execute(f"{METRICS} FROM tensile.metrics ORDER BY 1, 2, 3").fetchall()
             predictions = (value(conn, PREDICTIONS, ROWS), value(conn, ALICES))
         cluster.stop()
         cluster.bin = server_bin()
@@ -150,6 +151,13 @@ def test_rows_stay(upgraded: Upgraded, name: str) -> None:
     found = upgraded.conn.execute(KEPT[name]).fetchall()
     assert found == upgraded.rows[name]
     assert found
+
+
+def test_metrics_have_become_rows_and_stay_columns_of_a_view(upgraded: Upgraded) -> None:
+    found = upgraded.conn.execute(f"{METRICS} FROM tensile.epoch_metrics ORDER BY 1, 2, 3").fetchall()
+    assert found == upgraded.metrics
+    names = "SELECT array_agg(DISTINCT metric ORDER BY metric) FROM tensile.metrics"
+    assert value(upgraded.conn, names) == ["accuracy", "f1", "loss", "r2", "rmse"]
 
 
 def test_models_predict_the_same(upgraded: Upgraded) -> None:
