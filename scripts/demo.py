@@ -184,6 +184,7 @@ def start_cluster() -> Cluster:
         conn.execute(f"CREATE DATABASE {DATABASE} OWNER {ROLE}")
     with cluster.connect(DATABASE) as conn:
         show(conn, "CREATE EXTENSION pg_tensile CASCADE;")
+        show(conn, f"GRANT tensile_user TO {ROLE};")
     stamp.write_text(made_from(cluster))
     return cluster
 

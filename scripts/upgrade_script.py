@@ -6,7 +6,9 @@ Writes the file; with --check it only says whether the file is what would be wri
 
 The two full scripts are split into statements and compared. Functions that are new or changed are created or replaced;
 views that are changed, or whose functions or views change, are dropped and created anew; functions and views that are
-gone are dropped; comments follow, and all grants are made again. What concerns tables (and the data in them) cannot be
+gone are dropped; comments follow, and all grants and DO
+blocks are repeated, but for statements whose comment begins with "A fresh installation only:". A new function is taken
+from PUBLIC, unless the full script grants it. What concerns tables (and the data in them) cannot be
 derived: it is written by hand between the two generated parts, stays as it is, and may drop functions and views
 itself. What differs and seems to be missing there is listed on stderr; whether the result is right, the comparison of
 the catalogues in tests/server/test_upgrade.py tells.
@@ -36,7 +38,8 @@ ROUTINE = re.compile(rf"CREATE (?:OR REPLACE )?(?P<kind>FUNCTION|PROCEDURE) {NAM
 VIEW = re.compile(rf"CREATE (?:OR REPLACE )?VIEW {NAME}", re.I)
 DROPPED = re.compile(rf"DROP (?:FUNCTION|PROCEDURE|VIEW) (?:IF EXISTS )?{NAME}", re.I)
 COMMENT = re.compile(rf"COMMENT ON (?P<kind>\w+) {NAME}(?P<rest>[^']*?)\s+IS\s", re.I)
-PRIVILEGES = re.compile(r"(GRANT|REVOKE)\b", re.I)
+REPEATED = re.compile(r"(GRANT|REVOKE|DO)\b", re.I)
+FRESH_ONLY = "-- A fresh installation only:"  # begins the comment of a statement that an upgrade leaves out
 CALL = re.compile(r"SELECT tensile\.", re.I)  # what a script does at its end
 BY_HAND = re.compile(r"(CREATE|ALTER|DROP|SELECT)\b", re.I)
 # strings, quoted names, dollar-quoted bodies and comments, as wholes
@@ -185,16 +188,20 @@ class Upgrade:
         renewed = {routine.name for routine in self.dropped_routines}
         for statement in self.new.statements:
             made, view, comment = routine(statement), VIEW.match(statement.text), COMMENT.match(statement.text)
+            if statement.comment.startswith(FRESH_ONLY):
+                continue
             if made is not None:
                 if statement.text not in self.old.texts or made.name in renewed | self.dropped_by_hand:
                     yield self._replacing(statement, made.identity in self.old.routines, made.name)
+                    if made.identity not in self.old.routines and not made.name.startswith("tensile."):
+                        yield f"REVOKE EXECUTE ON {made.identity} FROM PUBLIC;"
             elif view:
                 if view["name"] not in self.old.views or view["name"] in self.dropped_views:
                     yield self._replacing(statement, False, view["name"])
             elif comment:
                 if statement.text not in self.old.texts or self._is_new(comment, renewed):
                     yield statement.complete
-            elif PRIVILEGES.match(statement.text) or CALL.match(statement.text):
+            elif REPEATED.match(statement.text) or CALL.match(statement.text):
                 yield statement.complete
 
     def _replacing(self, statement: Statement, existing: bool, name: str) -> str:

@@ -9,6 +9,9 @@
  * execute, with the caller's OID as the first argument (inside SECURITY DEFINER the caller can't be told any more).
  * The bookkeeping functions tensile._job_* take no job: they ask tensile._my_job(), which raises outside a worker.
  *
+ * Who may use it: members of tensile_user, who have USAGE of schema "tensile" and EXECUTE on the public functions. What
+ * PUBLIC has in that schema (SELECT, and EXECUTE on what views and workers call) is of no use without USAGE.
+ *
  * Who may read: row-level security. Own rows, or for members of pg_read_all_stats all of them except weights and
  * checkpoints. Superusers bypass it.
  *
@@ -18,8 +21,18 @@
 
 \echo Use "CREATE EXTENSION pg_tensile" to load this file. \quit
 
+-- Its members may use the extension; PUBLIC may not. Roles belong to the cluster, so another database may have made it.
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname OPERATOR(pg_catalog.=) 'tensile_user') THEN
+        CREATE ROLE tensile_user NOLOGIN;
+    END IF;
+EXCEPTION WHEN duplicate_object OR unique_violation THEN
+    NULL; -- by another session, at the same time
+END $$;
+
 CREATE SCHEMA tensile;
-GRANT USAGE ON SCHEMA tensile TO PUBLIC;
+GRANT USAGE ON SCHEMA tensile TO tensile_user;
 COMMENT ON SCHEMA tensile IS
     'pg_tensile: models, jobs, metrics and live views; names that begin with an underscore are private';
 
@@ -771,6 +784,7 @@ CREATE POLICY owner ON tensile.checkpoint_chunks FOR SELECT USING (
     EXISTS (SELECT FROM tensile.jobs j
             WHERE j.id OPERATOR(pg_catalog.=) job AND tensile._owned(j.owner, j.owner_name)));
 
+-- Within reach of those who have USAGE of the schema, and then of the policies
 GRANT SELECT ON tensile.models, tensile.model_versions, tensile.model_weights, tensile.model_grants,
     tensile.jobs, tensile.checkpoints, tensile.checkpoint_chunks, tensile.epochs, tensile.metrics,
     tensile.batch_sizes, tensile.traces, tensile.operators,
@@ -1174,6 +1188,11 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('role "%s" is not permitted to log in', pg_get_userbyid(caller)),
             HINT = 'The job''s worker connects as the role that submits it: submit as a role with LOGIN.';
+    ELSIF NOT has_schema_privilege(caller, 'tensile', 'USAGE') THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('role "%s" has no USAGE privilege for schema "tensile"', pg_get_userbyid(caller)),
+            HINT = format('The job''s worker runs as the role that submits it: GRANT tensile_user TO %I.',
+                          pg_get_userbyid(caller));
     ELSIF NOT has_database_privilege(caller, current_database(), 'CONNECT') THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('role "%s" has no CONNECT privilege for database "%s"',
@@ -1460,6 +1479,11 @@ BEGIN
         PERFORM tensile._end_job(job, 'failed', '42704',
             format('role "%s" was dropped, renamed or may not log in any more', j.owner_name),
             'The job''s worker connects as the role that submitted it: submit it again as a role with LOGIN.');
+        RETURN NULL;
+    ELSIF NOT has_schema_privilege(j.owner, 'tensile', 'USAGE') THEN
+        PERFORM tensile._end_job(job, 'failed', '42501',
+            format('role "%s" may not use pg_tensile any more', j.owner_name),
+            format('The job''s worker runs as the role that submitted it: GRANT tensile_user TO %I.', j.owner_name));
         RETURN NULL;
     END IF;
     UPDATE tensile.jobs SET state = 'starting', attempts = attempts + 1, not_before = NULL WHERE id = job;
@@ -2468,8 +2492,8 @@ GRANT SELECT ON tensile.progress, tensile.devices, tensile.plan, tensile.latency
     TO PUBLIC;
 
 ------------------------------------------------------------------------------------------------------------------------
--- Who may execute what: the private functions are nobody's, except those that the views and the workers need; these
--- check the caller themselves.
+-- Who may execute what: the public functions are for tensile_user. The private ones are nobody's, except those that the
+-- views and the workers need; these check the caller themselves.
 ------------------------------------------------------------------------------------------------------------------------
 
 REVOKE EXECUTE ON ALL ROUTINES IN SCHEMA tensile FROM PUBLIC;
@@ -2499,6 +2523,28 @@ GRANT EXECUTE ON FUNCTION
     tensile._job_end(text, text, text, text, text, text, text[]), tensile._job_interrupt(text, bool, text)
     TO PUBLIC;
 GRANT EXECUTE ON PROCEDURE tensile.run_worker(bigint) TO PUBLIC;
+
+GRANT EXECUTE ON ROUTINE
+    @extschema@.register_model, @extschema@.drop_model, @extschema@.deploy_model, @extschema@.grant_model,
+    @extschema@.revoke_model, @extschema@.set_model_owner, @extschema@.set_model_memory_budget,
+    @extschema@.train_model, @extschema@.explain_training, @extschema@.cancel_job, @extschema@.set_job_priority,
+    @extschema@.wait_for_job, @extschema@.wait_for_job_procedure,
+    @extschema@.predict(text, record, text), @extschema@.predict(text, float8[], text),
+    @extschema@.predict(text, jsonb, text), @extschema@.predict_class(text, record, text),
+    @extschema@.predict_class(text, float8[], text), @extschema@.predict_class(text, jsonb, text),
+    @extschema@.predict_rows
+    TO tensile_user;
+-- A fresh installation only: an upgrade takes nothing away.
+REVOKE EXECUTE ON ROUTINE
+    @extschema@.register_model, @extschema@.drop_model, @extschema@.deploy_model, @extschema@.grant_model,
+    @extschema@.revoke_model, @extschema@.set_model_owner, @extschema@.set_model_memory_budget,
+    @extschema@.train_model, @extschema@.explain_training, @extschema@.cancel_job, @extschema@.set_job_priority,
+    @extschema@.wait_for_job, @extschema@.wait_for_job_procedure,
+    @extschema@.predict(text, record, text), @extschema@.predict(text, float8[], text),
+    @extschema@.predict(text, jsonb, text), @extschema@.predict_class(text, record, text),
+    @extschema@.predict_class(text, float8[], text), @extschema@.predict_class(text, jsonb, text),
+    @extschema@.predict_rows
+    FROM PUBLIC;
 
 -- Wakes the launcher when this commits.
 SELECT tensile._notify(0);

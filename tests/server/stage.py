@@ -86,7 +86,8 @@ class Stage:
             "CREATE SCHEMA stage; CREATE TABLE stage.orders (id serial, process text, sql text, answer json);"
             "CREATE TABLE stage.endings (process text, bits int); GRANT USAGE ON SCHEMA stage TO PUBLIC;"
             "GRANT ALL ON ALL TABLES IN SCHEMA stage TO PUBLIC; CREATE ROLE alice LOGIN; CREATE ROLE mallory LOGIN;"
-            "CREATE ROLE watcher LOGIN IN ROLE pg_read_all_stats"
+            "CREATE ROLE watcher LOGIN IN ROLE pg_read_all_stats;"
+            "GRANT tensile_user TO alice, mallory, watcher"
         )
         for process in ("scheduler", "inference"):
             body = LOOP.format(kind=f"'{process}'", begin="", leave="")

@@ -52,7 +52,7 @@ def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
                 sql.SQL(
                     "CREATE SCHEMA {0}; CREATE EXTENSION pg_tensile SCHEMA {0} CASCADE;"
                     "GRANT USAGE ON SCHEMA {0} TO PUBLIC; CREATE ROLE alice LOGIN; CREATE ROLE mallory LOGIN;"
-                    "CREATE ROLE watcher LOGIN IN ROLE pg_read_all_stats"
+                    "CREATE ROLE watcher LOGIN IN ROLE pg_read_all_stats; GRANT tensile_user TO alice, mallory, watcher"
                 ).format(sql.Identifier(SCHEMA))
             )
         with connect(cluster.dsn(user="alice")) as alice:

@@ -44,7 +44,7 @@ def source(new_cluster: Callable[..., Any]) -> Iterator[Any]:
     """alice has a trained model that bob and everybody may use, a version nobody finished, and a job that waits."""
     cluster = new_cluster()
     with cluster.connect() as conn:
-        conn.execute("CREATE ROLE bob LOGIN; CREATE ROLE alice LOGIN")
+        conn.execute("CREATE ROLE bob LOGIN IN ROLE tensile_user; CREATE ROLE alice LOGIN IN ROLE tensile_user")
         conn.execute("CREATE ROLE dumper LOGIN BYPASSRLS IN ROLE pg_read_all_data")
     with cluster.connect(user="alice") as conn:
         conn.execute("SELECT register_model('wave', %s, 'a sine')", (Jsonb({"type": "mlp", "hidden": [4]}),))
@@ -70,7 +70,8 @@ def restored(source: Any, fresh_cluster: Callable[..., Any]) -> Any:
     """Another cluster with alice, whose OID is another one there, but without bob."""
     cluster = fresh_cluster(extension=False)
     with cluster.connect() as conn:
-        conn.execute("CREATE ROLE first; CREATE ROLE second; CREATE ROLE alice LOGIN")
+        conn.execute("CREATE ROLE first; CREATE ROLE second")
+        conn.execute("CREATE ROLE tensile_user; CREATE ROLE alice LOGIN IN ROLE tensile_user")
     script = tool(source, "pg_dump", "--no-owner")
     tool(cluster, "psql", "-qX", "-v", "ON_ERROR_STOP=1", stdin=script)
     return cluster
@@ -126,7 +127,7 @@ def test_a_missing_role_loses_nothing_and_gives_nobody_its_rights(restored: Any)
         assert conn.execute(
             "SELECT grantee, privilege FROM tensile.model_grants WHERE grantee_name = 'bob'"
         ).fetchall() == [(None, "train")]
-        conn.execute("CREATE ROLE bob LOGIN")
+        conn.execute("CREATE ROLE bob LOGIN IN ROLE tensile_user")
     with restored.connect(user="bob") as conn, pytest.raises(psycopg.errors.InsufficientPrivilege):
         conn.execute(TRAIN)
     with restored.connect(user="alice") as conn:

@@ -418,7 +418,7 @@ def test_others_jobs_are_not_shown(fresh_cluster: Callable[..., Any], wait_until
     with fresh_cluster().connect() as conn:
         job = submit(conn, "secret_model", {"type": "mlp", "hidden": [8]}, epochs=FOREVER)
         wait_until(lambda: phase(conn, job) == "training", 60)
-        conn.execute("CREATE ROLE mallory LOGIN")
+        conn.execute("CREATE ROLE mallory LOGIN IN ROLE tensile_user")
         register(conn, "m")
         conn.execute("SELECT grant_model('m', 'mallory', 'train')")
         conn.execute("SET ROLE mallory")

@@ -262,7 +262,7 @@ def test_what_a_running_job_needs_is_dropped(
     admin.execute("CREATE DATABASE lab")
     with cluster.connect("lab") as db:
         db.execute("CREATE EXTENSION pg_tensile CASCADE")
-    admin.execute("CREATE ROLE alice LOGIN")
+    admin.execute("CREATE ROLE alice LOGIN IN ROLE tensile_user")
     with cluster.connect("lab", user="alice") as alice:
         job = submit(alice, "m", MLP, **arguments)
     with cluster.connect("lab") as db:

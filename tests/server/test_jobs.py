@@ -439,7 +439,7 @@ def test_a_role_dropped_while_its_job_is_queued(
     with cluster.connect() as db:
         blocker = submit(db, "blocker", MLP, epochs=FOREVER)
         wait_until(lambda: state(db, blocker) == "running")
-        db.execute("CREATE ROLE leaver LOGIN")
+        db.execute("CREATE ROLE leaver LOGIN IN ROLE tensile_user")
         with cluster.connect(user="leaver") as theirs:
             register(theirs, "theirs")
             job = submit(theirs, "theirs")

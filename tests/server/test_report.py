@@ -299,7 +299,7 @@ def test_somebody_elses_job(
     lab: Lab, planned: int, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lab.conn.execute("DROP ROLE IF EXISTS mallory")
-    lab.conn.execute("CREATE ROLE mallory LOGIN")
+    lab.conn.execute("CREATE ROLE mallory LOGIN IN ROLE tensile_user")
     said = refused(lab, capsys, command, planned, tmp_path / "file", user="mallory")
     assert f"there is no job {planned}, or it is somebody else's" in said
     assert not list(tmp_path.iterdir())

@@ -111,7 +111,7 @@ def insert_job(db: Connection, owner: str, model: int | None, state: str = "inte
 def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]) -> Iterator[Cast]:
     schema = one(db, "SELECT current_schema")
     alice, mallory = roles("alice"), roles("mallory")
-    bob = roles("bob", member_of=("pg_read_all_stats",))
+    bob = roles("bob", member_of=("tensile_user", "pg_read_all_stats"))
     options = f"-c search_path={schema},public"
     conns = {name: connect(user=name, options=options) for name in (alice, bob, mallory)}
 
@@ -173,6 +173,32 @@ def test_public_may_execute_what_is_listed_here_and_nothing_else(play: Cast) -> 
         " AND has_function_privilege(oid, 'EXECUTE')"
     ).fetchall()
     assert {name for (name,) in rows} == OPEN | WORKERS_ONLY.keys()
+
+
+def test_nothing_is_for_everybody(
+    db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]
+) -> None:
+    outsider = connect(roles("outsider", member_of=()))
+    routines = (
+        "SELECT p.oid::regprocedure::text FROM pg_proc p JOIN pg_depend d ON d.objid = p.oid AND d.deptype = 'e'"
+        " JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_tensile'"
+        " WHERE p.pronamespace = 'public'::regnamespace AND has_function_privilege({}, p.oid, 'EXECUTE')"
+    )
+    assert outsider.execute(routines.format("current_user")).fetchall() == []
+    assert len(outsider.execute(routines.format("'tensile_user'")).fetchall()) > 15
+    for use in ("SELECT predict('m', '{1}'::float8[])", "TABLE tensile.models", "SELECT tensile._my_job()"):
+        denied(partial(outsider.execute, use), "permission denied")
+
+
+def test_a_job_needs_more_than_a_single_function(
+    db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]
+) -> None:
+    """Its worker, too, runs as the role."""
+    role = roles("guest", member_of=())
+    db.execute(f"GRANT EXECUTE ON FUNCTION register_model, train_model TO {role}")
+    db.execute(f"SELECT register_model('m', %s), grant_model('m', '{role}', 'train')", (MLP,))
+    with connect(role) as conn:
+        denied(partial(conn.execute, "SELECT train_model('m', 'VALUES (1, 2)', 'column2')"), "tensile")
 
 
 @pytest.mark.parametrize("name", WORKERS_ONLY)
@@ -359,7 +385,7 @@ def test_a_new_role_with_an_old_name_inherits_nothing(
 ) -> None:
     alice = user(play.alice)
     play.alice.close()
-    db.execute(f"DROP OWNED BY {alice}; DROP ROLE {alice}; CREATE ROLE {alice} LOGIN")
+    db.execute(f"DROP OWNED BY {alice}; DROP ROLE {alice}; CREATE ROLE {alice} LOGIN IN ROLE tensile_user")
     impostor = connect(user=alice)
     assert (
         one(impostor, "SELECT count(*) FROM tensile.models") + one(impostor, "SELECT count(*) FROM tensile.jobs") == 0

@@ -174,11 +174,11 @@ def test_no_server_no_database_no_extension_no_role(stage: Stage, capsys: Any) -
 
 
 def test_a_role_without_privileges(stage: Stage, capsys: Any) -> None:
-    stage.conn.execute("REVOKE USAGE ON SCHEMA tensile FROM PUBLIC")
+    stage.conn.execute("REVOKE USAGE ON SCHEMA tensile FROM tensile_user")
     try:
         assert "permission denied" in refusal(capsys, "--once", "-d", stage.cluster.dsn(user="mallory"))
     finally:
-        stage.conn.execute("GRANT USAGE ON SCHEMA tensile TO PUBLIC")
+        stage.conn.execute("GRANT USAGE ON SCHEMA tensile TO tensile_user")
 
 
 def test_without_a_terminal_it_asks_for_once_or_json(stage: Stage, capsys: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +26,11 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 RELEASE = "7531e0c"  # 0.1.0
 PREDICTIONS = "SELECT array_agg(probability ORDER BY row_number) FROM predict_rows('kept', %s)"
+NUMBERS = "SELECT cos(i) AS a, 3 * cos(i) AS y FROM generate_series(1, 200) i"
+ROUTINES = """
+    SELECT array_agg(p.oid::regprocedure::text) FROM pg_proc p JOIN pg_depend d ON d.objid = p.oid AND d.deptype = 'e'
+    WHERE p.pronamespace = 'public'::regnamespace AND d.classid = 'pg_proc'::regclass
+"""
 ALICES = "SELECT predict('alices', ARRAY[0.5])"
 METRICS = "SELECT job, epoch, split, samples, loss, accuracy, f1, rmse, r2, seconds, at"
 KEPT = {
@@ -86,6 +92,7 @@ class Upgraded(NamedTuple):
     rows: dict[str, list[tuple[Any, ...]]]
     metrics: list[tuple[Any, ...]]
     predictions: tuple[list[float], float]
+    routines: list[str]
     notices: list[str]
 
 
@@ -107,6 +114,7 @@ def upgraded(new_cluster: Callable[..., Any], clusters_folder: Path) -> Iterator
             rows = {name: conn.execute(query).fetchall() for name, query in KEPT.items()}
             metrics = conn.execute(f"{METRICS} FROM tensile.metrics ORDER BY 1, 2, 3").fetchall()
             predictions = (value(conn, PREDICTIONS, ROWS), value(conn, ALICES))
+            routines = value(conn, ROUTINES)
         cluster.stop()
         cluster.bin = server_bin()
         cluster.start()
@@ -114,7 +122,7 @@ def upgraded(new_cluster: Callable[..., Any], clusters_folder: Path) -> Iterator
             notices: list[str] = []
             conn.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
             conn.execute("ALTER EXTENSION pg_tensile UPDATE")
-            yield Upgraded(conn, cluster, rows, metrics, predictions, notices)
+            yield Upgraded(conn, cluster, rows, metrics, predictions, routines, notices)
     finally:
         cluster.end()
 
@@ -126,8 +134,7 @@ def fill(conn: Connection, cluster: Any) -> None:
         assert value(conn, "SELECT wait_for_job(%s, '60 s')", job) == "finished"
     conn.execute("SELECT grant_model('kept', 'alice')")
     with cluster.connect(user="alice") as alice:
-        numbers = "SELECT cos(i) AS a, 3 * cos(i) AS y FROM generate_series(1, 200) i"
-        job = submit(alice, "alices", MLP, query=numbers)
+        job = submit(alice, "alices", MLP, query=NUMBERS)
         assert value(alice, "SELECT wait_for_job(%s, '60 s')", job) == "finished"
     failed = submit(conn, "never", MLP, query="SELECT i AS x, 1 / (i - 3) AS y FROM generate_series(1, 9) i")
     with pytest.raises(psycopg.errors.DivisionByZero):
@@ -138,12 +145,46 @@ def fill(conn: Connection, cluster: Any) -> None:
 
 
 def test_the_catalogue_is_that_of_a_fresh_installation(upgraded: Upgraded) -> None:
+    """But for what PUBLIC had and keeps."""
     upgraded.conn.execute("CREATE DATABASE fresh")
     with upgraded.cluster.connect("fresh") as conn:
         conn.execute("CREATE EXTENSION pg_tensile CASCADE")
         fresh = describe(conn)
-    difference = "\n".join(difflib.unified_diff(fresh, describe(upgraded.conn), "fresh", "upgraded", n=1, lineterm=""))
+    kept = {"schema tensile | rights: PUBLIC: USAGE"}
+    kept |= {f"function {name} | rights: PUBLIC: EXECUTE" for name in upgraded.routines}
+    assert not kept & {*fresh}
+    found = [line for line in describe(upgraded.conn) if line not in kept]
+    difference = "\n".join(difflib.unified_diff(fresh, found, "fresh", "upgraded", n=1, lineterm=""))
     assert not difference, f"after ALTER EXTENSION UPDATE the catalogue differs:\n{difference}"
+
+
+def test_an_upgrade_takes_nothing_away(upgraded: Upgraded) -> None:
+    """Not from alice, who is no member of tensile_user: only the documented statements do that."""
+    assert upgraded.notices == ["PUBLIC may use pg_tensile as before"]
+    with upgraded.cluster.connect(user="alice") as alice:
+        job = submit(alice, "alices", query=NUMBERS, epochs=1)
+        assert value(alice, "SELECT wait_for_job(%s, '60 s')", job) == "finished"
+
+
+def test_afterwards_public_gives_way_to_the_role(upgraded: Upgraded) -> None:
+    conn = upgraded.conn
+    with conn.transaction(force_rollback=True):
+        for (statement,) in conn.execute(documented("REVOKE EXECUTE ON ROUTINE")).fetchall():
+            conn.execute(statement)
+        conn.execute(documented("REVOKE USAGE ON SCHEMA"))
+        assert not [line for line in describe(conn) if re.match(r"(schema|function (?!tensile)).* PUBLIC:", line)]
+        conn.execute("SET LOCAL ROLE alice")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege), conn.transaction():
+            conn.execute(ALICES)
+        conn.execute("RESET ROLE; GRANT tensile_user TO alice; SET LOCAL ROLE alice")
+        assert value(conn, ALICES) == pytest.approx(upgraded.predictions[1])
+
+
+def documented(beginning: str) -> str:
+    """The statement of docs/operations.md with these words, without psql's \\gexec."""
+    text = (REPOSITORY / "docs" / "operations.md").read_text()
+    (statement,) = [block for block in re.findall(r"^ *[A-Z][^;`]*?(?:;|\\gexec)", text, re.M) if beginning in block]
+    return str(statement).replace("\\gexec", "").rstrip(";")
 
 
 @pytest.mark.parametrize("name", KEPT)
