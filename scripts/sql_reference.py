@@ -288,10 +288,10 @@ def render(connection: Connection) -> str:
         "One name means the same everywhere.",
         _table(("name", "meaning"), ((f"`{name}`", meaning) for name, meaning in sorted(ARGUMENTS.items()))),
         "## Tables and views",
-        "In schema `tensile`. Members of `tensile_user` may read all of them and only superusers write them; row-level security shows"
-        " each role its own models and jobs and what it was granted, members of `pg_read_all_stats` all of them but"
-        " weights and checkpoints. Columns without an explanation are what their names say, those of the arguments of"
-        " `register_model` and `train_model` among them.",
+        "In schema `tensile`. Members of `tensile_user` may read all of them and only superusers write them; row-level"
+        " security shows each role its own models and jobs and what it was granted, members of `pg_read_all_stats` all"
+        " of them but weights and checkpoints. Columns without an explanation are what their names say, those of the"
+        " arguments of `register_model` and `train_model` among them.",
         *_relations(columns(connection)),
         "## Settings",
         '"reload" means `postgresql.conf` and `pg_reload_conf()`, "restart" a restart of the server, "session" anybody'

@@ -4,6 +4,8 @@
 
 DROP VIEW tensile.job_history;
 
+DROP FUNCTION tensile._admission();
+
 -- End of the generated part
 
 -- surface
@@ -55,6 +57,11 @@ END $$;
 
 GRANT USAGE ON SCHEMA tensile TO tensile_user;
 
+COMMENT ON COLUMN tensile.model_versions.job IS 'job that made the version';
+
+COMMENT ON COLUMN tensile.model_versions.metrics IS
+    'metrics of the epoch whose weights the version has: {"epoch", "training", "validation"}';
+
 COMMENT ON TABLE tensile.jobs IS 'training jobs; you see your own, members of pg_read_all_stats see all';
 
 COMMENT ON COLUMN tensile.jobs.kind IS
@@ -71,7 +78,7 @@ COMMENT ON COLUMN tensile.jobs.cancel_requested IS 'cancel_job was called while 
 
 COMMENT ON COLUMN tensile.jobs.not_before IS 'when an interrupted job is tried again; null: as soon as there is room';
 
-COMMENT ON COLUMN tensile.jobs.rows IS 'that the query returned';
+COMMENT ON COLUMN tensile.jobs.rows IS 'number of rows that the query returned';
 
 COMMENT ON COLUMN tensile.jobs.warnings IS 'what did not stop the job, such as rows that were skipped';
 
@@ -79,7 +86,8 @@ COMMENT ON COLUMN tensile.jobs.batch_size IS 'as it was asked for; 0: to be chos
 
 COMMENT ON COLUMN tensile.jobs.learning_rate IS 'as it was asked for; of batches of 64 rows where the batch size is chosen';
 
-COMMENT ON COLUMN tensile.jobs.chosen_batch_size IS 'that the job trains with, with the learning rate in batch_sizes; null: not chosen (yet)';
+COMMENT ON COLUMN tensile.jobs.chosen_batch_size IS
+    'batch size that the job trains with; its learning rate is in batch_sizes; null: not chosen (yet)';
 
 COMMENT ON COLUMN tensile.jobs.memory_budget IS 'device memory this job may use, in bytes';
 
@@ -95,9 +103,11 @@ COMMENT ON COLUMN tensile.jobs.retries IS
 
 COMMENT ON COLUMN tensile.jobs.version IS 'the version of the model that it made';
 
-COMMENT ON COLUMN tensile.jobs.fingerprint IS 'of the data: rows, and the sum of the row hashes';
+COMMENT ON COLUMN tensile.jobs.fingerprint IS 'fingerprint of the data: number of rows, and the sum of the row hashes';
 
-COMMENT ON COLUMN tensile.jobs.traceback IS 'of the child process, when it failed there';
+COMMENT ON COLUMN tensile.jobs.traceback IS 'traceback of the child process, when the job failed there';
+
+COMMENT ON COLUMN tensile.checkpoint_chunks.generation IS 'number of the checkpoint';
 
 COMMENT ON TABLE tensile.epochs IS 'finished epochs of each job, and the validation after each of them';
 
@@ -120,7 +130,119 @@ COMMENT ON COLUMN tensile.metrics.split IS 'training or validation, as in epochs
 
 COMMENT ON COLUMN tensile.metrics.metric IS 'loss, accuracy, f1, rmse or r2: columns of epoch_metrics; others may come';
 
+COMMENT ON COLUMN tensile.batch_sizes.chosen IS 'whether the job trains with it';
+
+COMMENT ON COLUMN tensile.batch_sizes.feasible IS 'whether it fits into the memory that the job may have';
+
+COMMENT ON COLUMN tensile.batch_sizes.learning_rate IS
+    'learning rate for this batch size, by the option learning_rate_scaling';
+
+COMMENT ON COLUMN tensile.batch_sizes.iteration_us IS
+    'expected duration of a step under its plan, by measurements where there are any';
+
+COMMENT ON COLUMN tensile.batch_sizes.stall_us IS 'time of a step spent waiting for copies';
+
+COMMENT ON COLUMN tensile.batch_sizes.measured_us IS
+    'duration of a step among the first of the job; null: none had this size';
+
+COMMENT ON COLUMN tensile.traces.fingerprint IS
+    'fingerprint of the graph: equal ones mean equal graphs; null: not captured';
+
+COMMENT ON COLUMN tensile.traces.persistent_bytes IS 'bytes of parameters, optimizer state and buffers';
+
+COMMENT ON COLUMN tensile.traces.parameters IS 'number of trained parameters';
+
+COMMENT ON COLUMN tensile.traces.overhead_bytes IS 'device memory that the executor takes besides its tensors';
+
 COMMENT ON COLUMN tensile.traces.refusal IS 'why the job cannot be given memory; null: it can';
+
+COMMENT ON COLUMN tensile.operators.operator IS 'number of the operator, in the order of execution';
+
+COMMENT ON COLUMN tensile.operators.random IS 'whether it draws random numbers';
+
+COMMENT ON COLUMN tensile.operators.module IS 'module of the model where the operator comes from';
+
+COMMENT ON COLUMN tensile.operators.bytes IS 'bytes read and written';
+
+COMMENT ON COLUMN tensile.operators.tensors IS 'numbers of the tensors that the operator accesses';
+
+COMMENT ON COLUMN tensile.tensors.tensor IS 'number of the tensor';
+
+COMMENT ON COLUMN tensile.tensors.first_operator IS 'first operator that accesses the tensor';
+
+COMMENT ON COLUMN tensile.tensors.last_operator IS 'last operator that accesses the tensor';
+
+COMMENT ON COLUMN tensile.latencies.predicted IS 'predictions from before anything ran';
+
+COMMENT ON COLUMN tensile.latencies.measured IS 'measurements of the last measured iteration';
+
+COMMENT ON COLUMN tensile.latencies.average IS 'moving averages, see pg_tensile.latency_weight';
+
+COMMENT ON COLUMN tensile.latencies.samples IS 'number of measured iterations';
+
+COMMENT ON COLUMN tensile.latencies.total_us IS 'duration of an iteration: the sum of the averages';
+
+COMMENT ON COLUMN tensile.latencies.load IS 'share of the time that others kept the device busy meanwhile: 0 to 1';
+
+COMMENT ON COLUMN tensile.footprints.operators IS 'operator executed in each step of an iteration under the plan';
+
+COMMENT ON COLUMN tensile.footprints.generation IS 'generation of the plan';
+
+COMMENT ON COLUMN tensile.footprints.iteration_us IS 'expected duration of an iteration under the plan';
+
+COMMENT ON COLUMN tensile.footprints.vanilla_us IS 'expected duration of an iteration without a plan';
+
+COMMENT ON COLUMN tensile.footprints.out_bytes IS 'bytes copied to the host in an iteration';
+
+COMMENT ON COLUMN tensile.footprints.in_bytes IS 'bytes copied to the device in an iteration';
+
+COMMENT ON COLUMN tensile.footprints.stall_us IS 'time of an iteration spent waiting for copies';
+
+COMMENT ON COLUMN tensile.sparsities.revision IS 'number of changes that were large enough for new plans';
+
+COMMENT ON COLUMN tensile.sparsities.tensors IS 'numbers of the tensors in tensile.tensors';
+
+COMMENT ON COLUMN tensile.sparsities.zero_share IS 'share of zeros among the words of each tensor: 0 to 1';
+
+COMMENT ON COLUMN tensile.searches.seconds IS 'time allowed for the search';
+
+COMMENT ON COLUMN tensile.searches.cached IS 'whether it had the result of an earlier search';
+
+COMMENT ON COLUMN tensile.searches.first_us IS
+    'expected duration of an iteration under the plan that the search began with';
+
+COMMENT ON COLUMN tensile.searches.best_us IS 'expected duration of an iteration under the best plan so far';
+
+COMMENT ON COLUMN tensile.searches.generation IS
+    'generation of plans bred from each other in which the best one was found';
+
+COMMENT ON COLUMN tensile.searches.evaluations IS 'number of plans evaluated until then';
+
+COMMENT ON COLUMN tensile.search_results.fingerprint IS 'fingerprint of the graph, as in traces';
+
+COMMENT ON COLUMN tensile.search_results.iteration_us IS 'expected duration of an iteration under the plan';
+
+COMMENT ON COLUMN tensile.search_results.seconds IS 'time that the search was allowed to take';
+
+COMMENT ON COLUMN tensile.search_results.generations IS 'number of generations of plans until this one was found';
+
+COMMENT ON COLUMN tensile.search_results.found_at IS 'time of the end of that search';
+
+COMMENT ON COLUMN tensile.latency_models.samples IS 'number of measurements for training and testing the models';
+
+COMMENT ON COLUMN tensile.latency_models.kinds IS 'number of kinds of operators with a model of their own';
+
+COMMENT ON COLUMN tensile.latency_models.error IS 'median relative error on operators that were held out';
+
+COMMENT ON COLUMN tensile.latency_models.job IS 'calibration job that measured the operators';
+
+COMMENT ON COLUMN tensile.codec_times.launch IS
+    'launch parameters of the kernels, where there are any: grid and block of each codec';
+
+COMMENT ON COLUMN tensile.codec_times.relative_error IS
+    'relative error of the models: sum of absolute errors, divided by that of the mean of all times';
+
+COMMENT ON COLUMN tensile.scheduler_log.generation IS 'generation of the plan';
 
 -- Within reach of those who have USAGE of the schema, and then of the policies
 GRANT SELECT ON tensile.models, tensile.model_versions, tensile.model_weights, tensile.model_grants,
@@ -335,6 +457,7 @@ DECLARE
     m tensile.models := tensile._check_submission(caller, model, epochs, batch_size, optimizer, learning_rate,
                                                   validation, policy, priority, kept);
     budget bigint := tensile._parse_budget(memory_budget);
+    open_job bigint := (SELECT j.id FROM tensile.jobs j WHERE j.model = m.id AND j.ended_at IS NULL);
 BEGIN
     RETURN jsonb_build_object(
         'job', 0, 'kind', 'explain', 'attempt', 1, 'resume', NULL, 'format', format, 'model', m.name,
@@ -342,8 +465,52 @@ BEGIN
         'optimizer', optimizer, 'learning_rate', learning_rate, 'validation', validation, 'seed', seed,
         'policy', coalesce(policy, current_setting('pg_tensile.policy')), 'memory_budget', budget, 'options', kept,
         'profiles', (SELECT coalesce(jsonb_object_agg(p.device, p.profile), '{}') FROM tensile.device_profiles p),
-        'open_job', (SELECT j.id FROM tensile.jobs j WHERE j.model = m.id AND j.ended_at IS NULL),
-        'admission', tensile._admission());
+        'open_job', open_job, 'open_job_s', tensile._remaining_s(open_job), 'admission', tensile._admission(priority));
+END $$;
+
+-- How long a job goes on, at most (early stopping is not foreseen): by its last epochs, or else by what it does in a
+-- second, or else by what its operators should take. Null: not known.
+CREATE FUNCTION tensile._remaining_s(job bigint) RETURNS float8
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN r.seconds BETWEEN 0 AND 1e12 THEN r.seconds END
+    FROM tensile.jobs j
+         CROSS JOIN LATERAL (SELECT coalesce(j.chosen_batch_size, nullif(j.batch_size, 0))::float8 AS batch_size) b
+         LEFT JOIN tensile._progress() p ON p.job = j.id AND p.phase IN ('training', 'validating', 'saving')
+         LEFT JOIN tensile.latencies l ON l.job = j.id
+         CROSS JOIN LATERAL (SELECT sum(x.seconds) / count(DISTINCT x.epoch) AS seconds
+                             FROM (SELECT y.epoch, y.seconds FROM tensile.epochs y WHERE y.job = j.id
+                                   ORDER BY y.epoch DESC, y.split LIMIT 10) x) e
+         CROSS JOIN LATERAL (
+             SELECT CASE WHEN p.steps > 0
+                 THEN coalesce(e.seconds, p.steps * b.batch_size / nullif(p.samples_per_s, 0))
+                      * greatest(p.epochs - p.epoch + 1 - p.step / p.steps::float8, 0)
+                 ELSE l.total_us / 1e6 * ceil(j.rows * (1 - j.validation) / b.batch_size) * j.epochs END) r (seconds)
+    WHERE j.id = $1
+$$;
+
+-- {device: what its jobs could be squeezed into}, of all roles' jobs together; `ahead`: those that a job of that
+-- priority would wait for, the waiting ones in the order in which they may begin
+CREATE FUNCTION tensile._admission(priority int) RETURNS jsonb
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RETURN (SELECT coalesce(jsonb_object_agg(d.name, jsonb_build_object(
+                'budget_bytes', d.budget_bytes, 'inference_bytes', coalesce(d.inference_bytes, 0),
+                'running', r.running, 'waiting', r.waiting, 'least_bytes', r.least_bytes, 'ahead', r.ahead)), '{}')
+            FROM tensile._devices() d CROSS JOIN LATERAL (
+                SELECT count(*) FILTER (WHERE j.state = 'running') AS running,
+                       count(*) FILTER (WHERE j.state = 'waiting') AS waiting,
+                       coalesce(sum(t.least_bytes + t.overhead_bytes) FILTER (WHERE j.state = 'running'), 0)
+                           AS least_bytes,
+                       coalesce(jsonb_agg(jsonb_build_object('running', j.state = 'running',
+                                    'least_bytes', t.least_bytes + t.overhead_bytes,
+                                    'remaining_s', tensile._remaining_s(j.id))
+                                    ORDER BY j.aged_priority DESC, j.submitted_at, j.id)
+                                FILTER (WHERE j.state = 'running'
+                                        OR j.state = 'waiting' AND j.aged_priority >= _admission.priority), '[]') AS ahead
+                FROM tensile.traces t JOIN tensile._open_jobs j ON j.id = t.job
+                WHERE t.device = d.name) r);
 END $$;
 
 -- For the supervisor, which reads as the caller, who may have row_security off
@@ -352,6 +519,98 @@ CREATE FUNCTION tensile._explain_latency_models() RETURNS TABLE (device text, mo
 AS $$
     SELECT m.device, m.models FROM tensile.latency_models m
 $$;
+
+COMMENT ON COLUMN tensile.progress.pid IS 'process ID of the worker';
+
+COMMENT ON COLUMN tensile.progress.epoch IS 'number of the epoch, from 1';
+
+COMMENT ON COLUMN tensile.progress.step IS 'finished steps of this epoch';
+
+COMMENT ON COLUMN tensile.progress.steps IS 'number of steps of this epoch';
+
+COMMENT ON COLUMN tensile.progress.bytes_swapped IS 'bytes moved to the host and back so far';
+
+COMMENT ON COLUMN tensile.progress.stall_us IS 'time spent waiting for copies so far';
+
+COMMENT ON COLUMN tensile.progress.plan_generation IS 'generation of the plan in use';
+
+COMMENT ON COLUMN tensile.devices.jobs IS 'number of jobs that use the device now';
+
+COMMENT ON COLUMN tensile.plan.generation IS 'generation of the plan';
+
+COMMENT ON COLUMN tensile.plan.tensor IS 'number of the tensor in tensors';
+
+COMMENT ON COLUMN tensile.plan.trigger_operator IS 'operator after which the event begins; its number in operators';
+
+COMMENT ON COLUMN tensile.plan.delay_us IS 'time after the trigger until which a copy may be put off';
+
+COMMENT ON COLUMN tensile.plan.deadline_operator IS
+    'operator before which a swap_in has ended, after which a swap_out has, or which needs what is recomputed';
+
+COMMENT ON COLUMN tensile.plan.version IS 'version of the tensor that is recomputed: number of its changes in place';
+
+COMMENT ON COLUMN tensile.plan.codec IS 'codec of a swap_out: zvc, rle, csr or lz4; null: not compressed';
+
+COMMENT ON COLUMN tensile.latency.operator IS 'number of the operator in operators';
+
+COMMENT ON COLUMN tensile.latency.predicted_us IS 'prediction from before anything ran';
+
+COMMENT ON COLUMN tensile.latency.measured_us IS 'measurement of the last measured iteration; null: it never ran';
+
+COMMENT ON COLUMN tensile.latency.samples IS 'number of measured iterations';
+
+COMMENT ON COLUMN tensile.latency.relative_error IS 'relative error of the prediction: 0.1 is 10 % off';
+
+COMMENT ON COLUMN tensile.footprint.operator IS 'operator executed in the step; its number in operators';
+
+COMMENT ON COLUMN tensile.footprint.planned_bytes IS 'bytes under the plan';
+
+COMMENT ON COLUMN tensile.footprint.vanilla_bytes IS 'bytes without a plan';
+
+COMMENT ON COLUMN tensile.compression.tensor IS 'number of the tensor in tensors';
+
+COMMENT ON COLUMN tensile.compression.zero_share IS
+    'share of zeros among the words of the tensor, counted once an epoch: 0 to 1';
+
+COMMENT ON COLUMN tensile.compression.codec IS 'best codec for the tensor: zvc, rle, csr or lz4; null: no decision yet';
+
+COMMENT ON COLUMN tensile.compression.coded_bytes IS 'expected size with that codec';
+
+COMMENT ON COLUMN tensile.compression.compressed IS
+    'whether the codec pays: plans use it where that makes the whole iteration faster; see plan.codec';
+
+COMMENT ON COLUMN tensile.compression.moved_bytes IS
+    'bytes that the last copy to the host moved; null: none was compressed yet';
+
+COMMENT ON COLUMN tensile.search.elapsed IS
+    'time since the search began; null: it has not, or an earlier result is as good';
+
+COMMENT ON COLUMN tensile.search.generation IS
+    'generation of plans bred from each other in which the best one was found';
+
+COMMENT ON COLUMN tensile.search.evaluations IS 'number of plans evaluated until then';
+
+COMMENT ON COLUMN tensile.search.first_us IS
+    'expected duration of an iteration under the plan that the search began with';
+
+COMMENT ON COLUMN tensile.search.best_us IS 'expected duration of an iteration under the best plan so far';
+
+COMMENT ON COLUMN tensile.search.cached IS 'whether it had the result of an earlier search for the same graph';
+
+COMMENT ON COLUMN tensile.search.seconds IS 'time allowed for the search: pg_tensile.search_time, or the job''s option';
+
+COMMENT ON COLUMN tensile.predictions.rows IS 'number of rows that were predicted for';
+
+COMMENT ON COLUMN tensile.predictions.requests IS
+    'number of requests to the predictor: a row of predict, a batch of predict_rows';
+
+COMMENT ON COLUMN tensile.loaded_models.device_bytes IS
+    'device memory counted for the model: its memory budget, or its weights';
+
+COMMENT ON COLUMN tensile.loaded_models.planned_bytes IS
+    'the most of the memory budget that a prediction for one row takes';
+
+COMMENT ON COLUMN tensile.loaded_models.host_bytes IS 'bytes of its weights in host memory, beside those on the device';
 
 CREATE VIEW tensile.epoch_metrics WITH (security_invoker = true) AS
     SELECT e.job, e.epoch, e.split, e.samples, m.loss, m.accuracy, m.f1, m.rmse, m.r2, e.seconds, e.at
@@ -411,25 +670,26 @@ CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
 
 COMMENT ON VIEW tensile.job_history IS 'ended jobs: how long they waited and ran, and the metrics of their last epoch';
 
-COMMENT ON COLUMN tensile.job_history.version IS 'of the model, made by the job';
+COMMENT ON COLUMN tensile.job_history.version IS 'version of the model that the job made';
 
-COMMENT ON COLUMN tensile.job_history.queued_for IS 'from submission to its first start';
+COMMENT ON COLUMN tensile.job_history.queued_for IS 'time from submission to the first start';
 
-COMMENT ON COLUMN tensile.job_history.ran_for IS 'from its first start to its end, interruptions included';
+COMMENT ON COLUMN tensile.job_history.ran_for IS 'time from the first start to the end, interruptions included';
 
-COMMENT ON COLUMN tensile.job_history.attempts IS 'how often a worker was started for it';
+COMMENT ON COLUMN tensile.job_history.attempts IS 'number of times that a worker was started for it';
 
-COMMENT ON COLUMN tensile.job_history.rows IS 'that the query returned';
+COMMENT ON COLUMN tensile.job_history.rows IS 'number of rows that the query returned';
 
 COMMENT ON COLUMN tensile.job_history.batch_size IS 'rows of a step; null: none was chosen before it ended';
 
-COMMENT ON COLUMN tensile.job_history.learning_rate IS 'that it trained with';
+COMMENT ON COLUMN tensile.job_history.learning_rate IS 'learning rate of the training';
 
-COMMENT ON COLUMN tensile.job_history.epochs IS 'that were finished';
+COMMENT ON COLUMN tensile.job_history.epochs IS 'number of finished epochs';
 
-COMMENT ON COLUMN tensile.job_history.training_loss IS 'of the last epoch';
+COMMENT ON COLUMN tensile.job_history.training_loss IS 'training loss of the last epoch';
 
-COMMENT ON COLUMN tensile.job_history.validation_loss IS 'of the last epoch, as those that follow';
+COMMENT ON COLUMN tensile.job_history.validation_loss IS
+    'validation loss of the last epoch, as the metrics that follow';
 
 COMMENT ON COLUMN tensile.job_history.accuracy IS 'share of rows whose class is right';
 

@@ -169,12 +169,12 @@ CREATE TABLE tensile.model_versions (
 CREATE INDEX model_versions_of_job ON tensile.model_versions (job);
 COMMENT ON TABLE tensile.model_versions IS
     'what each finished job made of a model: task, fitted preprocessing, final metrics';
-COMMENT ON COLUMN tensile.model_versions.job IS 'that made it';
+COMMENT ON COLUMN tensile.model_versions.job IS 'job that made the version';
 COMMENT ON COLUMN tensile.model_versions.task IS 'regression, binary or multiclass';
 COMMENT ON COLUMN tensile.model_versions.preprocessing IS
     'what was fitted to the training rows (features, means, categories); predictions apply it';
 COMMENT ON COLUMN tensile.model_versions.metrics IS
-    'of the epoch whose weights it has: {"epoch", "training", "validation"}';
+    'metrics of the epoch whose weights the version has: {"epoch", "training", "validation"}';
 COMMENT ON COLUMN tensile.model_versions.rows IS 'rows that the training query returned';
 COMMENT ON COLUMN tensile.model_versions.weight_bytes IS 'size of the weights; null while they are being written';
 
@@ -266,11 +266,12 @@ COMMENT ON COLUMN tensile.jobs.model IS 'null after drop_model, and for a calibr
 COMMENT ON COLUMN tensile.jobs.model_name IS 'name of the model, also after drop_model';
 COMMENT ON COLUMN tensile.jobs.cancel_requested IS 'cancel_job was called while it ran: its worker stops it';
 COMMENT ON COLUMN tensile.jobs.not_before IS 'when an interrupted job is tried again; null: as soon as there is room';
-COMMENT ON COLUMN tensile.jobs.rows IS 'that the query returned';
+COMMENT ON COLUMN tensile.jobs.rows IS 'number of rows that the query returned';
 COMMENT ON COLUMN tensile.jobs.warnings IS 'what did not stop the job, such as rows that were skipped';
 COMMENT ON COLUMN tensile.jobs.batch_size IS 'as it was asked for; 0: to be chosen, see chosen_batch_size';
 COMMENT ON COLUMN tensile.jobs.learning_rate IS 'as it was asked for; of batches of 64 rows where the batch size is chosen';
-COMMENT ON COLUMN tensile.jobs.chosen_batch_size IS 'that the job trains with, with the learning rate in batch_sizes; null: not chosen (yet)';
+COMMENT ON COLUMN tensile.jobs.chosen_batch_size IS
+    'batch size that the job trains with; its learning rate is in batch_sizes; null: not chosen (yet)';
 COMMENT ON COLUMN tensile.jobs.memory_budget IS 'device memory this job may use, in bytes';
 COMMENT ON COLUMN tensile.jobs.settings IS
     'search_path, TimeZone, DateStyle and IntervalStyle of the session that submitted it';
@@ -279,8 +280,8 @@ COMMENT ON COLUMN tensile.jobs.attempts IS 'how often a worker was started for i
 COMMENT ON COLUMN tensile.jobs.retries IS
     'faults since the last checkpoint; more than pg_tensile.max_retries fail the job';
 COMMENT ON COLUMN tensile.jobs.version IS 'the version of the model that it made';
-COMMENT ON COLUMN tensile.jobs.fingerprint IS 'of the data: rows, and the sum of the row hashes';
-COMMENT ON COLUMN tensile.jobs.traceback IS 'of the child process, when it failed there';
+COMMENT ON COLUMN tensile.jobs.fingerprint IS 'fingerprint of the data: number of rows, and the sum of the row hashes';
+COMMENT ON COLUMN tensile.jobs.traceback IS 'traceback of the child process, when the job failed there';
 
 CREATE TABLE tensile.checkpoints (
     job        bigint REFERENCES tensile.jobs ON DELETE CASCADE,
@@ -305,7 +306,7 @@ CREATE TABLE tensile.checkpoint_chunks (
 ALTER TABLE tensile.checkpoint_chunks ALTER data SET STORAGE EXTERNAL;
 COMMENT ON TABLE tensile.checkpoint_chunks IS
     'one safetensors file a checkpoint, in chunks; only the job''s owner sees it';
-COMMENT ON COLUMN tensile.checkpoint_chunks.generation IS 'of the checkpoint';
+COMMENT ON COLUMN tensile.checkpoint_chunks.generation IS 'number of the checkpoint';
 COMMENT ON COLUMN tensile.checkpoint_chunks.seq IS 'number of the chunk, from 0';
 COMMENT ON COLUMN tensile.checkpoint_chunks.data IS 'the chunk''s bytes, 16 MB at most';
 
@@ -356,15 +357,17 @@ CREATE TABLE tensile.batch_sizes (
 );
 COMMENT ON TABLE tensile.batch_sizes IS
     'the batch sizes that were compared for each job that was submitted with batch_size => 0';
-COMMENT ON COLUMN tensile.batch_sizes.chosen IS 'the job trains with it';
-COMMENT ON COLUMN tensile.batch_sizes.feasible IS 'it fits into the memory that the job may have';
-COMMENT ON COLUMN tensile.batch_sizes.learning_rate IS 'that goes with it, by the option learning_rate_scaling';
+COMMENT ON COLUMN tensile.batch_sizes.chosen IS 'whether the job trains with it';
+COMMENT ON COLUMN tensile.batch_sizes.feasible IS 'whether it fits into the memory that the job may have';
+COMMENT ON COLUMN tensile.batch_sizes.learning_rate IS
+    'learning rate for this batch size, by the option learning_rate_scaling';
 COMMENT ON COLUMN tensile.batch_sizes.samples_per_s IS 'rows trained on in a second, predicted; null where there is no plan';
-COMMENT ON COLUMN tensile.batch_sizes.iteration_us IS 'what a step should take under its plan, by what was measured if anything was';
-COMMENT ON COLUMN tensile.batch_sizes.stall_us IS 'of a step, spent waiting for copies';
+COMMENT ON COLUMN tensile.batch_sizes.iteration_us IS
+    'expected duration of a step under its plan, by measurements where there are any';
+COMMENT ON COLUMN tensile.batch_sizes.stall_us IS 'time of a step spent waiting for copies';
 COMMENT ON COLUMN tensile.batch_sizes.device_bytes IS 'device memory that the step''s plan takes';
 COMMENT ON COLUMN tensile.batch_sizes.measured_us IS
-    'what a step took among the first of the job; null: none had this size';
+    'duration of a step among the first of the job; null: none had this size';
 COMMENT ON COLUMN tensile.batch_sizes.reason IS 'why it is not feasible, or what its plan does';
 
 -- Memory: what executors and the scheduler found out. A job's rows stay until a later job of its model ends. None of it
@@ -390,12 +393,13 @@ CREATE TABLE tensile.traces (
     captured_at      timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
 );
 COMMENT ON TABLE tensile.traces IS 'what each job''s executor captured: the graphs of an iteration, and what they need';
-COMMENT ON COLUMN tensile.traces.fingerprint IS 'of the graph: equal ones mean equal graphs; null: not captured';
-COMMENT ON COLUMN tensile.traces.persistent_bytes IS 'of parameters, optimizer state and buffers';
-COMMENT ON COLUMN tensile.traces.parameters IS 'numbers that are trained';
+COMMENT ON COLUMN tensile.traces.fingerprint IS
+    'fingerprint of the graph: equal ones mean equal graphs; null: not captured';
+COMMENT ON COLUMN tensile.traces.persistent_bytes IS 'bytes of parameters, optimizer state and buffers';
+COMMENT ON COLUMN tensile.traces.parameters IS 'number of trained parameters';
 COMMENT ON COLUMN tensile.traces.traces IS 'the graphs, in the library''s binary form';
 COMMENT ON COLUMN tensile.traces.revision IS 'how often the executor has sent it, with other workspaces each time';
-COMMENT ON COLUMN tensile.traces.overhead_bytes IS 'of device memory that the executor takes besides its tensors';
+COMMENT ON COLUMN tensile.traces.overhead_bytes IS 'device memory that the executor takes besides its tensors';
 COMMENT ON COLUMN tensile.traces.vanilla_bytes IS 'device memory without a plan; null for a job that is not captured';
 COMMENT ON COLUMN tensile.traces.least_bytes IS 'device memory that no plan can go below';
 COMMENT ON COLUMN tensile.traces.largest_operator IS 'the operator that needs the most of it';
@@ -419,16 +423,16 @@ CREATE TABLE tensile.operators (
     PRIMARY KEY (job, operator)
 );
 COMMENT ON TABLE tensile.operators IS 'the operators of a training iteration of each job, in the order of their execution';
-COMMENT ON COLUMN tensile.operators.operator IS 'its number, in the order of execution';
+COMMENT ON COLUMN tensile.operators.operator IS 'number of the operator, in the order of execution';
 COMMENT ON COLUMN tensile.operators.phase IS 'forward, backward or optimizer';
 COMMENT ON COLUMN tensile.operators.flops IS 'floating point operations; 0 where none are known';
-COMMENT ON COLUMN tensile.operators.random IS 'it draws random numbers';
+COMMENT ON COLUMN tensile.operators.random IS 'whether it draws random numbers';
 COMMENT ON COLUMN tensile.operators.target IS 'name of the PyTorch operator';
-COMMENT ON COLUMN tensile.operators.module IS 'of the model, where the operator comes from';
+COMMENT ON COLUMN tensile.operators.module IS 'module of the model where the operator comes from';
 COMMENT ON COLUMN tensile.operators.source IS 'line of the model''s code, where the operator comes from';
 COMMENT ON COLUMN tensile.operators.signature IS 'types of operands and scalar arguments: equal ones mean equal work';
-COMMENT ON COLUMN tensile.operators.bytes IS 'read and written';
-COMMENT ON COLUMN tensile.operators.tensors IS 'that it accesses';
+COMMENT ON COLUMN tensile.operators.bytes IS 'bytes read and written';
+COMMENT ON COLUMN tensile.operators.tensors IS 'numbers of the tensors that the operator accesses';
 
 CREATE TABLE tensile.tensors (
     job            bigint REFERENCES tensile.traces ON DELETE CASCADE,
@@ -443,11 +447,11 @@ CREATE TABLE tensile.tensors (
     PRIMARY KEY (job, tensor)
 );
 COMMENT ON TABLE tensile.tensors IS 'the tensors of a training iteration of each job; all views of a storage are one tensor';
-COMMENT ON COLUMN tensile.tensors.tensor IS 'its number';
+COMMENT ON COLUMN tensile.tensors.tensor IS 'number of the tensor';
 COMMENT ON COLUMN tensile.tensors.kind IS
     'parameter, optimizer_state, buffer, constant, input, activation, gradient or temporary';
-COMMENT ON COLUMN tensile.tensors.first_operator IS 'that accesses it';
-COMMENT ON COLUMN tensile.tensors.last_operator IS 'that accesses it';
+COMMENT ON COLUMN tensile.tensors.first_operator IS 'first operator that accesses the tensor';
+COMMENT ON COLUMN tensile.tensors.last_operator IS 'last operator that accesses the tensor';
 
 CREATE TABLE tensile.latencies (
     job       bigint PRIMARY KEY REFERENCES tensile.traces ON DELETE CASCADE,
@@ -460,12 +464,12 @@ CREATE TABLE tensile.latencies (
     at        timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
 );
 COMMENT ON TABLE tensile.latencies IS 'latencies of each job''s operators in microseconds, by operator; see view latency';
-COMMENT ON COLUMN tensile.latencies.predicted IS 'before anything ran';
-COMMENT ON COLUMN tensile.latencies.measured IS 'in the last iteration that was measured';
-COMMENT ON COLUMN tensile.latencies.average IS 'moving average, see pg_tensile.latency_weight';
-COMMENT ON COLUMN tensile.latencies.samples IS 'iterations that were measured';
-COMMENT ON COLUMN tensile.latencies.total_us IS 'of an iteration: the sum of the averages';
-COMMENT ON COLUMN tensile.latencies.load IS 'how busy others kept the device meanwhile: 0 to 1';
+COMMENT ON COLUMN tensile.latencies.predicted IS 'predictions from before anything ran';
+COMMENT ON COLUMN tensile.latencies.measured IS 'measurements of the last measured iteration';
+COMMENT ON COLUMN tensile.latencies.average IS 'moving averages, see pg_tensile.latency_weight';
+COMMENT ON COLUMN tensile.latencies.samples IS 'number of measured iterations';
+COMMENT ON COLUMN tensile.latencies.total_us IS 'duration of an iteration: the sum of the averages';
+COMMENT ON COLUMN tensile.latencies.load IS 'share of the time that others kept the device busy meanwhile: 0 to 1';
 
 CREATE TABLE tensile.footprints (
     job           bigint PRIMARY KEY REFERENCES tensile.traces ON DELETE CASCADE,
@@ -487,18 +491,18 @@ CREATE TABLE tensile.footprints (
 );
 COMMENT ON TABLE tensile.footprints IS 'what the newest plan of each job was planned to need; see view footprint';
 COMMENT ON COLUMN tensile.footprints.events IS 'rows of the plan, as in the plan table';
-COMMENT ON COLUMN tensile.footprints.operators IS 'that is executed in each step of an iteration under the plan';
+COMMENT ON COLUMN tensile.footprints.operators IS 'operator executed in each step of an iteration under the plan';
 COMMENT ON COLUMN tensile.footprints.planned IS 'bytes on the device in each step';
 COMMENT ON COLUMN tensile.footprints.vanilla IS 'bytes on the device in each step without a plan';
-COMMENT ON COLUMN tensile.footprints.generation IS 'of the plan';
-COMMENT ON COLUMN tensile.footprints.iteration_us IS 'what an iteration should take under the plan';
-COMMENT ON COLUMN tensile.footprints.vanilla_us IS 'what an iteration should take without a plan';
+COMMENT ON COLUMN tensile.footprints.generation IS 'generation of the plan';
+COMMENT ON COLUMN tensile.footprints.iteration_us IS 'expected duration of an iteration under the plan';
+COMMENT ON COLUMN tensile.footprints.vanilla_us IS 'expected duration of an iteration without a plan';
 COMMENT ON COLUMN tensile.footprints.planned_bytes IS 'the most device memory at any step';
 COMMENT ON COLUMN tensile.footprints.granted_bytes IS 'device memory that the executor may take';
 COMMENT ON COLUMN tensile.footprints.host_bytes IS 'host memory for copies of tensors';
-COMMENT ON COLUMN tensile.footprints.out_bytes IS 'copied to the host in an iteration';
-COMMENT ON COLUMN tensile.footprints.in_bytes IS 'copied to the device in an iteration';
-COMMENT ON COLUMN tensile.footprints.stall_us IS 'of an iteration, spent waiting for copies';
+COMMENT ON COLUMN tensile.footprints.out_bytes IS 'bytes copied to the host in an iteration';
+COMMENT ON COLUMN tensile.footprints.in_bytes IS 'bytes copied to the device in an iteration';
+COMMENT ON COLUMN tensile.footprints.stall_us IS 'time of an iteration spent waiting for copies';
 COMMENT ON COLUMN tensile.footprints.recomputes IS 'operators executed again in an iteration';
 COMMENT ON COLUMN tensile.footprints.plan_order IS
     'the operators in the order in which the plan has them executed, int32 each; empty: as captured';
@@ -515,9 +519,9 @@ CREATE TABLE tensile.sparsities (
 );
 COMMENT ON TABLE tensile.sparsities IS
     'zeros in the tensors that a job with compression swaps, counted once an epoch; see view compression';
-COMMENT ON COLUMN tensile.sparsities.revision IS 'how often they were so different that plans were made anew';
-COMMENT ON COLUMN tensile.sparsities.tensors IS 'their numbers in tensors';
-COMMENT ON COLUMN tensile.sparsities.zero_share IS 'of the words of each: 0 to 1';
+COMMENT ON COLUMN tensile.sparsities.revision IS 'number of changes that were large enough for new plans';
+COMMENT ON COLUMN tensile.sparsities.tensors IS 'numbers of the tensors in tensile.tensors';
+COMMENT ON COLUMN tensile.sparsities.zero_share IS 'share of zeros among the words of each tensor: 0 to 1';
 COMMENT ON COLUMN tensile.sparsities.run_share IS 'runs of zeros in each, as a share of its words';
 COMMENT ON COLUMN tensile.sparsities.lz4_share IS 'bytes of each with LZ4, as a share of its bytes, from samples';
 COMMENT ON COLUMN tensile.sparsities.moved IS 'bytes of each that its last copy to the host moved; null: not compressed yet';
@@ -547,12 +551,14 @@ CREATE TABLE tensile.searches (
 COMMENT ON TABLE tensile.searches IS 'the search for a better plan of each job of policy swapadvisor; see view search';
 COMMENT ON COLUMN tensile.searches.state IS 'queued, searching, finished, stopped or failed';
 COMMENT ON COLUMN tensile.searches.budget_bytes IS 'device memory that a plan may take';
-COMMENT ON COLUMN tensile.searches.seconds IS 'that it may take';
-COMMENT ON COLUMN tensile.searches.cached IS 'it had the result of an earlier search';
-COMMENT ON COLUMN tensile.searches.first_us IS 'what an iteration should take under the plan that the search began with';
-COMMENT ON COLUMN tensile.searches.best_us IS 'what an iteration should take under the best plan so far';
-COMMENT ON COLUMN tensile.searches.generation IS 'of plans bred from each other, in which the best one was found';
-COMMENT ON COLUMN tensile.searches.evaluations IS 'plans that were looked at until then';
+COMMENT ON COLUMN tensile.searches.seconds IS 'time allowed for the search';
+COMMENT ON COLUMN tensile.searches.cached IS 'whether it had the result of an earlier search';
+COMMENT ON COLUMN tensile.searches.first_us IS
+    'expected duration of an iteration under the plan that the search began with';
+COMMENT ON COLUMN tensile.searches.best_us IS 'expected duration of an iteration under the best plan so far';
+COMMENT ON COLUMN tensile.searches.generation IS
+    'generation of plans bred from each other in which the best one was found';
+COMMENT ON COLUMN tensile.searches.evaluations IS 'number of plans evaluated until then';
 
 CREATE TABLE tensile.search_results (
     fingerprint       text,
@@ -568,17 +574,17 @@ CREATE TABLE tensile.search_results (
     PRIMARY KEY (fingerprint, device, bucket_bytes)
 );
 COMMENT ON TABLE tensile.search_results IS 'the best plans that searches have found, for later jobs with the same graph';
-COMMENT ON COLUMN tensile.search_results.fingerprint IS 'of the graph, as in traces';
+COMMENT ON COLUMN tensile.search_results.fingerprint IS 'fingerprint of the graph, as in traces';
 COMMENT ON COLUMN tensile.search_results.bucket_bytes IS
     'device memory that a plan could take, rounded down to one of 32 steps between powers of two';
 COMMENT ON COLUMN tensile.search_results.device_peak_bytes IS 'device memory that this plan takes';
 COMMENT ON COLUMN tensile.search_results.events IS 'rows of the plan, as in the plan table';
 COMMENT ON COLUMN tensile.search_results.plan_order IS
     'the operators in the order in which the plan has them executed, int32 each; empty: as captured';
-COMMENT ON COLUMN tensile.search_results.iteration_us IS 'what an iteration should take under the plan';
-COMMENT ON COLUMN tensile.search_results.seconds IS 'that the search was allowed to take';
-COMMENT ON COLUMN tensile.search_results.generations IS 'of plans bred from each other until this one was found';
-COMMENT ON COLUMN tensile.search_results.found_at IS 'when that search ended';
+COMMENT ON COLUMN tensile.search_results.iteration_us IS 'expected duration of an iteration under the plan';
+COMMENT ON COLUMN tensile.search_results.seconds IS 'time that the search was allowed to take';
+COMMENT ON COLUMN tensile.search_results.generations IS 'number of generations of plans until this one was found';
+COMMENT ON COLUMN tensile.search_results.found_at IS 'time of the end of that search';
 
 CREATE TABLE tensile.device_profiles (
     device      text PRIMARY KEY,
@@ -600,10 +606,10 @@ CREATE TABLE tensile.latency_models (
 );
 COMMENT ON TABLE tensile.latency_models IS 'models that predict the latency of operators on this machine''s devices';
 COMMENT ON COLUMN tensile.latency_models.models IS 'small neural networks, in a binary form without code';
-COMMENT ON COLUMN tensile.latency_models.samples IS 'measurements that they were trained on or tested with';
-COMMENT ON COLUMN tensile.latency_models.kinds IS 'of operators that have a model of their own';
-COMMENT ON COLUMN tensile.latency_models.error IS 'median relative error on operators that were not trained on';
-COMMENT ON COLUMN tensile.latency_models.job IS 'that measured them';
+COMMENT ON COLUMN tensile.latency_models.samples IS 'number of measurements for training and testing the models';
+COMMENT ON COLUMN tensile.latency_models.kinds IS 'number of kinds of operators with a model of their own';
+COMMENT ON COLUMN tensile.latency_models.error IS 'median relative error on operators that were held out';
+COMMENT ON COLUMN tensile.latency_models.job IS 'calibration job that measured the operators';
 
 CREATE TABLE tensile.codec_times (
     device         text PRIMARY KEY,
@@ -616,9 +622,10 @@ COMMENT ON TABLE tensile.codec_times IS
     'how long compressing and decompressing takes on this machine''s devices, by codec, size and sparsity';
 COMMENT ON COLUMN tensile.codec_times.times IS
     'coefficients of linear models, one for each codec and range of sparsity; waking_us, which every coded transfer takes more';
-COMMENT ON COLUMN tensile.codec_times.launch IS 'of its kernels, where there are any: grid and block of each codec';
+COMMENT ON COLUMN tensile.codec_times.launch IS
+    'launch parameters of the kernels, where there are any: grid and block of each codec';
 COMMENT ON COLUMN tensile.codec_times.relative_error IS
-    'of the models: sum of absolute errors, as a part of what the mean of all times would have';
+    'relative error of the models: sum of absolute errors, divided by that of the mean of all times';
 
 CREATE TABLE tensile.scheduler_log (
     id         bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
@@ -635,7 +642,7 @@ COMMENT ON COLUMN tensile.scheduler_log.event IS
     'scheduled, planned, waits, refused, failed, note, planner (it died), search, rejected or damaged (plans), batch size (chosen)';
 COMMENT ON COLUMN tensile.scheduler_log.job IS
     'null: about a whole device; only members of pg_read_all_stats see such lines';
-COMMENT ON COLUMN tensile.scheduler_log.generation IS 'of the plan';
+COMMENT ON COLUMN tensile.scheduler_log.generation IS 'generation of the plan';
 COMMENT ON COLUMN tensile.scheduler_log.details IS 'the numbers of a plan, or of a turn of planning';
 
 -- The OIDs of roles follow from their names, also when the row comes from a dump of another cluster.
@@ -2100,6 +2107,7 @@ DECLARE
     m tensile.models := tensile._check_submission(caller, model, epochs, batch_size, optimizer, learning_rate,
                                                   validation, policy, priority, kept);
     budget bigint := tensile._parse_budget(memory_budget);
+    open_job bigint := (SELECT j.id FROM tensile.jobs j WHERE j.model = m.id AND j.ended_at IS NULL);
 BEGIN
     RETURN jsonb_build_object(
         'job', 0, 'kind', 'explain', 'attempt', 1, 'resume', NULL, 'format', format, 'model', m.name,
@@ -2107,8 +2115,7 @@ BEGIN
         'optimizer', optimizer, 'learning_rate', learning_rate, 'validation', validation, 'seed', seed,
         'policy', coalesce(policy, current_setting('pg_tensile.policy')), 'memory_budget', budget, 'options', kept,
         'profiles', (SELECT coalesce(jsonb_object_agg(p.device, p.profile), '{}') FROM tensile.device_profiles p),
-        'open_job', (SELECT j.id FROM tensile.jobs j WHERE j.model = m.id AND j.ended_at IS NULL),
-        'admission', tensile._admission());
+        'open_job', open_job, 'open_job_s', tensile._remaining_s(open_job), 'admission', tensile._admission(priority));
 END $$;
 
 CREATE FUNCTION tensile._explanation_format(options jsonb) RETURNS text
@@ -2124,21 +2131,49 @@ BEGIN
         HINT = 'Use {"format": "text"} or {"format": "json"}.';
 END $$;
 
--- {device: what its jobs could be squeezed into}, of all roles' jobs together
-CREATE FUNCTION tensile._admission() RETURNS jsonb
+-- How long a job goes on, at most (early stopping is not foreseen): by its last epochs, or else by what it does in a
+-- second, or else by what its operators should take. Null: not known.
+CREATE FUNCTION tensile._remaining_s(job bigint) RETURNS float8
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN r.seconds BETWEEN 0 AND 1e12 THEN r.seconds END
+    FROM tensile.jobs j
+         CROSS JOIN LATERAL (SELECT coalesce(j.chosen_batch_size, nullif(j.batch_size, 0))::float8 AS batch_size) b
+         LEFT JOIN tensile._progress() p ON p.job = j.id AND p.phase IN ('training', 'validating', 'saving')
+         LEFT JOIN tensile.latencies l ON l.job = j.id
+         CROSS JOIN LATERAL (SELECT sum(x.seconds) / count(DISTINCT x.epoch) AS seconds
+                             FROM (SELECT y.epoch, y.seconds FROM tensile.epochs y WHERE y.job = j.id
+                                   ORDER BY y.epoch DESC, y.split LIMIT 10) x) e
+         CROSS JOIN LATERAL (
+             SELECT CASE WHEN p.steps > 0
+                 THEN coalesce(e.seconds, p.steps * b.batch_size / nullif(p.samples_per_s, 0))
+                      * greatest(p.epochs - p.epoch + 1 - p.step / p.steps::float8, 0)
+                 ELSE l.total_us / 1e6 * ceil(j.rows * (1 - j.validation) / b.batch_size) * j.epochs END) r (seconds)
+    WHERE j.id = $1
+$$;
+
+-- {device: what its jobs could be squeezed into}, of all roles' jobs together; `ahead`: those that a job of that
+-- priority would wait for, the waiting ones in the order in which they may begin
+CREATE FUNCTION tensile._admission(priority int) RETURNS jsonb
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     RETURN (SELECT coalesce(jsonb_object_agg(d.name, jsonb_build_object(
                 'budget_bytes', d.budget_bytes, 'inference_bytes', coalesce(d.inference_bytes, 0),
-                'running', r.running, 'waiting', r.waiting, 'least_bytes', r.least_bytes)), '{}')
+                'running', r.running, 'waiting', r.waiting, 'least_bytes', r.least_bytes, 'ahead', r.ahead)), '{}')
             FROM tensile._devices() d CROSS JOIN LATERAL (
                 SELECT count(*) FILTER (WHERE j.state = 'running') AS running,
                        count(*) FILTER (WHERE j.state = 'waiting') AS waiting,
                        coalesce(sum(t.least_bytes + t.overhead_bytes) FILTER (WHERE j.state = 'running'), 0)
-                           AS least_bytes
-                FROM tensile.traces t JOIN tensile.jobs j ON j.id = t.job
-                WHERE t.device = d.name AND j.ended_at IS NULL) r);
+                           AS least_bytes,
+                       coalesce(jsonb_agg(jsonb_build_object('running', j.state = 'running',
+                                    'least_bytes', t.least_bytes + t.overhead_bytes,
+                                    'remaining_s', tensile._remaining_s(j.id))
+                                    ORDER BY j.aged_priority DESC, j.submitted_at, j.id)
+                                FILTER (WHERE j.state = 'running'
+                                        OR j.state = 'waiting' AND j.aged_priority >= _admission.priority), '[]') AS ahead
+                FROM tensile.traces t JOIN tensile._open_jobs j ON j.id = t.job
+                WHERE t.device = d.name) r);
 END $$;
 
 -- For the supervisor, which reads as the caller, who may have row_security off
@@ -2255,23 +2290,23 @@ CREATE VIEW tensile.progress WITH (security_invoker = true) AS
 COMMENT ON VIEW tensile.progress IS
     'jobs that have not ended, with live numbers from shared memory (not transactional)';
 COMMENT ON COLUMN tensile.progress.reason IS 'why the job waits or was interrupted';
-COMMENT ON COLUMN tensile.progress.pid IS 'of the worker';
+COMMENT ON COLUMN tensile.progress.pid IS 'process ID of the worker';
 COMMENT ON COLUMN tensile.progress.phase IS
     'starting, loading, preparing, building, choosing (the batch size), capturing, waiting, training, validating, '
     'saving or calibrating';
-COMMENT ON COLUMN tensile.progress.epoch IS 'from 1';
-COMMENT ON COLUMN tensile.progress.step IS 'done of this epoch';
-COMMENT ON COLUMN tensile.progress.steps IS 'of this epoch';
+COMMENT ON COLUMN tensile.progress.epoch IS 'number of the epoch, from 1';
+COMMENT ON COLUMN tensile.progress.step IS 'finished steps of this epoch';
+COMMENT ON COLUMN tensile.progress.steps IS 'number of steps of this epoch';
 COMMENT ON COLUMN tensile.progress.loss IS 'mean over the epoch so far';
 COMMENT ON COLUMN tensile.progress.samples_per_s IS 'rows trained on in a second';
 COMMENT ON COLUMN tensile.progress.device_bytes IS 'device memory that is kept between two steps';
 COMMENT ON COLUMN tensile.progress.device_peak_bytes IS 'the most device memory so far, during a step';
-COMMENT ON COLUMN tensile.progress.bytes_swapped IS 'moved to the host and back so far';
+COMMENT ON COLUMN tensile.progress.bytes_swapped IS 'bytes moved to the host and back so far';
 COMMENT ON COLUMN tensile.progress.raw_bytes_swapped IS 'the same without compression';
-COMMENT ON COLUMN tensile.progress.stall_us IS 'spent waiting for copies so far';
+COMMENT ON COLUMN tensile.progress.stall_us IS 'time spent waiting for copies so far';
 COMMENT ON COLUMN tensile.progress.batch_size IS 'rows of a step; null: it is not chosen yet';
 COMMENT ON COLUMN tensile.progress.passive_swap_ins IS 'copies to the device that no plan foresaw';
-COMMENT ON COLUMN tensile.progress.plan_generation IS 'of the plan in use';
+COMMENT ON COLUMN tensile.progress.plan_generation IS 'generation of the plan in use';
 COMMENT ON COLUMN tensile.progress.heartbeat IS 'when the executor was heard last';
 
 CREATE VIEW tensile.devices WITH (security_invoker = true) AS
@@ -2285,7 +2320,7 @@ COMMENT ON COLUMN tensile.devices.budget_bytes IS 'what jobs and predictions may
 COMMENT ON COLUMN tensile.devices.granted_bytes IS 'what jobs may use of it now, their processes'' overheads included';
 COMMENT ON COLUMN tensile.devices.in_use_bytes IS 'what jobs keep on it between two steps; during one they may take all that is granted';
 COMMENT ON COLUMN tensile.devices.inference_bytes IS 'what models for predictions take of it';
-COMMENT ON COLUMN tensile.devices.jobs IS 'that use it now';
+COMMENT ON COLUMN tensile.devices.jobs IS 'number of jobs that use the device now';
 COMMENT ON COLUMN tensile.devices.out_bytes_per_s IS 'rate of copies to the host';
 COMMENT ON COLUMN tensile.devices.in_bytes_per_s IS 'rate of copies to the device';
 COMMENT ON COLUMN tensile.devices.utilisation IS 'how busy others keep it, as jobs see it: 0 to 1';
@@ -2299,20 +2334,19 @@ CREATE VIEW tensile.plan WITH (security_invoker = true) AS
          LEFT JOIN tensile.operators o
              ON o.job OPERATOR(pg_catalog.=) p.job AND o.operator OPERATOR(pg_catalog.=) p.trigger_operator;
 COMMENT ON VIEW tensile.plan IS 'the plan each running job follows: swap, recompute and release events';
-COMMENT ON COLUMN tensile.plan.generation IS 'of the plan';
+COMMENT ON COLUMN tensile.plan.generation IS 'generation of the plan';
 COMMENT ON COLUMN tensile.plan.sequence IS 'order of the events, as the operators are executed';
 COMMENT ON COLUMN tensile.plan.event IS 'swap_out, swap_in, recompute or release';
-COMMENT ON COLUMN tensile.plan.tensor IS 'its number in tensors';
+COMMENT ON COLUMN tensile.plan.tensor IS 'number of the tensor in tensors';
 COMMENT ON COLUMN tensile.plan.tensor_name IS 'see tensors';
 COMMENT ON COLUMN tensile.plan.tensor_kind IS 'see tensors';
-COMMENT ON COLUMN tensile.plan.trigger_operator IS 'after which the event begins; its number in operators';
+COMMENT ON COLUMN tensile.plan.trigger_operator IS 'operator after which the event begins; its number in operators';
 COMMENT ON COLUMN tensile.plan.trigger_name IS 'PyTorch operator of that number';
-COMMENT ON COLUMN tensile.plan.delay_us IS 'that a copy may be put off after that';
+COMMENT ON COLUMN tensile.plan.delay_us IS 'time after the trigger until which a copy may be put off';
 COMMENT ON COLUMN tensile.plan.deadline_operator IS
-    'before which a swap_in has ended, after which a swap_out has; which needs what is recomputed';
-COMMENT ON COLUMN tensile.plan.version IS 'of the tensor that is recomputed: how often it was changed in place';
-COMMENT ON COLUMN tensile.plan.codec IS
-    'that a swap_out compresses with: zvc, rle, csr or lz4; null: it travels as it is';
+    'operator before which a swap_in has ended, after which a swap_out has, or which needs what is recomputed';
+COMMENT ON COLUMN tensile.plan.version IS 'version of the tensor that is recomputed: number of its changes in place';
+COMMENT ON COLUMN tensile.plan.codec IS 'codec of a swap_out: zvc, rle, csr or lz4; null: not compressed';
 
 CREATE VIEW tensile.latency WITH (security_invoker = true) AS
     SELECT o.job, o.operator, o.phase, o.target, l.predicted_us, l.measured_us, l.average_us, l.samples,
@@ -2333,14 +2367,14 @@ CREATE VIEW tensile.latency WITH (security_invoker = true) AS
              ON l.job OPERATOR(pg_catalog.=) o.job AND l.operator OPERATOR(pg_catalog.=) o.operator;
 COMMENT ON VIEW tensile.latency IS
     'latency of each operator of each job in microseconds: predicted, last measured, moving average';
-COMMENT ON COLUMN tensile.latency.operator IS 'its number in operators';
+COMMENT ON COLUMN tensile.latency.operator IS 'number of the operator in operators';
 COMMENT ON COLUMN tensile.latency.phase IS 'forward, backward or optimizer';
 COMMENT ON COLUMN tensile.latency.target IS 'name of the PyTorch operator';
-COMMENT ON COLUMN tensile.latency.predicted_us IS 'before anything ran';
-COMMENT ON COLUMN tensile.latency.measured_us IS 'in the last iteration that was measured; null: it never ran';
+COMMENT ON COLUMN tensile.latency.predicted_us IS 'prediction from before anything ran';
+COMMENT ON COLUMN tensile.latency.measured_us IS 'measurement of the last measured iteration; null: it never ran';
 COMMENT ON COLUMN tensile.latency.average_us IS 'moving average, see pg_tensile.latency_weight';
-COMMENT ON COLUMN tensile.latency.samples IS 'iterations that were measured';
-COMMENT ON COLUMN tensile.latency.relative_error IS 'of the prediction: 0.1 is 10 % off';
+COMMENT ON COLUMN tensile.latency.samples IS 'number of measured iterations';
+COMMENT ON COLUMN tensile.latency.relative_error IS 'relative error of the prediction: 0.1 is 10 % off';
 
 CREATE VIEW tensile.footprint WITH (security_invoker = true) AS
     SELECT f.job, (u.number OPERATOR(pg_catalog.-) 1)::pg_catalog.int4 AS sequence, u.operator, o.target, u.planned AS planned_bytes,
@@ -2353,10 +2387,10 @@ CREATE VIEW tensile.footprint WITH (security_invoker = true) AS
 COMMENT ON VIEW tensile.footprint IS
     'bytes on the device at each step of each job''s iteration, under its plan and without one';
 COMMENT ON COLUMN tensile.footprint.sequence IS 'the step; more of them than operators where some are executed again';
-COMMENT ON COLUMN tensile.footprint.operator IS 'that is executed in the step; its number in operators';
+COMMENT ON COLUMN tensile.footprint.operator IS 'operator executed in the step; its number in operators';
 COMMENT ON COLUMN tensile.footprint.target IS 'name of the PyTorch operator';
-COMMENT ON COLUMN tensile.footprint.planned_bytes IS 'under the plan';
-COMMENT ON COLUMN tensile.footprint.vanilla_bytes IS 'without a plan';
+COMMENT ON COLUMN tensile.footprint.planned_bytes IS 'bytes under the plan';
+COMMENT ON COLUMN tensile.footprint.vanilla_bytes IS 'bytes without a plan';
 
 CREATE VIEW tensile.compression WITH (security_invoker = true) AS
     SELECT s.job, u.tensor, t.name, t.kind, t.bytes, u.zero_share, d.codec, d.coded_bytes, d.coded_us, d.plain_us,
@@ -2373,19 +2407,20 @@ CREATE VIEW tensile.compression WITH (security_invoker = true) AS
              ON d.job OPERATOR(pg_catalog.=) s.job AND d.tensor OPERATOR(pg_catalog.=) u.tensor;
 COMMENT ON VIEW tensile.compression IS
     'tensors that a job with the option compression swaps: their zeros, and whether compressing them pays';
-COMMENT ON COLUMN tensile.compression.tensor IS 'its number in tensors';
+COMMENT ON COLUMN tensile.compression.tensor IS 'number of the tensor in tensors';
 COMMENT ON COLUMN tensile.compression.name IS 'see tensors';
 COMMENT ON COLUMN tensile.compression.kind IS 'see tensors';
-COMMENT ON COLUMN tensile.compression.zero_share IS 'of its words, counted once an epoch: 0 to 1';
-COMMENT ON COLUMN tensile.compression.codec IS 'the best one for it: zvc, rle, csr or lz4; null: no decision yet';
-COMMENT ON COLUMN tensile.compression.coded_bytes IS 'what it should take with that codec';
+COMMENT ON COLUMN tensile.compression.zero_share IS
+    'share of zeros among the words of the tensor, counted once an epoch: 0 to 1';
+COMMENT ON COLUMN tensile.compression.codec IS 'best codec for the tensor: zvc, rle, csr or lz4; null: no decision yet';
+COMMENT ON COLUMN tensile.compression.coded_bytes IS 'expected size with that codec';
 COMMENT ON COLUMN tensile.compression.coded_us IS
     'what swapping it costs an iteration with that codec: its own time, and of the copies what is not hidden';
 COMMENT ON COLUMN tensile.compression.plain_us IS 'what swapping it costs an iteration without a codec';
 COMMENT ON COLUMN tensile.compression.compressed IS
-    'the codec pays: plans use it where that makes the whole iteration faster; see plan.codec';
+    'whether the codec pays: plans use it where that makes the whole iteration faster; see plan.codec';
 COMMENT ON COLUMN tensile.compression.moved_bytes IS
-    'what its last copy to the host moved; null: none was compressed yet';
+    'bytes that the last copy to the host moved; null: none was compressed yet';
 
 CREATE VIEW tensile.search WITH (security_invoker = true) AS
     SELECT s.job,
@@ -2395,14 +2430,17 @@ CREATE VIEW tensile.search WITH (security_invoker = true) AS
     FROM tensile.searches s JOIN tensile.jobs j ON j.id OPERATOR(pg_catalog.=) s.job;
 COMMENT ON VIEW tensile.search IS 'how far the search for a better plan of each job of policy swapadvisor is';
 COMMENT ON COLUMN tensile.search.state IS 'queued, searching, finished, stopped (with its job) or failed';
-COMMENT ON COLUMN tensile.search.elapsed IS 'since it began; null: it has not, or an earlier result is as good';
-COMMENT ON COLUMN tensile.search.generation IS 'of plans bred from each other, in which the best one was found';
-COMMENT ON COLUMN tensile.search.evaluations IS 'plans that were looked at until then';
-COMMENT ON COLUMN tensile.search.first_us IS 'what an iteration should take under the plan that the search began with';
-COMMENT ON COLUMN tensile.search.best_us IS 'what an iteration should take under the best plan so far';
-COMMENT ON COLUMN tensile.search.cached IS 'it had the result of an earlier search for the same graph';
+COMMENT ON COLUMN tensile.search.elapsed IS
+    'time since the search began; null: it has not, or an earlier result is as good';
+COMMENT ON COLUMN tensile.search.generation IS
+    'generation of plans bred from each other in which the best one was found';
+COMMENT ON COLUMN tensile.search.evaluations IS 'number of plans evaluated until then';
+COMMENT ON COLUMN tensile.search.first_us IS
+    'expected duration of an iteration under the plan that the search began with';
+COMMENT ON COLUMN tensile.search.best_us IS 'expected duration of an iteration under the best plan so far';
+COMMENT ON COLUMN tensile.search.cached IS 'whether it had the result of an earlier search for the same graph';
 COMMENT ON COLUMN tensile.search.budget_bytes IS 'device memory that a plan may take';
-COMMENT ON COLUMN tensile.search.seconds IS 'that it may take: pg_tensile.search_time, or the job''s option';
+COMMENT ON COLUMN tensile.search.seconds IS 'time allowed for the search: pg_tensile.search_time, or the job''s option';
 
 CREATE VIEW tensile.predictions WITH (security_invoker = true) AS
     SELECT m.name AS model, v.version, p.rows, p.requests, p.unknown_categories
@@ -2410,8 +2448,9 @@ CREATE VIEW tensile.predictions WITH (security_invoker = true) AS
          JOIN tensile.model_versions v ON v.id OPERATOR(pg_catalog.=) p.version
          JOIN tensile.models m ON m.id OPERATOR(pg_catalog.=) v.model;
 COMMENT ON VIEW tensile.predictions IS 'predictions since the server started, and categories the model has never seen';
-COMMENT ON COLUMN tensile.predictions.rows IS 'that were predicted for';
-COMMENT ON COLUMN tensile.predictions.requests IS 'to the predictor: a row of predict, a batch of predict_rows';
+COMMENT ON COLUMN tensile.predictions.rows IS 'number of rows that were predicted for';
+COMMENT ON COLUMN tensile.predictions.requests IS
+    'number of requests to the predictor: a row of predict, a batch of predict_rows';
 COMMENT ON COLUMN tensile.predictions.unknown_categories IS 'values of categories that training never saw';
 
 CREATE VIEW tensile.loaded_models WITH (security_invoker = true) AS
@@ -2423,9 +2462,11 @@ CREATE VIEW tensile.loaded_models WITH (security_invoker = true) AS
 COMMENT ON VIEW tensile.loaded_models IS
     'models that the predictor keeps; a version once for each memory budget that it predicts within';
 COMMENT ON COLUMN tensile.loaded_models.memory_budget IS 'in bytes; null: it is executed in one piece';
-COMMENT ON COLUMN tensile.loaded_models.device_bytes IS 'of the device''s memory that count as its: the memory budget, or its weights';
-COMMENT ON COLUMN tensile.loaded_models.planned_bytes IS 'that a prediction for one row takes of the memory budget at most';
-COMMENT ON COLUMN tensile.loaded_models.host_bytes IS 'of its weights in host memory, beside those on the device';
+COMMENT ON COLUMN tensile.loaded_models.device_bytes IS
+    'device memory counted for the model: its memory budget, or its weights';
+COMMENT ON COLUMN tensile.loaded_models.planned_bytes IS
+    'the most of the memory budget that a prediction for one row takes';
+COMMENT ON COLUMN tensile.loaded_models.host_bytes IS 'bytes of its weights in host memory, beside those on the device';
 
 CREATE VIEW tensile.epoch_metrics WITH (security_invoker = true) AS
     SELECT e.job, e.epoch, e.split, e.samples, m.loss, m.accuracy, m.f1, m.rmse, m.r2, e.seconds, e.at
@@ -2472,16 +2513,17 @@ CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
          LEFT JOIN tensile.batch_sizes b ON b.job OPERATOR(pg_catalog.=) j.id AND b.chosen
     WHERE j.ended_at IS NOT NULL;
 COMMENT ON VIEW tensile.job_history IS 'ended jobs: how long they waited and ran, and the metrics of their last epoch';
-COMMENT ON COLUMN tensile.job_history.version IS 'of the model, made by the job';
-COMMENT ON COLUMN tensile.job_history.queued_for IS 'from submission to its first start';
-COMMENT ON COLUMN tensile.job_history.ran_for IS 'from its first start to its end, interruptions included';
-COMMENT ON COLUMN tensile.job_history.attempts IS 'how often a worker was started for it';
-COMMENT ON COLUMN tensile.job_history.rows IS 'that the query returned';
+COMMENT ON COLUMN tensile.job_history.version IS 'version of the model that the job made';
+COMMENT ON COLUMN tensile.job_history.queued_for IS 'time from submission to the first start';
+COMMENT ON COLUMN tensile.job_history.ran_for IS 'time from the first start to the end, interruptions included';
+COMMENT ON COLUMN tensile.job_history.attempts IS 'number of times that a worker was started for it';
+COMMENT ON COLUMN tensile.job_history.rows IS 'number of rows that the query returned';
 COMMENT ON COLUMN tensile.job_history.batch_size IS 'rows of a step; null: none was chosen before it ended';
-COMMENT ON COLUMN tensile.job_history.learning_rate IS 'that it trained with';
-COMMENT ON COLUMN tensile.job_history.epochs IS 'that were finished';
-COMMENT ON COLUMN tensile.job_history.training_loss IS 'of the last epoch';
-COMMENT ON COLUMN tensile.job_history.validation_loss IS 'of the last epoch, as those that follow';
+COMMENT ON COLUMN tensile.job_history.learning_rate IS 'learning rate of the training';
+COMMENT ON COLUMN tensile.job_history.epochs IS 'number of finished epochs';
+COMMENT ON COLUMN tensile.job_history.training_loss IS 'training loss of the last epoch';
+COMMENT ON COLUMN tensile.job_history.validation_loss IS
+    'validation loss of the last epoch, as the metrics that follow';
 COMMENT ON COLUMN tensile.job_history.accuracy IS 'share of rows whose class is right';
 COMMENT ON COLUMN tensile.job_history.f1 IS 'harmonic mean of precision and recall';
 COMMENT ON COLUMN tensile.job_history.rmse IS 'root of the mean squared error, in the target''s unit';

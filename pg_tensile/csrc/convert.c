@@ -339,10 +339,10 @@ text_convert(TextConverter *converter, Datum value, int *length)
 		case VARCHAROID:
 		case BPCHAROID:
 			{
-				struct varlena *text = PG_DETOAST_DATUM_PACKED(value);
+				struct varlena *detoasted = PG_DETOAST_DATUM_PACKED(value);
 
-				string = VARDATA_ANY(text);
-				*length = VARSIZE_ANY_EXHDR(text);
+				string = VARDATA_ANY(detoasted);
+				*length = VARSIZE_ANY_EXHDR(detoasted);
 				while (converter->type == BPCHAROID && *length > 0 && string[*length - 1] == ' ')
 					(*length)--;
 				break;

@@ -7,7 +7,8 @@
  *
  * The executor runs as the server's operating-system user, so nobody but us may start it: tensile._explain is nobody's to
  * execute and is called without a look at its ACL. What it needs as the caller, tensile._wait and tensile._explain_feed,
- * works only while it runs. The one code of the user that runs meanwhile is the training query, where neither works.
+ * works only while it runs. The only code of the user that is executed during that time is the training query, where
+ * neither works.
  *
  * An error of the supervisor comes as columns: what PL/Python raises has its exception's name before the message.
  */

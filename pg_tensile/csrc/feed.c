@@ -149,14 +149,14 @@ rethrow_with_row(const FeedReceiver *receiver)
 }
 
 static void
-feed_query(FeedReceiver *receiver, const char *text)
+feed_query(FeedReceiver *receiver, const char *sql)
 {
-	Query	   *query = tensile_analyze_select(text, TRAINING_QUERY);
+	Query	   *query = tensile_analyze_select(sql, TRAINING_QUERY);
 
 	tensile_check_columns(query, receiver->target);
 	PG_TRY();
 	{
-		tensile_run_select(query, text, &receiver->pub);
+		tensile_run_select(query, sql, &receiver->pub);
 	}
 	PG_CATCH();
 	{

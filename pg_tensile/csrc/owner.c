@@ -45,7 +45,8 @@ private_function(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types)
 		get_func_signature(public_oid, &declared, &nargs);
 		types[0] = OIDOID;
 		memcpy(types + 1, declared, nargs * sizeof(Oid));
-		memcpy(types + 1 + nargs, extra_types, nextra * sizeof(Oid));
+		for (int i = 0; i < nextra; i++)	/* extra_types may be NULL */
+			types[1 + nargs + i] = extra_types[i];
 
 		function = MemoryContextAlloc(fcinfo->flinfo->fn_mcxt, sizeof(FmgrInfo));
 		fmgr_info_cxt(LookupFuncName(list_make2(makeString("tensile"), makeString(psprintf("_%s", name))),

@@ -395,7 +395,7 @@ pack_object(CallSite *site, Jsonb *jsonb)
 
 /* ---- asking the predictor ---- */
 
-/* One answer for the call site's row. A connection that broke while nobody used it is replaced without a word. */
+/* One answer for the call site's row. A connection that broke between two requests is replaced silently. */
 static void
 ask(CallSite *site, Predictions *answer)
 {

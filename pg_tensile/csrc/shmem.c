@@ -266,7 +266,7 @@ tensile_role_visible(Oid role)
 
 /* ---- launching (controller only) ---- */
 
-/* Has the worker of this reservation ended, or is nobody left who could tell? */
+/* Whether the worker of this reservation has ended, or the process that waited for it has. */
 static bool
 reservation_lost(int index)
 {

@@ -153,7 +153,7 @@ query_context(void *arg)
 
 /* Plans the query and starts it without reading a row: raises 42501 for what the current user may not read or call. */
 static void
-check_privileges(Query *query, const char *text)
+check_privileges(Query *query, const char *sql)
 {
 	ErrorContextCallback context = {error_context_stack, query_context, NULL};
 	PlannedStmt *plan;
@@ -161,9 +161,9 @@ check_privileges(Query *query, const char *text)
 
 	error_context_stack = &context;
 	PushActiveSnapshot(GetTransactionSnapshot());
-	plan = pg_plan_query(query, text, CURSOR_OPT_PARALLEL_OK, NULL);
+	plan = pg_plan_query(query, sql, CURSOR_OPT_PARALLEL_OK, NULL);
 	refuse_temporary_tables(plan);
-	desc = CreateQueryDesc(plan, text, GetActiveSnapshot(), InvalidSnapshot, None_Receiver, NULL, NULL, 0);
+	desc = CreateQueryDesc(plan, sql, GetActiveSnapshot(), InvalidSnapshot, None_Receiver, NULL, NULL, 0);
 	ExecutorStart(desc, EXEC_FLAG_EXPLAIN_ONLY);
 	ExecutorEnd(desc);
 	FreeQueryDesc(desc);
