@@ -39,7 +39,7 @@ class Request(NamedTuple):
     """The job as it was asked for. Of its model: the number of `parameters`, `state_bytes` (parameters, gradients and
     optimizer state), `claim_bytes` (what an eager job is given); of its process: `overhead_bytes` on the device.
     `open_job`: one that trains the model now, for `open_job_s` more seconds at most (None: not known). `uncaptured`:
-    why there are no graphs. `calibrated`: latencies come from the device's models; `workspaces`: they are in the traces.
+    why there are no graphs. `calibrated`: latencies come from the device's models; `workspaces`: the traces have them.
     `approximate`: why the numbers are not the device's.
     `choice`: of the batch size, where it was left open: `batch_size, learning_rate, law, base_rate, candidates` (the
     fields of batchsize.Candidate, the chosen one first). `compression` of swaps: auto or a
