@@ -212,12 +212,13 @@ class Upgrade:
         return f"{statement.comment}{re.sub(r'^CREATE( OR REPLACE)?', verb, statement.text, flags=re.I)};"
 
     def _is_new(self, comment: re.Match[str], renewed: set[str]) -> bool:
-        """A comment on what was dropped and made anew, or on a table that the part by hand makes or names."""
+        """A comment on what was dropped and made anew, or on a table that the part by hand makes or renames."""
         name = comment["name"]
         if comment["kind"].upper() == "COLUMN":
             name += comment["rest"].split()[0] if comment["rest"].split() else ""
             name = name.rpartition(".")[0]
-        named = re.search(rf"{re.escape(name)}\b|RENAME TO {re.escape(name.rpartition('.')[2])}\b", self.by_hand)
+        made = rf"CREATE (UNLOGGED )?TABLE {re.escape(name)}\b|RENAME TO {re.escape(name.rpartition('.')[2])}\b"
+        named = re.search(made, self.by_hand, re.I)
         return name in renewed or name in self.dropped_views or named is not None
 
     def left_to_the_hand(self) -> list[str]:

@@ -8,6 +8,13 @@ DROP FUNCTION tensile._admission();
 
 -- End of the generated part
 
+-- loop
+DROP PROCEDURE tensile.run_controller();
+DROP PROCEDURE tensile.run_scheduler();
+DROP PROCEDURE tensile.run_inference();
+DROP PROCEDURE tensile.run_worker(bigint);
+DROP FUNCTION tensile._wait(int, int, bool);
+
 -- surface
 -- Metrics by name: what was their table keeps the epochs, their columns become rows.
 ALTER TABLE tensile.metrics RENAME TO epochs;
@@ -57,51 +64,19 @@ END $$;
 
 GRANT USAGE ON SCHEMA tensile TO tensile_user;
 
+-- Workers
+CREATE FUNCTION tensile._process() RETURNS text
+    LANGUAGE C STABLE AS 'MODULE_PATHNAME', 'tensile_my_process';
+
 COMMENT ON COLUMN tensile.model_versions.job IS 'job that made the version';
 
 COMMENT ON COLUMN tensile.model_versions.metrics IS
     'metrics of the epoch whose weights the version has: {"epoch", "training", "validation"}';
 
-COMMENT ON TABLE tensile.jobs IS 'training jobs; you see your own, members of pg_read_all_stats see all';
-
-COMMENT ON COLUMN tensile.jobs.kind IS
-    'train, or calibrate: trains no model, but measures operators for the latency models of a device';
-
-COMMENT ON COLUMN tensile.jobs.state IS
-    'queued, starting, running, waiting (for device memory), finished, failed, cancelled, or interrupted (continues)';
-
-COMMENT ON COLUMN tensile.jobs.model IS 'null after drop_model, and for a calibration';
-
-COMMENT ON COLUMN tensile.jobs.model_name IS 'name of the model, also after drop_model';
-
-COMMENT ON COLUMN tensile.jobs.cancel_requested IS 'cancel_job was called while it ran: its worker stops it';
-
-COMMENT ON COLUMN tensile.jobs.not_before IS 'when an interrupted job is tried again; null: as soon as there is room';
-
 COMMENT ON COLUMN tensile.jobs.rows IS 'number of rows that the query returned';
-
-COMMENT ON COLUMN tensile.jobs.warnings IS 'what did not stop the job, such as rows that were skipped';
-
-COMMENT ON COLUMN tensile.jobs.batch_size IS 'as it was asked for; 0: to be chosen, see chosen_batch_size';
-
-COMMENT ON COLUMN tensile.jobs.learning_rate IS 'as it was asked for; of batches of 64 rows where the batch size is chosen';
 
 COMMENT ON COLUMN tensile.jobs.chosen_batch_size IS
     'batch size that the job trains with; its learning rate is in batch_sizes; null: not chosen (yet)';
-
-COMMENT ON COLUMN tensile.jobs.memory_budget IS 'device memory this job may use, in bytes';
-
-COMMENT ON COLUMN tensile.jobs.settings IS
-    'search_path, TimeZone, DateStyle and IntervalStyle of the session that submitted it';
-
-COMMENT ON COLUMN tensile.jobs.reason IS 'why the job waits or was interrupted';
-
-COMMENT ON COLUMN tensile.jobs.attempts IS 'how often a worker was started for it';
-
-COMMENT ON COLUMN tensile.jobs.retries IS
-    'faults since the last checkpoint; more than pg_tensile.max_retries fail the job';
-
-COMMENT ON COLUMN tensile.jobs.version IS 'the version of the model that it made';
 
 COMMENT ON COLUMN tensile.jobs.fingerprint IS 'fingerprint of the data: number of rows, and the sum of the row hashes';
 
@@ -443,6 +418,19 @@ AS $$
         WHERE e.value IS NOT NULL;
 $$;
 
+-- One step, and what to wait for before the next one: no time-out after the last. Workers are executed as the role that
+-- submitted the job, so everybody may execute it; _process() raises outside our processes, before Python imports anything.
+CREATE PROCEDURE tensile._step(bits int, INOUT fd int, INOUT timeout_ms int, INOUT writable bool)
+    LANGUAGE plpython3u
+AS $$
+process = plpy.execute("SELECT tensile._process() AS name")[0]["name"]
+from pyworker import supervisor
+return supervisor.step(plpy, process, bits)
+$$;
+
+COMMENT ON PROCEDURE tensile._step(int, int, int, bool) IS
+    'private: one step of a controller, scheduler, inference or worker process';
+
 -- What explain_training's executor gets, after the checks that train_model makes: the job's spec (docs/internals.md) and
 -- what its admission depends on. The rows of the query are the caller's to read.
 CREATE OR REPLACE FUNCTION tensile._explain_training(caller oid, model text, query text, target text, epochs int, batch_size int,
@@ -519,6 +507,9 @@ CREATE FUNCTION tensile._explain_latency_models() RETURNS TABLE (device text, mo
 AS $$
     SELECT m.device, m.models FROM tensile.latency_models m
 $$;
+
+CREATE FUNCTION tensile._explain_wait(fd int, timeout_ms int, writable bool) RETURNS int
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_explain_wait';
 
 COMMENT ON COLUMN tensile.progress.pid IS 'process ID of the worker';
 
@@ -709,10 +700,10 @@ GRANT EXECUTE ON FUNCTION
     tensile._version(), tensile._owned(oid, name), tensile._check_architecture(jsonb), tensile._check_options(jsonb),
     tensile._progress(), tensile._devices(), tensile._plan(), tensile._predictions(),
     tensile._submitted_here(bigint), tensile._wait_for_change(int), tensile._job_result(bigint, timestamptz),
-    tensile._wait_round(timestamptz), tensile._explain_feed(int), tensile._explain_latency_models(),
-    tensile._calibration_workloads(),
+    tensile._wait_round(timestamptz), tensile._explain_feed(int), tensile._explain_wait(int, int, bool),
+    tensile._explain_latency_models(), tensile._calibration_workloads(),
     tensile._no_such_job(bigint), tensile._raise(text, text, text, text),
-    tensile._my_job(), tensile._wait(int, int, bool), tensile._feed(int, text, text, jsonb),
+    tensile._process(), tensile._my_job(), tensile._feed(int, text, text, jsonb),
     tensile._fetch_plan(bigint),
     tensile._acknowledge_plan(bigint),
     tensile._register_device(text, bigint, float8, float8, bigint),
@@ -731,7 +722,7 @@ GRANT EXECUTE ON FUNCTION
     tensile._job_end(text, text, text, text, text, text, text[]), tensile._job_interrupt(text, bool, text)
     TO PUBLIC;
 
-GRANT EXECUTE ON PROCEDURE tensile.run_worker(bigint) TO PUBLIC;
+GRANT EXECUTE ON PROCEDURE tensile._step(int, int, int, bool) TO PUBLIC;
 
 GRANT EXECUTE ON ROUTINE
     @extschema@.register_model, @extschema@.drop_model, @extschema@.deploy_model, @extschema@.grant_model,
