@@ -14,6 +14,8 @@ MODULE_big = pg_tensile
 DATA = $(wildcard sql/*.sql)
 OBJS = $(patsubst %.c,%.o,$(wildcard pg_tensile/csrc/*.c))
 PG_CFLAGS = -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers -Wno-sign-compare -Werror
+# PostgreSQL 15 hides no symbol of an extension by itself, and loads them all into one name space.
+SHLIB_LINK = -Wl,--version-script=pg_tensile/csrc/exports.map
 PG_CPPFLAGS = -DPG_TENSILE_PYTHON='"$(child_python)"'
 EXTRA_CLEAN = build tmp_check
 # The shim is thin: inlining it into queries gains nothing.
@@ -31,6 +33,7 @@ all:
 include $(PGXS)
 
 $(OBJS): $(wildcard pg_tensile/csrc/*.h)
+pg_tensile.so: pg_tensile/csrc/exports.map
 # guc.c holds the default of pg_tensile.python: compiled again when that changes.
 pg_tensile/csrc/guc.o: build/python-$(subst /,_,$(child_python))
 build/python-%:

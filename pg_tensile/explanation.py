@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from heapq import heapify, heappop, heappush
+from math import ceil, inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,8 +38,9 @@ NOTICEABLE = 5e-4  # of a step's time
 class Request(NamedTuple):
     """The job as it was asked for. Of its model: the number of `parameters`, `state_bytes` (parameters, gradients and
     optimizer state), `claim_bytes` (what an eager job is given); of its process: `overhead_bytes` on the device.
-    `open_job`: one that trains the model now. `uncaptured`: why there are no graphs. `calibrated`: latencies come from
-    the device's models; `workspaces`: they are in the traces. `approximate`: why the numbers are not the device's.
+    `open_job`: one that trains the model now, for `open_job_s` more seconds at most (None: not known). `uncaptured`:
+    why there are no graphs. `calibrated`: latencies come from the device's models; `workspaces`: the traces have them.
+    `approximate`: why the numbers are not the device's.
     `choice`: of the batch size, where it was left open: `batch_size, learning_rate, law, base_rate, candidates` (the
     fields of batchsize.Candidate, the chosen one first). `compression` of swaps: auto or a
     codec; None: none."""
@@ -58,6 +61,7 @@ class Request(NamedTuple):
     overhead_bytes: int = 0
     memory_budget: int | None = None
     open_job: int | None = None
+    open_job_s: float | None = None
     uncaptured: str | None = None
     calibrated: bool = False
     workspaces: bool = True
@@ -66,10 +70,20 @@ class Request(NamedTuple):
     compression: str | None = None
 
 
+class Ahead(NamedTuple):
+    """A job that another one may wait for: one that runs, or waits itself. `remaining_s`: from its beginning where it
+    waits, at most; None: not known."""
+
+    running: bool
+    least_bytes: int
+    remaining_s: float | None
+
+
 class Admission(NamedTuple):
     """What counts when the scheduler lets a job begin. Bytes of the device: `budget_bytes` for all jobs together and
     `inference_bytes` of it for predictions; `least_bytes` that `running` jobs could be squeezed into. `host_bytes`: for
-    copies on the host; `most_events`: of a plan."""
+    copies on the host; `most_events`: of a plan. `ahead`: the jobs that run, and those that wait and come first, in
+    their order."""
 
     budget_bytes: int
     inference_bytes: int = 0
@@ -78,6 +92,11 @@ class Admission(NamedTuple):
     least_bytes: int = 0
     host_bytes: int = 1 << 62
     most_events: int | None = None
+    ahead: tuple[Ahead, ...] = ()
+
+    def totals(self) -> dict[str, Any]:
+        """Without what is about single jobs of others."""
+        return {name: value for name, value in self._asdict().items() if name != "ahead"}
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------
@@ -89,7 +108,7 @@ def explain(
     """Everything that `render` says, as JSON. `traces`: the job's graphs by name with their latencies, the training
     step first; empty where none could be captured. Bytes, µs, shares from 0 to 1."""
     found: dict[str, Any] = {key: value for key, value in request._asdict().items() if value is not None}
-    found |= {"captured": bool(traces), "profile": profile.name, "admission": admission._asdict()}
+    found |= {"captured": bool(traces), "profile": profile.name, "admission": admission.totals()}
     eager = request.policy == "none"
     train = next(iter(traces.values()), None)
     if train is not None:
@@ -246,8 +265,9 @@ def _recomputed(trace: Trace, plan: Plan) -> dict[str, Any]:
 
 
 def _start(request: Request, least: int, admission: Admission, found: Mapping[str, Any]) -> dict[str, Any]:
-    """`when`: now, later, or never; `why` in words. The rule is the scheduler's (scheduling.py): a job begins if the
-    least that it and the running ones can do with fits into the device's budget."""
+    """`when`: now, later (in `wait_s` seconds at most; None: not known), or never; `why` in words. The rule
+    is the scheduler's (scheduling.py): a job begins if the least that it and the running ones can do with fits into the
+    device's budget."""
     need = least + request.overhead_bytes
     budget = admission.budget_bytes
     largest = found.get("memory", {}).get("largest_operator")
@@ -263,14 +283,41 @@ def _start(request: Request, least: int, admission: Admission, found: Mapping[st
     if found.get("unplanned"):
         return {"when": "never", "why": found["unplanned"]}
     if request.open_job is not None:
-        return {"when": "later", "why": f"the model is being trained by job {request.open_job}"}
+        why = f"the model is being trained by job {request.open_job}"
+        return {"when": "later", "why": why, "wait_s": request.open_job_s}
     others = "1 running job" if admission.running == 1 else f"{admission.running} running jobs"
     taken = admission.least_bytes + admission.inference_bytes
     parts = [f"{others} at least {size(admission.least_bytes)}"] if admission.running else []
     parts += [f"predictions {size(admission.inference_bytes)}"] if admission.inference_bytes else []
     why = f"it needs at least {size(need, True)} of the {size(budget)} of {request.device}"
     why = ", ".join([why, *parts]) + (f"; waiting already: {admission.waiting}" if admission.waiting else "")
-    return {"when": "later" if taken + need > budget else "now", "why": why}
+    if taken + need <= budget:
+        return {"when": "now", "why": why}
+    return {"when": "later", "why": why, "wait_s": _wait_s(need, admission)}
+
+
+def _wait_s(need: int, admission: Admission) -> float | None:
+    """Seconds until a job that needs so many bytes begins, at most: those ahead of it begin in their order, as soon as
+    enough of the running ones have ended. None: a job whose end is not known has to end first."""
+    running = [job for job in admission.ahead if job.running]
+    free = admission.budget_bytes - admission.inference_bytes - sum(job.least_bytes for job in running)
+    ends = [(_or_never(job.remaining_s), job.least_bytes) for job in running]
+    heapify(ends)
+    now = 0.0
+    for job in (*(job for job in admission.ahead if not job.running), Ahead(False, need, None)):
+        while free < job.least_bytes:
+            if not ends or ends[0][0] == inf:
+                return None
+            end, freed = heappop(ends)
+            now = max(now, end)
+            free += freed
+        free -= job.least_bytes
+        heappush(ends, (now + _or_never(job.remaining_s), job.least_bytes))
+    return now
+
+
+def _or_never(seconds: float | None) -> float:
+    return inf if seconds is None else seconds
 
 
 # ---- text ------------------------------------------------------------------------------------------------------------
@@ -316,8 +363,21 @@ def render(explanation: Mapping[str, Any]) -> list[str]:
     lines += _aligned([*_subject(e), *_choice_lines(e), *_memory_lines(e), *_time_lines(e), *_link_lines(e)])
     lines += _tensor_lines("Swapped", e.get("swapped"), _away)
     lines += _tensor_lines("Recomputed", e.get("recomputed"), _made)
-    lines.append(f"  {'Start':<11} {e['start']['when']}: {e['start']['why']}")
+    lines.append(f"  {'Start':<11} {e['start']['when']}{_wait(e['start'])}: {e['start']['why']}")
     return lines
+
+
+def _wait(start: Mapping[str, Any]) -> str:
+    """ ", in at most 5 min" where a job would wait."""
+    if start["when"] != "later":
+        return ""
+    seconds = start["wait_s"]
+    if seconds is None:
+        return ", nobody can tell when"
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f", in at most {ceil(seconds / length):,} {unit}"
+    return f", in at most {ceil(seconds):,} s"
 
 
 def _count(number: int, noun: str) -> str:

@@ -99,7 +99,7 @@ async def _dry_run(server: Server, asked: dict[str, Any]) -> dict[str, Any]:
     child = Child(server, "executor", threads=threads, timeout=timeout)
     try:
         await child.start()
-        models = server.rows("SELECT device, models FROM tensile.latency_models")
+        models = server.rows("SELECT device, models FROM tensile._explain_latency_models()")
         header = _spec(server, asked, threads) | {"latency_models": [row["device"] for row in models]}
         child.queue(FrameType.JOB, header=header, buffers=[row["models"] for row in models])
         async for frame in child.drain():

@@ -193,6 +193,7 @@ def _request(spec: dict[str, Any], subject: _Subject) -> Request:
         overhead_bytes=_overhead_bytes(place),
         memory_budget=spec["memory_budget"],
         open_job=spec["open_job"],
+        open_job_s=spec["open_job_s"],
         approximate=place.approximate,
         compression=None if subject.settings.compression == "none" else subject.settings.compression,
     )
@@ -247,12 +248,13 @@ def _with_workspaces(executor: Executor, graphs: Graphs, profile: DeviceProfile)
 
 
 def _admission(spec: dict[str, Any], place: _Place) -> Admission:
-    from pg_tensile.explanation import Admission
+    from pg_tensile.explanation import Admission, Ahead
 
     half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     limits = {"host_bytes": spec["host_memory_bytes"] or half, "most_events": spec["plan_events"]}
     known = spec["admission"].get(place.name)
     if known is not None:
-        return Admission(**known, **limits)
+        ahead = tuple(Ahead(**job) for job in known["ahead"])
+        return Admission(**(known | {"ahead": ahead}), **limits)
     memory = place.profile.memory_bytes
     return Admission(min(memory, spec["device_memory_bytes"] or memory), **limits)

@@ -184,6 +184,7 @@ def start_cluster() -> Cluster:
         conn.execute(f"CREATE DATABASE {DATABASE} OWNER {ROLE}")
     with cluster.connect(DATABASE) as conn:
         show(conn, "CREATE EXTENSION pg_tensile CASCADE;")
+        show(conn, f"GRANT tensile_user TO {ROLE};")
     stamp.write_text(made_from(cluster))
     return cluster
 
@@ -363,7 +364,7 @@ def train(conn: Connection, more: str = "", during: str | None = None) -> tuple[
     )  # fmt: skip
     jobs = [submit(conn, model, bars, more) for model in TRAIN]
     seen: Rows | None = None
-    print_sql("SELECT * FROM tensile.progress; SELECT * FROM tensile.metrics;")
+    print_sql("SELECT * FROM tensile.progress; SELECT * FROM tensile.epoch_metrics;")
     console.print(
         f"{'':<12} {'epoch':>7} {'loss':>8}   validation {'loss':>8} {'accuracy':>9} {'F1':>7} {'s':>6}", style="bold"
     )
@@ -455,8 +456,8 @@ def update(conn: Connection, job: Job, bars: Progress) -> None:
 def print_epochs(conn: Connection, job: Job) -> None:
     every = max(1, job.epochs // 8)
     for epoch, loss, seconds, validation_loss, accuracy, f1 in conn.execute(
-        "SELECT epoch, t.loss, t.seconds, v.loss, v.accuracy, v.f1 FROM tensile.metrics t"
-        " JOIN tensile.metrics v USING (job, epoch)"
+        "SELECT epoch, t.loss, t.seconds, v.loss, v.accuracy, v.f1 FROM tensile.epoch_metrics t"
+        " JOIN tensile.epoch_metrics v USING (job, epoch)"
         " WHERE job = %s AND epoch > %s AND t.split = 'training' AND v.split = 'validation' ORDER BY epoch",
         (job.id, job.epochs_shown),
     ).fetchall():

@@ -7,7 +7,14 @@ python=.venv/bin/python
 $python -m ruff check -q .
 $python -m ruff format -q --check . || { $python -m ruff format --diff . | head -40; exit 1; }
 $python -m mypy --no-error-summary
+# Scripts and messages have to be valid in databases of every encoding (the script of 0.1.0 is frozen as it was).
+if LC_ALL=C grep -nP '[^\x00-\x7F]' pg_tensile/csrc/*.[ch] $(ls sql/*.sql | grep -v 'pg_tensile--0\.1\.0\.sql$'); then
+    echo 'lint: C and SQL are ASCII' >&2; exit 1
+fi
 make --no-print-directory -s all # -Wall -Wextra -Werror
+if nm -D --defined-only pg_tensile.so | grep -vE ' (tensile_\w+|pg_finfo_tensile_\w+|_PG_init|Pg_magic_func)(@.*)?$'; then
+    echo 'lint: pg_tensile.so exports symbols without its prefix: pg_tensile/csrc/exports.map' >&2; exit 1
+fi
 .venv/bin/shellcheck -x --severity=warning docker/*.sh scripts/*.sh .ci/run
 .venv/bin/hadolint docker/Dockerfile
 
@@ -19,3 +26,5 @@ exceptions=(
     --ignore-lang plpython3u
 )
 $python -m pgspot "${exceptions[@]}" sql/*.sql
+# From the full scripts, but for what concerns tables
+$python -m scripts.upgrade_script --check

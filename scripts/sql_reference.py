@@ -42,7 +42,7 @@ FUNCTIONS = """
     SELECT p.proname::text AS name, n.nspname::text AS schema, pg_get_function_arguments(p.oid) AS arguments,
            pg_get_function_result(p.oid) AS result, p.provolatile::text AS volatility,
            coalesce(p.proargnames, '{}') AS names,
-           has_function_privilege('public', p.oid, 'EXECUTE') AS for_everybody,
+           has_function_privilege('tensile_user', p.oid, 'EXECUTE') AS for_users,
            obj_description(p.oid, 'pg_proc') AS description
     FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
          JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
@@ -223,7 +223,7 @@ class Function(NamedTuple):
     result: str | None
     volatility: str
     names: list[str]  # of the arguments and the columns of the result
-    for_everybody: bool
+    for_users: bool
     description: str | None
 
     @property
@@ -299,10 +299,10 @@ def render(connection: Connection) -> str:
         "The keys of the argument `options` of `train_model` and `explain_training`.",
         _table(("key", "value", "default", "meaning"), map(_key, OPTIONS["properties"].items())),
         "## Tables and views",
-        "In schema `tensile`. Everybody may read all of them and only superusers write them; row-level security shows"
-        " each role its own models and jobs and what it was granted, members of `pg_read_all_stats` all of them but"
-        " weights and checkpoints. Columns without an explanation are what their names say, those of the arguments of"
-        " `register_model` and `train_model` among them.",
+        "In schema `tensile`. Members of `tensile_user` may read all of them and only superusers write them; row-level"
+        " security shows each role its own models and jobs and what it was granted, members of `pg_read_all_stats` all"
+        " of them but weights and checkpoints. Columns without an explanation are what their names say, those of the"
+        " arguments of `register_model` and `train_model` among them.",
         *_relations(columns(connection)),
         "## Settings",
         '"reload" means `postgresql.conf` and `pg_reload_conf()`, "restart" a restart of the server, "session" anybody'
@@ -325,7 +325,7 @@ def _functions(found: Iterable[Function]) -> Iterator[str]:
         for function in overloads:
             yield f"```\n{signature(function)}\n```"
             yield sentence(function.description)
-            who = "everybody" if function.for_everybody else "superusers and those they grant EXECUTE"
+            who = "members of `tensile_user`" if function.for_users else "superusers and those they grant EXECUTE"
             what = "Procedure" if function.result is None else VOLATILITIES[function.volatility]
             yield f"{what}; {who} may call it."
 

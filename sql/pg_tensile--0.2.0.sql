@@ -9,6 +9,9 @@
  * execute, with the caller's OID as the first argument (inside SECURITY DEFINER the caller can't be told any more).
  * The bookkeeping functions tensile._job_* take no job: they ask tensile._my_job(), which raises outside a worker.
  *
+ * Who may use it: members of tensile_user, who have USAGE of schema "tensile" and EXECUTE on the public functions. What
+ * PUBLIC has in that schema (SELECT, and EXECUTE on what views and workers call) is of no use without USAGE.
+ *
  * Who may read: row-level security. Own rows, or for members of pg_read_all_stats all of them except weights and
  * checkpoints. Superusers bypass it.
  *
@@ -18,8 +21,18 @@
 
 \echo Use "CREATE EXTENSION pg_tensile" to load this file. \quit
 
+-- Its members may use the extension; PUBLIC may not. Roles belong to the cluster, so another database may have made it.
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname OPERATOR(pg_catalog.=) 'tensile_user') THEN
+        CREATE ROLE tensile_user NOLOGIN;
+    END IF;
+EXCEPTION WHEN duplicate_object OR unique_violation THEN
+    NULL; -- by another session, at the same time
+END $$;
+
 CREATE SCHEMA tensile;
-GRANT USAGE ON SCHEMA tensile TO PUBLIC;
+GRANT USAGE ON SCHEMA tensile TO tensile_user;
 COMMENT ON SCHEMA tensile IS
     'pg_tensile: models, jobs, metrics and live views; names that begin with an underscore are private';
 
@@ -159,12 +172,12 @@ CREATE TABLE tensile.model_versions (
 CREATE INDEX model_versions_of_job ON tensile.model_versions (job);
 COMMENT ON TABLE tensile.model_versions IS
     'what each finished job made of a model: task, fitted preprocessing, final metrics';
-COMMENT ON COLUMN tensile.model_versions.job IS 'that made it';
+COMMENT ON COLUMN tensile.model_versions.job IS 'job that made the version';
 COMMENT ON COLUMN tensile.model_versions.task IS 'regression, binary or multiclass';
 COMMENT ON COLUMN tensile.model_versions.preprocessing IS
     'what was fitted to the training rows (features, means, categories); predictions apply it';
 COMMENT ON COLUMN tensile.model_versions.metrics IS
-    'of the epoch whose weights it has: {"epoch", "training", "validation"}';
+    'metrics of the epoch whose weights the version has: {"epoch", "training", "validation"}';
 COMMENT ON COLUMN tensile.model_versions.rows IS 'rows that the training query returned';
 COMMENT ON COLUMN tensile.model_versions.weight_bytes IS 'size of the weights; null while they are being written';
 
@@ -258,11 +271,12 @@ COMMENT ON COLUMN tensile.jobs.model IS 'null after drop_model, and for a calibr
 COMMENT ON COLUMN tensile.jobs.model_name IS 'name of the model, also after drop_model';
 COMMENT ON COLUMN tensile.jobs.cancel_requested IS 'cancel_job was called while it ran: its worker stops it';
 COMMENT ON COLUMN tensile.jobs.not_before IS 'when an interrupted job is tried again; null: as soon as there is room';
-COMMENT ON COLUMN tensile.jobs.rows IS 'that the query returned';
+COMMENT ON COLUMN tensile.jobs.rows IS 'number of rows that the query returned';
 COMMENT ON COLUMN tensile.jobs.warnings IS 'what did not stop the job, such as rows that were skipped';
 COMMENT ON COLUMN tensile.jobs.batch_size IS 'as it was asked for; 0: to be chosen, see chosen_batch_size';
 COMMENT ON COLUMN tensile.jobs.learning_rate IS 'as it was asked for; of batches of 64 rows where the batch size is chosen';
-COMMENT ON COLUMN tensile.jobs.chosen_batch_size IS 'that the job trains with, with the learning rate in batch_sizes; null: not chosen (yet)';
+COMMENT ON COLUMN tensile.jobs.chosen_batch_size IS
+    'batch size that the job trains with; its learning rate is in batch_sizes; null: not chosen (yet)';
 COMMENT ON COLUMN tensile.jobs.memory_budget IS 'device memory this job may use, in bytes';
 COMMENT ON COLUMN tensile.jobs.settings IS
     'search_path, TimeZone, DateStyle and IntervalStyle of the session that submitted it';
@@ -271,8 +285,8 @@ COMMENT ON COLUMN tensile.jobs.attempts IS 'how often a worker was started for i
 COMMENT ON COLUMN tensile.jobs.retries IS
     'faults since the last checkpoint; more than pg_tensile.max_retries fail the job';
 COMMENT ON COLUMN tensile.jobs.version IS 'the version of the model that it made';
-COMMENT ON COLUMN tensile.jobs.fingerprint IS 'of the data: rows, and the sum of the row hashes';
-COMMENT ON COLUMN tensile.jobs.traceback IS 'of the child process, when it failed there';
+COMMENT ON COLUMN tensile.jobs.fingerprint IS 'fingerprint of the data: number of rows, and the sum of the row hashes';
+COMMENT ON COLUMN tensile.jobs.traceback IS 'traceback of the child process, when the job failed there';
 
 CREATE TABLE tensile.checkpoints (
     job        bigint REFERENCES tensile.jobs ON DELETE CASCADE,
@@ -301,37 +315,40 @@ ALTER TABLE tensile.checkpoint_chunks SET (
     toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 5000); -- 10 MB
 COMMENT ON TABLE tensile.checkpoint_chunks IS
     'one safetensors file a checkpoint, in chunks; only the job''s owner sees it';
-COMMENT ON COLUMN tensile.checkpoint_chunks.generation IS 'of the checkpoint';
+COMMENT ON COLUMN tensile.checkpoint_chunks.generation IS 'number of the checkpoint';
 COMMENT ON COLUMN tensile.checkpoint_chunks.seq IS 'number of the chunk, from 0';
 COMMENT ON COLUMN tensile.checkpoint_chunks.data IS 'the chunk''s bytes, 16 MB at most';
 
-CREATE TABLE tensile.metrics (
-    job      bigint REFERENCES tensile.jobs ON DELETE CASCADE,
-    epoch    int,
-    split    text CHECK (split OPERATOR(pg_catalog.=) ANY (ARRAY['training', 'validation'])),
-    samples  bigint,
-    loss     float8,
-    accuracy float8,
-    f1       float8,
-    rmse     float8,
-    r2       float8,
-    seconds  float8,
-    at       timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+CREATE TABLE tensile.epochs (
+    job     bigint REFERENCES tensile.jobs ON DELETE CASCADE,
+    epoch   int,
+    split   text CHECK (split OPERATOR(pg_catalog.=) ANY (ARRAY['training', 'validation'])),
+    samples bigint,
+    seconds float8,
+    at      timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     PRIMARY KEY (job, epoch, split)
 );
+COMMENT ON TABLE tensile.epochs IS 'finished epochs of each job, and the validation after each of them';
+COMMENT ON COLUMN tensile.epochs.epoch IS 'number of the epoch, from 1';
+COMMENT ON COLUMN tensile.epochs.split IS 'training (metrics summed up during the epoch) or validation (after it)';
+COMMENT ON COLUMN tensile.epochs.samples IS 'number of rows behind the metrics';
+COMMENT ON COLUMN tensile.epochs.seconds IS 'duration';
+COMMENT ON COLUMN tensile.epochs.at IS 'time of the end';
+
+CREATE TABLE tensile.metrics (
+    job    bigint,
+    epoch  int,
+    split  text,
+    metric text,
+    value  float8 NOT NULL,
+    PRIMARY KEY (job, epoch, split, metric),
+    FOREIGN KEY (job, epoch, split) REFERENCES tensile.epochs ON DELETE CASCADE
+);
 COMMENT ON TABLE tensile.metrics IS
-    'training and validation metrics of every epoch; those that don''t fit the task are null';
-COMMENT ON COLUMN tensile.metrics.epoch IS 'from 1';
-COMMENT ON COLUMN tensile.metrics.split IS 'training (summed up during the epoch) or validation (after it)';
-COMMENT ON COLUMN tensile.metrics.samples IS 'rows that the other numbers are about';
-COMMENT ON COLUMN tensile.metrics.loss IS
-    'mean squared error of the standardised target, or cross-entropy: what training makes smaller';
-COMMENT ON COLUMN tensile.metrics.accuracy IS 'share of rows whose class is right';
-COMMENT ON COLUMN tensile.metrics.f1 IS
-    'harmonic mean of precision and recall: of the second of two classes; of more the mean over the classes';
-COMMENT ON COLUMN tensile.metrics.rmse IS 'root of the mean squared error, in the target''s unit';
-COMMENT ON COLUMN tensile.metrics.r2 IS 'share of the target''s variance that is explained: 1 is perfect, 0 is its mean';
-COMMENT ON COLUMN tensile.metrics.seconds IS 'that it took';
+    'metrics of every epoch by name; without those that do not fit the task; epoch_metrics has a row for each epoch';
+COMMENT ON COLUMN tensile.metrics.epoch IS 'number of the epoch, from 1';
+COMMENT ON COLUMN tensile.metrics.split IS 'training or validation, as in epochs';
+COMMENT ON COLUMN tensile.metrics.metric IS 'loss, accuracy, f1, rmse or r2: columns of epoch_metrics; others may come';
 
 CREATE TABLE tensile.batch_sizes (
     job           bigint REFERENCES tensile.jobs ON DELETE CASCADE,
@@ -349,15 +366,17 @@ CREATE TABLE tensile.batch_sizes (
 );
 COMMENT ON TABLE tensile.batch_sizes IS
     'the batch sizes that were compared for each job that was submitted with batch_size => 0';
-COMMENT ON COLUMN tensile.batch_sizes.chosen IS 'the job trains with it';
-COMMENT ON COLUMN tensile.batch_sizes.feasible IS 'it fits into the memory that the job may have';
-COMMENT ON COLUMN tensile.batch_sizes.learning_rate IS 'that goes with it, by the option learning_rate_scaling';
+COMMENT ON COLUMN tensile.batch_sizes.chosen IS 'whether the job trains with it';
+COMMENT ON COLUMN tensile.batch_sizes.feasible IS 'whether it fits into the memory that the job may have';
+COMMENT ON COLUMN tensile.batch_sizes.learning_rate IS
+    'learning rate for this batch size, by the option learning_rate_scaling';
 COMMENT ON COLUMN tensile.batch_sizes.samples_per_s IS 'rows trained on in a second, predicted; null where there is no plan';
-COMMENT ON COLUMN tensile.batch_sizes.iteration_us IS 'what a step should take under its plan, by what was measured if anything was';
-COMMENT ON COLUMN tensile.batch_sizes.stall_us IS 'of a step, spent waiting for copies';
+COMMENT ON COLUMN tensile.batch_sizes.iteration_us IS
+    'expected duration of a step under its plan, by measurements where there are any';
+COMMENT ON COLUMN tensile.batch_sizes.stall_us IS 'time of a step spent waiting for copies';
 COMMENT ON COLUMN tensile.batch_sizes.device_bytes IS 'device memory that the step''s plan takes';
 COMMENT ON COLUMN tensile.batch_sizes.measured_us IS
-    'what a step took among the first of the job; null: none had this size';
+    'duration of a step among the first of the job; null: none had this size';
 COMMENT ON COLUMN tensile.batch_sizes.reason IS 'why it is not feasible, or what its plan does';
 
 -- Memory: what executors and the scheduler found out. A job's rows stay until a later job of its model ends. None of it
@@ -382,18 +401,19 @@ CREATE TABLE tensile.traces (
     captured_at      timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
 );
 COMMENT ON TABLE tensile.traces IS 'what each job''s executor captured: the graphs of an iteration, and what they need';
-COMMENT ON COLUMN tensile.traces.fingerprint IS 'of the graph: equal ones mean equal graphs; null: not captured';
-COMMENT ON COLUMN tensile.traces.persistent_bytes IS 'of parameters, optimizer state and buffers';
-COMMENT ON COLUMN tensile.traces.parameters IS 'numbers that are trained';
+COMMENT ON COLUMN tensile.traces.fingerprint IS
+    'fingerprint of the graph: equal ones mean equal graphs; null: not captured';
+COMMENT ON COLUMN tensile.traces.persistent_bytes IS 'bytes of parameters, optimizer state and buffers';
+COMMENT ON COLUMN tensile.traces.parameters IS 'number of trained parameters';
 COMMENT ON COLUMN tensile.traces.traces IS 'the graphs, in the library''s binary form';
 COMMENT ON COLUMN tensile.traces.revision IS 'how often the executor has sent it, with other workspaces each time';
-COMMENT ON COLUMN tensile.traces.overhead_bytes IS 'of device memory that the executor takes besides its tensors';
+COMMENT ON COLUMN tensile.traces.overhead_bytes IS 'device memory that the executor takes besides its tensors';
 COMMENT ON COLUMN tensile.traces.vanilla_bytes IS 'device memory without a plan; null for a job that is not captured';
 COMMENT ON COLUMN tensile.traces.least_bytes IS 'device memory that no plan can go below';
 COMMENT ON COLUMN tensile.traces.largest_operator IS 'the operator that needs the most of it';
 COMMENT ON COLUMN tensile.traces.graphs IS 'names and numbers of rows of the graphs in column traces';
 COMMENT ON COLUMN tensile.traces.rejected IS 'the last generation of its plans that the executor could not use';
-COMMENT ON COLUMN tensile.traces.refusal IS 'why the job can''t be given memory; null: it can';
+COMMENT ON COLUMN tensile.traces.refusal IS 'why the job cannot be given memory; null: it can';
 
 CREATE TABLE tensile.operators (
     job       bigint REFERENCES tensile.traces ON DELETE CASCADE,
@@ -410,16 +430,16 @@ CREATE TABLE tensile.operators (
     PRIMARY KEY (job, operator)
 );
 COMMENT ON TABLE tensile.operators IS 'the operators of a training iteration of each job, in the order of their execution';
-COMMENT ON COLUMN tensile.operators.operator IS 'its number, in the order of execution';
+COMMENT ON COLUMN tensile.operators.operator IS 'number of the operator, in the order of execution';
 COMMENT ON COLUMN tensile.operators.phase IS 'forward, backward or optimizer';
 COMMENT ON COLUMN tensile.operators.flops IS 'floating point operations; 0 where none are known';
-COMMENT ON COLUMN tensile.operators.random IS 'it draws random numbers';
+COMMENT ON COLUMN tensile.operators.random IS 'whether it draws random numbers';
 COMMENT ON COLUMN tensile.operators.target IS 'name of the PyTorch operator';
-COMMENT ON COLUMN tensile.operators.module IS 'of the model, where the operator comes from';
+COMMENT ON COLUMN tensile.operators.module IS 'module of the model where the operator comes from';
 COMMENT ON COLUMN tensile.operators.source IS 'line of the model''s code, where the operator comes from';
 COMMENT ON COLUMN tensile.operators.signature IS 'types of operands and scalar arguments: equal ones mean equal work';
-COMMENT ON COLUMN tensile.operators.bytes IS 'read and written';
-COMMENT ON COLUMN tensile.operators.tensors IS 'that it accesses';
+COMMENT ON COLUMN tensile.operators.bytes IS 'bytes read and written';
+COMMENT ON COLUMN tensile.operators.tensors IS 'numbers of the tensors that the operator accesses';
 
 CREATE TABLE tensile.tensors (
     job            bigint REFERENCES tensile.traces ON DELETE CASCADE,
@@ -434,11 +454,11 @@ CREATE TABLE tensile.tensors (
     PRIMARY KEY (job, tensor)
 );
 COMMENT ON TABLE tensile.tensors IS 'the tensors of a training iteration of each job; all views of a storage are one tensor';
-COMMENT ON COLUMN tensile.tensors.tensor IS 'its number';
+COMMENT ON COLUMN tensile.tensors.tensor IS 'number of the tensor';
 COMMENT ON COLUMN tensile.tensors.kind IS
     'parameter, optimizer_state, buffer, constant, input, activation, gradient or temporary';
-COMMENT ON COLUMN tensile.tensors.first_operator IS 'that accesses it';
-COMMENT ON COLUMN tensile.tensors.last_operator IS 'that accesses it';
+COMMENT ON COLUMN tensile.tensors.first_operator IS 'first operator that accesses the tensor';
+COMMENT ON COLUMN tensile.tensors.last_operator IS 'last operator that accesses the tensor';
 
 CREATE TABLE tensile.latencies (
     job       bigint PRIMARY KEY REFERENCES tensile.traces ON DELETE CASCADE,
@@ -451,12 +471,12 @@ CREATE TABLE tensile.latencies (
     at        timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
 );
 COMMENT ON TABLE tensile.latencies IS 'latencies of each job''s operators in microseconds, by operator; see view latency';
-COMMENT ON COLUMN tensile.latencies.predicted IS 'before anything ran';
-COMMENT ON COLUMN tensile.latencies.measured IS 'in the last iteration that was measured';
-COMMENT ON COLUMN tensile.latencies.average IS 'moving average, see pg_tensile.latency_weight';
-COMMENT ON COLUMN tensile.latencies.samples IS 'iterations that were measured';
-COMMENT ON COLUMN tensile.latencies.total_us IS 'of an iteration: the sum of the averages';
-COMMENT ON COLUMN tensile.latencies.load IS 'how busy others kept the device meanwhile: 0 to 1';
+COMMENT ON COLUMN tensile.latencies.predicted IS 'predictions from before anything ran';
+COMMENT ON COLUMN tensile.latencies.measured IS 'measurements of the last measured iteration';
+COMMENT ON COLUMN tensile.latencies.average IS 'moving averages, see pg_tensile.latency_weight';
+COMMENT ON COLUMN tensile.latencies.samples IS 'number of measured iterations';
+COMMENT ON COLUMN tensile.latencies.total_us IS 'duration of an iteration: the sum of the averages';
+COMMENT ON COLUMN tensile.latencies.load IS 'share of the time that others kept the device busy meanwhile: 0 to 1';
 
 -- The plan table in shared memory has the same rows, but only as long as the job has a worker: reports of ended jobs and
 -- the client's plan() read them here, together with the numbers of the same generation.
@@ -480,18 +500,18 @@ CREATE TABLE tensile.footprints (
 );
 COMMENT ON TABLE tensile.footprints IS 'what the newest plan of each job was planned to need; see view footprint';
 COMMENT ON COLUMN tensile.footprints.events IS 'rows of the plan, as in the plan table';
-COMMENT ON COLUMN tensile.footprints.operators IS 'that is executed in each step of an iteration under the plan';
+COMMENT ON COLUMN tensile.footprints.operators IS 'operator executed in each step of an iteration under the plan';
 COMMENT ON COLUMN tensile.footprints.planned IS 'bytes on the device in each step';
 COMMENT ON COLUMN tensile.footprints.vanilla IS 'bytes on the device in each step without a plan';
-COMMENT ON COLUMN tensile.footprints.generation IS 'of the plan';
-COMMENT ON COLUMN tensile.footprints.iteration_us IS 'what an iteration should take under the plan';
-COMMENT ON COLUMN tensile.footprints.vanilla_us IS 'what an iteration should take without a plan';
+COMMENT ON COLUMN tensile.footprints.generation IS 'generation of the plan';
+COMMENT ON COLUMN tensile.footprints.iteration_us IS 'expected duration of an iteration under the plan';
+COMMENT ON COLUMN tensile.footprints.vanilla_us IS 'expected duration of an iteration without a plan';
 COMMENT ON COLUMN tensile.footprints.planned_bytes IS 'the most device memory at any step';
 COMMENT ON COLUMN tensile.footprints.granted_bytes IS 'device memory that the executor may take';
 COMMENT ON COLUMN tensile.footprints.host_bytes IS 'host memory for copies of tensors';
-COMMENT ON COLUMN tensile.footprints.out_bytes IS 'copied to the host in an iteration';
-COMMENT ON COLUMN tensile.footprints.in_bytes IS 'copied to the device in an iteration';
-COMMENT ON COLUMN tensile.footprints.stall_us IS 'of an iteration, spent waiting for copies';
+COMMENT ON COLUMN tensile.footprints.out_bytes IS 'bytes copied to the host in an iteration';
+COMMENT ON COLUMN tensile.footprints.in_bytes IS 'bytes copied to the device in an iteration';
+COMMENT ON COLUMN tensile.footprints.stall_us IS 'time of an iteration spent waiting for copies';
 COMMENT ON COLUMN tensile.footprints.recomputes IS 'operators executed again in an iteration';
 COMMENT ON COLUMN tensile.footprints.plan_order IS
     'the operators in the order in which the plan has them executed, int32 each; empty: as captured';
@@ -508,9 +528,9 @@ CREATE TABLE tensile.sparsities (
 );
 COMMENT ON TABLE tensile.sparsities IS
     'zeros in the tensors that a job with compression swaps, counted once an epoch; see view compression';
-COMMENT ON COLUMN tensile.sparsities.revision IS 'how often they were so different that plans were made anew';
-COMMENT ON COLUMN tensile.sparsities.tensors IS 'their numbers in tensors';
-COMMENT ON COLUMN tensile.sparsities.zero_share IS 'of the words of each: 0 to 1';
+COMMENT ON COLUMN tensile.sparsities.revision IS 'number of changes that were large enough for new plans';
+COMMENT ON COLUMN tensile.sparsities.tensors IS 'numbers of the tensors in tensile.tensors';
+COMMENT ON COLUMN tensile.sparsities.zero_share IS 'share of zeros among the words of each tensor: 0 to 1';
 COMMENT ON COLUMN tensile.sparsities.run_share IS 'runs of zeros in each, as a share of its words';
 COMMENT ON COLUMN tensile.sparsities.lz4_share IS 'bytes of each with LZ4, as a share of its bytes, from samples';
 COMMENT ON COLUMN tensile.sparsities.moved IS 'bytes of each that its last copy to the host moved; null: not compressed yet';
@@ -540,12 +560,14 @@ CREATE TABLE tensile.searches (
 COMMENT ON TABLE tensile.searches IS 'the search for a better plan of each job of policy swapadvisor; see view search';
 COMMENT ON COLUMN tensile.searches.state IS 'queued, searching, finished, stopped or failed';
 COMMENT ON COLUMN tensile.searches.budget_bytes IS 'device memory that a plan may take';
-COMMENT ON COLUMN tensile.searches.seconds IS 'that it may take';
-COMMENT ON COLUMN tensile.searches.cached IS 'it had the result of an earlier search';
-COMMENT ON COLUMN tensile.searches.first_us IS 'what an iteration should take under the plan that the search began with';
-COMMENT ON COLUMN tensile.searches.best_us IS 'what an iteration should take under the best plan so far';
-COMMENT ON COLUMN tensile.searches.generation IS 'of plans bred from each other, in which the best one was found';
-COMMENT ON COLUMN tensile.searches.evaluations IS 'plans that were looked at until then';
+COMMENT ON COLUMN tensile.searches.seconds IS 'time allowed for the search';
+COMMENT ON COLUMN tensile.searches.cached IS 'whether it had the result of an earlier search';
+COMMENT ON COLUMN tensile.searches.first_us IS
+    'expected duration of an iteration under the plan that the search began with';
+COMMENT ON COLUMN tensile.searches.best_us IS 'expected duration of an iteration under the best plan so far';
+COMMENT ON COLUMN tensile.searches.generation IS
+    'generation of plans bred from each other in which the best one was found';
+COMMENT ON COLUMN tensile.searches.evaluations IS 'number of plans evaluated until then';
 
 CREATE TABLE tensile.search_results (
     fingerprint       text,
@@ -561,17 +583,17 @@ CREATE TABLE tensile.search_results (
     PRIMARY KEY (fingerprint, device, bucket_bytes)
 );
 COMMENT ON TABLE tensile.search_results IS 'the best plans that searches have found, for later jobs with the same graph';
-COMMENT ON COLUMN tensile.search_results.fingerprint IS 'of the graph, as in traces';
+COMMENT ON COLUMN tensile.search_results.fingerprint IS 'fingerprint of the graph, as in traces';
 COMMENT ON COLUMN tensile.search_results.bucket_bytes IS
     'device memory that a plan could take, rounded down to one of 32 steps between powers of two';
 COMMENT ON COLUMN tensile.search_results.device_peak_bytes IS 'device memory that this plan takes';
 COMMENT ON COLUMN tensile.search_results.events IS 'rows of the plan, as in the plan table';
 COMMENT ON COLUMN tensile.search_results.plan_order IS
     'the operators in the order in which the plan has them executed, int32 each; empty: as captured';
-COMMENT ON COLUMN tensile.search_results.iteration_us IS 'what an iteration should take under the plan';
-COMMENT ON COLUMN tensile.search_results.seconds IS 'that the search was allowed to take';
-COMMENT ON COLUMN tensile.search_results.generations IS 'of plans bred from each other until this one was found';
-COMMENT ON COLUMN tensile.search_results.found_at IS 'when that search ended';
+COMMENT ON COLUMN tensile.search_results.iteration_us IS 'expected duration of an iteration under the plan';
+COMMENT ON COLUMN tensile.search_results.seconds IS 'time that the search was allowed to take';
+COMMENT ON COLUMN tensile.search_results.generations IS 'number of generations of plans until this one was found';
+COMMENT ON COLUMN tensile.search_results.found_at IS 'time of the end of that search';
 
 CREATE TABLE tensile.device_profiles (
     device      text PRIMARY KEY,
@@ -593,10 +615,10 @@ CREATE TABLE tensile.latency_models (
 );
 COMMENT ON TABLE tensile.latency_models IS 'models that predict the latency of operators on this machine''s devices';
 COMMENT ON COLUMN tensile.latency_models.models IS 'small neural networks, in a binary form without code';
-COMMENT ON COLUMN tensile.latency_models.samples IS 'measurements that they were trained on or tested with';
-COMMENT ON COLUMN tensile.latency_models.kinds IS 'of operators that have a model of their own';
-COMMENT ON COLUMN tensile.latency_models.error IS 'median relative error on operators that were not trained on';
-COMMENT ON COLUMN tensile.latency_models.job IS 'that measured them';
+COMMENT ON COLUMN tensile.latency_models.samples IS 'number of measurements for training and testing the models';
+COMMENT ON COLUMN tensile.latency_models.kinds IS 'number of kinds of operators with a model of their own';
+COMMENT ON COLUMN tensile.latency_models.error IS 'median relative error on operators that were held out';
+COMMENT ON COLUMN tensile.latency_models.job IS 'calibration job that measured the operators';
 
 CREATE TABLE tensile.codec_times (
     device         text PRIMARY KEY,
@@ -609,9 +631,10 @@ COMMENT ON TABLE tensile.codec_times IS
     'how long compressing and decompressing takes on this machine''s devices, by codec, size and sparsity';
 COMMENT ON COLUMN tensile.codec_times.times IS
     'coefficients of linear models, one for each codec and range of sparsity; waking_us, which every coded transfer takes more';
-COMMENT ON COLUMN tensile.codec_times.launch IS 'of its kernels, where there are any: grid and block of each codec';
+COMMENT ON COLUMN tensile.codec_times.launch IS
+    'launch parameters of the kernels, where there are any: grid and block of each codec';
 COMMENT ON COLUMN tensile.codec_times.relative_error IS
-    'of the models: sum of absolute errors, as a part of what the mean of all times would have';
+    'relative error of the models: sum of absolute errors, divided by that of the mean of all times';
 
 CREATE TABLE tensile.scheduler_log (
     id         bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
@@ -628,7 +651,7 @@ COMMENT ON COLUMN tensile.scheduler_log.event IS
     'scheduled, planned, waits, refused, failed, note, planner (it died), search, rejected (a plan), batch size (chosen)';
 COMMENT ON COLUMN tensile.scheduler_log.job IS
     'null: about a whole device; only members of pg_read_all_stats see such lines';
-COMMENT ON COLUMN tensile.scheduler_log.generation IS 'of the plan';
+COMMENT ON COLUMN tensile.scheduler_log.generation IS 'generation of the plan';
 COMMENT ON COLUMN tensile.scheduler_log.details IS 'the numbers of a plan, or of a turn of planning';
 
 -- The OIDs of roles follow from their names, also when the row comes from a dump of another cluster.
@@ -681,6 +704,8 @@ SELECT pg_catalog.pg_extension_config_dump('tensile.model_weights',
     'WHERE version IN (SELECT id FROM tensile.model_versions WHERE weight_bytes IS NOT NULL)');
 SELECT pg_catalog.pg_extension_config_dump('tensile.model_grants', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.jobs', 'WHERE ended_at IS NOT NULL');
+SELECT pg_catalog.pg_extension_config_dump('tensile.epochs',
+    'WHERE job IN (SELECT id FROM tensile.jobs WHERE ended_at IS NOT NULL)');
 SELECT pg_catalog.pg_extension_config_dump('tensile.metrics',
     'WHERE job IN (SELECT id FROM tensile.jobs WHERE ended_at IS NOT NULL)');
 SELECT pg_catalog.pg_extension_config_dump('tensile.batch_sizes',
@@ -700,6 +725,7 @@ ALTER TABLE tensile.model_grants ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.jobs ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.checkpoints ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.checkpoint_chunks ENABLE ROW LEVEL SECURITY;
+ALTER TABLE tensile.epochs ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.metrics ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.batch_sizes ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.traces ENABLE ROW LEVEL SECURITY;
@@ -735,6 +761,8 @@ CREATE POLICY owner ON tensile.model_weights FOR SELECT USING (
             WHERE v.id OPERATOR(pg_catalog.=) model_weights.version AND tensile._owned(m.owner, m.owner_name)));
 CREATE POLICY visible ON tensile.jobs FOR SELECT USING (
     tensile._owned(owner, owner_name) OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')));
+CREATE POLICY visible ON tensile.epochs FOR SELECT USING (
+    EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
 CREATE POLICY visible ON tensile.metrics FOR SELECT USING (
     EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
 CREATE POLICY visible ON tensile.batch_sizes FOR SELECT USING (
@@ -772,9 +800,10 @@ CREATE POLICY owner ON tensile.checkpoint_chunks FOR SELECT USING (
     EXISTS (SELECT FROM tensile.jobs j
             WHERE j.id OPERATOR(pg_catalog.=) job AND tensile._owned(j.owner, j.owner_name)));
 
+-- Within reach of those who have USAGE of the schema, and then of the policies
 GRANT SELECT ON tensile.models, tensile.model_versions, tensile.model_weights, tensile.model_grants,
-    tensile.jobs, tensile.checkpoints, tensile.checkpoint_chunks, tensile.metrics, tensile.batch_sizes,
-    tensile.traces, tensile.operators,
+    tensile.jobs, tensile.checkpoints, tensile.checkpoint_chunks, tensile.epochs, tensile.metrics,
+    tensile.batch_sizes, tensile.traces, tensile.operators,
     tensile.tensors, tensile.latencies, tensile.footprints, tensile.searches, tensile.search_results,
     tensile.device_profiles, tensile.latency_models,
     tensile.sparsities, tensile.codings, tensile.codec_times, tensile.scheduler_log,
@@ -1199,11 +1228,12 @@ CREATE FUNCTION tensile._set_model_owner(caller oid, model text, role text) RETU
 AS $$
 DECLARE
     m tensile.models := tensile._own_model(caller, model);
-    new_owner oid := (SELECT oid FROM pg_roles WHERE rolname = tensile._role_name(role));
+    new_owner oid;
 BEGIN
     PERFORM tensile._not_null('role', role);
+    new_owner := (SELECT oid FROM pg_roles WHERE rolname = tensile._role_name(role));
     IF new_owner IS NULL THEN
-        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'public can''t own a model',
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'public cannot own a model',
             HINT = 'Name a role; grant_model gives everybody the use of a model.';
     ELSIF NOT pg_has_role(caller, new_owner, 'MEMBER') THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = format('must be member of role "%s"', role),
@@ -1382,12 +1412,17 @@ DECLARE
 BEGIN
     IF home <> current_database() THEN
         RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
-            MESSAGE = format('jobs don''t run in database "%s"', current_database()),
+            MESSAGE = format('jobs do not run in database "%s"', current_database()),
             HINT = format('pg_tensile.database is "%s": connect there, or change the setting and reload.', home);
     ELSIF NOT (SELECT rolcanlogin FROM pg_roles WHERE oid = caller) THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('role "%s" is not permitted to log in', pg_get_userbyid(caller)),
             HINT = 'The job''s worker connects as the role that submits it: submit as a role with LOGIN.';
+    ELSIF NOT has_schema_privilege(caller, 'tensile', 'USAGE') THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('role "%s" has no USAGE privilege for schema "tensile"', pg_get_userbyid(caller)),
+            HINT = format('The job''s worker runs as the role that submits it: GRANT tensile_user TO %I.',
+                          pg_get_userbyid(caller));
     ELSIF NOT has_database_privilege(caller, current_database(), 'CONNECT') THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('role "%s" has no CONNECT privilege for database "%s"',
@@ -1457,7 +1492,7 @@ END $$;
 
 -- The final state, or null while the job goes on; raises the job's own error if it failed. Reads as the caller.
 CREATE FUNCTION tensile._job_result(job bigint, deadline timestamptz) RETURNS text
-    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = on
 AS $$
 DECLARE
     j tensile.jobs;
@@ -1496,11 +1531,11 @@ DECLARE
 BEGIN
     IF tensile._submitted_here(job) THEN
         RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
-            MESSAGE = format('job %s was submitted by this transaction and can''t start before it commits', job),
+            MESSAGE = format('job %s was submitted by this transaction and cannot start before it commits', job),
             HINT = 'Commit first, then wait.';
     ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
         RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
-            MESSAGE = format('wait_for_job can''t see changes in a transaction with isolation level %s',
+            MESSAGE = format('wait_for_job cannot see changes in a transaction with isolation level %s',
                              current_setting('transaction_isolation')),
             HINT = 'CALL wait_for_job_procedure(...) outside a transaction block, or use READ COMMITTED.';
     END IF;
@@ -1623,7 +1658,7 @@ BEGIN
 END $$;
 
 -- interrupted: to be continued from the last checkpoint. With retry it counts against pg_tensile.max_retries, and the
--- next attempt waits 1, 2, 4 … s, at most an hour.
+-- next attempt waits 1, 2, 4 ... s, at most an hour.
 CREATE FUNCTION tensile._interrupt_job(job bigint, reason text, retry bool, traceback text DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1688,7 +1723,7 @@ AS $$
     WHERE j.ended_at IS NULL AND j.state = 'interrupted' AND j.not_before > clock_timestamp()
 $$;
 
--- queued or interrupted → starting: the OID of the role to connect as. Null: it may not start any more; a job whose
+-- queued or interrupted -> starting: the OID of the role to connect as. Null: it may not start any more; a job whose
 -- role is gone fails.
 CREATE FUNCTION tensile._job_starting(job bigint) RETURNS oid
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
@@ -1708,13 +1743,18 @@ BEGIN
             format('role "%s" was dropped, renamed or may not log in any more', j.owner_name),
             'The job''s worker connects as the role that submitted it: submit it again as a role with LOGIN.');
         RETURN NULL;
+    ELSIF NOT has_schema_privilege(j.owner, 'tensile', 'USAGE') THEN
+        PERFORM tensile._end_job(job, 'failed', '42501',
+            format('role "%s" may not use pg_tensile any more', j.owner_name),
+            format('The job''s worker runs as the role that submitted it: GRANT tensile_user TO %I.', j.owner_name));
+        RETURN NULL;
     END IF;
     UPDATE tensile.jobs SET state = 'starting', attempts = attempts + 1, not_before = NULL WHERE id = job;
     PERFORM tensile._notify(job);
     RETURN j.owner;
 END $$;
 
--- starting → what it was, because no worker could be started; true if the reason is new (so that it is logged once).
+-- starting -> what it was, because no worker could be started; true if the reason is new (so that it is logged once).
 CREATE FUNCTION tensile._job_requeue(job bigint, reason text) RETURNS bool
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -1755,8 +1795,9 @@ $$;
 
 -- For the job's worker ----------------------------------------------------------------------------------------------
 
+-- Numbers in JSON are printed with extra_float_digits: below 1 they would not be those of the job's row.
 CREATE FUNCTION tensile._job_begin(pid int) RETURNS jsonb
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
 AS $$
 DECLARE
     j tensile.jobs;
@@ -1821,15 +1862,21 @@ AS $$
                           WHERE c.job = tensile._my_job() AND c.meta IS NOT NULL)
 $$;
 
+-- METRICS: what is no column of epochs is a metric; null: it does not fit the task.
 CREATE FUNCTION tensile._job_metric(metrics jsonb) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    INSERT INTO tensile.metrics (job, epoch, split, samples, loss, accuracy, f1, rmse, r2, seconds)
-        SELECT tensile._my_job(), r.epoch, r.split, r.samples, r.loss, r.accuracy, r.f1, r.rmse, r.r2, r.seconds
-        FROM jsonb_populate_record(NULL::tensile.metrics, $1) r
-        ON CONFLICT (job, epoch, split) DO UPDATE SET samples = EXCLUDED.samples, loss = EXCLUDED.loss,
-            accuracy = EXCLUDED.accuracy, f1 = EXCLUDED.f1, rmse = EXCLUDED.rmse, r2 = EXCLUDED.r2,
-            seconds = EXCLUDED.seconds, at = clock_timestamp();
+    INSERT INTO tensile.epochs (job, epoch, split, samples, seconds)
+        SELECT tensile._my_job(), r.epoch, r.split, r.samples, r.seconds
+        FROM jsonb_to_record($1) AS r (epoch int, split text, samples bigint, seconds float8)
+        ON CONFLICT (job, epoch, split)
+        DO UPDATE SET samples = EXCLUDED.samples, seconds = EXCLUDED.seconds, at = clock_timestamp();
+    DELETE FROM tensile.metrics m
+        WHERE m.job = tensile._my_job() AND m.epoch = ($1->>'epoch')::int AND m.split = $1->>'split';
+    INSERT INTO tensile.metrics (job, epoch, split, metric, value)
+        SELECT tensile._my_job(), ($1->>'epoch')::int, $1->>'split', e.key, e.value::float8
+        FROM jsonb_each_text($1 - '{epoch,split,samples,seconds}'::text[]) e
+        WHERE e.value IS NOT NULL;
 $$;
 
 -- A version of the job's model that nobody sees yet: its weights come one by one, each in a transaction of its own, and
@@ -1961,7 +2008,7 @@ AS $$
     SELECT tensile._notify(tensile._my_job());
 $$;
 
--- SPARSITY; `moved`: bytes, −1: not known.
+-- SPARSITY; `moved`: bytes, -1: not known.
 CREATE FUNCTION tensile._job_sparsity(revision int, tensors int[], zero_share real[], run_share real[],
                                       lz4_share real[], moved bigint[]) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -2308,7 +2355,7 @@ CREATE FUNCTION tensile._explain_training(caller oid, model text, query text, ta
                                           optimizer text, learning_rate float8, validation float8, seed bigint,
                                           policy text, memory_budget text, priority int, options jsonb,
                                           search_path text) RETURNS jsonb
-    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
 AS $$
 DECLARE
     format text := tensile._explanation_format(options);
@@ -2316,6 +2363,7 @@ DECLARE
     m tensile.models := tensile._check_submission(caller, model, epochs, batch_size, optimizer, learning_rate,
                                                   validation, policy, priority, kept);
     budget bigint := tensile._parse_budget(memory_budget);
+    open_job bigint := (SELECT j.id FROM tensile.jobs j WHERE j.model = m.id AND j.ended_at IS NULL);
 BEGIN
     RETURN jsonb_build_object(
         'job', 0, 'kind', 'explain', 'attempt', 1, 'resume', NULL, 'format', format, 'model', m.name,
@@ -2323,8 +2371,7 @@ BEGIN
         'optimizer', optimizer, 'learning_rate', learning_rate, 'validation', validation, 'seed', seed,
         'policy', coalesce(policy, current_setting('pg_tensile.policy')), 'memory_budget', budget, 'options', kept,
         'profiles', (SELECT coalesce(jsonb_object_agg(p.device, p.profile), '{}') FROM tensile.device_profiles p),
-        'open_job', (SELECT j.id FROM tensile.jobs j WHERE j.model = m.id AND j.ended_at IS NULL),
-        'admission', tensile._admission());
+        'open_job', open_job, 'open_job_s', tensile._remaining_s(open_job), 'admission', tensile._admission(priority));
 END $$;
 
 CREATE FUNCTION tensile._explanation_format(options jsonb) RETURNS text
@@ -2340,22 +2387,57 @@ BEGIN
         HINT = 'Use {"format": "text"} or {"format": "json"}.';
 END $$;
 
--- {device: what its jobs could be squeezed into}, of all roles' jobs together
-CREATE FUNCTION tensile._admission() RETURNS jsonb
+-- How long a job goes on, at most (early stopping is not foreseen): by its last epochs, or else by what it does in a
+-- second, or else by what its operators should take. Null: not known.
+CREATE FUNCTION tensile._remaining_s(job bigint) RETURNS float8
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT CASE WHEN r.seconds BETWEEN 0 AND 1e12 THEN r.seconds END
+    FROM tensile.jobs j
+         CROSS JOIN LATERAL (SELECT coalesce(j.chosen_batch_size, nullif(j.batch_size, 0))::float8 AS batch_size) b
+         LEFT JOIN tensile._progress() p ON p.job = j.id AND p.phase IN ('training', 'validating', 'saving')
+         LEFT JOIN tensile.latencies l ON l.job = j.id
+         CROSS JOIN LATERAL (SELECT sum(x.seconds) / count(DISTINCT x.epoch) AS seconds
+                             FROM (SELECT y.epoch, y.seconds FROM tensile.epochs y WHERE y.job = j.id
+                                   ORDER BY y.epoch DESC, y.split LIMIT 10) x) e
+         CROSS JOIN LATERAL (
+             SELECT CASE WHEN p.steps > 0
+                 THEN coalesce(e.seconds, p.steps * b.batch_size / nullif(p.samples_per_s, 0))
+                      * greatest(p.epochs - p.epoch + 1 - p.step / p.steps::float8, 0)
+                 ELSE l.total_us / 1e6 * ceil(j.rows * (1 - j.validation) / b.batch_size) * j.epochs END) r (seconds)
+    WHERE j.id = $1
+$$;
+
+-- {device: what its jobs could be squeezed into}, of all roles' jobs together; `ahead`: those that a job of that
+-- priority would wait for, the waiting ones in the order in which they may begin
+CREATE FUNCTION tensile._admission(priority int) RETURNS jsonb
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
     RETURN (SELECT coalesce(jsonb_object_agg(d.name, jsonb_build_object(
                 'budget_bytes', d.budget_bytes, 'inference_bytes', coalesce(d.inference_bytes, 0),
-                'running', r.running, 'waiting', r.waiting, 'least_bytes', r.least_bytes)), '{}')
+                'running', r.running, 'waiting', r.waiting, 'least_bytes', r.least_bytes, 'ahead', r.ahead)), '{}')
             FROM tensile._devices() d CROSS JOIN LATERAL (
                 SELECT count(*) FILTER (WHERE j.state = 'running') AS running,
                        count(*) FILTER (WHERE j.state = 'waiting') AS waiting,
                        coalesce(sum(t.least_bytes + t.overhead_bytes) FILTER (WHERE j.state = 'running'), 0)
-                           AS least_bytes
-                FROM tensile.traces t JOIN tensile.jobs j ON j.id = t.job
-                WHERE t.device = d.name AND j.ended_at IS NULL) r);
+                           AS least_bytes,
+                       coalesce(jsonb_agg(jsonb_build_object('running', j.state = 'running',
+                                    'least_bytes', t.least_bytes + t.overhead_bytes,
+                                    'remaining_s', tensile._remaining_s(j.id))
+                                    ORDER BY j.aged_priority DESC, j.submitted_at, j.id)
+                                FILTER (WHERE j.state = 'running'
+                                        OR j.state = 'waiting' AND j.aged_priority >= _admission.priority), '[]') AS ahead
+                FROM tensile.traces t JOIN tensile._open_jobs j ON j.id = t.job
+                WHERE t.device = d.name) r);
 END $$;
+
+-- For the supervisor, which reads as the caller, who may have row_security off
+CREATE FUNCTION tensile._explain_latency_models() RETURNS TABLE (device text, models bytea)
+    LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT m.device, m.models FROM tensile.latency_models m
+$$;
 
 -- The supervisor, called by explain_training alone: as the caller, in the caller's transaction.
 CREATE FUNCTION tensile._explain(spec jsonb, folder text, OUT lines text[], OUT sqlstate text, OUT message text,
@@ -2466,23 +2548,23 @@ CREATE VIEW tensile.progress WITH (security_invoker = true) AS
 COMMENT ON VIEW tensile.progress IS
     'jobs that have not ended, with live numbers from shared memory (not transactional)';
 COMMENT ON COLUMN tensile.progress.reason IS 'why the job waits or was interrupted';
-COMMENT ON COLUMN tensile.progress.pid IS 'of the worker';
+COMMENT ON COLUMN tensile.progress.pid IS 'process ID of the worker';
 COMMENT ON COLUMN tensile.progress.phase IS
     'starting, loading, preparing, building, choosing (the batch size), capturing, waiting, training, validating, '
     'saving or calibrating';
-COMMENT ON COLUMN tensile.progress.epoch IS 'from 1';
-COMMENT ON COLUMN tensile.progress.step IS 'done of this epoch';
-COMMENT ON COLUMN tensile.progress.steps IS 'of this epoch';
+COMMENT ON COLUMN tensile.progress.epoch IS 'number of the epoch, from 1';
+COMMENT ON COLUMN tensile.progress.step IS 'finished steps of this epoch';
+COMMENT ON COLUMN tensile.progress.steps IS 'number of steps of this epoch';
 COMMENT ON COLUMN tensile.progress.loss IS 'mean over the epoch so far';
 COMMENT ON COLUMN tensile.progress.samples_per_s IS 'rows trained on in a second';
 COMMENT ON COLUMN tensile.progress.device_bytes IS 'device memory that is kept between two steps';
 COMMENT ON COLUMN tensile.progress.device_peak_bytes IS 'the most device memory so far, during a step';
-COMMENT ON COLUMN tensile.progress.bytes_swapped IS 'moved to the host and back so far';
+COMMENT ON COLUMN tensile.progress.bytes_swapped IS 'bytes moved to the host and back so far';
 COMMENT ON COLUMN tensile.progress.raw_bytes_swapped IS 'the same without compression';
-COMMENT ON COLUMN tensile.progress.stall_us IS 'spent waiting for copies so far';
+COMMENT ON COLUMN tensile.progress.stall_us IS 'time spent waiting for copies so far';
 COMMENT ON COLUMN tensile.progress.batch_size IS 'rows of a step; null: it is not chosen yet';
 COMMENT ON COLUMN tensile.progress.passive_swap_ins IS 'copies to the device that no plan foresaw';
-COMMENT ON COLUMN tensile.progress.plan_generation IS 'of the plan in use';
+COMMENT ON COLUMN tensile.progress.plan_generation IS 'generation of the plan in use';
 COMMENT ON COLUMN tensile.progress.heartbeat IS 'when the executor was heard last';
 
 CREATE VIEW tensile.devices WITH (security_invoker = true) AS
@@ -2496,7 +2578,7 @@ COMMENT ON COLUMN tensile.devices.budget_bytes IS 'what jobs and predictions may
 COMMENT ON COLUMN tensile.devices.granted_bytes IS 'what jobs may use of it now, their processes'' overheads included';
 COMMENT ON COLUMN tensile.devices.in_use_bytes IS 'what jobs keep on it between two steps; during one they may take all that is granted';
 COMMENT ON COLUMN tensile.devices.inference_bytes IS 'what models for predictions take of it';
-COMMENT ON COLUMN tensile.devices.jobs IS 'that use it now';
+COMMENT ON COLUMN tensile.devices.jobs IS 'number of jobs that use the device now';
 COMMENT ON COLUMN tensile.devices.out_bytes_per_s IS 'rate of copies to the host';
 COMMENT ON COLUMN tensile.devices.in_bytes_per_s IS 'rate of copies to the device';
 COMMENT ON COLUMN tensile.devices.utilisation IS 'how busy others keep it, as jobs see it: 0 to 1';
@@ -2510,20 +2592,19 @@ CREATE VIEW tensile.plan WITH (security_invoker = true) AS
          LEFT JOIN tensile.operators o
              ON o.job OPERATOR(pg_catalog.=) p.job AND o.operator OPERATOR(pg_catalog.=) p.trigger_operator;
 COMMENT ON VIEW tensile.plan IS 'the plan each running job follows: swap, recompute and release events';
-COMMENT ON COLUMN tensile.plan.generation IS 'of the plan';
+COMMENT ON COLUMN tensile.plan.generation IS 'generation of the plan';
 COMMENT ON COLUMN tensile.plan.sequence IS 'order of the events, as the operators are executed';
 COMMENT ON COLUMN tensile.plan.event IS 'swap_out, swap_in, recompute or release';
-COMMENT ON COLUMN tensile.plan.tensor IS 'its number in tensors';
+COMMENT ON COLUMN tensile.plan.tensor IS 'number of the tensor in tensors';
 COMMENT ON COLUMN tensile.plan.tensor_name IS 'see tensors';
 COMMENT ON COLUMN tensile.plan.tensor_kind IS 'see tensors';
-COMMENT ON COLUMN tensile.plan.trigger_operator IS 'after which the event begins; its number in operators';
+COMMENT ON COLUMN tensile.plan.trigger_operator IS 'operator after which the event begins; its number in operators';
 COMMENT ON COLUMN tensile.plan.trigger_name IS 'PyTorch operator of that number';
-COMMENT ON COLUMN tensile.plan.delay_us IS 'that a copy may be put off after that';
+COMMENT ON COLUMN tensile.plan.delay_us IS 'time after the trigger until which a copy may be put off';
 COMMENT ON COLUMN tensile.plan.deadline_operator IS
-    'before which a swap_in has ended, after which a swap_out has; which needs what is recomputed';
-COMMENT ON COLUMN tensile.plan.version IS 'of the tensor that is recomputed: how often it was changed in place';
-COMMENT ON COLUMN tensile.plan.codec IS
-    'that a swap_out compresses with: zvc, rle, csr or lz4; null: it travels as it is';
+    'operator before which a swap_in has ended, after which a swap_out has, or which needs what is recomputed';
+COMMENT ON COLUMN tensile.plan.version IS 'version of the tensor that is recomputed: number of its changes in place';
+COMMENT ON COLUMN tensile.plan.codec IS 'codec of a swap_out: zvc, rle, csr or lz4; null: not compressed';
 
 CREATE VIEW tensile.latency WITH (security_invoker = true) AS
     SELECT o.job, o.operator, o.phase, o.target, l.predicted_us, l.measured_us, l.average_us, l.samples,
@@ -2544,14 +2625,14 @@ CREATE VIEW tensile.latency WITH (security_invoker = true) AS
              ON l.job OPERATOR(pg_catalog.=) o.job AND l.operator OPERATOR(pg_catalog.=) o.operator;
 COMMENT ON VIEW tensile.latency IS
     'latency of each operator of each job in microseconds: predicted, last measured, moving average';
-COMMENT ON COLUMN tensile.latency.operator IS 'its number in operators';
+COMMENT ON COLUMN tensile.latency.operator IS 'number of the operator in operators';
 COMMENT ON COLUMN tensile.latency.phase IS 'forward, backward or optimizer';
 COMMENT ON COLUMN tensile.latency.target IS 'name of the PyTorch operator';
-COMMENT ON COLUMN tensile.latency.predicted_us IS 'before anything ran';
-COMMENT ON COLUMN tensile.latency.measured_us IS 'in the last iteration that was measured; null: it never ran';
+COMMENT ON COLUMN tensile.latency.predicted_us IS 'prediction from before anything ran';
+COMMENT ON COLUMN tensile.latency.measured_us IS 'measurement of the last measured iteration; null: it never ran';
 COMMENT ON COLUMN tensile.latency.average_us IS 'moving average, see pg_tensile.latency_weight';
-COMMENT ON COLUMN tensile.latency.samples IS 'iterations that were measured';
-COMMENT ON COLUMN tensile.latency.relative_error IS 'of the prediction: 0.1 is 10 % off';
+COMMENT ON COLUMN tensile.latency.samples IS 'number of measured iterations';
+COMMENT ON COLUMN tensile.latency.relative_error IS 'relative error of the prediction: 0.1 is 10 % off';
 
 CREATE VIEW tensile.footprint WITH (security_invoker = true) AS
     SELECT f.job, (u.number OPERATOR(pg_catalog.-) 1)::pg_catalog.int4 AS sequence, u.operator, o.target, u.planned AS planned_bytes,
@@ -2564,10 +2645,10 @@ CREATE VIEW tensile.footprint WITH (security_invoker = true) AS
 COMMENT ON VIEW tensile.footprint IS
     'bytes on the device at each step of each job''s iteration, under its plan and without one';
 COMMENT ON COLUMN tensile.footprint.sequence IS 'the step; more of them than operators where some are executed again';
-COMMENT ON COLUMN tensile.footprint.operator IS 'that is executed in the step; its number in operators';
+COMMENT ON COLUMN tensile.footprint.operator IS 'operator executed in the step; its number in operators';
 COMMENT ON COLUMN tensile.footprint.target IS 'name of the PyTorch operator';
-COMMENT ON COLUMN tensile.footprint.planned_bytes IS 'under the plan';
-COMMENT ON COLUMN tensile.footprint.vanilla_bytes IS 'without a plan';
+COMMENT ON COLUMN tensile.footprint.planned_bytes IS 'bytes under the plan';
+COMMENT ON COLUMN tensile.footprint.vanilla_bytes IS 'bytes without a plan';
 
 CREATE VIEW tensile.compression WITH (security_invoker = true) AS
     SELECT s.job, u.tensor, t.name, t.kind, t.bytes, u.zero_share, d.codec, d.coded_bytes, d.coded_us, d.plain_us,
@@ -2584,19 +2665,20 @@ CREATE VIEW tensile.compression WITH (security_invoker = true) AS
              ON d.job OPERATOR(pg_catalog.=) s.job AND d.tensor OPERATOR(pg_catalog.=) u.tensor;
 COMMENT ON VIEW tensile.compression IS
     'tensors that a job with the option compression swaps: their zeros, and whether compressing them pays';
-COMMENT ON COLUMN tensile.compression.tensor IS 'its number in tensors';
+COMMENT ON COLUMN tensile.compression.tensor IS 'number of the tensor in tensors';
 COMMENT ON COLUMN tensile.compression.name IS 'see tensors';
 COMMENT ON COLUMN tensile.compression.kind IS 'see tensors';
-COMMENT ON COLUMN tensile.compression.zero_share IS 'of its words, counted once an epoch: 0 to 1';
-COMMENT ON COLUMN tensile.compression.codec IS 'the best one for it: zvc, rle, csr or lz4; null: no decision yet';
-COMMENT ON COLUMN tensile.compression.coded_bytes IS 'what it should take with that codec';
+COMMENT ON COLUMN tensile.compression.zero_share IS
+    'share of zeros among the words of the tensor, counted once an epoch: 0 to 1';
+COMMENT ON COLUMN tensile.compression.codec IS 'best codec for the tensor: zvc, rle, csr or lz4; null: no decision yet';
+COMMENT ON COLUMN tensile.compression.coded_bytes IS 'expected size with that codec';
 COMMENT ON COLUMN tensile.compression.coded_us IS
     'what swapping it costs an iteration with that codec: its own time, and of the copies what is not hidden';
 COMMENT ON COLUMN tensile.compression.plain_us IS 'what swapping it costs an iteration without a codec';
 COMMENT ON COLUMN tensile.compression.compressed IS
-    'the codec pays: plans use it where that makes the whole iteration faster; see plan.codec';
+    'whether the codec pays: plans use it where that makes the whole iteration faster; see plan.codec';
 COMMENT ON COLUMN tensile.compression.moved_bytes IS
-    'what its last copy to the host moved; null: none was compressed yet';
+    'bytes that the last copy to the host moved; null: none was compressed yet';
 
 CREATE VIEW tensile.search WITH (security_invoker = true) AS
     SELECT s.job,
@@ -2606,14 +2688,17 @@ CREATE VIEW tensile.search WITH (security_invoker = true) AS
     FROM tensile.searches s JOIN tensile.jobs j ON j.id OPERATOR(pg_catalog.=) s.job;
 COMMENT ON VIEW tensile.search IS 'how far the search for a better plan of each job of policy swapadvisor is';
 COMMENT ON COLUMN tensile.search.state IS 'queued, searching, finished, stopped (with its job) or failed';
-COMMENT ON COLUMN tensile.search.elapsed IS 'since it began; null: it has not, or an earlier result is as good';
-COMMENT ON COLUMN tensile.search.generation IS 'of plans bred from each other, in which the best one was found';
-COMMENT ON COLUMN tensile.search.evaluations IS 'plans that were looked at until then';
-COMMENT ON COLUMN tensile.search.first_us IS 'what an iteration should take under the plan that the search began with';
-COMMENT ON COLUMN tensile.search.best_us IS 'what an iteration should take under the best plan so far';
-COMMENT ON COLUMN tensile.search.cached IS 'it had the result of an earlier search for the same graph';
+COMMENT ON COLUMN tensile.search.elapsed IS
+    'time since the search began; null: it has not, or an earlier result is as good';
+COMMENT ON COLUMN tensile.search.generation IS
+    'generation of plans bred from each other in which the best one was found';
+COMMENT ON COLUMN tensile.search.evaluations IS 'number of plans evaluated until then';
+COMMENT ON COLUMN tensile.search.first_us IS
+    'expected duration of an iteration under the plan that the search began with';
+COMMENT ON COLUMN tensile.search.best_us IS 'expected duration of an iteration under the best plan so far';
+COMMENT ON COLUMN tensile.search.cached IS 'whether it had the result of an earlier search for the same graph';
 COMMENT ON COLUMN tensile.search.budget_bytes IS 'device memory that a plan may take';
-COMMENT ON COLUMN tensile.search.seconds IS 'that it may take: pg_tensile.search_time, or the job''s option';
+COMMENT ON COLUMN tensile.search.seconds IS 'time allowed for the search: pg_tensile.search_time, or the job''s option';
 
 CREATE VIEW tensile.predictions WITH (security_invoker = true) AS
     SELECT m.name AS model, v.version, p.rows, p.requests, p.unknown_categories
@@ -2621,8 +2706,9 @@ CREATE VIEW tensile.predictions WITH (security_invoker = true) AS
          JOIN tensile.model_versions v ON v.id OPERATOR(pg_catalog.=) p.version
          JOIN tensile.models m ON m.id OPERATOR(pg_catalog.=) v.model;
 COMMENT ON VIEW tensile.predictions IS 'predictions since the server started, and categories the model has never seen';
-COMMENT ON COLUMN tensile.predictions.rows IS 'that were predicted for';
-COMMENT ON COLUMN tensile.predictions.requests IS 'to the predictor: a row of predict, a batch of predict_rows';
+COMMENT ON COLUMN tensile.predictions.rows IS 'number of rows that were predicted for';
+COMMENT ON COLUMN tensile.predictions.requests IS
+    'number of requests to the predictor: a row of predict, a batch of predict_rows';
 COMMENT ON COLUMN tensile.predictions.unknown_categories IS 'values of categories that training never saw';
 
 CREATE VIEW tensile.loaded_models WITH (security_invoker = true) AS
@@ -2634,9 +2720,39 @@ CREATE VIEW tensile.loaded_models WITH (security_invoker = true) AS
 COMMENT ON VIEW tensile.loaded_models IS
     'models that the predictor keeps; a version once for each memory budget that it predicts within';
 COMMENT ON COLUMN tensile.loaded_models.memory_budget IS 'in bytes; null: it is executed in one piece';
-COMMENT ON COLUMN tensile.loaded_models.device_bytes IS 'of the device''s memory that count as its: the memory budget, or its weights';
-COMMENT ON COLUMN tensile.loaded_models.planned_bytes IS 'that a prediction for one row takes of the memory budget at most';
-COMMENT ON COLUMN tensile.loaded_models.host_bytes IS 'of its weights in host memory, beside those on the device';
+COMMENT ON COLUMN tensile.loaded_models.device_bytes IS
+    'device memory counted for the model: its memory budget, or its weights';
+COMMENT ON COLUMN tensile.loaded_models.planned_bytes IS
+    'the most of the memory budget that a prediction for one row takes';
+COMMENT ON COLUMN tensile.loaded_models.host_bytes IS 'bytes of its weights in host memory, beside those on the device';
+
+CREATE VIEW tensile.epoch_metrics WITH (security_invoker = true) AS
+    SELECT e.job, e.epoch, e.split, e.samples, m.loss, m.accuracy, m.f1, m.rmse, m.r2, e.seconds, e.at
+    FROM tensile.epochs e
+         CROSS JOIN LATERAL (
+             SELECT pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'loss') AS loss,
+                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'accuracy') AS accuracy,
+                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'f1') AS f1,
+                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'rmse') AS rmse,
+                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'r2') AS r2
+             FROM tensile.metrics x
+             WHERE x.job OPERATOR(pg_catalog.=) e.job AND x.epoch OPERATOR(pg_catalog.=) e.epoch
+               AND x.split OPERATOR(pg_catalog.=) e.split) m;
+COMMENT ON VIEW tensile.epoch_metrics IS
+    'training and validation metrics of every epoch, a column each; those that do not fit the task are null';
+COMMENT ON COLUMN tensile.epoch_metrics.epoch IS 'number of the epoch, from 1';
+COMMENT ON COLUMN tensile.epoch_metrics.split IS 'training (summed up during the epoch) or validation (after it)';
+COMMENT ON COLUMN tensile.epoch_metrics.samples IS 'number of rows behind the metrics';
+COMMENT ON COLUMN tensile.epoch_metrics.loss IS
+    'mean squared error of the standardised target, or cross-entropy: what training makes smaller';
+COMMENT ON COLUMN tensile.epoch_metrics.accuracy IS 'share of rows whose class is right';
+COMMENT ON COLUMN tensile.epoch_metrics.f1 IS
+    'harmonic mean of precision and recall: of the second of two classes; of more the mean over the classes';
+COMMENT ON COLUMN tensile.epoch_metrics.rmse IS 'root of the mean squared error, in the target''s unit';
+COMMENT ON COLUMN tensile.epoch_metrics.r2 IS
+    'share of the target''s variance that is explained: 1 is perfect, 0 is its mean';
+COMMENT ON COLUMN tensile.epoch_metrics.seconds IS 'duration';
+COMMENT ON COLUMN tensile.epoch_metrics.at IS 'time of the end';
 
 CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
     SELECT j.id AS job, j.model_name AS model, j.owner_name AS owner, j.state, j.version, j.submitted_at, j.started_at,
@@ -2646,36 +2762,38 @@ CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
            j.sqlstate, j.error, j.hint, coalesce(j.chosen_batch_size, CASE WHEN j.batch_size OPERATOR(pg_catalog.<>) 0 THEN j.batch_size END) AS batch_size,
            coalesce(b.learning_rate, j.learning_rate) AS learning_rate
     FROM tensile.jobs j
-         LEFT JOIN LATERAL (SELECT x.epoch, x.loss FROM tensile.metrics x
+         LEFT JOIN LATERAL (SELECT x.epoch, x.loss FROM tensile.epoch_metrics x
                             WHERE x.job OPERATOR(pg_catalog.=) j.id AND x.split OPERATOR(pg_catalog.=) 'training'
                             ORDER BY x.epoch DESC LIMIT 1) t ON true
-         LEFT JOIN LATERAL (SELECT x.loss, x.accuracy, x.f1, x.rmse, x.r2 FROM tensile.metrics x
+         LEFT JOIN LATERAL (SELECT x.loss, x.accuracy, x.f1, x.rmse, x.r2 FROM tensile.epoch_metrics x
                             WHERE x.job OPERATOR(pg_catalog.=) j.id AND x.split OPERATOR(pg_catalog.=) 'validation'
                             ORDER BY x.epoch DESC LIMIT 1) v ON true
          LEFT JOIN tensile.batch_sizes b ON b.job OPERATOR(pg_catalog.=) j.id AND b.chosen
     WHERE j.ended_at IS NOT NULL;
 COMMENT ON VIEW tensile.job_history IS 'ended jobs: how long they waited and ran, and the metrics of their last epoch';
-COMMENT ON COLUMN tensile.job_history.version IS 'of the model, made by the job';
-COMMENT ON COLUMN tensile.job_history.queued_for IS 'from submission to its first start';
-COMMENT ON COLUMN tensile.job_history.ran_for IS 'from its first start to its end, interruptions included';
-COMMENT ON COLUMN tensile.job_history.attempts IS 'how often a worker was started for it';
-COMMENT ON COLUMN tensile.job_history.rows IS 'that the query returned';
+COMMENT ON COLUMN tensile.job_history.version IS 'version of the model that the job made';
+COMMENT ON COLUMN tensile.job_history.queued_for IS 'time from submission to the first start';
+COMMENT ON COLUMN tensile.job_history.ran_for IS 'time from the first start to the end, interruptions included';
+COMMENT ON COLUMN tensile.job_history.attempts IS 'number of times that a worker was started for it';
+COMMENT ON COLUMN tensile.job_history.rows IS 'number of rows that the query returned';
 COMMENT ON COLUMN tensile.job_history.batch_size IS 'rows of a step; null: none was chosen before it ended';
-COMMENT ON COLUMN tensile.job_history.learning_rate IS 'that it trained with';
-COMMENT ON COLUMN tensile.job_history.epochs IS 'that were finished';
-COMMENT ON COLUMN tensile.job_history.training_loss IS 'of the last epoch';
-COMMENT ON COLUMN tensile.job_history.validation_loss IS 'of the last epoch, as those that follow';
+COMMENT ON COLUMN tensile.job_history.learning_rate IS 'learning rate of the training';
+COMMENT ON COLUMN tensile.job_history.epochs IS 'number of finished epochs';
+COMMENT ON COLUMN tensile.job_history.training_loss IS 'training loss of the last epoch';
+COMMENT ON COLUMN tensile.job_history.validation_loss IS
+    'validation loss of the last epoch, as the metrics that follow';
 COMMENT ON COLUMN tensile.job_history.accuracy IS 'share of rows whose class is right';
 COMMENT ON COLUMN tensile.job_history.f1 IS 'harmonic mean of precision and recall';
 COMMENT ON COLUMN tensile.job_history.rmse IS 'root of the mean squared error, in the target''s unit';
 COMMENT ON COLUMN tensile.job_history.r2 IS 'share of the target''s variance that is explained';
 
 GRANT SELECT ON tensile.progress, tensile.devices, tensile.plan, tensile.latency, tensile.footprint,
-    tensile.compression, tensile.search, tensile.predictions, tensile.loaded_models, tensile.job_history TO PUBLIC;
+    tensile.compression, tensile.search, tensile.predictions, tensile.loaded_models, tensile.epoch_metrics, tensile.job_history
+    TO PUBLIC;
 
 ------------------------------------------------------------------------------------------------------------------------
--- Who may execute what: the private functions are nobody's, except those that the views and the workers need; these
--- check the caller themselves.
+-- Who may execute what: the public functions are for tensile_user. The private ones are nobody's, except those that the
+-- views and the workers need; these check the caller themselves.
 ------------------------------------------------------------------------------------------------------------------------
 
 REVOKE EXECUTE ON ALL ROUTINES IN SCHEMA tensile FROM PUBLIC;
@@ -2683,8 +2801,8 @@ GRANT EXECUTE ON FUNCTION
     tensile._version(), tensile._owned(oid, name),
     tensile._progress(), tensile._devices(), tensile._plan(), tensile._predictions(),
     tensile._submitted_here(bigint), tensile._wait_for_change(int), tensile._job_result(bigint, timestamptz),
-    tensile._wait_round(timestamptz), tensile._explain_feed(int),
-    tensile._explain_wait(int, int, bool), tensile._calibration_workloads(),
+    tensile._wait_round(timestamptz), tensile._explain_feed(int), tensile._explain_wait(int, int, bool),
+    tensile._explain_latency_models(), tensile._calibration_workloads(),
     tensile._no_such_job(bigint), tensile._raise(text, text, text, text),
     tensile._process(), tensile._my_job(), tensile._feed(int, text, text, jsonb),
     tensile._fetch_plan(bigint),
@@ -2705,6 +2823,28 @@ GRANT EXECUTE ON FUNCTION
     tensile._job_end(text, text, text, text, text, text, text[]), tensile._job_interrupt(text, bool, text)
     TO PUBLIC;
 GRANT EXECUTE ON PROCEDURE tensile._step(int, int, int, bool) TO PUBLIC;
+
+GRANT EXECUTE ON ROUTINE
+    @extschema@.register_model, @extschema@.drop_model, @extschema@.deploy_model, @extschema@.grant_model,
+    @extschema@.revoke_model, @extschema@.set_model_owner, @extschema@.set_model_memory_budget,
+    @extschema@.train_model, @extschema@.explain_training, @extschema@.cancel_job, @extschema@.set_job_priority,
+    @extschema@.wait_for_job, @extschema@.wait_for_job_procedure,
+    @extschema@.predict(text, record, text), @extschema@.predict(text, float8[], text),
+    @extschema@.predict(text, jsonb, text), @extschema@.predict_class(text, record, text),
+    @extschema@.predict_class(text, float8[], text), @extschema@.predict_class(text, jsonb, text),
+    @extschema@.predict_rows
+    TO tensile_user;
+-- A fresh installation only: an upgrade takes nothing away.
+REVOKE EXECUTE ON ROUTINE
+    @extschema@.register_model, @extschema@.drop_model, @extschema@.deploy_model, @extschema@.grant_model,
+    @extschema@.revoke_model, @extschema@.set_model_owner, @extschema@.set_model_memory_budget,
+    @extschema@.train_model, @extschema@.explain_training, @extschema@.cancel_job, @extschema@.set_job_priority,
+    @extschema@.wait_for_job, @extschema@.wait_for_job_procedure,
+    @extschema@.predict(text, record, text), @extschema@.predict(text, float8[], text),
+    @extschema@.predict(text, jsonb, text), @extschema@.predict_class(text, record, text),
+    @extschema@.predict_class(text, float8[], text), @extschema@.predict_class(text, jsonb, text),
+    @extschema@.predict_rows
+    FROM PUBLIC;
 
 -- Wakes the launcher when this commits.
 SELECT tensile._notify(0);

@@ -39,6 +39,8 @@ SETTINGS: dict[str, object] = {
     "max_connections": 60,
 }
 
+USERS = "tensile_user"  # the role whose members may use the extension
+
 # a minute and more each: whatever starts last ends last
 LONGEST = ("test_client.py", "test_demo.py", "test_explain.py", "test_memory.py", "test_notebook.py")
 
@@ -240,10 +242,11 @@ def connect(cluster: TestCluster) -> Iterator[Callable[..., Connection]]:
 
 @pytest.fixture
 def roles(db: Connection) -> Iterator[Callable[..., str]]:
-    """`roles("alice", "LOGIN", member_of=(…))` makes a role of the test's own and returns its name; dropped after."""
+    """`roles("alice", "LOGIN", member_of=(…))` makes a role of the test's own, which may use the extension unless
+    `member_of` says otherwise, and returns its name; dropped after."""
     made: list[str] = []
 
-    def make(name: str, attributes: str = "LOGIN", member_of: tuple[str, ...] = ()) -> str:
+    def make(name: str, attributes: str = "LOGIN", member_of: tuple[str, ...] = (USERS,)) -> str:
         role = f"{name}_{time.monotonic_ns()}"
         db.execute(f"CREATE ROLE {role} {attributes}")
         for group in member_of:

@@ -33,7 +33,7 @@ TRAIN_ENDLESS = """
 """
 PREDICTIONS = "SELECT id, predict_class('digit', d), predict('digit', d) FROM digits d WHERE id > 1500 ORDER BY id"
 READ = "SELECT avg((predict_class('digit', d)::int = label)::int) FROM digits d WHERE id > 1500"
-LAST_EPOCH = "SELECT coalesce(max(epoch), 0) FROM tensile.metrics WHERE job = 2"
+LAST_EPOCH = "SELECT coalesce(max(epoch), 0) FROM tensile.epoch_metrics WHERE job = 2"
 ATTEMPTS = "SELECT attempts FROM tensile.jobs WHERE id = 2"
 CHECKPOINT = "SELECT coalesce(max((meta->>'epoch')::int), 0) FROM tensile.checkpoints WHERE job = 2"
 
@@ -45,7 +45,7 @@ def setting(value: str) -> tuple[str, ...]:
 
 def history(server: Server, epochs: int) -> str:
     """What is known of the second job's first epochs, with the time at which it was written."""
-    return server.psql(f"SELECT * FROM tensile.metrics WHERE job = 2 AND epoch <= {epochs} ORDER BY epoch, split")
+    return server.psql(f"SELECT * FROM tensile.epoch_metrics WHERE job = 2 AND epoch <= {epochs} ORDER BY epoch, split")
 
 
 # -- the image itself -------------------------------------------------------------------------------------------------

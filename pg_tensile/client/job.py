@@ -40,7 +40,7 @@ SUMMARY = """
     SELECT j.state, j.reason, j.error, j.epochs, m.epoch, m.split, m.loss, m.accuracy, m.rmse, t.vanilla_bytes,
            f.planned_bytes
     FROM tensile.jobs j
-         LEFT JOIN LATERAL (SELECT * FROM tensile.metrics x WHERE x.job = j.id
+         LEFT JOIN LATERAL (SELECT * FROM tensile.epoch_metrics x WHERE x.job = j.id
                             ORDER BY x.epoch DESC, x.split DESC LIMIT 1) m ON true
          LEFT JOIN tensile.traces t ON t.job = j.id LEFT JOIN tensile.footprints f ON f.job = j.id
     WHERE j.id = %s
@@ -149,9 +149,9 @@ class Job:
         return bool(self._session.answer("set_job_priority", {"job": self.number, "priority": priority})[0])
 
     def metrics(self) -> pd.DataFrame:
-        """The table tensile.metrics: a row for each epoch and split. `metrics()["loss"].unstack().plot()` draws the
-        losses."""
-        return frame(METRICS, self._rows("SELECT * FROM tensile.metrics WHERE job = %s ORDER BY epoch, split"))
+        """The view tensile.epoch_metrics: a row for each epoch and split. `metrics()["loss"].unstack().plot()` draws
+        the losses."""
+        return frame(METRICS, self._rows("SELECT * FROM tensile.epoch_metrics WHERE job = %s ORDER BY epoch, split"))
 
     def plan(self) -> pd.DataFrame:
         """The events of the job's newest memory plan, with the columns of the view tensile.plan, also after the job has

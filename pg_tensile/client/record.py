@@ -67,7 +67,7 @@ class JobRecord:
     read_at: datetime
     job: Row  # of tensile.jobs, of tensile.traces if there is one, and the architecture that the model has now
     progress: Row | None  # of tensile.progress; None: it has ended
-    metrics: list[Row]  # of tensile.metrics, by epoch and split
+    metrics: list[Row]  # of tensile.epoch_metrics, by epoch and split
     latency: list[Row]  # of tensile.latency, by operator; operators that never ran have None
     tensors: list[Row]  # of tensile.tensors, by tensor
     log: list[Row]  # of tensile.scheduler_log, of this job, oldest first
@@ -95,7 +95,7 @@ def read_job(connection: Connection, job: int) -> JobRecord:
             read_at=now["now"],
             job=found[0],
             progress=progress[0] if progress else None,
-            metrics=rows("SELECT * FROM tensile.metrics WHERE job = %s ORDER BY epoch, split"),
+            metrics=rows("SELECT * FROM tensile.epoch_metrics WHERE job = %s ORDER BY epoch, split"),
             latency=rows("SELECT * FROM tensile.latency WHERE job = %s ORDER BY operator"),
             tensors=rows("SELECT * FROM tensile.tensors WHERE job = %s ORDER BY tensor"),
             log=log,

@@ -213,7 +213,7 @@ tensile_numeric_float8(const struct varlena *packed)
 	return layout == KNOWN ? numeric_float8_fast(packed) : numeric_float8_slow(packed);
 }
 
-/* EXTRACT(EPOCH FROM …): a year has 365.25 days, a month 30. */
+/* EXTRACT(EPOCH FROM ...): a year has 365.25 days, a month 30. */
 static double
 interval_seconds(const Interval *interval)
 {
@@ -370,10 +370,10 @@ text_convert(TextConverter *converter, Datum value, int *length)
 		case VARCHAROID:
 		case BPCHAROID:
 			{
-				struct varlena *text = PG_DETOAST_DATUM_PACKED(value);
+				struct varlena *detoasted = PG_DETOAST_DATUM_PACKED(value);
 
-				string = VARDATA_ANY(text);
-				*length = VARSIZE_ANY_EXHDR(text);
+				string = VARDATA_ANY(detoasted);
+				*length = VARSIZE_ANY_EXHDR(detoasted);
 				while (converter->type == BPCHAROID && *length > 0 && string[*length - 1] == ' ')
 					(*length)--;
 				break;

@@ -9,7 +9,7 @@
 #include "fmgr.h"
 #include "utils/date.h"
 
-/* Name of the wire type of an SQL type: "int4", "text", "float4[]", …; NULL = unsupported. Domains count as their base type. */
+/* Name of the wire type of an SQL type: "int4", "text", "float4[]", ...; NULL = unsupported. Domains count as their base type. */
 extern const char *tensile_wire_type(Oid type);
 
 typedef double (*ToFloat8) (Datum value);
@@ -17,7 +17,7 @@ typedef double (*ToFloat8) (Datum value);
 /* The converter of a scalar number, date or time into float64 (NaN for an infinite date); NULL when there is none. */
 extern ToFloat8 tensile_to_float8(Oid type);
 
-/* numeric → float64, correctly rounded; the value may be packed (short header) but not toasted. */
+/* numeric -> float64, correctly rounded; the value may be packed (short header) but not toasted. */
 extern double tensile_numeric_float8(const struct varlena *packed);
 
 /* How a value of a type becomes UTF-8 text. */

@@ -34,7 +34,7 @@ pack_buffer_extend(PackBuffer *buffer, Size size)
 	return start;
 }
 
-/* ---- dictionaries: strings ↔ codes in order of first appearance ---- */
+/* ---- dictionaries: strings <-> codes in order of first appearance ---- */
 
 typedef struct Dictionary
 {

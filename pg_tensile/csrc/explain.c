@@ -7,7 +7,8 @@
  *
  * The executor runs as the server's operating-system user, so nobody but us may start it: tensile._explain is nobody's to
  * execute and is called without a look at its ACL. What it needs as the caller, tensile._explain_wait and
- * tensile._explain_feed, works only while it runs. The one code of the user that runs meanwhile is the training query, where neither works.
+ * tensile._explain_feed, works only while it runs. The only code of the user that is executed during that time is the
+ * training query, where neither works.
  *
  * An error of the supervisor comes as columns: what PL/Python raises has its exception's name before the message.
  */
@@ -77,7 +78,7 @@ tensile_explain_wait(PG_FUNCTION_ARGS)
 	PG_RETURN_INT32(result ? result : TENSILE_WAIT_TIMEOUT);
 }
 
-/* tensile._explain_feed(fd) → rows: the query that is being explained, to its executor */
+/* tensile._explain_feed(fd) -> rows: the query that is being explained, to its executor */
 Datum
 tensile_explain_feed(PG_FUNCTION_ARGS)
 {
@@ -165,7 +166,7 @@ return_lines(FunctionCallInfo fcinfo, HeapTupleHeader row)
 		tuplestore_putvalues(result->setResult, result->setDesc, &values[i], &nulls[i]);
 }
 
-/* explain_training(model, query, target, …): the same arguments as train_model */
+/* explain_training(model, query, target, ...): the same arguments as train_model */
 Datum
 tensile_explain_training(PG_FUNCTION_ARGS)
 {
@@ -176,7 +177,7 @@ tensile_explain_training(PG_FUNCTION_ARGS)
 	if (current != NULL || tensile_process != TENSILE_NO_PROCESS || IsParallelWorker())
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("explain_training can't be called by a training query"),
+				 errmsg("explain_training cannot be called by a training query"),
 				 errhint("Call it by itself.")));
 	tensile_check_submission(fcinfo);
 	explanation.query = text_to_cstring(PG_GETARG_TEXT_PP(TENSILE_ARG_QUERY));

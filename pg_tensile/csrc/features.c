@@ -197,7 +197,7 @@ feature_type_mismatch(const FeatureSet *set, int feature, const char *given)
 {
 	ereport(ERROR,
 			(errcode(ERRCODE_DATATYPE_MISMATCH),
-			 errmsg("feature \"%s\" can't be of type %s", set->names[feature], given),
+			 errmsg("feature \"%s\" cannot be of type %s", set->names[feature], given),
 			 errhint("The model was trained with %s there: cast the value.", kind_name(set->features[feature].kind))));
 }
 

@@ -154,14 +154,14 @@ rethrow_with_row(const FeedReceiver *receiver)
 }
 
 static void
-feed_query(FeedReceiver *receiver, const char *text)
+feed_query(FeedReceiver *receiver, const char *sql)
 {
-	Query	   *query = tensile_analyze_select(text, TRAINING_QUERY);
+	Query	   *query = tensile_analyze_select(sql, TRAINING_QUERY);
 
 	tensile_check_columns(query, receiver->target);
 	PG_TRY();
 	{
-		tensile_run_select(query, text, &receiver->pub);
+		tensile_run_select(query, sql, &receiver->pub);
 	}
 	PG_CATCH();
 	{
@@ -173,7 +173,7 @@ feed_query(FeedReceiver *receiver, const char *text)
 	feed_end(receiver);
 }
 
-/* The submitter's search_path, TimeZone, …: {"name": "value"}, for the rest of this GUC nest level. */
+/* The submitter's search_path, TimeZone, ...: {"name": "value"}, for the rest of this GUC nest level. */
 static void
 apply_settings(Jsonb *settings)
 {
@@ -253,7 +253,7 @@ forget_session(void)
 	DropAllPreparedStatements();
 }
 
-/* tensile._feed(fd, query, target, settings) → rows */
+/* tensile._feed(fd, query, target, settings) -> rows */
 Datum
 tensile_feed(PG_FUNCTION_ARGS)
 {

@@ -60,7 +60,7 @@ check_device(char **newval, void **extra, GucSource source)
 	if (strncmp(*newval, "cuda:", strlen("cuda:")) == 0 && *number != '\0' && strlen(number) <= 3 &&
 		strspn(number, "0123456789") == strlen(number))
 		return true;
-	GUC_check_errdetail("Allowed are \"auto\", \"cpu\", \"cuda\" and \"cuda:N\" with the number N of the device.");
+	GUC_check_errdetail("Valid values are \"auto\", \"cpu\", \"cuda\", and \"cuda:N\" with the number N of the device.");
 	return false;
 }
 
@@ -143,7 +143,7 @@ define_job_settings(void)
 							&tensile_max_retries, 2, 0, 100, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.executor_timeout",
 							"Sets how long a child process may be silent before it counts as hung and is killed.",
-							"0: for ever.",
+							"0: without limit.",
 							&tensile_executor_timeout, 300, 0, INT_MAX / 1000, PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.ageing",
 							"Sets the time in the queue that is worth one step of priority.",

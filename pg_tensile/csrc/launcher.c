@@ -35,9 +35,9 @@
 #define LAUNCHER_RESTART_S 5
 #define LOOK_MS (30 * 1000)		/* between looks for what is missing */
 #define GONE_MS 1000			/* after the extension was dropped */
-#define BACKOFF_MS (6 * 1000)	/* after the first error, twice as long after the next, … */
+#define BACKOFF_MS (6 * 1000)	/* after the first error, twice as long after the next, ... */
 #define MAX_BACKOFF_MS (300 * 1000)
-#define STEADY_MS (60 * 1000)	/* who ran so long starts with the first back-off again */
+#define STEADY_MS (60 * 1000)	/* a process that ran that long starts with the first back-off again */
 
 PGDLLEXPORT void tensile_launcher_main(Datum main_arg);
 
@@ -155,7 +155,7 @@ tell_to_stop(pid_t *told, pid_t pid)
 	if (pid == 0 || pid == *told)
 		return;
 	*told = pid;
-	(void) kill(pid, SIGTERM);	/* cannot miss: who ends takes its pid out of shared memory first */
+	(void) kill(pid, SIGTERM);	/* a process that ends has removed its pid from shared memory first */
 }
 
 static void
@@ -181,7 +181,7 @@ stop_elsewhere(Oid database)
 
 /* ---- controller and scheduler ---- */
 
-/* 6, 12, 24, … s */
+/* 6, 12, 24, ... s */
 static long
 next_backoff(Charge *charge, const TensileSingleton *self)
 {

@@ -1,5 +1,5 @@
 /*
- * ledger.c: the device ledger: what of each device's memory is whose.
+ * ledger.c: the device ledger: how the memory of each device is divided among jobs and predictions.
  *
  * A device's entries are, for each job slot, the grant of its plan and its overhead (what the executor takes besides: the
  * context on CUDA), and what the predictor takes. Their sum never exceeds the budget (pg_tensile.device_memory, at most the
@@ -9,7 +9,8 @@
  * A new grant counts as the larger of it and the entry before, until the executor has made an iteration under the new plan
  * (tensile._acknowledge_plan, plan.c): so jobs that shrink go first. All of it is protected by shared->lock.
  *
- * A device is entered by the first worker that uses it; its size and rates are that worker's word as long as anybody uses it.
+ * The first worker that uses a device enters it; its size and rates are those that this worker has reported, until nobody
+ * uses the device any more.
  */
 #include "postgres.h"
 
@@ -276,7 +277,7 @@ tensile_devices(PG_FUNCTION_ARGS)
 	PG_RETURN_NULL();
 }
 
-/* tensile._device_memory() → (device, total_bytes, budget_bytes, inference_bytes) of those that jobs have used */
+/* tensile._device_memory() -> (device, total_bytes, budget_bytes, inference_bytes) of those that jobs have used */
 Datum
 tensile_budgets(PG_FUNCTION_ARGS)
 {

@@ -144,7 +144,7 @@ object_access(ObjectAccessType access, Oid class, Oid object, int subobject, voi
 
 /* ---- delivering ---- */
 
-/* Wakes a worker, out of its training query too: it has to look what happened to its job. */
+/* Wakes a worker, interrupting its training query if it runs one, to look at the state of its job. */
 static void
 wake_worker(TensileSlot *slot)
 {
@@ -155,7 +155,7 @@ wake_worker(TensileSlot *slot)
 		kill(slot->pid, SIGINT);
 }
 
-/* Those who lost their role or the extension look whether that is so. */
+/* Wakes the workers whose role may be gone, and all processes if the extension may be: they look whether it is so. */
 static void
 wake_bereft(const Pending *drop)
 {

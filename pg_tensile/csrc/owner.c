@@ -4,7 +4,7 @@
  * A SECURITY DEFINER function can't tell who called it. So a public function that changes the catalogue is in C: it runs
  * as the caller and passes the caller's OID to the private SECURITY DEFINER function of the same name, which nobody else
  * may execute. fmgr switches user and search_path there and back, also when an error is raised; no SQL is parsed on the
- * way. `register_model(name, …)` calls `tensile._register_model(caller, name, …)`. Errors lose the private functions'
+ * way. `register_model(name, ...)` calls `tensile._register_model(caller, name, ...)`. Errors lose the private functions'
  * part of their context: it means nothing to the user.
  *
  * Roles are remembered as OID and name; only both together stand for a role (docs/internals.md).
@@ -28,7 +28,7 @@ PG_FUNCTION_INFO_V1(tensile_forward);
 PG_FUNCTION_INFO_V1(tensile_owned);
 PG_FUNCTION_INFO_V1(tensile_raise);
 
-/* tensile._<name of the public function>(oid, its arguments…, extra…), looked up once per call site */
+/* tensile._<name of the public function>(oid, its arguments..., extra...), looked up once per call site */
 static FmgrInfo *
 private_function(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types)
 {
@@ -45,7 +45,8 @@ private_function(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types)
 		get_func_signature(public_oid, &declared, &nargs);
 		types[0] = OIDOID;
 		memcpy(types + 1, declared, nargs * sizeof(Oid));
-		memcpy(types + 1 + nargs, extra_types, nextra * sizeof(Oid));
+		for (int i = 0; i < nextra; i++)	/* extra_types may be NULL */
+			types[1 + nargs + i] = extra_types[i];
 
 		function = MemoryContextAlloc(fcinfo->flinfo->fn_mcxt, sizeof(FmgrInfo));
 		fmgr_info_cxt(LookupFuncName(list_make2(makeString("tensile"), makeString(psprintf("_%s", name))),
@@ -105,7 +106,7 @@ tensile_forward_with(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types
 	return result;
 }
 
-/* register_model, drop_model, deploy_model, …: all of the work is in the private function */
+/* register_model, drop_model, deploy_model, ...: all of the work is in the private function */
 Datum
 tensile_forward(PG_FUNCTION_ARGS)
 {

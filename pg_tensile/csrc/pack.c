@@ -34,7 +34,7 @@
 /* What a value is on the wire. */
 typedef enum WireClass
 {
-	WIRE_FIXED,					/* bool, int2 … float8, timestamp: one number */
+	WIRE_FIXED,					/* bool, int2 ... float8, timestamp: one number */
 	WIRE_TEXT,					/* a code into a dictionary */
 	WIRE_ARRAY					/* a length and elements */
 } WireClass;

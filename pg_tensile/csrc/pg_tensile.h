@@ -98,7 +98,7 @@ typedef struct TensileProgress
 	int64		bytes_swapped;
 	int64		stall_us;
 	int64		passive_swap_ins;
-	float8		utilisation;	/* 0 … 1, of the device, by others than this job */
+	float8		utilisation;	/* 0 ... 1, of the device, by others than this job */
 	int64		raw_bytes_swapped;	/* what bytes_swapped would be without compression */
 	TimestampTz heartbeat;		/* of the last report; 0: none yet */
 } TensileProgress;
@@ -108,7 +108,7 @@ typedef struct TensilePlanHeader
 	uint64		generation;		/* 0: no plan yet; rises as long as the slot is the job's */
 	int64		planned_bytes;	/* the plan's device peak, workspaces included */
 	int64		granted_bytes;	/* what its executor may take: at least planned_bytes */
-	float8		link_share;		/* of the device's link to the host that it was planned with: 0 … 1 */
+	float8		link_share;		/* of the device's link to the host that it was planned with: 0 ... 1 */
 	uint32		nevents;
 	uint32		nordered;		/* operators of the order, int32 each, behind the event rows; 0: as captured */
 } TensilePlanHeader;

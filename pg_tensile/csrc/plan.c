@@ -136,7 +136,7 @@ write_plan(int64 job, TensilePlanHeader *header, const TensilePlanEvent *events)
 	return exists;
 }
 
-/* tensile._publish_plan(job, events, planned_bytes, granted_bytes, link_share, plan_order) → generation; NULL: no room */
+/* tensile._publish_plan(job, events, planned_bytes, granted_bytes, link_share, plan_order) -> generation; NULL: no room */
 Datum
 tensile_publish_plan(PG_FUNCTION_ARGS)
 {
@@ -228,7 +228,7 @@ read_plan(int64 job, uint64 after, TensilePlanHeader *header)
 	return events;
 }
 
-/* tensile._fetch_plan(generation) → the newer plan of this worker's job, or no row */
+/* tensile._fetch_plan(generation) -> the newer plan of this worker's job, or no row */
 Datum
 tensile_fetch_plan(PG_FUNCTION_ARGS)
 {

@@ -191,7 +191,7 @@ pack_numbers(CallSite *site, ArrayType *array)
 		if (set->features[i].kind != FEATURE_NUMERIC)
 			ereport(ERROR,
 					(errcode(ERRCODE_DATATYPE_MISMATCH),
-					 errmsg("model \"%s\" can't be used with an array of numbers: feature \"%s\" is no number",
+					 errmsg("model \"%s\" cannot be used with an array of numbers: feature \"%s\" is no number",
 							site->name, set->names[i]),
 					 errhint("Pass a row or a jsonb object with the features: %s.", feature_names(set))));
 	deconstruct_array(array, FLOAT8OID, sizeof(float8), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE, &values, &nulls, &count);
@@ -369,7 +369,7 @@ pack_object(CallSite *site, Jsonb *jsonb)
 		ereport(ERROR,
 				(errcode(ERRCODE_DATATYPE_MISMATCH),
 				 errmsg("features given as jsonb must be an object"),
-				 errhint("Pass {\"name\": value, …} with the features: %s.", feature_names(set))));
+				 errhint("Pass {\"name\": value, ...} with the features: %s.", feature_names(set))));
 	old = MemoryContextSwitchTo(site->batch->scratch);
 	if (JB_ROOT_COUNT(jsonb) > set->count)
 		unknown_key(set, &jsonb->root);
@@ -395,7 +395,7 @@ pack_object(CallSite *site, Jsonb *jsonb)
 
 /* ---- asking the predictor ---- */
 
-/* One answer for the call site's row. A connection that broke while nobody used it is replaced without a word. */
+/* One answer for the call site's row. A connection that broke between two requests is replaced silently. */
 static void
 ask(CallSite *site, Predictions *answer)
 {

@@ -139,20 +139,20 @@ rows_shutdown(DestReceiver *self)
 }
 
 static void
-predict_query(RowsReceiver *receiver, const char *text)
+predict_query(RowsReceiver *receiver, const char *sql)
 {
 	int			nest_level = NewGUCNestLevel();
 	Query	   *query;
 
 	tensile_set_read_only();
-	query = tensile_analyze_select(text, QUERY_NAME);
+	query = tensile_analyze_select(sql, QUERY_NAME);
 	(void) predict_client_connect(&receiver->client, predict_deadline());
-	tensile_run_select(query, text, &receiver->pub);
+	tensile_run_select(query, sql, &receiver->pub);
 	finish(receiver);
 	AtEOXact_GUC(false, nest_level);
 }
 
-/* predict_rows(model, query, memory_budget) → (row_number, prediction, label, probability) */
+/* predict_rows(model, query, memory_budget) -> (row_number, prediction, label, probability) */
 Datum
 tensile_predict_rows(PG_FUNCTION_ARGS)
 {

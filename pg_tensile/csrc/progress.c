@@ -42,7 +42,7 @@ enum
 };
 StaticAssertDecl(TENSILE_REPORTED_UTILISATION == 1 << REPORT_UTILISATION, "ledger.c looks at this bit");
 
-/* tensile._report(…): null leaves a number as it is. */
+/* tensile._report(...): null leaves a number as it is. */
 Datum
 tensile_report(PG_FUNCTION_ARGS)
 {

@@ -42,9 +42,9 @@ point_into_query(void *arg)
 }
 
 static RawStmt *
-parse_one_select(const char *text, const char *what)
+parse_one_select(const char *sql, const char *what)
 {
-	List	   *statements = pg_parse_query(text);
+	List	   *statements = pg_parse_query(sql);
 	RawStmt    *statement;
 
 	if (statements == NIL)
@@ -96,15 +96,15 @@ refuse_changes(Query *query, const char *what)
 }
 
 Query *
-tensile_analyze_select(const char *text, const char *what)
+tensile_analyze_select(const char *sql, const char *what)
 {
-	SourceText	source = {text, what};
+	SourceText	source = {sql, what};
 	ErrorContextCallback callback = {.previous = error_context_stack,.callback = point_into_query,.arg = &source};
 	List	   *queries;
 	Query	   *query;
 
 	error_context_stack = &callback;
-	queries = pg_analyze_and_rewrite_fixedparams(parse_one_select(text, what), text, NULL, 0, NULL);
+	queries = pg_analyze_and_rewrite_fixedparams(parse_one_select(sql, what), sql, NULL, 0, NULL);
 	if (list_length(queries) != 1)
 		elog(ERROR, "a SELECT was rewritten to %d queries", list_length(queries));
 	query = linitial_node(Query, queries);
@@ -121,13 +121,13 @@ tensile_set_read_only(void)
 }
 
 void
-tensile_run_select(Query *query, const char *text, DestReceiver *dest)
+tensile_run_select(Query *query, const char *sql, DestReceiver *dest)
 {
-	PlannedStmt *plan = pg_plan_query(query, text, CURSOR_OPT_PARALLEL_OK, NULL);
+	PlannedStmt *plan = pg_plan_query(query, sql, CURSOR_OPT_PARALLEL_OK, NULL);
 	QueryDesc  *desc;
 
 	PushActiveSnapshot(GetTransactionSnapshot());
-	desc = CreateQueryDesc(plan, text, GetActiveSnapshot(), InvalidSnapshot, dest, NULL, NULL, 0);
+	desc = CreateQueryDesc(plan, sql, GetActiveSnapshot(), InvalidSnapshot, dest, NULL, NULL, 0);
 	ExecutorStart(desc, 0);
 	ExecutorRun(desc, ForwardScanDirection, 0, true);
 	ExecutorFinish(desc);

@@ -1,8 +1,8 @@
 /*
  * shmem.c: shared memory and the jobs' slots.
  *
- * A slot is the right to run one job: FREE → RESERVED (by the controller, which registers a background worker) →
- * ATTACHED (by that worker, before it connects) → FREE (by the worker's exit callback, whatever ended it). A worker that
+ * A slot is the right to run one job: FREE -> RESERVED (by the controller, which registers a background worker) ->
+ * ATTACHED (by that worker, before it connects) -> FREE (by the worker's exit callback, whatever ended it). A worker that
  * never attaches, because the postmaster could not fork it, would leave its reservation behind: the controller keeps the
  * worker's handle and frees the slot once the postmaster says that the worker is gone. Reservations of a controller that
  * has died itself have no handle: they expire. A worker that comes too late finds another job in its slot, or none, and exits.
@@ -266,7 +266,7 @@ tensile_role_visible(Oid role)
 
 /* ---- launching (controller only) ---- */
 
-/* Has the worker of this reservation ended, or is nobody left who could tell? */
+/* Whether the worker of this reservation has ended, or the process that waited for it has. */
 static bool
 reservation_lost(int index)
 {
@@ -348,7 +348,7 @@ tensile_launch_worker(PG_FUNCTION_ARGS)
 	PG_RETURN_TEXT_P(cstring_to_text("no_worker"));
 }
 
-/* tensile._job_slots() → (job, pid, state, seconds in that state) */
+/* tensile._job_slots() -> (job, pid, state, seconds in that state) */
 Datum
 tensile_job_slots(PG_FUNCTION_ARGS)
 {

@@ -79,12 +79,12 @@ check_type(const char *name, Oid type, bool is_target)
 	if (wire == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("column \"%s\" has type %s, which can't be trained on", name, format_type_be(type)),
+				 errmsg("column \"%s\" has type %s, which cannot be trained on", name, format_type_be(type)),
 				 errhint("Leave it out, or cast it in the query: to a number, text, date, timestamp or an array of numbers.")));
 	if (is_target && (strchr(wire, '[') || strcmp(wire, "timestamp") == 0))
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("target \"%s\" has type %s, which can't be predicted", name, format_type_be(type)),
+				 errmsg("target \"%s\" has type %s, which cannot be predicted", name, format_type_be(type)),
 				 errhint("A target is a number, a boolean or a text; a time can be made a number with extract(epoch FROM ...).")));
 }
 
@@ -142,7 +142,7 @@ refuse_temporary_tables(PlannedStmt *plan)
 			ereport(ERROR,
 					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 					 errmsg("the " QUERY_NAME " reads the temporary table \"%s\"", get_rel_name(lfirst_oid(cell))),
-					 errhint("The job runs in another session, which can't see it: use an ordinary or an unlogged table.")));
+					 errhint("The job runs in another session, which cannot see it: use an ordinary or an unlogged table.")));
 }
 
 static void
@@ -153,7 +153,7 @@ query_context(void *arg)
 
 /* Plans the query and starts it without reading a row: raises 42501 for what the current user may not read or call. */
 static void
-check_privileges(Query *query, const char *text)
+check_privileges(Query *query, const char *sql)
 {
 	ErrorContextCallback context = {error_context_stack, query_context, NULL};
 	PlannedStmt *plan;
@@ -161,9 +161,9 @@ check_privileges(Query *query, const char *text)
 
 	error_context_stack = &context;
 	PushActiveSnapshot(GetTransactionSnapshot());
-	plan = pg_plan_query(query, text, CURSOR_OPT_PARALLEL_OK, NULL);
+	plan = pg_plan_query(query, sql, CURSOR_OPT_PARALLEL_OK, NULL);
 	refuse_temporary_tables(plan);
-	desc = CreateQueryDesc(plan, text, GetActiveSnapshot(), InvalidSnapshot, None_Receiver, NULL, NULL, 0);
+	desc = CreateQueryDesc(plan, sql, GetActiveSnapshot(), InvalidSnapshot, None_Receiver, NULL, NULL, 0);
 	ExecutorStart(desc, EXEC_FLAG_EXPLAIN_ONLY);
 	ExecutorEnd(desc);
 	FreeQueryDesc(desc);
@@ -200,7 +200,7 @@ tensile_forward_submission(FunctionCallInfo fcinfo)
 	return tensile_forward_with(fcinfo, 1, &type, &search_path);
 }
 
-/* train_model(model, query, target, …) → the job; parameters and defaults are in sql/ */
+/* train_model(model, query, target, ...) -> the job; parameters and defaults are in sql/ */
 Datum
 tensile_train_model(PG_FUNCTION_ARGS)
 {
@@ -212,7 +212,7 @@ tensile_train_model(PG_FUNCTION_ARGS)
 	PG_RETURN_INT64(job);
 }
 
-/* tensile.calibrate(device_seconds) → the job */
+/* tensile.calibrate(device_seconds) -> the job */
 Datum
 tensile_calibrate(PG_FUNCTION_ARGS)
 {

@@ -13,8 +13,8 @@
  * A worker connects as the submitting role and stays it. What that role has set with ALTER ROLE must not change how the
  * supervisor works, so the settings that could are set again (reset_settings).
  *
- * Ends: a step without a time-out was the last → exit 0. An error in it → one log line and exit 1; an error that a
- * singleton has shown before → exit 0 without a line. SIGTERM → see wait.c.
+ * Ends: a step without a time-out was the last -> exit 0. An error in it -> one log line and exit 1; an error that a
+ * singleton has shown before -> exit 0 without a line. SIGTERM -> see wait.c.
  */
 #include "postgres.h"
 

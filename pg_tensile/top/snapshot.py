@@ -42,7 +42,7 @@ SNAPSHOT = """
 EPOCHS = """
     SELECT o.job, m.epoch::float8 AS done, m.loss, extract(epoch FROM m.at)::float8 AS at
     FROM unnest(%s::bigint[]) o (job) CROSS JOIN LATERAL (
-        SELECT x.epoch, x.loss, x.at FROM tensile.metrics x
+        SELECT x.epoch, x.loss, x.at FROM tensile.epoch_metrics x
         WHERE x.job = o.job AND x.split = 'training' ORDER BY x.epoch DESC LIMIT 200) m
     ORDER BY o.job, m.epoch
 """

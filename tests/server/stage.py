@@ -129,7 +129,8 @@ class Stage:
         self._wait_until = wait_until
         set_the_stage(self.conn, "scheduler", "inference", "worker")
         self.conn.execute(
-            "CREATE ROLE alice LOGIN; CREATE ROLE mallory LOGIN; CREATE ROLE watcher LOGIN IN ROLE pg_read_all_stats"
+            "CREATE ROLE alice LOGIN; CREATE ROLE mallory LOGIN; CREATE ROLE watcher LOGIN IN ROLE pg_read_all_stats;"
+            "GRANT tensile_user TO alice, mallory, watcher"
         )
         wait_until(lambda: SCHEDULER in processes(self.conn), 10)
         terminate(self.conn, SCHEDULER)

@@ -58,7 +58,7 @@ def test_a_job_chooses_and_says_so(db: Connection, job_row: Row) -> None:
     log = "SELECT reason, details->>'law' FROM tensile.scheduler_log WHERE job = %s AND event = 'batch size'"
     reason, law = db.execute(log, (job,)).fetchall()[-1]
     assert reason.startswith(f"{chosen} rows, of {len(sizes)} sizes: ") and law == "accudnn"
-    trained = "SELECT DISTINCT samples FROM tensile.metrics WHERE job = %s AND split = 'training'"
+    trained = "SELECT DISTINCT samples FROM tensile.epoch_metrics WHERE job = %s AND split = 'training'"
     rows = value(db, "SELECT preprocessing->'rows'->>'training' FROM tensile.model_versions WHERE job = %s", job)
     assert db.execute(trained, (job,)).fetchall() == [(int(rows),)]  # each row once an epoch
     graphs = value(db, "SELECT graphs FROM tensile.traces WHERE job = %s", job)

@@ -129,15 +129,21 @@ def test_starting_and_back(tx: Connection, new_job: NewJob, model: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["DROP ROLE {role}", "ALTER ROLE {role} RENAME TO {role}_2", "ALTER ROLE {role} NOLOGIN"]
+    ("change", "expected"),
+    [
+        ("DROP ROLE {role}", "42704"),
+        ("ALTER ROLE {role} RENAME TO {role}_2", "42704"),
+        ("ALTER ROLE {role} NOLOGIN", "42704"),
+        ("REVOKE tensile_user FROM {role}", "42501"),
+    ],
 )
-def test_the_role_is_gone(tx: Connection, new_job: NewJob, model: int, change: str) -> None:
-    tx.execute("CREATE ROLE shortlived LOGIN")
+def test_the_role_is_gone(tx: Connection, new_job: NewJob, model: int, change: str, expected: str) -> None:
+    tx.execute("CREATE ROLE shortlived LOGIN IN ROLE tensile_user")
     job = new_job(model=model, owner_name="shortlived")
     tx.execute(change.format(role="shortlived"))
     assert call(tx, "_job_starting", job) is None
     state, sqlstate, error, hint = columns(tx, job, "state", "sqlstate", "error", "hint")
-    assert (state, sqlstate) == ("failed", "42704")
+    assert (state, sqlstate) == ("failed", expected)
     assert "shortlived" in error
     assert hint
 

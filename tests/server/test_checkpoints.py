@@ -62,7 +62,7 @@ def test_a_job_of_short_epochs_writes_no_checkpoint(db: Connection, written: Non
     finish(db, job)
     asking = submit(db, "other", MLP, epochs=50, options={"checkpoint_interval": 0})
     finish(db, asking)
-    assert value(db, "SELECT count(*) FROM tensile.metrics WHERE job = %s AND split = 'training'", job) == 50
+    assert value(db, "SELECT count(*) FROM tensile.epoch_metrics WHERE job = %s AND split = 'training'", job) == 50
     assert value(db, "SELECT count(*) FROM written WHERE job = %s", job) == 0
     assert value(db, "SELECT count(*) FROM written WHERE job = %s", asking) > 0
     assert value(db, "SELECT count(*) FROM tensile.checkpoint_chunks") == 0

@@ -52,7 +52,7 @@ def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
                 sql.SQL(
                     "CREATE SCHEMA {0}; CREATE EXTENSION pg_tensile SCHEMA {0} CASCADE;"
                     "GRANT USAGE ON SCHEMA {0} TO PUBLIC; CREATE ROLE alice LOGIN; CREATE ROLE mallory LOGIN;"
-                    "CREATE ROLE watcher LOGIN IN ROLE pg_read_all_stats"
+                    "CREATE ROLE watcher LOGIN IN ROLE pg_read_all_stats; GRANT tensile_user TO alice, mallory, watcher"
                 ).format(sql.Identifier(SCHEMA))
             )
         with connect(cluster.dsn(user="alice")) as alice:
@@ -130,7 +130,7 @@ def test_metrics_have_a_row_for_each_epoch_and_split(client: Client, trained: in
     losses = metrics["loss"].unstack()["training"]
     assert losses[EPOCHS] < losses[1]
     row = client.connection.execute(
-        "SELECT accuracy FROM tensile.metrics WHERE job = %s AND epoch = %s AND split = 'validation'",
+        "SELECT accuracy FROM tensile.epoch_metrics WHERE job = %s AND epoch = %s AND split = 'validation'",
         (trained, EPOCHS),
     ).fetchone()
     assert row is not None and metrics.loc[(EPOCHS, "validation"), "accuracy"] == row["accuracy"]

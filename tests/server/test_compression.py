@@ -53,7 +53,7 @@ class Lab:
 
     def losses(self, job: int) -> list[Any]:
         """Of each epoch: loss and accuracy."""
-        sql = "SELECT loss, accuracy FROM tensile.metrics WHERE job = %s ORDER BY epoch"
+        sql = "SELECT loss, accuracy FROM tensile.epoch_metrics WHERE job = %s ORDER BY epoch"
         return self.conn.execute(sql, (job,)).fetchall()
 
     def await_epochs(self, job: int, more: int) -> None:

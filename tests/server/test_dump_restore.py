@@ -44,7 +44,7 @@ def source(new_cluster: Callable[..., Any]) -> Iterator[Any]:
     """alice has a trained model that bob and everybody may use, a version nobody finished, and a job that waits."""
     cluster = new_cluster()
     with cluster.connect() as conn:
-        conn.execute("CREATE ROLE bob LOGIN; CREATE ROLE alice LOGIN")
+        conn.execute("CREATE ROLE bob LOGIN IN ROLE tensile_user; CREATE ROLE alice LOGIN IN ROLE tensile_user")
         conn.execute("CREATE ROLE dumper LOGIN BYPASSRLS IN ROLE pg_read_all_data")
     with cluster.connect(user="alice") as conn:
         conn.execute("SELECT register_model('wave', %s, 'a sine')", (Jsonb({"type": "mlp", "hidden": [4]}),))
@@ -59,7 +59,7 @@ def source(new_cluster: Callable[..., Any]) -> Iterator[Any]:
             "INSERT INTO tensile.jobs SELECT (jsonb_populate_record(j, %s)).* FROM tensile.jobs j",
             (Jsonb({"id": 1000, "state": "interrupted", "ended_at": None, "not_before": "2999-01-01"}),),
         )
-        conn.execute("INSERT INTO tensile.metrics (job, epoch, split) VALUES (1000, 1, 'training')")
+        conn.execute("INSERT INTO tensile.epochs (job, epoch, split) VALUES (1000, 1, 'training')")
         conn.execute("INSERT INTO tensile.checkpoints (job, generation, meta) VALUES (1000, 1, '{}')")
     yield cluster
     cluster.end()
@@ -70,7 +70,8 @@ def restored(source: Any, fresh_cluster: Callable[..., Any]) -> Any:
     """Another cluster with alice, whose OID is another one there, but without bob."""
     cluster = fresh_cluster(extension=False)
     with cluster.connect() as conn:
-        conn.execute("CREATE ROLE first; CREATE ROLE second; CREATE ROLE alice LOGIN")
+        conn.execute("CREATE ROLE first; CREATE ROLE second")
+        conn.execute("CREATE ROLE tensile_user; CREATE ROLE alice LOGIN IN ROLE tensile_user")
     script = tool(source, "pg_dump", "--no-owner")
     tool(cluster, "psql", "-qX", "-v", "ON_ERROR_STOP=1", stdin=script)
     return cluster
@@ -87,7 +88,8 @@ def test_everything_that_is_finished_comes_back(source: Any, restored: Any) -> N
                     "SELECT version, seq, md5(data) FROM tensile.model_weights ORDER BY 1, 2",
                     "SELECT grantee_name, privilege FROM tensile.model_grants ORDER BY 1",
                     "SELECT id, query, state, settings, rows, fingerprint FROM tensile.jobs WHERE ended_at IS NOT NULL",
-                    "SELECT * FROM tensile.metrics WHERE job <> 1000 ORDER BY epoch, split",
+                    "SELECT * FROM tensile.epochs WHERE job <> 1000 ORDER BY epoch, split",
+                    "SELECT * FROM tensile.metrics WHERE job <> 1000 ORDER BY epoch, split, metric",
                 )
             ]
 
@@ -107,7 +109,7 @@ def test_restoring_starts_no_job(restored: Any) -> None:
     with restored.connect() as conn:
         assert one(conn, "SELECT count(*) FROM tensile.jobs WHERE ended_at IS NULL") == 0
         assert one(conn, "SELECT count(*) FROM tensile.checkpoints") == 0
-        assert one(conn, "SELECT count(*) FROM tensile.metrics WHERE job = 1000") == 0
+        assert one(conn, "SELECT count(*) FROM tensile.epochs WHERE job = 1000") == 0
 
 
 def test_owners_are_found_by_name(source: Any, restored: Any) -> None:
@@ -125,7 +127,7 @@ def test_a_missing_role_loses_nothing_and_gives_nobody_its_rights(restored: Any)
         assert conn.execute(
             "SELECT grantee, privilege FROM tensile.model_grants WHERE grantee_name = 'bob'"
         ).fetchall() == [(None, "train")]
-        conn.execute("CREATE ROLE bob LOGIN")
+        conn.execute("CREATE ROLE bob LOGIN IN ROLE tensile_user")
     with restored.connect(user="bob") as conn, pytest.raises(psycopg.errors.InsufficientPrivilege):
         conn.execute(TRAIN)
     with restored.connect(user="alice") as conn:

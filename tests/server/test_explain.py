@@ -131,7 +131,8 @@ def test_an_imported_architecture(db: Connection) -> None:
 def test_a_model_that_is_being_trained(db: Connection, wait_until: Wait) -> None:
     job = submit(db, "m", {"type": "mlp", "hidden": [4]}, epochs=FOREVER)
     wait_until(lambda: phase(db, job) is not None)
-    assert explained(db)["start"] == {"when": "later", "why": f"the model is being trained by job {job}"}
+    start = explained(db)["start"]
+    assert (start["when"], start["why"]) == ("later", f"the model is being trained by job {job}")
 
 
 def test_it_waits_for_memory_that_others_need(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
@@ -140,9 +141,13 @@ def test_it_waits_for_memory_that_others_need(fresh_cluster: Callable[..., Any],
         job = submit(conn, "large", {"type": "mlp", "hidden": [8]}, epochs=FOREVER, policy="none", memory_budget="62MB")
         register(conn, "m", {"type": "mlp", "hidden": [1024]})
         wait_until(lambda: phase(conn, job) == "training", 60)
+        wait_until(lambda: value(conn, "SELECT max(epoch) > 2 FROM tensile.epochs WHERE job = %s", job))
         start = explained(conn, batch_size=256)["start"]
         assert start["when"] == "later", start
         assert "1 running job at least 62.0 MB" in start["why"]
+        rate = "SELECT %s * sum(seconds) / max(epoch) FROM tensile.epochs WHERE job = %s"
+        expected = value(conn, rate, FOREVER, job)
+        assert expected / 20 < start["wait_s"] < expected * 20
         register(conn, "small", {"type": "mlp", "hidden": [8]})
         assert explained(conn, "small")["start"]["when"] == "now"
         conn.execute("SELECT cancel_job(%s)", (job,))
@@ -418,7 +423,7 @@ def test_others_jobs_are_not_shown(fresh_cluster: Callable[..., Any], wait_until
     with fresh_cluster().connect() as conn:
         job = submit(conn, "secret_model", {"type": "mlp", "hidden": [8]}, epochs=FOREVER)
         wait_until(lambda: phase(conn, job) == "training", 60)
-        conn.execute("CREATE ROLE mallory LOGIN")
+        conn.execute("CREATE ROLE mallory LOGIN IN ROLE tensile_user")
         register(conn, "m")
         conn.execute("SELECT grant_model('m', 'mallory', 'train')")
         conn.execute("SET ROLE mallory")

@@ -255,7 +255,7 @@ def test_a_killed_supervisor_takes_its_executor_along_and_the_job_goes_on(
     with cluster.connect() as db:
         model = python_model(on_forward="time.sleep(0.005)")
         job = submit(db, "m", model, epochs=30, batch_size=40, options={"checkpoint_interval": 0})
-        epoch = "SELECT max(epoch) FROM tensile.metrics WHERE job = %s"
+        epoch = "SELECT max(epoch) FROM tensile.epoch_metrics WHERE job = %s"
         wait_until(lambda: (value(db, epoch, job) or 0) >= 3)
         worker, executor = worker_pid(db, job), executor_pid(db, job)
         assert worker is not None and executor is not None
@@ -289,7 +289,7 @@ def test_what_a_running_job_needs_is_dropped(
     admin.execute("CREATE DATABASE lab")
     with cluster.connect("lab") as db:
         db.execute("CREATE EXTENSION pg_tensile CASCADE")
-    admin.execute("CREATE ROLE alice LOGIN")
+    admin.execute("CREATE ROLE alice LOGIN IN ROLE tensile_user")
     with cluster.connect("lab", user="alice") as alice:
         job = submit(alice, "m", MLP, **arguments)
     with cluster.connect("lab") as db:

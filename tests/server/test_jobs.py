@@ -58,7 +58,9 @@ def test_a_job_trains_and_leaves_a_version(db: Connection, job_row: Row, wait_un
     assert row["submitted_at"] < row["started_at"] < row["ended_at"]
     assert (row["attempts"], row["version"], row["rows"], row["error"], row["reason"]) == (1, 1, 400, None, None)
     assert row["fingerprint"].startswith("400:")
-    splits = db.execute("SELECT epoch, split, samples, loss FROM tensile.metrics WHERE job = %s", (job,)).fetchall()
+    splits = db.execute(
+        "SELECT epoch, split, samples, loss FROM tensile.epoch_metrics WHERE job = %s", (job,)
+    ).fetchall()
     assert sorted(split[:2] for split in splits) == [(e, s) for e in (1, 2, 3) for s in ("training", "validation")]
     assert all(split[2] > 0 and split[3] > 0 for split in splits)
     assert value(db, "SELECT deployed_version FROM tensile.models WHERE name = 'm'") == 1
@@ -297,7 +299,7 @@ def has_checkpoint(conn: Connection, job: int) -> bool:
 
 
 def epochs_done(conn: Connection, job: int) -> int:
-    return value(conn, "SELECT coalesce(max(epoch), 0) FROM tensile.metrics WHERE job = %s", job)
+    return value(conn, "SELECT coalesce(max(epoch), 0) FROM tensile.epoch_metrics WHERE job = %s", job)
 
 
 def test_a_terminated_worker_leaves_a_checkpoint_and_the_job_goes_on(
@@ -323,7 +325,7 @@ def test_an_interrupted_job_ends_with_the_numbers_of_an_undisturbed_one(db: Conn
     db.execute("SELECT pg_terminate_backend(%s)", (worker_pid(db, disturbed),))
     wait_until(lambda: state(db, undisturbed) == state(db, disturbed) == "finished", 60)
     assert value(db, "SELECT attempts FROM tensile.jobs WHERE id = %s", disturbed) == 2
-    numbers = "SELECT epoch, split, samples, loss, accuracy, f1 FROM tensile.metrics WHERE job = %s ORDER BY 1, 2"
+    numbers = "SELECT epoch, split, samples, loss, accuracy, f1 FROM tensile.epoch_metrics WHERE job = %s ORDER BY 1, 2"
     assert db.execute(numbers, (disturbed,)).fetchall() == db.execute(numbers, (undisturbed,)).fetchall()
     weights = (
         "SELECT data FROM tensile.model_weights w JOIN tensile.model_versions v ON v.id = w.version WHERE job = %s"
@@ -461,7 +463,7 @@ def test_a_role_dropped_while_its_job_is_queued(
     with cluster.connect() as db:
         blocker = submit(db, "blocker", MLP, epochs=FOREVER)
         wait_until(lambda: state(db, blocker) == "running")
-        db.execute("CREATE ROLE leaver LOGIN")
+        db.execute("CREATE ROLE leaver LOGIN IN ROLE tensile_user")
         with cluster.connect(user="leaver") as theirs:
             register(theirs, "theirs")
             job = submit(theirs, "theirs")

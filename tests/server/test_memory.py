@@ -75,7 +75,7 @@ def test_a_job_too_many_waits_and_priorities_say_who_is_next(lab: Lab) -> None:
 
 def test_only_its_owner_changes_a_jobs_priority_while_it_goes_on(lab: Lab) -> None:
     job = lab.submit("mlp", epochs=FOREVER)
-    lab.conn.execute("CREATE ROLE mallory LOGIN")
+    lab.conn.execute("CREATE ROLE mallory LOGIN IN ROLE tensile_user")
     with lab.cluster.connect(user="mallory") as mallory, pytest.raises(psycopg.errors.UndefinedObject) as denied:
         mallory.execute("SELECT set_job_priority(%s, 1)", (job,))
     assert denied.value.diag.message_primary == f"job {job} does not exist"  # as far as others are told

@@ -83,9 +83,9 @@ def conn(server: Any) -> Iterator[Connection]:
 
 @pytest.fixture
 def role(conn: Connection) -> Iterator[str]:
-    """A role without any privileges, dropped at the end."""
+    """A role without a grant on any model, dropped at the end."""
     name = f"stranger_{time.monotonic_ns()}"
-    conn.execute(f"CREATE ROLE {name} LOGIN")
+    conn.execute(f"CREATE ROLE {name} LOGIN IN ROLE tensile_user")
     yield name
     conn.execute("RESET ROLE")
     conn.execute(f"DROP OWNED BY {name}")

@@ -162,7 +162,7 @@ def test_loaded_models_are_shown_with_their_budgets_to_those_who_may_see_the_mod
     assert planned_bytes <= device_bytes == 654000 and host_bytes == weights
     total = "SELECT sum(device_bytes) FROM tensile.loaded_models"
     wait_until(lambda: value(conn, total) == inference_bytes(conn))
-    conn.execute("CREATE ROLE stranger LOGIN; SET ROLE stranger")
+    conn.execute("CREATE ROLE stranger LOGIN IN ROLE tensile_user; SET ROLE stranger")
     try:
         assert rows() == {}
         assert value(conn, "SELECT count(*) FROM tensile._loaded_models") == 0
@@ -198,7 +198,7 @@ def test_a_models_own_budget_holds_for_everybody_who_does_not_say_otherwise(
 
 
 def test_only_the_owner_sets_a_models_budget(conn: Connection) -> None:
-    conn.execute("CREATE ROLE stranger LOGIN; SELECT grant_model('numbers', 'stranger')")
+    conn.execute("CREATE ROLE stranger LOGIN IN ROLE tensile_user; SELECT grant_model('numbers', 'stranger')")
     try:
         conn.execute("SET ROLE stranger")
         set_it = "SELECT set_model_memory_budget(%s, '1MB')"

@@ -43,7 +43,7 @@ def running(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Pa
     lab.await_training(job)
     measured = "SELECT count(*) > 0 FROM tensile.latency WHERE job = %s AND measured_us > 0"
     lab.wait_until(lambda: value(lab.conn, measured, job), 60, lab.told)
-    metrics = "SELECT count(*) > 3 FROM tensile.metrics WHERE job = %s"
+    metrics = "SELECT count(*) > 3 FROM tensile.epoch_metrics WHERE job = %s"
     lab.wait_until(lambda: value(lab.conn, metrics, job), 60, lab.told)
     path = tmp_path_factory.mktemp("running") / "report.html"
     assert run(lab, "report", job, path) == 0
@@ -119,7 +119,7 @@ def test_the_jobs_life_is_that_of_sql(lab: Lab, planned: int, tmp_path: Path) ->
     )
     errors = "percentile_cont(0.5) WITHIN GROUP (ORDER BY relative_error) FROM tensile.latency WHERE job = %s"
     assert facts["latency"]["median_error"] == pytest.approx(value(lab.conn, f"SELECT {errors}", planned))
-    metrics = rows(lab, "SELECT * FROM tensile.metrics WHERE job = %s ORDER BY epoch, split", planned)
+    metrics = rows(lab, "SELECT * FROM tensile.epoch_metrics WHERE job = %s ORDER BY epoch, split", planned)
     last = [row for row in metrics if row["epoch"] == metrics[-1]["epoch"]]
     for row, fact in zip(last, facts["metrics"][-len(last) :], strict=True):
         assert {name: fact[name] for name in ("epoch", "split", "loss", "accuracy", "samples")} == {
@@ -299,7 +299,7 @@ def test_somebody_elses_job(
     lab: Lab, planned: int, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lab.conn.execute("DROP ROLE IF EXISTS mallory")
-    lab.conn.execute("CREATE ROLE mallory LOGIN")
+    lab.conn.execute("CREATE ROLE mallory LOGIN IN ROLE tensile_user")
     said = refused(lab, capsys, command, planned, tmp_path / "file", user="mallory")
     assert f"there is no job {planned}, or it is somebody else's" in said
     assert not list(tmp_path.iterdir())

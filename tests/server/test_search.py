@@ -136,7 +136,7 @@ def test_the_next_job_with_the_graph_has_the_result_at_once_and_learns_the_same(
     assert lab.digest(searched) == lab.plain_digest
     assert lab.search(searched, "state, cached, elapsed") == ("finished", True, None)
     assert lab.order(searched)
-    losses = "SELECT array_agg(loss ORDER BY epoch) FROM tensile.metrics WHERE job = %s"
+    losses = "SELECT array_agg(loss ORDER BY epoch) FROM tensile.epoch_metrics WHERE job = %s"
     assert value(lab.conn, losses, lab.plain) == value(lab.conn, losses, searched)
 
 

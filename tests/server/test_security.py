@@ -22,7 +22,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 MLP = Jsonb({"type": "mlp", "hidden": [4]})
 TABLES = [
     *("models", "model_versions", "model_weights", "model_grants"),
-    *("jobs", "checkpoints", "checkpoint_chunks", "metrics"),
+    *("jobs", "checkpoints", "checkpoint_chunks", "epochs", "metrics"),
     *("traces", "operators", "tensors", "latencies", "footprints", "searches", "search_results"),
     *("device_profiles", "latency_models", "sparsities", "codings", "codec_times", "scheduler_log"),
 ]
@@ -32,7 +32,7 @@ OF_THE_MACHINE = {"device_profiles", "latency_models", "codec_times"}  # everybo
 OPEN = {
     *("_version", "_owned", "_raise", "_no_such_job"),
     *("_progress", "_devices", "_plan", "_predictions"),
-    *("_submitted_here", "_wait_for_change", "_wait_round", "_job_result"),
+    *("_submitted_here", "_wait_for_change", "_wait_round", "_job_result", "_explain_latency_models"),
 }
 # Open as well, because workers run as the user; each of them raises 42501 outside the process that it is for.
 WORKERS_ONLY = {
@@ -111,7 +111,7 @@ def insert_job(db: Connection, owner: str, model: int | None, state: str = "inte
 def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]) -> Iterator[Cast]:
     schema = one(db, "SELECT current_schema")
     alice, mallory = roles("alice"), roles("mallory")
-    bob = roles("bob", member_of=("pg_read_all_stats",))
+    bob = roles("bob", member_of=("tensile_user", "pg_read_all_stats"))
     options = f"-c search_path={schema},public"
     conns = {name: connect(user=name, options=options) for name in (alice, bob, mallory)}
 
@@ -127,7 +127,8 @@ def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Conne
         *(model, job),
     )
     db.execute("INSERT INTO tensile.model_weights VALUES (%s, 0, 'secret')", (version,))
-    db.execute("INSERT INTO tensile.metrics (job, epoch, split, loss) VALUES (%s, 1, 'training', 0.5)", (job,))
+    db.execute("INSERT INTO tensile.epochs (job, epoch, split) VALUES (%s, 1, 'training')", (job,))
+    db.execute("INSERT INTO tensile.metrics VALUES (%s, 1, 'training', 'loss', 0.5)", (job,))
     db.execute("INSERT INTO tensile.checkpoints (job, generation, meta) VALUES (%s, 1, '{}')", (job,))
     db.execute("INSERT INTO tensile.checkpoint_chunks VALUES (%s, 1, 0, 'secret')", (job,))
     for insert in (
@@ -172,6 +173,32 @@ def test_public_may_execute_what_is_listed_here_and_nothing_else(play: Cast) -> 
         " AND has_function_privilege(oid, 'EXECUTE')"
     ).fetchall()
     assert {name for (name,) in rows} == OPEN | WORKERS_ONLY.keys()
+
+
+def test_nothing_is_for_everybody(
+    db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]
+) -> None:
+    outsider = connect(roles("outsider", member_of=()))
+    routines = (
+        "SELECT p.oid::regprocedure::text FROM pg_proc p JOIN pg_depend d ON d.objid = p.oid AND d.deptype = 'e'"
+        " JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_tensile'"
+        " WHERE p.pronamespace = 'public'::regnamespace AND has_function_privilege({}, p.oid, 'EXECUTE')"
+    )
+    assert outsider.execute(routines.format("current_user")).fetchall() == []
+    assert len(outsider.execute(routines.format("'tensile_user'")).fetchall()) > 15
+    for use in ("SELECT predict('m', '{1}'::float8[])", "TABLE tensile.models", "SELECT tensile._my_job()"):
+        denied(partial(outsider.execute, use), "permission denied")
+
+
+def test_a_job_needs_more_than_a_single_function(
+    db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]
+) -> None:
+    """Its worker, too, runs as the role."""
+    role = roles("guest", member_of=())
+    db.execute(f"GRANT EXECUTE ON FUNCTION register_model, train_model TO {role}")
+    db.execute(f"SELECT register_model('m', %s), grant_model('m', '{role}', 'train')", (MLP,))
+    with connect(role) as conn:
+        denied(partial(conn.execute, "SELECT train_model('m', 'VALUES (1, 2)', 'column2')"), "tensile")
 
 
 @pytest.mark.parametrize("name", WORKERS_ONLY)
@@ -243,12 +270,12 @@ def test_who_sees_which_rows(play: Cast) -> None:
     assert seen(play.mallory) == OF_THE_MACHINE
     of_jobs = {"traces", "operators", "tensors", "latencies", "footprints", "sparsities", "codings"}
     of_jobs |= {"scheduler_log", "searches", "search_results"}
-    assert seen(play.bob) == {"models", "model_versions", "jobs", "metrics"} | of_jobs | OF_THE_MACHINE
+    assert seen(play.bob) == {"models", "model_versions", "jobs", "epochs", "metrics"} | of_jobs | OF_THE_MACHINE
 
 
 def test_who_sees_what_through_the_views(play: Cast) -> None:
     for conn, visible in ((play.alice, 1), (play.bob, 1), (play.mallory, 0)):
-        for view in ("progress", "latency", "footprint", "compression", "search"):
+        for view in ("progress", "epoch_metrics", "latency", "footprint", "compression", "search"):
             assert one(conn, f"SELECT count(*) FROM tensile.{view}") == visible
         assert one(conn, "SELECT count(*) FROM tensile.job_history") == 0
         assert one(conn, "SELECT count(*) FROM tensile.predictions") == 0
@@ -338,7 +365,7 @@ def test_mistakes_in_grants(play: Cast) -> None:
     refused("22023", 'unknown privilege "select"', "predict", partial(play.alice.execute, grant, ("public", "select")))
     give = "SELECT set_model_owner('late', %s)"
     refused("42501", "must be member of role", "superuser", partial(play.alice.execute, give, (user(play.bob),)))
-    refused("22023", "public can't own a model", "role", partial(play.alice.execute, give, ("public",)))
+    refused("22023", "public cannot own a model", "role", partial(play.alice.execute, give, ("public",)))
 
 
 def test_a_group_owns_through_its_members(db: Connection, play: Cast, roles: Callable[..., str]) -> None:
@@ -357,7 +384,7 @@ def test_a_new_role_with_an_old_name_inherits_nothing(
 ) -> None:
     alice = user(play.alice)
     play.alice.close()
-    db.execute(f"DROP OWNED BY {alice}; DROP ROLE {alice}; CREATE ROLE {alice} LOGIN")
+    db.execute(f"DROP OWNED BY {alice}; DROP ROLE {alice}; CREATE ROLE {alice} LOGIN IN ROLE tensile_user")
     impostor = connect(user=alice)
     assert (
         one(impostor, "SELECT count(*) FROM tensile.models") + one(impostor, "SELECT count(*) FROM tensile.jobs") == 0

@@ -124,10 +124,12 @@ def test_losses_and_pace_of_earlier_epochs_are_there_at_once(
     monkeypatch.setenv("COLUMNS", "80")
     for epoch in range(1, 7):
         stage.conn.execute(
-            "INSERT INTO tensile.metrics (job, epoch, split, loss, at)"
-            " SELECT job, %s, 'training', %s, heartbeat - %s * interval '10 s' FROM tensile.progress WHERE job = %s",
-            (epoch, 1 / epoch, 7 - epoch, running),
+            "INSERT INTO tensile.epochs (job, epoch, split, at)"
+            " SELECT job, %s, 'training', heartbeat - %s * interval '10 s' FROM tensile.progress WHERE job = %s",
+            (epoch, 7 - epoch, running),
         )
+        loss = (running, epoch, 1 / epoch)
+        stage.conn.execute("INSERT INTO tensile.metrics VALUES (%s, %s, 'training', 'loss', %s)", loss)
     assert main(command(stage, "--once")[3:]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if " training " in line]
     assert "█▄▃▂" in line and " 38s " in line  # 3.5 epochs, when 5.5 took 60 s
@@ -172,11 +174,11 @@ def test_no_server_no_database_no_extension_no_role(stage: Stage, capsys: Any) -
 
 
 def test_a_role_without_privileges(stage: Stage, capsys: Any) -> None:
-    stage.conn.execute("REVOKE USAGE ON SCHEMA tensile FROM PUBLIC")
+    stage.conn.execute("REVOKE USAGE ON SCHEMA tensile FROM tensile_user")
     try:
         assert "permission denied" in refusal(capsys, "--once", "-d", stage.cluster.dsn(user="mallory"))
     finally:
-        stage.conn.execute("GRANT USAGE ON SCHEMA tensile TO PUBLIC")
+        stage.conn.execute("GRANT USAGE ON SCHEMA tensile TO tensile_user")
 
 
 def test_without_a_terminal_it_asks_for_once_or_json(stage: Stage, capsys: Any) -> None:

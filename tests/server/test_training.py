@@ -89,7 +89,8 @@ def finish(conn: Connection, job: int, timeout: str = "60 s") -> None:
 def last_metrics(conn: Connection, job: int, split: str = "validation") -> dict[str, Any]:
     names = ("epoch", "samples", "loss", "accuracy", "f1", "rmse", "r2", "seconds")
     row = conn.execute(
-        f"SELECT {', '.join(names)} FROM tensile.metrics WHERE job = %s AND split = %s ORDER BY epoch DESC LIMIT 1",
+        f"SELECT {', '.join(names)} FROM tensile.epoch_metrics WHERE job = %s AND split = %s"
+        " ORDER BY epoch DESC LIMIT 1",
         (job, split),
     ).fetchone()
     assert row is not None
@@ -122,7 +123,7 @@ def test_each_architecture_learns_from_sql_and_predicts(
     finish(tables, job)
     metrics = last_metrics(tables, job)
     assert metrics["epoch"] == 15 and metrics[metric] > least, metrics
-    assert value(tables, "SELECT count(*) FROM tensile.metrics WHERE job = %s", job) == 30
+    assert value(tables, "SELECT count(*) FROM tensile.epoch_metrics WHERE job = %s", job) == 30
     rows = f"SELECT *, row_number() OVER () AS n FROM ({query}) q"
     if metric == "accuracy":
         right = value(tables, f"SELECT avg((predict_class('m', q) = q.class)::int) FROM ({query}) q")
@@ -144,7 +145,9 @@ def test_validation_is_apart_and_counted(tables: Connection) -> None:
     none = submit(tables, "m", query=QUERY.format(target="class"), target="class", validation=0.0)
     finish(tables, none)
     assert last_metrics(tables, none, "training")["samples"] == 800
-    assert value(tables, "SELECT count(*) FROM tensile.metrics WHERE job = %s AND split = 'validation'", none) == 0
+    assert (
+        value(tables, "SELECT count(*) FROM tensile.epoch_metrics WHERE job = %s AND split = 'validation'", none) == 0
+    )
 
 
 def weights(conn: Connection, job: int) -> bytes:
@@ -355,7 +358,7 @@ def test_a_loss_that_is_not_finite_stops_the_job_at_that_step(db: Connection, jo
         finish(db, job)
     row = job_row(db, job)
     assert (row["state"], row["sqlstate"]) == ("failed", "22003") and "learning rate" in row["hint"]
-    (epochs,) = {value(db, "SELECT max(epoch) FROM tensile.metrics WHERE job = %s", job)}
+    (epochs,) = {value(db, "SELECT max(epoch) FROM tensile.epoch_metrics WHERE job = %s", job)}
     assert epochs >= 2
     meta = value(db, "SELECT meta FROM tensile.checkpoints WHERE job = %s", job)
     assert 1 <= meta["epoch"] <= epochs  # the last good one is kept
@@ -373,7 +376,7 @@ def test_early_stopping_keeps_the_best_epoch(db: Connection) -> None:
     losses = [
         row[0]
         for row in db.execute(
-            "SELECT loss FROM tensile.metrics WHERE job = %s AND split = 'validation' ORDER BY epoch", (job,)
+            "SELECT loss FROM tensile.epoch_metrics WHERE job = %s AND split = 'validation' ORDER BY epoch", (job,)
         )
     ]
     best = min(range(len(losses)), key=losses.__getitem__) + 1
@@ -408,7 +411,9 @@ def test_a_killed_job_resumes_to_the_same_bits(tables: Connection, wait_until: W
     assert weights(tables, broken) == weights(tables, whole)
     names = "epoch, split, samples, loss, accuracy, f1"
     metrics = [
-        tables.execute(f"SELECT {names} FROM tensile.metrics WHERE job = %s ORDER BY epoch, split", (job,)).fetchall()
+        tables.execute(
+            f"SELECT {names} FROM tensile.epoch_metrics WHERE job = %s ORDER BY epoch, split", (job,)
+        ).fetchall()
         for job in (whole, broken)
     ]
     assert metrics[0] == metrics[1] and len(metrics[0]) == 50

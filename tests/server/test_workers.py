@@ -545,7 +545,7 @@ def test_a_terminated_worker_that_does_not_come_to_a_wait_dies(stage: Stage, job
 
 
 def test_a_worker_whose_role_is_dropped_is_told(stage: Stage, wait_until: Wait) -> None:
-    stage.conn.execute("CREATE ROLE leaver LOGIN")
+    stage.conn.execute("CREATE ROLE leaver LOGIN IN ROLE tensile_user")
     with stage.cluster.connect(user="leaver") as conn:
         register(conn, "leaves")
         job = train(conn, "leaves")

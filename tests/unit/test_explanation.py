@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pg_tensile.explanation import SHOWN, Admission, Request, duration, explain, render
+from pg_tensile.explanation import SHOWN, Admission, Ahead, Request, duration, explain, render
 from pg_tensile.peak import floor_bytes, footprint
 from pg_tensile.plan import EventKind
 from pg_tensile.policies import joint
@@ -136,8 +136,36 @@ def test_what_cannot_fit_never_starts_and_says_which_operator_is_too_large(net: 
 
 
 def test_a_model_in_training_waits_for_its_job(net: Trace) -> None:
-    start = explained(net, open_job=7)["start"]
-    assert start == {"when": "later", "why": "the model is being trained by job 7"}
+    start = explained(net, open_job=7, open_job_s=30.0)["start"]
+    assert start == {"when": "later", "why": "the model is being trained by job 7", "wait_s": 30.0}
+
+
+@pytest.mark.parametrize(
+    ("ahead", "expected"),
+    [
+        ([Ahead(True, 40 * MB, 100.0)], 100.0),
+        ([Ahead(True, 40 * MB, None)], None),
+        # as soon as enough of the running ones have ended
+        ([Ahead(True, 20 * MB, 300.0), Ahead(True, 20 * MB, 100.0)], 100.0),
+        ([Ahead(True, 39 * MB, 300.0), Ahead(True, MB, 100.0)], 300.0),
+        ([Ahead(True, 20 * MB, None), Ahead(True, 20 * MB, 100.0)], 100.0),
+        # after those that wait already, where there is not room for all
+        ([Ahead(True, 40 * MB, 100.0), Ahead(False, 20 * MB, 50.0)], 100.0),
+        ([Ahead(True, 40 * MB, 100.0), Ahead(False, 40 * MB, 50.0)], 150.0),
+        ([Ahead(True, 40 * MB, 100.0), Ahead(False, 40 * MB, None)], None),
+        ([Ahead(True, 40 * MB, 100.0), Ahead(False, 40 * MB, 50.0), Ahead(False, 40 * MB, 25.0)], 175.0),
+    ],
+)
+def test_how_long_it_waits_at_most(net: Trace, ahead: list[Ahead], expected: float | None) -> None:
+    """The device has 40 MB; the job needs 20 MB of them."""
+    running = [job for job in ahead if job.running]
+    taken = sum(job.least_bytes for job in running)
+    admission = Admission(40 * MB, 0, len(running), len(ahead) - len(running), taken, ahead=tuple(ahead))
+    found = explained(net, policy="none", claim_bytes=20 * MB, admission=admission)
+    assert (found["start"]["when"], found["start"]["wait_s"]) == ("later", expected)
+    assert "ahead" not in found["admission"]
+    said = "nobody can tell when" if expected is None else "in at most "
+    assert said in render(found)[-1]
 
 
 def test_an_eager_job_needs_what_it_claims(net: Trace) -> None:

@@ -24,6 +24,15 @@ SELECT tablename, policyname, cmd, roles FROM pg_policies WHERE schemaname = 'te
 SELECT tgrelid::regclass AS "table", tgname FROM pg_trigger
 WHERE tgrelid::regclass::text LIKE 'tensile.%' AND NOT tgisinternal ORDER BY 1::text, 2;
 
+-- Who may use it: members of tensile_user, and PUBLIC nothing
+SELECT p.oid::regprocedure AS "for PUBLIC, or not for tensile_user"
+FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
+     JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_tensile'
+WHERE p.pronamespace = 'public'::regnamespace
+  AND (has_function_privilege('public', p.oid, 'EXECUTE') OR NOT has_function_privilege('tensile_user', p.oid, 'EXECUTE'));
+SELECT has_schema_privilege('public', 'tensile', 'USAGE') AS "for PUBLIC",
+       has_schema_privilege('tensile_user', 'tensile', 'USAGE') AS "for tensile_user";
+
 -- Everything public is described, and private functions begin with an underscore
 SELECT p.oid::regprocedure FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
      JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_tensile'

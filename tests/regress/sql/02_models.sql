@@ -1,6 +1,13 @@
 -- Models: registering, replacing, granting, dropping.
-CREATE ROLE regress_tensile_owner;
-CREATE ROLE regress_tensile_user;
+CREATE ROLE regress_tensile_owner IN ROLE tensile_user;
+CREATE ROLE regress_tensile_user IN ROLE tensile_user;
+CREATE ROLE regress_tensile_nobody;
+
+-- Nothing is for everybody
+SET ROLE regress_tensile_nobody;
+SELECT register_model('late', '{"type": "mlp"}');
+SELECT predict('late', ARRAY[1.0]);
+SELECT count(*) FROM tensile.models;
 
 SET ROLE regress_tensile_owner;
 SELECT register_model('late', '{"type": "mlp", "hidden": [8]}', 'late arrivals') AS late \gset
@@ -29,7 +36,7 @@ SELECT train_model('late', 'VALUES (1, 2)', 'column2');
 SET ROLE regress_tensile_owner;
 SELECT grant_model('late', 'regress_tensile_user');
 SELECT grant_model('late', 'regress_tensile_user', 'trian');
-SELECT grant_model('late', 'regress_tensile_nobody');
+SELECT grant_model('late', 'regress_tensile_anybody');
 SELECT grantee_name, privilege, grantor_name FROM tensile.model_grants;
 SET ROLE regress_tensile_user;
 SELECT name FROM tensile.models;
@@ -39,10 +46,11 @@ SET ROLE regress_tensile_owner;
 SELECT revoke_model('late', 'regress_tensile_user');
 SELECT set_model_owner('late', 'regress_tensile_user');
 RESET ROLE;
+SELECT set_model_owner('late', NULL);
 SELECT set_model_owner('late', 'regress_tensile_user');
 SELECT name, owner_name FROM tensile.models;
 SET ROLE regress_tensile_user;
 SELECT drop_model('late');
 SELECT count(*) FROM tensile.models;
 RESET ROLE;
-DROP ROLE regress_tensile_owner, regress_tensile_user;
+DROP ROLE regress_tensile_owner, regress_tensile_user, regress_tensile_nobody;

@@ -1,0 +1,84 @@
+"""What a role, a session or a database is set to changes neither what is trained nor whether it works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from tests.server.support import MLP, ROWS, register, submit, value
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+RATE = 0.0014999  # that fewer digits would make 0.001
+SUBMISSION = """
+    SELECT tensile._explain_training('postgres'::regrole, 'm', '', 'y', 1, 8, 'sgd', %s, 0.1, 0, 'joint', NULL, 0,
+                                     '{}', '') ->> 'learning_rate'
+"""
+
+
+def test_what_is_trained_does_not_depend_on_how_floats_are_printed(
+    db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]
+) -> None:
+    def loss(role: str) -> float:
+        with connect(role) as conn:
+            job = submit(conn, f"of {role}", MLP, epochs=1, learning_rate=RATE)
+            assert value(conn, "SELECT wait_for_job(%s, '60 s')", job) == "finished"
+        return float(value(db, "SELECT training_loss FROM tensile.job_history WHERE job = %s", job))
+
+    plain, terse = roles("plain"), roles("terse")
+    db.execute(f"ALTER ROLE {terse} SET extra_float_digits = -15")
+    assert loss(terse) == loss(plain)
+
+
+def test_what_is_explained_does_not_depend_on_how_floats_are_printed(db: Connection) -> None:
+    register(db, "m")
+    db.execute("SET extra_float_digits = -15")
+    assert float(value(db, SUBMISSION, RATE)) == RATE
+
+
+def test_row_security_off_stops_neither_explaining_nor_waiting(
+    db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]
+) -> None:
+    user = connect(roles("user"))
+    register(user, "m")
+    user.execute("SET row_security = off")
+    explained = "SELECT count(*) > 5 FROM explain_training('m', %s, 'y', epochs => 1)"
+    assert value(user, explained, ROWS)
+    job = submit(user, "m", epochs=1)
+    assert value(user, "SELECT wait_for_job(%s, '60 s')", job) == "finished"
+
+
+def test_row_security_off_still_holds_for_the_query(
+    db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]
+) -> None:
+    """The caller has asked to be told rather than to be shown some of the rows."""
+    user = connect(roles("user"), options=f"-c search_path={value(db, 'SELECT current_schema()')},public")
+    register(user, "m")
+    db.execute("CREATE TABLE few AS " + ROWS)
+    db.execute("ALTER TABLE few ENABLE ROW LEVEL SECURITY; GRANT SELECT ON few TO PUBLIC")
+    db.execute("CREATE POLICY yes_only ON few USING (y = 'yes')")
+    user.execute("SET row_security = off")
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level security"):
+        user.execute("SELECT explain_training('m', 'SELECT * FROM few', 'y')")
+
+
+@pytest.mark.parametrize("encoding", ["EUC_JP", "LATIN1"])
+def test_databases_of_other_encodings(db: Connection, cluster: Any, encoding: str) -> None:
+    """The script has no character that they lack, nor have the messages of the library."""
+    name = sql.Identifier(f"in_{encoding.lower()}")
+    options = sql.SQL("TEMPLATE template0 ENCODING {} LC_COLLATE 'C' LC_CTYPE 'C'").format(sql.Literal(encoding))
+    db.execute(sql.SQL("CREATE DATABASE {} {}").format(name, options))
+    try:
+        with cluster.connect(f"in_{encoding.lower()}") as conn:
+            conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+            register(conn, "m")
+            with pytest.raises(psycopg.Error) as caught:
+                conn.execute("SELECT register_model('n', %s)", (Jsonb({"type": "cnn", "input": 5}),))
+            assert all(part.isascii() for part in (str(caught.value), caught.value.diag.message_hint or ""))
+    finally:
+        db.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))

@@ -1,0 +1,218 @@
+"""ALTER EXTENSION pg_tensile UPDATE from 0.1.0: models, versions and ended jobs stay, and the catalogue is that of a
+fresh installation.
+
+0.1.0 is installed for real, out of the repository's history, into a copy of PostgreSQL's own folders, which PostgreSQL
+finds relative to its binaries. It trains there; then the present installation takes the data directory over.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psycopg
+import pytest
+
+from scripts.cluster import REPOSITORY, child_python, server_bin
+from tests.server.catalogue import describe
+from tests.server.support import FOREVER, MLP, ROWS, submit, value
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+RELEASE = "7531e0c"  # 0.1.0
+PREDICTIONS = "SELECT array_agg(probability ORDER BY row_number) FROM predict_rows('kept', %s)"
+NUMBERS = "SELECT cos(i) AS a, 3 * cos(i) AS y FROM generate_series(1, 200) i"
+ROUTINES = """
+    SELECT array_agg(p.oid::regprocedure::text) FROM pg_proc p JOIN pg_depend d ON d.objid = p.oid AND d.deptype = 'e'
+    WHERE p.pronamespace = 'public'::regnamespace AND d.classid = 'pg_proc'::regclass
+"""
+ALICES = "SELECT predict('alices', ARRAY[0.5])"
+METRICS = "SELECT job, epoch, split, samples, loss, accuracy, f1, rmse, r2, seconds, at"
+KEPT = {
+    "models": "SELECT id, name, owner_name, architecture, deployed_version, created_at FROM tensile.models ORDER BY 1",
+    "versions": "SELECT id, model, version, job, task, preprocessing, metrics, rows FROM tensile.model_versions"
+    " ORDER BY 1",
+    "weights": "SELECT version, seq, md5(data) FROM tensile.model_weights ORDER BY 1, 2",
+    "grants": "SELECT model, grantee_name, privilege FROM tensile.model_grants ORDER BY 1, 2, 3",
+    "jobs": "SELECT id, model_name, owner_name, state, version, started_at, ended_at, rows, error FROM tensile.jobs"
+    " ORDER BY 1",
+    "history": "SELECT job, epochs, training_loss, validation_loss, accuracy, f1, rmse, r2 FROM tensile.job_history"
+    " ORDER BY 1",
+}
+
+
+def pg_config(option: str, program: str | Path | None = None) -> Path:
+    program = program or os.environ.get("PG_CONFIG", "pg_config")
+    return Path(subprocess.run([program, option], check=True, capture_output=True, text=True).stdout.strip())
+
+
+def copy_of_postgresql(folder: Path) -> Path:
+    """PostgreSQL's folders in `folder`, as they lie to each other; the copy's pg_config."""
+    options = ("--bindir", "--pkglibdir", "--sharedir", "--includedir-server", "--pkgincludedir")
+    parts = {option: pg_config(option) for option in options}
+    root = os.path.commonpath(parts.values())
+    for part in {*parts.values()}:
+        target = folder / part.relative_to(root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["cp", "-a", "--reflink=auto", "-T", part, target], check=True)
+    own = folder / parts["--bindir"].relative_to(root) / "pg_config"
+    assert pg_config("--pkglibdir", own).is_relative_to(folder), "PostgreSQL was built to stay where it is"
+    return own
+
+
+def install_release(folder: Path) -> Path:
+    """0.1.0 in a copy of PostgreSQL; the folder of its binaries."""
+    archive = subprocess.run(["git", "-C", REPOSITORY, "archive", RELEASE], capture_output=True)
+    if archive.returncode != 0:
+        pytest.fail(
+            f"0.1.0 is revision {RELEASE} of this repository, which git archive does not find: run the test in a clone"
+            f" with its history ({archive.stderr.decode(errors='replace').strip()})"
+        )
+    source = folder / "source"
+    source.mkdir()
+    subprocess.run(["tar", "xf", "-", "-C", source], input=archive.stdout, check=True)
+    own = copy_of_postgresql(folder / "postgresql")
+    for left in (pg_config("--sharedir", own) / "extension").glob("pg_tensile*"):
+        left.unlink()
+    make = ["make", "-s", "-C", str(source), "all", "install", f"PG_CONFIG={own}", f"PYTHON={child_python()}"]
+    subprocess.run(make, check=True, capture_output=True, text=True)
+    return pg_config("--bindir", own)
+
+
+class Upgraded(NamedTuple):
+    """A server that was 0.1.0's; what it had then: rows by name, metrics, and predictions."""
+
+    conn: Connection
+    cluster: Any
+    rows: dict[str, list[tuple[Any, ...]]]
+    metrics: list[tuple[Any, ...]]
+    predictions: tuple[list[float], float]
+    routines: list[str]
+    notices: list[str]
+
+
+@pytest.fixture(scope="module")
+def upgraded(new_cluster: Callable[..., Any], clusters_folder: Path) -> Iterator[Upgraded]:
+    if not pg_config("--version").name.startswith("PostgreSQL 15"):
+        pytest.skip("0.1.0 trains on PostgreSQL 15 only")
+    folder = clusters_folder / "0.1.0"
+    folder.mkdir(mode=0o755)
+    cluster = new_cluster(extension=False, start=False)
+    cluster.bin = install_release(folder)
+    try:
+        cluster.start()
+        with cluster.connect() as conn:
+            conn.execute("CREATE EXTENSION pg_tensile CASCADE; CREATE ROLE alice LOGIN")
+            assert value(conn, "SELECT extversion FROM pg_extension WHERE extname = 'pg_tensile'") == "0.1.0"
+            assert value(conn, "SELECT tensile._version()") == "0.1.0"
+            fill(conn, cluster)
+            rows = {name: conn.execute(query).fetchall() for name, query in KEPT.items()}
+            metrics = conn.execute(f"{METRICS} FROM tensile.metrics ORDER BY 1, 2, 3").fetchall()
+            predictions = (value(conn, PREDICTIONS, ROWS), value(conn, ALICES))
+            routines = value(conn, ROUTINES)
+        cluster.stop()
+        cluster.bin = server_bin()
+        cluster.start()
+        with cluster.connect() as conn:
+            notices: list[str] = []
+            conn.add_notice_handler(lambda notice: notices.append(notice.message_primary or ""))
+            conn.execute("ALTER EXTENSION pg_tensile UPDATE")
+            yield Upgraded(conn, cluster, rows, metrics, predictions, routines, notices)
+    finally:
+        cluster.end()
+
+
+def fill(conn: Connection, cluster: Any) -> None:
+    """Two versions of a model, one of a regression by an ordinary role, and jobs that failed and were cancelled."""
+    for seed in (0, 1):
+        job = submit(conn, "kept", MLP if seed == 0 else None, seed=seed, epochs=3)
+        assert value(conn, "SELECT wait_for_job(%s, '60 s')", job) == "finished"
+    conn.execute("SELECT grant_model('kept', 'alice')")
+    with cluster.connect(user="alice") as alice:
+        job = submit(alice, "alices", MLP, query=NUMBERS)
+        assert value(alice, "SELECT wait_for_job(%s, '60 s')", job) == "finished"
+    failed = submit(conn, "never", MLP, query="SELECT i AS x, 1 / (i - 3) AS y FROM generate_series(1, 9) i")
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        conn.execute("SELECT wait_for_job(%s, '60 s')", (failed,))
+    endless = submit(conn, "never", epochs=FOREVER)
+    conn.execute("SELECT cancel_job(%s)", (endless,))
+    assert value(conn, "SELECT wait_for_job(%s, '60 s')", endless) == "cancelled"
+
+
+def test_the_catalogue_is_that_of_a_fresh_installation(upgraded: Upgraded) -> None:
+    """But for what PUBLIC had and keeps."""
+    upgraded.conn.execute("CREATE DATABASE fresh")
+    with upgraded.cluster.connect("fresh") as conn:
+        conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+        fresh = describe(conn)
+    kept = {"schema tensile | rights: PUBLIC: USAGE"}
+    kept |= {f"function {name} | rights: PUBLIC: EXECUTE" for name in upgraded.routines}
+    assert not kept & {*fresh}
+    found = [line for line in describe(upgraded.conn) if line not in kept]
+    difference = "\n".join(difflib.unified_diff(fresh, found, "fresh", "upgraded", n=1, lineterm=""))
+    assert not difference, f"after ALTER EXTENSION UPDATE the catalogue differs:\n{difference}"
+
+
+def test_an_upgrade_takes_nothing_away(upgraded: Upgraded) -> None:
+    """Not from alice, who is no member of tensile_user: only the documented statements do that."""
+    assert upgraded.notices == ["PUBLIC may use pg_tensile as before"]
+    with upgraded.cluster.connect(user="alice") as alice:
+        job = submit(alice, "alices", query=NUMBERS, epochs=1)
+        assert value(alice, "SELECT wait_for_job(%s, '60 s')", job) == "finished"
+
+
+def test_afterwards_public_gives_way_to_the_role(upgraded: Upgraded) -> None:
+    conn = upgraded.conn
+    with conn.transaction(force_rollback=True):
+        for (statement,) in conn.execute(documented("REVOKE EXECUTE ON ROUTINE")).fetchall():
+            conn.execute(statement)
+        conn.execute(documented("REVOKE USAGE ON SCHEMA"))
+        assert not [line for line in describe(conn) if re.match(r"(schema|function (?!tensile)).* PUBLIC:", line)]
+        conn.execute("SET LOCAL ROLE alice")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege), conn.transaction():
+            conn.execute(ALICES)
+        conn.execute("RESET ROLE; GRANT tensile_user TO alice; SET LOCAL ROLE alice")
+        assert value(conn, ALICES) == pytest.approx(upgraded.predictions[1])
+
+
+def documented(beginning: str) -> str:
+    """The statement of docs/operations.md with these words, without psql's \\gexec."""
+    text = (REPOSITORY / "docs" / "operations.md").read_text()
+    (statement,) = [block for block in re.findall(r"^ *[A-Z][^;`]*?(?:;|\\gexec)", text, re.M) if beginning in block]
+    return str(statement).replace("\\gexec", "").rstrip(";")
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_rows_stay(upgraded: Upgraded, name: str) -> None:
+    found = upgraded.conn.execute(KEPT[name]).fetchall()
+    assert found == upgraded.rows[name]
+    assert found
+
+
+def test_metrics_have_become_rows_and_stay_columns_of_a_view(upgraded: Upgraded) -> None:
+    found = upgraded.conn.execute(f"{METRICS} FROM tensile.epoch_metrics ORDER BY 1, 2, 3").fetchall()
+    assert found == upgraded.metrics
+    names = "SELECT array_agg(DISTINCT metric ORDER BY metric) FROM tensile.metrics"
+    assert value(upgraded.conn, names) == ["accuracy", "f1", "loss", "r2", "rmse"]
+
+
+def test_models_predict_the_same(upgraded: Upgraded) -> None:
+    many, one = upgraded.predictions
+    assert value(upgraded.conn, PREDICTIONS, ROWS) == pytest.approx(many)
+    with upgraded.cluster.connect(user="alice") as alice:
+        assert value(alice, PREDICTIONS, ROWS) == pytest.approx(many)
+        assert value(alice, ALICES) == pytest.approx(one)
+
+
+def test_it_trains_on(upgraded: Upgraded) -> None:
+    conn = upgraded.conn
+    latest = value(conn, "SELECT max(v.version) FROM tensile.model_versions v JOIN tensile.models m ON m.id = v.model"
+                         " WHERE m.name = 'kept'")  # fmt: skip
+    job = submit(conn, "kept", epochs=1)
+    assert value(conn, "SELECT wait_for_job(%s, '60 s')", job) == "finished"
+    assert value(conn, "SELECT version FROM tensile.jobs WHERE id = %s", job) == latest + 1

@@ -1,0 +1,118 @@
+"""Upgrade scripts: statements of scripts, and what is derived from two of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from scripts.upgrade_script import GUARD, Routine, generate, hand_written, newest, routine, statements
+
+OLD = """
+\\echo Use "CREATE EXTENSION x" to load this file. \\quit
+CREATE TABLE tensile.jobs (id int);
+COMMENT ON COLUMN tensile.jobs.id IS 'number';
+CREATE FUNCTION tensile._same(a int) RETURNS int LANGUAGE sql AS $$ SELECT 1; $$;
+CREATE FUNCTION tensile._body(a int) RETURNS int LANGUAGE sql AS $$ SELECT 1; $$;
+CREATE FUNCTION tensile._result(OUT a int) RETURNS int LANGUAGE c AS 'x';
+CREATE FUNCTION tensile._gone(a text DEFAULT 'a, b)', b int DEFAULT 1) RETURNS int LANGUAGE sql AS $$ SELECT 1 $$;
+COMMENT ON FUNCTION tensile._result() IS 'result';
+CREATE VIEW tensile.uses WITH (security_invoker = true) AS SELECT tensile._result();
+CREATE VIEW tensile.stays AS SELECT 1;
+CREATE VIEW tensile.changes AS SELECT 1;
+COMMENT ON VIEW tensile.uses IS 'uses';
+GRANT SELECT ON tensile.uses TO PUBLIC;
+"""
+NEW = """
+\\echo Use "CREATE EXTENSION x" to load this file. \\quit
+CREATE TABLE tensile.jobs (id int, kind text);
+COMMENT ON COLUMN tensile.jobs.id IS 'number';
+CREATE FUNCTION tensile._same(a int) RETURNS int LANGUAGE sql AS $$ SELECT 1; $$;
+----
+-- Another section
+
+-- One more than
+-- before
+CREATE FUNCTION tensile._body(a int) RETURNS int LANGUAGE sql AS $$ SELECT 2; -- ; $$;
+CREATE FUNCTION tensile._result(OUT a int, OUT b int) RETURNS record LANGUAGE c AS 'x';
+COMMENT ON FUNCTION tensile._result() IS 'result';
+CREATE FUNCTION @extschema@.fresh(a int) RETURNS int LANGUAGE c AS 'x';
+CREATE VIEW tensile.uses WITH (security_invoker = true) AS SELECT tensile._result();
+CREATE VIEW tensile.stays AS SELECT 1;
+CREATE VIEW tensile.changes AS SELECT 2;
+COMMENT ON VIEW tensile.uses IS 'uses';
+GRANT SELECT ON tensile.uses TO PUBLIC;
+-- A fresh installation only: the reason.
+REVOKE EXECUTE ON FUNCTION @extschema@.fresh(int) FROM PUBLIC;
+"""
+BY_HAND = "-- branch\nALTER TABLE tensile.jobs ADD kind text;"
+
+
+def upgrade(by_hand: str = BY_HAND) -> str:
+    return generate(OLD, NEW, f"{GUARD}\n\n{by_hand}\n")[0]
+
+
+def before_and_after(text: str) -> tuple[str, str]:
+    before, after = text.split(BY_HAND)
+    return before, after
+
+
+def test_statements_end_at_semicolons_outside_of_strings_bodies_and_comments() -> None:
+    texts = [statement.text for statement in statements(NEW)]
+    assert texts[3] == "CREATE FUNCTION tensile._body(a int) RETURNS int LANGUAGE sql AS $$ SELECT 2; -- ; $$"
+    assert len(texts) == 13
+
+
+def test_a_statement_has_the_comment_right_before_it() -> None:
+    assert list(statements(NEW))[3].comment == "-- One more than\n-- before\n"
+    with pytest.raises(ValueError, match="within a statement"):
+        list(statements("SELECT 1"))
+
+
+def test_defaults_are_no_part_of_a_functions_identity() -> None:
+    made = routine(list(statements(OLD))[5])
+    assert made == Routine("FUNCTION", "tensile._gone", ("a text", "b int"), 2, "RETURNS int")
+
+
+def test_what_goes_goes_before_what_is_written_by_hand() -> None:
+    before, _ = before_and_after(upgrade())
+    assert "DROP VIEW tensile.uses,\n    tensile.changes;" in before
+    assert "DROP FUNCTION tensile._result(OUT a int);" in before
+    assert "DROP FUNCTION tensile._gone(a text, b int);" in before
+    assert "CREATE" not in before and "_same" not in before and "stays" not in before
+
+
+def test_what_is_new_or_changed_comes_after_it() -> None:
+    _, after = before_and_after(upgrade())
+    assert "-- One more than\n-- before\nCREATE OR REPLACE FUNCTION tensile._body" in after
+    assert "CREATE FUNCTION tensile._result(OUT a int, OUT b int)" in after  # it was dropped
+    assert "COMMENT ON FUNCTION tensile._result() IS 'result';" in after  # and its comment with it
+    assert "CREATE FUNCTION @extschema@.fresh" in after
+    assert "REVOKE EXECUTE ON FUNCTION @extschema@.fresh(a int) FROM PUBLIC;" in after
+    assert "CREATE VIEW tensile.uses" in after and "COMMENT ON VIEW tensile.uses" in after
+    assert "GRANT SELECT ON tensile.uses TO PUBLIC;" in after
+    assert "_same" not in after and "stays" not in after and "A fresh installation only" not in after
+
+
+def test_what_the_hand_drops_is_not_dropped_twice_and_comes_back() -> None:
+    text = upgrade(f"{BY_HAND}\nDROP VIEW tensile.stays;\nDROP FUNCTION tensile._gone(text, int);")
+    assert text.count("DROP FUNCTION tensile._gone") == 1
+    assert "CREATE VIEW tensile.stays" in text
+
+
+def test_comments_on_columns_of_a_table_that_the_hand_makes_anew() -> None:
+    assert "COMMENT ON COLUMN tensile.jobs.id" in upgrade("CREATE TABLE tensile.jobs (id int, kind text);")
+
+
+def test_what_is_missing_by_hand_is_told() -> None:
+    missing = generate(OLD, NEW, "")[1]
+    assert "+ CREATE TABLE tensile.jobs (id int, kind text)" in missing
+
+
+def test_generating_again_changes_nothing() -> None:
+    once = upgrade()
+    assert generate(OLD, NEW, once)[0] == once
+    assert hand_written(once) == BY_HAND
+
+
+def test_the_newest_upgrade_script_is_that_of_the_full_scripts() -> None:
+    old, new, script = newest()
+    assert generate(old.read_text(), new.read_text(), script.read_text())[0] == script.read_text()
