@@ -159,6 +159,7 @@ tensile_explain_training(PG_FUNCTION_ARGS)
 	explanation.search_path = pstrdup(namespace_search_path);
 	spec = tensile_forward_submission(fcinfo);
 
+	tensile_session_slot_take();
 	current = &explanation;
 	PG_TRY();
 	{
@@ -167,6 +168,7 @@ tensile_explain_training(PG_FUNCTION_ARGS)
 	PG_FINALLY();
 	{
 		current = NULL;
+		tensile_session_slot_free();
 	}
 	PG_END_TRY();
 	raise_error(row);
