@@ -405,8 +405,12 @@ def test_the_log_has_a_line_for_each_turn_of_a_job(
             submit(db, "m")
         good = submit(db, "m")
         assert value(db, "SELECT wait_for_job(%s)", good) == "finished"
-        bad = submit(db, "bad\nname", python_model(on_build="os._exit(3)"))
+        bad = submit(db, "bad", python_model(on_build="os._exit(3)"))
         wait_until(lambda: ended(db, bad))
+        raises = submit(db, "raises", python_model(on_build="raise RuntimeError('two' + chr(10) + 'lines')"))
+        wait_until(lambda: ended(db, raises))
+        error = value(db, "SELECT error FROM tensile.jobs WHERE id = %s", raises)
+        assert "two\nlines" in error
         told = submit(db, "m", epochs=FOREVER)
         wait_until(lambda: steps(db, told) > 0)
         db.execute("SELECT cancel_job(%s)", (told,))
@@ -416,11 +420,14 @@ def test_the_log_has_a_line_for_each_turn_of_a_job(
             f'job {good} submitted: model="m" {owner}',
             f'job {good} started: model="m" {owner} attempt=1',
             f'job {good} finished: model="m" {owner} seconds=S',
-            f'job {bad} submitted: model="bad name" {owner}',
-            f'job {bad} started: model="bad name" {owner} attempt=1',
-            f'job {bad} interrupted: model="bad name" {owner} attempt=1 reason="{died}"',
-            f'job {bad} started: model="bad name" {owner} attempt=2',
-            f'job {bad} failed: model="bad name" {owner} seconds=S sqlstate=58000 reason="{died}"',
+            f'job {bad} submitted: model="bad" {owner}',
+            f'job {bad} started: model="bad" {owner} attempt=1',
+            f'job {bad} interrupted: model="bad" {owner} attempt=1 reason="{died}"',
+            f'job {bad} started: model="bad" {owner} attempt=2',
+            f'job {bad} failed: model="bad" {owner} seconds=S sqlstate=58000 reason="{died}"',
+            f'job {raises} submitted: model="raises" {owner}',
+            f'job {raises} started: model="raises" {owner} attempt=1',
+            f'job {raises} failed: model="raises" {owner} seconds=S sqlstate=38000 reason="{" ".join(error.split())}"',
             f'job {told} submitted: model="m" {owner}',
             f'job {told} started: model="m" {owner} attempt=1',
             f'job {told} cancelled: model="m" {owner} seconds=S reason="{BY_CANCEL_JOB}"',
