@@ -140,7 +140,7 @@ def error_header(error: BaseException, step: int | None = None) -> dict[str, Any
         message = f"{type(error).__name__}: {message}"
     hint = getattr(error, "hint", None)
     code = sqlstate(error)
-    if hint is None and _memory_limit() and code in (OUT_OF_MEMORY, DEFAULT_SQLSTATE) and is_out_of_memory(error):
+    if _memory_limit() and is_out_of_memory(error):
         code = OUT_OF_MEMORY
         limit = f"{_memory_limit() >> 20} MB"
         hint = f"A process may allocate {limit}: raise pg_tensile.child_memory, or use a smaller model or batch_size."
