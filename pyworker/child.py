@@ -4,8 +4,8 @@ A child is started as `<pg_tensile.python> -m pyworker <module>` (pyworker/__mai
 imports that module and calls its `run(connection, hello)`.
 
 Phases: die with the supervisor (PR_SET_PDEATHSIG), be the first the OOM killer takes, take no more of the machine than
-the settings allow (pg_tensile.nice, pg_tensile.child_memory), HELLO in both directions with a version check, the body.
-An exception that leaves the body is sent as an ERROR frame and ends the process with status 1.
+the settings allow (pg_tensile.nice, pg_tensile.child_memory), keep the output short, HELLO in both directions with a
+version check, the body. An exception that leaves the body is sent as an ERROR frame and ends the process with status 1.
 Standard library only.
 """
 
@@ -20,6 +20,8 @@ import resource
 import signal
 import socket
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -31,6 +33,9 @@ FD_VARIABLE = "PG_TENSILE_FD"
 PARENT_VARIABLE = "PG_TENSILE_PARENT"
 NICE_VARIABLE = "PG_TENSILE_NICE"
 MEMORY_VARIABLE = "PG_TENSILE_MEMORY"  # bytes; 0: no limit
+LOG_NAME = "pg_tensile"
+LOG_LIMIT = 4 << 20  # bytes of output, which are in memory
+CUT_INTERVAL = 0.5  # seconds
 
 _PR_SET_PDEATHSIG = 1
 
@@ -75,6 +80,7 @@ def main(body: Callable[[Connection, dict[str, Any]], None]) -> NoReturn:
     faulthandler.enable()
     _die_with_parent()
     _limit_resources()
+    threading.Thread(target=_keep_output_short, daemon=True).start()
     inherited = int(os.environ.pop(FD_VARIABLE))  # never closed: the supervisor sees the end when the process has ended
     os.set_inheritable(inherited, False)
     connection = Connection(socket.socket(fileno=os.dup(inherited)))
@@ -115,6 +121,19 @@ def _memory_limit() -> int:
     """Bytes of private memory; 0: no limit."""
     limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
     return 0 if limit == resource.RLIM_INFINITY else limit
+
+
+def cut_output(fd: int) -> None:
+    """Empties the file with a child's output when it has become too long."""
+    if os.fstat(fd).st_size > LOG_LIMIT:
+        os.ftruncate(fd, 0)
+
+
+def _keep_output_short() -> None:
+    """The supervisor cuts it, too, but not while it runs a job's training query."""
+    while os.readlink("/proc/self/fd/1").startswith(f"/memfd:{LOG_NAME}"):
+        cut_output(1)
+        time.sleep(CUT_INTERVAL)
 
 
 def _shake_hands(connection: Connection) -> dict[str, Any]:

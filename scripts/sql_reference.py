@@ -166,8 +166,8 @@ ERRORS = {
         "Cast the value; `predict` is for numbers, `predict_class` for classes.",
     ),
     "53000": (
-        "There is no background worker for the predictor, no job slot for `explain_training`, or a session has too many "
-        "open files.",
+        "There is no background worker for the predictor, no job slot for `explain_training`, or a session has too"
+        " many open files.",
         "Raise `max_worker_processes`, `pg_tensile.max_jobs` or `max_files_per_process`, or try again later.",
     ),
     "53100": (
@@ -175,8 +175,8 @@ ERRORS = {
         "Free space in the data directory, raise the setting, or select less.",
     ),
     "53200": (
-        "A job, or a model that is to predict, needs more device memory than it may have or there is, or its process more "
-        "of the host's than `pg_tensile.child_memory`.",
+        "A job, or a model that is to predict, needs more device memory than it may have or there is, or its process"
+        " more of the host's than `pg_tensile.child_memory`.",
         "Use the batch size of the hint, a larger `memory_budget`, or raise `pg_tensile.device_memory` or "
         "`pg_tensile.child_memory`.",
     ),
