@@ -152,8 +152,8 @@ tensile_wake(TensileWakeup *wakeup)
 }
 
 /*
- * In use, by a job of this database? Sessions have slots without a job. While the server moves to another pg_tensile.database, slots of the old one are
- * still there, and numbers of jobs are unique only within a database.
+ * In use, by a job of this database? Sessions have slots without a job. While the server moves to another
+ * pg_tensile.database, slots of the old one are still there, and numbers of jobs are unique only within a database.
  */
 static bool
 slot_is_here(const TensileSlot *slot)
@@ -447,7 +447,7 @@ find_last_error(int64 job, bool *terminated)
 	return error;
 }
 
-/* tensile._worker_end(job) → (terminated, error): how the last worker of the job left */
+/* tensile._worker_end(job), a row (terminated, error): how the last worker of the job left */
 Datum
 tensile_worker_end(PG_FUNCTION_ARGS)
 {

@@ -13,8 +13,8 @@
  * A worker connects as the submitting role and stays it. What that role has set with ALTER ROLE must not change how the
  * supervisor works, so the settings that could are set again (reset_settings).
  *
- * Each process belongs to the extension that it found, and to that version of it. What it writes is committed only if that
- * extension is still there: one that was dropped and created again has other jobs with the same numbers.
+ * Each process belongs to the extension that it found, and to that version of it. What it writes is committed only if
+ * that extension is still there: one that was dropped and created again has other jobs with the same numbers.
  *
  * Ends: a step without a time-out was the last → exit 0. An error in it → one log line and exit 1; an error that a
  * singleton has shown before → exit 0 without a line. SIGTERM → see wait.c.
@@ -160,8 +160,8 @@ read_extension(void)
 }
 
 /*
- * Has no syscache of its own before PostgreSQL 18; but creating, updating and dropping it changes functions, which is told
- * to every session before it can see the new ones.
+ * Extensions have no syscache before PostgreSQL 18; but creating, updating and dropping one changes functions, and a
+ * session is told of that before it can see the new ones.
  */
 static void
 look_up_extension(void)
@@ -192,7 +192,7 @@ tensile_require_extension(void)
 	if (extension.oid != my_extension)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("extension \"%s\" was dropped while the %s worked for it", TENSILE_EXTENSION,
+				 errmsg("extension \"pg_tensile\" was dropped while the %s worked for it",
 						process_names[tensile_process])));
 }
 
@@ -216,10 +216,10 @@ report_version(int level)
 {
 	ereport(level,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("extension \"%s\" has version %s, but the server's library has version %s", TENSILE_EXTENSION,
-					extension.version, TENSILE_VERSION),
-			 errhint("Run ALTER EXTENSION %s UPDATE; if the library is the older one, run make install and restart the "
-					 "server first.", TENSILE_EXTENSION)));
+			 errmsg("extension \"pg_tensile\" has version %s, but the server's library has version %s", extension.version,
+					TENSILE_VERSION),
+			 errhint("Run ALTER EXTENSION pg_tensile UPDATE; if the library is the older one, run make install and "
+					 "restart the server first.")));
 }
 
 void
@@ -260,7 +260,7 @@ tensile_terminated(void)
 	return tensile_in_worker() && tensile_stop_received() && !tensile_my_slot->evicted && !server_is_stopping();
 }
 
-/* tensile._stop_cause(): why the worker was told to stop: the server stops, the launcher wants so, or somebody terminated it. */
+/* tensile._stop_cause(): who told the worker to stop: a server that stops, the launcher, or pg_terminate_backend. */
 Datum
 tensile_stop_cause(PG_FUNCTION_ARGS)
 {
@@ -366,7 +366,7 @@ tensile_singleton_attach(TensileProcessKind kind, Oid database)
 	return true;
 }
 
-/* What the worker reports before it leaves, a FATAL above all: the controller makes it the reason for the interruption. */
+/* What the worker reports before it leaves, a FATAL above all: the controller makes a reason of it. */
 static void
 keep_error(ErrorData *error)
 {
