@@ -3,9 +3,9 @@
 A child is started as `<pg_tensile.python> -m pyworker <module>` (pyworker/__main__.py), which gives `main` a body that
 imports that module and calls its `run(connection, hello)`.
 
-Phases: die with the supervisor (PR_SET_PDEATHSIG), be the first the OOM killer takes, keep the output short, HELLO in
-both directions with a version check, the body. An exception that leaves the body is sent as an ERROR frame and ends the
-process with status 1.
+Phases: die with the supervisor (PR_SET_PDEATHSIG), be the first the OOM killer takes, take no more of the machine than
+the settings allow (pg_tensile.nice, pg_tensile.child_memory), keep the output short, HELLO in both directions with a
+version check, the body. An exception that leaves the body is sent as an ERROR frame and ends the process with status 1.
 Standard library only.
 """
 
@@ -16,6 +16,7 @@ import faulthandler
 import importlib.metadata
 import os
 import platform
+import resource
 import signal
 import socket
 import sys
@@ -30,6 +31,8 @@ from pyworker.wire import Connection, FrameType, ProtocolError
 
 FD_VARIABLE = "PG_TENSILE_FD"
 PARENT_VARIABLE = "PG_TENSILE_PARENT"
+NICE_VARIABLE = "PG_TENSILE_NICE"
+MEMORY_VARIABLE = "PG_TENSILE_MEMORY"  # bytes; 0: no limit
 LOG_NAME = "pg_tensile"
 LOG_LIMIT = 4 << 20  # bytes of output, which are in memory
 CUT_INTERVAL = 0.5  # seconds
@@ -62,6 +65,9 @@ SQLSTATES = {
     "TrainingError": "22023",
 }
 DEFAULT_SQLSTATE = "38000"
+OUT_OF_MEMORY = "53200"
+# PyTorch's allocator on the CPU raises RuntimeError, and so does whatever starts a thread
+ALLOCATION_FAILURES = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "std::bad_alloc")
 
 
 class VersionMismatch(Exception):
@@ -74,6 +80,7 @@ def main(body: Callable[[Connection, dict[str, Any]], None]) -> NoReturn:
     """Runs `body(connection, hello)` as this child's life and exits; `hello` is the supervisor's HELLO header."""
     faulthandler.enable()
     _die_with_parent()
+    _limit_resources()
     threading.Thread(target=_keep_output_short, daemon=True).start()
     inherited = int(os.environ.pop(FD_VARIABLE))  # never closed: the supervisor sees the end when the process has ended
     os.set_inheritable(inherited, False)
@@ -100,6 +107,21 @@ def _die_with_parent() -> None:
             file.write("1000")
     except OSError:
         pass  # not everywhere writable (some containers); protection only
+
+
+def _limit_resources() -> None:
+    """Private memory is what RLIMIT_DATA counts: the heap and private writable mappings. RLIMIT_AS would count mapped
+    files, too, and the address space that CUDA reserves. Without privileges no process can raise its limits again."""
+    os.nice(int(os.environ.pop(NICE_VARIABLE, "0")))
+    limit = int(os.environ.pop(MEMORY_VARIABLE, "0"))
+    if limit:
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def _memory_limit() -> int:
+    """Bytes of private memory; 0: no limit."""
+    limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
+    return 0 if limit == resource.RLIM_INFINITY else limit
 
 
 def cut_output(fd: int) -> None:
@@ -136,14 +158,27 @@ def error_header(error: BaseException, step: int | None = None) -> dict[str, Any
     named = any(cls.__name__ in SQLSTATES for cls in type(error).__mro__)
     if not named and not hasattr(error, "hint"):
         message = f"{type(error).__name__}: {message}"
+    hint = getattr(error, "hint", None)
+    code = sqlstate(error)
+    if _memory_limit() and is_out_of_memory(error):
+        code = OUT_OF_MEMORY
+        limit = f"{_memory_limit() >> 20} MB"
+        hint = f"A process may allocate {limit}: raise pg_tensile.child_memory, or use a smaller model or batch_size."
     return {
-        "sqlstate": sqlstate(error),
+        "sqlstate": code,
         "message": message,
-        "hint": getattr(error, "hint", None),
+        "hint": hint,
         "detail": getattr(error, "detail", None),
         "traceback": "".join(traceback.format_exception(error)),
         "step": getattr(error, "step", step),
     }
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Is it the host's memory that was not enough, here or in what caused the error?"""
+    if isinstance(error, MemoryError) or any(words in str(error) for words in ALLOCATION_FAILURES):
+        return True
+    return error.__cause__ is not None and is_out_of_memory(error.__cause__)
 
 
 def sqlstate(error: BaseException) -> str:

@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 from pyworker.supervisor import Server
+from pyworker.worker import TERMINATED
 
 BUSY = 1.0  # seconds between turns while jobs run
 IDLE = 30.0
@@ -51,8 +52,13 @@ class Controller:
     # -- reaping ------------------------------------------------------------------------------------------------------
 
     def _reap(self) -> None:
-        for row in self._server.rows("SELECT job, state, attempt FROM tensile._orphans()"):
-            if self._started:
+        for row in self._server.rows("SELECT job, state, attempt, terminated, error FROM tensile._orphans()"):
+            if row["terminated"]:
+                self._server.call("tensile._reap_terminated(int8,text)", row["job"], TERMINATED)
+                self._server.commit()
+            elif row["error"] is not None:
+                self._interrupt(row["job"], f"its worker ended with an error: {row['error']}", retry=True)
+            elif self._started:
                 self._interrupt(row["job"], "its worker ended unexpectedly", retry=True)
             else:
                 # A job that takes the server down with it must not do so for ever.
@@ -65,7 +71,6 @@ class Controller:
     def _interrupt(self, job: int, reason: str, *, retry: bool) -> None:
         self._server.call("tensile._reap(int8,text,bool)", job, reason, retry)
         self._server.commit()
-        self._server.plpy.log(f"pg_tensile: job {job} was interrupted: {reason}")
 
     # -- launching ----------------------------------------------------------------------------------------------------
 
@@ -74,10 +79,11 @@ class Controller:
             return
         live = self._live_jobs()  # an interrupted job may be among them: its worker is still on its way out
         most = self._server.number("pg_tensile.max_jobs")
+        free = self._server.call("tensile._free_slots()")  # sessions that explain have some
         queue = self._server.rows("SELECT job FROM tensile._queue_next($1)", ["int4"], most)
         self._server.commit()
         waiting = [row["job"] for row in queue if row["job"] not in live]
-        for job in waiting[: max(0, most - len(live))]:
+        for job in waiting[:free]:
             if not self._start(job):
                 self._launch_after = time.monotonic() + self._launch_pause
                 self._launch_pause = min(2 * self._launch_pause, IDLE / 2)

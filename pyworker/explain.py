@@ -98,6 +98,7 @@ async def _dry_run(server: Server, asked: dict[str, Any]) -> dict[str, Any]:
     timeout = float(server.number("pg_tensile.executor_timeout"))
     child = Child(server, "executor", threads=threads, timeout=timeout)
     try:
+        server.check_version()
         await child.start()
         models = server.rows("SELECT device, models FROM tensile._explain_latency_models()")
         header = _spec(server, asked, threads) | {"latency_models": [row["device"] for row in models]}

@@ -58,7 +58,8 @@ class Inference:
         server = self._server
         threads = server.number("pg_tensile.threads") or cores()
         cache = server.number("pg_tensile.model_cache") << 20
-        self._child = Child(server, "predictor", threads=threads, environment={MODEL_CACHE_VARIABLE: str(cache)})
+        environment = {MODEL_CACHE_VARIABLE: str(cache)}
+        self._child = Child(server, "predictor", threads=threads, environment=environment, nice=False)
         born = time.monotonic()
         try:
             await self._child.start()

@@ -37,7 +37,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyworker.child import FD_VARIABLE, LOG_NAME, PARENT_VARIABLE, cut_output
+from pyworker.child import FD_VARIABLE, LOG_NAME, MEMORY_VARIABLE, NICE_VARIABLE, PARENT_VARIABLE, cut_output
 from pyworker.version import VERSION
 from pyworker.wire import Buffer, Connection, Frame, FrameType, ProtocolError
 
@@ -179,8 +179,19 @@ class Server:
         self.resumed_at = time.monotonic()  # when the last wait ended
         self._plans: dict[str, Any] = {}
         self._logged: set[str] = set()
-        encoding = plpy.execute("SELECT pg_catalog.current_setting('server_encoding') AS value")[0]["value"]
-        self._utf8 = encoding in ("UTF8", "SQL_ASCII")
+        row = plpy.execute(
+            "SELECT pg_catalog.current_setting('server_encoding') AS encoding, tensile._version() AS library,"
+            " (SELECT oid FROM pg_catalog.pg_extension WHERE extname = 'pg_tensile') AS extension"
+        )[0]
+        self._utf8 = row["encoding"] in ("UTF8", "SQL_ASCII")
+        self._library = row["library"]
+        self._extension = row["extension"]
+
+    def check_version(self) -> None:
+        """Raises Failure unless these files are of the version of the library that the server has loaded."""
+        if self._library != VERSION:
+            message = f"the Python files of pg_tensile have version {VERSION}, the server's library has {self._library}"
+            raise Failure("55000", message, hint="Run make install, then restart the server.")
 
     def rows(self, sql: str, types: Sequence[str] = (), *values: Any) -> list[dict[str, Any]]:
         """The rows of a query, prepared at its first use."""
@@ -259,6 +270,10 @@ class Server:
     async def loop(self, turn: Callable[[], Awaitable[float]]) -> None:
         """Calls `turn` until STOP or GONE, sleeping as many seconds as it answers or until the latch is set. An SQL
         error is logged once per cause and ends only its turn; the pause doubles up to 30 s while it lasts."""
+        try:
+            self.check_version()
+        except Failure as failure:
+            self.plpy.error(failure.message, sqlstate=failure.sqlstate, hint=failure.hint)
         pause = 1.0
         while not self.stopping:
             try:
@@ -278,8 +293,10 @@ class Server:
                 pause = min(2 * pause, 30.0)
 
     def installed(self) -> bool:
-        """The extension still exists; asked when a call failed in a way that DROP EXTENSION explains."""
-        return bool(self.rows("SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'pg_tensile'"))
+        """The extension still exists; asked when a call failed in a way that DROP EXTENSION explains. One that was
+        created again is another one."""
+        sql = "SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'pg_tensile' AND oid = $1"
+        return bool(self.rows(sql, ["oid"], self._extension))
 
     def text(self, value: str | None) -> str | None:
         """A child's text as the server can store it."""
@@ -320,12 +337,17 @@ class Child:
         threads: int,
         timeout: float = 0,
         environment: Mapping[str, str] | None = None,
+        nice: bool = True,
     ) -> None:
         """`pyworker/<name>.py` is run with `threads` computing threads; a child that is silent and computes nothing
-        for `timeout` seconds counts as hung (0: never)."""
+        for `timeout` seconds counts as hung (0: never). `nice`: pg_tensile.nice applies to it."""
         self._server = server
         self._name = name
-        self._environment = child_environment(threads) | dict(environment or {})
+        limits = {
+            NICE_VARIABLE: str(server.number("pg_tensile.nice") if nice else 0),
+            MEMORY_VARIABLE: str(server.number("pg_tensile.child_memory") << 20),
+        }
+        self._environment = child_environment(threads) | limits | dict(environment or {})
         self._timeout = timeout
         self._python = server.setting("pg_tensile.python")
         self._process: subprocess.Popen[bytes] | None = None

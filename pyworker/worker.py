@@ -11,9 +11,9 @@ How a job ends, and what its row says:
 
     DONE                                   finished
     ERROR, a wrong query, model dropped    failed, with the error's own SQLSTATE
-    cancel_job, pg_cancel_backend          cancelled
+    cancel_job, pg_cancel_backend          cancelled, and so is a job whose worker pg_terminate_backend stops
     the executor dies or hangs             interrupted, tried again after a pause, failed after pg_tensile.max_retries
-    SIGTERM (server stop, terminate)       interrupted, with a checkpoint if the executor makes one in time
+    server stop, another pg_tensile.database   interrupted, with a checkpoint if the executor makes one in time
     role or extension dropped              nothing is written; the controller does what is left to do
 
 The process runs as the role that submitted the job and stays it; the bookkeeping functions know the job by the process.
@@ -56,12 +56,16 @@ REPORTED = (
     *("passive_swap_ins", "utilisation", "raw_bytes_swapped"),
 )
 REPORT = "tensile._report(text,int4,int4,int8,int8,float8,float8,int8,int8,int8,int8,int8,float8,int8)"
-END = "tensile._job_end(text,text,text,text,text,text,text[])"
-STOPPED = "its worker was told to stop (server stop or pg_terminate_backend)"
+END = "tensile._job_end(text,text,text,text,text,text,text[],text)"
+INTERRUPTED = {"server": "the server was stopped", "launcher": "pg_tensile.database was changed"}
+TERMINATED = "its worker was terminated (pg_terminate_backend)"
+CANCELLED = "cancelled by pg_cancel_backend"
+SILENCE = 300.0  # seconds that an executor may take to answer REFUSE where pg_tensile.executor_timeout is 0
+MOST_REFUSALS = 1000  # in a row: each is followed by another trace, of a smaller batch
 
 
 class Cancelled(Exception):
-    """cancel_job was called."""
+    """cancel_job or pg_cancel_backend was called."""
 
 
 async def run(plpy: Any) -> None:
@@ -95,9 +99,13 @@ class Worker:
         self._generation_sent = 0  # of plans
         self._generation_used = 0
         self._waiting = self._refused = False
+        self._refusals = 0  # since there was a plan
+        self._refused_at = 0.0
+        self._listening = False  # the executor has its data
         self._last_look = time.monotonic()
         self._threads = self._choose_threads()
         timeout = float(server.number("pg_tensile.executor_timeout"))
+        self._silence = timeout or SILENCE
         self._child = Child(server, "executor", threads=self._threads, timeout=timeout)
 
     async def run(self) -> None:
@@ -108,11 +116,14 @@ class Worker:
         except Gone:
             return
         except (Cancelled, CancelRequest, plpy.spiexceptions.QueryCanceled):
-            self._end("cancelled")
+            self._end("cancelled", reason=CANCELLED)
         except Stopped:
-            self._interrupt(STOPPED, retry=False)
+            self._stop()
         except ChildDied as death:
-            self._interrupt(death.reason, retry=not self._server.stopping, traceback=death.traceback)
+            if self._server.stopping:
+                self._stop()
+            else:
+                self._interrupt(death.reason, retry=True, traceback=death.traceback)
         except Failure as failure:
             self._end("failed", failure)
         except ProtocolError as error:
@@ -128,15 +139,24 @@ class Worker:
     # -- phases -------------------------------------------------------------------------------------------------------
 
     async def _train(self) -> None:
-        try:
-            await self._attempt()
-        except (CancelRequest, self._server.plpy.spiexceptions.QueryCanceled):
-            self._server.rollback()
-            await self._server.wait(-1, 0)  # role or extension dropped?
-            self._look()
-            raise Cancelled from None  # pg_cancel_backend
+        """An interrupt of the query that turns out to be needless costs the executor its data: another one starts."""
+        while True:
+            try:
+                await self._attempt()
+                return
+            except (CancelRequest, self._server.plpy.spiexceptions.QueryCanceled):
+                self._server.rollback()
+                if not self._server.call("tensile._take_interrupt()"):
+                    raise Cancelled from None
+                await self._server.wait(-1, 0)  # role or extension dropped?
+                self._look()
+            if self._listening:  # so late that it may have hit the bookkeeping
+                self._interrupt("its worker was interrupted", retry=False)
+                return
+            await self._child.close()
 
     async def _attempt(self) -> None:
+        self._server.check_version()
         self._report({"phase": "starting"})
         await self._child.start()
         self._send_job()
@@ -235,9 +255,12 @@ class Worker:
 
     async def _listen(self) -> None:
         """Until the executor is done; on STOP it is asked for a checkpoint and gets STOP_GRACE seconds."""
+        self._listening = True
         deadline: float | None = None
         while True:
             if self._server.stopping and deadline is None:
+                if self._stop_cause() == "terminated":
+                    raise Stopped
                 deadline = time.monotonic() + STOP_GRACE
                 self._child.queue(FrameType.STOP, self._job, header={"checkpoint": True})
             left = TICK if deadline is None else deadline - time.monotonic()
@@ -268,6 +291,15 @@ class Worker:
             refusal = json.loads(self._server.call("tensile._job_refusal()"))
             self._server.commit()
             self._child.queue(FrameType.REFUSE, self._job, header=refusal)
+            self._refused_at = self._last_look
+        self._check_refused()
+
+    def _check_refused(self) -> None:
+        """An executor that goes on although it was refused memory must not keep that of others."""
+        silent = self._refused and time.monotonic() - self._refused_at > self._silence
+        if silent or self._refusals > MOST_REFUSALS:
+            message = "the executor goes on although there is no device memory for it"
+            raise Failure("53200", message, hint="The code of the model may keep it from stopping.")
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
@@ -279,6 +311,7 @@ class Worker:
             buffers = [plan.pop("events"), plan.pop("plan_order")]
             self._child.queue(FrameType.PLAN, self._job, header=plan, buffers=buffers)
             self._generation_sent = plan["generation"]
+            self._refusals = 0
             if self._waiting:
                 self._waiting = False
                 self._server.call("tensile._job_admitted()")
@@ -303,7 +336,9 @@ class Worker:
         self._server.rows(sql, ["text", "bytea[]", "text"], *values)
         self._server.commit()
         self._waiting = self._waiting or self._generation_sent == 0
-        self._refused = False  # what was asked for before may have been
+        if self._refused:
+            self._refused = False  # what was asked for before may have been
+            self._refusals += 1
 
     def _keep_latency(self, frame: Frame) -> None:
         columns = [list(memoryview(buffer).cast("f")) for buffer in frame.buffers]
@@ -439,7 +474,7 @@ class Worker:
             self._report({"phase": "saving"})
             self._save_calibration()
         warnings = [self._server.text(str(warning)) for warning in done.get("warnings") or []]
-        self._server.call(END, "finished", None, None, None, None, None, warnings or None)
+        self._server.call(END, "finished", None, None, None, None, None, warnings or None, None)
         self._server.commit()
 
     def _save_calibration(self) -> None:
@@ -456,13 +491,28 @@ class Worker:
         if meta["codecs"] is not None:
             self._keep_codecs(meta["codecs"])
 
-    def _end(self, state: str, failure: Failure | None = None) -> None:
+    def _end(self, state: str, failure: Failure | None = None, *, reason: str | None = None) -> None:
         text = self._server.text
         if failure is None:
-            self._settle(END, state, None, None, None, None, None, None)
+            self._settle(END, state, None, None, None, None, None, None, reason)
         else:
             fields = (failure.message, failure.hint, failure.detail, failure.traceback)
-            self._settle(END, state, failure.sqlstate, *(text(field) for field in fields), None)
+            self._settle(END, state, failure.sqlstate, *(text(field) for field in fields), None, reason)
+
+    def _stop_cause(self) -> str:
+        """server, launcher or terminated."""
+        cause = self._server.call("tensile._stop_cause()")
+        self._server.commit()
+        return str(cause)
+
+    def _stop(self) -> None:
+        """SIGTERM has come: a job whose worker somebody terminated stays where it is, others go on later."""
+        self._server.rollback()
+        cause = self._stop_cause()
+        if cause == "terminated":
+            self._end("cancelled", reason=TERMINATED)
+        else:
+            self._interrupt(INTERRUPTED[cause], retry=False)
 
     def _end_after(self, failure: Failure) -> None:
         """After an SQL error in the bookkeeping: the extension may be gone, a full disk or a deadlock may pass."""
@@ -488,3 +538,8 @@ class Worker:
                 return
             except self._server.plpy.spiexceptions.QueryCanceled:
                 continue
+            except self._server.plpy.SPIError:
+                self._server.rollback()
+                if self._server.installed():
+                    raise
+                return

@@ -169,16 +169,19 @@ ERRORS = {
         "Cast the value; `predict` is for numbers, `predict_class` for classes.",
     ),
     "53000": (
-        "There is no background worker for the predictor, or a session has too many open files.",
-        "Raise `max_worker_processes`, or `max_files_per_process`.",
+        "There is no background worker for the predictor, no job slot for `explain_training`, or a session has too"
+        " many open files.",
+        "Raise `max_worker_processes`, `pg_tensile.max_jobs` or `max_files_per_process`, or try again later.",
     ),
     "53100": (
         "There is no disk space for training data that exceeds `pg_tensile.dataset_cache`.",
         "Free space in the data directory, raise the setting, or select less.",
     ),
     "53200": (
-        "A job, or a model that is to predict, needs more device memory than it may have or there is.",
-        "Use the batch size of the hint, a larger `memory_budget`, or raise `pg_tensile.device_memory`.",
+        "A job, or a model that is to predict, needs more device memory than it may have or there is, or its process"
+        " more of the host's than `pg_tensile.child_memory`.",
+        "Use the batch size of the hint, a larger `memory_budget`, or raise `pg_tensile.device_memory` or "
+        "`pg_tensile.child_memory`.",
     ),
     "54000": (
         "A text column has more than a million distinct values, a row 1 GB, a plan too many events, or a job's"
@@ -368,7 +371,8 @@ def _relations(found: Iterable[Column]) -> Iterator[str]:
 
 def _setting(setting: Setting) -> tuple[str, ...]:
     unit = f" {setting.unit}" if setting.unit else ""
-    values = " ".join(f"`{word}`" for word in setting.words or ())
+    words = ("on", "off") if setting.type == "bool" else setting.words or ()
+    values = " ".join(f"`{word}`" for word in words)
     if setting.least is not None:
         values = f"{setting.least} to {setting.most}{unit}"
     initial = OF_THE_BUILD.get(setting.name, f"`{setting.initial}`{unit}")

@@ -757,3 +757,8 @@ GRANT EXECUTE ON ROUTINE
 SELECT tensile._notify(0);
 
 -- End of the generated part
+-- ledger
+DROP FUNCTION tensile._orphans();
+DROP FUNCTION tensile._end_job(bigint, text, text, text, text, text, text, text[]);
+DROP FUNCTION tensile._job_end(text, text, text, text, text, text, text[]);
+COMMENT ON COLUMN tensile.jobs.reason IS 'why the job waits or was interrupted, or by what it was cancelled';

@@ -48,6 +48,10 @@ CREATE FUNCTION tensile._wait_for_change(timeout_ms int) RETURNS void
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_wait_for_change';
 CREATE FUNCTION tensile._notify(job bigint) RETURNS void
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_notify';
+CREATE FUNCTION tensile._notify_stop(job bigint) RETURNS void
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_notify_stop';
+CREATE FUNCTION tensile._log_job(line text) RETURNS void
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_log_job';
 CREATE FUNCTION tensile._submitted_here(job bigint) RETURNS bool
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_submitted_here';
 CREATE FUNCTION tensile._models_changed() RETURNS trigger
@@ -58,6 +62,14 @@ CREATE FUNCTION tensile._process() RETURNS text
     LANGUAGE C STABLE AS 'MODULE_PATHNAME', 'tensile_my_process';
 CREATE FUNCTION tensile._my_job() RETURNS bigint
     LANGUAGE C STABLE AS 'MODULE_PATHNAME', 'tensile_my_job';
+CREATE FUNCTION tensile._stop_cause() RETURNS text
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_stop_cause';
+CREATE FUNCTION tensile._take_interrupt() RETURNS bool
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_take_interrupt';
+CREATE FUNCTION tensile._worker_end(job bigint, OUT terminated bool, OUT error text) RETURNS record
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_worker_end';
+CREATE FUNCTION tensile._free_slots() RETURNS int
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_free_slots';
 CREATE FUNCTION tensile._launch_worker(job bigint, owner oid) RETURNS text
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_launch_worker';
 CREATE FUNCTION tensile._job_slots(OUT job bigint, OUT pid int, OUT state text, OUT seconds float8) RETURNS SETOF record
@@ -280,7 +292,7 @@ COMMENT ON COLUMN tensile.jobs.chosen_batch_size IS
 COMMENT ON COLUMN tensile.jobs.memory_budget IS 'device memory this job may use, in bytes';
 COMMENT ON COLUMN tensile.jobs.settings IS
     'search_path, TimeZone, DateStyle and IntervalStyle of the session that submitted it';
-COMMENT ON COLUMN tensile.jobs.reason IS 'why the job waits or was interrupted';
+COMMENT ON COLUMN tensile.jobs.reason IS 'why the job waits or was interrupted, or by what it was cancelled';
 COMMENT ON COLUMN tensile.jobs.attempts IS 'how often a worker was started for it';
 COMMENT ON COLUMN tensile.jobs.retries IS
     'faults since the last checkpoint; more than pg_tensile.max_retries fail the job';
@@ -1107,7 +1119,7 @@ BEGIN
         DELETE FROM tensile.checkpoints c WHERE c.job = job.id;
         -- A worker that has not noticed yet goes on writing; its job's trace goes with the job's end.
         DELETE FROM tensile.traces t WHERE t.job = job.id AND job.state NOT IN ('starting', 'running', 'waiting');
-        PERFORM tensile._notify(job.id);
+        PERFORM tensile._notify_stop(job.id);
     END LOOP;
     DELETE FROM tensile.models WHERE id = m.id;
 END $$;
@@ -1278,6 +1290,7 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'object_in_use', MESSAGE = format('model "%s" is being trained', model),
             HINT = 'Wait until that job has ended, or stop it with cancel_job.';
     END IF;
+    PERFORM tensile._log_event(job, 'submitted');
     RETURN job;
 END $$;
 
@@ -1459,10 +1472,11 @@ DECLARE
     j tensile.jobs := tensile._own_job(caller, job);
 BEGIN
     IF j.state IN ('queued', 'interrupted') THEN
+        UPDATE tensile.jobs SET cancel_requested = true WHERE id = job;
         PERFORM tensile._end_job(job, 'cancelled');
     ELSIF j.state IN ('starting', 'running', 'waiting') THEN
         UPDATE tensile.jobs SET cancel_requested = true WHERE id = job;
-        PERFORM tensile._notify(job);
+        PERFORM tensile._notify_stop(job);
     ELSE
         RETURN false;
     END IF;
@@ -1591,10 +1605,32 @@ BEGIN
     RETURN m;
 END $$;
 
+-- A line of the server's log about the job: "submitted", "started", "interrupted" or the state that it ended in
+CREATE FUNCTION tensile._log_event(job bigint, event text) RETURNS void
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT tensile._log_job(format('pg_tensile: job %s %s: model="%s" owner="%s"', j.id, $2, j.model_name, j.owner_name)
+        || CASE WHEN $2 IN ('started', 'interrupted') THEN format(' attempt=%s', j.attempts) ELSE '' END
+        || coalesce(' seconds=' || round(extract(epoch FROM j.ended_at - j.started_at), 3), '')
+        || coalesce(' sqlstate=' || j.sqlstate, '')
+        || coalesce(' reason="' || coalesce(j.error, j.reason) || '"', ''))
+    FROM tensile.jobs j WHERE j.id = $1
+$$;
+
+-- LISTEN pg_tensile: whoever listens hears of every job that ends, so the payload names nothing but its number and state.
+-- A full queue would fail the transaction that ends the job.
+CREATE FUNCTION tensile._announce_end(job bigint, state text) RETURNS void
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT pg_notify('pg_tensile', json_build_object('job', $1, 'state', $2)::text)
+    WHERE pg_notification_queue_usage() < 0.95
+$$;
+
 -- finished, failed or cancelled. A failed job keeps its last whole checkpoint until a later job of the model finishes.
+-- `reason`: who cancelled it, if not cancel_job.
 CREATE FUNCTION tensile._end_job(job bigint, state text, sqlstate text DEFAULT NULL, error text DEFAULT NULL,
                                  hint text DEFAULT NULL, detail text DEFAULT NULL, traceback text DEFAULT NULL,
-                                 warnings text[] DEFAULT NULL) RETURNS void
+                                 warnings text[] DEFAULT NULL, reason text DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -1603,7 +1639,9 @@ BEGIN
     IF state = 'finished' THEN -- the model is locked before its job, as drop_model does
         PERFORM FROM tensile.models m JOIN tensile.jobs o ON o.model = m.id WHERE o.id = job FOR NO KEY UPDATE OF m;
     END IF;
-    UPDATE tensile.jobs SET state = _end_job.state, ended_at = clock_timestamp(), reason = NULL, not_before = NULL,
+    UPDATE tensile.jobs o SET state = _end_job.state, ended_at = clock_timestamp(), not_before = NULL,
+            reason = CASE WHEN _end_job.state <> 'cancelled' THEN NULL WHEN o.cancel_requested THEN 'cancelled by cancel_job'
+                          ELSE _end_job.reason END,
             sqlstate = _end_job.sqlstate, error = _end_job.error, hint = _end_job.hint, detail = _end_job.detail,
             traceback = _end_job.traceback, warnings = _end_job.warnings
         WHERE id = job AND ended_at IS NULL
@@ -1622,7 +1660,7 @@ BEGIN
     -- The trace of the model's last job stays to be looked at, with all that belongs to it.
     DELETE FROM tensile.traces t USING tensile.jobs o
         WHERE t.job = o.id AND CASE WHEN j.model IS NULL THEN o.id = j.id ELSE o.model = j.model AND o.id <> j.id END;
-    PERFORM tensile._notify(job);
+    PERFORM tensile._notify(job), tensile._log_event(job, state), tensile._announce_end(job, state);
 END $$;
 
 -- From now on the job's version is seen. The oldest ones go, as far as the model's retention says so.
@@ -1685,7 +1723,7 @@ BEGIN
             traceback = _interrupt_job.traceback, retries = failures,
             not_before = CASE WHEN retry THEN clock_timestamp() + least(2.0 ^ (failures - 1), 3600) * interval '1 s' END
         WHERE id = job;
-    PERFORM tensile._notify(job);
+    PERFORM tensile._notify(job), tensile._log_event(job, 'interrupted');
 END $$;
 
 -- For the controller ------------------------------------------------------------------------------------------------
@@ -1749,6 +1787,12 @@ BEGIN
             format('The job''s worker runs as the role that submitted it: GRANT tensile_user TO %I.', j.owner_name));
         RETURN NULL;
     END IF;
+    IF NOT has_database_privilege(j.owner, current_database(), 'CONNECT') THEN
+        PERFORM tensile._end_job(job, 'failed', '42501',
+            format('role "%s" has no CONNECT privilege for database "%s" any more', j.owner_name, current_database()),
+            'The job''s worker connects as the role that submitted it: grant it CONNECT and submit the job again.');
+        RETURN NULL;
+    END IF;
     UPDATE tensile.jobs SET state = 'starting', attempts = attempts + 1, not_before = NULL WHERE id = job;
     PERFORM tensile._notify(job);
     RETURN j.owner;
@@ -1767,11 +1811,12 @@ BEGIN
     RETURN former IS DISTINCT FROM reason;
 END $$;
 
--- Jobs that should have a worker and have none
-CREATE FUNCTION tensile._orphans() RETURNS TABLE (job bigint, state text, attempt int)
+-- Jobs that should have a worker and have none, and how their last one left, if that is known
+CREATE FUNCTION tensile._orphans() RETURNS TABLE (job bigint, state text, attempt int, terminated bool, error text)
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT j.id, j.state, j.attempts FROM tensile.jobs j
+    SELECT j.id, j.state, j.attempts, w.terminated, w.error
+    FROM tensile.jobs j CROSS JOIN LATERAL tensile._worker_end(j.id) w
     WHERE j.ended_at IS NULL AND j.state IN ('starting', 'running', 'waiting')
       AND NOT EXISTS (SELECT FROM tensile._job_slots() s WHERE s.job = j.id)
 $$;
@@ -1793,6 +1838,13 @@ AS $$
     SELECT tensile._interrupt_job($1, $2, $3)
 $$;
 
+-- An orphan whose worker was terminated is cancelled.
+CREATE FUNCTION tensile._reap_terminated(job bigint, reason text) RETURNS void
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT tensile._end_job($1, 'cancelled', reason => $2)
+$$;
+
 -- For the job's worker ----------------------------------------------------------------------------------------------
 
 -- Numbers in JSON are printed with extra_float_digits: below 1 they would not be those of the job's row.
@@ -1812,7 +1864,7 @@ BEGIN
     DELETE FROM tensile.model_versions v WHERE v.job = j.id;
     DELETE FROM tensile.checkpoints c WHERE c.job = j.id AND c.meta IS NULL;
     DELETE FROM tensile.traces t WHERE t.job = j.id;
-    PERFORM tensile._notify(j.id);
+    PERFORM tensile._notify(j.id), tensile._log_event(j.id, 'started');
     RETURN to_jsonb(j) - '{owner,owner_name,state,reason,sqlstate,error,hint,detail,traceback,warnings}'::text[]
         || jsonb_build_object('attempt', j.attempts,
                'running', (SELECT count(*) FROM tensile.jobs o
@@ -1941,6 +1993,7 @@ BEGIN
             largest_operator = EXCLUDED.largest_operator, graphs = EXCLUDED.graphs, traces = EXCLUDED.traces,
             refusal = NULL, captured_at = clock_timestamp();
     IF h.profile <> 'null' THEN
+        PERFORM tensile._check_profile(h.device, h.profile);
         INSERT INTO tensile.device_profiles (device, profile) VALUES (h.device, h.profile) ON CONFLICT DO NOTHING;
     END IF;
     IF tables IS NOT NULL THEN -- another graph: what is known of the one before is not true of it
@@ -1949,6 +2002,28 @@ BEGIN
         PERFORM tensile._keep_tables(j, tables);
     END IF;
     PERFORM tensile._notify(j);
+END $$;
+
+-- The first profile of a device counts for the jobs of all roles: one that no device can have is an error of its own job.
+CREATE FUNCTION tensile._check_profile(device text, profile jsonb) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    field text;
+    number float8;
+    least float8;
+    most float8;
+BEGIN
+    FOR field, least, most IN VALUES ('memory_bytes', 1, 2 ^ 50), ('out_bytes_per_s', 1e5, 1e15),
+            ('in_bytes_per_s', 1e5, 1e15), ('duplex_factor', 0.5, 1), ('flops_per_s', 1e5, 1e19),
+            ('bytes_per_s', 1e5, 1e17), ('transfer_latency_us', 0, 1e6), ('launch_us', 0, 1e6), ('handover_us', 0, 1e6) LOOP
+        number := profile->>field;
+        IF number IS NULL OR number < least OR number > most THEN
+            RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+                MESSAGE = format('%s of device "%s" cannot be %s', field, device, coalesce(profile->>field, 'null')),
+                HINT = 'The executor measured it; the code of the model may have disturbed that.';
+        END IF;
+    END LOOP;
 END $$;
 
 -- CHOICE: the batch size that was chosen for the job, and those that it was compared with
@@ -2095,11 +2170,11 @@ END $$;
 
 CREATE FUNCTION tensile._job_end(state text, sqlstate text DEFAULT NULL, error text DEFAULT NULL,
                                  hint text DEFAULT NULL, detail text DEFAULT NULL, traceback text DEFAULT NULL,
-                                 warnings text[] DEFAULT NULL)
+                                 warnings text[] DEFAULT NULL, reason text DEFAULT NULL)
     RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT tensile._end_job(tensile._my_job(), $1, $2, $3, $4, $5, $6, $7)
+    SELECT tensile._end_job(tensile._my_job(), $1, $2, $3, $4, $5, $6, $7, $8)
 $$;
 
 CREATE FUNCTION tensile._job_interrupt(reason text, retry bool, traceback text DEFAULT NULL) RETURNS void
@@ -2491,6 +2566,7 @@ BEGIN
             DETAIL = 'Job ' || job || ' does it.',
             HINT = 'Wait with wait_for_job until that job has ended, or stop it with cancel_job.';
     END IF;
+    PERFORM tensile._log_event(job, 'submitted');
     RETURN job;
 END $$;
 CREATE FUNCTION tensile.calibrate(device_seconds int DEFAULT 240) RETURNS bigint
@@ -2820,7 +2896,8 @@ GRANT EXECUTE ON FUNCTION
     tensile._job_begin(int), tensile._job_status(), tensile._job_rows(bigint), tensile._job_checkpoint(int, int, bytea),
     tensile._job_checkpoint_done(int, jsonb), tensile._job_checkpoint_read(int), tensile._job_metric(jsonb),
     tensile._job_version(text, jsonb, jsonb, text), tensile._job_weights(bigint, int, bytea),
-    tensile._job_end(text, text, text, text, text, text, text[]), tensile._job_interrupt(text, bool, text)
+    tensile._job_end(text, text, text, text, text, text, text[], text), tensile._stop_cause(), tensile._take_interrupt(),
+    tensile._job_interrupt(text, bool, text)
     TO PUBLIC;
 GRANT EXECUTE ON PROCEDURE tensile._step(int, int, int, bool) TO PUBLIC;
 

@@ -185,6 +185,7 @@ tensile_explain_training(PG_FUNCTION_ARGS)
 	explanation.search_path = pstrdup(namespace_search_path);
 	spec = tensile_forward_submission(fcinfo);
 
+	tensile_session_slot_take();
 	current = &explanation;
 	PG_TRY();
 	{
@@ -193,6 +194,7 @@ tensile_explain_training(PG_FUNCTION_ARGS)
 	PG_FINALLY();
 	{
 		current = NULL;
+		tensile_session_slot_free();
 	}
 	PG_END_TRY();
 	raise_error(row);

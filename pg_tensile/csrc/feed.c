@@ -53,6 +53,7 @@ typedef struct FeedReceiver
 } FeedReceiver;
 
 PG_FUNCTION_INFO_V1(tensile_feed);
+PG_FUNCTION_INFO_V1(tensile_take_interrupt);
 
 /* A whole frame may wait in the socket while the executor decodes the one before; the kernel may allow less. */
 static void
@@ -197,15 +198,32 @@ apply_settings(Jsonb *settings)
 }
 
 /*
- * From now on whoever wakes this worker interrupts the query (notify.c). Somebody may have come just before, after the
- * worker looked at its job.
+ * From now on whoever ends the job interrupts the query (notify.c). Somebody may have come just before, after the worker
+ * looked at its job: it has to look again.
  */
 static void
 interrupt_if_woken(void)
 {
 	pg_memory_barrier();
-	if (tensile_wakeup_pending())
-		ereport(ERROR, (errcode(ERRCODE_QUERY_CANCELED), errmsg("canceling the training query because its job has changed")));
+	if (!tensile_wakeup_pending())
+		return;
+	tensile_my_slot->interrupted = true;
+	ereport(ERROR, (errcode(ERRCODE_QUERY_CANCELED), errmsg("canceling the training query because its job has changed")));
+}
+
+/*
+ * tensile._take_interrupt(): was the last query cancel in this worker ours, so that it has to look what happened to its job?
+ * False: somebody called pg_cancel_backend.
+ */
+Datum
+tensile_take_interrupt(PG_FUNCTION_ARGS)
+{
+	bool		interrupted;
+
+	tensile_require_process(TENSILE_WORKER);
+	interrupted = tensile_my_slot->interrupted;
+	tensile_my_slot->interrupted = false;
+	PG_RETURN_BOOL(interrupted);
 }
 
 /* Runs the query read only, for the rest of this GUC nest level, and sends its rows; the row count. */
@@ -265,6 +283,7 @@ tensile_feed(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				 errmsg("tensile._feed is for the workers of pg_tensile only"),
 				 errhint("Use train_model to train on a query.")));
+	tensile_require_process(TENSILE_WORKER);
 
 	nest_level = NewGUCNestLevel();
 	apply_settings(PG_GETARG_JSONB_P(3));

@@ -40,6 +40,9 @@ double		tensile_latency_weight = 0.2;
 int			tensile_host_memory = 0;
 int			tensile_search_time = 30;
 int			tensile_search_processes = 0;
+bool		tensile_log_jobs = true;
+int			tensile_nice = 0;
+int			tensile_child_memory = 0;
 
 static const struct config_enum_entry policies[] = {
 	{"none", TENSILE_POLICY_NONE, false},
@@ -121,6 +124,20 @@ define_place_settings(void)
 							&tensile_model_cache, 1024, 1, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL, NULL, NULL);
 }
 
+/* What the operating system lets child processes take. */
+static void
+define_child_settings(void)
+{
+	DefineCustomIntVariable("pg_tensile.nice",
+							"Sets by how much the processes that train and plan give way to others.",
+							"The nice value that is added to the server's; the predictor has the server's.",
+							&tensile_nice, 0, 0, 19, PGC_SIGHUP, 0, NULL, NULL, NULL);
+	DefineCustomIntVariable("pg_tensile.child_memory",
+							"Sets how much private memory of the host each child process may allocate.",
+							"0: as much as there is. Mapped files and device memory do not count.",
+							&tensile_child_memory, 0, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL, NULL, NULL);
+}
+
 /* When jobs start, save, give up. */
 static void
 define_job_settings(void)
@@ -141,6 +158,10 @@ define_job_settings(void)
 							"Sets how often a job is tried again after its executor died.",
 							"A new checkpoint starts the count again.",
 							&tensile_max_retries, 2, 0, 100, PGC_SIGHUP, 0, NULL, NULL, NULL);
+	DefineCustomBoolVariable("pg_tensile.log_jobs",
+							 "Logs each job when it is submitted, starts, is interrupted and ends.",
+							 NULL,
+							 &tensile_log_jobs, true, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.executor_timeout",
 							"Sets how long a child process may be silent before it counts as hung and is killed.",
 							"0: without limit.",
@@ -191,6 +212,7 @@ tensile_define_settings(void)
 	if (process_shared_preload_libraries_in_progress)
 		define_startup_settings();
 	define_place_settings();
+	define_child_settings();
 	define_job_settings();
 	define_plan_settings();
 	MarkGUCPrefixReserved("pg_tensile");

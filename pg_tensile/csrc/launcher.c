@@ -173,8 +173,11 @@ stop_elsewhere(Oid database)
 			continue;
 		if (slot->state == SLOT_RESERVED)
 			tensile_clear_slot(slot);
-		else
+		else if (slot->job != 0)	/* a session that explains is a client's */
+		{
+			slot->evicted = true;
 			tell_to_stop(&told_workers[i], slot->pid);
+		}
 	}
 	LWLockRelease(tensile_shared->lock);
 }

@@ -10,9 +10,12 @@
  * (tensile._acknowledge_plan, plan.c): so jobs that shrink go first. All of it is protected by shared->lock.
  *
  * The first worker that uses a device enters it; its size and rates are those that this worker has reported, until nobody
- * uses the device any more.
+ * uses the device any more. What a worker reports comes from its child, and a child executes code of users: numbers that
+ * no device can have are an error of that job, and the sums over all jobs cannot overflow (TENSILE_MAX_BYTES).
  */
 #include "postgres.h"
+
+#include <unistd.h>
 
 #include "funcapi.h"
 #include "utils/builtins.h"
@@ -24,6 +27,9 @@ PG_FUNCTION_INFO_V1(tensile_inference_memory);
 PG_FUNCTION_INFO_V1(tensile_devices);
 PG_FUNCTION_INFO_V1(tensile_budgets);
 PG_FUNCTION_INFO_V1(tensile_grants);
+
+#define HOST_DEVICE "cpu"
+#define MAX_RATE 1e15			/* bytes/s, more than any link has */
 
 /* ---- what is whose ---- */
 
@@ -86,9 +92,12 @@ tensile_ledger_enter(TensileSlot *slot, int64 granted_bytes)
 
 /* ---- devices ---- */
 
-/* The entry of that name, or one that nobody uses, named so; -1 if there is none. Caller holds shared->lock exclusively. */
+/*
+ * The entry of that name, or one that nobody but `slot` uses (NULL: nobody), named so; -1 if there is none. Caller holds
+ * shared->lock exclusively.
+ */
 static int
-find_device(const char *name)
+find_device(const char *name, const TensileSlot *slot)
 {
 	int			unused = -1;
 
@@ -98,7 +107,7 @@ find_device(const char *name)
 
 		if (strcmp(device->name, name) == 0)
 			return i;
-		if (unused < 0 && device->inference_bytes == 0 && device_use(i).jobs == 0)
+		if (unused < 0 && device->inference_bytes == 0 && device_use(i).jobs == (slot && slot->device == i))
 			unused = i;
 	}
 	if (unused >= 0)
@@ -110,9 +119,9 @@ find_device(const char *name)
 }
 
 static int
-enter_device(const char *name)
+enter_device(const char *name, const TensileSlot *slot)
 {
-	int			device = find_device(name);
+	int			device = find_device(name, slot);
 
 	if (device < 0)
 		ereport(ERROR,
@@ -137,12 +146,11 @@ device_name(const text *argument)
 static void
 enter_slot(TensileSlot *slot, const char *name, const TensileDevice *description, int64 overhead_bytes)
 {
-	int			former = slot->device;
-	int			device;
+	bool		stays = slot->device >= 0 && strcmp(tensile_shared->devices[slot->device].name, name) == 0;
+	int			device = enter_device(name, slot);	/* raises before anything has changed */
 
-	slot->device = -1;			/* so that its own description of the device may replace its former one */
-	device = enter_device(name);
-	if (device_use(device).jobs == 0)
+	/* Its own description of the device may replace its former one. */
+	if (device_use(device).jobs == (slot->device == device))
 	{
 		TensileDevice *entry = &tensile_shared->devices[device];
 
@@ -150,10 +158,33 @@ enter_slot(TensileSlot *slot, const char *name, const TensileDevice *description
 		entry->out_bytes_per_s = description->out_bytes_per_s;
 		entry->in_bytes_per_s = description->in_bytes_per_s;
 	}
-	if (device != former)
+	if (!stays)
 		slot->granted_bytes = 0;
 	slot->overhead_bytes = overhead_bytes;
 	slot->device = device;
+}
+
+/* Memory that a device of this name can have: that of the host is known. */
+static int64
+most_bytes(const char *name)
+{
+	if (strcmp(name, HOST_DEVICE) == 0)
+		return Min((int64) sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE), TENSILE_MAX_BYTES);
+	return TENSILE_MAX_BYTES;
+}
+
+static bool
+possible_rate(float8 bytes_per_s)
+{
+	return bytes_per_s > 0 && bytes_per_s <= MAX_RATE;	/* false for a NaN */
+}
+
+/* Could there be a device like that, with a process on it that takes so much? */
+static bool
+possible_device(const char *name, const TensileDevice *device, int64 overhead_bytes)
+{
+	return device->total_bytes > 0 && device->total_bytes <= most_bytes(name) && possible_rate(device->out_bytes_per_s) &&
+		possible_rate(device->in_bytes_per_s) && overhead_bytes >= 0 && overhead_bytes <= device->total_bytes;
 }
 
 /* tensile._register_device(name, total_bytes, out_bytes_per_s, in_bytes_per_s, overhead_bytes) */
@@ -170,7 +201,7 @@ tensile_register_device(PG_FUNCTION_ARGS)
 
 	tensile_require_process(TENSILE_WORKER);
 	name = device_name(PG_GETARG_TEXT_PP(0));
-	if (device.total_bytes <= 0 || !(device.out_bytes_per_s > 0) || !(device.in_bytes_per_s > 0) || overhead_bytes < 0)
+	if (!possible_device(name, &device, overhead_bytes))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("device \"%s\" cannot have " INT64_FORMAT " bytes, a link of %g and %g bytes/s and an overhead of "
@@ -206,7 +237,7 @@ tensile_inference_memory(PG_FUNCTION_ARGS)
 				 errmsg("the predictor cannot take " INT64_FORMAT " to " INT64_FORMAT " bytes of device \"%s\"",
 						least, wanted, name)));
 	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
-	device = &tensile_shared->devices[enter_device(name)];
+	device = &tensile_shared->devices[enter_device(name, NULL)];
 	if (device->total_bytes == 0)
 		device->total_bytes = total_bytes;
 	room = device_budget(device) - device_use(device - tensile_shared->devices).granted_bytes;

@@ -328,6 +328,7 @@ predict_model_get(const char *name, MemoryContext call_context)
 	PredictModel *model;
 	MemoryContext old;
 
+	tensile_require_version();
 	if (cache_context == NULL || cached_generation != generation)
 		forget_models(generation);
 	model = cached_model(name);

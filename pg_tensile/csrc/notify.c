@@ -7,6 +7,11 @@
  *
  * Dropped roles and extensions are noticed by an object access hook, so that our processes need not look all the time.
  *
+ * A worker that runs its training query is interrupted (SIGINT) only by what may end its job. The slot's flag `interrupted`
+ * tells that cancel from one by pg_cancel_backend.
+ *
+ * Log lines of jobs are written after the commit, too: what was rolled back has not happened.
+ *
  * PREPARE TRANSACTION is refused, as after NOTIFY: COMMIT PREPARED would have nothing to deliver.
  */
 #include "postgres.h"
@@ -27,6 +32,8 @@
 #include "pg_tensile.h"
 
 PG_FUNCTION_INFO_V1(tensile_notify);
+PG_FUNCTION_INFO_V1(tensile_notify_stop);
+PG_FUNCTION_INFO_V1(tensile_log_job);
 PG_FUNCTION_INFO_V1(tensile_submitted_here);
 PG_FUNCTION_INFO_V1(tensile_models_changed);
 PG_FUNCTION_INFO_V1(tensile_wait_for_change);
@@ -34,9 +41,11 @@ PG_FUNCTION_INFO_V1(tensile_wait_for_change);
 typedef enum PendingKind
 {
 	PENDING_JOB,				/* a job changed */
+	PENDING_STOP,				/* a job has to stop */
+	PENDING_LOG,				/* `line` is for the server's log */
 	PENDING_SUBMITTED,			/* a job was submitted */
 	PENDING_MODELS,				/* models, versions or grants changed */
-	PENDING_INSTALL,			/* the extension was created */
+	PENDING_INSTALL,			/* the extension was created or updated */
 	PENDING_DROP_ROLE,			/* the role `object` was dropped */
 	PENDING_DROP_EXTENSION		/* this extension was dropped in this database */
 } PendingKind;
@@ -46,6 +55,7 @@ typedef struct Pending
 	PendingKind kind;
 	int64		object;			/* the job or role */
 	SubTransactionId subtransaction;
+	char	   *line;
 } Pending;
 
 /* In TopTransactionContext. */
@@ -61,6 +71,8 @@ static uint64 seen_changes = PG_UINT64_MAX;
 
 static object_access_hook_type previous_object_access = NULL;
 
+#define LOG_LINE_LENGTH 1000
+
 /* ---- collecting ---- */
 
 static void
@@ -69,7 +81,7 @@ add_pending(PendingKind kind, int64 object)
 	SubTransactionId current = GetCurrentSubTransactionId();
 	Pending    *last = npending > 0 ? &pending[npending - 1] : NULL;
 
-	if (last && last->kind == kind && last->object == object && last->subtransaction == current)
+	if (last && last->kind == kind && last->object == object && last->subtransaction == current && kind != PENDING_LOG)
 		return;
 	if (npending == pending_capacity)
 	{
@@ -81,7 +93,7 @@ add_pending(PendingKind kind, int64 object)
 		pending = grown;		/* the old one goes with the transaction */
 		pending_capacity = capacity;
 	}
-	pending[npending++] = (Pending) {kind, object, current};
+	pending[npending++] = (Pending) {kind, object, current, NULL};
 }
 
 static void
@@ -134,9 +146,15 @@ object_access(ObjectAccessType access, Oid class, Oid object, int subobject, voi
 {
 	if (previous_object_access)
 		previous_object_access(access, class, object, subobject, arg);
-	if (access != OAT_DROP || !IsTransactionState())
+	if ((access != OAT_DROP && access != OAT_POST_ALTER) || !IsTransactionState())
 		return;
-	if (class == AuthIdRelationId)
+	if (access == OAT_POST_ALTER)
+	{
+		/* ALTER EXTENSION UPDATE: what waits for another version looks again. */
+		if (class == ExtensionRelationId && object == get_extension_oid(TENSILE_EXTENSION, true))
+			add_pending(PENDING_INSTALL, object);
+	}
+	else if (class == AuthIdRelationId)
 		add_pending(PENDING_DROP_ROLE, object);
 	else if (class == ExtensionRelationId && object == get_extension_oid(TENSILE_EXTENSION, true))
 		add_pending(PENDING_DROP_EXTENSION, object);
@@ -144,15 +162,18 @@ object_access(ObjectAccessType access, Oid class, Oid object, int subobject, voi
 
 /* ---- delivering ---- */
 
-/* Wakes a worker, interrupting its training query if it runs one, to look at the state of its job. */
+/* Wakes a worker to look at the state of its job; `stop`: the job may have to end, so its training query is interrupted. */
 static void
-wake_worker(TensileSlot *slot)
+wake_worker(TensileSlot *slot, bool stop)
 {
 	if (slot == NULL || slot->state != SLOT_ATTACHED)
 		return;
 	tensile_wake(&slot->wakeup);
-	if (slot->feeding)
+	if (stop && slot->feeding)
+	{
+		slot->interrupted = true;
 		kill(slot->pid, SIGINT);
+	}
 }
 
 /* Wakes the workers whose role may be gone, and all processes if the extension may be: they look whether it is so. */
@@ -167,7 +188,7 @@ wake_bereft(const Pending *drop)
 		TensileSlot *slot = &tensile_shared->slots[i];
 
 		if (role ? slot->role == (Oid) drop->object : slot->database == MyDatabaseId)
-			wake_worker(slot);
+			wake_worker(slot, true);
 	}
 	for (int kind = 0; !role && kind < TENSILE_N_SINGLETONS; kind++)
 		tensile_wake(&tensile_shared->singletons[kind].wakeup);
@@ -181,15 +202,24 @@ tensile_wake_readers(void)
 }
 
 static void
+write_log_lines(void)
+{
+	for (int i = 0; i < npending; i++)
+		if (pending[i].kind == PENDING_LOG)
+			ereport(LOG, (errmsg_internal("%s", pending[i].line), errhidestmt(true), errhidecontext(true)));
+}
+
+static void
 deliver(void)
 {
-	bool		jobs = is_pending(PENDING_JOB) || is_pending(PENDING_SUBMITTED);
+	bool		jobs = is_pending(PENDING_JOB) || is_pending(PENDING_STOP) || is_pending(PENDING_SUBMITTED);
 
+	write_log_lines();
 	LWLockAcquire(tensile_shared->lock, LW_SHARED);
 	for (int i = 0; i < npending; i++)
 	{
-		if (pending[i].kind == PENDING_JOB)
-			wake_worker(tensile_slot_of_job(pending[i].object));
+		if (pending[i].kind == PENDING_JOB || pending[i].kind == PENDING_STOP)
+			wake_worker(tensile_slot_of_job(pending[i].object), pending[i].kind == PENDING_STOP);
 		else if (pending[i].kind == PENDING_DROP_ROLE || pending[i].kind == PENDING_DROP_EXTENSION)
 			wake_bereft(&pending[i]);
 	}
@@ -213,6 +243,8 @@ deliver(void)
 static void
 at_transaction_end(XactEvent event, void *arg)
 {
+	if (event == XACT_EVENT_PRE_COMMIT)
+		tensile_check_commit();
 	if (npending == 0)
 		return;
 	switch (event)
@@ -227,7 +259,8 @@ at_transaction_end(XactEvent event, void *arg)
 			forget_pending();
 			break;
 		case XACT_EVENT_PRE_PREPARE:
-			if (is_pending(PENDING_JOB) || is_pending(PENDING_SUBMITTED) || is_pending(PENDING_MODELS))
+			if (is_pending(PENDING_JOB) || is_pending(PENDING_STOP) || is_pending(PENDING_SUBMITTED) ||
+				is_pending(PENDING_MODELS))
 				ereport(ERROR,
 						(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 						 errmsg("cannot PREPARE a transaction that has changed jobs or models of pg_tensile")));
@@ -278,7 +311,7 @@ tensile_install_notify_hooks(void)
 
 /* ---- for SQL ---- */
 
-/* tensile._notify(job); job 0: the extension has been created. */
+/* tensile._notify(job): it has changed; job 0: the extension has been created. */
 Datum
 tensile_notify(PG_FUNCTION_ARGS)
 {
@@ -286,6 +319,34 @@ tensile_notify(PG_FUNCTION_ARGS)
 
 	tensile_require_preload();
 	add_pending(job == 0 ? PENDING_INSTALL : PENDING_JOB, job);
+	PG_RETURN_VOID();
+}
+
+/* tensile._notify_stop(job): it has to stop, even if its worker runs the training query. */
+Datum
+tensile_notify_stop(PG_FUNCTION_ARGS)
+{
+	tensile_require_preload();
+	add_pending(PENDING_STOP, PG_GETARG_INT64(0));
+	PG_RETURN_VOID();
+}
+
+/* tensile._log_job(line): for the server's log when this commits, if pg_tensile.log_jobs is on; cut to one short line. */
+Datum
+tensile_log_job(PG_FUNCTION_ARGS)
+{
+	text	   *line = PG_GETARG_TEXT_PP(0);
+	char	   *copy;
+
+	if (!tensile_log_jobs)
+		PG_RETURN_VOID();
+	copy = MemoryContextAlloc(TopTransactionContext, LOG_LINE_LENGTH);
+	tensile_copy_text(copy, LOG_LINE_LENGTH, line);
+	for (char *c = copy; *c != '\0'; c++)
+		if (*c == '\n' || *c == '\r')
+			*c = ' ';
+	add_pending(PENDING_LOG, 0);
+	pending[npending - 1].line = copy;
 	PG_RETURN_VOID();
 }
 

@@ -29,6 +29,7 @@
 #define TENSILE_MAX_JOBS 256	/* upper limit of pg_tensile.max_jobs */
 #define TENSILE_MAX_DEVICES 16
 #define TENSILE_MAX_PREDICTIONS 256 /* model versions whose predictions are counted */
+#define TENSILE_MAX_BYTES (INT64CONST(1) << 50) /* more memory than a device can have; 512 times that fits into int64 */
 
 /* ---- processes ---- */
 
@@ -48,7 +49,7 @@ typedef enum TensileOutcome
 {
 	TENSILE_FAILED,				/* an error, or stopped by somebody else */
 	TENSILE_GONE,				/* the extension was dropped under it */
-	TENSILE_NO_EXTENSION		/* the extension does not exist in its database */
+	TENSILE_NO_EXTENSION		/* its database has no extension, or one of another version than the library */
 } TensileOutcome;
 
 /* What every process that others wake has: the latch, and a count that tells it of a wake-up that somebody's ResetLatch ate. */
@@ -80,6 +81,7 @@ typedef enum TensileSlotState
 } TensileSlotState;
 
 #define TENSILE_PHASE_LENGTH 32
+#define TENSILE_LAST_ERROR_LENGTH 256
 #define TENSILE_REPORTED_UTILISATION (1 << 12)	/* in TensileProgress.reported */
 
 /* Bits of TensileProgress.reported, one a column that tensile._report sets. */
@@ -121,12 +123,18 @@ typedef struct TensileSlot
 	Oid			database;
 	pid_t		pid;			/* of the worker; 0 before it attached */
 	volatile bool feeding;		/* the worker runs the training query; only it writes this */
+	volatile bool interrupted;	/* the query cancel that the worker sees is ours, not pg_cancel_backend's */
+	volatile bool evicted;		/* the launcher stops the worker: pg_tensile.database is another one now */
 	TimestampTz since;			/* reserved or attached at */
 	int			device;			/* index into shared->devices; -1: none yet */
 	int64		granted_bytes;	/* of that device's budget: the larger of the acknowledged plan's and the newest plan's */
 	int64		overhead_bytes; /* of that device, taken by the executor besides */
 	uint64		acknowledged;	/* generation of the newest plan with which an iteration was made; 0: none */
 	TensileWakeup wakeup;
+	int64		last_job;		/* the job of the last worker that left, with its database; 0: none */
+	Oid			last_database;
+	bool		last_terminated;	/* pg_terminate_backend stopped it */
+	char		last_error[TENSILE_LAST_ERROR_LENGTH];	/* what it reported before it left; "": nothing */
 	LWLock	   *lock;			/* protects what follows, and the slot's event rows with the order behind them */
 	TensileProgress progress;
 	TensilePlanHeader plan;
@@ -221,6 +229,9 @@ extern double tensile_latency_weight;	/* of a new measurement in the average */
 extern int	tensile_host_memory;	/* MB; 0 = half of the machine's */
 extern int	tensile_search_time;	/* s */
 extern int	tensile_search_processes;	/* 0 = cores */
+extern bool tensile_log_jobs;
+extern int	tensile_nice;
+extern int	tensile_child_memory;	/* MB; 0 = no limit */
 
 extern void tensile_define_settings(void);
 
@@ -237,6 +248,10 @@ extern TensileSlot *tensile_slot_of_job(int64 job); /* of this database; caller 
 extern TensileSlot *tensile_copy_slots(int *nslots);
 extern bool tensile_role_visible(Oid role); /* may the current user see what that role runs? */
 
+/* Take a job slot for this session and give it back; 53000 when none is free. The end of the session gives it back too. */
+extern void tensile_session_slot_take(void);
+extern void tensile_session_slot_free(void);
+
 /* Wakes a process from its wait; caller holds shared->lock, shared is enough. */
 extern void tensile_wake(TensileWakeup *wakeup);
 
@@ -248,7 +263,11 @@ extern TensileSlot *tensile_my_slot;	/* the worker's */
 extern bool tensile_in_worker(void);	/* this process is a pg_tensile worker */
 extern void tensile_require_process(TensileProcessKind kind);	/* 42501 unless this is such a process */
 extern TensileWakeup *tensile_my_wakeup(void);	/* NULL in sessions */
+extern void tensile_require_extension(void);	/* in our processes: 55000 unless it is the one they were started for */
+extern void tensile_check_commit(void); /* the same for what this transaction has written */
 extern bool tensile_still_there(void);	/* the extension and the role this process was started for exist */
+extern void tensile_require_version(void);	/* 55000 unless the extension is of the library's version */
+extern bool tensile_terminated(void);	/* this worker's SIGTERM comes from pg_terminate_backend, not a server stop */
 
 /* Attaches this process as a singleton; false: there is one already. */
 extern bool tensile_singleton_attach(TensileProcessKind kind, Oid database);
@@ -282,6 +301,7 @@ extern void tensile_setup_signals(void);	/* SIGHUP, SIGTERM and SIGINT of our pr
 #define TENSILE_WAIT_GONE 32
 #define TENSILE_WAIT_CANCEL 64	/* a cancel request came while it waited, or before */
 
+extern bool tensile_stop_received(void);	/* SIGTERM has come, ever */
 extern bool tensile_wakeup_pending(void);	/* somebody has woken this process since its last wait */
 extern int	tensile_socket_bits(int wl_events); /* READABLE and WRITABLE */
 

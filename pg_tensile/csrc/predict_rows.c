@@ -167,6 +167,7 @@ tensile_predict_rows(PG_FUNCTION_ARGS)
 	InitMaterializedSRF(fcinfo, 0);
 	if (PG_ARGISNULL(0) || PG_ARGISNULL(1))
 		return (Datum) 0;
+	tensile_require_version();
 	receiver.results = result->setResult;
 	receiver.results_desc = result->setDesc;
 	receiver.model = model = predict_model_load(text_to_cstring(PG_GETARG_TEXT_PP(0)), CurrentMemoryContext);

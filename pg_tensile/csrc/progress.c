@@ -71,6 +71,10 @@ tensile_report(PG_FUNCTION_ARGS)
 	REPORT(REPORT_UTILISATION, utilisation, PG_GETARG_FLOAT8);
 	REPORT(REPORT_RAW_BYTES_SWAPPED, raw_bytes_swapped, PG_GETARG_INT64);
 #undef REPORT
+	/* Sums over all jobs are made of these (ledger.c). */
+	now.device_bytes = Max(0, Min(now.device_bytes, TENSILE_MAX_BYTES));
+	now.device_peak_bytes = Max(0, Min(now.device_peak_bytes, TENSILE_MAX_BYTES));
+	now.utilisation = now.utilisation >= 0 ? Min(now.utilisation, 1) : 0;	/* a NaN is 0, too */
 	now.heartbeat = GetCurrentTimestamp();
 
 	LWLockAcquire(tensile_my_slot->lock, LW_EXCLUSIVE);

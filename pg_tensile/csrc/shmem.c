@@ -7,6 +7,10 @@
  * worker's handle and frees the slot once the postmaster says that the worker is gone. Reservations of a controller that
  * has died itself have no handle: they expire. A worker that comes too late finds another job in its slot, or none, and exits.
  *
+ * A session that explains a training job has an executor like a worker, so it takes a slot too: one of job 0, ATTACHED.
+ *
+ * A slot that was freed remembers whose it was and how its worker left, until it is reserved again.
+ *
  * Memory and locks: see pg_tensile.h. A crash of any process attached to shared memory makes the postmaster build it
  * anew, so a slot never outlives its process.
  */
@@ -14,6 +18,7 @@
 
 #include "catalog/pg_authid.h"
 #include "funcapi.h"
+#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "storage/ipc.h"
 #include "storage/shmem.h"
@@ -29,6 +34,8 @@
 
 PG_FUNCTION_INFO_V1(tensile_launch_worker);
 PG_FUNCTION_INFO_V1(tensile_job_slots);
+PG_FUNCTION_INFO_V1(tensile_free_slots);
+PG_FUNCTION_INFO_V1(tensile_worker_end);
 
 TensileShared *tensile_shared = NULL;
 
@@ -145,13 +152,13 @@ tensile_wake(TensileWakeup *wakeup)
 }
 
 /*
- * In use, by a job of this database? While the server moves to another pg_tensile.database, slots of the old one are
- * still there, and numbers of jobs are unique only within a database.
+ * In use, by a job of this database? Sessions have slots without a job. While the server moves to another
+ * pg_tensile.database, slots of the old one are still there, and numbers of jobs are unique only within a database.
  */
 static bool
 slot_is_here(const TensileSlot *slot)
 {
-	return slot->state != SLOT_FREE && slot->database == MyDatabaseId;
+	return slot->state != SLOT_FREE && slot->job != 0 && slot->database == MyDatabaseId;
 }
 
 TensileSlot *
@@ -170,6 +177,8 @@ tensile_clear_slot(TensileSlot *slot)
 	slot->job = 0;
 	slot->pid = 0;
 	slot->feeding = false;
+	slot->interrupted = false;
+	slot->evicted = false;
 	slot->wakeup.latch = NULL;
 	slot->device = -1;
 	slot->granted_bytes = 0;
@@ -177,7 +186,7 @@ tensile_clear_slot(TensileSlot *slot)
 	slot->acknowledged = 0;
 }
 
-/* The job's slot, RESERVED; NULL when all are taken. Caller holds shared->lock exclusively. */
+/* A slot for the job (0: for this session), RESERVED; NULL when all are taken. Caller holds shared->lock exclusively. */
 static TensileSlot *
 reserve_slot(int64 job, Oid role)
 {
@@ -193,6 +202,8 @@ reserve_slot(int64 job, Oid role)
 		slot->role = role;
 		slot->database = MyDatabaseId;
 		slot->since = GetCurrentTimestamp();
+		slot->last_job = 0;
+		slot->last_error[0] = '\0';
 		LWLockAcquire(slot->lock, LW_EXCLUSIVE);
 		memset(&slot->progress, 0, sizeof(slot->progress));
 		memset(&slot->plan, 0, sizeof(slot->plan));
@@ -227,9 +238,14 @@ tensile_slot_attach(int index, int64 job)
 void
 tensile_slot_free(TensileSlot *slot)
 {
+	bool		terminated = tensile_terminated();
+
 	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
 	if (slot->state == SLOT_ATTACHED && slot->pid == MyProcPid)
 	{
+		slot->last_job = slot->job;
+		slot->last_database = slot->database;
+		slot->last_terminated = terminated;
 		tensile_clear_slot(slot);
 		tensile_wake(&tensile_shared->singletons[TENSILE_CONTROLLER].wakeup);
 		tensile_wake(&tensile_shared->singletons[TENSILE_SCHEDULER].wakeup);
@@ -262,6 +278,51 @@ bool
 tensile_role_visible(Oid role)
 {
 	return has_privs_of_role(GetUserId(), role) || has_privs_of_role(GetUserId(), ROLE_PG_READ_ALL_STATS);
+}
+
+/* ---- a session's slot ---- */
+
+static TensileSlot *session_slot = NULL;
+
+static void
+free_session_slot(int code, Datum arg)
+{
+	LWLockReleaseAll();
+	tensile_session_slot_free();
+}
+
+void
+tensile_session_slot_take(void)
+{
+	static bool registered = false;
+
+	Assert(session_slot == NULL);
+	if (!registered)
+		before_shmem_exit(free_session_slot, (Datum) 0);
+	registered = true;
+	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
+	session_slot = reserve_slot(0, GetUserId());
+	if (session_slot != NULL)
+	{
+		session_slot->state = SLOT_ATTACHED;
+		session_slot->pid = MyProcPid;
+	}
+	LWLockRelease(tensile_shared->lock);
+	if (session_slot == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
+				 errmsg("no job slot is free"),
+				 errdetail("Explaining a job takes one of the %d slots of pg_tensile.max_jobs, as running it does.",
+						   tensile_shared->max_jobs),
+				 errhint("Try again when a job has ended, or increase pg_tensile.max_jobs and restart the server.")));
+}
+
+void
+tensile_session_slot_free(void)
+{
+	if (session_slot != NULL)
+		tensile_slot_free(session_slot);
+	session_slot = NULL;
 }
 
 /* ---- launching (controller only) ---- */
@@ -346,6 +407,65 @@ tensile_launch_worker(PG_FUNCTION_ARGS)
 	tensile_clear_slot(slot);
 	LWLockRelease(tensile_shared->lock);
 	PG_RETURN_TEXT_P(cstring_to_text("no_worker"));
+}
+
+/* tensile._free_slots(): how many jobs may be launched; sessions that explain take slots, too. */
+Datum
+tensile_free_slots(PG_FUNCTION_ARGS)
+{
+	int			nfree = 0;
+
+	tensile_require_process(TENSILE_CONTROLLER);
+	LWLockAcquire(tensile_shared->lock, LW_SHARED);
+	for (int i = 0; i < tensile_shared->max_jobs; i++)
+		nfree += tensile_shared->slots[i].state == SLOT_FREE;
+	LWLockRelease(tensile_shared->lock);
+	PG_RETURN_INT32(nfree);
+}
+
+/* What the last worker of the job reported before it left, "" if nothing; `terminated`: by pg_terminate_backend. */
+static char *
+find_last_error(int64 job, bool *terminated)
+{
+	char	   *error = palloc0(TENSILE_LAST_ERROR_LENGTH);
+
+	*terminated = false;
+	LWLockAcquire(tensile_shared->lock, LW_SHARED);
+	for (int i = 0; i < tensile_shared->max_jobs; i++)
+	{
+		TensileSlot *slot = &tensile_shared->slots[i];
+
+		if (slot->state != SLOT_FREE || slot->last_job != job || slot->last_database != MyDatabaseId)
+			continue;
+		strlcpy(error, slot->last_error, TENSILE_LAST_ERROR_LENGTH);
+		*terminated = slot->last_terminated;
+	}
+	LWLockRelease(tensile_shared->lock);
+	error[pg_mbcliplen(error, strlen(error), TENSILE_LAST_ERROR_LENGTH - 1)] = '\0';
+	if (!pg_verifymbstr(error, strlen(error), true))	/* of a session whose encoding was not known yet */
+		*error = '\0';
+	return error;
+}
+
+/* tensile._worker_end(job), a row (terminated, error): how the last worker of the job left */
+Datum
+tensile_worker_end(PG_FUNCTION_ARGS)
+{
+	int64		job = PG_GETARG_INT64(0);
+	TupleDesc	desc;
+	Datum		values[2];
+	bool		nulls[2] = {false};
+	bool		terminated;
+	char	   *error;
+
+	tensile_require_process(TENSILE_CONTROLLER);
+	if (get_call_result_type(fcinfo, NULL, &desc) != TYPEFUNC_COMPOSITE)
+		elog(ERROR, "return type must be a row type");
+	error = find_last_error(job, &terminated);
+	values[0] = BoolGetDatum(terminated);
+	values[1] = CStringGetTextDatum(error);
+	nulls[1] = *error == '\0';
+	PG_RETURN_DATUM(HeapTupleGetDatum(heap_form_tuple(BlessTupleDesc(desc), values, nulls)));
 }
 
 /* tensile._job_slots() -> (job, pid, state, seconds in that state) */

@@ -180,7 +180,7 @@ tensile_check_submission(FunctionCallInfo fcinfo)
 	char	   *sql;
 	Query	   *query;
 
-	tensile_require_preload();
+	tensile_require_version();
 	check_nulls(fcinfo);
 	sql = text_to_cstring(PG_GETARG_TEXT_PP(TENSILE_ARG_QUERY));
 	query = tensile_analyze_select(sql, QUERY_NAME);

@@ -35,6 +35,7 @@
 #define STOP_PATIENCE_S 1
 #define LOOK_INTERVAL_MS 1000	/* between looks whether extension and role exist */
 
+static volatile sig_atomic_t stop_received = false;	/* SIGTERM has come, ever */
 static volatile sig_atomic_t stop_pending = false;	/* SIGTERM came, no wait has returned STOP for it yet */
 static volatile sig_atomic_t waiting = false;
 static timer_t stop_timer;
@@ -59,6 +60,7 @@ handle_sigterm(SIGNAL_ARGS)
 {
 	int			save_errno = errno;
 
+	stop_received = true;
 	if (stop_pending && !waiting)
 		die(postgres_signal_arg);
 	else
@@ -81,6 +83,12 @@ tensile_setup_signals(void)
 	pqsignal(SIGTERM, handle_sigterm);
 	pqsignal(SIGHUP, SignalHandlerForConfigReload);
 	BackgroundWorkerUnblockSignals();
+}
+
+bool
+tensile_stop_received(void)
+{
+	return stop_received;
 }
 
 /* Was SIGTERM received since this was asked last? */

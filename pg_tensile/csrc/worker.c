@@ -13,19 +13,28 @@
  * A worker connects as the submitting role and stays it. What that role has set with ALTER ROLE must not change how the
  * supervisor works, so the settings that could are set again (reset_settings).
  *
+ * Each process belongs to the extension that it found, and to that version of it. What it writes is committed only if
+ * that extension is still there: one that was dropped and created again has other jobs with the same numbers.
+ *
  * Ends: a step without a time-out was the last -> exit 0. An error in it -> one log line and exit 1; an error that a
  * singleton has shown before -> exit 0 without a line. SIGTERM -> see wait.c.
  */
 #include "postgres.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include "access/genam.h"
 #include "access/table.h"
 #include "access/xact.h"
 #include "access/xlog.h"
+#include "catalog/indexing.h"
 #include "catalog/pg_authid.h"
+#include "catalog/pg_extension.h"
 #include "commands/dbcommands.h"
 #include "commands/extension.h"
 #include "common/hashfn.h"
+#include "mb/pg_wchar.h"
 #include "miscadmin.h"
 #include "nodes/makefuncs.h"
 #include "pgstat.h"
@@ -37,9 +46,13 @@
 #include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/guc.h"
+#include "utils/inval.h"
 #include "utils/memutils.h"
+#include "utils/pidfile.h"
 #include "utils/portal.h"
+#include "utils/rel.h"
 #include "utils/snapmgr.h"
+#include "utils/syscache.h"
 #include "utils/timestamp.h"
 
 #include "pg_tensile.h"
@@ -55,11 +68,24 @@ PGDLLEXPORT void tensile_worker_main(Datum main_arg);
 
 PG_FUNCTION_INFO_V1(tensile_my_job);
 PG_FUNCTION_INFO_V1(tensile_my_process);
+PG_FUNCTION_INFO_V1(tensile_stop_cause);
 
 TensileProcessKind tensile_process = TENSILE_NO_PROCESS;
 TensileSlot *tensile_my_slot = NULL;
 
 static const char *const process_names[] = {"launcher", "controller", "scheduler", "inference", "worker"};
+
+/* What pg_extension says of us, as this session knows it. */
+typedef struct Extension
+{
+	bool		valid;			/* nothing has happened since that could have changed it */
+	uint64		changes;		/* extensions created, updated and dropped when it was looked up */
+	Oid			oid;			/* InvalidOid: there is none */
+	char		version[NAMEDATALEN];
+} Extension;
+
+static Extension extension;
+static emit_log_hook_type previous_emit_log = NULL;
 
 static TensileOutcome my_outcome = TENSILE_FAILED;
 static Oid	my_extension = InvalidOid;
@@ -87,6 +113,7 @@ tensile_require_process(TensileProcessKind kind)
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				 errmsg("only the pg_tensile %s may call this function", process_names[kind])));
+	tensile_require_extension();
 }
 
 TensileWakeup *
@@ -98,6 +125,156 @@ tensile_my_wakeup(void)
 		return &tensile_shared->singletons[tensile_process].wakeup;
 	return NULL;
 }
+
+/* ---- the extension ---- */
+
+static void
+forget_extension(Datum arg, int cache, uint32 hash)
+{
+	extension.valid = false;
+}
+
+static void
+read_extension(void)
+{
+	Relation	relation = table_open(ExtensionRelationId, AccessShareLock);
+	ScanKeyData key;
+	SysScanDesc scan;
+	HeapTuple	tuple;
+
+	ScanKeyInit(&key, Anum_pg_extension_extname, BTEqualStrategyNumber, F_NAMEEQ, CStringGetDatum(TENSILE_EXTENSION));
+	scan = systable_beginscan(relation, ExtensionNameIndexId, true, NULL, 1, &key);
+	tuple = systable_getnext(scan);
+	extension.oid = InvalidOid;
+	extension.version[0] = '\0';
+	if (HeapTupleIsValid(tuple))
+	{
+		bool		isnull;
+		Datum		version = heap_getattr(tuple, Anum_pg_extension_extversion, RelationGetDescr(relation), &isnull);
+
+		extension.oid = ((Form_pg_extension) GETSTRUCT(tuple))->oid;
+		strlcpy(extension.version, TextDatumGetCString(version), NAMEDATALEN);
+	}
+	systable_endscan(scan);
+	table_close(relation, AccessShareLock);
+}
+
+/*
+ * Extensions have no syscache before PostgreSQL 18; but creating, updating and dropping one changes functions, and a
+ * session is told of that before it can see the new ones.
+ */
+static void
+look_up_extension(void)
+{
+	static bool registered = false;
+	uint64		changes = pg_atomic_read_u64(&tensile_shared->installs) + pg_atomic_read_u64(&tensile_shared->drops);
+
+	if (!registered)
+	{
+		CacheRegisterSyscacheCallback(PROCOID, forget_extension, (Datum) 0);
+		registered = true;
+	}
+	if (extension.valid && extension.changes == changes)
+		return;
+	extension.changes = changes - 1;	/* an error below leaves the cache stale */
+	extension.valid = true;		/* unless it is forgotten meanwhile */
+	InvalidateCatalogSnapshot();
+	read_extension();
+	extension.changes = changes;
+}
+
+void
+tensile_require_extension(void)
+{
+	if (!OidIsValid(my_extension))
+		return;					/* a session, or one of our processes before it has found it */
+	look_up_extension();
+	if (extension.oid != my_extension)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("extension \"pg_tensile\" was dropped while the %s worked for it",
+						process_names[tensile_process])));
+}
+
+/* At commit: what has been written went into tables of that name, which may be those of another extension by now. */
+void
+tensile_check_commit(void)
+{
+	if (TransactionIdIsValid(GetTopTransactionIdIfAny()))
+		tensile_require_extension();
+}
+
+static bool
+version_matches(void)
+{
+	look_up_extension();
+	return !OidIsValid(extension.oid) || strcmp(extension.version, TENSILE_VERSION) == 0;
+}
+
+static void
+report_version(int level)
+{
+	ereport(level,
+			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+			 errmsg("extension \"pg_tensile\" has version %s, but the server's library has version %s", extension.version,
+					TENSILE_VERSION),
+			 errhint("Run ALTER EXTENSION pg_tensile UPDATE; if the library is the older one, run make install and "
+					 "restart the server first.")));
+}
+
+void
+tensile_require_version(void)
+{
+	tensile_require_preload();
+	if (!version_matches())
+		report_version(ERROR);
+}
+
+/* ---- stopping ---- */
+
+/* Looks at the state that the postmaster writes into its lock file before it signals anybody; without allocating. */
+static bool
+server_is_stopping(void)
+{
+	char		buffer[1024];
+	char	   *line = buffer;
+	int			fd = open("postmaster.pid", O_RDONLY);
+	ssize_t		length = fd >= 0 ? read(fd, buffer, sizeof(buffer) - 1) : -1;
+
+	if (fd >= 0)
+		close(fd);
+	if (length < 0)
+		return true;			/* it is gone */
+	buffer[length] = '\0';
+	for (int i = 1; i < LOCK_FILE_LINE_PM_STATUS && line != NULL; i++)
+	{
+		line = strchr(line, '\n');
+		line = line ? line + 1 : NULL;
+	}
+	return line != NULL && strncmp(line, PM_STATUS_STOPPING, strlen(PM_STATUS_STOPPING)) == 0;
+}
+
+bool
+tensile_terminated(void)
+{
+	return tensile_in_worker() && tensile_stop_received() && !tensile_my_slot->evicted && !server_is_stopping();
+}
+
+/* tensile._stop_cause(): who told the worker to stop: a server that stops, the launcher, or pg_terminate_backend. */
+Datum
+tensile_stop_cause(PG_FUNCTION_ARGS)
+{
+	const char *cause = "server";
+
+	tensile_require_process(TENSILE_WORKER);
+	if (tensile_my_slot->evicted)
+		cause = "launcher";
+	else if (tensile_terminated())
+		cause = "terminated";
+	PG_RETURN_TEXT_P(cstring_to_text(cause));
+}
+
+/* ---- role and extension, looked at anew ---- */
 
 /*
  * Not by the syscache: who drops a role wakes us when its commit can be seen, but before the cache is told.
@@ -187,6 +364,22 @@ tensile_singleton_attach(TensileProcessKind kind, Oid database)
 	tensile_process = kind;
 	before_shmem_exit(singleton_detach, Int32GetDatum(kind));
 	return true;
+}
+
+/* What the worker reports before it leaves, a FATAL above all: the controller makes a reason of it. */
+static void
+keep_error(ErrorData *error)
+{
+	char	   *target = tensile_my_slot->last_error;
+
+	if (previous_emit_log)
+		previous_emit_log(error);
+	if (error->elevel < ERROR || error->message == NULL)
+		return;
+	if (error->detail)
+		snprintf(target, TENSILE_LAST_ERROR_LENGTH, "%s (%s)", error->message, error->detail);
+	else
+		strlcpy(target, error->message, TENSILE_LAST_ERROR_LENGTH);
 }
 
 static void
@@ -514,6 +707,20 @@ run_singleton_loop(void)
 	PG_END_TRY();
 }
 
+/* Is the extension of the library's version? If not, that is logged once; the launcher waits as if there were none. */
+static bool
+accept_version(void)
+{
+	bool		accepted;
+
+	StartTransactionCommand();
+	accepted = version_matches();
+	if (!accepted && !error_is_known(psprintf("version %s", extension.version)))
+		report_version(LOG);
+	CommitTransactionCommand();
+	return accepted;
+}
+
 static void
 run_singleton(TensileProcessKind kind, Oid database)
 {
@@ -521,6 +728,11 @@ run_singleton(TensileProcessKind kind, Oid database)
 	if (!tensile_singleton_attach(kind, database))
 		return;
 	if (!connect_to(database, InvalidOid))
+	{
+		my_outcome = TENSILE_NO_EXTENSION;
+		return;
+	}
+	if (!accept_version())
 	{
 		my_outcome = TENSILE_NO_EXTENSION;
 		return;
@@ -562,8 +774,14 @@ tensile_worker_main(Datum main_arg)
 		return;					/* too late: the controller has given the slot to somebody else */
 	tensile_process = TENSILE_WORKER;
 	before_shmem_exit(slot_detach, (Datum) 0);
-	if (connect_to(tensile_my_slot->database, tensile_my_slot->role))
-		run_loop();
+	previous_emit_log = emit_log_hook;
+	emit_log_hook = keep_error;
+	if (!connect_to(tensile_my_slot->database, tensile_my_slot->role))
+		return;
+	StartTransactionCommand();
+	tensile_require_version();
+	CommitTransactionCommand();
+	run_loop();
 }
 
 /* ---- registering ---- */

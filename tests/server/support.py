@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,18 @@ def executor_pid(conn: Connection, job: int) -> int | None:
     """The process that the job's worker has started, if it has."""
     worker = worker_pid(conn, job)
     return next(iter(children(worker)), None) if worker is not None else None
+
+
+def interrupt(cluster: Any, conn: Connection, job: int, wait_until: Callable[..., Any]) -> None:
+    """Stops the job's worker as a server stop does while the server goes on: pg_tensile works nowhere for a moment."""
+    database = value(conn, "SHOW pg_tensile.database")
+    cluster.configure({"pg_tensile.database": ""})
+    cluster.reload()
+    try:
+        wait_until(lambda: state(conn, job) == "interrupted", 15, lambda: f"job {job} is {state(conn, job)}")
+    finally:
+        cluster.configure({"pg_tensile.database": database})
+        cluster.reload()
 
 
 def cpu_seconds(pid: int) -> float:

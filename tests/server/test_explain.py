@@ -386,6 +386,42 @@ def test_several_sessions_explain_at_once(db: Connection, connect: Callable[...,
     assert len({lines[0] for lines in found}) == 1
 
 
+def test_it_takes_a_job_slot_and_gives_it_back(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    cluster = fresh_cluster({"pg_tensile.max_jobs": 1})
+    with cluster.connect() as db, cluster.connect() as conn:
+        running = submit(db, "busy", python_model(), epochs=FOREVER)
+        register(db, "m", python_model(on_build="time.sleep(1000)"))
+        register(db, "wrong", python_model(on_build="raise ValueError('no')"))
+        wait_until(lambda: phase(db, running) == "training")
+        with pytest.raises(psycopg.errors.InsufficientResources, match="no job slot is free") as caught:
+            explain(conn)
+        assert "pg_tensile.max_jobs" in (caught.value.diag.message_hint or "")
+        db.execute("SELECT cancel_job(%s)", (running,))
+        for _ in range(2):  # an error gives it back
+
+            def refused() -> bool:
+                try:
+                    explain(conn, "wrong")
+                except psycopg.errors.InsufficientResources:
+                    return False  # the job's worker is on its way out
+                except psycopg.Error as error:
+                    assert "no" in str(error)
+                return True
+
+            wait_until(refused)
+        pid = backend(conn)
+        with explaining(conn) as errors:
+            wait_until(lambda: next(iter(children(pid)), None))
+            waits = submit(db, "waits", python_model())
+            with cluster.connect() as other, pytest.raises(psycopg.errors.InsufficientResources):
+                explain(other)
+            assert value(db, "SELECT state FROM tensile.jobs WHERE id = %s", waits) == "queued"
+            assert value(db, "SELECT count(*) FROM tensile._progress()") == 0
+            db.execute("SELECT pg_terminate_backend(%s)", (pid,))
+        assert len(errors) == 1
+        assert value(db, "SELECT wait_for_job(%s, '60 s')", waits) == "finished", "the slot is free again"
+
+
 # -- what a user may not do with it -----------------------------------------------------------------------------------
 
 

@@ -70,9 +70,9 @@ def other(impatient: Any) -> Iterator[Connection]:
         yield conn
 
 
-def settled(db: Connection, wait_until: Wait, job: int) -> None:
+def settled(db: Connection, wait_until: Wait, job: int, seconds: float = 30) -> None:
     """The job has ended and its worker is gone."""
-    wait_until(lambda: ended(db, job), 30, lambda: f"job {job} is {state(db, job)}")
+    wait_until(lambda: ended(db, job), seconds, lambda: f"job {job} is {state(db, job)}")
     workers = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pg_tensile worker'"
     wait_until(lambda: value(db, workers) == 0, 3, "the worker leaves")
 
@@ -312,6 +312,122 @@ def test_what_a_running_job_needs_is_dropped(
     admin.close()
     left = "pyworker executor" if drop == "role" else "pyworker"  # the scheduler's planner may stay
     assert not any(left in command for command in cluster.processes().values())
+
+
+def test_a_worker_that_cannot_connect_says_why(
+    once: Connection, impatient: Any, wait_until: Wait, job_row: Row
+) -> None:
+    with impatient.connect("template1") as elsewhere:
+        with once.transaction():
+            job = submit(once, "m", MLP)
+            elsewhere.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS false")
+        try:
+            settled(once, wait_until, job)
+        finally:
+            elsewhere.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS true")
+    error = 'its worker ended with an error: database "postgres" is not currently accepting connections'
+    assert (state(once, job), job_row(once, job)["error"]) == ("failed", error)
+
+
+def test_a_role_without_connect_is_told(once: Connection, impatient: Any, wait_until: Wait, job_row: Row) -> None:
+    once.execute("CREATE ROLE bob LOGIN")
+    try:
+        with impatient.connect(user="bob") as conn, conn.transaction():
+            job = submit(conn, "m", MLP)
+            once.execute("REVOKE CONNECT ON DATABASE postgres FROM PUBLIC")
+        settled(once, wait_until, job)
+        row = job_row(once, job)
+        assert (row["state"], row["sqlstate"], row["attempts"]) == ("failed", "42501", 0)
+        assert row["error"] == 'role "bob" has no CONNECT privilege for database "postgres" any more'
+    finally:
+        once.execute("GRANT CONNECT ON DATABASE postgres TO PUBLIC")
+        once.execute("DELETE FROM tensile.jobs; DELETE FROM tensile.models; DROP ROLE bob")
+
+
+# -- what children may take -------------------------------------------------------------------------------------------
+
+
+def nice(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[16])
+
+
+def test_training_gives_way_to_the_server(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    cluster = fresh_cluster({"pg_tensile.nice": 5})
+    with cluster.connect() as db:
+        job = submit(db, "m", MLP, epochs=FOREVER)
+        wait_until(lambda: steps(db, job) > 0)
+        worker, executor = worker_pid(db, job), executor_pid(db, job)
+        assert worker is not None and executor is not None
+        assert nice(executor) == nice(worker) + 5
+        db.execute("SELECT cancel_job(%s)", (job,))
+        job = submit(db, "quick", MLP, epochs=1)
+        assert value(db, "SELECT wait_for_job(%s)", job) == "finished"
+        value(db, f"SELECT predict('quick', r) FROM ({ROWS}) r LIMIT 1")
+        supervisor = inference_pid(db)
+        assert supervisor is not None
+        (predictor,) = children(supervisor)
+        assert nice(predictor) == nice(supervisor), "sessions wait for it"
+
+
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        pytest.param("kept = [torch.ones(64 << 20, dtype=torch.uint8) for _ in range(400)]", id="torch"),
+        pytest.param("kept = [bytearray(64 << 20) for _ in range(400)]", id="python"),
+    ],
+)
+def test_a_child_that_takes_too_much_memory_fails_its_job(
+    fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row, allocate: str
+) -> None:
+    cluster = fresh_cluster({"pg_tensile.child_memory": "2GB"})
+    with cluster.connect() as db:
+        greedy = submit(db, "greedy", python_model(on_forward=allocate))
+        settled(db, wait_until, greedy, 90)
+        row = job_row(db, greedy)
+        assert (row["state"], row["sqlstate"], row["attempts"]) == ("failed", "53200", 1), row["error"]
+        assert "pg_tensile.child_memory" in row["hint"] and "2048 MB" in row["hint"]
+        modest = submit(db, "modest", MLP)
+        assert value(db, "SELECT wait_for_job(%s)", modest) == "finished"
+
+
+def test_an_executor_that_ignores_a_refusal_is_killed(
+    fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row
+) -> None:
+    cluster = fresh_cluster({"pg_tensile.executor_timeout": "8s"})
+    deaf = """
+        from pyworker import memory
+        from pyworker.wire import FrameType
+        heed = memory.MemoryClient._heed
+        memory.MemoryClient._heed = lambda self, frame: None if frame.type == FrameType.REFUSE else heed(self, frame)
+    """
+    with cluster.connect() as db:
+        job = submit(db, "deaf", python_model(on_build=deaf), policy="joint", memory_budget="1kB")
+        executor = wait_until(lambda: executor_pid(db, job))
+        settled(db, wait_until, job, 120)
+        row = job_row(db, job)
+        assert (row["state"], row["sqlstate"]) == ("failed", "53200")
+        assert row["error"] == "the executor goes on although there is no device memory for it"
+        assert not alive(executor)
+
+
+def test_absurd_numbers_of_an_executor_fail_its_own_job_only(
+    fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row
+) -> None:
+    cluster = fresh_cluster()
+    absurd = """
+        from pyworker import memory
+        most = 2**63 - 1 - (1 << 20)
+        memory.MemoryClient.overhead_bytes = property(lambda self: most, lambda self, bytes: None)
+    """
+    with cluster.connect() as db:
+        job = submit(db, "absurd", python_model(on_build=absurd), policy="joint")
+        settled(db, wait_until, job, 90)
+        row = job_row(db, job)
+        assert (row["state"], row["sqlstate"]) == ("failed", "22023")
+        assert 'device "cpu" cannot have' in row["error"]
+        assert value(db, "SELECT count(*) FROM tensile.device_profiles") == 0
+        honest = submit(db, "honest", MLP)
+        assert value(db, "SELECT wait_for_job(%s)", honest) == "finished"
 
 
 # -- a Python that cannot ---------------------------------------------------------------------------------------------

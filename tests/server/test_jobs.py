@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -20,6 +22,7 @@ from tests.server.support import (
     alive,
     cpu_seconds,
     executor_pid,
+    interrupt,
     phase,
     python_model,
     register,
@@ -225,8 +228,17 @@ def test_cancel_a_queued_job(fresh_cluster: Callable[..., Any], wait_until: Wait
         wait_until(lambda: state(db, blocker) == "running")
         queued = submit(db, "queued", MLP)
         assert value(db, "SELECT cancel_job(%s)", queued) is True
-        assert state(db, queued) == "cancelled"
+        assert (state(db, queued), reason(db, queued)) == ("cancelled", BY_CANCEL_JOB)
         assert value(db, "SELECT cancel_job(%s)", queued) is False
+
+
+BY_CANCEL_JOB = "cancelled by cancel_job"
+TERMINATED = "its worker was terminated (pg_terminate_backend)"
+
+
+def reason(conn: Connection, job: int) -> str | None:
+    found: str | None = value(conn, "SELECT reason FROM tensile.jobs WHERE id = %s", job)
+    return found
 
 
 def cancels(db: Connection, job: int, wait_until: Wait) -> None:
@@ -236,6 +248,7 @@ def cancels(db: Connection, job: int, wait_until: Wait) -> None:
     started = time.monotonic()
     wait_until(lambda: state(db, job) == "cancelled" and gone(db), 5, lambda: f"still {state(db, job)}")
     wait_until(lambda: not any(alive(pid) for pid in pids), 5, "worker and executor end")
+    assert reason(db, job) == BY_CANCEL_JOB
     assert time.monotonic() - started < 5
 
 
@@ -266,13 +279,33 @@ def test_cancel_a_job_that_waits_for_its_next_attempt(db: Connection, wait_until
     wait_until(lambda: state(db, job) == "interrupted")
     assert value(db, "SELECT cancel_job(%s)", job) is True
     wait_until(lambda: state(db, job) == "cancelled", 3)
+    assert reason(db, job) == BY_CANCEL_JOB
 
 
-def test_pg_cancel_backend_cancels_the_job(db: Connection, wait_until: Wait) -> None:
-    job = submit(db, "m", MLP, epochs=FOREVER)
-    wait_until(lambda: steps(db, job) > 0)
+@pytest.mark.parametrize("moment", ["loading", "training"])
+def test_pg_cancel_backend_cancels_the_job(db: Connection, wait_until: Wait, moment: str) -> None:
+    job = submit(db, "m", MLP, epochs=FOREVER, query=SLOW_ROWS if moment == "loading" else ROWS)
+    wait_until(lambda: phase(db, job) == moment)
     db.execute("SELECT pg_cancel_backend(%s)", (worker_pid(db, job),))
-    wait_until(lambda: state(db, job) == "cancelled" and gone(db), 3)
+    wait_until(lambda: state(db, job) == "cancelled" and gone(db), 10)
+    assert reason(db, job) == "cancelled by pg_cancel_backend"
+
+
+FEEDS = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pg_tensile worker' AND wait_event = 'PgSleep'"
+
+
+@pytest.mark.parametrize("call", ["set_job_priority(%s, 5)", "tensile._notify(%s)", "tensile._notify_stop(%s)"])
+def test_what_does_not_end_a_job_that_loads_does_not_disturb_it(
+    db: Connection, wait_until: Wait, job_row: Row, call: str
+) -> None:
+    """The last one interrupts the query without a reason: the query is run again, and that is no other attempt."""
+    job = submit(db, "m", MLP, query=SLOW_ROWS + " WHERE a > 0.8")  # 4 s
+    wait_until(lambda: phase(db, job) == "loading" and value(db, FEEDS) == 1)
+    db.execute(f"SELECT {call}", (job,))
+    assert value(db, "SELECT wait_for_job(%s)", job) == "finished"
+    row = job_row(db, job)
+    assert (row["attempts"], row["retries"], row["reason"]) == (1, 0, None)
+    assert row["rows"] == value(db, "SELECT count(*) FROM (" + ROWS + ") r WHERE a > 0.8")
 
 
 def test_a_model_dropped_while_it_trains_fails_the_job(db: Connection, wait_until: Wait, job_row: Row) -> None:
@@ -302,14 +335,15 @@ def epochs_done(conn: Connection, job: int) -> int:
     return value(conn, "SELECT coalesce(max(epoch), 0) FROM tensile.epoch_metrics WHERE job = %s", job)
 
 
-def test_a_terminated_worker_leaves_a_checkpoint_and_the_job_goes_on(
-    db: Connection, wait_until: Wait, job_row: Row
+def test_a_worker_that_is_stopped_leaves_a_checkpoint_and_the_job_goes_on(
+    db: Connection, cluster: Any, wait_until: Wait, job_row: Row
 ) -> None:
     job = resumable(db)
     wait_until(lambda: epochs_done(db, job) >= 3)
     assert not has_checkpoint(db, job)
     first = worker_pid(db, job)
-    db.execute("SELECT pg_terminate_backend(%s)", (first,))
+    interrupt(cluster, db, job, wait_until)
+    assert reason(db, job) == "pg_tensile.database was changed"
     wait_until(lambda: worker_pid(db, job) not in (first, None), 10, "the next attempt")
     epoch = value(db, "SELECT (meta ->> 'epoch')::int FROM tensile.checkpoints WHERE job = %s", job)
     assert epoch >= 2
@@ -319,11 +353,15 @@ def test_a_terminated_worker_leaves_a_checkpoint_and_the_job_goes_on(
     assert epochs_done(db, job) == 40
 
 
-def test_an_interrupted_job_ends_with_the_numbers_of_an_undisturbed_one(db: Connection, wait_until: Wait) -> None:
-    undisturbed, disturbed = resumable(db, "undisturbed", 12), resumable(db, "disturbed", 12)
+def test_an_interrupted_job_ends_with_the_numbers_of_an_undisturbed_one(
+    db: Connection, cluster: Any, wait_until: Wait
+) -> None:
+    undisturbed = resumable(db, "undisturbed", 12)
+    wait_until(lambda: state(db, undisturbed) == "finished", 60)
+    disturbed = resumable(db, "disturbed", 12)
     wait_until(lambda: epochs_done(db, disturbed) >= 2)
-    db.execute("SELECT pg_terminate_backend(%s)", (worker_pid(db, disturbed),))
-    wait_until(lambda: state(db, undisturbed) == state(db, disturbed) == "finished", 60)
+    interrupt(cluster, db, disturbed, wait_until)
+    wait_until(lambda: state(db, disturbed) == "finished", 60)
     assert value(db, "SELECT attempts FROM tensile.jobs WHERE id = %s", disturbed) == 2
     numbers = "SELECT epoch, split, samples, loss, accuracy, f1 FROM tensile.epoch_metrics WHERE job = %s ORDER BY 1, 2"
     assert db.execute(numbers, (disturbed,)).fetchall() == db.execute(numbers, (undisturbed,)).fetchall()
@@ -355,16 +393,110 @@ def test_a_job_goes_on_after_the_server_was_stopped(
         assert epochs_done(db, job) == 40
 
 
-def test_a_worker_terminated_while_it_loads(db: Connection, wait_until: Wait, job_row: Row) -> None:
-    """It runs the query and cannot listen: PostgreSQL ends it, and the controller sees to the job."""
-    job = submit(db, "m", MLP, query=SLOW_ROWS)
-    wait_until(lambda: phase(db, job) == "loading")
+@pytest.mark.parametrize("moment", ["importing", "loading", "training"])
+def test_a_terminated_worker_ends_its_job(db: Connection, wait_until: Wait, job_row: Row, moment: str) -> None:
+    """While it loads it runs the query and cannot listen: PostgreSQL ends it, and the controller sees to the job."""
+    job = submit(db, "m", MLP, epochs=FOREVER, query=SLOW_ROWS if moment == "loading" else ROWS)
+    if moment == "importing":
+        wait_until(lambda: executor_pid(db, job) is not None)
+    else:
+        wait_until(lambda: phase(db, job) == moment)
     first, executor = worker_pid(db, job), executor_pid(db, job)
     assert first is not None and executor is not None
     db.execute("SELECT pg_terminate_backend(%s)", (first,))
-    wait_until(lambda: not alive(first) and not alive(executor), 3, "worker and executor end")
-    wait_until(lambda: worker_pid(db, job) not in (first, None), 10, "the next attempt")
-    assert (job_row(db, job)["attempts"], job_row(db, job)["retries"]) == (2, 1)
+    wait_until(lambda: not alive(first) and not alive(executor), 10, "worker and executor end")
+    wait_until(lambda: ended(db, job), 10)
+    row = job_row(db, job)
+    assert (row["state"], row["reason"], row["attempts"]) == ("cancelled", TERMINATED, 1)
+    assert value(db, "SELECT count(*) FROM tensile.checkpoints WHERE job = %s", job) == 0
+
+
+# -- who hears of it --------------------------------------------------------------------------------------------------
+
+
+def lines(cluster: Any) -> list[str]:
+    """What the server's log says of jobs, without the varying numbers."""
+    found = re.findall(r"LOG: +pg_tensile: (job .*)", cluster.log())
+    return [re.sub(r"seconds=[0-9.]+", "seconds=S", line) for line in found]
+
+
+def test_the_log_has_a_line_for_each_turn_of_a_job(
+    fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row
+) -> None:
+    cluster = fresh_cluster({"pg_tensile.max_retries": 1})
+    with cluster.connect() as db:
+        owner = f'owner="{db.info.user}"'
+        register(db, "m")
+        with db.transaction(force_rollback=True):
+            submit(db, "m")
+        good = submit(db, "m")
+        assert value(db, "SELECT wait_for_job(%s)", good) == "finished"
+        bad = submit(db, "bad", python_model(on_build="os._exit(3)"))
+        wait_until(lambda: ended(db, bad), 60)
+        db.execute("SELECT tensile._log_job(%s)", ("pg_tensile: job 0 two\nlines",))
+        told = submit(db, "m", epochs=FOREVER)
+        wait_until(lambda: steps(db, told) > 0)
+        db.execute("SELECT cancel_job(%s)", (told,))
+        wait_until(lambda: ended(db, told))
+        died = "executor exited with status 3"
+        assert lines(cluster) == [
+            f'job {good} submitted: model="m" {owner}',
+            f'job {good} started: model="m" {owner} attempt=1',
+            f'job {good} finished: model="m" {owner} seconds=S',
+            f'job {bad} submitted: model="bad" {owner}',
+            f'job {bad} started: model="bad" {owner} attempt=1',
+            f'job {bad} interrupted: model="bad" {owner} attempt=1 reason="{died}"',
+            f'job {bad} started: model="bad" {owner} attempt=2',
+            f'job {bad} failed: model="bad" {owner} seconds=S sqlstate=58000 reason="{died}"',
+            "job 0 two lines",
+            f'job {told} submitted: model="m" {owner}',
+            f'job {told} started: model="m" {owner} attempt=1',
+            f'job {told} cancelled: model="m" {owner} seconds=S reason="{BY_CANCEL_JOB}"',
+        ]
+        cluster.configure({"pg_tensile.log_jobs": "off"})
+        cluster.reload()
+        wait_until(lambda: value(db, "SHOW pg_tensile.log_jobs") == "off")
+        quiet = submit(db, "m")
+        assert value(db, "SELECT wait_for_job(%s)", quiet) == "finished"
+        assert not any(line.startswith(f"job {quiet} ") for line in lines(cluster)[1:])
+
+
+def test_who_listens_hears_of_every_end_and_nothing_more(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    cluster = fresh_cluster({"pg_tensile.max_retries": 0})
+    with cluster.connect() as db:
+        db.execute("CREATE ROLE anybody LOGIN; CREATE ROLE leaver LOGIN")
+        with cluster.connect(user="anybody") as listener:
+            listener.execute("LISTEN pg_tensile")
+            register(db, "m")
+            with cluster.connect(user="leaver") as theirs:
+                register(theirs, "theirs")
+                with theirs.transaction():
+                    dropped = submit(theirs, "theirs")
+                    # before the controller hears of it
+                    db.execute("ALTER ROLE leaver NOLOGIN")
+            wait_until(lambda: ended(db, dropped))
+            good = submit(db, "m")
+            assert value(db, "SELECT wait_for_job(%s)", good) == "finished"
+            dies = submit(db, "dies", python_model(on_build="os._exit(3)"))
+            wait_until(lambda: ended(db, dies))
+            killed = submit(db, "m", epochs=FOREVER, query=SLOW_ROWS)
+            wait_until(lambda: phase(db, killed) == "loading" and value(db, FEEDS) == 1)
+            db.execute("SELECT pg_terminate_backend(%s)", (worker_pid(db, killed),))
+            wait_until(lambda: ended(db, killed))
+            with db.transaction(force_rollback=True):
+                db.execute("SELECT cancel_job(%s)", (submit(db, "m"),))
+            with db.transaction():
+                queued = submit(db, "m")
+                db.execute("SELECT cancel_job(%s)", (queued,))
+            heard = [json.loads(n.payload) for n in listener.notifies(timeout=10, stop_after=5)]
+            assert heard == [
+                {"job": dropped, "state": "failed"},
+                {"job": good, "state": "finished"},
+                {"job": dies, "state": "failed"},
+                {"job": killed, "state": "cancelled"},
+                {"job": queued, "state": "cancelled"},
+            ]
+            assert list(listener.notifies(timeout=0.5)) == []
 
 
 def test_a_fast_stop_while_a_job_loads(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import random
 import struct
 import time
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
 import pytest
 
 from tests.server.stage import Stage, Wait
-from tests.server.support import Connection, value
+from tests.server.support import Connection, register, value
 
 # Arguments of tensile._report
 REPORTED = (
@@ -79,7 +80,7 @@ def device(conn: Connection, name: str, columns: str) -> Any:
 
 def test_devices_show_their_jobs_and_what_they_use(stage: Stage, job: int, second: int) -> None:
     use_device(stage, job, "cuda:7", 3_000_000_000, overhead=300)
-    stage.order(second, "SELECT tensile._register_device('cuda:7', 5, 1, 1, 40)")  # the first one's word counts
+    stage.order(second, "SELECT tensile._register_device('cuda:7', 500, 1, 1, 40)")  # the first one's word counts
     everything = "total_bytes, budget_bytes, granted_bytes, in_use_bytes, inference_bytes, jobs, utilisation"
     assert device(stage.alice, "cuda:7", everything) == (3_000_000_000, 1 << 30, 340, 0, 0, 2, None)
     assert device(stage.alice, "cuda:7", "out_bytes_per_s, in_bytes_per_s") == (5e9, 6e9)
@@ -101,6 +102,65 @@ def test_devices_that_nobody_uses_make_room(stage: Stage, job: int) -> None:
     for bad in ("'', 1, 1, 1, 0", "'x', 0, 1, 1, 0", "'x', 1, 0, 1, 0", "'x', 1, 1, 'NaN', 0", "'x', 1, 1, 1, -1"):
         with pytest.raises(psycopg.errors.InvalidParameterValue):
             stage.order(job, f"SELECT tensile._register_device({bad})")
+
+
+MOST = 1 << 50  # bytes; no device has more
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        pytest.param(f"'cuda:7', {MOST + 1}, 1, 1, 0", id="more memory than there is"),
+        pytest.param(f"'cpu', {MOST}, 1, 1, 0", id="more memory than this host has"),
+        pytest.param("'cuda:7', 1000, 1, 1, 1001", id="an overhead beyond the memory"),
+        pytest.param(f"'cuda:7', {2**63 - 1}, 1, 1, {2**63 - 2}", id="the largest numbers"),
+        pytest.param("'cuda:7', 1000, 1e16, 1, 0", id="a link faster than light"),
+        pytest.param("'cuda:7', 1000, 1, 'Infinity', 0", id="an infinite rate"),
+    ],
+)
+def test_numbers_that_no_device_has_are_refused_and_change_nothing(stage: Stage, job: int, numbers: str) -> None:
+    """What a child says of its device counts for all jobs on it. The slot keeps its device and its grant."""
+    use_device(stage, job, "cuda:7", 1_000_000, overhead=300)
+    publish(stage, job, [], 6000)
+    columns = "total_bytes, granted_bytes, out_bytes_per_s, jobs"
+    before = device(stage.alice, "cuda:7", columns)
+    assert before == (1_000_000, 6300, 5e9, 1)
+    with pytest.raises(psycopg.errors.InvalidParameterValue):
+        stage.order(job, f"SELECT tensile._register_device({numbers})")
+    assert device(stage.alice, "cuda:7", columns) == before
+
+
+def test_the_largest_numbers_do_not_overflow_the_sums(stage: Stage, job: int, second: int) -> None:
+    for each in (job, second):
+        use_device(stage, each, "cuda:7", MOST, overhead=MOST)
+        report(stage, each, device_bytes=2**63 - 1, device_peak_bytes=2**63 - 1, utilisation=17)
+    columns = "granted_bytes, in_use_bytes, utilisation"
+    assert device(stage.alice, "cuda:7", columns) == (2 * MOST, 2 * MOST, 1)
+    report(stage, job, device_bytes=-5, utilisation="'NaN'")
+    report(stage, second, device_bytes=0, utilisation=-1)
+    assert device(stage.alice, "cuda:7", columns) == (2 * MOST, 0, 0)
+
+
+def test_a_device_too_many_changes_nothing(new_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    """The ledger holds 16; the job that brings the seventeenth keeps the one that it has."""
+    cluster = new_cluster({"pg_tensile.max_jobs": 17, "max_worker_processes": 30, "pg_tensile.plan_events": 1024})
+    stage = Stage(cluster, wait_until)
+    try:
+        jobs = []
+        for number in range(17):
+            register(stage.alice, f"m{number}")
+            jobs.append(stage.job(f"m{number}"))
+            use_device(stage, jobs[-1], f"cuda:{min(number, 15)}", 1000, overhead=10 + number)
+        publish(stage, jobs[15], [], 500)
+        with pytest.raises(psycopg.errors.ProgramLimitExceeded):
+            use_device(stage, jobs[15], "one too many")
+        assert device(stage.alice, "cuda:15", "jobs, granted_bytes") == (2, 500 + 25 + 26)
+        publish(stage, jobs[3], [], 500)
+        use_device(stage, jobs[3], "another")  # it is alone on its device, whose place the new one takes
+        assert device(stage.alice, "another", "jobs, granted_bytes") == (1, 0)
+        assert device(stage.alice, "cuda:3", "jobs") is None
+    finally:
+        stage.close()
 
 
 # -- plans ------------------------------------------------------------------------------------------------------------

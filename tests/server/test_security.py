@@ -37,6 +37,8 @@ OPEN = {
 # Open as well, because workers run as the user; each of them raises 42501 outside the process that it is for.
 WORKERS_ONLY = {
     "_my_job": "",
+    "_stop_cause": "",
+    "_take_interrupt": "",
     "_process": "",
     "_feed": "0, 'SELECT 1 AS a, 2 AS b', 'b', '{}'",
     "_fetch_plan": "0",
@@ -228,6 +230,13 @@ def test_functions_of_workers_are_useless_in_sessions(play: Cast, name: str) -> 
         "SELECT * FROM tensile._open_jobs",
         "SELECT tensile._job_slots()",
         "SELECT tensile._notify(%(job)s)",
+        "SELECT tensile._notify_stop(%(job)s)",
+        "SELECT tensile._log_job('x')",
+        "SELECT tensile._log_event(%(job)s, 'x')",
+        "SELECT tensile._announce_end(%(job)s, 'x')",
+        "SELECT tensile._free_slots()",
+        "SELECT tensile._worker_end(%(job)s)",
+        "SELECT tensile._reap_terminated(%(job)s, '')",
         "SELECT tensile._queue_next()",
         "SELECT tensile._job_starting(%(job)s)",
         "SELECT tensile._job_requeue(%(job)s, '')",

@@ -30,7 +30,9 @@ TABLES = {
         {"tensor": 1, "name": "addmm", "kind": "activation", "dtype": "float32", "shape": [], "bytes": 1 << 40},
     ],
 }
-PROFILE = {"name": "here", "memory_bytes": 1 << 30}
+RATES = dict.fromkeys(("out_bytes_per_s", "in_bytes_per_s", "flops_per_s", "bytes_per_s"), 1_000_000_000)
+TIMES = dict.fromkeys(("transfer_latency_us", "launch_us", "handover_us"), 2)
+PROFILE: dict[str, object] = {"name": "here", "memory_bytes": 1 << 30, "duplex_factor": 1} | RATES | TIMES
 NEEDS = {"persistent_bytes": 100, "parameters": 3, "vanilla_bytes": 5000, "least_bytes": 2000, "operator": "addmm"}
 GRAPHS = [{"name": "train", "rows": 64}]
 FIRST: dict[str, object] = {"device": "cpu", "profile": PROFILE, "revision": 1, "policy": "joint", "fingerprint": "f"}
@@ -132,8 +134,11 @@ def test_a_trace_and_latencies_wake_the_scheduler(stage: Stage, job: int) -> Non
 
 
 def test_a_waiting_job_can_be_cancelled_and_interrupted(stage: Stage, traced: int, wait_until: Wait) -> None:
-    pid = value(stage.conn, "SELECT pid FROM tensile._progress() WHERE job = %s", traced)
-    stage.conn.execute("SELECT pg_terminate_backend(%s)", (pid,))
+    stage.cluster.configure({"pg_tensile.database": ""})  # stops the worker, which writes nothing here
+    stage.cluster.reload()
+    wait_until(lambda: value(stage.conn, "SELECT count(*) FROM tensile._progress()") == 0, 10)
+    stage.cluster.configure({"pg_tensile.database": "postgres"})
+    stage.cluster.reload()
     again = "SELECT attempts FROM tensile.jobs WHERE id = %s AND state = 'running'"
     wait_until(lambda: value(stage.conn, again, traced) == 2, 20, "reaped and started again")
     assert rows_of(stage.conn, traced) == set(), "what the attempt before has found out is of no use"
@@ -299,11 +304,27 @@ def test_the_log_keeps_the_last_ten_thousand_lines(stage: Stage) -> None:
 
 
 def test_a_profile_is_measured_once(stage: Stage, traced: int) -> None:
-    trace(stage, traced, revision=2, profile={"name": "slower now"})
+    trace(stage, traced, revision=2, profile=PROFILE | {"name": "slower now"})
     trace(stage, traced, revision=3, device="cuda:0", profile=None)
     assert stage.alice.execute("SELECT device, profile FROM tensile.device_profiles").fetchall() == [("cpu", PROFILE)]
     profiles = stage.order(traced, "SELECT tensile._job_profiles() AS p")[0]["p"]
     assert json.loads(profiles) == {"cpu": PROFILE}
+
+
+@pytest.mark.parametrize(
+    ("field", "number"),
+    [
+        *(("memory_bytes", number) for number in (0, -1, 1 << 60, None)),
+        *(("out_bytes_per_s", number) for number in (0, -1e9, 1e30, "NaN", "Infinity")),
+        *(("duplex_factor", number) for number in (0.1, 2)),
+        *(("launch_us", number) for number in (-1, 1e9)),
+    ],
+)
+def test_a_profile_that_no_device_has_counts_for_nobody(stage: Stage, traced: int, field: str, number: object) -> None:
+    """The first one would count for the jobs of all roles."""
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match=f'{field} of device "cuda:3" cannot be'):
+        trace(stage, traced, revision=2, device="cuda:3", profile=PROFILE | {field: number})
+    assert value(stage.conn, "SELECT count(*) FROM tensile.device_profiles WHERE device = 'cuda:3'") == 0
 
 
 CALIBRATION = (

@@ -226,6 +226,78 @@ def test_library_and_extension_have_one_version(db: Connection) -> None:
     assert value(db, "SELECT tensile._version()") == version
 
 
+@pytest.fixture
+def other_version(fresh_cluster: Callable[..., Any], wait_until: Wait) -> Any:
+    """A cluster whose extension has another version than its library: before ALTER EXTENSION UPDATE."""
+    cluster = fresh_cluster()
+    with cluster.connect() as conn:
+        wait_until(lambda: running_in(conn, "postgres") == BOTH, 10)
+        register(conn, "m")
+        conn.execute("UPDATE pg_extension SET extversion = '0.0.1' WHERE extname = 'pg_tensile'")
+    return cluster
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "train_model('m', 'SELECT 1.0 AS x, 2.0 AS y', 'y')",
+        "explain_training('m', 'SELECT 1.0 AS x, 2.0 AS y', 'y')",
+        "predict('m', '{1}'::float8[])",
+        "(SELECT count(*) FROM predict_rows('m', 'SELECT 1.0 AS x'))",
+    ],
+)
+def test_another_version_of_the_extension_is_refused(other_version: Any, call: str) -> None:
+    with other_version.connect() as conn:
+        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as caught:
+            conn.execute(f"SELECT {call}")
+        version = value(conn, "SELECT tensile._version()")
+        assert f'"pg_tensile" has version 0.0.1, but the server\'s library has version {version}' in str(caught.value)
+        hint = caught.value.diag.message_hint or ""
+        assert "ALTER EXTENSION pg_tensile UPDATE" in hint and "make install" in hint
+        conn.execute("UPDATE pg_extension SET extversion = %s WHERE extname = 'pg_tensile'", (version,))
+        conn.execute("SELECT tensile._notify(0)")  # as ALTER EXTENSION UPDATE does
+        try:
+            conn.execute(f"SELECT {call}")
+        except psycopg.Error as error:
+            assert "version 0.0.1" not in str(error)
+
+
+def test_processes_wait_for_their_version(other_version: Any, wait_until: Wait) -> None:
+    other_version.stop("fast")
+    other_version.start()
+    complaint = 'LOG: +extension "pg_tensile" has version 0.0.1, but'
+    wait_until(lambda: len(re.findall(complaint, other_version.log())) == len(BOTH), 10)
+    with other_version.connect() as conn:
+        for memory in ("1GB", "2GB"):  # each CREATE EXTENSION and reload wakes the launcher for another look
+            other_version.configure({"pg_tensile.device_memory": memory})
+            other_version.reload()
+            conn.execute("SELECT tensile._notify(0)")
+            value(conn, "SELECT pg_sleep(1)")
+        assert not running_in(conn, "postgres")
+        assert len(re.findall(complaint, other_version.log())) == len(BOTH), "one line for each process"
+        version = value(conn, "SELECT tensile._version()")
+        conn.execute("UPDATE pg_extension SET extversion = %s WHERE extname = 'pg_tensile'", (version,))
+        conn.execute("SELECT tensile._notify(0)")
+        wait_until(lambda: running_in(conn, "postgres") == BOTH, 10, "they start")
+
+
+def test_python_files_of_another_version_are_refused(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    """As between make install and the restart."""
+    cluster = fresh_cluster()
+    with cluster.connect() as conn:
+        asleep = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = ANY(%s) AND wait_event = 'Extension'"
+        wait_until(lambda: value(conn, asleep, list(BOTH)) == len(BOTH), 10, "they have looked at the version")
+        register(conn, "m")
+        conn.execute("CREATE OR REPLACE FUNCTION tensile._version() RETURNS text LANGUAGE sql AS $$SELECT '0.0.1'$$")
+        job = train(conn)
+        wait_until(lambda: state(conn, job) == "failed", 20)
+        sqlstate, error, hint = conn.execute("SELECT sqlstate, error, hint FROM tensile.jobs").fetchone()
+        assert sqlstate == "55000" and error.endswith("the server's library has 0.0.1") and "restart" in hint
+        terminate(conn, SCHEDULER)
+        wait_until(lambda: "ERROR:  plpy.Error: the Python files of pg_tensile have" in cluster.log(), BACKOFF + 10)
+        wait_until(lambda: SCHEDULER not in processes(conn), 5)
+
+
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:1234", "", "CPU "])
 def test_a_device_that_cannot_exist_is_refused(db: Connection, device: str) -> None:
     with pytest.raises(psycopg.errors.InvalidParameterValue) as caught:
@@ -235,7 +307,7 @@ def test_a_device_that_cannot_exist_is_refused(db: Connection, device: str) -> N
 
 def test_settings_are_documented_and_reserved(db: Connection) -> None:
     rows = db.execute("SELECT name, short_desc, context FROM pg_settings WHERE name LIKE 'pg\\_tensile.%'").fetchall()
-    assert all(row[1].startswith("Sets ") for row in rows)
+    assert all(row[1].startswith(("Sets ", "Logs ")) for row in rows)
     assert {row[0] for row in rows if row[2] == "user"} == {"pg_tensile.policy", "pg_tensile.predict_timeout"}
     assert {row[0] for row in rows if row[2] == "postmaster"} == {"pg_tensile.max_jobs", "pg_tensile.plan_events"}
     with pytest.raises(psycopg.errors.InvalidName):
@@ -524,6 +596,60 @@ def worker(stage: Stage, job: int) -> int | None:
     return pid
 
 
+AGAIN = "DROP EXTENSION pg_tensile; CREATE EXTENSION pg_tensile"
+HELD = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+
+
+@pytest.mark.parametrize(
+    ("process", "write", "written"),
+    [
+        pytest.param(
+            "worker",
+            """PERFORM tensile._job_metric('{"epoch": 75, "split": "training", "samples": 1, "loss": 1}')""",
+            "SELECT count(*) FROM tensile.metrics",
+            id="worker",
+        ),
+        pytest.param(
+            "worker",
+            "PERFORM tensile._job_end('finished')",
+            "SELECT count(*) FROM tensile.jobs WHERE ended_at IS NOT NULL",
+            id="worker's end",
+        ),
+        pytest.param(
+            "scheduler",
+            "PERFORM tensile._log('ghost')",
+            "SELECT count(*) FROM tensile.scheduler_log WHERE event = 'ghost'",
+            id="scheduler",
+        ),
+    ],
+)
+def test_a_process_of_a_dropped_extension_writes_nothing_into_the_next_one(
+    new_cluster: Callable[..., Any], wait_until: Wait, process: str, write: str, written: str
+) -> None:
+    """Both have a job 1. The old process is in the middle of a statement while the extension is replaced."""
+    stage = Stage(new_cluster({"pg_tensile.plan_events": 1024}), wait_until)
+    try:
+        old = stage.job()
+        with stage.cluster.connect() as conn:
+            conn.execute("SELECT pg_advisory_lock(8)")
+            body = f"DO $$BEGIN PERFORM pg_advisory_xact_lock(8); {write}; END$$"
+            stage.place(old if process == "worker" else process, body)
+            wait_until(lambda: value(conn, HELD) == 1, 10)
+            pid = value(conn, "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
+            with conn.transaction():
+                conn.execute(AGAIN)
+                register(conn, "m")
+                assert train(conn) == old
+            conn.execute("SELECT pg_advisory_unlock(8)")
+            gone = "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = %s"
+            wait_until(lambda: value(conn, gone, pid), 20, "it leaves")
+            assert value(conn, written) == 0
+            conn.execute("SELECT cancel_job(%s)", (old,))
+            assert "PANIC" not in stage.cluster.log()
+    finally:
+        stage.close()
+
+
 def test_a_terminated_worker_stops_at_its_next_wait(stage: Stage, job: int, wait_until: Wait) -> None:
     """It is busy when the signal comes, for less than a second."""
     stage.place(job, "SELECT pg_sleep(0.6)")
@@ -532,6 +658,7 @@ def test_a_terminated_worker_stops_at_its_next_wait(stage: Stage, job: int, wait
     stage.conn.execute("SELECT pg_terminate_backend(%s)", (pid,))
     wait_until(lambda: worker(stage, job) != pid, LIMIT)
     assert endings(stage, job) == [16]
+    wait_until(lambda: state(stage.conn, job) == "cancelled", 10, "the controller ends a job whose worker could not")
 
 
 def test_a_terminated_worker_that_does_not_come_to_a_wait_dies(stage: Stage, job: int, wait_until: Wait) -> None:
