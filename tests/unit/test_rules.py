@@ -17,6 +17,7 @@ from pg_tensile.models.registry import TYPES
 from pg_tensile.plan import CODECS, EventKind
 from pg_tensile.rules import ARCHITECTURES, OPTIONS, RULES, check_architecture, check_options, resolved
 from pg_tensile.training import COMPRESSIONS, EarlyStopping
+from pyworker.executor import _settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TERMS = {
@@ -123,3 +124,9 @@ def test_events_and_codecs_are_those_of_the_shim() -> None:
 
     assert names("event_kinds") == [kind.label for kind in EventKind]
     assert names("codecs") == list(CODECS[1:])
+
+
+def test_a_child_checks_the_options_of_its_job() -> None:
+    """They may have been stored by another version."""
+    with pytest.raises(OptionError, match='key "momentum" in the options: 1'):
+        _settings({"options": {"momentum": 1}})
