@@ -241,7 +241,8 @@ def test_a_job_goes_on_from_its_checkpoint_after_a_death(
     wait_until(lambda: ended(db, job))
     row = job_row(db, job)
     assert (row["state"], row["attempts"]) == ("finished", 2)
-    assert len(Path(counter).read_text()) == 61 + 200 - 10 * meta["epoch"]
+    first_attempt = len(Path(counter).read_text()) - (200 - 10 * meta["epoch"])
+    assert 60 <= first_attempt <= 61
 
 
 # -- the supervisor dies ----------------------------------------------------------------------------------------------
