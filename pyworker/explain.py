@@ -13,10 +13,18 @@ from __future__ import annotations
 
 import json
 import traceback
-from pathlib import Path
 from typing import Any
 
-from pyworker.supervisor import Child, ChildDied, Failure, Server, cores, failure_of_frame, failure_of_sql
+from pyworker.supervisor import (
+    Child,
+    ChildDied,
+    Failure,
+    Server,
+    cores,
+    failure_of_frame,
+    failure_of_sql,
+    spool_folder,
+)
 from pyworker.wire import FrameType, ProtocolError
 
 TICK = 1.0  # seconds of a wait
@@ -83,8 +91,6 @@ def _dry_run(server: Server, asked: dict[str, Any]) -> dict[str, Any]:
 
 def _spec(server: Server, asked: dict[str, Any], threads: int) -> dict[str, Any]:
     """The JOB frame's header (docs/internals.md, "The job's spec")."""
-    spool = Path.cwd() / "pg_tensile"  # in the data directory
-    spool.mkdir(mode=0o700, exist_ok=True)
     return asked | {
         "device": server.setting("pg_tensile.device"),
         "device_memory_bytes": server.number("pg_tensile.device_memory") << 10,
@@ -92,7 +98,7 @@ def _spec(server: Server, asked: dict[str, Any], threads: int) -> dict[str, Any]
         "plan_events": server.number("pg_tensile.plan_events"),
         "threads": threads,
         "dataset_cache_bytes": server.number("pg_tensile.dataset_cache") << 20,
-        "spool_directory": str(spool),
+        "spool_directory": str(spool_folder()),
         "checkpoint_interval_s": 0,
         "latency_weight": 1.0,
         "workloads": None,
