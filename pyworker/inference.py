@@ -37,9 +37,9 @@ SHOWN = ("version", "memory_budget", "device_bytes", "planned_bytes", "host_byte
 DELETED = ("42704", "this version of the model does not exist any more", "Deploy another one.")
 
 
-def run(plpy: Any) -> None:
-    """The body of `tensile.run_inference()`."""
-    Inference(Server(plpy)).run()
+async def run(plpy: Any) -> None:
+    """The inference process."""
+    await Inference(Server(plpy)).run()
 
 
 class Inference:
@@ -53,13 +53,13 @@ class Inference:
         self._kept_bytes = 0  # of the models that the predictor has
         self._coming: deque[int] = deque()  # bytes of those on their way to it
 
-    def run(self) -> None:
+    async def run(self) -> None:
         try:
-            self._server.loop(self._life)
+            await self._server.loop(self._life)
         finally:
             self._remove_socket()
 
-    def _life(self) -> float:
+    async def _life(self) -> float:
         """One predictor from start to end; seconds to wait before the next."""
         server = self._server
         threads = server.number("pg_tensile.threads") or cores()
@@ -68,8 +68,8 @@ class Inference:
         self._child = Child(server, "predictor", threads=threads, environment=environment)
         born = time.monotonic()
         try:
-            self._child.start()
-            self._serve()
+            await self._child.start()
+            await self._serve()
         except Stopped:
             pass
         except ChildDied as death:
@@ -77,7 +77,7 @@ class Inference:
         except Failure as failure:
             self._complain(failure.message, failure.hint)
         finally:
-            self._child.close()
+            await self._child.close()
             self._remove_socket()
             self._kept_bytes = 0
             self._coming.clear()
@@ -90,17 +90,17 @@ class Inference:
         pause, self._pause = self._pause, min(2 * self._pause, MAX_PAUSE)
         return pause
 
-    def _serve(self) -> None:
+    async def _serve(self) -> None:
         while not self._server.stopping:
-            frame = self._child.receive(IDLE)
+            frame = await self._child.receive(IDLE)
             if frame is not None:
                 self._hear(frame)
             while self._wanted:
-                self._load(*self._wanted.popleft())
-                self._drain()
+                await self._load(*self._wanted.popleft())
+                await self._drain()
 
-    def _drain(self) -> None:
-        for frame in self._child.drain():
+    async def _drain(self) -> None:
+        async for frame in self._child.drain():
             self._hear(frame)
 
     def _hear(self, frame: Frame) -> None:
@@ -114,7 +114,7 @@ class Inference:
         else:
             raise Failure("08P01", f"the predictor sent an unexpected {frame.type.name} frame")
 
-    def _load(self, version: int, memory_budget: int) -> None:
+    async def _load(self, version: int, memory_budget: int) -> None:
         """Sends a model version: MODEL, then its weights; or MODEL with the error."""
         server = self._server
         refuse = partial(self._refuse, version, memory_budget)
@@ -141,7 +141,7 @@ class Inference:
             message = f'a memory_budget of {size:,} bytes is more than the {limit:,} of device "{DEVICE}"'
             refuse("22023", message, "Use a smaller memory_budget, or none; pg_tensile.device_memory is what there is.")
             return
-        granted = self._reserve(size)
+        granted = await self._reserve(size)
         if granted is None:
             self._settle()  # jobs need not make room any more
             what = "memory_budget" if memory_budget else "this model"
@@ -153,17 +153,17 @@ class Inference:
         header |= {"memory_budget": memory_budget, "profile": profile}
         self._coming.append(size)
         self._child.queue(FrameType.MODEL, version, header=header)
-        error = self._send_weights(version, weight_bytes)
+        error = await self._send_weights(version, weight_bytes)
         if error is not None:
             self._coming.pop()
             self._settle()
             refuse(*error)
 
-    def _send_weights(self, version: int, weight_bytes: int) -> tuple[str, str, str] | None:
+    async def _send_weights(self, version: int, weight_bytes: int) -> tuple[str, str, str] | None:
         """Sends the weights, each chunk when the one before has left; what went wrong, if anything."""
         sent = seq = 0
         while sent < weight_bytes:
-            self._drain()
+            await self._drain()
             try:
                 chunk = self._chunk(version, seq)
             except self._server.plpy.SPIError as error:
@@ -178,7 +178,7 @@ class Inference:
             seq += 1
         return None
 
-    def _reserve(self, size: int) -> int | None:
+    async def _reserve(self, size: int) -> int | None:
         """Bytes of the device for another model of that size, and for those that are there already as far as there is
         room. None: jobs need all of it, and do not make room in time."""
         deadline = time.monotonic() + ROOM_TIMEOUT
@@ -187,7 +187,7 @@ class Inference:
             granted = self._memory(coming, self._kept_bytes + coming)
             if granted is not None or time.monotonic() > deadline:
                 return granted
-            self._server.wait(-1, 0.05)
+            await self._server.wait(-1, 0.05)
 
     def _settle(self) -> None:
         """What is not used is given back."""

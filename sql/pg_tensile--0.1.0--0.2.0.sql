@@ -3,3 +3,10 @@
 -- predictor
 DROP VIEW tensile.loaded_models;
 DROP TABLE tensile._loaded_models;
+
+-- loop
+DROP PROCEDURE tensile.run_controller();
+DROP PROCEDURE tensile.run_scheduler();
+DROP PROCEDURE tensile.run_inference();
+DROP PROCEDURE tensile.run_worker(bigint);
+DROP FUNCTION tensile._wait(int, int, bool);

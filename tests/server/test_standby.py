@@ -69,7 +69,7 @@ def pair(fresh_cluster: Callable[..., TestCluster], clusters_folder: Path) -> It
 
 
 def catch_up(primary: Connection, standby: Connection, wait_until: Wait) -> None:
-    position = value(primary, "SELECT pg_current_wal_lsn()")
+    position = value(primary, "SELECT pg_current_wal_insert_lsn()")
     wait_until(lambda: value(standby, "SELECT pg_last_wal_replay_lsn() >= %s", position))
 
 

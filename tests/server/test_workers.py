@@ -19,6 +19,7 @@ from tests.server.stage import (
     Stage,
     Wait,
     processes,
+    replace_step,
     terminate,
     train,
 )
@@ -123,9 +124,11 @@ def test_an_error_that_stays_is_logged_once(fresh_cluster: Callable[..., Any], w
     with cluster.connect() as conn:
         wait_until(lambda: running_in(conn, "postgres") == BOTH, 10)
         conn.execute("CREATE SEQUENCE attempts")
-        conn.execute(
-            "CREATE OR REPLACE PROCEDURE tensile.run_scheduler() LANGUAGE plpgsql AS"
-            " $$BEGIN PERFORM nextval('public.attempts'); RAISE 'broken for good'; END$$"
+        replace_step(
+            conn,
+            "plpgsql",
+            "BEGIN timeout_ms := CASE WHEN bits & 48 = 0 THEN 1000 END; IF tensile._process() = 'scheduler' THEN"
+            " PERFORM nextval('public.attempts'); RAISE 'broken for good'; END IF; END",
         )
         terminate(conn, SCHEDULER)
         # 6 s after it was terminated, and 12 s after its first failure
@@ -141,19 +144,30 @@ def test_every_process_is_named_in_pg_stat_activity(db: Connection, wait_until: 
             "SELECT application_name, query FROM pg_stat_activity WHERE backend_type LIKE 'pg_tensile%'"
         ).fetchall()
     )
-    assert calls[CONTROLLER] == "CALL tensile.run_controller()"
-    assert calls[SCHEDULER] == "CALL tensile.run_scheduler()"
+    for process in BOTH:
+        assert calls[process].startswith("CALL tensile._step(")
 
 
 def test_waiting_processes_hold_no_snapshot(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    """They wait inside a SELECT, for half a minute if nothing happens; VACUUM need not wait with them."""
+    """They wait outside any transaction, for half a minute if nothing happens; VACUUM need not wait with them."""
     cluster = fresh_cluster()
     with cluster.connect() as conn:
         wait_until(lambda: running_in(conn, "postgres") == BOTH, 10)
         waiting = (
-            "SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'pg_tensile %%' AND wait_event = 'Extension'"
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE backend_type LIKE 'pg_tensile %%' AND wait_event_type = 'Extension'"
         )
-        wait_until(lambda: value(conn, waiting + " AND datname = 'postgres' AND backend_xmin IS NULL") == 2, 5)
+        wait_until(
+            lambda: (
+                value(
+                    conn,
+                    waiting
+                    + " AND datname = 'postgres' AND backend_xmin IS NULL AND xact_start IS NULL AND state = 'idle'",
+                )
+                == 2
+            ),
+            5,
+        )
         conn.execute("CREATE TABLE t AS SELECT 1 AS a")
         started = time.monotonic()
         conn.execute("CREATE INDEX CONCURRENTLY ON t (a)")
@@ -168,7 +182,9 @@ def test_idle_processes_sleep(fresh_cluster: Callable[..., Any], wait_until: Wai
         wait_until(  # until they have started altogether
             lambda: (
                 value(
-                    conn, "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY(%s) AND wait_event = 'Extension'", pids
+                    conn,
+                    "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY(%s) AND wait_event_type = 'Extension'",
+                    pids,
                 )
                 == len(pids)
             ),
@@ -251,7 +267,7 @@ class Sleeper(threading.Thread):
         self.seconds = time.monotonic() - start
 
     def sleeps(self, conn: Connection) -> bool:
-        return bool(value(conn, "SELECT wait_event = 'Extension' FROM pg_stat_activity WHERE pid = %s", self.pid))
+        return bool(value(conn, "SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE pid = %s", self.pid))
 
 
 def test_a_commit_wakes_those_who_wait_and_a_rollback_does_not(quiet: Any, wait_until: Wait) -> None:
@@ -398,7 +414,7 @@ def test_calls_of_other_processes_are_refused(stage: Stage, job: int) -> None:
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             stage.order(process, sql)
     for call in (
-        *("_wait(-1, 0)", "_my_job()", "_launch_worker(1, 10)", "_job_slots()", "_publish_plan(1, '', 1, 1, 1)"),
+        *("_process()", "_my_job()", "_launch_worker(1, 10)", "_job_slots()", "_publish_plan(1, '', 1, 1, 1)"),
         *("_grants()", "_device_memory()", "_inference_memory('cpu', 1, 1, 1)"),
     ):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -407,11 +423,10 @@ def test_calls_of_other_processes_are_refused(stage: Stage, job: int) -> None:
 
 def test_a_wait_says_what_ended_it(stage: Stage, job: int) -> None:
     start = time.monotonic()
-    stage.order("scheduler", "SELECT tensile._wait(-1, 0)")  # whatever has happened before
-    assert stage.order("scheduler", "SELECT tensile._wait(-1, 50) AS bits") == [{"bits": 8}]
+    assert stage.order("scheduler", "WAIT 0; WAIT 50") == [{"bits": 8}]  # 0: whatever has happened before
     assert time.monotonic() - start >= 0.05
 
-    number = stage.place(job, "SELECT tensile._wait(-1, 0), tensile._wait(-1, 10000) AS bits")
+    number = stage.place(job, "WAIT 0; WAIT 10000")
     time.sleep(0.2)
     stage.conn.execute("SELECT tensile._notify(%s)", (job,))
     start = time.monotonic()
@@ -423,7 +438,7 @@ def test_a_wait_says_what_ended_it(stage: Stage, job: int) -> None:
 
 def test_a_wake_up_is_not_lost_while_the_process_waits_for_something_else(stage: Stage, job: int) -> None:
     """pg_sleep resets the latch."""
-    number = stage.place(job, "SELECT tensile._wait(-1, 0), pg_sleep(0.5), tensile._wait(-1, 10000) AS bits")
+    number = stage.place(job, "WAIT 0; SELECT pg_sleep(0.5); WAIT 10000")
     time.sleep(0.2)
     stage.conn.execute("SELECT tensile._notify(%s)", (job,))
     start = time.monotonic()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import math
+import os
 import select
 import socket
+import subprocess
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Coroutine, Iterator
 from typing import Any, ClassVar
 
 import pytest
 
 from pyworker.inference import Inference
-from pyworker.supervisor import Child, Server, Wait
+from pyworker.supervisor import Child, Request, Server, Wait
 from pyworker.wire import Connection, Frame, FrameType
 
 CHUNKS = 40
@@ -41,6 +43,7 @@ class Catalogue(Server):
     def __init__(self, deleted: int = CHUNKS) -> None:
         self.plpy = type("plpy", (), {"SPIError": RuntimeError})
         self.stopping = self.woken = False
+        self.resumed_at = time.monotonic()
         self.deleted = deleted
 
     def rows(self, sql: str, types: Any = (), *values: Any) -> list[dict[str, Any]]:
@@ -59,26 +62,33 @@ class Catalogue(Server):
     def commit(self) -> None:
         pass
 
-    def wait(self, fd: int, seconds: float, writable: bool = False) -> Wait:
-        poll = select.poll()
-        poll.register(fd, select.POLLIN | (select.POLLOUT if writable else 0))
-        poll.poll(math.ceil(seconds * 1000))
-        return Wait(0)
+
+def run(supervisor: Coroutine[Request, Wait, None]) -> None:
+    """Waits for what each step asks for, as csrc/worker.c does."""
+    with contextlib.suppress(StopIteration):
+        request = supervisor.send(None)  # type: ignore[arg-type]
+        while True:
+            poll = select.poll()
+            poll.register(request.fd, select.POLLIN | (select.POLLOUT if request.writable else 0))
+            poll.poll(request.timeout_ms)
+            request = supervisor.send(Wait(0))
 
 
 class Predictor(Child):
-    """The connection to a predictor that is this test."""
+    """A child that does nothing, and the connection to a predictor that is this test."""
 
     def __init__(self, server: Server, connection: Connection) -> None:
         self._server = server
         self._connection = connection
         self._timeout = 0.0
+        self._process = subprocess.Popen(["sleep", "600"])
+        self._log = os.memfd_create("log")
 
-    def _exited(self) -> bool:
-        return False
-
-    def _check_alive(self, exited: bool) -> None:
-        pass
+    def end(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        os.close(self._log)
 
 
 @pytest.fixture
@@ -92,7 +102,8 @@ def frames() -> Iterator[Any]:
             ends.callback(theirs.close)
             ours.setblocking(False)
             inference = Inference(catalogue)
-            inference._child = Predictor(catalogue, Connection(ours))
+            inference._child = predictor = Predictor(catalogue, Connection(ours))
+            ends.callback(predictor.end)
             got: list[Frame] = []
 
             def hear() -> None:
@@ -104,8 +115,8 @@ def frames() -> Iterator[Any]:
             listener = threading.Thread(target=hear)
             listener.start()
             try:
-                inference._load(7, 0)
-                inference._drain()
+                run(inference._load(7, 0))
+                run(inference._drain())
             finally:
                 ours.close()
                 listener.join()
