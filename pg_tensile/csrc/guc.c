@@ -29,6 +29,7 @@ int			tensile_dataset_cache = 1024;
 int			tensile_checkpoint_interval = 60;
 int			tensile_max_retries = 2;
 int			tensile_predict_timeout = 30000;
+int			tensile_predict_spin = 150;
 int			tensile_threads = 0;
 int			tensile_ageing = 300;
 int			tensile_model_cache = 1024;
@@ -143,6 +144,10 @@ define_job_settings(void)
 							"Sets how long a prediction may take, loading the model included.",
 							"Starting the predictor is part of it.",
 							&tensile_predict_timeout, 30000, 1, INT_MAX, PGC_USERSET, GUC_UNIT_MS, NULL, NULL, NULL);
+	DefineCustomIntVariable("pg_tensile.predict_spin",
+							"Sets for how many microseconds a session watches for the predictor's answer before it sleeps.",
+							"Only while answers come that fast. 0: it always sleeps.",
+							&tensile_predict_spin, 150, 0, 10000, PGC_USERSET, 0, NULL, NULL, NULL);
 }
 
 /* How device memory is planned. */

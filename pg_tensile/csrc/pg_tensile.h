@@ -227,6 +227,7 @@ extern int	tensile_dataset_cache;	/* MB */
 extern int	tensile_checkpoint_interval;	/* s; 0 = at epochs only */
 extern int	tensile_max_retries;
 extern int	tensile_predict_timeout;	/* ms */
+extern int	tensile_predict_spin;	/* us; 0 = never */
 extern int	tensile_threads;		/* 0 = cores / running jobs */
 extern int	tensile_ageing;			/* s; 0 = never */
 extern int	tensile_model_cache;	/* MB */

@@ -40,7 +40,6 @@
 #define RETRY_MS 20				/* between attempts to connect while the inference worker starts */
 #define MAX_ANSWER (64 * 1024 * 1024)
 #define SOCKET_POSITION 0		/* in the wait event set */
-#define SPIN_US 150				/* see watch_socket */
 
 PG_FUNCTION_INFO_V1(tensile_predictor_socket);
 
@@ -132,8 +131,8 @@ wait_for_socket(PredictClient *client, uint32 events, TimestampTz deadline)
 
 /*
  * Waits for an answer. Putting a core to sleep and waking it takes longer than a prediction on many machines, virtual ones
- * above all, so the socket is watched for a moment first, if the last answer came that fast: where cores are scarce or
- * predictions long it did not, and watching would only take time from those who compute.
+ * above all, so the socket is watched for pg_tensile.predict_spin first, if the last answer came that fast: where cores are
+ * scarce or predictions long it did not, and watching would only take time from those who compute.
  */
 static bool
 watch_socket(PredictClient *client, TimestampTz deadline)
@@ -151,13 +150,13 @@ watch_socket(PredictClient *client, TimestampTz deadline)
 			sched_yield();		/* the predictor may be waiting for this very core */
 		INSTR_TIME_SET_CURRENT(now);
 		INSTR_TIME_SUBTRACT(now, start);
-	} while (client->answers_fast && !ready && INSTR_TIME_GET_MICROSEC(now) < SPIN_US);
+	} while (client->answers_fast && !ready && INSTR_TIME_GET_MICROSEC(now) < tensile_predict_spin);
 	if (!ready)
 	{
 		ready = wait_for_socket(client, WL_SOCKET_READABLE, deadline);
 		INSTR_TIME_SET_CURRENT(now);
 		INSTR_TIME_SUBTRACT(now, start);
-		client->answers_fast = INSTR_TIME_GET_MICROSEC(now) < SPIN_US;
+		client->answers_fast = INSTR_TIME_GET_MICROSEC(now) < tensile_predict_spin;
 	}
 	return ready;
 }
