@@ -14,7 +14,6 @@
 #include <signal.h>
 
 #include "access/xact.h"
-#include "access/xlog.h"
 #include "catalog/objectaccess.h"
 #include "catalog/pg_authid.h"
 #include "catalog/pg_extension.h"
@@ -58,8 +57,9 @@ static int	npending = 0;
 static int	pending_capacity = 0;
 
 /*
- * Changes that only this session knows: its own, before they are visible or after they were rolled back; and on a
- * standby, where no commit callback runs, those of the primary, which come as invalidations of tensile.models.
+ * Changes that only this session knows: its own, before they are visible or after they were rolled back; and those that
+ * come as invalidations of tensile.models. On a standby, where no commit callback runs, and after its promotion there is
+ * no other word of what happened on the primary.
  */
 static uint64 own_models_generation = 0;
 static Oid	models_relation = InvalidOid;
@@ -133,7 +133,7 @@ tensile_models_generation(void)
 static void
 relation_changed(Datum arg, Oid relation)
 {
-	if ((relation == models_relation || !OidIsValid(relation)) && RecoveryInProgress())
+	if (relation == models_relation || !OidIsValid(relation))
 		own_models_generation++;
 }
 

@@ -318,7 +318,7 @@ extern void tensile_wake_readers(void); /* of tensile._wait_for_change; now, for
  */
 extern uint64 tensile_models_generation(void);
 
-/* The OID of tensile.models, whenever models are read: what changes it elsewhere changes the generation on a standby. */
+/* The OID of tensile.models, whenever models are read: its invalidations change the generation. */
 extern void tensile_watch_models(Oid relation);
 
 /* ---- the device ledger (ledger.c); callers hold shared->lock exclusively ---- */
