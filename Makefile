@@ -23,7 +23,7 @@ override with_llvm = no
 # pg_regress gets a server of its own, see installcheck below.
 NO_INSTALLCHECK = 1
 
-.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda test-docker lint bench bench-db bench-feed bench-predict bench-training bench-jobs bench-core bench-tensile bench-cold bench-systems \
+.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda test-docker lint bench bench-db bench-feed bench-predict bench-training bench-jobs bench-core bench-tensile bench-cold bench-systems soak \
 	install-python uninstall-python installcheck
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
@@ -92,6 +92,7 @@ help:
 	@echo 'make bench-tensile   memory against time, the paper'"'"'s networks (BENCH as above); about two hours on two cores'
 	@echo 'make bench-systems   SwapAdvisor, CSWAP, AccUDNN beside what their papers report (BENCH as above; its SQL part needs make deploy)'
 	@echo 'make bench-cold      the first iteration under a plan made with predicted latencies (BENCH as above)'
+	@echo 'make soak            1,000 short jobs and an hour of checkpoints: does anything grow? (SOAK="--jobs 50 --minutes 2")'
 	@echo 'make clean           remove what was compiled'
 
 setup venv:
@@ -126,6 +127,9 @@ lint: setup
 
 bench-db bench-feed bench-predict bench-training bench-jobs: deploy
 	@$(VENV_PYTHON) -m benchmarks.$(subst -,_,$@)
+
+soak: deploy
+	@$(VENV_PYTHON) -m benchmarks.soak $(SOAK)
 
 # Need no server. A run that was stopped goes on where it was.
 bench: setup

@@ -4,7 +4,8 @@ The model is the demo's (late arrival of flights, an MLP with embeddings), train
 on what it learnt. Latency: `predict` of a row, timed in PL/pgSQL, row after row. Rate: `predict_rows` over the year's
 departures, against a program with psycopg and PyTorch that fetches the same rows, predicts in batches of the same size
 and throws the answers away (its model is loaded beforehand). The join behind the rows is done once for both. Rounds are
-interleaved and medians taken. The last line is JSON: p50_us, p99_us, rows_per_s, ratio_vs_client.
+interleaved and medians taken. Latency is taken with each of SPINS as pg_tensile.predict_spin in turn, too, beside the
+same load. The last line is JSON: p50_us, p99_us, rows_per_s, ratio_vs_client, and p50_us by predict_spin.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 SINGLE_ROWS = 20_000
 ROUNDS = 5
+SPINS = (0, 50, 150, 500)  # microseconds
+SPIN_ROWS = 2000  # of a turn
 BATCH = 8192
 QUERY = "SELECT * FROM rows"
 LATENCIES = """
@@ -124,6 +127,17 @@ def measure_latencies(conn: Connection) -> list[float]:
     return sorted(row[0] for row in conn.execute("SELECT latencies(%s)", (SINGLE_ROWS,)).fetchall())
 
 
+def measure_spins(conn: Connection) -> dict[int, float]:
+    """The median microseconds of a call by pg_tensile.predict_spin; turns are short, so that all see the same load."""
+    latencies: dict[int, list[float]] = {spin: [] for spin in SPINS}
+    for _ in range(ROUNDS):
+        for spin, found in latencies.items():
+            conn.execute(f"SET pg_tensile.predict_spin = {spin}".encode())
+            found += [row[0] for row in conn.execute("SELECT latencies(%s)", (SPIN_ROWS,)).fetchall()]
+    conn.execute("RESET pg_tensile.predict_spin")
+    return {spin: round(statistics.median(found), 1) for spin, found in latencies.items()}
+
+
 def measure_rates(conn: Connection) -> tuple[int, list[float], list[float]]:
     """Rows, and the seconds of each round of predict_rows and of the client."""
     client = Client(conn)
@@ -151,12 +165,15 @@ def main() -> None:
         with temporary_cluster(folder / "cluster", settings) as cluster, cluster.connect() as conn:
             set_up(conn)
             latencies = measure_latencies(conn)
+            spins = measure_spins(conn)
             rows, inside, outside = measure_rates(conn)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     p50, p99 = statistics.median(latencies), latencies[len(latencies) * 99 // 100]
     console = Console(width=100)
     console.print(f"\npredict, one row in a session: p50 {p50:.0f} µs, p99 {p99:.0f} µs ({len(latencies):,} calls)\n")
+    by_spin = ", ".join(f"{spin} µs: {p50:.0f} µs" for spin, p50 in spins.items())
+    console.print(f"p50 by pg_tensile.predict_spin: {by_spin}\n")
     table = Table(title=f"{rows:,} rows through the demo's MLP")
     for heading in ("method", "median s", "best s", "rows/s"):
         table.add_column(heading, justify="left" if heading == "method" else "right")
@@ -169,6 +186,7 @@ def main() -> None:
         "p99_us": round(p99, 1),
         "rows_per_s": round(rows / statistics.median(inside)),
         "ratio_vs_client": round(statistics.median(outside) / statistics.median(inside), 2),
+        "p50_us_by_predict_spin": spins,
     }
     print(json.dumps(result))
 

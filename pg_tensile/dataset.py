@@ -210,7 +210,7 @@ def allocate(shapes: Sequence[tuple[tuple[int, ...], DTypeLike]], directory: str
     starts = np.concatenate([[0], np.cumsum([size + -size % ALIGNMENT for size in sizes])]).tolist()
     length = max(starts[-1], 1)
     try:
-        with tempfile.TemporaryFile(dir=directory) as file:
+        with tempfile.TemporaryFile(prefix="pgsql_tmp", dir=directory) as file:
             os.posix_fallocate(file.fileno(), 0, length)
             mapping = mmap.mmap(file.fileno(), length)
     except OSError as error:

@@ -16,7 +16,6 @@ import json
 import traceback
 from collections.abc import Callable, Coroutine
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from pyworker.supervisor import (
@@ -29,6 +28,7 @@ from pyworker.supervisor import (
     cores,
     failure_of_frame,
     failure_of_sql,
+    spool_folder,
 )
 from pyworker.wire import FrameType, ProtocolError
 
@@ -113,8 +113,6 @@ async def _dry_run(server: Server, asked: dict[str, Any]) -> dict[str, Any]:
 
 def _spec(server: Server, asked: dict[str, Any], threads: int) -> dict[str, Any]:
     """The JOB frame's header (docs/internals.md, "The job's spec")."""
-    spool = Path.cwd() / "pg_tensile"  # in the data directory
-    spool.mkdir(mode=0o700, exist_ok=True)
     return asked | {
         "device": server.setting("pg_tensile.device"),
         "device_memory_bytes": server.number("pg_tensile.device_memory") << 10,
@@ -122,7 +120,7 @@ def _spec(server: Server, asked: dict[str, Any], threads: int) -> dict[str, Any]
         "plan_events": server.number("pg_tensile.plan_events"),
         "threads": threads,
         "dataset_cache_bytes": server.number("pg_tensile.dataset_cache") << 20,
-        "spool_directory": str(spool),
+        "spool_directory": str(spool_folder()),
         "checkpoint_interval_s": 0,
         "latency_weight": 1.0,
         "workloads": None,

@@ -1,8 +1,11 @@
 """The supervisor of the predictor: one child for all sessions, which talk to it directly over its Unix socket.
 
 It starts the predictor, hands it model versions from the catalogue when it asks for them (LOAD), and starts it again,
-after a growing pause, when it dies. Each version is read in one transaction: a version never changes, it can only be
-deleted. The socket's file goes when the predictor goes.
+after a growing pause, when it dies. Weights are read and sent chunk by chunk, so that no model is ever whole in a server
+process: a version never changes, it can only be deleted, which the predictor is told in the middle of it, too. The
+socket's file goes when the predictor goes.
+
+It writes no table, because it also runs on a standby: what is loaded lies in shared memory.
 
 Models take memory of the device that they are kept on, so the ledger is asked before one is loaded: for the bytes of
 its weights, or for the memory budget that it is executed within. Where there is no room, other models go, the least
@@ -23,18 +26,19 @@ from typing import Any
 from pyworker.supervisor import Child, ChildDied, Failure, Server, Stopped, cores
 from pyworker.wire import Frame, FrameType
 
-SOCKET = Path("pg_tensile/predict.sock")  # in the data directory, every server process's working directory
+SOCKET_VARIABLE = "PG_TENSILE_SOCKET"
 MODEL_CACHE_VARIABLE = "PG_TENSILE_MODEL_CACHE"  # bytes
 MAX_PAUSE = 30.0  # seconds between two attempts to start a predictor
 DEVICE = "cpu"  # which the predictor computes on
 ROOM_TIMEOUT = 10.0  # seconds that jobs may take to make room for a model
 STABLE = 60.0  # seconds after which a death is an accident, not a habit
 IDLE = 30.0
+SHOWN = ("version", "memory_budget", "device_bytes", "planned_bytes", "host_bytes")  # of a model: csrc/pg_tensile.h
+DELETED = ("42704", "this version of the model does not exist any more", "Deploy another one.")
 
 
 async def run(plpy: Any) -> None:
     """The inference process."""
-    SOCKET.parent.mkdir(mode=0o700, exist_ok=True)
     await Inference(Server(plpy)).run()
 
 
@@ -43,7 +47,9 @@ class Inference:
 
     def __init__(self, server: Server) -> None:
         self._server = server
+        self._socket = Path(server.call("tensile._predictor_socket()"))
         self._pause = 1.0
+        self._wanted: deque[tuple[int, int]] = deque()  # version, memory budget or 0
         self._kept_bytes = 0  # of the models that the predictor has
         self._coming: deque[int] = deque()  # bytes of those on their way to it
 
@@ -58,7 +64,7 @@ class Inference:
         server = self._server
         threads = server.number("pg_tensile.threads") or cores()
         cache = server.number("pg_tensile.model_cache") << 20
-        environment = {MODEL_CACHE_VARIABLE: str(cache)}
+        environment = {MODEL_CACHE_VARIABLE: str(cache), SOCKET_VARIABLE: str(self._socket)}
         self._child = Child(server, "predictor", threads=threads, environment=environment, nice=False)
         born = time.monotonic()
         try:
@@ -75,6 +81,7 @@ class Inference:
             self._remove_socket()
             self._kept_bytes = 0
             self._coming.clear()
+            self._wanted.clear()
         self._settle()
         self._show([])
         if time.monotonic() - born > STABLE:
@@ -84,19 +91,21 @@ class Inference:
         return pause
 
     async def _serve(self) -> None:
-        wanted: deque[tuple[int, int]] = deque()  # version, memory budget or 0
         while not self._server.stopping:
             frame = await self._child.receive(IDLE)
             if frame is not None:
-                self._hear(frame, wanted)
-            while wanted:
-                await self._load(*wanted.popleft())
-                async for frame in self._child.drain():
-                    self._hear(frame, wanted)
+                self._hear(frame)
+            while self._wanted:
+                await self._load(*self._wanted.popleft())
+                await self._drain()
 
-    def _hear(self, frame: Frame, wanted: deque[tuple[int, int]]) -> None:
+    async def _drain(self) -> None:
+        async for frame in self._child.drain():
+            self._hear(frame)
+
+    def _hear(self, frame: Frame) -> None:
         if frame.type == FrameType.LOAD:
-            wanted.append((frame.job, int(frame.header.get("memory_budget", 0))))
+            self._wanted.append((frame.job, int(frame.header.get("memory_budget", 0))))
         elif frame.type == FrameType.PROGRESS:
             self._kept_bytes = int(frame.header["model_bytes"])
             self._coming.popleft()
@@ -106,28 +115,28 @@ class Inference:
             raise Failure("08P01", f"the predictor sent an unexpected {frame.type.name} frame")
 
     async def _load(self, version: int, memory_budget: int) -> None:
-        """Puts a model version in line: MODEL, then its weights; or MODEL with the error."""
+        """Sends a model version: MODEL, then its weights; or MODEL with the error."""
         server = self._server
         refuse = partial(self._refuse, version, memory_budget)
         try:
             found = server.rows(
-                "SELECT architecture, preprocessing FROM tensile.model_versions"
+                "SELECT architecture, preprocessing, weight_bytes FROM tensile.model_versions"
                 " WHERE id = $1 AND weight_bytes IS NOT NULL",
                 ["int8"],
                 version,
             )
-            chunks = self._chunks(version) if found else []
             profile = self._profile() if memory_budget else None
             limit = self._limit() if memory_budget else 0
             server.commit()
         except server.plpy.SPIError as error:
             server.rollback()
-            refuse("58000", f"the model cannot be read: {error}", "The server's log may say more.")
+            refuse(*_unreadable(error))
             return
-        if not chunks:
-            refuse("42704", "this version of the model does not exist any more", "Deploy another one.")
+        if not found:
+            refuse(*DELETED)
             return
-        size = memory_budget or sum(len(chunk) for chunk in chunks)
+        weight_bytes = int(found[0]["weight_bytes"])
+        size = memory_budget or weight_bytes
         if memory_budget > limit:
             message = f'a memory_budget of {size:,} bytes is more than the {limit:,} of device "{DEVICE}"'
             refuse("22023", message, "Use a smaller memory_budget, or none; pg_tensile.device_memory is what there is.")
@@ -139,14 +148,35 @@ class Inference:
             message = f"there is no device memory for the {size:,} bytes of {what}"
             refuse("53200", message, "Raise pg_tensile.device_memory, or wait until jobs have ended.")
             return
-        header = {key: json.loads(value) for key, value in found[0].items()}
+        header = {key: json.loads(found[0][key]) for key in ("architecture", "preprocessing")}
         header |= {"error": None, "keep_bytes": granted - size - sum(self._coming)}
         header |= {"memory_budget": memory_budget, "profile": profile}
         self._coming.append(size)
         self._child.queue(FrameType.MODEL, version, header=header)
-        for seq, chunk in enumerate(chunks):
-            state = {"kind": "weights", "seq": seq, "last": seq == len(chunks) - 1, "meta": None}
-            self._child.queue(FrameType.STATE, version, header=state, buffers=[chunk])
+        error = await self._send_weights(version, weight_bytes)
+        if error is not None:
+            self._coming.pop()
+            self._settle()
+            refuse(*error)
+
+    async def _send_weights(self, version: int, weight_bytes: int) -> tuple[str, str, str] | None:
+        """Sends the weights, each chunk when the one before has left; what went wrong, if anything."""
+        sent = seq = 0
+        while sent < weight_bytes:
+            await self._drain()
+            try:
+                chunk = self._chunk(version, seq)
+            except self._server.plpy.SPIError as error:
+                self._server.rollback()
+                return _unreadable(error)
+            if chunk is None:
+                return DELETED
+            sent += len(chunk)
+            header = {"kind": "weights", "seq": seq, "last": sent >= weight_bytes, "meta": None}
+            self._child.queue(FrameType.STATE, version, header=header, buffers=[chunk])
+            del chunk  # before the next one is read
+            seq += 1
+        return None
 
     async def _reserve(self, size: int) -> int | None:
         """Bytes of the device for another model of that size, and for those that are there already as far as there is
@@ -166,14 +196,8 @@ class Inference:
 
     def _show(self, models: list[dict[str, Any]]) -> None:
         """What the predictor has, for tensile.loaded_models."""
-        self._server.rows("DELETE FROM tensile._loaded_models")
-        self._server.rows(
-            "INSERT INTO tensile._loaded_models (version, memory_budget, device_bytes, planned_bytes, host_bytes)"
-            " SELECT version, memory_budget, device_bytes, planned_bytes, host_bytes"
-            " FROM pg_catalog.jsonb_populate_recordset(NULL::tensile._loaded_models, $1)",
-            ["jsonb"],
-            self._server.json(models),
-        )
+        numbers = [int(model[key] or 0) for model in models for key in SHOWN]
+        self._server.call("tensile._report_loaded(int8[])", numbers)
         self._server.commit()
 
     def _memory(self, least: int, wanted: int) -> int | None:
@@ -184,13 +208,10 @@ class Inference:
         self._server.commit()
         return granted
 
-    def _chunks(self, version: int) -> list[bytes]:
-        """The chunks one by one: a result set would hold all of them a second time."""
+    def _chunk(self, version: int, seq: int) -> bytes | None:
         read = "SELECT data FROM tensile.model_weights WHERE version = $1 AND seq = $2"
-        chunks: list[bytes] = []
-        while found := self._server.rows(read, ["int8", "int4"], version, len(chunks)):
-            chunks.append(found[0]["data"])
-        return chunks
+        found = self._server.rows(read, ["int8", "int4"], version, seq)
+        return found[0]["data"] if found else None
 
     def _profile(self) -> Any:
         """The device's, if a job has measured it; a dictionary."""
@@ -213,7 +234,10 @@ class Inference:
         lines = (more or "").splitlines()
         self._server.log_once(reason + (f" ({lines[-1]})" if lines else ""))
 
-    @staticmethod
-    def _remove_socket() -> None:
+    def _remove_socket(self) -> None:
         with contextlib.suppress(FileNotFoundError):
-            SOCKET.unlink()
+            self._socket.unlink()
+
+
+def _unreadable(error: Exception) -> tuple[str, str, str]:
+    return "58000", f"the model cannot be read: {error}", "The server's log may say more."

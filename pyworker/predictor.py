@@ -1,7 +1,6 @@
 """The predictor process: keeps models loaded and answers every session's predictions.
 
-One thread, one epoll loop over the supervisor's socket, the listening socket `pg_tensile/predict.sock` (in the data
-directory, for its owner only) and the sessions'. A session's requests are answered in order. A version that is not
+One thread, one epoll loop over the supervisor's socket, the listening socket (for its owner only) and the sessions'. A session's requests are answered in order. A version that is not
 loaded is asked for once (LOAD) while the requests for it wait; MODEL and the weights load it (loaded.py). Models
 are dropped, the one unused for longest first, when together they exceed the cache. The same version in one piece and
 within each memory budget that sessions ask for are different models.
@@ -34,7 +33,7 @@ from pyworker.wire import Connection, Frame, FrameType, ProtocolError, StateColl
 if TYPE_CHECKING:
     from pg_tensile.profile import DeviceProfile
 
-SOCKET = Path("pg_tensile/predict.sock")
+SOCKET_VARIABLE = "PG_TENSILE_SOCKET"
 BACKLOG = 128
 SPIN_NS = 50_000  # see Predictor._events
 CACHE_VARIABLE = "PG_TENSILE_MODEL_CACHE"
@@ -201,6 +200,7 @@ class Predictor:
             if frame.type == FrameType.STOP:
                 return True
             if frame.type == FrameType.MODEL and frame.header.get("error"):
+                self._arriving = None  # it may be about what has come in part
                 self._refuse(_key(frame), frame.header["error"])
             elif frame.type == FrameType.MODEL:
                 self._arriving = (_key(frame), frame.header, StateCollector())
@@ -289,7 +289,7 @@ def run(connection: Connection, hello: dict[str, Any]) -> None:
     """The body of the process."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a descriptor for each session that predicts
-    listener = listen(SOCKET)  # sessions may connect while torch is imported
+    listener = listen(Path(os.environ[SOCKET_VARIABLE]))  # sessions may connect while torch is imported
     import torch
 
     import pg_tensile.models  # noqa: F401

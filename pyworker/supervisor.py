@@ -598,6 +598,13 @@ def child_environment(threads: int) -> dict[str, str]:
     }
 
 
+def spool_folder() -> Path:
+    """The server's own folder for temporary files: backups leave it out, and a start of the server cleans it up."""
+    folder = Path.cwd() / "base" / "pgsql_tmp"  # in the data directory
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
 def cores() -> int:
     """Cores this process may use."""
     return len(os.sched_getaffinity(0))

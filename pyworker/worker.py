@@ -25,7 +25,6 @@ import json
 import os
 import time
 import traceback
-from pathlib import Path
 from typing import Any
 
 from pyworker.supervisor import (
@@ -39,6 +38,7 @@ from pyworker.supervisor import (
     cores,
     failure_of_frame,
     failure_of_sql,
+    spool_folder,
 )
 from pyworker.wire import Frame, FrameType, ProtocolError, StateChunk, StateReader
 
@@ -176,8 +176,6 @@ class Worker:
     def _spec(self) -> dict[str, Any]:
         """The JOB frame's header (docs/internals.md, "The job's spec")."""
         interval = self._options.get("checkpoint_interval", self._server.number("pg_tensile.checkpoint_interval"))
-        spool = Path.cwd() / "pg_tensile"  # in the data directory
-        spool.mkdir(mode=0o700, exist_ok=True)
         call = self._server.call
         workloads = call("tensile._calibration_workloads()") if self._row["kind"] == "calibrate" else "null"
         return {
@@ -193,7 +191,7 @@ class Worker:
             "plan_events": self._server.number("pg_tensile.plan_events"),
             "threads": self._threads,
             "dataset_cache_bytes": self._server.number("pg_tensile.dataset_cache") << 20,
-            "spool_directory": str(spool),
+            "spool_directory": str(spool_folder()),
             "checkpoint_interval_s": interval,
             "resume": self._row["checkpoint"],
         }

@@ -25,6 +25,9 @@ DROP VIEW tensile.job_history;
 DROP FUNCTION tensile._admission();
 
 -- End of the generated part
+-- predictor
+DROP VIEW tensile.loaded_models;
+DROP TABLE tensile._loaded_models;
 
 -- loop
 DROP PROCEDURE tensile.run_controller();

@@ -105,6 +105,10 @@ CREATE FUNCTION tensile._device_memory(OUT device text, OUT total_bytes bigint, 
 CREATE FUNCTION tensile._inference_memory(device text, total_bytes bigint, least_bytes bigint,
                                           wanted_bytes bigint) RETURNS bigint
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_inference_memory';
+CREATE FUNCTION tensile._report_loaded(models bigint[]) RETURNS void
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_report_loaded';
+CREATE FUNCTION tensile._predictor_socket() RETURNS text
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_predictor_socket';
 
 -- Shared memory; rows are filtered by role in C
 CREATE FUNCTION tensile._progress(OUT job bigint, OUT pid int, OUT phase text, OUT epoch int, OUT epochs int,
@@ -129,6 +133,9 @@ CREATE FUNCTION tensile._predictions(OUT version bigint, OUT rows bigint, OUT re
                                      OUT unknown_categories bigint)
     RETURNS SETOF record
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_predictions';
+CREATE FUNCTION tensile._loaded_models(OUT version bigint, OUT memory_budget bigint, OUT device_bytes bigint,
+                                       OUT planned_bytes bigint, OUT host_bytes bigint) RETURNS SETOF record
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_loaded_models';
 
 -- Roles, checks, errors
 CREATE FUNCTION tensile._owned(owner oid, name name) RETURNS bool
@@ -690,17 +697,6 @@ CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile.jobs
 CREATE TRIGGER resolve_grant BEFORE INSERT ON tensile.model_grants
     FOR EACH ROW EXECUTE FUNCTION tensile._resolve_grant();
 
--- Written by the inference process; true as long as this server runs.
-CREATE UNLOGGED TABLE tensile._loaded_models (
-    version        bigint,
-    memory_budget  bigint,
-    device_bytes   bigint NOT NULL,
-    planned_bytes  bigint,
-    host_bytes     bigint NOT NULL,
-    server_started timestamptz NOT NULL DEFAULT pg_catalog.pg_postmaster_start_time()
-);
-COMMENT ON TABLE tensile._loaded_models IS 'private: what the predictor has loaded; see loaded_models';
-
 -- Sessions and the predictor keep models; these tell them to look again.
 CREATE TRIGGER models_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON tensile.models
     FOR EACH STATEMENT EXECUTE FUNCTION tensile._models_changed();
@@ -753,7 +749,6 @@ ALTER TABLE tensile.search_results ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.device_profiles ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.latency_models ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.scheduler_log ENABLE ROW LEVEL SECURITY;
-ALTER TABLE tensile._loaded_models ENABLE ROW LEVEL SECURITY;
 
 -- A grant names its grantor, so that this policy needn't ask models, whose policy asks model_grants.
 CREATE POLICY visible ON tensile.model_grants FOR SELECT USING (
@@ -766,8 +761,6 @@ CREATE POLICY visible ON tensile.models FOR SELECT USING (
     OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')));
 CREATE POLICY visible ON tensile.model_versions FOR SELECT USING (
     weight_bytes IS NOT NULL AND EXISTS (SELECT FROM tensile.models m WHERE m.id OPERATOR(pg_catalog.=) model));
-CREATE POLICY visible ON tensile._loaded_models FOR SELECT USING (
-    EXISTS (SELECT FROM tensile.model_versions v WHERE v.id OPERATOR(pg_catalog.=) version));
 CREATE POLICY owner ON tensile.model_weights FOR SELECT USING (
     EXISTS (SELECT FROM tensile.model_versions v JOIN tensile.models m ON m.id OPERATOR(pg_catalog.=) v.model
             WHERE v.id OPERATOR(pg_catalog.=) model_weights.version AND tensile._owned(m.owner, m.owner_name)));
@@ -818,8 +811,7 @@ GRANT SELECT ON tensile.models, tensile.model_versions, tensile.model_weights, t
     tensile.batch_sizes, tensile.traces, tensile.operators,
     tensile.tensors, tensile.latencies, tensile.footprints, tensile.searches, tensile.search_results,
     tensile.device_profiles, tensile.latency_models,
-    tensile.sparsities, tensile.codings, tensile.codec_times, tensile.scheduler_log,
-    tensile._loaded_models TO PUBLIC;
+    tensile.sparsities, tensile.codings, tensile.codec_times, tensile.scheduler_log TO PUBLIC;
 
 ------------------------------------------------------------------------------------------------------------------------
 -- Models
@@ -2789,10 +2781,9 @@ COMMENT ON COLUMN tensile.predictions.unknown_categories IS 'values of categorie
 
 CREATE VIEW tensile.loaded_models WITH (security_invoker = true) AS
     SELECT m.name AS model, v.version, l.memory_budget, l.device_bytes, l.planned_bytes, l.host_bytes
-    FROM tensile._loaded_models l
+    FROM tensile._loaded_models() l
          JOIN tensile.model_versions v ON v.id OPERATOR(pg_catalog.=) l.version
-         JOIN tensile.models m ON m.id OPERATOR(pg_catalog.=) v.model
-    WHERE l.server_started OPERATOR(pg_catalog.=) pg_catalog.pg_postmaster_start_time();
+         JOIN tensile.models m ON m.id OPERATOR(pg_catalog.=) v.model;
 COMMENT ON VIEW tensile.loaded_models IS
     'models that the predictor keeps; a version once for each memory budget that it predicts within';
 COMMENT ON COLUMN tensile.loaded_models.memory_budget IS 'in bytes; null: it is executed in one piece';
@@ -2875,7 +2866,7 @@ GRANT SELECT ON tensile.progress, tensile.devices, tensile.plan, tensile.latency
 REVOKE EXECUTE ON ALL ROUTINES IN SCHEMA tensile FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     tensile._version(), tensile._owned(oid, name),
-    tensile._progress(), tensile._devices(), tensile._plan(), tensile._predictions(),
+    tensile._progress(), tensile._devices(), tensile._plan(), tensile._predictions(), tensile._loaded_models(),
     tensile._submitted_here(bigint), tensile._wait_for_change(int), tensile._job_result(bigint, timestamptz),
     tensile._wait_round(timestamptz), tensile._explain_feed(int), tensile._explain_wait(int, int, bool),
     tensile._explain_latency_models(), tensile._calibration_workloads(),

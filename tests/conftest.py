@@ -25,7 +25,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from scripts.cluster import Cluster
+from scripts.cluster import MARKER, Cluster
 
 T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -72,8 +72,9 @@ class TestCluster(Cluster):
         assert not crashes, "unexpected in the server's log:\n" + "\n".join(crashes)
 
     def leftovers(self) -> list[str]:
-        """Files of ours in the data directory of a stopped server (sockets, spooled data)."""
-        return sorted(str(path.relative_to(self.data)) for path in (self.data / "pg_tensile").rglob("*"))
+        """Files of ours that a stopped server has left (sockets, spooled data)."""
+        found = [*self.folder.rglob("*pg_tensile*"), *self.data.glob("base/pgsql_tmp/*")]
+        return sorted(str(path.relative_to(self.folder)) for path in found if path.name != MARKER)
 
     def end(self) -> None:
         """Stop, check that nothing remains, delete."""

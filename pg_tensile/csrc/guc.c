@@ -31,6 +31,7 @@ static int	tensile_max_state_size = 65536;
 static int	tensile_job_retention = 0;
 int			tensile_max_retries = 2;
 int			tensile_predict_timeout = 30000;
+int			tensile_predict_spin = 150;
 int			tensile_threads = 0;
 int			tensile_ageing = 300;
 int			tensile_model_cache = 1024;
@@ -174,6 +175,10 @@ define_job_settings(void)
 							"Sets how long a prediction may take, loading the model included.",
 							"Starting the predictor is part of it.",
 							&tensile_predict_timeout, 30000, 1, INT_MAX, PGC_USERSET, GUC_UNIT_MS, NULL, NULL, NULL);
+	DefineCustomIntVariable("pg_tensile.predict_spin",
+							"Sets for how many microseconds a session watches for the predictor's answer before it sleeps.",
+							"Only while answers come that fast. 0: it always sleeps.",
+							&tensile_predict_spin, 150, 0, 10000, PGC_USERSET, 0, NULL, NULL, NULL);
 }
 
 /* How device memory is planned. */

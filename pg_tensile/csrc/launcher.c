@@ -10,6 +10,9 @@
  * When to start again depends on how the last one ended (plan_restart). After an error it takes at least 6 s, longer than
  * DROP DATABASE ... WITH (FORCE) waits for those it has terminated, and longer each time.
  *
+ * On a standby it runs as well, because inference does, which has to leave another database there too. The controller
+ * and the scheduler that it registers wait in the postmaster until the standby is promoted (tensile_describe_worker).
+ *
  * What runs is known from shared memory, not from handles: a launcher that was itself restarted finds them there. Handles
  * tell only whether what it has registered is still on its way.
  */

@@ -172,6 +172,7 @@ catalogue_owner(void)
 				 errmsg("the extension pg_tensile is not installed in this database"),
 				 errhint("Run CREATE EXTENSION pg_tensile CASCADE.")));
 	owner = ((Form_pg_class) GETSTRUCT(tuple))->relowner;
+	tensile_watch_models(relation);
 	ReleaseSysCache(tuple);
 	return owner;
 }

@@ -25,7 +25,10 @@
 #include "commands/extension.h"
 #include "commands/trigger.h"
 #include "miscadmin.h"
+#include "utils/inval.h"
+#include "utils/lsyscache.h"
 #include "utils/memutils.h"
+#include "utils/rel.h"
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
@@ -63,8 +66,13 @@ static Pending *pending = NULL;
 static int	npending = 0;
 static int	pending_capacity = 0;
 
-/* Changes that only this session knows: its own, before they are visible or after they were rolled back. */
+/*
+ * Changes that only this session knows: its own, before they are visible or after they were rolled back; and those that
+ * come as invalidations of tensile.models. On a standby, where no commit callback runs, and after its promotion there is
+ * no other word of what happened on the primary.
+ */
 static uint64 own_models_generation = 0;
+static Oid	models_relation = InvalidOid;
 
 /* Value of shared->changes that tensile._wait_for_change returned for; at first none, so that the first call returns at once. */
 static uint64 seen_changes = PG_UINT64_MAX;
@@ -126,19 +134,25 @@ tensile_submitted_at_commit(int64 job)
 	add_pending(PENDING_SUBMITTED, job);
 }
 
-void
-tensile_models_changed_at_commit(void)
-{
-	tensile_require_preload();
-	add_pending(PENDING_MODELS, 0);
-	own_models_generation++;
-}
-
 uint64
 tensile_models_generation(void)
 {
 	tensile_require_preload();
 	return pg_atomic_read_u64(&tensile_shared->models_generation) + own_models_generation;
+}
+
+/* A callback of the relation cache; the OID is invalid when anything may have changed. */
+static void
+relation_changed(Datum arg, Oid relation)
+{
+	if (relation == models_relation || !OidIsValid(relation))
+		own_models_generation++;
+}
+
+void
+tensile_watch_models(Oid relation)
+{
+	models_relation = relation;
 }
 
 static void
@@ -307,6 +321,7 @@ tensile_install_notify_hooks(void)
 	RegisterSubXactCallback(at_subtransaction_end, NULL);
 	previous_object_access = object_access_hook;
 	object_access_hook = object_access;
+	CacheRegisterRelcacheCallback(relation_changed, (Datum) 0);
 }
 
 /* ---- for SQL ---- */
@@ -366,11 +381,19 @@ tensile_submitted_here(PG_FUNCTION_ARGS)
 Datum
 tensile_models_changed(PG_FUNCTION_ARGS)
 {
+	Oid			models;
+
 	if (!CALLED_AS_TRIGGER(fcinfo))
 		ereport(ERROR,
 				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
 				 errmsg("function \"%s\" was not called by trigger manager", "_models_changed")));
-	tensile_models_changed_at_commit();
+	tensile_require_preload();
+	add_pending(PENDING_MODELS, 0);
+	own_models_generation++;
+	/* Travels to standbys with the commit. */
+	models = get_relname_relid("models", RelationGetNamespace(((TriggerData *) fcinfo->context)->tg_relation));
+	if (OidIsValid(models))
+		CacheInvalidateRelcacheByRelid(models);
 	return PointerGetDatum(NULL);
 }
 

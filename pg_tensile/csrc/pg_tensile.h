@@ -3,7 +3,8 @@
  *
  * Shared memory is one TensileShared, then max_jobs slots inside it, then max_jobs * plan_events event rows. Its locks:
  *
- *   shared->lock         the four processes, the jobs' slots (except what follows), the device ledger (ledger.c)
+ *   shared->lock         the four processes, the jobs' slots (except what follows), the device ledger (ledger.c), and
+ *                        the models that the predictor has loaded
  *   slot->lock           the slot's progress and plan; taken after shared->lock when both are needed
  *   shared->predictions_lock   which entry of the prediction counters belongs to which version
  *
@@ -30,6 +31,7 @@
 #define TENSILE_MAX_DEVICES 16
 #define TENSILE_MAX_PREDICTIONS 256 /* model versions whose predictions are counted */
 #define TENSILE_MAX_BYTES (INT64CONST(1) << 50) /* more memory than a device can have; 512 times that fits into int64 */
+#define TENSILE_MAX_LOADED 256	/* models of the predictor that tensile.loaded_models shows */
 
 /* ---- processes ---- */
 
@@ -178,6 +180,16 @@ typedef struct TensilePredictions
 	pg_atomic_uint64 last_used; /* a TimestampTz */
 } TensilePredictions;
 
+/* One model of the predictor; the numbers that tensile._report_loaded takes, in order. */
+typedef struct TensileLoaded
+{
+	int64		version;		/* model_versions.id in the inference process's database */
+	int64		memory_budget;	/* bytes; 0: executed in one piece */
+	int64		device_bytes;
+	int64		planned_bytes;	/* 0: executed in one piece */
+	int64		host_bytes;
+} TensileLoaded;
+
 typedef struct TensileShared
 {
 	LWLock	   *lock;
@@ -190,6 +202,8 @@ typedef struct TensileShared
 	TensileSingleton singletons[TENSILE_N_SINGLETONS];
 	TensileDevice devices[TENSILE_MAX_DEVICES];
 	TensilePredictions predictions[TENSILE_MAX_PREDICTIONS];
+	int			nloaded;
+	TensileLoaded loaded[TENSILE_MAX_LOADED];	/* of the database of the inference process */
 	int			max_jobs;
 	int			plan_events;
 	TensilePlanEvent *events;	/* max_jobs * plan_events */
@@ -220,6 +234,7 @@ extern int	tensile_dataset_cache;	/* MB */
 extern int	tensile_checkpoint_interval;	/* s; 0 = at epochs only */
 extern int	tensile_max_retries;
 extern int	tensile_predict_timeout;	/* ms */
+extern int	tensile_predict_spin;	/* us; 0 = never */
 extern int	tensile_threads;		/* 0 = cores / running jobs */
 extern int	tensile_ageing;			/* s; 0 = never */
 extern int	tensile_model_cache;	/* MB */
@@ -277,7 +292,7 @@ extern void tensile_describe_worker(BackgroundWorker *worker, TensileProcessKind
 
 extern void tensile_require_database(void); /* 55000 unless this database is pg_tensile.database */
 
-/* Registers the inference worker unless it runs; raises as above, 55000 on a standby, 53000 when no worker is free. */
+/* Registers the inference worker unless it runs; raises as above, 53000 when no worker is free. */
 extern void tensile_start_inference(void);
 
 extern void tensile_register_launcher(void);	/* launcher.c */
@@ -314,7 +329,6 @@ extern int	tensile_wait_connected(int fd, uint32 wl_events, long timeout_ms);
 extern void tensile_install_notify_hooks(void);
 extern void tensile_notify_at_commit(int64 job);
 extern void tensile_submitted_at_commit(int64 job); /* notify, and remember for _submitted_here */
-extern void tensile_models_changed_at_commit(void);
 extern void tensile_wake_readers(void); /* of tensile._wait_for_change; now, for what no transaction changes */
 
 /*
@@ -322,6 +336,9 @@ extern void tensile_wake_readers(void); /* of tensile._wait_for_change; now, for
  * generation g is good as long as this returns g, unless a REPEATABLE READ snapshot older than g was used.
  */
 extern uint64 tensile_models_generation(void);
+
+/* The OID of tensile.models, whenever models are read: its invalidations change the generation. */
+extern void tensile_watch_models(Oid relation);
 
 /* ---- the device ledger (ledger.c); callers hold shared->lock exclusively ---- */
 

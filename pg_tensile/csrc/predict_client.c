@@ -6,6 +6,9 @@
  * error in between (cancel, time-out, broken frame) leaves it so. Whoever wants to use a busy connection closes it and
  * opens another.
  *
+ * The predictor's socket is beside the server's own, or among its temporary files, which backups leave out and a start
+ * cleans up. Sessions and predictor derive the same path from the same settings.
+ *
  * What a client waits for is set up once with the connection: a wait is then one system call, which a prediction of one
  * row notices. There is one time limit for everything a call waits for, pg_tensile.predict_timeout: the start of the inference
  * worker, the loading of the model, the answer. Every wait processes interrupts.
@@ -20,23 +23,26 @@
 
 #include "mb/pg_wchar.h"
 #include "miscadmin.h"
+#include "nodes/pg_list.h"
 #include "portability/instr_time.h"
+#include "postmaster/postmaster.h"
 #include "storage/fd.h"
 #include "storage/latch.h"
 #include "utils/builtins.h"
 #include "utils/jsonb.h"
 #include "utils/timestamp.h"
+#include "utils/varlena.h"
 #include "utils/wait_event.h"
 
 #include "owner.h"
 #include "pg_tensile.h"
 #include "predict_client.h"
 
-#define PREDICTOR_SOCKET "pg_tensile/predict.sock"	/* in the data directory, our working directory */
 #define RETRY_MS 20				/* between attempts to connect while the inference worker starts */
 #define MAX_ANSWER (64 * 1024 * 1024)
 #define SOCKET_POSITION 0		/* in the wait event set */
-#define SPIN_US 150				/* see watch_socket */
+
+PG_FUNCTION_INFO_V1(tensile_predictor_socket);
 
 TimestampTz
 predict_deadline(void)
@@ -126,8 +132,8 @@ wait_for_socket(PredictClient *client, uint32 events, TimestampTz deadline)
 
 /*
  * Waits for an answer. Putting a core to sleep and waking it takes longer than a prediction on many machines, virtual ones
- * above all, so the socket is watched for a moment first, if the last answer came that fast: where cores are scarce or
- * predictions long it did not, and watching would only take time from those who compute.
+ * above all, so the socket is watched for pg_tensile.predict_spin first, if the last answer came that fast: where cores are
+ * scarce or predictions long it did not, and watching would only take time from those who compute.
  */
 static bool
 watch_socket(PredictClient *client, TimestampTz deadline)
@@ -145,13 +151,13 @@ watch_socket(PredictClient *client, TimestampTz deadline)
 			sched_yield();		/* the predictor may be waiting for this very core */
 		INSTR_TIME_SET_CURRENT(now);
 		INSTR_TIME_SUBTRACT(now, start);
-	} while (client->answers_fast && !ready && INSTR_TIME_GET_MICROSEC(now) < SPIN_US);
+	} while (client->answers_fast && !ready && INSTR_TIME_GET_MICROSEC(now) < tensile_predict_spin);
 	if (!ready)
 	{
 		ready = wait_for_socket(client, WL_SOCKET_READABLE, deadline);
 		INSTR_TIME_SET_CURRENT(now);
 		INSTR_TIME_SUBTRACT(now, start);
-		client->answers_fast = INSTR_TIME_GET_MICROSEC(now) < SPIN_US;
+		client->answers_fast = INSTR_TIME_GET_MICROSEC(now) < tensile_predict_spin;
 	}
 	return ready;
 }
@@ -290,12 +296,58 @@ predict_client_exchange(PredictClient *client, int64 version, const StringInfo h
 
 /* ---- connecting ---- */
 
+/* Where the predictor listens; relative to the data directory if among the temporary files. */
+static void
+set_socket_path(struct sockaddr_un *address)
+{
+	List	   *folders = NIL;
+	const char *folder = "";
+	int			length;
+
+	if (Unix_socket_directories != NULL && SplitDirectoriesString(pstrdup(Unix_socket_directories), ',', &folders) &&
+		folders != NIL)
+		folder = linitial(folders);
+	length = snprintf(address->sun_path, sizeof(address->sun_path), "%s/.s.pg_tensile.%d", folder, PostPortNumber);
+	if (*folder == '\0' || *folder == '@' || length >= sizeof(address->sun_path))
+		strlcpy(address->sun_path, "base/" PG_TEMP_FILES_DIR "/" PG_TEMP_FILE_PREFIX ".pg_tensile",
+				sizeof(address->sun_path));
+}
+
+/* tensile._predictor_socket() */
+Datum
+tensile_predictor_socket(PG_FUNCTION_ARGS)
+{
+	struct sockaddr_un address;
+
+	tensile_require_process(TENSILE_INFERENCE);
+	set_socket_path(&address);
+	PG_RETURN_TEXT_P(cstring_to_text(address.sun_path));
+}
+
+/* In a folder that others can write to, they could listen before the predictor does. */
+static void
+check_peer(PredictClient *client)
+{
+	uid_t		user;
+	gid_t		group;
+
+	if (getpeereid(client->fd, &user, &group) == 0 && user == geteuid())
+		return;
+	predict_client_close(client);
+	ereport(ERROR,
+			(errcode(ERRCODE_CONNECTION_EXCEPTION),
+			 errmsg("the predictor's socket belongs to another operating-system user"),
+			 errhint("Put a folder that only the server's user can write to first in unix_socket_directories.")));
+}
+
 /* False: nobody listens (yet). */
 static bool
 try_connect(PredictClient *client)
 {
-	struct sockaddr_un address = {.sun_family = AF_UNIX,.sun_path = PREDICTOR_SOCKET};
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
 	int			error;
+
+	set_socket_path(&address);
 
 	if (!AcquireExternalFD())
 		ereport(ERROR,
@@ -306,7 +358,10 @@ try_connect(PredictClient *client)
 	if (client->fd < 0)
 		ReleaseExternalFD();
 	else if (connect(client->fd, (struct sockaddr *) &address, sizeof(address)) == 0)
+	{
+		check_peer(client);
 		return true;
+	}
 	error = errno;
 	predict_client_close(client);
 	if (error != ENOENT && error != ECONNREFUSED && error != EAGAIN && error != EINTR)

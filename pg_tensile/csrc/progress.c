@@ -1,5 +1,5 @@
 /*
- * progress.c: live numbers in shared memory: the jobs' progress and prediction counters.
+ * progress.c: live numbers in shared memory: the jobs' progress, prediction counters, the predictor's models.
  *
  * A worker is the only writer of its slot's progress; readers copy slots under their locks and then, without locks,
  * leave out what the current user may not see. Prediction counters are atomic; a lock is taken exclusively only when a
@@ -21,6 +21,8 @@
 PG_FUNCTION_INFO_V1(tensile_report);
 PG_FUNCTION_INFO_V1(tensile_progress);
 PG_FUNCTION_INFO_V1(tensile_predictions);
+PG_FUNCTION_INFO_V1(tensile_report_loaded);
+PG_FUNCTION_INFO_V1(tensile_loaded_models);
 
 void
 tensile_copy_text(char *target, Size size, const text *source)
@@ -232,25 +234,23 @@ copy_counters(int *count)
 	return rows;
 }
 
-/* The versions among `rows` that the current user sees in tensile.model_versions. Within SPI. */
-static int
-visible_versions(const PredictionRow *rows, int count)
+/* ---- rows that belong to a version ---- */
+
+/* Selects those of the versions that the current user sees in tensile.model_versions. Within SPI. */
+static void
+select_visible(Datum *versions, int count)
 {
-	Datum	   *versions = palloc(count * sizeof(Datum));
 	Oid			type = INT8ARRAYOID;
 	Datum		argument;
 
-	for (int i = 0; i < count; i++)
-		versions[i] = Int64GetDatum(rows[i].version);
 	argument = PointerGetDatum(construct_array(versions, count, INT8OID, sizeof(int64), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
 	if (SPI_execute_with_args("SELECT v.id FROM tensile.model_versions v WHERE v.id OPERATOR(pg_catalog.=) ANY ($1)",
 							  1, &type, &argument, NULL, true, 0) != SPI_OK_SELECT)
 		elog(ERROR, "could not read tensile.model_versions");
-	return (int) SPI_processed;
 }
 
 static bool
-is_result(int64 version)
+is_selected(int64 version)
 {
 	bool		isnull;
 
@@ -260,30 +260,86 @@ is_result(int64 version)
 	return false;
 }
 
+/* Puts the rows, of as many int64 as the result has columns, the version first, into the result; `null_zeros`: bits of the
+ * columns whose 0 is null. */
+static void
+put_visible(ReturnSetInfo *rsinfo, const int64 *rows, int count, uint32 null_zeros)
+{
+	int			width = rsinfo->setDesc->natts;
+	Datum	   *values = palloc(width * sizeof(Datum));
+	bool	   *nulls = palloc(width * sizeof(bool));
+	Datum	   *versions = palloc(count * sizeof(Datum));
+
+	for (int i = 0; i < count; i++)
+		versions[i] = Int64GetDatum(rows[i * width]);
+	SPI_connect();
+	select_visible(versions, count);
+	for (int i = 0; i < count; i++)
+	{
+		const int64 *row = &rows[i * width];
+
+		for (int column = 0; column < width; column++)
+		{
+			values[column] = Int64GetDatum(row[column]);
+			nulls[column] = row[column] == 0 && (null_zeros & (1 << column)) != 0;
+		}
+		if (is_selected(row[0]))
+			tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
+	}
+	SPI_finish();
+}
+
 /* tensile._predictions(): of the versions that row-level security shows to the current user */
 Datum
 tensile_predictions(PG_FUNCTION_ARGS)
 {
-	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	PredictionRow *rows;
 	int			count;
 
 	tensile_require_preload();
 	InitMaterializedSRF(fcinfo, 0);
 	rows = copy_counters(&count);
-	SPI_connect();
-	if (visible_versions(rows, count) > 0)
-		for (int i = 0; i < count; i++)
-		{
-			Datum		values[4] = {
-				Int64GetDatum(rows[i].version), Int64GetDatum(rows[i].rows),
-				Int64GetDatum(rows[i].requests), Int64GetDatum(rows[i].unknown_categories)
-			};
-			bool		nulls[4] = {false};
+	put_visible((ReturnSetInfo *) fcinfo->resultinfo, (const int64 *) rows, count, 0);
+	PG_RETURN_NULL();
+}
 
-			if (is_result(rows[i].version))
-				tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
-		}
-	SPI_finish();
+/* ---- the predictor's models ---- */
+
+/* tensile._report_loaded(models): all that there are now, TensileLoaded after TensileLoaded; the last ones, if too many */
+Datum
+tensile_report_loaded(PG_FUNCTION_ARGS)
+{
+	ArrayType  *array = PG_GETARG_ARRAYTYPE_P(0);
+	int			width = sizeof(TensileLoaded) / sizeof(int64);
+	int			length = ArrayGetNItems(ARR_NDIM(array), ARR_DIMS(array));
+	int			count = Min(length / width, TENSILE_MAX_LOADED);
+
+	tensile_require_process(TENSILE_INFERENCE);
+	if (length % width != 0 || ARR_HASNULL(array))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("loaded models are described by %d numbers each", width)));
+	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
+	memcpy(tensile_shared->loaded, (int64 *) ARR_DATA_PTR(array) + length - count * width, count * sizeof(TensileLoaded));
+	tensile_shared->nloaded = count;
+	LWLockRelease(tensile_shared->lock);
+	PG_RETURN_VOID();
+}
+
+/* tensile._loaded_models(): of the versions that row-level security shows to the current user */
+Datum
+tensile_loaded_models(PG_FUNCTION_ARGS)
+{
+	TensileLoaded *models = palloc(sizeof(tensile_shared->loaded));
+	int			count = 0;
+
+	tensile_require_preload();
+	InitMaterializedSRF(fcinfo, 0);
+	LWLockAcquire(tensile_shared->lock, LW_SHARED);
+	if (tensile_shared->singletons[TENSILE_INFERENCE].database == MyDatabaseId)
+		count = tensile_shared->nloaded;
+	memcpy(models, tensile_shared->loaded, count * sizeof(TensileLoaded));
+	LWLockRelease(tensile_shared->lock);
+	put_visible((ReturnSetInfo *) fcinfo->resultinfo, (const int64 *) models, count, 1 << 1 | 1 << 3);
 	PG_RETURN_NULL();
 }

@@ -27,7 +27,6 @@
 #include "access/genam.h"
 #include "access/table.h"
 #include "access/xact.h"
-#include "access/xlog.h"
 #include "catalog/indexing.h"
 #include "catalog/pg_authid.h"
 #include "catalog/pg_extension.h"
@@ -337,7 +336,10 @@ singleton_detach(int code, Datum kind)
 	self->ended_at = GetCurrentTimestamp();
 	self->outcome = my_outcome;
 	if (DatumGetInt32(kind) == TENSILE_INFERENCE)
+	{
 		tensile_ledger_forget_inference();
+		tensile_shared->nloaded = 0;
+	}
 	tensile_wake(&tensile_shared->singletons[TENSILE_LAUNCHER].wakeup);
 	LWLockRelease(tensile_shared->lock);
 }
@@ -796,7 +798,9 @@ tensile_describe_worker(BackgroundWorker *worker, TensileProcessKind kind, int64
 	else
 		strlcpy(worker->bgw_name, worker->bgw_type, sizeof(worker->bgw_name));
 	worker->bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
-	worker->bgw_start_time = BgWorkerStart_RecoveryFinished;
+	/* A standby predicts. What trains is registered there as well, and started by the postmaster when it is promoted. */
+	worker->bgw_start_time = kind == TENSILE_LAUNCHER || kind == TENSILE_INFERENCE
+		? BgWorkerStart_ConsistentState : BgWorkerStart_RecoveryFinished;
 	worker->bgw_restart_time = BGW_NEVER_RESTART;
 	strlcpy(worker->bgw_library_name, TENSILE_LIBRARY, sizeof(worker->bgw_library_name));
 	snprintf(worker->bgw_function_name, sizeof(worker->bgw_function_name), "tensile_%s_main", process_names[kind]);
@@ -842,11 +846,6 @@ tensile_start_inference(void)
 
 	tensile_require_preload();
 	tensile_require_database();
-	if (RecoveryInProgress())
-		ereport(ERROR,
-				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-				 errmsg("the predictor does not run during recovery"),
-				 errhint("Predict on the primary server.")));
 	if (!claim_inference())
 		return;
 	tensile_describe_worker(&worker, TENSILE_INFERENCE, 0);

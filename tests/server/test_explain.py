@@ -473,5 +473,5 @@ def test_others_jobs_are_not_shown(fresh_cluster: Callable[..., Any], wait_until
 def test_nothing_is_left_in_the_file_system(db: Connection, cluster: Any) -> None:
     register(db, "m")
     explain(db)
-    spool = cluster.data / "pg_tensile"
-    assert [name for name in os.listdir(spool) if name != "predict.sock"] == []
+    assert os.listdir(cluster.data / "base" / "pgsql_tmp") == []
+    assert not (cluster.data / "pg_tensile").exists()

@@ -165,7 +165,7 @@ def test_loaded_models_are_shown_with_their_budgets_to_those_who_may_see_the_mod
     conn.execute("CREATE ROLE stranger LOGIN IN ROLE tensile_user; SET ROLE stranger")
     try:
         assert rows() == {}
-        assert value(conn, "SELECT count(*) FROM tensile._loaded_models") == 0
+        assert value(conn, "SELECT count(*) FROM tensile._loaded_models()") == 0
     finally:
         conn.execute("RESET ROLE; DROP ROLE stranger")
 

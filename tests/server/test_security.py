@@ -31,7 +31,7 @@ OF_THE_MACHINE = {"device_profiles", "latency_models", "codec_times"}  # everybo
 # What every user may execute in schema tensile: harmless, or checked by the function itself.
 OPEN = {
     *("_version", "_owned", "_raise", "_no_such_job"),
-    *("_progress", "_devices", "_plan", "_predictions"),
+    *("_progress", "_devices", "_plan", "_predictions", "_loaded_models"),
     *("_submitted_here", "_wait_for_change", "_wait_round", "_job_result", "_explain_latency_models"),
 }
 # Open as well, because workers run as the user; each of them raises 42501 outside the process that it is for.
@@ -218,6 +218,8 @@ def test_functions_of_workers_are_useless_in_sessions(play: Cast, name: str) -> 
         "SELECT tensile._grants()",
         "SELECT tensile._device_memory()",
         "SELECT tensile._inference_memory('cpu', 1, 1, 1)",
+        "SELECT tensile._report_loaded('{}')",
+        "SELECT tensile._predictor_socket()",
         "SELECT tensile._schedule_jobs()",
         "SELECT tensile._job_waits(%(job)s, '')",
         "SELECT tensile._job_refuse(%(job)s, '{}')",
@@ -256,7 +258,7 @@ def test_functions_of_the_controller_and_the_owner(play: Cast, call: str) -> Non
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("table", [*TABLES, "_loaded_models"])
+@pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("statement", ["INSERT INTO {} DEFAULT VALUES", "DELETE FROM {}", "TRUNCATE {} CASCADE"])
 def test_nobody_writes_tables(play: Cast, table: str, statement: str) -> None:
     name = sql.Identifier("tensile", table)

@@ -308,7 +308,8 @@ def test_a_device_that_cannot_exist_is_refused(db: Connection, device: str) -> N
 def test_settings_are_documented_and_reserved(db: Connection) -> None:
     rows = db.execute("SELECT name, short_desc, context FROM pg_settings WHERE name LIKE 'pg\\_tensile.%'").fetchall()
     assert all(row[1].startswith(("Sets ", "Logs ")) for row in rows)
-    assert {row[0] for row in rows if row[2] == "user"} == {"pg_tensile.policy", "pg_tensile.predict_timeout"}
+    of_sessions = {f"pg_tensile.{name}" for name in ("policy", "predict_spin", "predict_timeout")}
+    assert {row[0] for row in rows if row[2] == "user"} == of_sessions
     assert {row[0] for row in rows if row[2] == "postmaster"} == {"pg_tensile.max_jobs", "pg_tensile.plan_events"}
     with pytest.raises(psycopg.errors.InvalidName):
         db.execute("SET pg_tensile.no_such_setting = 1")
@@ -506,6 +507,8 @@ def test_calls_of_other_processes_are_refused(stage: Stage, job: int) -> None:
         ("scheduler", "SELECT tensile._report(NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL)"),
         ("scheduler", "SELECT tensile._register_device('x', 1, 1, 1, 0)"),
         ("scheduler", "SELECT tensile._inference_memory('cpu', 1, 1, 1)"),
+        ("scheduler", "SELECT tensile._report_loaded('{}')"),
+        ("scheduler", "SELECT tensile._predictor_socket()"),
         ("scheduler", "SELECT tensile._job_refusal()"),
     ):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):

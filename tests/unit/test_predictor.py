@@ -68,12 +68,13 @@ class Process:
     """The predictor and this test's end of its supervisor's socket."""
 
     def __init__(self, folder: Path) -> None:
-        self.socket = folder / "pg_tensile" / "predict.sock"
+        self.socket = folder / "predict.sock"
         ours, theirs = socket.socketpair()
         environment = os.environ | {
             "PG_TENSILE_FD": str(theirs.fileno()),
             "PG_TENSILE_PARENT": str(os.getpid()),
             "PG_TENSILE_MODEL_CACHE": str(CACHE_BYTES),
+            "PG_TENSILE_SOCKET": str(self.socket),
             "PYTHONPATH": str(ROOT),
         }
         command = [sys.executable, "-m", "pyworker", "predictor"]
@@ -121,8 +122,7 @@ class Process:
 @pytest.fixture(scope="module")
 def predictor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     folder = tmp_path_factory.mktemp("data")
-    (folder / "pg_tensile").mkdir(mode=0o700)
-    (folder / "pg_tensile" / "predict.sock").touch()  # an earlier predictor's
+    (folder / "predict.sock").touch()  # an earlier predictor's
     process = Process(folder)
     yield process
     assert process.process.poll() is None, "the predictor died"
@@ -252,6 +252,25 @@ def test_a_version_is_asked_for_once_and_answers_keep_their_order(
         np.testing.assert_allclose(predictions, expected, rtol=1e-4, atol=1e-5)
     assert predictor.receive(predictor.supervisor).type == FrameType.PROGRESS
     assert predictor.supervisor.recv(timeout=0.05) is None
+
+
+def test_a_model_that_is_deleted_while_it_comes_is_an_error_and_can_be_asked_for_again(
+    predictor: Process, connect: Callable[[], Connection], simple: Version
+) -> None:
+    number, session = next(NUMBERS), connect()
+    ask(session, number, simple.request([1]))
+    assert predictor.asked().type == FrameType.LOAD
+    header: dict[str, Any] = {"error": None, "memory_budget": 0}
+    predictor.supervisor.send(FrameType.MODEL, number, header=header)
+    chunk = {"kind": "weights", "seq": 0, "last": False, "meta": None}
+    predictor.supervisor.send(FrameType.STATE, number, header=chunk, buffers=[simple.weights[:100]])
+    header["error"] = {"sqlstate": "42704", "message": "gone", "hint": None}
+    predictor.supervisor.send(FrameType.MODEL, number, header=header)
+    refused = predictor.receive(session)
+    assert refused.type == FrameType.ERROR and refused.header["message"] == "gone"
+    ask(session, number, simple.request([1]))
+    predictor.give(number, simple)
+    answer(predictor.receive(session))
 
 
 def test_models_unused_for_longest_make_room(predictor: Process, connect: Callable[[], Connection]) -> None:

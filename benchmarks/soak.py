@@ -1,0 +1,355 @@
+"""Does anything grow? Many short jobs, then one job that writes a checkpoint every second, while a sample of everything
+that could grow is taken again and again.
+
+    python -m benchmarks.soak [--jobs 1000] [--minutes 60] [--docs]
+
+The server has autovacuum as it is by default, but for a shorter pause between its rounds. What a user would delete is
+deleted: of ended jobs the newest KEPT stay, of versions the newest KEPT and the deployed one (docs/operations.md,
+"Disk"). Short jobs run RUNNING at once, each makes a version, and predictions are made with it.
+
+Sampled: the size and the dead rows of each table of the extension, with its indexes and its TOAST table; the memory
+(RSS, PSS and anonymous) and the file descriptors of each process; the job slots in use; the lines of the log.
+
+Judged, in each phase: the last third of the samples against the first third, after the first tenth, the warm-up. Sizes,
+dead rows and slots by the largest value, memory and descriptors by the median, log lines by their number. Memory of a
+process is judged by its anonymous part, because shared memory counts as the process touches it. A series is flat when
+its last third is at most the first times (1 + relative) + absolute of its kind's tolerance (TOLERANCES). Processes that
+did not live through the phase are counted, not judged.
+
+Results go to benchmarks/results/soak-host.json, unless the run is shorter than the default one; --docs writes them into
+docs/operations.md and does nothing else. The exit status is 1 when something grows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psycopg
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.bench_db import kind_of
+from benchmarks.sampling import sampled
+from pg_tensile.bench.report import machine, versions
+from scripts.cluster import REPOSITORY, Cluster, temporary_cluster
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Sample = dict[tuple[str, str], float]  # by kind and name
+
+RESULTS = REPOSITORY / "benchmarks" / "results" / "soak-host.json"
+PAGE = REPOSITORY / "docs" / "operations.md"
+JOBS, MINUTES = 1000, 60.0
+RUNNING = 4
+KEPT = 20
+SAMPLE_S = 2.0
+SETTINGS = {
+    "pg_tensile.device": "cpu",
+    "pg_tensile.threads": 1,
+    "pg_tensile.max_jobs": RUNNING,
+    "autovacuum_naptime": "5s",
+    "shared_buffers": "32MB",
+    "max_wal_size": "256MB",
+}
+ROWS = """
+    CREATE TABLE points AS
+    SELECT cos(i) AS a, sin(i * 0.7) AS b, 'c' || mod(i, 5) AS c, cos(i) + sin(i * 0.7) AS y
+    FROM generate_series(1, 400) i
+"""
+SMALL = {"type": "mlp", "hidden": [8]}
+LARGE = {"type": "mlp", "hidden": [512, 512]}  # a checkpoint of some 3 MB
+FOREVER = 1_000_000  # epochs
+DELETE = (
+    "DELETE FROM tensile.jobs WHERE ended_at IS NOT NULL AND id < (SELECT max(id) FROM tensile.jobs) - %(kept)s",
+    "DELETE FROM tensile.model_versions v USING tensile.models m"
+    " WHERE m.id = v.model AND v.version <> m.deployed_version"
+    " AND v.version <= (SELECT max(o.version) FROM tensile.model_versions o WHERE o.model = m.id) - %(kept)s",
+)
+TABLES = """
+    SELECT c.relname, pg_total_relation_size(c.oid),
+           pg_stat_get_dead_tuples(c.oid) + pg_stat_get_dead_tuples(c.reltoastrelid)
+    FROM pg_class c WHERE c.relnamespace = 'tensile'::regnamespace AND c.relkind = 'r'
+"""
+
+
+class Tolerance(NamedTuple):
+    relative: float
+    absolute: float
+    unit: str
+    of_third: Callable[[Sequence[float]], float]
+
+
+MIB = float(1 << 20)
+TOLERANCES = {
+    "table size": Tolerance(0.25, 8 * MIB, "MiB", max),
+    "dead rows": Tolerance(0.5, 5000, "rows", max),
+    "anonymous memory": Tolerance(0.1, 8 * MIB, "MiB", statistics.median),
+    "memory of all processes (PSS)": Tolerance(0.1, 32 * MIB, "MiB", statistics.median),
+    "file descriptors": Tolerance(0.0, 4, "", statistics.median),
+    "job slots": Tolerance(0.0, 0, "", max),
+    "log lines": Tolerance(0.25, 20, "lines", lambda values: values[-1] - values[0]),
+}
+
+
+# ---- sampling -------------------------------------------------------------------------------------------------------
+
+
+def process_sample(pid: int) -> tuple[dict[str, int], int]:
+    """Rss, Pss and Anonymous in bytes, and the number of descriptors. Raises OSError."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    sizes = {key: int(number) << 10 for key, number in re.findall(r"^(\w+): +(\d+) kB", text, re.MULTILINE)}
+    return {key: sizes[key] for key in ("Rss", "Pss", "Anonymous")}, len(os.listdir(f"/proc/{pid}/fd"))
+
+
+class Soak:
+    """The samples of one phase."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._conn = cluster.connect()
+        self.samples: list[Sample] = []
+        self.kinds: Counter[str] = Counter()
+        self._seen: set[int] = set()
+        self._memory: dict[str, dict[str, int]] = {}
+
+    def look(self) -> None:
+        sample: Sample = {}
+        for name, size, dead in self._conn.execute(TABLES):
+            sample["table size", name] = size
+            sample["dead rows", name] = dead or 0
+        slots = self._conn.execute("SELECT count(*) FROM tensile._progress()").fetchone()
+        sample["job slots", "in use"] = slots[0] if slots else 0
+        with self._cluster.log_file.open("rb") as log:
+            sample["log lines", "server.log"] = sum(1 for _ in log)
+        sample["memory of all processes (PSS)", "all"] = self._processes(sample)
+        self.samples.append(sample)
+
+    def _processes(self, sample: Sample) -> int:
+        total = 0
+        for pid, command in self._cluster.processes().items():
+            name = f"{label(command)} {pid}"
+            with contextlib.suppress(OSError, KeyError):  # it has ended
+                sizes, descriptors = process_sample(pid)
+                sample["anonymous memory", name] = sizes["Anonymous"]
+                sample["file descriptors", name] = descriptors
+                total += sizes["Pss"]
+                self._memory[name] = sizes
+                if pid not in self._seen:
+                    self._seen.add(pid)
+                    self.kinds[label(command)] += 1
+        return total
+
+    def judged(self) -> list[dict[str, Any]]:
+        """A row for each series that was there in all samples but the warm-up."""
+        samples = self.samples[len(self.samples) // 10 :]
+        third = len(samples) // 3
+        if third < 3:
+            raise SystemExit("the phase was too short to say anything: take more jobs or minutes")
+        series: dict[tuple[str, str], list[float]] = defaultdict(list)
+        for sample in samples:
+            for key, value in sample.items():
+                series[key].append(value)
+        return [
+            self._judged(*key, values[:third], values[-third:])
+            for key, values in sorted(series.items())
+            if len(values) == len(samples)
+        ]
+
+    def _judged(self, kind: str, name: str, first: list[float], last: list[float]) -> dict[str, Any]:
+        tolerance = TOLERANCES[kind]
+        before, after = tolerance.of_third(first), tolerance.of_third(last)
+        limit = before * (1 + tolerance.relative) + tolerance.absolute
+        row = {"kind": kind, "name": re.sub(r" \d+$", "", name), "first": before, "last": after, "limit": limit}
+        row["flat"] = after <= limit
+        if name in self._memory and kind == "anonymous memory":
+            row |= {"rss_bytes": self._memory[name]["Rss"], "pss_bytes": self._memory[name]["Pss"]}
+        return row
+
+
+def label(command: str) -> str:
+    """What the process is; PostgreSQL's own by their names."""
+    kind = kind_of(command)
+    if kind != "server":
+        return kind
+    named = re.match(r"postgres: ([a-z][a-z ]+[a-z])", command)
+    return named[1] if named else "postmaster"
+
+
+@contextlib.contextmanager
+def phase(cluster: Cluster, name: str, console: Console, phases: list[dict[str, Any]]) -> Iterator[None]:
+    """Samples during the block and judges at its end."""
+    soak, started = Soak(cluster), time.monotonic()
+    with sampled(soak.look, SAMPLE_S):
+        yield
+    rows = soak.judged()
+    seconds = round(time.monotonic() - started)
+    found = {"name": name, "seconds": seconds, "samples": len(soak.samples), "processes": soak.kinds, "series": rows}
+    phases.append(found)
+    show(found, console)
+
+
+# ---- load -----------------------------------------------------------------------------------------------------------
+
+
+def short_jobs(conn: Connection, count: int, console: Console) -> None:
+    """RUNNING at a time, each on a model of its own, so that each one's version is deployed."""
+    open_jobs: list[tuple[int, str]] = []
+    for number in range(count + RUNNING):
+        if number >= RUNNING:
+            job, model = open_jobs.pop(0)
+            state = conn.execute("SELECT wait_for_job(%s, '10 min')", (job,)).fetchone()
+            if state != ("finished",):
+                raise SystemExit(f"job {job}: {state}")
+            conn.execute("SELECT sum(predict(%s, p)) FROM points p", (model,))
+            for statement in DELETE:
+                conn.execute(statement, {"kept": KEPT})
+        if number < count:
+            model = f"small {number % RUNNING}"
+            row = conn.execute(
+                "SELECT train_model(%s, 'SELECT * FROM points', 'y', epochs => 2, seed => %s)", (model, number)
+            ).fetchone()
+            assert row is not None
+            open_jobs.append((row[0], model))
+        if number % 50 == 0:
+            console.print(f"{min(number, count)} of {count} jobs", style="dim")
+
+
+def checkpoints(conn: Connection, minutes: float) -> int:
+    """One job for so long, and a checkpoint every second; how many it wrote."""
+    row = conn.execute(
+        "SELECT train_model('large', 'SELECT * FROM points', 'y', epochs => %s,"
+        """ options => '{"checkpoint_interval": 1}')""",
+        (FOREVER,),
+    ).fetchone()
+    time.sleep(60 * minutes)
+    written = conn.execute("SELECT max(generation) FROM tensile.checkpoints WHERE job = %s", row).fetchone()
+    conn.execute("SELECT cancel_job(%s)", row)
+    conn.execute("SELECT wait_for_job(%s, '2 min')", row)
+    return int(written[0] or 0) if written else 0
+
+
+def soak(cluster: Cluster, jobs: int, minutes: float, console: Console) -> dict[str, Any]:
+    phases: list[dict[str, Any]] = []
+    with cluster.connect() as conn:
+        conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+        conn.execute(ROWS)
+        for number in range(RUNNING):
+            conn.execute("SELECT register_model(%s, %s)", (f"small {number}", json.dumps(SMALL)))
+        conn.execute("SELECT register_model('large', %s)", (json.dumps(LARGE),))
+        with phase(cluster, f"{jobs:,} short jobs, {RUNNING} at once", console, phases):
+            short_jobs(conn, jobs, console)
+        with phase(cluster, f"a checkpoint every second for {minutes:g} minutes", console, phases):
+            written = checkpoints(conn, minutes)
+        left = conn.execute("SELECT count(*) FROM tensile._progress()").fetchone()
+    phases[-1]["checkpoints"] = written
+    return {"jobs": jobs, "minutes": minutes, "phases": phases, "slots_left": left[0] if left else 0}
+
+
+# ---- results --------------------------------------------------------------------------------------------------------
+
+
+def amount(kind: str, value: float) -> str:
+    unit = TOLERANCES[kind].unit
+    return f"{value / MIB:.1f} MiB" if unit == "MiB" else f"{value:,.0f} {unit}".rstrip()
+
+
+def show(found: dict[str, Any], console: Console) -> None:
+    """What grew, and the largest of each kind."""
+    table = Table(title=f"{found['name']}: {found['seconds']:,} s, {found['samples']:,} samples")
+    for heading in ("", "", "first third", "last third", "flat up to", ""):
+        table.add_column(heading, justify="right" if "third" in heading or "up" in heading else "left")
+    for row in notable(found["series"]):
+        values = (amount(row["kind"], row[key]) for key in ("first", "last", "limit"))
+        table.add_row(row["kind"], row["name"], *values, "flat" if row["flat"] else "[red]grows[/red]")
+    console.print(table)
+    flat = sum(row["flat"] for row in found["series"])
+    console.print(f"{flat} of {len(found['series'])} series are flat.\n")
+
+
+def notable(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """All that grow, and of each kind the four with the largest last third, without doubles."""
+    found = []
+    for kind in TOLERANCES:
+        of_kind = sorted((row for row in rows if row["kind"] == kind), key=lambda row: -row["last"])
+        found += [row for place, row in enumerate(of_kind) if place < 4 or not row["flat"]]
+    return found
+
+
+BEGIN, END = "<!-- soak: written by python -m benchmarks.soak --docs -->", "<!-- soak: end -->"
+
+
+def section(results: dict[str, Any]) -> str:
+    """The figures for docs/operations.md."""
+    lines = [
+        f"On {results['machine']['cores']} cores of {results['machine']['cpu']},"
+        f" revision {results['versions']['revision']}:",
+        "",
+    ]
+    for found in results["phases"]:
+        flat = sum(row["flat"] for row in found["series"])
+        written = f", {found['checkpoints']:,} checkpoints" if "checkpoints" in found else ""
+        lines += [
+            f"**{found['name'][0].upper()}{found['name'][1:]}** ({found['seconds'] / 60:.0f} minutes{written}):"
+            f" {flat} of {len(found['series'])} series are flat.",
+            "",
+            "| what | which | first third | last third | flat up to | |",
+            "| --- | --- | ---: | ---: | ---: | --- |",
+        ]
+        for row in notable(found["series"]):
+            values = " | ".join(amount(row["kind"], row[key]) for key in ("first", "last", "limit"))
+            lines.append(f"| {row['kind']} | {row['name']} | {values} | {'flat' if row['flat'] else '**grows**'} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def write_page(results: dict[str, Any]) -> None:
+    text = PAGE.read_text()
+    start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+    PAGE.write_text(f"{text[:start]}\n{section(results)}{text[end:]}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="soak", description="Does anything of a server grow?")
+    parser.add_argument("--jobs", type=int, default=JOBS, help="short jobs")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="of checkpoints every second")
+    parser.add_argument("--docs", action="store_true", help="write the last results into docs/operations.md")
+    options = parser.parse_args()
+    if options.docs:
+        write_page(json.loads(RESULTS.read_text()))
+        return 0
+    console = Console(width=140, highlight=False)
+    folder = Path(tempfile.mkdtemp(prefix="pgt-soak-", dir="/tmp"))
+    folder.chmod(0o711)
+    try:
+        with temporary_cluster(folder / "cluster", SETTINGS) as cluster:
+            results: dict[str, Any] = {"machine": machine(), "versions": versions()}
+            results |= soak(cluster, options.jobs, options.minutes, console)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    growing = [row for found in results["phases"] for row in found["series"] if not row["flat"]]
+    for row in growing:
+        console.print(f"grows: {row['kind']} of {row['name']}", style="red")
+    if results["slots_left"]:
+        console.print(f"{results['slots_left']} job slots are still in use", style="red")
+    if options.jobs >= JOBS and options.minutes >= MINUTES:
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        console.print(f"Written: {RESULTS}")
+    if not growing and not results["slots_left"]:
+        console.print("Nothing grows.")
+    return int(bool(growing or results["slots_left"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

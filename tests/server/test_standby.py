@@ -1,0 +1,190 @@
+"""A streaming standby: it predicts as its primary does, follows its models, and trains once it is promoted; and base
+backups of a server whose predictor runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.conftest import TestCluster
+from tests.server.support import MLP, ROWS, submit, value
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+Wait = Callable[..., Any]
+
+CLASS = f"SELECT string_agg(predict_class('m', r), '' ORDER BY a), sum(predict('m', r)) FROM ({ROWS}) r"
+MANY = f"SELECT count(*), sum(prediction) FROM predict_rows('m', $q${ROWS}$q$)"
+
+ONE = f"SELECT predict('m', r) FROM ({ROWS} LIMIT 1) r"
+
+
+def train(conn: Connection, **arguments: Any) -> None:
+    job = submit(conn, "m", None if value(conn, "SELECT 1 FROM tensile.models") else MLP, **arguments)
+    assert value(conn, "SELECT wait_for_job(%s, '100 s')", job) == "finished"
+
+
+def answers(conn: Connection) -> list[tuple[Any, ...]]:
+    return [*conn.execute(CLASS).fetchall(), *conn.execute(MANY).fetchall()]
+
+
+def backup(server: TestCluster, folder: Path, *options: str) -> str:
+    """pg_basebackup into `folder`, as the server's user; what it prints."""
+    command = [str(server.bin / "pg_basebackup"), "-D", str(folder), "-d", server.dsn(), "-c", "fast", *options]
+    if os.geteuid() == 0:
+        command = ["runuser", "-u", server.os_user, "--", *command]
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def sockets(server: TestCluster) -> list[Path]:
+    return [path for path in server.folder.rglob("*pg_tensile*") if stat.S_ISSOCK(path.lstat().st_mode)]
+
+
+@pytest.fixture
+def pair(fresh_cluster: Callable[..., TestCluster], clusters_folder: Path) -> Iterator[tuple[TestCluster, TestCluster]]:
+    """A primary with a trained model, and a standby that streams from it."""
+    primary = fresh_cluster()
+    standby = TestCluster(clusters_folder / f"{primary.folder.name}s")
+    standby._make_folder()
+    TestCluster.live.append(standby)
+    try:
+        with primary.connect() as conn:
+            train(conn)
+        backup(primary, standby.data, "-R", "-X", "stream")
+        standby.configure({"unix_socket_directories": str(standby.folder)})
+        standby.start()
+        yield primary, standby
+    finally:
+        standby.end()
+
+
+def catch_up(primary: Connection, standby: Connection, wait_until: Wait) -> None:
+    position = value(primary, "SELECT pg_current_wal_insert_lsn()")
+    wait_until(lambda: value(standby, "SELECT pg_last_wal_replay_lsn() >= %s", position))
+
+
+@pytest.mark.timeout(300)
+def test_a_standby_predicts_follows_its_primary_and_trains_when_promoted(
+    pair: tuple[TestCluster, TestCluster], wait_until: Wait
+) -> None:
+    primary, standby = pair
+    loaded = "SELECT model, version, memory_budget, planned_bytes FROM tensile.loaded_models"
+    with primary.connect() as up, standby.connect() as down, standby.connect() as other:
+        catch_up(up, down, wait_until)
+        assert value(down, "SELECT pg_is_in_recovery()")
+        assert down.execute(loaded).fetchall() == []
+        first = answers(up)
+        assert answers(down) == first == answers(other)
+        wait_until(lambda: down.execute(loaded).fetchall() == [("m", 1, None, None)])
+        assert value(down, "SELECT sum(rows) FROM tensile.predictions") == 2400
+        kinds = "SELECT array_agg(backend_type ORDER BY backend_type) FROM pg_stat_activity WHERE backend_type ~ '^pg_tensile'"
+        assert value(down, kinds) == ["pg_tensile inference", "pg_tensile launcher"]
+        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+            submit(down, "m")
+
+        train(up, seed=7)  # deploys version 2
+        catch_up(up, down, wait_until)
+        second = answers(up)
+        assert second != first
+        assert answers(down) == second == answers(other)
+        up.execute("SELECT set_model_memory_budget('m', '1 MB')")
+        catch_up(up, down, wait_until)
+        second = answers(up)  # computed by PyTorch now, whose last digits are others
+        assert answers(down) == second
+        wait_until(lambda: ("m", 2, 1 << 20) in {row[:3] for row in down.execute(loaded)})
+        up.execute("CREATE ROLE stranger LOGIN")
+        catch_up(up, down, wait_until)
+        down.execute("SET ROLE stranger")
+        assert down.execute(loaded).fetchall() == []
+        assert value(down, "SELECT count(*) FROM tensile._loaded_models()") == 0
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            value(down, ONE)
+        down.execute("RESET ROLE")
+
+        value(down, "SELECT pg_promote()")
+        assert not value(down, "SELECT pg_is_in_recovery()")
+        assert answers(down) == second
+        assert answers(other) == second  # it has not asked since the memory budget was set
+        train(down, seed=8)
+        third = answers(down)
+        assert third not in (first, second) and third == answers(other)
+        assert answers(up) == second
+        wait_until(lambda: ("m", 3) in {row[:2] for row in down.execute(loaded)})
+
+
+def test_a_backup_has_nothing_of_ours_and_says_nothing(
+    fresh_cluster: Callable[..., TestCluster], clusters_folder: Path
+) -> None:
+    """Wherever the socket is: beside the server's, or, if that is elsewhere, among its temporary files."""
+    server = fresh_cluster()
+    with server.connect() as conn:
+        train(conn)
+        answers(conn)
+    (beside,) = sockets(server)
+    assert beside == server.folder / f".s.pg_tensile.{server.port}"
+    assert stat.S_IMODE(beside.stat().st_mode) == 0o600
+    folder = clusters_folder / f"{server.folder.name}b"
+    folder.mkdir(mode=0o700)
+    if os.geteuid() == 0:
+        shutil.chown(folder, server.os_user)
+    try:
+        assert backup(server, folder / "one") == ""
+        assert not list((folder / "one").rglob("*pg_tensile*")) and sockets(server) == [beside]
+        server.stop()
+        assert server.leftovers() == []
+
+        # libpq finds no server at such an address without its socket: the tests' own connections go to a second folder.
+        server.configure({"unix_socket_directories": f"@{server.folder},{server.folder}"})
+        stale = server.data / "base" / "pgsql_tmp" / "pgsql_tmp.pg_tensile"
+        server.start()
+        with server.connect() as conn:
+            answers(conn)
+            assert sockets(server) == [stale]
+            assert stat.S_IMODE(stale.stat().st_mode) == 0o600
+            assert backup(server, folder / "two") == ""
+        assert not list((folder / "two").rglob("*pg_tensile*"))
+        assert not list((folder / "two").glob("base/pgsql_tmp/*"))
+        server.kill()
+        assert stale.exists()
+        server.start()
+        assert not stale.exists(), "the server's temporary files are not cleaned up"
+        log = server.log()
+        assert "skipping special file" not in log and "unexpected file found" not in log
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_a_socket_that_a_crash_left_is_replaced_and_one_of_another_user_is_not_used(
+    fresh_cluster: Callable[..., TestCluster],
+) -> None:
+    server = fresh_cluster()
+    path = server.folder / f".s.pg_tensile.{server.port}"
+    with server.connect() as conn:
+        train(conn)
+        expected = answers(conn)
+    server.kill()
+    assert path.is_socket(), "the crash did not leave it"
+    server.start()
+    with server.connect() as conn:
+        assert answers(conn) == expected
+    if os.geteuid() != 0:
+        return  # no other user to be
+    server.restart()
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as impostor, server.connect() as conn:
+        impostor.bind(str(path))
+        impostor.listen()
+        path.chmod(0o777)
+        with pytest.raises(psycopg.errors.ConnectionException, match="belongs to another operating-system user"):
+            value(conn, ONE)
+    path.unlink()
