@@ -23,6 +23,8 @@
 #include "storage/latch.h"
 #include "storage/lwlock.h"
 
+#include "compat.h"
+
 #define TENSILE_VERSION "0.2.0" /* that of pg_tensile.control; test_workers.py compares */
 #define TENSILE_EXTENSION "pg_tensile"
 #define TENSILE_LIBRARY "pg_tensile"

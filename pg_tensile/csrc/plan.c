@@ -16,6 +16,7 @@
 #include "miscadmin.h"
 #include "port/pg_crc32c.h"
 #include "utils/builtins.h"
+#include "utils/tuplestore.h"
 
 #include "pg_tensile.h"
 

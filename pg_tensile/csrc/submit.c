@@ -161,7 +161,7 @@ check_privileges(Query *query, const char *text)
 
 	error_context_stack = &context;
 	PushActiveSnapshot(GetTransactionSnapshot());
-	plan = pg_plan_query(query, text, CURSOR_OPT_PARALLEL_OK, NULL);
+	plan = tensile_plan_query(query, text, CURSOR_OPT_PARALLEL_OK);
 	refuse_temporary_tables(plan);
 	desc = CreateQueryDesc(plan, text, GetActiveSnapshot(), InvalidSnapshot, None_Receiver, NULL, NULL, 0);
 	ExecutorStart(desc, EXEC_FLAG_EXPLAIN_ONLY);

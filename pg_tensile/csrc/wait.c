@@ -63,7 +63,7 @@ handle_sigterm(SIGNAL_ARGS)
 	int			save_errno = errno;
 
 	if (stop_pending && !waiting)
-		die(postgres_signal_arg);
+		die(TENSILE_PASS_SIGNAL_ARGS);
 	else
 	{
 		stop_pending = true;
