@@ -84,8 +84,13 @@ help:
 	@echo 'make bench-cold      the first iteration under a plan made with predicted latencies (BENCH as above)'
 	@echo 'make clean           remove what was compiled'
 
-setup venv:
+# What compiling, installing and the demo need
+setup:
 	@scripts/setup.sh
+
+# and what tests, lint and benchmarks need besides
+venv:
+	@scripts/setup.sh test
 
 # A second make, because this one may have started before pg_config existed.
 deploy: setup
@@ -99,7 +104,7 @@ demo-stop:
 demo-remove:
 	@$(VENV_PYTHON) -m scripts.demo remove
 
-test: deploy lint
+test: venv deploy lint
 	@$(VENV_PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
 
 # Needs a GPU and nothing else: on a machine without .venv, PYTHON=python3 names an interpreter that has torch and pytest.
@@ -108,17 +113,17 @@ test-cuda:
 	@$(child_python) -m pytest --confcutdir tests/cuda tests/cuda
 
 # Docker or Podman; on Debian as root or with sudo also without either (scripts/test_docker.sh says how).
-test-docker: setup
+test-docker: venv
 	@scripts/test_docker.sh
 
-lint: setup
+lint: venv
 	@scripts/lint.sh
 
-bench-db bench-feed bench-predict bench-training bench-jobs: deploy
+bench-db bench-feed bench-predict bench-training bench-jobs: venv deploy
 	@$(VENV_PYTHON) -m benchmarks.$(subst -,_,$@)
 
 # Need no server. A run that was stopped goes on where it was.
-bench: setup
+bench: venv
 	@$(VENV_PYTHON) -m benchmarks.bench_methods $(BENCH)
-bench-core bench-tensile bench-cold bench-systems: setup
+bench-core bench-tensile bench-cold bench-systems: venv
 	@$(VENV_PYTHON) -m benchmarks.$(subst -,_,$@) $(BENCH)

@@ -114,9 +114,25 @@ def test_install_is_readable_and_has_what_runs_only(tmp_path):
         assert path.stat().st_mode & 0o004, f"{path} cannot be read by the server's user"
 
 
-def test_setup_does_nothing_the_second_time():
-    done = subprocess.run([REPOSITORY / "scripts" / "setup.sh"], capture_output=True, text=True, timeout=20)
+@pytest.mark.parametrize("arguments", [(), ("test",)], ids=["demo", "test"])
+def test_setup_does_nothing_the_second_time(arguments):
+    command = [REPOSITORY / "scripts" / "setup.sh", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_demo_is_set_up_without_what_only_tests_need(tmp_path):
+    for folder in ("/usr/sbin", "/usr/bin"):
+        for program in Path(folder).iterdir():
+            if not program.name.startswith("chromium") and not (tmp_path / program.name).is_symlink():
+                (tmp_path / program.name).symlink_to(program)
+    environment = {**os.environ, "PATH": str(tmp_path)}
+    command = [REPOSITORY / "scripts" / "setup.sh"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    demo = make("-n", "demo").stdout
+    assert "scripts/setup.sh" in demo and "scripts/setup.sh test" not in demo
+    assert "scripts/setup.sh test" in make("-n", "test").stdout
 
 
 def test_tests_run_in_the_venv_of_the_system_python():
