@@ -21,7 +21,7 @@ override with_llvm = no
 # pg_regress gets a server of its own, see installcheck below.
 NO_INSTALLCHECK = 1
 
-.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda test-docker lint bench bench-db bench-feed bench-predict bench-training bench-jobs bench-core bench-tensile bench-cold bench-systems \
+.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda test-docker test-major test-headers test-long lint bench bench-db bench-feed bench-predict bench-training bench-jobs bench-core bench-tensile bench-cold bench-systems \
 	install-python uninstall-python installcheck
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
@@ -69,7 +69,10 @@ help:
 	@echo 'make demo-stop       stop the demo server;  make demo-remove: remove its data as well'
 	@echo 'make test            set up and run every test'
 	@echo 'make test-cuda       the tests that need a GPU (PYTHON=… if not in .venv)'
-	@echo 'make test-docker     build the container image and test it (PG_MAJOR=…, TORCH=…, TORCH_INDEX=…)'
+	@echo 'make test-docker     build the container image and test it (BASE=…, PG_MAJOR=…, TORCH=…, TORCH_INDEX=…)'
+	@echo 'make test-major      the tests of the server with another PostgreSQL, in a folder with its Debian (MAJOR=17, 18 or 19; TESTS=…)'
+	@echo 'make test-headers    compile against the headers of PostgreSQL 16'
+	@echo 'make test-long       every test of the server with PostgreSQL 18 and 19'
 	@echo 'make venv            Debian packages, .venv and nothing else'
 	@echo 'make, make install   compile and install the extension (PG_CONFIG=…, PYTHON=… for the children, DESTDIR=…)'
 	@echo 'make installcheck    pg_regress against a temporary server with the installed extension'
@@ -115,6 +118,20 @@ test-cuda:
 # Docker or Podman; on Debian as root or with sudo also without either (scripts/test_docker.sh says how).
 test-docker: venv
 	@scripts/test_docker.sh
+
+# Without those of what works outside of the server, the same with every version: client, report, demo, documents.
+MAJOR = 17
+TESTS = $(filter-out $(addprefix tests/server/test_,$(addsuffix .py,client demo docs notebook report top)),$(wildcard tests/server/test_*.py))
+test-major: venv
+	@scripts/debian_folder.sh $(MAJOR) make -s installcheck
+	@scripts/debian_folder.sh $(MAJOR) $(VENV_PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
+
+test-headers: venv
+	@scripts/check_headers.sh $(PG_CFLAGS) $(PG_CPPFLAGS)
+
+test-long: venv
+	@$(MAKE) --no-print-directory test-major MAJOR=19 TESTS=tests/server
+	@$(MAKE) --no-print-directory test-major MAJOR=18 TESTS=tests/server
 
 lint: venv
 	@scripts/lint.sh
