@@ -24,6 +24,11 @@
 #define PG_SIG_IGN SIG_IGN
 #endif
 
+/* Waits of an extension have names of its own. */
+#if PG_VERSION_NUM < 170000
+#define WaitEventExtensionNew(name) ((void) (name), PG_WAIT_EXTENSION)
+#endif
+
 /* Sets belong to a resource owner instead of a memory context. NULL: to none, FreeWaitEventSet() is called by hand. */
 #if PG_VERSION_NUM >= 170000
 #define tensile_create_wait_event_set(context, nevents) CreateWaitEventSet(NULL, nevents)

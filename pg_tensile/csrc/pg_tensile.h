@@ -295,6 +295,16 @@ extern void tensile_submitted_at_commit(int64 job); /* notify, and remember for 
 extern void tensile_models_changed_at_commit(void);
 extern void tensile_wake_readers(void); /* of tensile._wait_for_change; now, for what no transaction changes */
 
+/* What processes wait for; pg_stat_activity shows it from PostgreSQL 17 on. */
+typedef enum TensileWait
+{
+	TENSILE_WAIT_SUPERVISOR,	/* our processes: for events */
+	TENSILE_WAIT_PREDICTOR,		/* sessions: for the answer to predict */
+	TENSILE_WAIT_JOB			/* sessions: until a job has changed */
+} TensileWait;
+
+extern uint32 tensile_wait_event(TensileWait wait);
+
 /*
  * Changes whenever models may have changed, for this transaction as well. Read it before the tables: what was read with
  * generation g is good as long as this returns g, unless a REPEATABLE READ snapshot older than g was used.

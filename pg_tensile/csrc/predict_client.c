@@ -112,7 +112,8 @@ wait_for_socket(PredictClient *client, uint32 events, TimestampTz deadline)
 	int			nevents;
 
 	ModifyWaitEvent(client->waits, SOCKET_POSITION, events, NULL);
-	nevents = WaitEventSetWait(client->waits, time_left(deadline, "the answer"), &event, 1, PG_WAIT_EXTENSION);
+	nevents = WaitEventSetWait(client->waits, time_left(deadline, "the answer"), &event, 1,
+							   tensile_wait_event(TENSILE_WAIT_PREDICTOR));
 	if (nevents > 0 && (event.events & WL_LATCH_SET))
 		ResetLatch(MyLatch);
 	CHECK_FOR_INTERRUPTS();

@@ -109,7 +109,8 @@ tensile_wait_socket(int fd, uint32 wl_events, long timeout_ms)
 		wake |= wl_events & (WL_SOCKET_READABLE | WL_SOCKET_WRITEABLE);
 	if (timeout_ms >= 0)
 		wake |= WL_TIMEOUT;
-	events = WaitLatchOrSocket(MyLatch, wake, fd >= 0 ? fd : PGINVALID_SOCKET, timeout_ms, PG_WAIT_EXTENSION);
+	events = WaitLatchOrSocket(MyLatch, wake, fd >= 0 ? fd : PGINVALID_SOCKET, timeout_ms,
+							   tensile_wait_event(TENSILE_WAIT_SUPERVISOR));
 	if (events & WL_LATCH_SET)
 		ResetLatch(MyLatch);
 	CHECK_FOR_INTERRUPTS();

@@ -147,7 +147,7 @@ class Stage:
         number = self.place(process, lock)
         waits = (
             "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
-            " WHERE l.locktype = 'advisory' AND a.wait_event = 'Extension'"
+            " WHERE l.locktype = 'advisory' AND a.wait_event_type = 'Extension'"
         )
         self._wait_until(lambda: value(self.conn, waits) == 1, 10, "the process waits")
         event()

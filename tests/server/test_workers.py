@@ -151,13 +151,21 @@ def test_waiting_processes_hold_no_snapshot(fresh_cluster: Callable[..., Any], w
     with cluster.connect() as conn:
         wait_until(lambda: running_in(conn, "postgres") == BOTH, 10)
         waiting = (
-            "SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'pg_tensile %%' AND wait_event = 'Extension'"
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE backend_type LIKE 'pg_tensile %%' AND wait_event_type = 'Extension'"
         )
         wait_until(lambda: value(conn, waiting + " AND datname = 'postgres' AND backend_xmin IS NULL") == 2, 5)
         conn.execute("CREATE TABLE t AS SELECT 1 AS a")
         started = time.monotonic()
         conn.execute("CREATE INDEX CONCURRENTLY ON t (a)")
         assert time.monotonic() - started < 5
+
+
+def test_waits_have_names_from_17_on(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    with fresh_cluster().connect() as conn:
+        name = "PgTensileSupervisor" if conn.info.server_version >= 170000 else "Extension"
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'pg_tensile %%' AND wait_event = %s"
+        wait_until(lambda: value(conn, waits, name) == 3, 10)  # launcher, controller, scheduler
 
 
 def test_idle_processes_sleep(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
@@ -168,7 +176,9 @@ def test_idle_processes_sleep(fresh_cluster: Callable[..., Any], wait_until: Wai
         wait_until(  # until they have started altogether
             lambda: (
                 value(
-                    conn, "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY(%s) AND wait_event = 'Extension'", pids
+                    conn,
+                    "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY(%s) AND wait_event_type = 'Extension'",
+                    pids,
                 )
                 == len(pids)
             ),
@@ -251,7 +261,7 @@ class Sleeper(threading.Thread):
         self.seconds = time.monotonic() - start
 
     def sleeps(self, conn: Connection) -> bool:
-        return bool(value(conn, "SELECT wait_event = 'Extension' FROM pg_stat_activity WHERE pid = %s", self.pid))
+        return bool(value(conn, "SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE pid = %s", self.pid))
 
 
 def test_a_commit_wakes_those_who_wait_and_a_rollback_does_not(quiet: Any, wait_until: Wait) -> None:
