@@ -23,7 +23,8 @@ override with_llvm = no
 # pg_regress gets a server of its own, see installcheck below.
 NO_INSTALLCHECK = 1
 
-.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda test-docker lint bench bench-db bench-feed bench-predict bench-training bench-jobs bench-core bench-tensile bench-cold bench-systems soak \
+.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda test-docker test-major test-headers test-long lint \
+	bench bench-db bench-feed bench-predict bench-training bench-jobs bench-core bench-tensile bench-cold bench-systems soak \
 	install-python uninstall-python installcheck
 
 PGXS := $(shell $(PG_CONFIG) --pgxs 2>/dev/null)
@@ -79,7 +80,10 @@ help:
 	@echo 'make demo-stop       stop the demo server;  make demo-remove: remove its data as well'
 	@echo 'make test            set up and run every test'
 	@echo 'make test-cuda       the tests that need a GPU (PYTHON=… if not in .venv)'
-	@echo 'make test-docker     build the container image and test it (PG_MAJOR=…, TORCH=…, TORCH_INDEX=…)'
+	@echo 'make test-docker     build the container image and test it (BASE=…, PG_MAJOR=…, TORCH=…, TORCH_INDEX=…)'
+	@echo 'make test-major      the tests of the server with another PostgreSQL, in a folder with its Debian (MAJOR=17, 18 or 19; TESTS=…)'
+	@echo 'make test-headers    compile against the headers of PostgreSQL 16'
+	@echo 'make test-long       every test of the server with PostgreSQL 18 and 19'
 	@echo 'make venv            Debian packages, .venv and nothing else'
 	@echo 'make, make install   compile and install the extension (PG_CONFIG=…, PYTHON=… for the children, DESTDIR=…)'
 	@echo 'make installcheck    pg_regress against a temporary server with the installed extension'
@@ -95,8 +99,13 @@ help:
 	@echo 'make soak            1,000 short jobs and an hour of checkpoints: does anything grow? (SOAK="--jobs 50 --minutes 2")'
 	@echo 'make clean           remove what was compiled'
 
-setup venv:
+# What compiling, installing and the demo need
+setup:
 	@scripts/setup.sh
+
+# and what tests, lint and benchmarks need besides
+venv:
+	@scripts/setup.sh test
 
 # A second make, because this one may have started before pg_config existed.
 deploy: setup
@@ -110,7 +119,7 @@ demo-stop:
 demo-remove:
 	@$(VENV_PYTHON) -m scripts.demo remove
 
-test: deploy lint
+test: venv deploy lint
 	@$(VENV_PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
 
 # Needs a GPU and nothing else: on a machine without .venv, PYTHON=python3 names an interpreter that has torch and pytest.
@@ -119,20 +128,34 @@ test-cuda:
 	@$(child_python) -m pytest --confcutdir tests/cuda tests/cuda
 
 # Docker or Podman; on Debian as root or with sudo also without either (scripts/test_docker.sh says how).
-test-docker: setup
+test-docker: venv
 	@scripts/test_docker.sh
 
-lint: setup
+# Without those of what works outside of the server, the same with every version: client, report, demo, documents.
+MAJOR = 17
+TESTS = $(filter-out $(addprefix tests/server/test_,$(addsuffix .py,client demo docs notebook report top)),$(wildcard tests/server/test_*.py))
+test-major: venv
+	@scripts/debian_folder.sh $(MAJOR) make -s installcheck
+	@scripts/debian_folder.sh $(MAJOR) $(VENV_PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
+
+test-headers: venv
+	@scripts/check_headers.sh $(PG_CFLAGS) $(PG_CPPFLAGS)
+
+test-long: venv
+	@$(MAKE) --no-print-directory test-major MAJOR=19 TESTS=tests/server
+	@$(MAKE) --no-print-directory test-major MAJOR=18 TESTS=tests/server
+
+lint: venv
 	@scripts/lint.sh
 
-bench-db bench-feed bench-predict bench-training bench-jobs: deploy
+bench-db bench-feed bench-predict bench-training bench-jobs: venv deploy
 	@$(VENV_PYTHON) -m benchmarks.$(subst -,_,$@)
 
-soak: deploy
+soak: venv deploy
 	@$(VENV_PYTHON) -m benchmarks.soak $(SOAK)
 
 # Need no server. A run that was stopped goes on where it was.
-bench: setup
+bench: venv
 	@$(VENV_PYTHON) -m benchmarks.bench_methods $(BENCH)
-bench-core bench-tensile bench-cold bench-systems: setup
+bench-core bench-tensile bench-cold bench-systems: venv
 	@$(VENV_PYTHON) -m benchmarks.$(subst -,_,$@) $(BENCH)

@@ -7,7 +7,6 @@ a transfer is a copy in memory.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from itertools import pairwise
 import torch
 
 from pg_tensile.errors import DeviceError
+from pg_tensile.memory_limit import memory_bytes
 from pg_tensile.profile import DeviceProfile, Direction
 
 __all__ = ["DeviceProfile", "choose_device", "measure", "use_deterministic_algorithms"]
@@ -81,7 +81,7 @@ def _measure_host() -> DeviceProfile:
     profile = DeviceProfile(
         name="host",
         kind="host",
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        memory_bytes=memory_bytes(),
         out_bytes_per_s=host.nbytes / alone,
         in_bytes_per_s=host.nbytes / alone,
         duplex_factor=_duplex_factor(alone, together),

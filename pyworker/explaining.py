@@ -10,13 +10,13 @@ fails the explanation with the same error.
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pg_tensile.fitting import FittedPreprocessing, Split, fit
+from pg_tensile.memory_limit import memory_bytes
 from pg_tensile.profile import DeviceProfile
 from pyworker.wire import FrameType
 
@@ -250,7 +250,7 @@ def _with_workspaces(executor: Executor, graphs: Graphs, profile: DeviceProfile)
 def _admission(spec: dict[str, Any], place: _Place) -> Admission:
     from pg_tensile.explanation import Admission, Ahead
 
-    half = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    half = memory_bytes() // 2
     limits = {"host_bytes": spec["host_memory_bytes"] or half, "most_events": spec["plan_events"]}
     known = spec["admission"].get(place.name)
     if known is not None:

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections import deque
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pg_tensile.memory_limit import memory_bytes
 from pyworker.supervisor import Child, ChildDied, Failure, Server, Stopped, cores
 from pyworker.wire import Frame, FrameType
 
@@ -201,9 +201,8 @@ class Inference:
         self._server.commit()
 
     def _memory(self, least: int, wanted: int) -> int | None:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         granted: int | None = self._server.call(
-            "tensile._inference_memory(text,int8,int8,int8)", DEVICE, total, least, wanted
+            "tensile._inference_memory(text,int8,int8,int8)", DEVICE, memory_bytes(), least, wanted
         )
         self._server.commit()
         return granted

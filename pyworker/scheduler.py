@@ -16,12 +16,12 @@ scheduler that starts anew knows the grants, and asks for plans of all jobs.
 from __future__ import annotations
 
 import json
-import os
 import time
 from array import array
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from pg_tensile.memory_limit import memory_bytes
 from pyworker.searches import POLICY, Searches, Wanted, bucket
 from pyworker.supervisor import Child, ChildDied, Failure, Server, Stopped, failure_of_frame, failure_of_sql
 from pyworker.wire import Frame, FrameType
@@ -244,7 +244,7 @@ class Scheduler:
 
     def _host_limit(self) -> int:
         limit = self._server.number("pg_tensile.host_memory") << 20
-        return limit or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+        return limit or memory_bytes() // 2
 
     def _remember(self, jobs: dict[int, dict[str, Any]], grants: dict[int, dict[str, Any]]) -> None:
         """Forgets jobs that have ended, and what was published for an attempt before."""

@@ -1,5 +1,10 @@
 #!/bin/bash
-# Sets up what `make demo` and `make test` need and is missing: Debian packages and the virtual environment .venv.
+# Sets up what is missing: Debian packages and the virtual environment .venv.
+#
+#     scripts/setup.sh         to compile, install and use the extension, and for the demo
+#     scripts/setup.sh test    for tests, lint and benchmarks too: Chromium, and the packages of requirements-test.txt
+#
+# The C compiler is for the extension. (On a GPU, Triton compiles kernels of compressed swaps with it, too.)
 #
 # Safe beside a PostgreSQL that runs: Debian's own cluster is neither created, changed nor restarted. The venv is made
 # from /usr/bin/python3, because the server's user cannot enter interpreters under a home directory; when it cannot
@@ -9,6 +14,13 @@ umask 022
 cd "$(dirname "$0")/.."
 clone=$(pwd -P)
 minimum=15
+case ${1:-} in
+    '') requirements=(requirements.txt) ;;
+    test) requirements=(requirements.txt requirements-test.txt) ;;
+    *) echo "setup: unknown argument: $1" >&2; exit 1 ;;
+esac
+
+for_tests() { [ ${#requirements[@]} = 2 ]; }
 
 say() { echo "setup: $*"; }
 die() { echo "setup: $1" >&2; [ $# -lt 2 ] || echo "hint: $2" >&2; exit 1; }
@@ -53,7 +65,7 @@ missing_packages() {
     command -v make >/dev/null || echo make
     /usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null || echo python3-venv
     # the tests look at reports with it
-    command -v chromium >/dev/null || command -v chromium-headless-shell >/dev/null || echo chromium
+    ! for_tests || command -v chromium >/dev/null || command -v chromium-headless-shell >/dev/null || echo chromium
     if ! server_complete; then
         [ -x "/usr/lib/postgresql/$major/bin/initdb" ] || echo "postgresql-$major"
         [ -e "/usr/lib/postgresql/$major/lib/plpython3.so" ] || echo "postgresql-plpython3-$major"
@@ -119,7 +131,17 @@ server_complete || die "PostgreSQL is not complete: $pg_config lacks the server,
 
 server_user=${PG_TENSILE_USER:-postgres}
 stamp_name=.pg_tensile-stamp
-stamp=$( (cat requirements.txt; /usr/bin/python3 --version) | sha256sum | cut -d' ' -f1)
+
+# Of what a venv was made from: a line for each file of requirements.
+stamp() {
+    local file
+    for file in "$@"; do
+        (cat "$file"; /usr/bin/python3 --version) | sha256sum
+    done
+}
+
+# Has .venv what is asked for, or more?
+complete() { [ "$(head -n ${#requirements[@]} .venv/$stamp_name 2>/dev/null)" = "$(stamp "${requirements[@]}")" ]; }
 
 # Can the server's user work in this folder? (Only root starts servers as another user.)
 enterable() { [ "$(id -u)" != 0 ] || runuser -u "$server_user" -- test -r "$1" -a -x "$1"; }
@@ -144,14 +166,14 @@ make_venv() {
         rm .venv
     fi
     from_system_python "$folder" || /usr/bin/python3 -m venv --clear "$folder"
-    say "installing the Python packages of requirements.txt into .venv (torch is large; only the first time)"
-    "$folder/bin/python" -m pip install -qq --disable-pip-version-check --use-pep517 -r requirements.txt ||
-        die "pip could not install requirements.txt" "is this machine connected to a network?"
+    say "installing the Python packages of ${requirements[-1]} into .venv (torch is large; only the first time)"
+    "$folder/bin/python" -m pip install -qq --disable-pip-version-check --use-pep517 -r "${requirements[-1]}" ||
+        die "pip could not install ${requirements[-1]}" "is this machine connected to a network?"
     chmod -R go+rX "$folder"
-    echo "$stamp" >"$folder/$stamp_name"
+    stamp "${requirements[@]}" >"$folder/$stamp_name"
 }
 
-if [ "$(cat .venv/$stamp_name 2>/dev/null)" != "$stamp" ] || ! from_system_python .venv || ! enterable "$(realpath .venv)"; then
+if ! complete || ! from_system_python .venv || ! enterable "$(realpath .venv)"; then
     make_venv "$(venv_folder)"
 fi
 

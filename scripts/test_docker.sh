@@ -6,14 +6,16 @@
 # folder, which is removed at the end. Where no registry gives the base image, mmdebstrap makes one out of the packages
 # that this Debian installs from. Where there is no engine, this fails and says so.
 #
-# pip's settings on this machine hold for the build, too, with Podman: Docker cannot mount anything into a build.
-# PG_MAJOR, TORCH and TORCH_INDEX in the environment go into the build; without TORCH it is the version in .venv.
+# BASE, PG_MAJOR, TORCH and TORCH_INDEX in the environment go into the build; without TORCH it is the version in .venv.
+# With Podman pip's settings on this machine hold for the build, and without TORCH_INDEX pip's own index: Docker cannot
+# mount anything into a build.
 # Needs about 5 GB of disk. Docker and Podman keep the image and its layers, a Podman of our own keeps nothing.
 set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 image=pg_tensile:test
-base=$(sed -n 's/^ARG BASE=//p' docker/Dockerfile)
+base=${BASE:-$(sed -n 's/^ARG BASE=//p' docker/Dockerfile)}
 python=.venv/bin/python
+. scripts/debian_sources.sh
 export DISABLE_HC_SYSTEMD=true # Podman's health checks need timers of systemd; the tests run them by hand
 
 say() { echo "test-docker: $*"; }
@@ -122,20 +124,17 @@ get_base() {
     timeout 60 "$engine" pull --quiet "$base" >/dev/null 2>&1 || make_base
 }
 
-# This Debian's release from its own sources. Packages start no services in it: there is no init.
+# Debian's release, from the mirrors that this machine installs from. Packages start no services in it: there is no init.
 make_base() {
-    local codename file sources=()
-    if [ "$(id -u)" != 0 ] || ! command -v mmdebstrap >/dev/null; then
-        die "$base cannot be pulled" "Reach a registry; or on Debian install mmdebstrap and run as root."
+    local codename options
+    if [[ ! $base =~ ^debian:([a-z]+)(-slim)?$ ]] || [ "$(id -u)" != 0 ] || ! command -v mmdebstrap >/dev/null; then
+        die "$base cannot be pulled" "Reach a registry; or on Debian install mmdebstrap, run as root, and name a release, as in BASE=debian:trixie-slim."
     fi
-    codename=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
-    for file in /etc/apt/sources.list /etc/apt/sources.list.d/*; do
-        if grep -qsE "(^|[[:space:]])$codename([[:space:]]|\$)" "$file"; then sources+=("$file"); fi
-    done
-    [ ${#sources[@]} != 0 ] || die "apt has no sources for $codename" "Look into /etc/apt/sources.list.d."
-    base=debian:$codename-slim
-    quietly "making $base out of this machine's Debian packages" \
-        mmdebstrap --variant=minbase "$codename" "$scratch/base.tar" "${sources[@]}"
+    codename=${BASH_REMATCH[1]}
+    mapfile -t options < <(debian_options)
+    debian_sources "$codename" >"$scratch/sources"
+    quietly "making $base out of Debian's packages" \
+        mmdebstrap --variant=minbase "${options[@]}" "$codename" "$scratch/base.tar" "$scratch/sources"
     if [ "$engine" = docker ]; then base=pg_tensile-$base; else base=localhost/$base; fi
     quietly "importing it" "$engine" import "$scratch/base.tar" "$base"
     base=${base#localhost/} # FROM finds it by its short name
@@ -145,8 +144,9 @@ make_base() {
 build() {
     local options=(--file docker/Dockerfile --tag "$image" --build-arg "BASE=$base") name mount
     TORCH=${TORCH:-torch==$("$python" -c 'from importlib.metadata import version; print(version("torch"))')}
+    [ "$engine" != podman ] || TORCH_INDEX=${TORCH_INDEX:-}
     for name in PG_MAJOR TORCH TORCH_INDEX; do
-        [ -z "${!name:-}" ] || options+=(--build-arg "$name=${!name}")
+        [ -z "${!name+set}" ] || options+=(--build-arg "$name=${!name}")
     done
     if [ "$engine" = podman ]; then
         options+=(--format docker --network host --pull-never)

@@ -301,8 +301,11 @@ def test_any_user_and_the_line_of_the_readme():
 def test_compose_file_fits_the_image(server):
     compose = yaml.safe_load((DOCKER / "compose.yaml").read_text())
     services = compose["services"]
+    arguments = set(re.findall(r"^ARG ([A-Z_]+)=", (DOCKER / "Dockerfile").read_text(), re.MULTILINE))
     assert set(services) == {"postgres", "postgres-gpu"}
+    assert set(services["postgres"]["build"]["args"]) == arguments
     for service in services.values():
+        assert {"BASE", "PG_MAJOR", "TORCH_INDEX"} <= set(service["build"]["args"]) <= arguments
         test = service["healthcheck"]["test"]
         assert test[0] == "CMD"
         assert call("exec", server.name, *test[1:]).count("|") == 1

@@ -22,6 +22,7 @@ from rich.text import Text
 import pg_tensile
 from pg_tensile.bench.options import VANILLA, BenchOptions
 from pg_tensile.errors import OptionError, TensileError
+from pg_tensile.memory_limit import memory_bytes
 from pg_tensile.profile import GB, DeviceProfile
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -211,7 +212,7 @@ def machine(device: torch.device | None = None) -> dict[str, Any]:
         "name": platform.node(),
         "cpu": name,
         "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": memory_bytes(),
     }
     if device is not None and device.type == "cuda":
         found["gpu"] = torch.cuda.get_device_name(device)

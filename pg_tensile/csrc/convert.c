@@ -16,11 +16,8 @@
 #include "utils/numeric.h"
 #include "utils/timestamp.h"
 
+#include "compat.h"
 #include "convert.h"
-
-#if PG_VERSION_NUM >= 160000
-#include "varatt.h"
-#endif
 
 /* ---- types ---- */
 

@@ -24,6 +24,7 @@
 #include "parser/parse_func.h"
 #include "utils/array.h"
 #include "utils/builtins.h"
+#include "utils/tuplestore.h"
 
 #include "explain.h"
 #include "owner.h"

@@ -17,12 +17,9 @@
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 
+#include "compat.h"
 #include "features.h"
 #include "query.h"
-
-#if PG_VERSION_NUM >= 160000
-#include "varatt.h"
-#endif
 
 /* ---- batches ---- */
 
@@ -137,7 +134,7 @@ feature_set_array_datum(FeatureBatch *batch, int feature, const FeatureSource *s
 {
 	ArrayType  *array;
 	const char *from;
-	const bits8 *present;
+	const uint8 *present;
 	double	   *to;
 	int			count;
 	int16		width;

@@ -10,6 +10,7 @@
 #include "lib/stringinfo.h"
 #include "utils/array.h"
 
+#include "compat.h"
 #include "convert.h"
 #include "dictionary.h"
 #include "wire.h"
@@ -94,7 +95,7 @@ extern void feature_batch_add_tuple(FeatureBatch *batch, FeatureSource *sources,
  */
 extern int	feature_batch_frame(FeatureBatch *batch, int64 memory_budget, StringInfo header, WireBuffer **buffers);
 
-/* 42804 with a hint; `given` names what was given. Never returns. */
-extern void feature_type_mismatch(const FeatureSet *set, int feature, const char *given) pg_attribute_noreturn();
+/* 42804 with a hint; `given` names what was given. */
+pg_noreturn extern void feature_type_mismatch(const FeatureSet *set, int feature, const char *given);
 
 #endif

@@ -292,7 +292,7 @@ supervise(void)
 void
 tensile_launcher_main(Datum main_arg)
 {
-	pqsignal(SIGINT, SIG_IGN);	/* it runs nothing that could be cancelled */
+	pqsignal(SIGINT, PG_SIG_IGN);	/* it runs nothing that could be cancelled */
 	tensile_setup_signals();
 	if (!tensile_singleton_attach(TENSILE_LAUNCHER, InvalidOid))
 		proc_exit(1);

@@ -377,6 +377,18 @@ tensile_submitted_here(PG_FUNCTION_ARGS)
 	PG_RETURN_BOOL(false);
 }
 
+/* The number under which pg_stat_activity knows a wait by its name. */
+uint32
+tensile_wait_event(TensileWait wait)
+{
+	static const char *const names[] = {"PgTensileSupervisor", "PgTensilePredictor", "PgTensileJob"};
+	static uint32 events[lengthof(names)] = {0};
+
+	if (events[wait] == 0)
+		events[wait] = WaitEventExtensionNew(names[wait]);
+	return events[wait];
+}
+
 /* tensile._models_changed(): statement trigger */
 Datum
 tensile_models_changed(PG_FUNCTION_ARGS)
@@ -412,7 +424,7 @@ tensile_wait_for_change(PG_FUNCTION_ARGS)
 	ConditionVariablePrepareToSleep(&tensile_shared->job_changed);
 	while (pg_atomic_read_u64(&tensile_shared->changes) == seen_changes && left > 0)
 	{
-		if (ConditionVariableTimedSleep(&tensile_shared->job_changed, left, PG_WAIT_EXTENSION))
+		if (ConditionVariableTimedSleep(&tensile_shared->job_changed, left, tensile_wait_event(TENSILE_WAIT_JOB)))
 			break;
 		left = timeout_ms - TimestampDifferenceMilliseconds(start, GetCurrentTimestamp());
 	}

@@ -23,13 +23,10 @@
 #include "utils/memutils.h"
 #include "utils/timestamp.h"
 
+#include "compat.h"
 #include "convert.h"
 #include "dictionary.h"
 #include "pack.h"
-
-#if PG_VERSION_NUM >= 160000
-#include "varatt.h"
-#endif
 
 /* What a value is on the wire. */
 typedef enum WireClass
@@ -202,7 +199,7 @@ static void
 copy_elements(PackColumn *column, const ArrayType *array, int count, uint64 first, char *to)
 {
 	const char *from = ARR_DATA_PTR(array);
-	const bits8 *present = ARR_NULLBITMAP(array);
+	const uint8 *present = ARR_NULLBITMAP(array);
 
 	for (int i = 0; i < count; i++, to += column->element_width)
 	{

@@ -24,6 +24,8 @@
 #include "storage/latch.h"
 #include "storage/lwlock.h"
 
+#include "compat.h"
+
 #define TENSILE_VERSION "0.2.0" /* that of pg_tensile.control; test_workers.py compares */
 #define TENSILE_EXTENSION "pg_tensile"
 #define TENSILE_LIBRARY "pg_tensile"
@@ -330,6 +332,16 @@ extern void tensile_install_notify_hooks(void);
 extern void tensile_notify_at_commit(int64 job);
 extern void tensile_submitted_at_commit(int64 job); /* notify, and remember for _submitted_here */
 extern void tensile_wake_readers(void); /* of tensile._wait_for_change; now, for what no transaction changes */
+
+/* What processes wait for; pg_stat_activity shows it from PostgreSQL 17 on. */
+typedef enum TensileWait
+{
+	TENSILE_WAIT_SUPERVISOR,	/* our processes: for events */
+	TENSILE_WAIT_PREDICTOR,		/* sessions: for the answer to predict */
+	TENSILE_WAIT_JOB			/* sessions: until a job has changed */
+} TensileWait;
+
+extern uint32 tensile_wait_event(TensileWait wait);
 
 /*
  * Changes whenever models may have changed, for this transaction as well. Read it before the tables: what was read with

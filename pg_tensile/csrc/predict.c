@@ -29,10 +29,6 @@
 #include "predict_client.h"
 #include "query.h"
 
-#if PG_VERSION_NUM >= 160000
-#include "varatt.h"
-#endif
-
 /* What one call in a query remembers from row to row; in fn_extra. */
 typedef struct CallSite
 {

@@ -105,11 +105,7 @@ time_left(TimestampTz deadline, const char *waiting_for)
 static void
 set_up_waits(PredictClient *client)
 {
-#if PG_VERSION_NUM >= 170000
-	client->waits = CreateWaitEventSet(NULL, 3);
-#else
-	client->waits = CreateWaitEventSet(client->context, 3);
-#endif
+	client->waits = tensile_create_wait_event_set(client->context, 3);
 	AddWaitEventToSet(client->waits, WL_SOCKET_READABLE, client->fd, NULL, NULL);
 	AddWaitEventToSet(client->waits, WL_LATCH_SET, PGINVALID_SOCKET, MyLatch, NULL);
 	AddWaitEventToSet(client->waits, WL_EXIT_ON_PM_DEATH, PGINVALID_SOCKET, NULL, NULL);
@@ -123,7 +119,8 @@ wait_for_socket(PredictClient *client, uint32 events, TimestampTz deadline)
 	int			nevents;
 
 	ModifyWaitEvent(client->waits, SOCKET_POSITION, events, NULL);
-	nevents = WaitEventSetWait(client->waits, time_left(deadline, "the answer"), &event, 1, PG_WAIT_EXTENSION);
+	nevents = WaitEventSetWait(client->waits, time_left(deadline, "the answer"), &event, 1,
+							   tensile_wait_event(TENSILE_WAIT_PREDICTOR));
 	if (nevents > 0 && (event.events & WL_LATCH_SET))
 		ResetLatch(MyLatch);
 	CHECK_FOR_INTERRUPTS();

@@ -15,6 +15,7 @@
 #include "utils/snapmgr.h"
 #include "utils/varlena.h"
 
+#include "compat.h"
 #include "query.h"
 
 #define MAX_NAME_LENGTH 255		/* what varstr_levenshtein takes */
@@ -41,6 +42,15 @@ point_into_query(void *arg)
 	errcontext("%s", source->what);
 }
 
+/* Where, from 1, a statement begins that stands behind another one. Before 18 its location is that of white space before it. */
+static int
+start_position(const char *text, const RawStmt *statement)
+{
+	int			location = statement->stmt_location;
+
+	return location + strspn(text + location, " \t\n\r\f\v") + 1;
+}
+
 static RawStmt *
 parse_one_select(const char *sql, const char *what)
 {
@@ -57,7 +67,7 @@ parse_one_select(const char *sql, const char *what)
 				(errcode(ERRCODE_SYNTAX_ERROR),
 				 errmsg("the %s has more than one statement", what),
 				 errhint("Give one SELECT, without anything behind it."),
-				 errposition(lsecond_node(RawStmt, statements)->stmt_location + 1)));
+				 errposition(start_position(text, lsecond_node(RawStmt, statements)))));
 	statement = linitial_node(RawStmt, statements);
 	if (!IsA(statement->stmt, SelectStmt))
 		ereport(ERROR,
@@ -113,23 +123,23 @@ tensile_analyze_select(const char *sql, const char *what)
 	return query;
 }
 
-/* For the rest of this GUC nest level. */
+/* For the rest of this GUC nest level. (GUC_ACTION_SAVE, that of functions, is refused for this setting by 16 and later.) */
 void
 tensile_set_read_only(void)
 {
-	(void) set_config_option("transaction_read_only", "on", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+	(void) set_config_option("transaction_read_only", "on", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_LOCAL, true, 0, false);
 }
 
 void
 tensile_run_select(Query *query, const char *sql, DestReceiver *dest)
 {
-	PlannedStmt *plan = pg_plan_query(query, sql, CURSOR_OPT_PARALLEL_OK, NULL);
+	PlannedStmt *plan = tensile_plan_query(query, sql, CURSOR_OPT_PARALLEL_OK);
 	QueryDesc  *desc;
 
 	PushActiveSnapshot(GetTransactionSnapshot());
 	desc = CreateQueryDesc(plan, sql, GetActiveSnapshot(), InvalidSnapshot, dest, NULL, NULL, 0);
 	ExecutorStart(desc, 0);
-	ExecutorRun(desc, ForwardScanDirection, 0, true);
+	tensile_executor_run(desc, ForwardScanDirection, 0);
 	ExecutorFinish(desc);
 	ExecutorEnd(desc);
 	FreeQueryDesc(desc);

@@ -161,7 +161,7 @@ check_privileges(Query *query, const char *sql)
 
 	error_context_stack = &context;
 	PushActiveSnapshot(GetTransactionSnapshot());
-	plan = pg_plan_query(query, sql, CURSOR_OPT_PARALLEL_OK, NULL);
+	plan = tensile_plan_query(query, sql, CURSOR_OPT_PARALLEL_OK);
 	refuse_temporary_tables(plan);
 	desc = CreateQueryDesc(plan, sql, GetActiveSnapshot(), InvalidSnapshot, None_Receiver, NULL, NULL, 0);
 	ExecutorStart(desc, EXEC_FLAG_EXPLAIN_ONLY);

@@ -62,7 +62,7 @@ handle_sigterm(SIGNAL_ARGS)
 
 	stop_received = true;
 	if (stop_pending && !waiting)
-		die(postgres_signal_arg);
+		die(TENSILE_PASS_SIGNAL_ARGS);
 	else
 	{
 		stop_pending = true;
@@ -104,25 +104,6 @@ take_stop(void)
 
 /* ---- waiting ---- */
 
-/* Shown in pg_stat_activity: a supervisor waits for its child or for work, a session for the predictor. */
-static uint32
-wait_event(void)
-{
-#if PG_VERSION_NUM >= 170000
-	static uint32 supervisor = 0;
-	static uint32 predictor = 0;
-
-	if (supervisor == 0)
-	{
-		supervisor = WaitEventExtensionNew("PgTensileSupervisor");
-		predictor = WaitEventExtensionNew("PgTensilePredictor");
-	}
-	return tensile_process != TENSILE_NO_PROCESS || tensile_explanation_runs() ? supervisor : predictor;
-#else
-	return PG_WAIT_EXTENSION;
-#endif
-}
-
 int
 tensile_wait_socket(int fd, uint32 wl_events, long timeout_ms)
 {
@@ -133,7 +114,8 @@ tensile_wait_socket(int fd, uint32 wl_events, long timeout_ms)
 		wake |= wl_events & (WL_SOCKET_READABLE | WL_SOCKET_WRITEABLE);
 	if (timeout_ms >= 0)
 		wake |= WL_TIMEOUT;
-	events = WaitLatchOrSocket(MyLatch, wake, fd >= 0 ? fd : PGINVALID_SOCKET, timeout_ms, wait_event());
+	events = WaitLatchOrSocket(MyLatch, wake, fd >= 0 ? fd : PGINVALID_SOCKET, timeout_ms,
+							   tensile_wait_event(TENSILE_WAIT_SUPERVISOR));
 	if (events & WL_LATCH_SET)
 		ResetLatch(MyLatch);
 	CHECK_FOR_INTERRUPTS();

@@ -46,6 +46,7 @@
 #include "utils/fmgroids.h"
 #include "utils/guc.h"
 #include "utils/inval.h"
+#include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/pidfile.h"
 #include "utils/portal.h"
@@ -533,11 +534,7 @@ run_call(const char *sql, DestReceiver *receiver)
 	portal->visible = false;
 	PortalDefineQuery(portal, NULL, sql, CMDTAG_CALL, plans, NULL);
 	PortalStart(portal, NULL, 0, InvalidSnapshot);
-#if PG_VERSION_NUM >= 180000
-	(void) PortalRun(portal, FETCH_ALL, true, receiver, receiver, &completion);
-#else
-	(void) PortalRun(portal, FETCH_ALL, true, true, receiver, receiver, &completion);
-#endif
+	(void) tensile_portal_run(portal, FETCH_ALL, receiver, receiver, &completion);
 	PortalDrop(portal, false);
 	CommitTransactionCommand();
 	debug_query_string = NULL;

@@ -176,6 +176,13 @@ def test_waiting_processes_hold_no_snapshot(fresh_cluster: Callable[..., Any], w
         assert time.monotonic() - started < 5
 
 
+def test_waits_have_names_from_17_on(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    with fresh_cluster().connect() as conn:
+        name = "PgTensileSupervisor" if conn.info.server_version >= 170000 else "Extension"
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'pg_tensile %%' AND wait_event = %s"
+        wait_until(lambda: value(conn, waits, name) == 3, 10)  # launcher, controller, scheduler
+
+
 def test_idle_processes_sleep(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     cluster = fresh_cluster()
     with cluster.connect() as conn:

@@ -72,7 +72,9 @@ def test_supervisors_need_the_standard_library_only(name):
     program = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); import pyworker.{name}; print(*sys.modules)"
     done = subprocess.run(["/usr/bin/python3", "-I", "-S", "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert not {"torch", "numpy", "pg_tensile"} & set(done.stdout.split())
+    loaded = set(done.stdout.split())
+    assert not {"torch", "numpy"} & loaded
+    assert {name for name in loaded if name.startswith("pg_tensile")} <= {"pg_tensile", "pg_tensile.memory_limit"}
 
 
 def test_every_setting_is_documented():
@@ -112,9 +114,34 @@ def test_install_is_readable_and_has_what_runs_only(tmp_path):
         assert path.stat().st_mode & 0o004, f"{path} cannot be read by the server's user"
 
 
-def test_setup_does_nothing_the_second_time():
-    done = subprocess.run([REPOSITORY / "scripts" / "setup.sh"], capture_output=True, text=True, timeout=20)
+@pytest.mark.parametrize("arguments", [(), ("test",)], ids=["demo", "test"])
+def test_setup_does_nothing_the_second_time(arguments):
+    command = [REPOSITORY / "scripts" / "setup.sh", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+WITHOUT_CHROMIUM = """
+command() { [[ $2 != chromium* ]] && builtin command "$@"; }
+apt-get() { return 1; }
+env() { return 1; }
+sudo() { return 1; }
+"""
+
+
+def test_the_demo_is_set_up_without_what_only_tests_need(tmp_path):
+    """On a machine without Chromium, and without a network."""
+    missing = tmp_path / "missing.sh"
+    missing.write_text(WITHOUT_CHROMIUM)
+    environment = {**os.environ, "BASH_ENV": str(missing)}
+    command = [REPOSITORY / "scripts" / "setup.sh"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    done = subprocess.run([*command, "test"], capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 1 and "installing the Debian packages chromium" in done.stdout
+    demo = make("-n", "demo").stdout
+    assert "scripts/setup.sh" in demo and "scripts/setup.sh test" not in demo
+    assert "scripts/setup.sh test" in make("-n", "test").stdout
 
 
 def test_tests_run_in_the_venv_of_the_system_python():
