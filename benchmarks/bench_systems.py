@@ -84,7 +84,9 @@ SYSTEMS = (
                     ("peak, MiB", "peak_bytes", "MiB"),
                     ("latency, ms", "latency_ms", ".0f"),
                     ("in one piece, ms", "whole_ms", ".0f"),
-                    ("bound, ms", "bound_ms", ".0f"),
+                    ("slowdown", "slowdown", ".2f"),
+                    ("at least", "bound", ".2f"),
+                    ("link, GB/s", "link_bytes_per_s", "GB"),
                     ("the same bits", "identical", ""),
                 ),
             ),
@@ -244,6 +246,8 @@ def shown(value: Any, form: str) -> str:
         return "yes" if value else "**no**"
     if form == "MiB":
         return f"{value / 2**20:,.1f}"
+    if form == "GB":
+        return f"{value / 1e9:.2f}"
     return f"`{value}`" if form == "`" else f"{value:{form}}"
 
 

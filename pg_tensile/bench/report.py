@@ -179,24 +179,20 @@ def versions() -> dict[str, str | None]:
 
 
 def revision() -> str | None:
-    """The clone's commit, with + where files differ from it; None outside a clone."""
+    """The clone's commit, with + where code differs from it; None outside a clone. Results and pages are no code: a
+    benchmark writes them while it runs."""
+    git = ["git", "-C", str(ROOT), "-c", f"safe.directory={ROOT}"]
+    commands = (
+        ["rev-parse", "--short=12", "HEAD"],
+        ["status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results", ":!docs"],
+    )
     try:
-        command = [
-            "git",
-            "-C",
-            str(ROOT),
-            "-c",
-            f"safe.directory={ROOT}",
-            "describe",
-            "--always",
-            "--dirty=+",
-            "--abbrev=12",
-            "--exclude=*",
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        done = [subprocess.run([*git, *each], capture_output=True, text=True, timeout=10) for each in commands]
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    if any(each.returncode for each in done):
+        return None
+    return done[0].stdout.strip() + ("+" if done[1].stdout.strip() else "")
 
 
 def machine(device: torch.device | None = None) -> dict[str, Any]:
