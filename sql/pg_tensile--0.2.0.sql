@@ -592,7 +592,6 @@ COMMENT ON COLUMN tensile.latency_models.job IS 'that measured them';
 CREATE TABLE tensile.codec_times (
     device         text PRIMARY KEY,
     times          jsonb NOT NULL,
-    launch         jsonb,
     relative_error float8,
     measured_at    timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
 );
@@ -600,7 +599,6 @@ COMMENT ON TABLE tensile.codec_times IS
     'how long compressing and decompressing takes on this machine''s devices, by codec, size and sparsity';
 COMMENT ON COLUMN tensile.codec_times.times IS
     'coefficients of linear models, one for each codec and range of sparsity; waking_us, which every coded transfer takes more';
-COMMENT ON COLUMN tensile.codec_times.launch IS 'of its kernels, where there are any: grid and block of each codec';
 COMMENT ON COLUMN tensile.codec_times.relative_error IS
     'of the models: sum of absolute errors, as a part of what the mean of all times would have';
 
@@ -1711,13 +1709,13 @@ AS $$
 $$;
 
 -- What an executor has measured of its device's codecs; what is known already gives way to a calibration only.
-CREATE FUNCTION tensile._job_codec_times(device text, times jsonb, launch jsonb, relative_error float8) RETURNS void
+CREATE FUNCTION tensile._job_codec_times(device text, times jsonb, relative_error float8) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT tensile._my_job();
-    INSERT INTO tensile.codec_times (device, times, launch, relative_error) VALUES ($1, $2, nullif($3, 'null'), $4)
+    INSERT INTO tensile.codec_times (device, times, relative_error) VALUES ($1, $2, $3)
         ON CONFLICT ON CONSTRAINT codec_times_pkey
-        DO UPDATE SET times = EXCLUDED.times, launch = EXCLUDED.launch, relative_error = EXCLUDED.relative_error,
+        DO UPDATE SET times = EXCLUDED.times, relative_error = EXCLUDED.relative_error,
             measured_at = clock_timestamp()
         WHERE (SELECT j.kind FROM tensile.jobs j WHERE j.id = tensile._my_job()) = 'calibrate'
 $$;
@@ -1759,7 +1757,7 @@ CREATE FUNCTION tensile._job_codecs() RETURNS jsonb
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT tensile._my_job();
-    SELECT coalesce(jsonb_object_agg(c.device, jsonb_build_object('times', c.times, 'launch', c.launch)), '{}')
+    SELECT coalesce(jsonb_object_agg(c.device, jsonb_build_object('times', c.times)), '{}')
     FROM tensile.codec_times c;
 $$;
 CREATE FUNCTION tensile._job_latency_models() RETURNS TABLE (device text, models bytea)
