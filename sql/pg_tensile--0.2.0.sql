@@ -2435,7 +2435,7 @@ GRANT EXECUTE ON FUNCTION
     tensile._job_trace(jsonb, bytea[], jsonb), tensile._job_admitted(), tensile._job_refusal(),
     tensile._job_latency(jsonb, real[], real[], real[]), tensile._job_log(text, text, bigint),
     tensile._job_sparsity(int, int[], real[], real[], real[], bigint[]), tensile._job_codecs(),
-    tensile._job_codec_times(text, jsonb, jsonb, float8),
+    tensile._job_codec_times(text, jsonb, float8),
     tensile._job_replan(text), tensile._job_profiles(), tensile._job_latency_models(),
     tensile._calibrate_done(text, jsonb, bytea, int, int, float8),
     tensile._job_begin(int), tensile._job_status(), tensile._job_rows(bigint), tensile._job_checkpoint(int, int, bytea),
