@@ -34,9 +34,10 @@ class Row:
     `budget` is what was asked for, `latencies` what the plan was made with, `latency_error` their median relative
     error against what was measured before the rounds. `bytes_out` and `bytes_in` are moved over the link, the raw ones
     are the tensors'; `transfer_ms` is the sum of all transfers' times, `codecs` how many swap-outs each codec has.
-    `gradient_difference` is a peer's, of its first step (peers.gradient_difference). `least_eor`: no plan for this
-    graph with this `device_peak_bytes` has a lower one (optimum.bounds.least_us). `timeline`: memory over time
-    (timeline.timeline), where it was asked for."""
+    `gradient_difference` is a peer's, of its first step (peers.gradient_difference). `least_eor`:
+    optimum.bounds.least_us for this graph and `device_peak_bytes` over vanilla's latencies, both as they were known
+    before the rounds; what is measured may lie below. `timeline`: memory over time (timeline.timeline), where it was
+    asked for."""
 
     model: str
     policy: str
