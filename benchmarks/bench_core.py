@@ -16,7 +16,18 @@ import sys
 from collections.abc import Iterable
 
 from benchmarks import bench_planning
-from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, deviation, main, seconds, table
+from benchmarks.scenarios import (
+    Benchmark,
+    Check,
+    Results,
+    Row,
+    Scenario,
+    deviation,
+    fidelity_checks,
+    main,
+    seconds,
+    table,
+)
 from pg_tensile.bench.networks import (
     ALEXNET,
     BERT,
@@ -38,8 +49,6 @@ from pg_tensile.bench.networks import (
 )
 
 ALL = "none,swap_all,recompute_all"
-LONG_MS = 200.0  # steps that the simulator has to predict
-FIDELITY = (-0.04, 0.12)  # (simulated − measured) / measured
 ALLOCATOR = 0.03  # |device peak − allocator's| / allocator's
 OVERHEAD = {"host": 1.02, "cuda": 1.00}  # vanilla / eager
 CAPTURE_MS = 10_000.0
@@ -109,10 +118,7 @@ def row_checks(section: str, what: str, row: Row) -> list[Check]:
     if section == "fidelity":
         off = deviation(row["device_peak_bytes"], row["allocator_peak_bytes"])
         found.append(Check(section, f"{what}: device peak", f"{off:+.1%}", "± 3 %", abs(off) <= ALLOCATOR))
-        if row["step_ms_median"] > LONG_MS:
-            off = deviation(row["simulated_ms"], row["step_ms_median"])
-            holds = FIDELITY[0] <= off <= FIDELITY[1]
-            found.append(Check(section, f"{what}: simulated time", f"{off:+.1%}", "−4 … +12 %", holds))
+        found += fidelity_checks(section, what, row["simulated_ms"], row["step_ms_median"])
     return found
 
 

@@ -9,8 +9,8 @@ Memory: the resident (RSS) and proportional (PSS) set sizes of every process of 
 samples at which all processes' PSS was largest.
 
 Then bench_feed, bench_predict, bench_training and bench_jobs, whose last lines of output are JSON, and how planning
-grows with the trace. All goes to benchmarks/results/db-host.json and, as JSON, to the last line of output.
-`--only jobs` leaves the others out.
+grows with the trace. All goes to benchmarks/results/db-host.json, as tables to docs/benchmarks.md and, as JSON, to the
+last line of output. `--only jobs` leaves the others out; `--document` writes the tables of the results that there are.
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.bench_jobs import BATCH_SIZE, EPOCHS, IMAGES, MIXES, NETWORKS, arguments
-from benchmarks.bench_tensile import planning
+from benchmarks.bench_tensile import planning, planning_checks, planning_table
 from benchmarks.sampling import sampled
+from benchmarks.scenarios import Check, measured_on, table, verdicts, write_document
 from pg_tensile.bench.report import machine, versions
 from scripts.cluster import Cluster, child_python, temporary_cluster
 
@@ -198,6 +199,99 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     Console(width=140).print(table)
 
 
+# ---- the document ---------------------------------------------------------------------------------------------------
+
+
+class Goal(NamedTuple):
+    """What another benchmark promises: its name and key, words and format of the table, and the least or the most."""
+
+    benchmark: str
+    key: str
+    what: str
+    form: str
+    least: float | None = None
+    most: float | None = None
+
+    def check(self, results: Mapping[str, Any]) -> Check:
+        found = results[self.benchmark][self.key]
+        holds = (self.least is None or found >= self.least) and (self.most is None or found < self.most)
+        asked = f"at least {self.least:,}" if self.least is not None else ""
+        asked = f"below {self.most:,}" if self.most is not None else asked
+        return Check(self.benchmark, self.what, f"{found:{self.form}}", asked, holds)
+
+
+GOALS = (
+    Goal("bench_feed", "rows_per_s", "336,776 rows × 12 columns to the executor's array, rows/s", ","),
+    Goal("bench_feed", "prepared_rows_per_s", "the same, standardised and split for validation, rows/s", ","),
+    Goal("bench_feed", "ratio_vs_adbc", "times as fast as ADBC, the faster of its two queries", ".2f", least=4),
+    Goal("bench_feed", "ratio_vs_psycopg", "times as fast as psycopg's fetchall", ".2f"),
+    Goal("bench_predict", "p50_us", "predict of one row in a session, median µs", ".0f", most=150),
+    Goal("bench_predict", "p99_us", "the same, 99th percentile", ".0f"),
+    Goal("bench_predict", "rows_per_s", "predict_rows, rows/s", ",", least=200_000),
+    Goal("bench_predict", "ratio_vs_client", "times as fast as psycopg and PyTorch", ".2f", least=1),
+    Goal("bench_training", "ratio", "the demo's network, speed over plain PyTorch's, a thread each", ".2f", least=0.95),
+    Goal("bench_training", "ratio_all_cores", "the same over plain PyTorch's on both cores", ".2f"),
+)
+TOGETHER = 1.10  # times the same jobs one after another, at most
+
+
+def checks(results: Mapping[str, Any]) -> list[Check]:
+    found = [goal.check(results) for goal in GOALS if goal.least is not None or goal.most is not None]
+    for row in results["jobs"]:
+        ratio = row["times_as_many"]
+        what = f"jobs an hour over scripts an hour, {row['jobs']} at once"
+        found.append(Check("jobs", what, f"{ratio:.2f}", "at least 1", ratio >= 1))
+    for row in results["bench_jobs"]:
+        what = f"{row['jobs']} together, over one after another"
+        found.append(
+            Check("bench_jobs", what, f"{row['together']:.2f}", f"≤ {TOGETHER:.2f}", row["together"] <= TOGETHER)
+        )
+        granted, budget, same = row["most_granted_bytes"], row["budget_bytes"], row["bit_identical"]
+        found.append(Check("bench_jobs", f"{row['jobs']}: granted", f"{granted:,}", f"≤ {budget:,}", granted <= budget))
+        found.append(Check("bench_jobs", f"{row['jobs']}: weights", str(same), "those of the jobs alone", same))
+    return found + planning_checks(results["planning"])
+
+
+def page_part(results: Mapping[str, Any]) -> str:
+    """The section's generated part."""
+    lines = [
+        *(measured_on("host", results["machine"], results["versions"], results["versions"]["revision"]), ""),
+        *(verdicts(checks(results), ()), ""),
+        *table(("what", "found", "asked for", ""), goal_rows(results)),
+        *table(
+            ("jobs", "jobs an hour", "scripts an hour", "times as many", "PSS, MiB", "executors' PSS", "their RSS"),
+            job_rows(results["jobs"]),
+        ),
+        *table(
+            ("jobs at once", "both fit", "within 60 %", "budget, MiB", "most granted, MiB"),
+            together_rows(results["bench_jobs"]),
+        ),
+        *planning_table(results["planning"]),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def goal_rows(results: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for goal in GOALS:
+        each = goal.check(results)
+        yield each.what, each.found, each.asked, "" if each.holds else "**missed**"
+
+
+def job_rows(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    for row in rows:
+        executors = next(each for each in row["processes"] if each["process"] == "executor")
+        memory = sum(each["pss_bytes"] for each in row["processes"]), executors["pss_bytes"], executors["rss_bytes"]
+        rates = (f"{row['jobs']}", f"{row['jobs_per_hour']:,}", f"{row['scripts_per_hour']:,}")
+        ratio = f"{row['times_as_many']:.2f}" + ("" if row["times_as_many"] >= 1 else ", **missed**")
+        yield *rates, ratio, *(f"{value / 2**20:,.0f}" for value in memory)
+
+
+def together_rows(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    for row in rows:
+        memory = (f"{row[name] / 2**20:.1f}" for name in ("budget_bytes", "most_granted_bytes"))
+        yield row["jobs"], f"{row['together']:.2f}", f"{row['tight']:.2f}", *memory
+
+
 def other(name: str) -> Any:
     """What another benchmark says in its last line."""
     print(f"{name} …", file=sys.stderr)
@@ -213,7 +307,11 @@ def other(name: str) -> Any:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench_db", description="Everything measured in a real server.")
     parser.add_argument("--only", choices=("jobs",), help="leave the other benchmarks out; writes no file of results")
+    parser.add_argument("--document", action="store_true", help="write the tables of the results that there are")
     options = parser.parse_args()
+    if options.document:
+        write_document("db", "host", page_part(json.loads(RESULTS.read_text())))
+        return 0
     folder = Path(tempfile.mkdtemp(prefix="pgt-bench-", dir="/tmp"))
     folder.chmod(0o711)
     try:
@@ -226,6 +324,7 @@ def main() -> int:
     if options.only is None:
         results |= {name: other(name) for name in OTHERS} | {"planning": planning("host", quick=False)}
         RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        write_document("db", "host", page_part(results))
     print(json.dumps(results))
     return int(any("error" in results[name] for name in OTHERS if name in results))
 

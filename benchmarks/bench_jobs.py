@@ -5,7 +5,7 @@ network on images of 32 × 32), first on a device with room for all of them, the
 fit together without plans: `TIGHT` of the sum of what they take alone. Told are the time of all jobs together as a
 ratio of the same jobs one after another on the device with room, medians of `ROUNDS` rounds; the most that the ledger
 and the executors' own books held, by samples of tensile.devices taken all the time; and whether every job made the same
-weights, to the bit, as it did alone. The last line is JSON; all of it goes to benchmarks/results/jobs-host.json.
+weights, to the bit, as it did alone. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from rich.table import Table
 from benchmarks.sampling import sampled
 from scripts.cluster import Cluster, temporary_cluster
 
-RESULTS = Path(__file__).parent / "results" / "jobs-host.json"
 ROUNDS = 3
 TIGHT = 0.6
 ROWS, EPOCHS, BATCH_SIZE = 320, 4, 32
@@ -219,8 +218,6 @@ def main(chosen: Sequence[str]) -> int:
                     show(rows)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    if not chosen:
-        RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
     print(json.dumps(rows))
     fits = all(row["most_granted_bytes"] <= row["budget_bytes"] for row in rows)
     return 0 if fits and all(row["bit_identical"] for row in rows) else 1

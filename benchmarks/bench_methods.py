@@ -16,7 +16,7 @@ from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.scenarios import DOCUMENT, ROOT, Benchmark, Check, Results, Row, Scenario, main, table
+from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, fidelity_checks, main, table
 from pg_tensile.bench import options, points, suite
 from pg_tensile.bench.experiments import EXPERIMENTS, FULL, QUICK, Run, Size, runs
 from pg_tensile.bench.plots import draw
@@ -100,6 +100,8 @@ def eor_at(peak: int, points: Iterable[tuple[int, float]]) -> float | None:
 def checks(results: Results) -> list[Check]:
     rows = rows_of(results)
     found = [check for row in rows for check in row_checks(row)]
+    for (case, label, measured_ms), row in measurements(rows).items():
+        found += fidelity_checks("fidelity", f"{case}, {label}", row.get("simulated_ms"), measured_ms)
     for rival in rivals(rows):
         what = f"{rival.case}: joint beside {method(rival.row)}, {rival.row['msr']:.1%} saved"
         mine = "does not save that much" if rival.joint is None else f"{rival.joint:.3f}"
@@ -120,6 +122,16 @@ def row_checks(row: Row) -> Iterator[Check]:
         yield Check("peak", what, f"{peak:,}", f"≤ {budget:,}", peak <= budget)
 
 
+def measurements(rows: Iterable[Row]) -> dict[tuple[str, str, float | None], Row]:
+    """One row of each policy's steps, by case, method and time: a run has several experiments, and they share it."""
+    return {
+        (row["case"], method(row), row.get("step_ms_median")): row
+        for row in rows
+        if row.get("error") is None and row["policy"] not in options.PEERS
+        if not EXPERIMENTS[row["experiment"]].simulated
+    }
+
+
 def rows_of(results: Results) -> list[Row]:
     return [row for _, row in results.rows("methods")]
 
@@ -129,11 +141,10 @@ def rows_of(results: Results) -> list[Row]:
 
 def tables(results: Results) -> list[str]:
     rows, lines = rows_of(results), []
-    folder = (ROOT / "build" if results.is_quick else DOCUMENT.parent) / "plots" / results.kind
     for name in SECTIONS:
         mine = [row for row in rows if row["experiment"] == name]
         if mine:
-            lines += [f"### {EXPERIMENTS[name].title} (`{name}`)", "", *pictures(mine, folder)]
+            lines += [f"### {EXPERIMENTS[name].title} (`{name}`)", "", *pictures(mine, results.figures)]
             lines += rivals_table(rows) if name == "savings" else []
             lines += rows_table(mine)
     missing = [] if results.is_quick else [run.case.title for run in left_out(size(False))]
@@ -165,19 +176,18 @@ def rivals_table(rows: Sequence[Row]) -> list[str]:
 
 
 def rows_table(rows: Sequence[Row]) -> list[str]:
-    headings = ("", "method", "saved", "EOR", "spread", "CBR", "bound", "stall, ms", "recomputed", "paper", "results")
+    headings = ("", "method", "saved", "EOR", "spread", "CBR", "stall, ms", "recomputed", "paper", "results")
     return table(headings, [cells(row) for row in rows if row["policy"] != "none" or row.get("error")])
 
 
 def cells(row: Row) -> tuple[str, ...]:
     start = (row["case"], f"`{method(row)}`")
     if row.get("error"):
-        return (*start, row["error"].splitlines()[0], *[""] * 8)
+        return (*start, row["error"].splitlines()[0], *[""] * 7)
     eor = row["first_eor"] if row["experiment"] == "table2" else row["eor"]
-    least = row.get("least_eor")
     return (
         *(*start, f"{row['msr']:.1%}", f"{eor:.3f}", spread(row), f"{row['cbr']:.3f}"),
-        *("" if least is None else f"{least:.3f}", "" if row.get("stall_ms") is None else f"{row['stall_ms']:.0f}"),
+        "" if row.get("stall_ms") is None else f"{row['stall_ms']:.0f}",
         *("" if row.get("recomputes") is None else f"{row['recomputes']:,}", str(published(row) or "")),
         results_of(row),
     )

@@ -58,7 +58,6 @@ SYSTEMS = (
                     ("step, ms", "step_ms", ",.0f"),
                     ("simulated, ms", "simulated_ms", ",.0f"),
                     ("of ideal", "ideal", ".1%"),
-                    ("bound", "bound", ".1%"),
                     ("budget, MiB", "budget_bytes", "MiB"),
                     ("vanilla, MiB", "vanilla_bytes", "MiB"),
                     ("planned in, s", "planning_s", ".1f"),
@@ -82,9 +81,11 @@ SYSTEMS = (
                     ("budget of parameters", "share", ".0%"),
                     ("budget, MiB", "budget_bytes", "MiB"),
                     ("peak, MiB", "peak_bytes", "MiB"),
-                    ("latency, ms", "latency_ms", ".0f"),
+                    ("latency, ms", "latency_ms", ",.0f"),
                     ("in one piece, ms", "whole_ms", ".0f"),
-                    ("bound, ms", "bound_ms", ".0f"),
+                    ("slowdown", "slowdown", ".2f"),
+                    ("link, GB/s", "link_bytes_per_s", "GB"),
+                    ("link alone, ms", "link_ms", ",.0f"),
                     ("the same bits", "identical", ""),
                 ),
             ),
@@ -170,7 +171,6 @@ SYSTEMS = (
                     ("batch", "batch", ","),
                     ("budget, MiB", "budget_bytes", "MiB"),
                     ("of vanilla's speed", "speed", ".1%"),
-                    ("bound", "bound", ".1%"),
                     ("the paper's plan", "papers_speed", ".1%"),
                 ),
             ),
@@ -244,6 +244,8 @@ def shown(value: Any, form: str) -> str:
         return "yes" if value else "**no**"
     if form == "MiB":
         return f"{value / 2**20:,.1f}"
+    if form == "GB":
+        return f"{value / 1e9:.2f}"
     return f"`{value}`" if form == "`" else f"{value:{form}}"
 
 

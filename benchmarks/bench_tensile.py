@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from benchmarks import bench_planning
-from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, deviation, main, table
+from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, deviation, fidelity_checks, main, table
 from pg_tensile.bench.networks import (
     DENSENET121,
     INCEPTION3,
@@ -107,8 +107,8 @@ def goal_of(title: str, row: Row) -> Goal | None:
 
 
 def row_checks(title: str, row: Row) -> Iterator[Check]:
-    """Bits and budgets of everything measured; savings and times where they are asked for. A policy without a plan for
-    its budget breaks a promise only where one was made."""
+    """Bits, budgets and simulated times of everything measured; savings and times where they are asked for. A policy
+    without a plan for its budget breaks a promise only where one was made."""
     what = f"{title}, {row['label']}" + (f" at {row['budget']}" if row["budget"] else "")
     goal = goal_of(title, row)
     if row["error"] is not None:
@@ -120,6 +120,7 @@ def row_checks(title: str, row: Row) -> Iterator[Check]:
     peak, budget = row["device_peak_bytes"], row["budget_bytes"]
     if budget is not None:
         yield Check("memory", f"{what}: device peak", f"{peak:,}", f"≤ {budget:,}", peak <= budget)
+    yield from fidelity_checks("fidelity", what, row["simulated_ms"], row["step_ms_median"])
     if goal is not None:
         enough = 100 * (row["vanilla_peak_bytes"] - row["peak_bytes"]) >= goal.percent * row["vanilla_peak_bytes"]
         yield Check("memory", f"{what}: saved", f"{saved(row):.1%}", f"≥ {goal.percent} %", enough)
@@ -169,7 +170,7 @@ def tables(results: Results) -> list[str]:
         *vanilla_table(results),
         *joint_table(results),
         *tensile_table(results),
-        *planning_table(results),
+        *planning_table(results.planning),
     ]
 
 
@@ -236,9 +237,9 @@ def tensile_table(results: Results) -> list[str]:
     return table(headings, rows)
 
 
-def planning_table(results: Results) -> list[str]:
+def planning_table(measured: Iterable[Row]) -> list[str]:
     rows = []
-    for row in results.planning:
+    for row in measured:
         start = (f"`{row['policy']}`", str(row["jobs"]), f"{row['operators']:,}")
         limit = PLANNING_S.get((row["jobs"], round(row["operators"], -3)))
         asked = f"< {limit}" if limit else "–"

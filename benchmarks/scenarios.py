@@ -3,9 +3,10 @@
 Each scenario is a run of the command in a process of its own, so that nothing of one is left in memory for the next,
 and its rows are what that command writes. Results go to benchmarks/results/<name>-<device>.json after every scenario. A
 run that was stopped goes on where it was, if code, machine and device are the same; `--keep` goes on with other code
-(each row names its revision), `--fresh` starts over. At the end the tables go to docs/benchmarks.md. `--minutes` starts
-no scenario later than that; `--only WORD` takes those whose name contains it; `--quick` tries everything on small
-models in a few minutes and writes to build/. Exit status 1 when something does not hold.
+(each row names its revision), `--fresh` starts over. At the end the tables go to docs/benchmarks.md; `--document`
+writes them again from the file of results, and measures nothing. `--minutes` starts no scenario later than that;
+`--only WORD` takes those whose name contains it; `--quick` tries everything on small models in a few minutes and writes
+to build/. Exit status 1 when something does not hold.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +34,9 @@ from pg_tensile.errors import DeviceError
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
+RESULTS = ROOT / "benchmarks" / "results"
+LONG_MS = 200.0  # steps that the simulator has to predict
+FIDELITY = (-0.04, 0.12)  # (simulated − measured) / measured
 
 Row = dict[str, Any]
 
@@ -93,6 +97,14 @@ class Results:
             found = json.loads(path.read_text())
             if all(found.get(key) == about[key] for key in ("device", "machine", *([] if keep else ["code"]))):
                 self.data = found | {"code": about["code"]}
+        self.figures = (ROOT / "build" if self.is_quick else DOCUMENT.parent) / "plots" / self.kind
+
+    @classmethod
+    def read(cls, path: Path, figures: Path) -> Results:
+        """What the file has, whatever machine and code it is from. Figures go to that folder."""
+        results = cls.__new__(cls)
+        results.path, results.data, results.figures = path, json.loads(path.read_text()), figures
+        return results
 
     @property
     def kind(self) -> str:
@@ -221,6 +233,14 @@ def deviation(found: float, reference: float) -> float:
     return (found - reference) / reference if reference else float("inf")
 
 
+def fidelity_checks(section: str, what: str, simulated_ms: float | None, measured_ms: float | None) -> Iterator[Check]:
+    """The simulator's time against the measured one, of long steps only; none where one of both is not known."""
+    if simulated_ms is not None and measured_ms is not None and measured_ms > LONG_MS:
+        off = deviation(simulated_ms, measured_ms)
+        holds = FIDELITY[0] <= off <= FIDELITY[1]
+        yield Check(section, f"{what}: simulated time", f"{off:+.2%}", "−4 … +12 %", holds)
+
+
 def seconds(ms: float | None) -> str:
     return "–" if ms is None else f"{ms / 1e3:.2f} s"
 
@@ -233,21 +253,32 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def markdown(benchmark: Benchmark, results: Results, found: Sequence[Check], missing: Sequence[str]) -> str:
     """The section's generated part."""
-    data, run = results.data, results.data["machine"]
+    data = results.data
     measured = ", ".join(revisions(results)) or data["versions"]["revision"]
-    broken = [each for each in found if not each.holds]
     lines = [
-        f"Measured on `{data['device']}`: {run.get('gpu') or run['cpu']}, {run['cores']} cores, "
-        f"{run['memory_bytes'] / 2**30:.0f} GiB, PyTorch {data['versions']['torch']}, "
-        f"Python {data['versions']['python']}, revision {measured}.",
-        "",
-        f"{len(found) - len(broken)} of {len(found)} checks hold."
-        + "".join(f"\n- **does not hold**: {each.what}: {each.found}, asked for {each.asked}" for each in broken)
-        + "".join(f"\n- not measured: {name}" for name in missing),
-        "",
+        *(measured_on(data["device"], data["machine"], data["versions"], measured), ""),
+        *(verdicts(found, missing), ""),
         *benchmark.tables(results),
     ]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def measured_on(device: str, run: Mapping[str, Any], versions: Mapping[str, Any], revision: str) -> str:
+    return (
+        f"Measured on `{device}`: {run.get('gpu') or run['cpu']}, {run['cores']} cores, "
+        f"{run['memory_bytes'] / 2**30:.0f} GiB, PyTorch {versions['torch']}, "
+        f"Python {versions['python']}, revision {revision}."
+    )
+
+
+def verdicts(found: Sequence[Check], missing: Sequence[str]) -> str:
+    """How many checks hold, and each that does not."""
+    broken = [each for each in found if not each.holds]
+    return (
+        f"{len(found) - len(broken)} of {len(found)} checks hold."
+        + "".join(f"\n- **does not hold**: {each.what}: {each.found}, asked for {each.asked}" for each in broken)
+        + "".join(f"\n- not measured: {name}" for name in missing)
+    )
 
 
 def revisions(results: Results) -> list[str]:
@@ -255,6 +286,13 @@ def revisions(results: Results) -> list[str]:
     scenarios = results.scenarios.values()
     rows = {row["versions"]["revision"] for each in scenarios for row in each["rows"] if row.get("versions")}
     return sorted(rows or {each.get("revision", results.data["versions"]["revision"]) for each in scenarios})
+
+
+def page_part(benchmark: Benchmark, path: Path, figures: Path) -> str:
+    """The section's generated part from the file of results."""
+    results = Results.read(path, figures)
+    missing = [each.name for each in benchmark.scenarios(results.kind, False) if each.name not in results.scenarios]
+    return markdown(benchmark, results, failures(results) + benchmark.checks(results), missing)
 
 
 def write_document(name: str, kind: str, text: str) -> None:
@@ -291,9 +329,15 @@ def main(benchmark: Benchmark) -> int:
     parser.add_argument("--keep", action="store_true", help="keep what was measured with other code")
     parser.add_argument("--minutes", type=float, default=inf, help="start nothing later than that (no limit)")
     parser.add_argument("--only", default="", help="scenarios with this word in their names")
+    parser.add_argument("--document", action="store_true", help="write the tables of the results that there are")
     options = parser.parse_args()
     kind = options.device.partition(":")[0]
-    folder = ROOT / "build" if options.quick else ROOT / "benchmarks" / "results"
+    folder = ROOT / "build" if options.quick else RESULTS
+    if options.document:
+        with tempfile.TemporaryDirectory() as figures:  # those of the document stay as they are
+            text = page_part(benchmark, folder / f"{benchmark.name}-{kind}.json", Path(figures) / kind)
+        write_document(benchmark.name, kind, text)
+        return 0
     results = Results(folder / f"{benchmark.name}-{kind}.json", options.device, options.fresh, options.keep)
     if not results.planning and options.only in "planning":
         results.data["planning"] = benchmark.planning(options.device, options.quick)

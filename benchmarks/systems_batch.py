@@ -3,7 +3,7 @@
 - choice: within a budget, the chosen batch size's throughput beside that of twelve others over the whole range, each
   measured under its plan. It has to reach 95 % of the best, and nothing may run out of memory.
 - memory: ResNet-152 within 8/24 of the memory that it takes without a plan, as the paper has it, beside vanilla's
-  speed: 95 % of it, or of what the link's bound allows.
+  speed: 95 % of it.
 - accuracy: scikit-learn's digits, learnt with the chosen batch size and the learning rate that goes with it, and with
   64 rows: not more than half a percentage point apart on rows that were kept out.
 
@@ -159,7 +159,6 @@ def memory_row(quick: bool) -> Row:
         "budget_bytes": joint.budget_bytes,
         "device_peak_bytes": joint.device_peak_bytes,
         "speed": 1 / joint.eor if joint.eor else 0.0,
-        "bound": 1 / joint.least_eor if joint.least_eor else 1.0,
         "papers_speed": 1 / paper.eor if paper.eor else None,
         "link_gbps": joint.link_gbps,
         "error": joint.error,
@@ -168,12 +167,9 @@ def memory_row(quick: bool) -> Row:
 
 
 def memory_check(row: Row, asked: Asked) -> Check:
-    allowed = min(1.0, row["bound"])
-    found = row["error"] or f"{row['speed']:.1%} of vanilla's speed; the bound is {allowed:.1%}"
-    reachable = allowed >= asked.of_vanilla
-    bar = f"{asked.of_vanilla:.0%}" + ("" if reachable else " of the bound")
-    holds = row["error"] is None and row["speed"] >= asked.of_vanilla * (1.0 if reachable else allowed)
-    return Check(SECTION, f"{row['model']} within 8/24 of its memory", found, bar, holds)
+    found = row["error"] or f"{row['speed']:.1%} of vanilla's speed"
+    holds = row["error"] is None and row["speed"] >= asked.of_vanilla
+    return Check(SECTION, f"{row['model']} within 8/24 of its memory", found, f"{asked.of_vanilla:.0%}", holds)
 
 
 # ---- what it learns ----

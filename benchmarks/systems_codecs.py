@@ -1,12 +1,11 @@
-"""The codecs of compressed swaps (CSWAP, sections IV-C, IV-D and V-C): how much smaller, how fast, how well foreseen.
+"""The codecs of compressed swaps (CSWAP, sections IV-C and V-C): how much smaller, how fast, how well foreseen.
 
 A row is a plain dictionary, printed as a line of JSON; its `section` is one of:
 
 - codec: one codec on a float32 tensor, a share of whose words is zero, alone or in runs: raw over coded bytes, as
   estimated from a sample and as it is, and gigabytes of raw data per second each way (medians; 0: it does not shrink);
 - model: relative absolute errors of the times that the model predicts for tensors it was not fitted to, by codec and
-  direction, as the paper defines them (its own: 3 % on average);
-- launch: the chunk (on a GPU also the grid and the block) that the search found, against the default.
+  direction, as the paper defines them (its own: 3 % on average).
 
     python -m benchmarks.systems_codecs [--quick]
 """
@@ -40,7 +39,6 @@ from pg_tensile.compression.codec import CHUNK_BYTES, Codec, chunks
 from pg_tensile.compression.coder import Coder, coder_of
 from pg_tensile.compression.statistics import coded_bytes, measure
 from pg_tensile.compression.times import fit, relative_absolute_error, relative_absolute_errors
-from pg_tensile.compression.tune import tune
 from pg_tensile.profile import RTX_A6000
 from pg_tensile.runtime.host import HostDevice
 
@@ -63,7 +61,6 @@ def run(quick: bool) -> list[Row]:
         coder = coder_of(device)
         rows += [{"device": device.type, **row} for row in codec_rows(coder, device, quick)]
         rows += [{"device": device.type, **row} for row in model_rows(coder, device, quick)]
-        rows.append({"device": device.type, **launch_row(device, quick)})
     return rows
 
 
@@ -107,11 +104,6 @@ def model_rows(coder: Coder, device: torch.device, quick: bool) -> Iterator[Row]
         yield {"section": "model", "codec": codec.name.lower(), "direction": way, "error": error}
     mean = relative_absolute_error(times, held_out)
     yield {"section": "model", "codec": "all", "direction": "both", "error": mean, "samples": len(samples)}
-
-
-def launch_row(device: torch.device, quick: bool) -> Row:
-    tuned = tune(device, 5.0, 2, 2, nbytes=8 << 20) if quick else tune(device)
-    return {"section": "launch", **tuned._asdict(), "launch": tuned.launch._asdict()}
 
 
 def checks(rows: Sequence[Row]) -> list[Check]:

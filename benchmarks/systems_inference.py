@@ -5,8 +5,9 @@ of link and arithmetic) or on CUDA; and SQL's `predict(…, memory_budget => …
 trained for one step before, because speed does not depend on what it learnt. Each row (a plain dictionary, printed as
 a line of JSON) has the budget, its share of the parameters, the most that the executor's registry and workspaces took
 (None in SQL, where the session does not see it), the median latency within the budget and, in turns with it, of the
-model in one piece, whether the outputs are the same to the bit, and the bound: no plan is faster than the model in one
-piece, or than the link brings in what cannot stay.
+model in one piece, the median of the rounds' ratios of both (`slowdown`), and whether the outputs are the same to the
+bit. `link_ms` is what the link alone takes to bring in what cannot stay: no plan is faster. Beside it the row has what
+the link was scaled by, so that a check can tell a link that is none.
 
     python -m benchmarks.systems_inference [--side 128] [--rounds 20] [--device cuda] [--library | --sql]
 """
@@ -34,7 +35,7 @@ from torch import nn
 from benchmarks.scenarios import Check
 from pg_tensile.device import choose_device, measure, use_deterministic_algorithms
 from pg_tensile.latency import roofline
-from pg_tensile.profile import DeviceProfile
+from pg_tensile.profile import RTX_A6000, DeviceProfile
 from pg_tensile.runtime.base import Device
 from pg_tensile.runtime.host import HostDevice
 from pg_tensile.serving import Served
@@ -47,6 +48,9 @@ Row = dict[str, Any]
 SECTION = "inference"
 SHARES = (0.12, 0.24, 0.5, 1.1)  # of the parameters' bytes
 SQL_SHARES = (0.12, 0.24)
+REFERENCE = RTX_A6000  # whose balance of link and arithmetic the scaled link has
+LINK_FIDELITY = 0.95  # a latency below that part of what the link alone takes was measured with another link
+SLOWEST = 1.15  # times the larger of the link's time and that in one piece
 SOURCE = """
 import torch
 from pytorchcv.models.resnet import resnet152
@@ -98,37 +102,42 @@ def library_rows(side: int, rounds: int, device_name: str, shares: Iterable[floa
         return whole(image.to(torch_device)).cpu()
 
     expected = in_one_piece()
-    step_us = min(timed(in_one_piece)[0] for _ in range(5)) * 1e3
-    for link, linked in links(profile, image, step_us):
+    step_us = statistics.median(timed(in_one_piece)[0] for _ in range(9)) * 1e3
+    for link, linked, reference_us in links(profile, network(), image, step_us):
         for share in shares:
             budget = int(share * parameter_bytes)
             with closing(make_device(linked, budget)) as device:
                 opened, served = timed(partial(Served, network(), [image], device))
                 with closing(served):
                     same = all(torch.equal(served.predict([image]), expected) for _ in range(2))
-                    budget_ms, whole_ms = in_turns([partial(served.predict, [image]), in_one_piece], rounds)
+                    times = in_turns([partial(served.predict, [image]), in_one_piece], rounds)
                     yield {
-                        **described("library", share, budget, parameter_bytes, budget_ms, whole_ms),
+                        **described("library", share, budget, parameter_bytes, times),
                         "device": str(torch_device),
                         "link": link,
                         "link_bytes_per_s": round(linked.in_bytes_per_s),
+                        "reference_us": reference_us,
+                        "step_us": step_us,
                         "peak_bytes": served.peak_bytes,
                         "host_bytes": served.host_bytes,
                         "bytes_in": served.candidates[1].in_bytes,
                         "simulated_ms": served.candidates[1].us / 1e3,
-                        "bound_ms": max(whole_ms, bytes_to_bring(served.trace(), budget) / linked.in_bytes_per_s * 1e3),
+                        "link_ms": bytes_to_bring(served.trace(), budget) / linked.in_bytes_per_s * 1e3,
                         "load_ms": opened,
                         "identical": same,
                     }
 
 
-def links(profile: DeviceProfile, image: torch.Tensor, step_us: float) -> Iterator[tuple[str, DeviceProfile]]:
-    """The device's own link; on the host also the one that keeps an RTX A6000's balance."""
-    yield "measured", profile
+def links(
+    profile: DeviceProfile, model: nn.Module, image: torch.Tensor, step_us: float
+) -> Iterator[tuple[str, DeviceProfile, float | None]]:
+    """The device's own link; on the host also the one that keeps the reference's balance, with the µs that the
+    reference would compute for."""
+    yield "measured", profile, None
     if profile.kind == "host":
-        with closing(HostDevice(profile)) as device, closing(Served(network(), [image], device)) as served:
-            roofline_us = roofline.total_us(served.trace(), profile)
-        yield "balanced", profile.scaled_link(roofline_us, step_us)
+        with closing(HostDevice(profile)) as device, closing(Served(model, [image], device)) as served:
+            reference_us = roofline.total_us(served.trace(), REFERENCE)
+        yield "balanced", profile.scaled_link(reference_us, step_us, REFERENCE), reference_us
 
 
 def make_device(profile: DeviceProfile, budget: int) -> Device:
@@ -187,15 +196,16 @@ def server_row(conn: Connection, share: float, budget: int, parameter_bytes: int
     within = f"{budget} B"
     load_ms, first = timed(lambda: ask(within))
     same = first == ask(within) == ask(None)
-    budget_ms, whole_ms = in_turns([predict(within), predict(None)], rounds)
-    row = described("sql", share, budget, parameter_bytes, budget_ms, whole_ms)
+    row = described("sql", share, budget, parameter_bytes, in_turns([predict(within), predict(None)], rounds))
     return {**row, "device": "cpu", "link": "measured", "peak_bytes": None, "load_ms": load_ms, "identical": same}
 
 
 # ---- what both have in common ---------------------------------------------------------------------------------------
 
 
-def described(where: str, share: float, budget: int, parameter_bytes: int, budget_ms: float, whole_ms: float) -> Row:
+def described(where: str, share: float, budget: int, parameter_bytes: int, times: Sequence[Sequence[float]]) -> Row:
+    """`times`: milliseconds of each round, within the budget and in one piece."""
+    within_ms, whole_ms = times
     return {
         "where": where,
         "model": "ResNet-152",
@@ -203,8 +213,10 @@ def described(where: str, share: float, budget: int, parameter_bytes: int, budge
         "share": share,
         "budget_bytes": budget,
         "parameter_bytes": parameter_bytes,
-        "latency_ms": budget_ms,
-        "whole_ms": whole_ms,
+        "latency_ms": statistics.median(within_ms),
+        "whole_ms": statistics.median(whole_ms),
+        "slowdown": statistics.median(within / whole for within, whole in zip(within_ms, whole_ms, strict=True)),
+        "rounds": len(whole_ms),
     }
 
 
@@ -215,17 +227,18 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
     return (time.perf_counter() - started) * 1e3, result
 
 
-def in_turns(calls: list[Callable[[], Any]], rounds: int) -> list[float]:
-    """The median milliseconds of each, called in turns."""
+def in_turns(calls: list[Callable[[], Any]], rounds: int) -> list[list[float]]:
+    """The milliseconds of each in every round, called in turns."""
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
         for call, taken in zip(calls, times, strict=True):
             taken.append(timed(call)[0])
-    return [statistics.median(taken) for taken in times]
+    return times
 
 
 def checks(rows: Sequence[Row]) -> list[Check]:
-    """The same bits everywhere, the executor within the budget, and in SQL less than a quarter of the parameters."""
+    """The same bits everywhere, the executor within the budget, in SQL less than a quarter of the parameters, and as
+    slow as the link makes it: no slower, and no faster either, because then the link would be another one."""
     found = []
     for row in rows:
         title = f"{row['where']}, {row['link']} link, {row['share']:.0%} of the parameters"
@@ -234,11 +247,27 @@ def checks(rows: Sequence[Row]) -> list[Check]:
         if row["peak_bytes"] is not None:
             peak, budget = row["peak_bytes"], row["budget_bytes"]
             found.append(Check(SECTION, f"{title}: peak", f"{peak:,}", f"≤ {budget:,}", peak <= budget))
+        if row.get("link_ms") is not None:
+            found += speed_checks(title, row)
     small = [row["share"] for row in rows if row["where"] == "sql"]
     if small:
         found.append(
             Check(SECTION, "SQL: least budget", f"{min(small):.0%} of the parameters", "< 25 %", min(small) < 0.25)
         )
+    return found
+
+
+def speed_checks(title: str, row: Row) -> list[Check]:
+    """The latency against what the link alone takes, and the link's rate against the reference's balance."""
+    least, most = LINK_FIDELITY * row["link_ms"], SLOWEST * max(row["link_ms"], row["whole_ms"])
+    asked = f"{least:,.0f} … {most:,.0f} ms; in one piece {row['whole_ms']:,.0f}"
+    within = least <= row["latency_ms"] <= most
+    found = [Check(SECTION, f"{title}: latency", f"{row['latency_ms']:,.0f} ms", asked, within)]
+    if row["reference_us"] is not None:
+        moved = row["link_bytes_per_s"] * row["step_us"] / 1e6
+        reference = REFERENCE.in_bytes_per_s * row["reference_us"] / 1e6
+        what, same = f"{title}: bytes that the link brings in one step's time", abs(moved / reference - 1) < 0.01
+        found.append(Check(SECTION, what, f"{moved:,.0f}", f"{reference:,.0f}, as {REFERENCE.name}", same))
     return found
 
 

@@ -144,7 +144,7 @@ def _report(executor: Executor, step: int, steps: int) -> None:
 
 
 def _measure_codecs(executor: Executor, device: torch.device, seconds: float) -> dict[str, Any]:
-    """What the device's codecs take, and how their kernels are best launched. Raises executor.Stopped."""
+    """How long the device's codecs take. Raises executor.Stopped."""
     from pyworker.compression import measure_codecs
 
     measuring = executor._background.submit(measure_codecs, device, seconds)

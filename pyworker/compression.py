@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pg_tensile.compression.statistics import Statistics
-from pg_tensile.errors import CodecError
 from pyworker.wire import FrameType
 
 if TYPE_CHECKING:
@@ -34,28 +33,14 @@ NEWS = 0.02  # of the bytes that are swapped: so many more or fewer zeros are a 
 
 
 def measure_codecs(device: torch.device, seconds: float) -> dict[str, Any]:
-    """A row of tensile.codec_times. With time enough tensors of all sizes and word sizes are measured, and on CUDA the
-    launch of the kernels is looked for, which takes half of it."""
+    """A row of tensile.codec_times. With time enough tensors of all sizes and word sizes are measured."""
     from pg_tensile.compression.calibrate import SIZES, calibrate
     from pg_tensile.compression.coding import CHUNK_BYTES
 
-    thorough, launch = seconds >= THOROUGH_SECONDS, None
-    if thorough and device.type == "cuda":
-        launch, seconds = _launch(device, seconds / 2), seconds / 2
+    thorough = seconds >= THOROUGH_SECONDS
     sizes, word_bytes = (SIZES, (2, 4)) if thorough else (QUICK_SIZES, (4,))
     times, error = calibrate(device, seconds, CHUNK_BYTES[device.type], sizes, word_bytes, busy=thorough)
-    return {"device": str(device), "times": json.loads(times.to_json()), "launch": launch, "relative_error": error}
-
-
-def _launch(device: torch.device, seconds: float) -> dict[str, Any] | None:
-    """How the kernels are best launched (cswap.txt, section IV-D); None: nothing to look for it with."""
-    from pg_tensile.compression.tune import launch_to_json, tune
-
-    try:
-        found: dict[str, Any] = json.loads(launch_to_json(tune(device, seconds).launch))
-    except CodecError:
-        return None
-    return found
+    return {"device": str(device), "times": json.loads(times.to_json()), "relative_error": error}
 
 
 class CompressionClient:

@@ -355,8 +355,8 @@ class Worker:
         self._server.commit()
 
     def _keep_codecs(self, measured: dict[str, Any]) -> None:
-        fields = [measured[name] for name in ("device", "times", "launch", "relative_error")]
-        self._server.call("tensile._job_codec_times(text,jsonb,jsonb,float8)", *fields)
+        fields = [measured[name] for name in ("device", "times", "relative_error")]
+        self._server.call("tensile._job_codec_times(text,jsonb,float8)", *fields)
 
     def _follow_plan(self, progress: dict[str, Any]) -> None:
         """What the executor says about its plan: that an iteration was made under it, or that it cannot be used."""

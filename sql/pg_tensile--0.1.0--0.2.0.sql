@@ -765,3 +765,7 @@ DROP FUNCTION tensile._orphans();
 DROP FUNCTION tensile._end_job(bigint, text, text, text, text, text, text, text[]);
 DROP FUNCTION tensile._job_end(text, text, text, text, text, text, text[]);
 COMMENT ON COLUMN tensile.jobs.reason IS 'why the job waits or was interrupted, or by what it was cancelled';
+-- claims
+-- launches of kernels that nothing read
+ALTER TABLE tensile.codec_times DROP COLUMN launch;
+DROP FUNCTION tensile._job_codec_times(text, jsonb, jsonb, float8);

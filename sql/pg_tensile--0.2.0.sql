@@ -642,7 +642,6 @@ COMMENT ON COLUMN tensile.latency_models.job IS 'calibration job that measured t
 CREATE TABLE tensile.codec_times (
     device         text PRIMARY KEY,
     times          jsonb NOT NULL,
-    launch         jsonb,
     relative_error float8,
     measured_at    timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
 );
@@ -650,8 +649,6 @@ COMMENT ON TABLE tensile.codec_times IS
     'how long compressing and decompressing takes on this machine''s devices, by codec, size and sparsity';
 COMMENT ON COLUMN tensile.codec_times.times IS
     'coefficients of linear models, one for each codec and range of sparsity; waking_us, which every coded transfer takes more';
-COMMENT ON COLUMN tensile.codec_times.launch IS
-    'launch parameters of the kernels, where there are any: grid and block of each codec';
 COMMENT ON COLUMN tensile.codec_times.relative_error IS
     'relative error of the models: sum of absolute errors, divided by that of the mean of all times';
 
@@ -2090,13 +2087,13 @@ AS $$
 $$;
 
 -- What an executor has measured of its device's codecs; what is known already gives way to a calibration only.
-CREATE FUNCTION tensile._job_codec_times(device text, times jsonb, launch jsonb, relative_error float8) RETURNS void
+CREATE FUNCTION tensile._job_codec_times(device text, times jsonb, relative_error float8) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT tensile._my_job();
-    INSERT INTO tensile.codec_times (device, times, launch, relative_error) VALUES ($1, $2, nullif($3, 'null'), $4)
+    INSERT INTO tensile.codec_times (device, times, relative_error) VALUES ($1, $2, $3)
         ON CONFLICT ON CONSTRAINT codec_times_pkey
-        DO UPDATE SET times = EXCLUDED.times, launch = EXCLUDED.launch, relative_error = EXCLUDED.relative_error,
+        DO UPDATE SET times = EXCLUDED.times, relative_error = EXCLUDED.relative_error,
             measured_at = clock_timestamp()
         WHERE (SELECT j.kind FROM tensile.jobs j WHERE j.id = tensile._my_job()) = 'calibrate'
 $$;
@@ -2130,7 +2127,7 @@ CREATE FUNCTION tensile._job_codecs() RETURNS jsonb
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT tensile._my_job();
-    SELECT coalesce(jsonb_object_agg(c.device, jsonb_build_object('times', c.times, 'launch', c.launch)), '{}')
+    SELECT coalesce(jsonb_object_agg(c.device, jsonb_build_object('times', c.times)), '{}')
     FROM tensile.codec_times c;
 $$;
 CREATE FUNCTION tensile._job_latency_models() RETURNS TABLE (device text, models bytea)
@@ -2881,7 +2878,7 @@ GRANT EXECUTE ON FUNCTION
     tensile._job_trace(jsonb, bytea[], jsonb), tensile._job_admitted(), tensile._job_refusal(),
     tensile._job_latency(jsonb, real[], real[], real[]), tensile._job_log(text, text, bigint),
     tensile._job_sparsity(int, int[], real[], real[], real[], bigint[]), tensile._job_codecs(),
-    tensile._job_codec_times(text, jsonb, jsonb, float8),
+    tensile._job_codec_times(text, jsonb, float8),
     tensile._job_profiles(), tensile._job_latency_models(),
     tensile._calibrate_done(text, jsonb, bytea, int, int, float8),
     tensile._job_begin(int), tensile._job_status(), tensile._job_rows(bigint), tensile._job_checkpoint(int, int, bytea),

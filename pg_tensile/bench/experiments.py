@@ -189,7 +189,7 @@ def distances(size: Size) -> list[Case]:
     ]
 
 
-MEMORY = ("msr", "eor", "cbr", "least_eor", "stall_ms", "recomputes")
+MEMORY = ("msr", "eor", "cbr", "stall_ms", "recomputes")
 TOGETHER = ("msr", "eor", "cbr", "stall_ms")
 EXPERIMENTS = {
     "table1": Experiment("Each phase's performance", phases, MEMORY),

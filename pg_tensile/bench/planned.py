@@ -156,8 +156,8 @@ def codecs_of(plan: Plan) -> dict[str, int]:
 
 
 def distance(row: Row, workload: Workload, policy: PlannedPolicy, profile: DeviceProfile) -> Row:
-    """`row` with the bound for its device peak (and the plan's order of operators), and with the plan's memory over
-    time if that was asked for: both with the latencies known before the rounds."""
+    """`row` with the simulated bound for its device peak (and the plan's order of operators), and with the plan's
+    memory over time if that was asked for: both with the latencies known before the rounds."""
     assert row.device_peak_bytes is not None
     trace = policy.captured.trace
     with contextlib.suppress(BudgetError):  # a peer's own graph may need less than the captured one

@@ -35,9 +35,10 @@ class Row:
     `budget` is what was asked for, `latencies` what the plan was made with, `latency_error` their median relative
     error against what was measured before the rounds. `bytes_out` and `bytes_in` are moved over the link, the raw ones
     are the tensors'; `transfer_ms` is the sum of all transfers' times, `codecs` how many swap-outs each codec has.
-    `gradient_difference` is a peer's, of its first step (peers.gradient_difference). `least_eor`: no plan for this
-    graph with this `device_peak_bytes` has a lower one (optimum.bounds.least_us). `timeline`: memory over time
-    (timeline.timeline), where it was asked for."""
+    `gradient_difference` is a peer's, of its first step (peers.gradient_difference). `least_eor`:
+    optimum.bounds.least_us for this graph and `device_peak_bytes` over vanilla's latencies, both as they were known
+    before the rounds; what is measured may lie below. `timeline`: memory over time (timeline.timeline), where it was
+    asked for."""
 
     model: str
     policy: str
@@ -180,24 +181,20 @@ def versions() -> dict[str, str | None]:
 
 
 def revision() -> str | None:
-    """The clone's commit, with + where files differ from it; None outside a clone."""
+    """The clone's commit, with + where code differs from it; None outside a clone. Results and pages are no code: a
+    benchmark writes them while it runs."""
+    git = ["git", "-C", str(ROOT), "-c", f"safe.directory={ROOT}"]
+    commands = (
+        ["rev-parse", "--short=12", "HEAD"],
+        ["status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results", ":!docs"],
+    )
     try:
-        command = [
-            "git",
-            "-C",
-            str(ROOT),
-            "-c",
-            f"safe.directory={ROOT}",
-            "describe",
-            "--always",
-            "--dirty=+",
-            "--abbrev=12",
-            "--exclude=*",
-        ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        done = [subprocess.run([*git, *each], capture_output=True, text=True, timeout=10) for each in commands]
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() or None
+    if any(each.returncode for each in done):
+        return None
+    return done[0].stdout.strip() + ("+" if done[1].stdout.strip() else "")
 
 
 def machine(device: torch.device | None = None) -> dict[str, Any]:

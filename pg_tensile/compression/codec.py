@@ -59,10 +59,8 @@ def named_codec(name: str) -> Codec:
 
 
 class Launch(NamedTuple):
-    """How a device codes (cswap.txt, IV-D): chunks of `chunk_bytes`; on a GPU kernels of `grid` programs, each with
-    `block` threads."""
+    """How a GPU's kernels are launched: `grid` programs, each with `block` threads."""
 
-    chunk_bytes: int = CHUNK_BYTES
     grid: int = 512
     block: int = 128
 

@@ -51,12 +51,6 @@ tensile_explaining(void)
 	return current != NULL && !current->feeding;
 }
 
-bool
-tensile_explanation_runs(void)
-{
-	return current != NULL;
-}
-
 static void
 require_explaining(const char *function)
 {

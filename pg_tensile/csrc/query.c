@@ -44,11 +44,11 @@ point_into_query(void *arg)
 
 /* Where, from 1, a statement begins that stands behind another one. Before 18 its location is that of white space before it. */
 static int
-start_position(const char *text, const RawStmt *statement)
+start_position(const char *sql, const RawStmt *statement)
 {
 	int			location = statement->stmt_location;
 
-	return location + strspn(text + location, " \t\n\r\f\v") + 1;
+	return location + strspn(sql + location, " \t\n\r\f\v") + 1;
 }
 
 static RawStmt *
@@ -67,7 +67,7 @@ parse_one_select(const char *sql, const char *what)
 				(errcode(ERRCODE_SYNTAX_ERROR),
 				 errmsg("the %s has more than one statement", what),
 				 errhint("Give one SELECT, without anything behind it."),
-				 errposition(start_position(text, lsecond_node(RawStmt, statements)))));
+				 errposition(start_position(sql, lsecond_node(RawStmt, statements)))));
 	statement = linitial_node(RawStmt, statements);
 	if (!IsA(statement->stmt, SelectStmt))
 		ereport(ERROR,

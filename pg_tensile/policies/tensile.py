@@ -41,22 +41,16 @@ def plan(
     traces: Mapping[int, Trace],
     profile: DeviceProfile,
     budget_bytes: int | None,
-    swap_share: Mapping[int, float] | None = None,
     lanes: int = 2,
 ) -> dict[int, Plan]:
     """Plans for jobs that run at once, each with an equal part of the link.
 
     `budget_bytes`: of device memory for all jobs, workspaces included; only where swaps do not reach it is anything
-    recomputed, and if it cannot be met the plans come as near as they can. None: as little as swaps reach.
-    `swap_share`: for each job the most bytes of swapped tensors over bytes of tensors that could be swapped (not given:
-    1.0); a job that swaps less waits less for others, so this is a priority. `lanes`: 2, or 1 where a transfer out and
-    one in must not overlap either, as in the paper.
+    recomputed, and if it cannot be met the plans come as near as they can. None: as little as swaps reach. `lanes`: 2,
+    or 1 where a transfer out and one in must not overlap either, as in the paper.
     """
-    shares = swap_share or {}
     link = Link.share(profile, max(len(traces), 1), lanes)
-    jobs = {
-        number: Job(roofline.timed(trace, profile), link, shares.get(number, 1.0)) for number, trace in traces.items()
-    }
+    jobs = {number: Job(roofline.timed(trace, profile), link) for number, trace in traces.items()}
     _rounds(list(jobs.values()), budget_bytes)
     return {number: job.plan() for number, job in jobs.items()}
 
@@ -107,7 +101,7 @@ class Candidate(NamedTuple):
 class Job:
     """What is planned for one job so far, its memory, and what could be done next."""
 
-    def __init__(self, trace: Trace, link: Link, swap_share: float) -> None:
+    def __init__(self, trace: Trace, link: Link) -> None:
         self.columns = columns = Columns(trace)
         self._peaks = Peaks(np.array(columns.memory) + trace.workspace_bytes)
         self._above = list(columns.workspace)  # [n]: bytes that an operator's peak has above its sample
@@ -118,9 +112,8 @@ class Job:
         self._remakes_offered = False
         self._swapped: set[int] = set()  # tensors
         self._remade: set[int] = set()  # tensors
-        swappable = [tensor for tensor in range(len(columns.bytes)) if self._offer_swaps(self._gaps.of(tensor))]
-        self.swappable_bytes = sum(columns.bytes[tensor] for tensor in swappable)
-        self._swap_bytes_left = swap_share * self.swappable_bytes
+        for tensor in range(len(columns.bytes)):
+            self._offer_swaps(self._gaps.of(tensor))
 
     @property
     def peak_bytes(self) -> int:
@@ -142,7 +135,7 @@ class Job:
     def swap(self, candidate: Candidate) -> bool:
         """Swaps the tensor over the peak, then over the rest of its accesses; False: there is no room on the link."""
         gap = candidate.gap
-        swap = None if self._over_share(gap.tensor) else self._swapping.look(gap)
+        swap = self._swapping.look(gap)
         self._swaps.remove(gap)
         if swap is None:
             return False
@@ -160,26 +153,17 @@ class Job:
         return True
 
     def _take(self, swap: Swap) -> None:
-        tensor = swap.gap.tensor
-        size = self.columns.bytes[tensor]
-        if tensor not in self._swapped:
-            self._swapped.add(tensor)
-            self._swap_bytes_left -= size
+        self._swapped.add(swap.gap.tensor)
+        size = self.columns.bytes[swap.gap.tensor]
         for first, last in self._swapping.book(swap):
             self._peaks.add(first, last, -size)
 
-    def _over_share(self, tensor: int) -> bool:
-        return tensor not in self._swapped and self.columns.bytes[tensor] > self._swap_bytes_left
-
-    def _offer_swaps(self, gaps: Iterable[Gap]) -> bool:
-        """Whether any of the gaps is long enough for both transfers."""
-        offered = False
+    def _offer_swaps(self, gaps: Iterable[Gap]) -> None:
+        """The gaps that are long enough for both transfers."""
         for gap in gaps:
             size = self.columns.bytes[gap.tensor]
             if size and (away := self._swapping.widest(gap)):
                 self._swaps.insert((-size, -self._swapping.duration_us(gap)), gap, away)
-                offered = True
-        return offered
 
     # ---- recomputations ----
 

@@ -8,9 +8,8 @@ import torch
 
 from pg_tensile.compression import formats
 from pg_tensile.compression.calibrate import calibrate
-from pg_tensile.compression.codec import CHUNK_BYTES, CHUNK_MULTIPLE, ROW_WORDS, Codec, Launch
+from pg_tensile.compression.codec import CHUNK_BYTES, ROW_WORDS, Codec, Launch
 from pg_tensile.compression.coder import coder_of
-from pg_tensile.compression.tune import tune
 from tests.unit.test_codecs import sparse_words
 
 CUDA = torch.device("cuda", 0)
@@ -74,11 +73,3 @@ def test_times_are_modelled():
     times, error = calibrate(CUDA, 0.0, sizes=(1 << 20, 1 << 24), word_bytes=(4,))
     assert set(COUNTED) <= set(times.codecs)
     assert error < 1
-
-
-def test_launches_are_tuned():
-    tuned = tune(CUDA, seconds=20, first=4, further=4)
-    assert tuned.launch.grid <= 4096
-    assert tuned.launch.block in (64, 128)
-    assert tuned.launch.chunk_bytes % CHUNK_MULTIPLE == 0
-    assert 0 < tuned.coding_us <= tuned.default_us

@@ -60,7 +60,7 @@ WORKERS_ONLY = {
     "_job_refusal": "",
     "_job_latency": "'{}', '{}', '{}', '{}'",
     "_job_sparsity": "1, '{}', '{}', '{}', '{}', '{}'",
-    "_job_codec_times": "'cpu', '{}', NULL, 0",
+    "_job_codec_times": "'cpu', '{}', 0",
     "_job_codecs": "",
     "_job_log": "'x', 'x', 1",
     "_job_profiles": "",

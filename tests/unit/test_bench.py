@@ -570,18 +570,20 @@ def test_bench_tensile_sees_what_does_not_hold():
     def broken(**values: Any) -> int:
         return [check.holds for check in bench_tensile.row_checks("VGG-16", tensile_row() | values)].count(False)
 
-    assert [check.holds for check in bench_tensile.row_checks("VGG-16", tensile_row())] == [True] * 4
+    assert [check.holds for check in bench_tensile.row_checks("VGG-16", tensile_row())] == [True] * 5
     for change in (
-        {"step_ms_median": 1151.0},
+        {"simulated_ms": 1300.0},
+        {"simulated_ms": 1100.0},
+        {"step_ms_median": 1151.0, "simulated_ms": 1151.0},
         {"device_peak_bytes": 731},
         {"peak_bytes": 731},
         {"error": "none found"},
     ):
         assert broken(**change) == 1
-    other = {"policy": "tensile", "label": "tensile"}
-    assert broken(**other, step_ms_median=9000.0) == broken(**other, error="none found") == 0
+    other, slow = {"policy": "tensile", "label": "tensile"}, {"step_ms_median": 9000.0, "simulated_ms": 9000.0}
+    assert broken(**other, **slow) == broken(**other, error="none found") == 0
     assert broken(**other, device_peak_bytes=731) == broken(**other, bit_identical=False) == 1
-    assert broken(budget="50%", peak_bytes=500, step_ms_median=9000.0) == 0  # its EOR is only reported
+    assert broken(budget="50%", peak_bytes=500, **slow) == 0  # its EOR is only reported
 
 
 def test_bench_cold_sees_what_does_not_hold():

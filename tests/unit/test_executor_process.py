@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pg_tensile.latency import model_bytes
-from pg_tensile.latency.mlp import LatencyModels
+from pg_tensile.latency import model_bytes, roofline
+from pg_tensile.latency.features import Sample
+from pg_tensile.latency.load import LoadMeter
+from pg_tensile.latency.mlp import LatencyModels, train
 from pg_tensile.policies.joint import JobPlanner
 from pg_tensile.profile import RTX_A6000, DeviceProfile
 from pg_tensile.trace import Trace
@@ -200,6 +202,24 @@ def test_latencies_are_the_calibrated_models(start: Callable[..., Child]) -> Non
     with_models = traces_of(start(models=model_bytes.encode(models)).until(FrameType.TRACE))[0]
     without = traces_of(start().until(FrameType.TRACE))[0]
     np.testing.assert_array_equal(with_models.latency_us, models.predict(without, PROFILE))
+
+
+def test_latencies_are_those_under_the_load_at_admission(
+    start: Callable[..., Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models that have seen each operator take three times as long on a busy device: the plan is made for that."""
+    without = traces_of(start().until(FrameType.TRACE))[0]
+    usual = list(zip(without.operators, roofline.estimate(without, PROFILE), strict=True))[1:-1]
+    samples = [
+        Sample(each.target, each.signature, each.flops, each.bytes, load, us * (1 + 2 * load))
+        for load in (0.0, 0.5, 1.0)
+        for each, us in usual
+    ]
+    models = train(samples, PROFILE)
+    monkeypatch.setattr(LoadMeter, "read", lambda meter: 0.8)
+    found = traces_of(start(models=model_bytes.encode(models)).until(FrameType.TRACE))[0]
+    np.testing.assert_allclose(found.latency_us, models.predict(without, PROFILE, 0.8), rtol=1e-6)
+    assert found.latency_us.sum() > 1.3 * models.predict(without, PROFILE, 0.0).sum()
 
 
 def test_a_grant_too_small_for_the_workspaces_is_asked_for_again(start: Callable[..., Child]) -> None:

@@ -19,7 +19,7 @@ PLANNING = [
     *("policies", "swapadvisor", "latency", "batchsize", "reuse", "explanation", "compression"),
 ]
 EXECUTING = {"alone.py", "calibrate.py", "workspaces.py", "probing.py"}  # of latency/ and batchsize/: to measure
-EXECUTING |= {"formats.py", "coder.py", "cuda_kernels.py", "tune.py"}  # of compression/: codecs
+EXECUTING |= {"formats.py", "coder.py", "cuda_kernels.py"}  # of compression/: codecs
 
 
 def make(*arguments: str, **options) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -18,8 +19,8 @@ from pg_tensile.policies.lru import least_bytes
 from pg_tensile.profile import RTX_A6000
 from pg_tensile.reuse import host_bytes
 from pg_tensile.simulator import SimulatedJob, simulate
-from pg_tensile.swapadvisor.individuals import Breeder, Individual
-from pg_tensile.swapadvisor.search import Found, search
+from pg_tensile.swapadvisor.individuals import Breeder, Individual, Scored
+from pg_tensile.swapadvisor.search import Found, _survivors, search
 from tests.unit.executing import FAST, captured_net, eager, run, same, starting
 from tests.unit.graphs import traces
 from tests.unit.handmade import network
@@ -85,6 +86,30 @@ def test_the_same_seed_finds_the_same_plan_in_any_number_of_processes():
     assert once[1:5] == again[1:5] == spread[1:5]
     plans = {found_in(trace, budget, 3, seed=seed).plan for seed in range(4)}
     assert len(plans) > 1
+
+
+# ---- who survives ----
+
+
+def scored(times: Sequence[float]) -> list[Scored]:
+    """Individuals with genes of their own, each of which takes so many µs."""
+    order = np.arange(2, dtype=np.int32)
+    return [Scored(Individual(order, distance=1.0 + place), us) for place, us in enumerate(times)]
+
+
+def test_the_best_one_survives_whatever_is_drawn():
+    """Forty of nearly equal times, of which four survive: by chance alone the best would in one generation of ten."""
+    alive = scored([1000 + place / 1000 for place in range(40)])
+    for seed in range(50):
+        found = _survivors(alive, 4, np.random.default_rng(seed))
+        assert len(found) == 4 and found[0] is alive[0]
+
+
+def test_who_survives_is_drawn_by_how_fast_it_is():
+    """Equation (1): of two for one place, one a twentieth of the best one's time slower, e times less likely."""
+    best, fast, slow = scored([1000, 1010, 1060])
+    drawn = [_survivors([slow, best, fast], 2, np.random.default_rng(seed))[1] for seed in range(2000)]
+    assert drawn.count(fast) / drawn.count(slow) == pytest.approx(np.e, rel=0.15)
 
 
 # ---- what it starts from ----

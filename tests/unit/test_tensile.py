@@ -22,7 +22,7 @@ from pg_tensile.policies.timetable import Timetable
 from pg_tensile.profile import RTX_A6000, DeviceProfile
 from pg_tensile.simulator import SimulatedJob, Timeline, simulate
 from pg_tensile.trace import Mode, Trace
-from tests.unit.graphs import random_trace, traces
+from tests.unit.graphs import random_trace
 from tests.unit.handmade import network, trace_of
 
 READ, STATS, WRITE, CREATE = Mode.READ, Mode.STATS, Mode.WRITE, Mode.CREATE
@@ -252,24 +252,6 @@ def test_the_budget_is_for_all_jobs_together():
     assert plans[2] == NO_EVENTS
 
 
-@given(trace=traces(most_operators=30, most_tensors=30), share=st.floats(0, 1))
-@settings(max_examples=50, deadline=None)
-def test_swap_share_limits_the_swapped_bytes(trace, share):
-    def swapped_bytes(plan: Plan) -> int:
-        return int(trace.tensor_bytes[np.unique(plan.rows["tensor"])].sum())
-
-    limited = planned(trace, profile=FAST, swap_share={7: share})
-    swappable = tensile.Job(trace_with_latencies(trace), tensile.Link.share(FAST, 1, 2), 1.0).swappable_bytes
-    assert swapped_bytes(limited) <= share * swappable
-    assert planned(trace, profile=FAST, swap_share={8: 0.0}) == planned(trace, profile=FAST)
-
-
-def test_a_smaller_swap_share_is_a_priority():
-    traces_ = {1: valley(idle_us=200), 2: valley(idle_us=200)}
-    plans = tensile.plan(traces_, SLOW, None, swap_share={1: 0.0})
-    assert plans[1] == NO_EVENTS and len(plans[2]) == 2
-
-
 # ---- recomputation ----
 
 
@@ -409,7 +391,7 @@ def test_plans_are_the_same_every_time(problem, jobs):
 @settings(max_examples=50, deadline=None)
 def test_no_round_raises_the_peak_and_every_plan_keeps_to_the_peak_counted(problem):
     trace, profile, budget_bytes, lanes = problem
-    job = tensile.Job(roofline.timed(trace, profile), tensile.Link.share(profile, 1, lanes), 1.0)
+    job = tensile.Job(roofline.timed(trace, profile), tensile.Link.share(profile, 1, lanes))
     peaks = [job.peak_bytes]
     for _ in rounds(job, budget_bytes is not None):
         peaks.append(job.peak_bytes)

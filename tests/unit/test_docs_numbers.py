@@ -1,0 +1,236 @@
+"""Numbers in documents: measured ones come from a committed file of results, declared ones from the sources.
+
+The parts of docs/benchmarks.md between marks are what their benchmark makes of its file. Elsewhere a measured number
+has a reference behind it, a comment with the file and the path in it (`12.3 ms<!-- name: key/rows[column=value] -->`).
+A number with a unit and no reference is one that the paper or a goal states, in a sentence that says so, or a constant:
+of a code block of the same page, or of the sources. Where results are told, in docs/benchmarks.md and in sections
+called "Measured", no constant goes without a reference either, because there it would read as a measurement.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import operator
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from benchmarks import bench_cold, bench_core, bench_db, bench_methods, bench_systems, bench_tensile
+from benchmarks.scenarios import DOCUMENT, RESULTS, marks, page_part
+from tests.documents import DOCUMENTS, REPOSITORY
+
+FILES = sorted(RESULTS.glob("*.json"))
+MODULES = {
+    module.BENCHMARK.name: module for module in (bench_cold, bench_core, bench_methods, bench_systems, bench_tensile)
+}
+NUMBER = r"\d[\d,]*(?:\.\d+)?"
+UNITS = {
+    "%": 0.01,
+    "×": 1,
+    "times": 1,
+    "ns": 1e-9,
+    "µs": 1e-6,
+    "us": 1e-6,
+    "ms": 1e-3,
+    "s": 1,
+    "seconds": 1,
+    "min": 60,
+    "minutes": 60,
+    "hours": 3600,
+    "rows/s": 1,
+    "GB/s": 1e9,
+    "MB/s": 1e6,
+    **{f"{prefix}B": 1000 ** (power + 1) for power, prefix in enumerate("kMGT")},
+    **{f"{prefix}iB": 1024 ** (power + 1) for power, prefix in enumerate("KMGT")},
+}
+UNIT = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
+REFERENCE = re.compile(rf"({NUMBER})\s?({UNIT})?<!-- ([\w-]+): ([^>]*?) -->")
+WITH_UNIT = re.compile(rf"(?<![\w.,/×-])({NUMBER})\s?({UNIT})(?![\w/]| ?\d)")
+STATED = re.compile(r"\bpaper|\basked\b|\bgoal")
+
+
+# ---- generated parts ------------------------------------------------------------------------------------------------
+
+
+def part_of_page(name: str, kind: str) -> str:
+    begin, end = marks(name, kind)
+    return DOCUMENT.read_text().partition(begin)[2].partition(end)[0].strip()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_tables_are_what_the_results_say(path: Path, tmp_path: Path) -> None:
+    name, _, kind = path.stem.partition("-")
+    if name == "db":
+        made = bench_db.page_part(json.loads(path.read_text()))
+    else:
+        made = page_part(MODULES[name].BENCHMARK, path, tmp_path / kind)
+    assert part_of_page(name, kind) == made.strip()
+
+
+def test_parts_without_results_have_no_numbers() -> None:
+    there = {path.stem for path in FILES}
+    parts = re.findall(r"<!-- (\w+)-(\w+): begin", DOCUMENT.read_text())
+    assert there <= {f"{name}-{kind}" for name, kind in parts}
+    for name, kind in parts:
+        if f"{name}-{kind}" not in there:
+            assert not re.search(r"\d", part_of_page(name, kind)), f"{name}-{kind}"
+
+
+def revisions(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            if key == "revision" and isinstance(each, str):
+                yield each.rstrip("+")
+            else:
+                yield from revisions(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from revisions(each)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_results_are_of_revisions_in_the_history(path: Path) -> None:
+    git = ["git", "-C", str(REPOSITORY), "-c", f"safe.directory={REPOSITORY}"]
+    shallow = subprocess.run([*git, "rev-parse", "--is-shallow-repository"], capture_output=True, text=True)
+    if shallow.returncode or shallow.stdout.strip() != "false":
+        pytest.skip("the history is not here")
+    found = set(revisions(json.loads(path.read_text())))
+    assert found
+    for revision in found:
+        done = subprocess.run([*git, "merge-base", "--is-ancestor", revision, "HEAD"], capture_output=True, text=True)
+        assert done.returncode == 0, f"{path.name}: {revision} {done.stderr}"
+
+
+# ---- references -----------------------------------------------------------------------------------------------------
+
+
+def looked_up(name: str, path: str) -> float:
+    """The number at a path of a file of results; `[column=value,…]` chooses the one row that has these values."""
+    value: Any = json.loads((RESULTS / f"{name}.json").read_text())
+    for step in path.split("/"):
+        key, _, conditions = step.partition("[")
+        value = value[key]
+        if conditions:
+            wanted = dict(each.split("=", 1) for each in conditions.rstrip("]").split(","))
+            (value,) = (row for row in value if all(as_text(row[column]) == text for column, text in wanted.items()))
+    assert isinstance(value, int | float) and not isinstance(value, bool), path
+    return float(value)
+
+
+def as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def says(number: str, unit: str, value: float) -> bool:
+    """Whether the number is the value, to the digits that it has. Percent are of 1; all else has the file's unit."""
+    digits = len(number.partition(".")[2])
+    return f"{100 * value if unit == '%' else value:,.{digits}f}" == number
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_referenced_numbers_are_in_the_results(document: Path) -> None:
+    text = document.read_text()
+    references = REFERENCE.findall(text)
+    asked = re.findall(r"<!-- [\w-]+-(?:host|cuda): (?!begin,|end )", text)
+    assert len(references) == len(asked), "a reference that is not behind a number"
+    for number, unit, name, path in references:
+        assert says(number, unit, looked_up(name, path)), f"{number} {unit}: {name} has {looked_up(name, path)}"
+
+
+def test_references_are_held_against_the_file() -> None:
+    assert says("19.1", "%", 0.190712) and not says("19.2", "%", 0.190712)
+    assert says("1,214", "ms", 1213.6) and not says("1,214", "ms", 1214.6)
+    assert looked_up("db-host", "bench_predict/p50_us") == 234
+    assert looked_up("db-host", "jobs[jobs=1]/times_as_many") == 0.76
+    with pytest.raises(ValueError, match="not enough"):
+        looked_up("db-host", "jobs[jobs=9]/times_as_many")
+
+
+# ---- all other numbers ----------------------------------------------------------------------------------------------
+
+
+class Claim(NamedTuple):
+    """A number with a unit and no reference, and the sentence that it stands in."""
+
+    number: str
+    unit: str
+    sentence: str
+    strict: bool  # in a place where results are told
+
+
+def claims(page: Path) -> Iterator[Claim]:
+    text = re.sub(r"<!-- [\w-]+: begin, written.*?<!-- [\w-]+: end -->", "", page.read_text(), flags=re.DOTALL)
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"<!--.*?-->", "", REFERENCE.sub("", text), flags=re.DOTALL)
+    text = re.sub(r"`[^`\n]*`", "", text)
+    for section in re.split(r"^(?=#+ )", text, flags=re.MULTILINE):
+        strict = page == DOCUMENT or bool(re.match(r"#+ Measured\b", section))
+        for sentence in re.split(r"(?<=[.;:!?])\s|\n(?=[-|#])|\n\n", section):
+            for number, unit in WITH_UNIT.findall(sentence):
+                yield Claim(number, unit, sentence.strip(), strict)
+
+
+OPERATORS: dict[type, Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.LShift: lambda left, right: int(left) << int(right),
+}
+
+
+def folded(node: ast.AST) -> float | None:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
+        return float(node.value)
+    if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
+        left, right = folded(node.left), folded(node.right)
+        if left is not None and right is not None and abs(right) < 1e6:
+            return float(OPERATORS[type(node.op)](left, right))
+    return None
+
+
+@cache
+def constants() -> set[float]:
+    """Numbers in the sources: products and shifts of them in Python, what is written in C and SQL."""
+    found: set[float] = set()
+    for folder in ("pg_tensile", "pyworker", "scripts"):
+        for path in REPOSITORY.glob(f"{folder}/**/*.py"):
+            found |= {value for node in ast.walk(ast.parse(path.read_text())) if (value := folded(node)) is not None}
+    for path in (*REPOSITORY.glob("pg_tensile/csrc/*.[ch]"), *REPOSITORY.glob("sql/*--0.2.0.sql")):
+        found |= {float(each) for each in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.])", path.read_text())}
+    return found
+
+
+def declared(claim: Claim, page: Path) -> bool:
+    """Whether sources have it, as it is written or in the base unit, or a code block of the page does."""
+    value = float(claim.number.replace(",", ""))
+    in_base = value * UNITS[claim.unit]
+    if value in constants() or any(abs(in_base - each) <= 1e-9 * abs(in_base) for each in constants()):
+        return True
+    blocks = " ".join(re.findall(r"^```.*?^```|`[^`\n]*`", page.read_text(), flags=re.DOTALL | re.MULTILINE))
+    return re.search(rf"(?<![\d.]){re.escape(claim.number)}(?![\d.])", blocks) is not None
+
+
+# docs/sql.md repeats the comments of the SQL surface and the ranges of settings, which other tests compare
+@pytest.mark.parametrize("document", [each for each in DOCUMENTS if each.name != "sql.md"], ids=lambda path: path.name)
+def test_no_number_is_without_a_source(document: Path) -> None:
+    for claim in claims(document):
+        allowed = STATED.search(claim.sentence) or (not claim.strict and declared(claim, document))
+        assert allowed, f"{claim.number} {claim.unit} has no source: {claim.sentence}"
+
+
+def test_measurements_without_a_source_are_seen(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Page\n\nIt waits for 30 s, and takes 47.31 ms.\n\n"
+        "| a | 12.3 %<!-- db-host: jobs[jobs=1]/x --> |\n\n## Measured\n\nAt most 2 % more: the paper has 5 %.\n"
+    )
+    found = {f"{each.number} {each.unit}": each for each in claims(page)}
+    assert set(found) == {"30 s", "47.31 ms", "2 %", "5 %"}
+    assert declared(found["30 s"], page) and not declared(found["47.31 ms"], page)
+    assert found["2 %"].strict and not found["30 s"].strict
