@@ -1,4 +1,5 @@
-"""Supervisors and their children, without a server: how a child's end is waited for, and what its output may take."""
+"""Supervisors and their children, without a server: how a child's end is waited for, what its output may take, and what
+becomes of its errors."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from pyworker import child, supervisor
-from pyworker.supervisor import Child, ChildDied, Request, Server, Wait
+from pyworker.supervisor import Child, ChildDied, Request, Server, Wait, failure_of_frame
 
 NOTHING = Wait(0)
 
@@ -174,3 +175,12 @@ def test_a_supervisor_is_resumed_where_it_waits_until_it_ends(monkeypatch: pytes
     assert supervisor.step(plpy, "play", 16) == supervisor.DONE
     assert supervisor.step(plpy, "play", 8) == supervisor.DONE
     assert seen == [Wait.TIMEOUT, Wait.STOP, True]
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"),
+    [("22023", "22023"), *((bad, "XX000") for bad in ("00000", "01000", "ab!{}", "42", "22023\n", "", 5, None))],
+)
+def test_an_sqlstate_that_cannot_be_raised_becomes_an_internal_error(sent: object, kept: str) -> None:
+    failure = failure_of_frame({"sqlstate": sent, "message": "no", "hint": "perhaps"})
+    assert (failure.sqlstate, failure.message, failure.hint) == (kept, "no", "perhaps")
