@@ -1,0 +1,123 @@
+"""What the benchmarks of three more systems and of the server hold against their rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import bench_db, bench_methods, systems_inference, systems_swapadvisor
+from pg_tensile.bench import report
+from pg_tensile.latency import roofline
+from pg_tensile.profile import RTX_A6000
+from pg_tensile.runtime.host import HostDevice
+from pg_tensile.serving import Served
+from tests.unit.executing import FAST
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)).eval()
+
+
+def test_the_balanced_link_is_the_references_and_not_the_hosts() -> None:
+    host, example = replace(FAST, flops_per_s=1e11, bytes_per_s=2e10), torch.randn(4, 64)
+    measured, balanced = systems_inference.links(host, model(), example, step_us=5_000.0)
+    with closing(HostDevice(host)) as device, closing(Served(model(), [example], device)) as served:
+        reference_us = roofline.total_us(served.trace(), RTX_A6000)
+        assert reference_us != pytest.approx(roofline.total_us(served.trace(), host))
+    assert measured == ("measured", host, None)
+    assert balanced[0] == "balanced" and balanced[2] == pytest.approx(reference_us)
+    assert balanced[1].in_bytes_per_s * 5_000.0 == pytest.approx(RTX_A6000.in_bytes_per_s * reference_us)
+
+
+def inference_row(**values: Any) -> dict[str, Any]:
+    """Within an eighth of the parameters: 200 MB come in at 0.2 GB/s, and the model takes 0.1 s in one piece."""
+    row = {
+        "where": "library", "link": "balanced", "share": 0.12, "identical": True, "peak_bytes": 90, "budget_bytes": 100,
+        "latency_ms": 1050.0, "whole_ms": 100.0, "link_ms": 1000.0, "reference_us": 800.0, "step_us": 100_000.0,
+        "link_bytes_per_s": 200_000_000,
+    }  # fmt: skip
+    return row | values
+
+
+@pytest.mark.parametrize(
+    ("values", "broken"),
+    [
+        ({}, 0),
+        ({"latency_ms": 1200.0}, 1),  # slower than the link explains
+        ({"latency_ms": 110.0}, 1),  # as if there were no link
+        ({"latency_ms": 110.0, "link_ms": 12.0, "link_bytes_per_s": 16_900_000_000}, 1),  # the host's own roofline
+        ({"identical": False}, 1),
+        ({"peak_bytes": 101}, 1),
+    ],
+)
+def test_speed_of_inference_is_checked(values: dict[str, Any], broken: int) -> None:
+    found = systems_inference.checks([inference_row(**values)])
+    assert len(found) == 4 and [check.holds for check in found].count(False) == broken
+
+
+def test_simulated_times_of_ranked_plans_are_checked_one_by_one() -> None:
+    times = {"simulated_ms": [1000.0, 961.0, 959.0, 1121.0], "measured_ms": [1000.0] * 4}
+    row = {"case": "a", "policy": "ranking", "plans": 4, "in_rank": 4, "error": None, **times}
+    found = [check for check in systems_swapadvisor.checks([row]) if "simulated time" in check.what]
+    assert [check.holds for check in found] == [True, True, False, False]
+
+
+def test_simulated_times_of_methods_are_checked_once_a_measurement() -> None:
+    row = {
+        "experiment": "savings", "case": "VGG-16", "policy": "none", "label": "none", "budget": None, "error": None,
+        "step_ms_median": 1000.0, "simulated_ms": 1472.0, "latencies": "measured", "early_update": False,
+    }  # fmt: skip
+    peer = row | {"policy": "peer:checkpoint", "label": "peer:checkpoint"}
+    small = row | {"experiment": "optimum", "case": "MLP"}
+    found = bench_methods.measurements([row, row | {"experiment": "table3"}, peer, small])
+    assert list(found.values()) == [row | {"experiment": "table3"}]
+    (check,) = bench_methods.fidelity_checks("fidelity", "VGG-16", 1472.0, 1000.0)
+    assert not check.holds and check.found == "+47.20%"
+    assert not list(bench_methods.fidelity_checks("fidelity", "short", 300.0, 150.0))
+
+
+def test_goals_in_the_server_that_are_missed_are_seen() -> None:
+    results = json.loads(bench_db.RESULTS.read_text())
+
+    def missed(**values: float) -> set[str]:
+        results["bench_predict"]["p50_us"] = values.get("p50_us", 149.0)
+        results["jobs"][0]["times_as_many"] = values.get("times_as_many", 1.0)
+        results["bench_jobs"][0]["most_granted_bytes"] = values.get("granted", 0)
+        return {check.what for check in bench_db.checks(results) if not check.holds}
+
+    good = missed()
+    assert missed(p50_us=150.0) - good == {"predict of one row in a session, median µs"}
+    assert missed(times_as_many=0.99) - good == {"jobs an hour over scripts an hour, 1 at once"}
+    assert missed(granted=1e12) - good == {"2 alike: granted"}
+    missed(p50_us=234.0)
+    assert "| 234 | below 150 | **missed** |" in bench_db.page_part(results)
+
+
+def test_results_and_pages_are_no_change_of_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a benchmark writes while it runs does not make its revision one with changes."""
+    paths = [tmp_path / name for name in ("benchmarks/results/a.json", "docs/page.md", "benchmarks/a.py")]
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("1\n")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *command], check=True)
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    first = report.revision()
+    assert first is not None and len(first) == 12
+    paths[0].write_text("2\n")
+    paths[1].write_text("2\n")
+    assert report.revision() == first
+    paths[2].write_text("2\n")
+    assert report.revision() == first + "+"
+    monkeypatch.setattr(report, "ROOT", tmp_path.parent)
+    assert report.revision() is None
