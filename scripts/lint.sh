@@ -8,7 +8,8 @@ $python -m ruff check -q .
 $python -m ruff format -q --check . || { $python -m ruff format --diff . | head -40; exit 1; }
 $python -m mypy --no-error-summary
 # Scripts and messages have to be valid in databases of every encoding (the script of 0.1.0 is frozen as it was).
-if LC_ALL=C grep -nP '[^\x00-\x7F]' pg_tensile/csrc/*.[ch] $(ls sql/*.sql | grep -v 'pg_tensile--0\.1\.0\.sql$'); then
+mapfile -t scripts < <(find sql -name '*.sql' ! -name 'pg_tensile--0.1.0.sql')
+if LC_ALL=C grep -nP '[^\x00-\x7F]' pg_tensile/csrc/*.[ch] "${scripts[@]}"; then
     echo 'lint: C and SQL are ASCII' >&2; exit 1
 fi
 make --no-print-directory -s all # -Wall -Wextra -Werror
@@ -25,6 +26,12 @@ exceptions=(
     # pgspot reads SQL and PL/pgSQL only; these procedures import their module and call it
     --ignore-lang plpython3u
 )
-$python -m pgspot "${exceptions[@]}" sql/*.sql
+for script in sql/*.sql; do
+    base=${script%--*}.sql # an upgrade script replaces functions of this one
+    case $script in
+        sql/*--*--*) $python -m pgspot --append "${exceptions[@]}" "$base" "$script" ;;
+        *) $python -m pgspot "${exceptions[@]}" "$script" ;;
+    esac
+done
 # From the full scripts, but for what concerns tables
 $python -m scripts.upgrade_script --check
