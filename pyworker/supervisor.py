@@ -45,7 +45,7 @@ HELLO_TIMEOUT = 60.0  # seconds; an interpreter that takes longer to start is no
 EXIT_LIMIT = 2.0  # seconds that a child may take to end when it has closed its connection
 KILL_LIMIT = 10.0  # seconds after which SIGKILL has had no effect
 BUSY_LIMIT = 1.0  # seconds without a wait, in which nobody hears of cancel, stop or drop
-COMPUTING = 0.05  # of a core: what a child takes at least that is silent because it computes
+COMPUTING = 0.05  # of the time: how long a child is busy at least that is silent because it computes
 MAX_SILENCES = 10  # time-outs that it may be silent altogether
 LOG_TAIL = 64 << 10  # a fatal error shows the stacks of all threads, up to 100 lines each
 PYTHON_FOLDER = Path(__file__).resolve().parent.parent
@@ -354,7 +354,7 @@ class Child:
         self._connection: Connection | None = None
         self._log = -1
         self._heard = time.monotonic()
-        self._silence: tuple[float, float] | None = None  # a time since then, and what it had computed: CPU seconds
+        self._silence: tuple[float, float] | None = None  # a time since then, and the busy_seconds until then
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
@@ -526,7 +526,7 @@ class Child:
     def _check_hung(self) -> None:
         """A graph that is captured, or one long step, sends nothing; but it computes, which a deadlock does not. One
         that computes for ever is ended, too, after MAX_SILENCES times the time-out."""
-        now, computed = time.monotonic(), cpu_seconds(self.pid)
+        now, computed = time.monotonic(), busy_seconds(self.pid)
         since, before = self._silence = self._silence or (now, computed)
         if now - since <= self._timeout:
             return
@@ -562,13 +562,19 @@ def has_exited(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def cpu_seconds(pid: int) -> float:
-    """What a process has computed, with the children that it has waited for; 0 if it is gone."""
+def busy_seconds(pid: int) -> float:
+    """What a process has computed, with the children that it has waited for, and how long its threads have waited for a
+    core; 0 if it is gone."""
+    folder = Path(f"/proc/{pid}")
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    delays = 0
+    for thread in folder.glob("task/*/schedstat"):
+        with contextlib.suppress(OSError, IndexError):  # it has ended, or the kernel does not count
+            delays += int(thread.read_text().split()[1])
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") + delays / 1e9
 
 
 def describe_exit(code: int) -> str:

@@ -571,7 +571,8 @@ def test_a_cancel_request_outside_of_python_reaches_the_supervisor(
         replace_step(
             conn,
             "plpgsql",
-            "BEGIN timeout_ms := CASE WHEN bits & 48 = 0 THEN 100 END; IF tensile._process() = 'scheduler' THEN"
+            "BEGIN timeout_ms := CASE WHEN bits & 48 = 0 THEN 100 END;"
+            " IF tensile._process() = 'scheduler' AND bits & 48 = 0 THEN"
             " INSERT INTO public.seen VALUES (bits);"
             " IF NOT EXISTS (SELECT FROM public.seen s WHERE s.bits & 64 > 0) THEN PERFORM pg_sleep(60); END IF;"
             " END IF; END",
