@@ -37,7 +37,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pyworker.child import FD_VARIABLE, PARENT_VARIABLE
+from pyworker.child import FD_VARIABLE, LOG_NAME, PARENT_VARIABLE, cut_output
 from pyworker.version import VERSION
 from pyworker.wire import Buffer, Connection, Frame, FrameType, ProtocolError
 
@@ -45,7 +45,8 @@ HELLO_TIMEOUT = 60.0  # seconds; an interpreter that takes longer to start is no
 EXIT_LIMIT = 2.0  # seconds that a child may take to end when it has closed its connection
 KILL_LIMIT = 10.0  # seconds after which SIGKILL has had no effect
 BUSY_LIMIT = 1.0  # seconds without a wait, in which nobody hears of cancel, stop or drop
-LOG_LIMIT = 4 << 20
+COMPUTING = 0.05  # of the time: how long a child is busy at least that is silent because it computes
+MAX_SILENCES = 10  # time-outs that it may be silent altogether
 LOG_TAIL = 64 << 10  # a fatal error shows the stacks of all threads, up to 100 lines each
 PYTHON_FOLDER = Path(__file__).resolve().parent.parent
 
@@ -301,6 +302,9 @@ class Server:
         return json.dumps(clean(value))
 
 
+unreaped: list[subprocess.Popen[bytes]] = []  # children that SIGKILL has not ended yet
+
+
 class Child:
     """One child process and the connection to it.
 
@@ -317,8 +321,8 @@ class Child:
         timeout: float = 0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`pyworker/<name>.py` is run with `threads` computing threads; a child that is silent for `timeout` seconds
-        counts as hung (0: never)."""
+        """`pyworker/<name>.py` is run with `threads` computing threads; a child that is silent and computes nothing
+        for `timeout` seconds counts as hung (0: never)."""
         self._server = server
         self._name = name
         self._environment = child_environment(threads) | dict(environment or {})
@@ -328,15 +332,17 @@ class Child:
         self._connection: Connection | None = None
         self._log = -1
         self._heard = time.monotonic()
+        self._silence: tuple[float, float] | None = None  # a time since then, and the busy_seconds until then
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Spawns the child and exchanges HELLO."""
+        unreaped[:] = [process for process in unreaped if process.poll() is None]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
         self._connection = Connection(ours)
-        self._log = os.memfd_create("pg_tensile")
+        self._log = os.memfd_create(LOG_NAME)
         fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)  # writes go to the end, also after it was truncated
         with theirs:
             bindings = {FD_VARIABLE: str(theirs.fileno()), PARENT_VARIABLE: str(os.getpid())}
@@ -378,6 +384,7 @@ class Child:
             os.killpg(process.pid, signal.SIGKILL)
         if await self._server.until(partial(has_exited, process.pid), KILL_LIMIT):
             return process.wait()  # returns at once
+        unreaped.append(process)
         self._server.log_once(f"the {self._name} (PID {process.pid}) does not end: SIGKILL has had no effect")
         return None
 
@@ -460,14 +467,15 @@ class Child:
                 await self._check_alive(exited)
         elif time.monotonic() - self._server.resumed_at > BUSY_LIMIT:
             await self._server.wait(self.fd, 0)
-        self._cut_log()
+        cut_output(self._log)
         if frame is not None:
-            self._heard = time.monotonic()
+            self.patience()
         return frame
 
     def patience(self) -> None:
-        """The supervisor was busy and did not listen: the child has its whole time again."""
+        """The child was heard, or the supervisor was busy and did not listen: the child has its whole time again."""
         self._heard = time.monotonic()
+        self._silence = None
 
     def _poll(self) -> Frame | None:
         assert self._connection is not None
@@ -490,13 +498,24 @@ class Child:
         assert self._connection is not None
         if exited or self._connection.closed:
             raise await self._death()
-        if self._timeout and time.monotonic() - self._heard > self._timeout:
-            reason = f"{self._name} sent nothing for {self._timeout:.0f} s (pg_tensile.executor_timeout) and was killed"
-            raise ChildDied(reason, self.output() or None)
+        if self._timeout:
+            self._check_hung()
 
-    def _cut_log(self) -> None:
-        if os.fstat(self._log).st_size > LOG_LIMIT:
-            os.ftruncate(self._log, 0)
+    def _check_hung(self) -> None:
+        """A graph that is captured, or one long step, sends nothing; but it computes, which a deadlock does not. One
+        that computes for ever is ended, too, after MAX_SILENCES times the time-out."""
+        now, computed = time.monotonic(), busy_seconds(self.pid)
+        since, before = self._silence = self._silence or (now, computed)
+        if now - since <= self._timeout:
+            return
+        self._silence = (now, computed)
+        if computed - before < COMPUTING * (now - since):
+            reason = f"sent nothing for {self._timeout:.0f} s (pg_tensile.executor_timeout) and was killed"
+        elif now - self._heard > MAX_SILENCES * self._timeout:
+            reason = f"computed for {now - self._heard:.0f} s without sending anything and was killed"
+        else:
+            return
+        raise ChildDied(f"{self._name} {reason}", self.output() or None)
 
     async def _death(self) -> ChildDied:
         """Waits for the rest of an exit, ends what the child started, and says how it died."""
@@ -519,6 +538,21 @@ class Child:
 def has_exited(pid: int) -> bool:
     """Looks at a child without reaping it."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def busy_seconds(pid: int) -> float:
+    """What a process has computed, with the children that it has waited for, and how long its threads have waited for a
+    core; 0 if it is gone."""
+    folder = Path(f"/proc/{pid}")
+    try:
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    delays = 0
+    for thread in folder.glob("task/*/schedstat"):
+        with contextlib.suppress(OSError, IndexError):  # it has ended, or the kernel does not count
+            delays += int(thread.read_text().split()[1])
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") + delays / 1e9
 
 
 def describe_exit(code: int) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -199,9 +201,13 @@ def test_idle_processes_sleep(fresh_cluster: Callable[..., Any], wait_until: Wai
                 for pid, line in zip(pids, lines, strict=True)
             }
 
-        before = woken()
-        value(conn, "SELECT pg_sleep(2)")
-        assert woken() == before
+        def sleeps() -> bool:
+            """For two seconds; statistics of what was done before are reported a while later, once."""
+            before = woken()
+            value(conn, "SELECT pg_sleep(2)")
+            return woken() == before
+
+        wait_until(sleeps, 40, "nobody wakes up for two seconds")
 
 
 # -- settings and loading ---------------------------------------------------------------------------------------------
@@ -375,19 +381,40 @@ def test_a_worker_knows_its_job_and_runs_as_the_submitter(stage: Stage, job: int
     ]
 
 
+ROLE_SETTINGS = {  # what the role has set → what its worker has
+    "search_path": ("public", "pg_catalog, pg_temp"),
+    "default_transaction_read_only": ("on", "off"),
+    "default_transaction_isolation": ("serializable", "read committed"),
+    "default_transaction_deferrable": ("on", "off"),
+    "lock_timeout": ("1", "0"),
+    "statement_timeout": ("1", "0"),
+    "idle_in_transaction_session_timeout": ("1", "0"),
+    "idle_session_timeout": ("1", "0"),
+    "transaction_timeout": ("2s", "0"),
+    "row_security": ("off", "on"),
+    "extra_float_digits": ("-15", "1"),
+    "bytea_output": ("escape", "hex"),
+    "array_nulls": ("off", "on"),
+    "standard_conforming_strings": ("off", "on"),
+    "transform_null_equals": ("on", "off"),
+    "role": ("mallory", "none"),
+}
+
+
 def test_what_a_role_sets_for_its_sessions_does_not_reach_the_supervisor(stage: Stage) -> None:
-    stage.conn.execute(
-        "ALTER ROLE alice SET search_path = public; ALTER ROLE alice SET default_transaction_read_only = on;"
-        "ALTER ROLE alice SET default_transaction_isolation = 'serializable'; ALTER ROLE alice SET lock_timeout = 1;"
-        "GRANT mallory TO alice; ALTER ROLE alice SET role = mallory"
-    )
+    known = {name for (name,) in stage.conn.execute("SELECT name FROM pg_settings").fetchall()} | {"role"}
+    settings = {name: values for name, values in ROLE_SETTINGS.items() if name in known}
+    assert settings.keys() >= ROLE_SETTINGS.keys() - {"transaction_timeout"}  # of version 17 and later
+    stage.conn.execute("GRANT mallory TO alice")
+    for name, (text, _) in settings.items():
+        stage.conn.execute(f"ALTER ROLE alice SET {name} = '{text}'")
     job = stage.job()
     try:
-        names = ("search_path", "transaction_read_only", "transaction_isolation", "lock_timeout", "role")
-        settings = ", ".join(f"current_setting('{name}') AS {name}" for name in names)
-        assert list(stage.order(job, f"SELECT {settings}")[0].values()) == [
-            *("pg_catalog, pg_temp", "off", "read committed", "0", "none")
-        ]
+        names = [*settings, "transaction_read_only", "transaction_isolation"]
+        columns = ", ".join(f"current_setting('{name}') AS {name}" for name in names)
+        expected = {name: text for name, (_, text) in settings.items()}
+        expected |= {"transaction_read_only": "off", "transaction_isolation": "read committed"}
+        assert stage.order(job, f"SELECT {columns}") == [expected]
     finally:
         stage.conn.execute("ALTER ROLE alice RESET ALL; REVOKE mallory FROM alice")
         stage.end(job)
@@ -446,6 +473,49 @@ def test_a_wake_up_is_not_lost_while_the_process_waits_for_something_else(stage:
     while value(stage.conn, "SELECT answer FROM stage.orders WHERE id = %s", number) is None:
         assert time.monotonic() - start < 5
         time.sleep(0.02)
+
+
+def test_a_cancel_request_and_a_stop_that_come_together_are_both_told(stage: Stage, job: int, wait_until: Wait) -> None:
+    """The process cannot take the one before the other has come: it is stopped in its wait."""
+    number = stage.place(job, "WAIT 0; SELECT pg_advisory_lock(7); WAIT 60000")
+    waits = (
+        "SELECT a.pid FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
+        " WHERE l.locktype = 'advisory' AND a.wait_event_type = 'Extension' AND a.state = 'idle'"
+    )
+    pid = wait_until(lambda: value(stage.conn, waits), 10)
+    os.kill(pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGINT)
+    os.kill(pid, signal.SIGTERM)
+    os.kill(pid, signal.SIGCONT)
+    assert stage.answer(number)[0]["bits"] & 80 == 80
+    stage.order(job, "SELECT pg_advisory_unlock(7)")
+
+
+def test_a_cancel_request_outside_of_python_reaches_the_supervisor(
+    fresh_cluster: Callable[..., Any], wait_until: Wait
+) -> None:
+    """It interrupts the CALL, not the process: the step is made again, and is told."""
+    cluster = fresh_cluster()
+    with cluster.connect() as conn:
+        wait_until(lambda: running_in(conn, "postgres") == BOTH, 10)
+        conn.execute("CREATE TABLE seen (bits int)")
+        replace_step(
+            conn,
+            "plpgsql",
+            "BEGIN timeout_ms := CASE WHEN bits & 48 = 0 THEN 100 END;"
+            " IF tensile._process() = 'scheduler' AND bits & 48 = 0 THEN"
+            " INSERT INTO public.seen VALUES (bits);"
+            " IF NOT EXISTS (SELECT FROM public.seen s WHERE s.bits & 64 > 0) THEN PERFORM pg_sleep(60); END IF;"
+            " END IF; END",
+        )
+        terminate(conn, SCHEDULER)
+        sleeps = "SELECT pid FROM pg_stat_activity WHERE backend_type = %s AND wait_event = 'PgSleep'"
+        pid = wait_until(lambda: value(conn, sleeps, SCHEDULER), 30)
+        assert value(conn, "SELECT pg_cancel_backend(%s)", pid)
+        wait_until(lambda: value(conn, "SELECT count(*) FROM seen WHERE bits & 64 > 0") == 1, 10)
+        wait_until(lambda: value(conn, "SELECT count(*) FROM seen WHERE bits & 64 = 0") > 1, 10, "it goes on")
+        assert processes(conn)[SCHEDULER][0] == pid
+    assert "ERROR" not in cluster.log()
 
 
 def endings(stage: Stage, job: int) -> list[int]:
