@@ -1,11 +1,12 @@
 """How fast a trained model predicts: one row at a time inside a session, and whole queries against a client program.
 
-The model predicts the late arrival of the demo's flights, an MLP with embeddings, trained for one epoch: speed does not depend
-on what it learnt. Latency: `predict` of a row, timed in PL/pgSQL, row after row. Rate: `predict_rows` over the year's
-departures, against a program with psycopg and PyTorch that fetches the same rows, predicts in batches of the same size
-and throws the answers away (its model is loaded beforehand). The join behind the rows is done once for both. Rounds are
-interleaved and medians taken. Latency is taken with each of SPINS as pg_tensile.predict_spin in turn, too, beside the
-same load. The last line is JSON: p50_us, p99_us, rows_per_s, ratio_vs_client, and p50_us by predict_spin.
+The model predicts the late arrival of the demo's flights, an MLP with embeddings, trained for one epoch: speed does
+not depend on what it learnt. Latency: `predict` of a row, timed in PL/pgSQL, row after row. Rate: `predict_rows` over
+the year's departures, against a program with psycopg and PyTorch that fetches the same rows, predicts in batches of
+the same size and throws the answers away (its model is loaded beforehand). The join behind the rows is done once for
+both. Rounds are interleaved and medians taken. Latency is taken with each of SPINS as pg_tensile.predict_spin in
+turn, too, beside the same load. The last line is JSON: p50_us, p99_us, rows_per_s, ratio_vs_client, and p50_us by
+predict_spin.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ deleted: of ended jobs the newest KEPT stay, of versions the newest KEPT and the
 Sampled: the size and the dead rows of each table of the extension, with its indexes and its TOAST table; the memory
 (RSS, PSS and anonymous) and the file descriptors of each process; the job slots in use; the lines of the log.
 
-Judged, in each phase: the last third of the samples against the first third, after a warm-up of a tenth, 30 s at least.
-Sizes, dead rows and slots by the largest value, memory and descriptors by the median, log lines by their number. Memory of a
-process is judged by its anonymous part, because shared memory counts as the process touches it. A series is flat when
-its last third is at most the first times (1 + relative) + absolute of its kind's tolerance (TOLERANCES). Processes that
-did not live through the phase are counted, not judged.
+Judged, in each phase: the last third of the samples against the first third, after a warm-up of a tenth, 30 s at
+least. Sizes, dead rows and slots by the largest value, memory and descriptors by the median, log lines by their
+number. Memory of a process is judged by its anonymous part, because shared memory counts as the process touches it. A
+series is flat when its last third is at most the first times (1 + relative) + absolute of its kind's tolerance
+(TOLERANCES). Processes that did not live through the phase are counted, not judged.
 
 Results go to benchmarks/results/soak-host.json, unless the run is shorter than the default one; --docs writes them into
 docs/operations.md and does nothing else. The exit status is 1 when something grows.
