@@ -90,9 +90,11 @@ SHARE = 0.6  # of the memory that both take without a plan
 
 # During the training
 MEMORY = """
-SELECT p.model, pg_size_pretty(f.vanilla) AS "without a plan", pg_size_pretty(f.planned) AS "planned peak",
-       pg_size_pretty(p.device_peak_bytes) AS "peak so far", pg_size_pretty(p.bytes_swapped) AS "swapped so far",
-       (p.stall_us / 1000)::int AS "stall, ms", (extract(epoch FROM now() - j.started_at) * 1000)::int AS "of, ms"
+SELECT p.model, pg_size_pretty(f.vanilla) AS "without a plan",
+       pg_size_pretty(f.planned) AS "planned peak",
+       pg_size_pretty(p.device_peak_bytes) AS "peak so far",
+       pg_size_pretty(p.bytes_swapped) AS "swapped so far", (p.stall_us / 1000)::int AS "stall, ms",
+       (1000 * extract(epoch FROM now() - j.started_at))::int AS "of, ms"
 FROM tensile.progress p JOIN tensile.jobs j ON j.id = p.job JOIN (
     SELECT job, max(vanilla_bytes) AS vanilla, max(planned_bytes) AS planned
     FROM tensile.footprint GROUP BY job) f ON f.job = p.job
