@@ -10,11 +10,11 @@ deleted: of ended jobs the newest KEPT stay, of versions the newest KEPT and the
 Sampled: the size and the dead rows of each table of the extension, with its indexes and its TOAST table; the memory
 (RSS, PSS and anonymous) and the file descriptors of each process; the job slots in use; the lines of the log.
 
-Judged, in each phase: the last third of the samples against the first third, after the first tenth, the warm-up. Sizes,
-dead rows and slots by the largest value, memory and descriptors by the median, log lines by their number. Memory of a
-process is judged by its anonymous part, because shared memory counts as the process touches it. A series is flat when
-its last third is at most the first times (1 + relative) + absolute of its kind's tolerance (TOLERANCES). Processes that
-did not live through the phase are counted, not judged.
+Judged, in each phase: the last third of the samples against the first third, after a warm-up of a tenth, 30 s at
+least. Sizes, dead rows and slots by the largest value, memory and descriptors by the median, log lines by their
+number. Memory of a process is judged by its anonymous part, because shared memory counts as the process touches it. A
+series is flat when its last third is at most the first times (1 + relative) + absolute of its kind's tolerance
+(TOLERANCES). Processes that did not live through the phase are counted, not judged.
 
 Results go to benchmarks/results/soak-host.json, unless the run is shorter than the default one; --docs writes them into
 docs/operations.md and does nothing else. The exit status is 1 when something grows.
@@ -55,6 +55,7 @@ JOBS, MINUTES = 1000, 60.0
 RUNNING = 4
 KEPT = 20
 SAMPLE_S = 2.0
+WARM_UP_S = 30.0
 SETTINGS = {
     "pg_tensile.device": "cpu",
     "pg_tensile.threads": 1,
@@ -153,7 +154,7 @@ class Soak:
 
     def judged(self) -> list[dict[str, Any]]:
         """A row for each series that was there in all samples but the warm-up."""
-        samples = self.samples[len(self.samples) // 10 :]
+        samples = self.samples[max(len(self.samples) // 10, int(WARM_UP_S / SAMPLE_S)) :]
         third = len(samples) // 3
         if third < 3:
             raise SystemExit("the phase was too short to say anything: take more jobs or minutes")
@@ -240,6 +241,16 @@ def checkpoints(conn: Connection, minutes: float) -> int:
     return int(written[0] or 0) if written else 0
 
 
+def slots_left(conn: Connection) -> int:
+    """Slots in use when every job has ended and every worker has had time to."""
+    deadline = time.monotonic() + 30
+    while True:
+        (left,) = conn.execute("SELECT count(*) FROM tensile._progress()").fetchone() or (0,)
+        if left == 0 or time.monotonic() > deadline:
+            return int(left)
+        time.sleep(0.1)
+
+
 def soak(cluster: Cluster, jobs: int, minutes: float, console: Console) -> dict[str, Any]:
     phases: list[dict[str, Any]] = []
     with cluster.connect() as conn:
@@ -248,13 +259,14 @@ def soak(cluster: Cluster, jobs: int, minutes: float, console: Console) -> dict[
         for number in range(RUNNING):
             conn.execute("SELECT register_model(%s, %s)", (f"small {number}", json.dumps(SMALL)))
         conn.execute("SELECT register_model('large', %s)", (json.dumps(LARGE),))
+        short_jobs(conn, RUNNING, console)  # starts all processes, the predictor among them
         with phase(cluster, f"{jobs:,} short jobs, {RUNNING} at once", console, phases):
             short_jobs(conn, jobs, console)
         with phase(cluster, f"a checkpoint every second for {minutes:g} minutes", console, phases):
             written = checkpoints(conn, minutes)
-        left = conn.execute("SELECT count(*) FROM tensile._progress()").fetchone()
+        left = slots_left(conn)
     phases[-1]["checkpoints"] = written
-    return {"jobs": jobs, "minutes": minutes, "phases": phases, "slots_left": left[0] if left else 0}
+    return {"jobs": jobs, "minutes": minutes, "phases": phases, "slots_left": left}
 
 
 # ---- results --------------------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """The supervisor of the predictor: one child for all sessions, which talk to it directly over its Unix socket.
 
 It starts the predictor, hands it model versions from the catalogue when it asks for them (LOAD), and starts it again,
-after a growing pause, when it dies. Weights are read and sent chunk by chunk, so that no model is ever whole in a server
-process: a version never changes, it can only be deleted, which the predictor is told in the middle of it, too. The
+after a growing pause, when it dies. Weights are read and sent chunk by chunk, so that no model is ever whole in a
+server process: a version never changes, it can only be deleted, and then the predictor is told in the middle of it. The
 socket's file goes when the predictor goes.
 
 It writes no table, because it also runs on a standby: what is loaded lies in shared memory.
@@ -153,11 +153,11 @@ class Inference:
         header |= {"memory_budget": memory_budget, "profile": profile}
         self._coming.append(size)
         self._child.queue(FrameType.MODEL, version, header=header)
-        error = await self._send_weights(version, weight_bytes)
-        if error is not None:
+        failure = await self._send_weights(version, weight_bytes)
+        if failure is not None:
             self._coming.pop()
             self._settle()
-            refuse(*error)
+            refuse(*failure)
 
     async def _send_weights(self, version: int, weight_bytes: int) -> tuple[str, str, str] | None:
         """Sends the weights, each chunk when the one before has left; what went wrong, if anything."""

@@ -1,9 +1,10 @@
 """The predictor process: keeps models loaded and answers every session's predictions.
 
-One thread, one epoll loop over the supervisor's socket, the listening socket (for its owner only) and the sessions'. A session's requests are answered in order. A version that is not
-loaded is asked for once (LOAD) while the requests for it wait; MODEL and the weights load it (loaded.py). Models
-are dropped, the one unused for longest first, when together they exceed the cache. The same version in one piece and
-within each memory budget that sessions ask for are different models.
+One thread, one epoll loop over the supervisor's socket, the listening socket (for its owner only) and the sessions'.
+A session's requests are answered in order. A version that is not loaded is asked for once (LOAD) while the requests
+for it wait; MODEL and the weights load it (loaded.py). Models are dropped, the one unused for longest first, when
+together they exceed the cache. The same version in one piece and within each memory budget that sessions ask for are
+different models.
 
 A session cannot disturb others: a request that is wrong gets an ERROR, a stream that is not frames is closed, and a
 session that does not read its answers is not read from. Whatever a row does not need is done when a model is loaded.

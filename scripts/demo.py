@@ -19,7 +19,7 @@ import shutil
 import sys
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -70,22 +70,42 @@ WHERE f.arr_delay IS NOT NULL;
 """
 
 REGISTER = """
-SELECT register_model('late_arrival', '{"type": "mlp", "hidden": [128, 128, 128, 64]}',
+SELECT register_model('late_arrival', '{"type": "mlp", "hidden": [128, 128, 128, 64], "norm": "batch"}',
                       replace => true);
-SELECT register_model('digit', '{"type": "cnn", "shape": [8, 8]}',
+SELECT register_model('digit', '{"type": "cnn", "shape": [8, 8], "channels": [64, 128]}',
                       replace => true);
 """
 
-# The arguments of explain_training and train_model
+# The arguments of explain_training and train_model. What a step keeps for its backward pass grows with its rows: with
+# this many the first job would take some 150 MB, of which its weights are less than one.
 TRAIN = {
     "late_arrival": """('late_arrival', target => 'late',
     query => $$SELECT * FROM departures WHERE time_hour < '2013-12-01'$$,
-    epochs => 6, batch_size => 1024{more})""",
+    epochs => 5, batch_size => 32768, learning_rate => 0.01{more})""",
     "digit": """('digit', target => 'label',
     query => 'SELECT label, image FROM digits WHERE id <= 1500',
-    epochs => 24, options => '{{"task": "classification"{options}}}'{more})""",
+    epochs => 12, options => '{{"task": "classification"{options}}}'{more})""",
 }
 SHARE = 0.6  # of the memory that both take without a plan
+
+# During the training
+MEMORY = """
+SELECT p.model, pg_size_pretty(f.vanilla) AS "without a plan",
+       pg_size_pretty(f.planned) AS "planned peak",
+       pg_size_pretty(p.device_peak_bytes) AS "peak so far",
+       pg_size_pretty(p.bytes_swapped) AS "swapped so far", (p.stall_us / 1000)::int AS "stall, ms",
+       (1000 * extract(epoch FROM now() - j.started_at))::int AS "of, ms"
+FROM tensile.progress p JOIN tensile.jobs j ON j.id = p.job JOIN (
+    SELECT job, max(vanilla_bytes) AS vanilla, max(planned_bytes) AS planned
+    FROM tensile.footprint GROUP BY job) f ON f.job = p.job
+WHERE p.phase = 'training' AND p.device_peak_bytes > 0 ORDER BY p.job;
+"""
+
+DEVICE = """
+SELECT name AS device, jobs, pg_size_pretty(budget_bytes) AS "budget of all jobs",
+       pg_size_pretty(granted_bytes) AS "granted to them"
+FROM tensile.devices WHERE jobs > 0;
+"""
 
 PLAN = """
 SELECT j.model_name AS model, p.event, p.tensor_name AS tensor, p.bytes,
@@ -93,6 +113,12 @@ SELECT j.model_name AS model, p.event, p.tensor_name AS tensor, p.bytes,
 FROM tensile.plan p JOIN tensile.jobs j ON j.id = p.job
 ORDER BY p.bytes DESC, p.job, p.sequence LIMIT 8;
 """
+
+DURING = {
+    "While both trained, each kept to its plan:": MEMORY,
+    "and both to one budget:": DEVICE,
+    "The largest events of their plans were:": PLAN,
+}
 
 LATENCY = """
 SELECT j.model_name AS model, l.phase, split_part(l.target, '.', 2) AS operator,
@@ -355,15 +381,15 @@ def set_memory(cluster: Cluster, conn: Connection, size: str | None) -> None:
         time.sleep(0.01)
 
 
-def train(conn: Connection, more: str = "", during: str | None = None) -> tuple[list[int], Rows | None]:
-    """Submits both jobs and shows them until both have ended. Returns them, and what the query `during` found at a
-    moment when both trained, if it found anything."""
+def train(conn: Connection, more: str = "", during: Sequence[str] = ()) -> tuple[list[int], dict[str, Rows]]:
+    """Submits both jobs and shows them until both have ended. Returns them, and what the queries `during` found at the
+    last moment when the first of them had a row for each job."""
     bars = Progress(
         TextColumn("{task.description:<12}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"),
         SpeedColumn(), console=console,
     )  # fmt: skip
     jobs = [submit(conn, model, bars, more) for model in TRAIN]
-    seen: Rows | None = None
+    seen: dict[str, Rows] = {}
     print_sql("SELECT * FROM tensile.progress; SELECT * FROM tensile.epoch_metrics;")
     console.print(
         f"{'':<12} {'epoch':>7} {'loss':>8}   validation {'loss':>8} {'accuracy':>9} {'F1':>7} {'s':>6}", style="bold"
@@ -372,8 +398,10 @@ def train(conn: Connection, more: str = "", during: str | None = None) -> tuple[
         while any(job.state != "ended" for job in jobs):
             for job in jobs:
                 update(conn, job, bars)
-            if during is not None and seen is None and all(job.epochs_shown > 0 for job in jobs):
-                seen = rows_of(conn, during) or None
+            found = {sql: rows_of(conn, sql) for sql in during}
+            complete = {sql: rows for sql, rows in found.items() if rows is not None}
+            if during and len(complete) == len(during) and len(complete[during[0]].rows) == len(jobs):
+                seen = complete
             time.sleep(0.1)
     for job in jobs:
         conn.execute("SELECT wait_for_job(%s)", (job.id,))  # raises what went wrong
@@ -388,11 +416,14 @@ def train_within(cluster: Cluster, conn: Connection) -> list[int]:
         f"\nBoth jobs together take {both / 1e6:.1f} MB without a plan. They get {SHARE:.0%} of that:", style="bold"
     )
     set_memory(cluster, conn, f"{int(SHARE * both) // 1024}kB")
-    jobs, plan = train(conn, during=PLAN)
-    console.print("\nWhile they trained, the largest events of their plans were:")
-    print_sql(PLAN)
-    if plan is not None:
-        print_rows(plan)
+    jobs, seen = train(conn, during=(MEMORY, DEVICE, PLAN))
+    for what, sql in DURING.items():
+        console.print(f"\n{what}", style="bold")
+        print_sql(sql)
+        if sql in seen:
+            print_rows(seen[sql])
+        else:
+            console.print("(the jobs were over too soon to look)", style="dim")
     console.print("\nTheir slowest operators, as predicted and as measured, in µs:")
     show(conn, LATENCY, jobs=jobs)
     set_memory(cluster, conn, None)
