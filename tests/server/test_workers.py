@@ -643,7 +643,8 @@ def test_a_process_of_a_dropped_extension_writes_nothing_into_the_next_one(
         old = stage.job()
         with stage.cluster.connect() as conn:
             conn.execute("SELECT pg_advisory_lock(8)")
-            body = f"DO $$BEGIN PERFORM pg_advisory_xact_lock(8); {write}; END$$"
+            # The wait ends the transaction, whose locks DROP EXTENSION would wait for.
+            body = f"WAIT 0; DO $$BEGIN PERFORM pg_advisory_xact_lock(8);{write};END$$"
             stage.place(old if process == "worker" else process, body)
             wait_until(lambda: value(conn, HELD) == 1, 10)
             pid = value(conn, "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
