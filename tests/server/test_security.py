@@ -575,7 +575,7 @@ def test_a_function_does_not_lend_the_rights_of_the_worker(mallorys_model: Cast)
         ("42501", "PERFORM tensile._acknowledge_plan(1)"),
         ("42501", "PERFORM tensile._job_trace('{}', '{}', NULL)"),
         ("42501", "PERFORM tensile._feed(3, 'SELECT 1 AS a, 2 AS b', 'b', '{}')"),
-        ("42501", "CALL tensile._step(0, -1, 0, false)"),
+        ("42501", "EXECUTE 'CALL tensile._step(0, -1, 0, false)'"),
     ],
 )
 def test_a_query_that_writes(db: Connection, mallorys_model: Cast, sqlstate: str, body: str) -> None:
