@@ -177,7 +177,7 @@ def test_a_hanging_executor_is_killed(fresh_cluster: Callable[..., Any], wait_un
 @pytest.mark.parametrize(
     ("code", "end", "message"),
     [
-        pytest.param("while time.process_time() < begun + 4: pass", "finished", None, id="a long step"),
+        pytest.param("while time.monotonic() < begun + 5: pass", "finished", None, id="a long step"),
         pytest.param("while True: pass", "failed", "s without sending anything and was killed", id="an endless loop"),
         pytest.param("time.sleep(600)", "failed", "sent nothing for 3 s (pg_tensile.executor_timeout)", id="a lock"),
     ],
@@ -187,9 +187,7 @@ def test_a_silent_executor_is_killed_unless_it_computes(
 ) -> None:
     cluster = fresh_cluster({"pg_tensile.max_retries": 0, "pg_tensile.executor_timeout": "3s"})
     with cluster.connect() as db:
-        job = submit(
-            db, "m", python_model(on_forward=f"begun = time.process_time()\nif step == 3:\n    {code}"), epochs=1
-        )
+        job = submit(db, "m", python_model(on_forward=f"begun = time.monotonic()\nif step == 3:\n    {code}"), epochs=1)
         wait_until(lambda: ended(db, job), 120)
         row = job_row(db, job)
         assert (row["state"], row["sqlstate"]) == (end, "58000" if message else None)
