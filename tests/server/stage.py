@@ -60,8 +60,8 @@ async def obey(sql):
     for part in sql.split("; "):
         if part.startswith("WAIT"):
             answer = [{{"bits": int(await supervisor.suspend(supervisor.Request(-1, int(part[5:]), False)))}}]
-        else:
-            execute(part)
+        elif isinstance(error := execute(part), dict):
+            return error
     return answer
 
 

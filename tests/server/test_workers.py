@@ -622,7 +622,7 @@ HELD = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT grante
         ),
         pytest.param(
             "worker",
-            "PERFORM tensile._job_end('finished')",
+            "PERFORM tensile._job_end('cancelled')",
             "SELECT count(*) FROM tensile.jobs WHERE ended_at IS NOT NULL",
             id="worker's end",
         ),
@@ -643,8 +643,10 @@ def test_a_process_of_a_dropped_extension_writes_nothing_into_the_next_one(
         old = stage.job()
         with stage.cluster.connect() as conn:
             conn.execute("SELECT pg_advisory_lock(8)")
-            # The wait ends the transaction, whose locks DROP EXTENSION would wait for.
-            body = f"WAIT 0; DO $$BEGIN PERFORM pg_advisory_xact_lock(8);{write};END$$"
+            # The wait ends the transaction, whose locks DROP EXTENSION would wait for. A table that is locked for the
+            # first time, as one that DROP has locked, makes the process hear of the new extension.
+            look = "PERFORM 1 FROM stage.endings"
+            body = f"WAIT 0; DO $$BEGIN PERFORM pg_advisory_xact_lock(8);{look};{write};END$$"
             stage.place(old if process == "worker" else process, body)
             wait_until(lambda: value(conn, HELD) == 1, 10)
             pid = value(conn, "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
