@@ -3,8 +3,9 @@
 A child is started as `<pg_tensile.python> -m pyworker <module>` (pyworker/__main__.py), which gives `main` a body that
 imports that module and calls its `run(connection, hello)`.
 
-Phases: die with the supervisor (PR_SET_PDEATHSIG), be the first the OOM killer takes, HELLO in both directions with a
-version check, the body. An exception that leaves the body is sent as an ERROR frame and ends the process with status 1.
+Phases: die with the supervisor (PR_SET_PDEATHSIG), be the first the OOM killer takes, keep the output short, HELLO in
+both directions with a version check, the body. An exception that leaves the body is sent as an ERROR frame and ends the
+process with status 1.
 Standard library only.
 """
 
@@ -18,6 +19,8 @@ import platform
 import signal
 import socket
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -27,6 +30,9 @@ from pyworker.wire import Connection, FrameType, ProtocolError
 
 FD_VARIABLE = "PG_TENSILE_FD"
 PARENT_VARIABLE = "PG_TENSILE_PARENT"
+LOG_NAME = "pg_tensile"
+LOG_LIMIT = 4 << 20  # bytes of output, which are in memory
+CUT_INTERVAL = 0.5  # seconds
 
 _PR_SET_PDEATHSIG = 1
 
@@ -67,6 +73,7 @@ def main(body: Callable[[Connection, dict[str, Any]], None]) -> NoReturn:
     """Runs `body(connection, hello)` as this child's life and exits; `hello` is the supervisor's HELLO header."""
     faulthandler.enable()
     _die_with_parent()
+    threading.Thread(target=_keep_output_short, daemon=True).start()
     inherited = int(os.environ.pop(FD_VARIABLE))  # never closed: the supervisor sees the end when the process has ended
     os.set_inheritable(inherited, False)
     connection = Connection(socket.socket(fileno=os.dup(inherited)))
@@ -92,6 +99,19 @@ def _die_with_parent() -> None:
             file.write("1000")
     except OSError:
         pass  # not everywhere writable (some containers); protection only
+
+
+def cut_output(fd: int) -> None:
+    """Empties the file with a child's output when it has become too long."""
+    if os.fstat(fd).st_size > LOG_LIMIT:
+        os.ftruncate(fd, 0)
+
+
+def _keep_output_short() -> None:
+    """The supervisor cuts it, too, but not while it runs a job's training query."""
+    while os.readlink("/proc/self/fd/1").startswith(f"/memfd:{LOG_NAME}"):
+        cut_output(1)
+        time.sleep(CUT_INTERVAL)
 
 
 def _shake_hands(connection: Connection) -> dict[str, Any]:

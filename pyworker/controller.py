@@ -21,10 +21,9 @@ NO_WORKER = "no background worker is free (max_worker_processes)"
 NO_SLOT = "all job slots are taken (pg_tensile.max_jobs)"
 
 
-def run(plpy: Any) -> None:
-    """The body of `tensile.run_controller()`."""
-    controller = Controller(Server(plpy))
-    controller.run()
+async def run(plpy: Any) -> None:
+    """The controller process."""
+    await Controller(Server(plpy)).run()
 
 
 class Controller:
@@ -36,10 +35,10 @@ class Controller:
         self._launch_after = 0.0  # after a failed launch: not before this time
         self._launch_pause = BUSY
 
-    def run(self) -> None:
-        self._server.loop(self._turn)
+    async def run(self) -> None:
+        await self._server.loop(self._turn)
 
-    def _turn(self) -> float:
+    async def _turn(self) -> float:
         """One reap and one launch; seconds until the next."""
         self._reap()
         self._launch()

@@ -1,7 +1,8 @@
 """The supervisor of explain_training: a dry run of a job's executor inside the caller's session.
 
 It runs in the middle of the caller's transaction, so nothing is committed, and waiting keeps the transaction's
-snapshots (csrc/wait.c). The query's rows are read by the caller's rights (tensile._explain_feed knows which query).
+snapshots: these are the coroutines of a background worker, but `Session.drive` waits for what they await, by
+tensile._explain_wait. The query's rows are read by the caller's rights (tensile._explain_feed knows which query).
 Cancel and time-out come out of a wait or out of the query; whatever happens, the executor is gone when `run` returns.
 
 Errors are returned as columns, not raised: PL/Python would put its exception's name in front of the message.
@@ -13,10 +14,22 @@ from __future__ import annotations
 
 import json
 import traceback
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from pyworker.supervisor import Child, ChildDied, Failure, Server, cores, failure_of_frame, failure_of_sql
+from pyworker.supervisor import (
+    Child,
+    ChildDied,
+    Failure,
+    Request,
+    Server,
+    Wait,
+    cores,
+    failure_of_frame,
+    failure_of_sql,
+)
 from pyworker.wire import FrameType, ProtocolError
 
 TICK = 1.0  # seconds of a wait
@@ -24,9 +37,25 @@ CONNECTION_ERRORS = "08"  # class of SQLSTATEs
 UNEXPLAINED = ("08", "38", "58", "XX")
 ERROR_COLUMNS = ("sqlstate", "message", "hint", "detail", "traceback")
 
+Result = TypeVar("Result")
+
 
 class Session(Server):
     """An ordinary session: its transaction is not ours to end."""
+
+    def drive(self, supervisor: Coroutine[Request, Wait, Result]) -> Result:
+        """The coroutine's result. An error of a wait is raised where it waits, so that it ends its child."""
+        resume: Callable[[], Request] = partial(supervisor.send, None)  # type: ignore[arg-type]
+        while True:
+            try:
+                request = resume()
+            except StopIteration as end:
+                return cast(Result, end.value)
+            try:
+                bits = self.call("tensile._explain_wait(int4,int4,bool)", *request)
+                resume = partial(supervisor.send, Wait(bits))
+            except self.plpy.SPIError as error:
+                resume = partial(supervisor.throw, error)
 
     def commit(self) -> None:
         pass
@@ -40,7 +69,7 @@ def run(plpy: Any, spec: str) -> dict[str, Any]:
     server = Session(plpy)
     asked = json.loads(spec)
     try:
-        header = _dry_run(server, asked)
+        header = server.drive(_dry_run(server, asked))
     except ChildDied as death:
         hint = "The server's log may say more."
         return _error(server, Failure("58000", death.reason, hint=hint, traceback=death.traceback))
@@ -63,22 +92,22 @@ def _error(server: Server, failure: Failure) -> dict[str, Any]:
     return {"lines": None} | {column: server.text(getattr(failure, column)) for column in ERROR_COLUMNS}
 
 
-def _dry_run(server: Server, asked: dict[str, Any]) -> dict[str, Any]:
+async def _dry_run(server: Server, asked: dict[str, Any]) -> dict[str, Any]:
     """The header of the executor's EXPLANATION frame."""
     threads = int(asked["options"].get("threads") or server.number("pg_tensile.threads")) or max(1, cores() - 1)
     timeout = float(server.number("pg_tensile.executor_timeout"))
     child = Child(server, "executor", threads=threads, timeout=timeout)
     try:
-        child.start()
+        await child.start()
         models = server.rows("SELECT device, models FROM tensile.latency_models")
         header = _spec(server, asked, threads) | {"latency_models": [row["device"] for row in models]}
         child.queue(FrameType.JOB, header=header, buffers=[row["models"] for row in models])
-        for frame in child.drain():
+        async for frame in child.drain():
             _check(frame.type, frame.header)
-        _feed(server, child)
-        return _listen(child)
+        await _feed(server, child)
+        return await _listen(child)
     finally:
-        child.close()
+        await child.close()
 
 
 def _spec(server: Server, asked: dict[str, Any], threads: int) -> dict[str, Any]:
@@ -99,7 +128,7 @@ def _spec(server: Server, asked: dict[str, Any], threads: int) -> dict[str, Any]
     }
 
 
-def _feed(server: Server, child: Child) -> None:
+async def _feed(server: Server, child: Child) -> None:
     """The query's rows. An executor that dies meanwhile is the reason, not the broken connection that the query saw."""
     try:
         server.call("tensile._explain_feed(int4)", child.fd)
@@ -108,20 +137,20 @@ def _feed(server: Server, child: Child) -> None:
     except server.plpy.SPIError as error:
         failure = failure_of_sql(error)
         if failure.sqlstate.startswith(CONNECTION_ERRORS):
-            _hear_out(child)
+            await _hear_out(child)
         raise failure from None
     child.patience()
 
 
-def _hear_out(child: Child) -> None:
+async def _hear_out(child: Child) -> None:
     """Raises what the executor has to say for itself, if anything."""
-    while (frame := child.receive(TICK)) is not None:
+    while (frame := await child.receive(TICK)) is not None:
         _check(frame.type, frame.header)
 
 
-def _listen(child: Child) -> dict[str, Any]:
+async def _listen(child: Child) -> dict[str, Any]:
     while True:
-        frame = child.receive(TICK)
+        frame = await child.receive(TICK)
         if frame is not None and _check(frame.type, frame.header):
             return frame.header
 

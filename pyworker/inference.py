@@ -32,10 +32,10 @@ STABLE = 60.0  # seconds after which a death is an accident, not a habit
 IDLE = 30.0
 
 
-def run(plpy: Any) -> None:
-    """The body of `tensile.run_inference()`."""
+async def run(plpy: Any) -> None:
+    """The inference process."""
     SOCKET.parent.mkdir(mode=0o700, exist_ok=True)
-    Inference(Server(plpy)).run()
+    await Inference(Server(plpy)).run()
 
 
 class Inference:
@@ -47,13 +47,13 @@ class Inference:
         self._kept_bytes = 0  # of the models that the predictor has
         self._coming: deque[int] = deque()  # bytes of those on their way to it
 
-    def run(self) -> None:
+    async def run(self) -> None:
         try:
-            self._server.loop(self._life)
+            await self._server.loop(self._life)
         finally:
             self._remove_socket()
 
-    def _life(self) -> float:
+    async def _life(self) -> float:
         """One predictor from start to end; seconds to wait before the next."""
         server = self._server
         threads = server.number("pg_tensile.threads") or cores()
@@ -61,8 +61,8 @@ class Inference:
         self._child = Child(server, "predictor", threads=threads, environment={MODEL_CACHE_VARIABLE: str(cache)})
         born = time.monotonic()
         try:
-            self._child.start()
-            self._serve()
+            await self._child.start()
+            await self._serve()
         except Stopped:
             pass
         except ChildDied as death:
@@ -70,7 +70,7 @@ class Inference:
         except Failure as failure:
             self._complain(failure.message, failure.hint)
         finally:
-            self._child.close()
+            await self._child.close()
             self._remove_socket()
             self._kept_bytes = 0
             self._coming.clear()
@@ -82,15 +82,15 @@ class Inference:
         pause, self._pause = self._pause, min(2 * self._pause, MAX_PAUSE)
         return pause
 
-    def _serve(self) -> None:
+    async def _serve(self) -> None:
         wanted: deque[tuple[int, int]] = deque()  # version, memory budget or 0
         while not self._server.stopping:
-            frame = self._child.receive(IDLE)
+            frame = await self._child.receive(IDLE)
             if frame is not None:
                 self._hear(frame, wanted)
             while wanted:
-                self._load(*wanted.popleft())
-                for frame in self._child.drain():
+                await self._load(*wanted.popleft())
+                async for frame in self._child.drain():
                     self._hear(frame, wanted)
 
     def _hear(self, frame: Frame, wanted: deque[tuple[int, int]]) -> None:
@@ -104,7 +104,7 @@ class Inference:
         else:
             raise Failure("08P01", f"the predictor sent an unexpected {frame.type.name} frame")
 
-    def _load(self, version: int, memory_budget: int) -> None:
+    async def _load(self, version: int, memory_budget: int) -> None:
         """Puts a model version in line: MODEL, then its weights; or MODEL with the error."""
         server = self._server
         refuse = partial(self._refuse, version, memory_budget)
@@ -131,7 +131,7 @@ class Inference:
             message = f'a memory_budget of {size:,} bytes is more than the {limit:,} of device "{DEVICE}"'
             refuse("22023", message, "Use a smaller memory_budget, or none; pg_tensile.device_memory is what there is.")
             return
-        granted = self._reserve(size)
+        granted = await self._reserve(size)
         if granted is None:
             self._settle()  # jobs need not make room any more
             what = "memory_budget" if memory_budget else "this model"
@@ -147,7 +147,7 @@ class Inference:
             state = {"kind": "weights", "seq": seq, "last": seq == len(chunks) - 1, "meta": None}
             self._child.queue(FrameType.STATE, version, header=state, buffers=[chunk])
 
-    def _reserve(self, size: int) -> int | None:
+    async def _reserve(self, size: int) -> int | None:
         """Bytes of the device for another model of that size, and for those that are there already as far as there is
         room. None: jobs need all of it, and do not make room in time."""
         deadline = time.monotonic() + ROOM_TIMEOUT
@@ -156,7 +156,7 @@ class Inference:
             granted = self._memory(coming, self._kept_bytes + coming)
             if granted is not None or time.monotonic() > deadline:
                 return granted
-            self._server.wait(-1, 0.05)
+            await self._server.wait(-1, 0.05)
 
     def _settle(self) -> None:
         """What is not used is given back."""

@@ -54,9 +54,9 @@ FOOTPRINT_FIELDS = (
 )
 
 
-def run(plpy: Any) -> None:
-    """The body of `tensile.run_scheduler()`."""
-    Scheduler(Server(plpy)).run()
+async def run(plpy: Any) -> None:
+    """The scheduler process."""
+    await Scheduler(Server(plpy)).run()
 
 
 class Situation(NamedTuple):
@@ -190,32 +190,32 @@ class Scheduler:
         self._tried: Any = None  # the ledger when the pending plans were tried last
         self._searches = Searches(server)
 
-    def run(self) -> None:
+    async def run(self) -> None:
         try:
-            self._server.loop(self._turn)
+            await self._server.loop(self._turn)
         finally:
-            self._searches.close()
-            self._close()
+            await self._searches.close()
+            await self._close()
 
-    def _turn(self) -> float:
+    async def _turn(self) -> float:
         """One look at everything; seconds until the next."""
         self._server.woken = False
         views = self._look()
         while self._fall_back(views):
             views = self._look()
         self._publish_pending(views)
-        if self._searches.turn(self._searched(views)):
+        if await self._searches.turn(self._searched(views)):
             views = self._look()
         try:
             for view in views.values():
-                self._consider(view)
-            return self._listen(bool(self._memory))
+                await self._consider(view)
+            return await self._listen(bool(self._memory))
         except ChildDied as death:
-            self._mourn(death.reason, death.traceback)
+            await self._mourn(death.reason, death.traceback)
         except Stopped:
             pass
         except Failure as failure:
-            self._mourn(failure.message, failure.traceback or failure.hint)
+            await self._mourn(failure.message, failure.traceback or failure.hint)
         return 0.0
 
     # -- looking ------------------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ class Scheduler:
 
     # -- asking -------------------------------------------------------------------------------------------------------
 
-    def _consider(self, view: View) -> None:
+    async def _consider(self, view: View) -> None:
         """Asks the planner if there is a reason to, and it has answered the question before."""
         if view.name in self._asked:
             return
@@ -321,7 +321,7 @@ class Scheduler:
         changes = view.situation.changes(self._settled.get(view.name))
         late = self._late(view)
         changes += [f"latency of job {job} has changed by {change:.0%}" for job, change in late.items()]
-        if changes and self._ready():
+        if changes and await self._ready():
             self._ask(view, "; ".join(changes), set(late))
 
     def _late(self, view: View) -> dict[int, float]:
@@ -433,14 +433,14 @@ class Scheduler:
 
     # -- the planner --------------------------------------------------------------------------------------------------
 
-    def _ready(self) -> bool:
+    async def _ready(self) -> bool:
         """There is a planner, or it could be started. Raises ChildDied, Failure."""
         if self._child is None and time.monotonic() >= self._start_after:
             self._child = Child(self._server, "planner", threads=1)
-            self._child.start()
+            await self._child.start()
         return self._child is not None
 
-    def _listen(self, busy: bool) -> float:
+    async def _listen(self, busy: bool) -> float:
         """Waits for the planner if there is one; seconds that are left to wait without."""
         now = time.monotonic()
         self._busy_at = now if busy else self._busy_at
@@ -448,15 +448,15 @@ class Scheduler:
         if self._child is None:
             return min(pause, max(0.0, self._start_after - now)) if self._start_after > now else pause
         if now - self._busy_at > PLANNER_IDLE and not self._asked:
-            self._close()
+            await self._close()
             return pause
         patience = min(REQUEST_TIMEOUT, self._seconds("executor_timeout") or REQUEST_TIMEOUT)
         if any(now - request.asked_at > patience for request in self._asked.values()):
             raise ChildDied(f"planner made no plan within {patience:.0f} s and was killed", None)
-        frame = self._child.receive(pause)
+        frame = await self._child.receive(pause)
         while frame is not None:
             self._hear(frame)
-            frame = self._child.receive(0)
+            frame = await self._child.receive(0)
         return 0.0
 
     def _hear(self, frame: Frame) -> None:
@@ -474,9 +474,9 @@ class Scheduler:
         self._pause = 1.0
         self._server.log_again()
 
-    def _mourn(self, reason: str, traceback: str | None) -> None:
+    async def _mourn(self, reason: str, traceback: str | None) -> None:
         """The planner is gone. Jobs go on with the plans that they have; those that wait are told."""
-        self._close()
+        await self._close()
         lines = (traceback or "").splitlines()
         more = f" ({lines[-1]})" if lines else ""
         reason = f"planner died: {reason}{more}"
@@ -509,9 +509,9 @@ class Scheduler:
         self._server.call("tensile._job_waits(int8,text)", job, reason)
         self._log("failed", job, request.view.name, reason)
 
-    def _close(self) -> None:
+    async def _close(self) -> None:
         if self._child is not None:
-            self._child.close()
+            await self._child.close()
             self._child = None
         for memory in self._memory.values():
             memory.sent = False

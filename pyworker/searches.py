@@ -79,30 +79,30 @@ class Searches:
         search = self._searches.get(job)
         return search if search is not None and search.number else None
 
-    def turn(self, wanted: dict[int, Wanted]) -> bool:
+    async def turn(self, wanted: dict[int, Wanted]) -> bool:
         """Ends what is of no use, hears what is found, and starts the next search. True: a better plan was found."""
         found = self._found
         for job in [
             job for job, search in self._searches.items() if job not in wanted or not search.serves(wanted[job])
         ]:
-            self._drop(job, ended=job not in wanted)
+            await self._drop(job, ended=job not in wanted)
         for job in sorted(wanted.keys() - self._searches.keys()):
             self._begin(wanted[job])
         try:
-            self._listen()
+            await self._listen()
             if self._child is None:
-                self._start()
+                await self._start()
         except ChildDied as death:
-            self._fail(death.reason)
+            await self._fail(death.reason)
         except Stopped:
-            self.close()
+            await self.close()
         except Failure as failure:
-            self._fail(failure.message)
+            await self._fail(failure.message)
         return self._found > found
 
-    def close(self) -> None:
+    async def close(self) -> None:
         if self._child is not None:
-            self._child.close()
+            await self._child.close()
             self._child = None
 
     # ---- beginning and ending ----
@@ -123,17 +123,17 @@ class Searches:
         search.number, search.rows, search.order = self._found, rows, order
         search.best_us, search.generation, search.evaluations = us, generation, evaluations
 
-    def _drop(self, job: int, ended: bool) -> None:
+    async def _drop(self, job: int, ended: bool) -> None:
         search = self._searches.pop(job)
         if job == self._job and self._child is not None:
-            self.close()
+            await self.close()
         if ended and search.state in ("queued", "searching"):
             search.state = "stopped"
             self._tell(search)
 
-    def _fail(self, reason: str) -> None:
+    async def _fail(self, reason: str) -> None:
         """The search process is gone: the job goes on with the best plan that it has."""
-        self.close()
+        await self.close()
         search = self._searches[self._job]
         search.state = "failed"
         self._log(search, f"the search for a better plan has failed: {reason}", {})
@@ -141,7 +141,7 @@ class Searches:
 
     # ---- the child ----
 
-    def _start(self) -> None:
+    async def _start(self) -> None:
         search = next((each for each in self._searches.values() if each.state == "queued"), None)
         if search is None:
             return
@@ -151,7 +151,7 @@ class Searches:
             return
         self._job, search.state = wanted.job, "searching"
         self._child = Child(self._server, "searching", threads=1)
-        self._child.start()
+        await self._child.start()
         header, trace, average = request
         buffers = [trace, average, search.rows if search.number else wanted.rows]
         buffers.append(search.order if search.number else wanted.order)
@@ -185,16 +185,16 @@ class Searches:
         }
         return header, found[0]["trace"], array("f", found[0]["average"] or []).tobytes()
 
-    def _listen(self) -> None:
+    async def _listen(self) -> None:
         while self._child is not None:
             if time.monotonic() > self._until:
                 raise ChildDied(f"it found no end within {PATIENCE:.0f} s of its time and was killed", None)
-            frame = self._child.receive(0)
+            frame = await self._child.receive(0)
             if frame is None:
                 return
-            self._hear(frame)
+            await self._hear(frame)
 
-    def _hear(self, frame: Frame) -> None:
+    async def _hear(self, frame: Frame) -> None:
         if frame.type == FrameType.ERROR:
             raise failure_of_frame(frame.header)
         if frame.type != FrameType.FOUND or frame.job != self._job:
@@ -208,11 +208,11 @@ class Searches:
         if header["worth"]:
             self._take(search, rows, order, search.best_us or 0.0, search.generation, search.evaluations)
         if header["done"]:
-            self._finish(search, rows, order, header["device_peak_bytes"])
+            await self._finish(search, rows, order, header["device_peak_bytes"])
         self._tell(search)
 
-    def _finish(self, search: Search, rows: bytes, order: bytes, peak_bytes: int) -> None:
-        self.close()
+    async def _finish(self, search: Search, rows: bytes, order: bytes, peak_bytes: int) -> None:
+        await self.close()
         wanted, search.state = search.wanted, "finished"
         self._server.call(
             "tensile._search_result(int8,int8,int8,bytea,bytea,float8,float8,int4)",

@@ -1,10 +1,12 @@
 """What every supervisor shares: the server seen through PL/Python, and one class for every kind of child process.
 
-A supervisor is a PL/Python procedure inside a background worker. It never imports what is heavy: that runs in its
-child, whose death is an event like any other. Three rules keep the server well:
+A supervisor is a coroutine inside a background worker. `step` starts it and resumes it, once in each CALL of
+tensile._step; what it awaits (`Server.wait`) is that CALL's row, and the process waits for it when the CALL has ended
+(csrc/worker.c). It never imports what is heavy: that runs in its child, whose death is an event like any other. Three
+rules keep the server well:
 
-- Waiting happens in `tensile._wait` only (latch, socket, time-out, cancel, death of the postmaster), and every wait is
-  followed by a commit, so that no snapshot and no xmin is held while a child works.
+- Waiting is `await`, nothing else; it ends the transaction. So no snapshot and no xmin is held while a child works, and
+  the statistics of what was written are reported.
 - Sending never blocks: frames wait in a queue while the child is writing itself, so the two cannot lock each other up.
 - A child ends with its supervisor, whatever ends first: `Child.close` kills the whole process group and reaps it, and
   the child asks the kernel for SIGKILL when its parent dies (pyworker/child.py).
@@ -18,6 +20,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib
+import inspect
 import json
 import math
 import os
@@ -26,23 +30,29 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import types
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from enum import IntFlag
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from pyworker.child import FD_VARIABLE, PARENT_VARIABLE
+from pyworker.child import FD_VARIABLE, LOG_NAME, PARENT_VARIABLE, cut_output
 from pyworker.version import VERSION
 from pyworker.wire import Buffer, Connection, Frame, FrameType, ProtocolError
 
 HELLO_TIMEOUT = 60.0  # seconds; an interpreter that takes longer to start is none
-LOG_LIMIT = 4 << 20
+EXIT_LIMIT = 2.0  # seconds that a child may take to end when it has closed its connection
+KILL_LIMIT = 10.0  # seconds after which SIGKILL has had no effect
+BUSY_LIMIT = 1.0  # seconds without a wait, in which nobody hears of cancel, stop or drop
+COMPUTING = 0.05  # of the time: how long a child is busy at least that is silent because it computes
+MAX_SILENCES = 10  # time-outs that it may be silent altogether
 LOG_TAIL = 64 << 10  # a fatal error shows the stacks of all threads, up to 100 lines each
 PYTHON_FOLDER = Path(__file__).resolve().parent.parent
 
 
 class Wait(IntFlag):
-    """What ended a wait: the bits of `tensile._wait`."""
+    """What ended a wait (csrc/pg_tensile.h)."""
 
     READABLE = 1
     WRITABLE = 2
@@ -50,10 +60,29 @@ class Wait(IntFlag):
     TIMEOUT = 8
     STOP = 16
     GONE = 32
+    CANCEL = 64
+
+
+class Request(NamedTuple):
+    """What a step of a supervisor asks for: the arguments of the wait that follows it."""
+
+    fd: int
+    timeout_ms: int | None  # None: there is no next step
+    writable: bool
+
+
+DONE = Request(-1, None, False)
 
 
 class Gone(Exception):
     """The extension, or the role this process runs as, was dropped: leave at once and touch nothing."""
+
+
+class CancelRequest(Exception):
+    """pg_cancel_backend was called while the supervisor waited."""
+
+    def __init__(self) -> None:
+        super().__init__("canceling statement due to user request")
 
 
 class Stopped(Exception):
@@ -81,12 +110,14 @@ class Failure(Exception):
 
 
 class ChildDied(Exception):
-    """The child ended, or had to be ended, without having said why. `traceback` is the tail of its output."""
+    """The child ended, or had to be ended, without having said why. `traceback` is the tail of its output, `code` that
+    of subprocess.Popen."""
 
-    def __init__(self, reason: str, traceback: str | None) -> None:
+    def __init__(self, reason: str, traceback: str | None, code: int | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
         self.traceback = traceback
+        self.code = code
 
 
 def failure_of_sql(error: Any) -> Failure:
@@ -111,6 +142,33 @@ def failure_of_frame(header: Mapping[str, Any]) -> Failure:
     return Failure(sqlstate, str(header.get("message") or "the child gave no message"), **text)
 
 
+@types.coroutine
+def suspend(request: Request) -> Generator[Request, Wait, Wait]:
+    """Ends the step; the value is what ended the wait."""
+    return (yield request)
+
+
+_supervisor: Coroutine[Request, Wait, None] | None = None  # this process's, from its first step on
+
+
+def step(plpy: Any, process: str, bits: int) -> Request:
+    """The body of `tensile._step`. The module of that name, `pyworker.<process>`, has the coroutine: `run(plpy)`."""
+    global _supervisor
+    if _supervisor is None:
+        _supervisor = importlib.import_module(f"pyworker.{process}").run(plpy)
+        return _resume(_supervisor, None)
+    if inspect.getcoroutinestate(_supervisor) == inspect.CORO_CLOSED:
+        return DONE  # it has ended with an error that did not end the process
+    return _resume(_supervisor, Wait(bits))
+
+
+def _resume(supervisor: Coroutine[Request, Wait, None], bits: Wait | None) -> Request:
+    try:
+        return supervisor.send(bits)  # type: ignore[arg-type]
+    except StopIteration:
+        return DONE
+
+
 class Server:
     """The server through PL/Python: prepared calls, commits, waiting. One per process."""
 
@@ -118,6 +176,7 @@ class Server:
         self.plpy = plpy
         self.stopping = False  # SIGTERM has come; sticky
         self.woken = False  # somebody set the latch: look what has changed; whoever looks resets it
+        self.resumed_at = time.monotonic()  # when the last wait ended
         self._plans: dict[str, Any] = {}
         self._logged: set[str] = set()
         encoding = plpy.execute("SELECT pg_catalog.current_setting('server_encoding') AS value")[0]["value"]
@@ -162,34 +221,60 @@ class Server:
         """What was wrong is over; if it comes back, that is news."""
         self._logged.clear()
 
-    def wait(self, fd: int, seconds: float, writable: bool = False) -> Wait:
-        """Sleeps until the socket is ready (-1: no socket), the latch is set or `seconds` have passed, and commits.
-        Raises Gone, and plpy.spiexceptions.QueryCanceled."""
-        bits = Wait(self.call("tensile._wait(int4,int4,bool)", fd, max(0, math.ceil(seconds * 1000)), writable))
-        self.commit()
+    async def wait(self, fd: int, seconds: float, writable: bool = False) -> Wait:
+        """Ends the transaction and sleeps until the socket is ready (-1: no socket), the latch is set or `seconds` have
+        passed. Raises Gone and CancelRequest."""
+        bits = await self._suspend(fd, seconds, writable)
         if bits & Wait.GONE:
             raise Gone
+        if bits & Wait.CANCEL:
+            raise CancelRequest
+        return bits
+
+    async def sleep(self, seconds: float) -> None:
+        """Lets that time pass, whatever happens meanwhile; ends early when the supervisor is to stop. Raises Gone."""
+        end = time.monotonic() + seconds
+        while not self.stopping and (left := end - time.monotonic()) > 0:
+            if await self._suspend(-1, left) & Wait.GONE:
+                raise Gone
+
+    async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
+        """The condition, asked again and again for so long, or for a second when the supervisor is to stop. Raises
+        nothing: for ends, which happen whatever comes."""
+        start, pause = time.monotonic(), 0.005
+        while not (true := condition()):
+            if time.monotonic() - start > (min(1.0, seconds) if self.stopping else seconds):
+                break
+            await self._suspend(-1, pause)
+            pause = min(2 * pause, 0.1)
+        return true
+
+    async def _suspend(self, fd: int, seconds: float, writable: bool = False) -> Wait:
+        bits = await suspend(Request(fd, max(0, math.ceil(seconds * 1000)), writable))
+        self.resumed_at = time.monotonic()
         self.stopping = self.stopping or bool(bits & Wait.STOP)
         self.woken = self.woken or bool(bits & Wait.LATCH)
         return bits
 
-    def loop(self, turn: Callable[[], float]) -> None:
+    async def loop(self, turn: Callable[[], Awaitable[float]]) -> None:
         """Calls `turn` until STOP or GONE, sleeping as many seconds as it answers or until the latch is set. An SQL
         error is logged once per cause and ends only its turn; the pause doubles up to 30 s while it lasts."""
         pause = 1.0
         while not self.stopping:
             try:
-                self.wait(-1, turn())
+                await self.wait(-1, await turn())
                 pause = 1.0
             except Gone:
                 return
-            except self.plpy.SPIError as error:
+            except (self.plpy.SPIError, CancelRequest) as error:
                 self.rollback()
                 if not self.installed():
                     return
                 self.log_once(str(error))
-                self.call("pg_catalog.pg_sleep(float8)", pause)  # not _wait: it may be what failed
-                self.rollback()
+                try:
+                    await self.sleep(pause)
+                except Gone:
+                    return
                 pause = min(2 * pause, 30.0)
 
     def installed(self) -> bool:
@@ -217,6 +302,9 @@ class Server:
         return json.dumps(clean(value))
 
 
+unreaped: list[subprocess.Popen[bytes]] = []  # children that SIGKILL has not ended yet
+
+
 class Child:
     """One child process and the connection to it.
 
@@ -233,8 +321,8 @@ class Child:
         timeout: float = 0,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`pyworker/<name>.py` is run with `threads` computing threads; a child that is silent for `timeout` seconds
-        counts as hung (0: never)."""
+        """`pyworker/<name>.py` is run with `threads` computing threads; a child that is silent and computes nothing
+        for `timeout` seconds counts as hung (0: never)."""
         self._server = server
         self._name = name
         self._environment = child_environment(threads) | dict(environment or {})
@@ -244,15 +332,17 @@ class Child:
         self._connection: Connection | None = None
         self._log = -1
         self._heard = time.monotonic()
+        self._silence: tuple[float, float] | None = None  # a time since then, and the busy_seconds until then
 
     # -- life ---------------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Spawns the child and exchanges HELLO."""
+        unreaped[:] = [process for process in unreaped if process.poll() is None]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
         self._connection = Connection(ours)
-        self._log = os.memfd_create("pg_tensile")
+        self._log = os.memfd_create(LOG_NAME)
         fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)  # writes go to the end, also after it was truncated
         with theirs:
             bindings = {FD_VARIABLE: str(theirs.fileno()), PARENT_VARIABLE: str(os.getpid())}
@@ -270,31 +360,41 @@ class Child:
                 reason = error.strerror if isinstance(error, OSError) else error
                 raise self._unusable(f'cannot start "{self._python}": {reason}') from error
         self._connection.queue(FrameType.HELLO, header={"version": VERSION})
-        self._check_hello(self._first_frame())
+        self._check_hello(await self._first_frame())
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Kills the child with everything it started, and reaps it."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(10)
-            self._process = None
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-        if self._log >= 0:
-            os.close(self._log)
-            self._log = -1
+        try:
+            await self._end()
+        finally:
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+            if self._log >= 0:
+                os.close(self._log)
+                self._log = -1
 
-    def _first_frame(self) -> Frame:
+    async def _end(self) -> int | None:
+        """Its exit code. One that cannot be reaped (it is stuck in a device's driver) must not keep its supervisor: the
+        next start of a child reaps it, or init."""
+        process, self._process = self._process, None
+        if process is None:
+            return None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        if await self._server.until(partial(has_exited, process.pid), KILL_LIMIT):
+            return process.wait()  # returns at once
+        unreaped.append(process)
+        self._server.log_once(f"the {self._name} (PID {process.pid}) does not end: SIGKILL has had no effect")
+        return None
+
+    async def _first_frame(self) -> Frame:
         deadline = time.monotonic() + HELLO_TIMEOUT
         while time.monotonic() < deadline:
             try:
-                frame = self.receive(1)
+                frame = await self.receive(1)
             except ChildDied as death:
-                assert self._process is not None
-                if (self._process.returncode or 0) < 0:
+                if (death.code or 0) < 0:
                     raise  # killed: that may pass
                 raise self._unusable(f'"{self._python}" cannot run the {self._name}: {death.reason}') from death
             if frame is not None:
@@ -346,32 +446,36 @@ class Child:
         assert self._connection is not None
         self._connection.queue(type, job, rank, header, buffers)
 
-    def drain(self) -> Iterator[Frame]:
+    async def drain(self) -> AsyncIterator[Frame]:
         """Sends all that is in line and yields the frames that arrive meanwhile. Raises Stopped."""
         while not self._flush():
-            frame = self.receive(1)
+            frame = await self.receive(1)
             if frame is not None:
                 yield frame
             if self._server.stopping:
                 raise Stopped
 
-    def receive(self, seconds: float) -> Frame | None:
+    async def receive(self, seconds: float) -> Frame | None:
         """The child's next frame, or None when something else ended the wait (time-out, latch, STOP). Raises
         ChildDied."""
         frame = self._poll()
         if frame is None:
-            self._server.wait(self.fd, seconds, writable=not self._flush())
-            exited = self._exited()  # asked first: what it sent before it died counts
+            await self._server.wait(self.fd, seconds, writable=not self._flush())
+            exited = has_exited(self.pid)  # asked first: what it sent before it died counts
             frame = self._poll()
             if frame is None:
-                self._check_alive(exited)
+                await self._check_alive(exited)
+        elif time.monotonic() - self._server.resumed_at > BUSY_LIMIT:
+            await self._server.wait(self.fd, 0)
+        cut_output(self._log)
         if frame is not None:
-            self._heard = time.monotonic()
+            self.patience()
         return frame
 
     def patience(self) -> None:
-        """The supervisor was busy and did not listen: the child has its whole time again."""
+        """The child was heard, or the supervisor was busy and did not listen: the child has its whole time again."""
         self._heard = time.monotonic()
+        self._silence = None
 
     def _poll(self) -> Frame | None:
         assert self._connection is not None
@@ -390,34 +494,38 @@ class Child:
         except OSError:
             return True  # its end is closed: what it said before and how it died will be seen by reading
 
-    def _exited(self) -> bool:
-        """Looks without reaping: until `close`, the process group cannot be anybody else's."""
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-    def _check_alive(self, exited: bool) -> None:
-        assert self._connection is not None and self._process is not None
+    async def _check_alive(self, exited: bool) -> None:
+        assert self._connection is not None
         if exited or self._connection.closed:
-            raise self._death()
-        if self._timeout and time.monotonic() - self._heard > self._timeout:
-            reason = f"{self._name} sent nothing for {self._timeout:.0f} s (pg_tensile.executor_timeout) and was killed"
-            raise ChildDied(reason, self.output() or None)
-        if os.fstat(self._log).st_size > LOG_LIMIT:
-            os.ftruncate(self._log, 0)
+            raise await self._death()
+        if self._timeout:
+            self._check_hung()
 
-    def _death(self) -> ChildDied:
+    def _check_hung(self) -> None:
+        """A graph that is captured, or one long step, sends nothing; but it computes, which a deadlock does not. One
+        that computes for ever is ended, too, after MAX_SILENCES times the time-out."""
+        now, computed = time.monotonic(), busy_seconds(self.pid)
+        since, before = self._silence = self._silence or (now, computed)
+        if now - since <= self._timeout:
+            return
+        self._silence = (now, computed)
+        if computed - before < COMPUTING * (now - since):
+            reason = f"sent nothing for {self._timeout:.0f} s (pg_tensile.executor_timeout) and was killed"
+        elif now - self._heard > MAX_SILENCES * self._timeout:
+            reason = f"computed for {now - self._heard:.0f} s without sending anything and was killed"
+        else:
+            return
+        raise ChildDied(f"{self._name} {reason}", self.output() or None)
+
+    async def _death(self) -> ChildDied:
         """Waits for the rest of an exit, ends what the child started, and says how it died."""
-        assert self._process is not None
-        deadline = time.monotonic() + 2
-        while not self._exited() and time.monotonic() < deadline:
-            time.sleep(0.005)  # its socket is closed: it is on its way out
         reason = "closed its connection and had to be killed"
-        exited = self._exited()
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        code = self._process.wait()
-        if exited:
+        # Its socket is closed: it is on its way out. Until it is reaped, the process group cannot be anybody else's.
+        exited = await self._server.until(partial(has_exited, self.pid), EXIT_LIMIT)
+        code = await self._end()
+        if exited and code is not None:
             reason = describe_exit(code)
-        return ChildDied(f"{self._name} {reason}", self.output() or None)
+        return ChildDied(f"{self._name} {reason}", self.output() or None, code)
 
     def output(self) -> str:
         """The tail of what the child wrote to its standard output and error."""
@@ -425,6 +533,26 @@ class Child:
             return ""
         size = os.fstat(self._log).st_size
         return os.pread(self._log, LOG_TAIL, max(0, size - LOG_TAIL)).decode(errors="replace").strip()
+
+
+def has_exited(pid: int) -> bool:
+    """Looks at a child without reaping it."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def busy_seconds(pid: int) -> float:
+    """What a process has computed, with the children that it has waited for, and how long its threads have waited for a
+    core; 0 if it is gone."""
+    folder = Path(f"/proc/{pid}")
+    try:
+        fields = (folder / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    delays = 0
+    for thread in folder.glob("task/*/schedstat"):
+        with contextlib.suppress(OSError, IndexError):  # it has ended, or the kernel does not count
+            delays += int(thread.read_text().split()[1])
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") + delays / 1e9
 
 
 def describe_exit(code: int) -> str:

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from pyworker.supervisor import (
+    CancelRequest,
     Child,
     ChildDied,
     Failure,
@@ -62,15 +63,16 @@ class Cancelled(Exception):
     """cancel_job was called."""
 
 
-def run(plpy: Any, job: int) -> None:
-    """The body of `tensile.run_worker(job)`."""
+async def run(plpy: Any) -> None:
+    """The worker process."""
     server = Server(plpy)
+    job = server.call("tensile._my_job()")
     try:
         row = json.loads(server.call("tensile._job_begin(int4)", os.getpid()))
         server.commit()
     except plpy.spiexceptions.ObjectNotInPrerequisiteState:
         return  # cancelled, or reaped because this worker came too late
-    Worker(server, job, row).run()
+    await Worker(server, job, row).run()
 
 
 class Worker:
@@ -95,14 +97,14 @@ class Worker:
         timeout = float(server.number("pg_tensile.executor_timeout"))
         self._child = Child(server, "executor", threads=self._threads, timeout=timeout)
 
-    def run(self) -> None:
+    async def run(self) -> None:
         """Trains, and writes the end whatever it is."""
         plpy = self._server.plpy
         try:
-            self._train()
+            await self._train()
         except Gone:
             return
-        except (Cancelled, plpy.spiexceptions.QueryCanceled):
+        except (Cancelled, CancelRequest, plpy.spiexceptions.QueryCanceled):
             self._end("cancelled")
         except Stopped:
             self._interrupt(STOPPED, retry=False)
@@ -118,28 +120,28 @@ class Worker:
         except Exception as error:  # a fault of ours must not leave the job running
             self._end("failed", Failure("XX000", f"the supervisor failed: {error!r}", traceback=traceback.format_exc()))
         finally:
-            self._child.close()
+            await self._child.close()
 
     # -- phases -------------------------------------------------------------------------------------------------------
 
-    def _train(self) -> None:
+    async def _train(self) -> None:
         try:
-            self._attempt()
-        except self._server.plpy.spiexceptions.QueryCanceled:
+            await self._attempt()
+        except (CancelRequest, self._server.plpy.spiexceptions.QueryCanceled):
             self._server.rollback()
-            self._server.wait(-1, 0)  # role or extension dropped?
+            await self._server.wait(-1, 0)  # role or extension dropped?
             self._look()
             raise Cancelled from None  # pg_cancel_backend
 
-    def _attempt(self) -> None:
+    async def _attempt(self) -> None:
         self._report({"phase": "starting"})
-        self._child.start()
+        await self._child.start()
         self._send_job()
         if self._row["kind"] == "train":
-            self._send_checkpoint()
-            self._drain()
-            self._feed()
-        self._listen()
+            await self._send_checkpoint()
+            await self._drain()
+            await self._feed()
+        await self._listen()
 
     def _send_job(self) -> None:
         models = self._server.rows("SELECT device, models FROM tensile._job_latency_models()")
@@ -177,7 +179,7 @@ class Worker:
         asked = self._options.get("threads") or self._server.number("pg_tensile.threads")
         return int(asked) or max(1, (cores() - 1) // max(1, self._row["running"]))  # one core is the server's
 
-    def _send_checkpoint(self) -> None:
+    async def _send_checkpoint(self) -> None:
         if self._row["checkpoint"] is None:
             return
         chunk = self._read_chunk(0)
@@ -186,22 +188,22 @@ class Worker:
             following = self._read_chunk(seq + 1)
             header = {"kind": "checkpoint", "seq": seq, "last": following is None, "meta": None}
             self._child.queue(FrameType.STATE, self._job, header=header, buffers=[chunk])
-            self._drain()
+            await self._drain()
             chunk, seq = following, seq + 1
 
     def _read_chunk(self, seq: int) -> bytes | None:
         chunk: bytes | None = self._server.call("tensile._job_checkpoint_read(int4)", seq)
         return chunk
 
-    def _drain(self) -> None:
-        for frame in self._child.drain():
+    async def _drain(self) -> None:
+        async for frame in self._child.drain():
             self._handle(frame)
 
-    def _feed(self) -> None:
+    async def _feed(self) -> None:
         """Query results to the executor, in one transaction. An executor that dies meanwhile is the reason, not the
         broken connection that the query saw. Whoever cancels the job, or drops what it needs, interrupts the query."""
         self._report({"phase": "loading"})
-        self._server.wait(-1, 0)  # forgets older wake-ups: those from here on interrupt the query
+        await self._server.wait(-1, 0)  # forgets older wake-ups: those from here on interrupt the query
         self._look()
         plpy = self._server.plpy
         row = self._row
@@ -215,20 +217,20 @@ class Worker:
         except plpy.SPIError as error:
             self._server.rollback()
             failure = failure_of_sql(error)
-            self._hear_out(seconds=1.0 if failure.sqlstate.startswith("08") else 0.0)
+            await self._hear_out(seconds=1.0 if failure.sqlstate.startswith("08") else 0.0)
             raise failure from None
         self._child.patience()
         self._server.call("tensile._job_rows(int8)", rows)
         self._server.commit()
 
-    def _hear_out(self, seconds: float) -> None:
+    async def _hear_out(self, seconds: float) -> None:
         """Raises what the executor has to say for itself, if anything."""
-        frame = self._child.receive(seconds)
+        frame = await self._child.receive(seconds)
         while frame is not None:
             self._handle(frame)
-            frame = self._child.receive(seconds)
+            frame = await self._child.receive(seconds)
 
-    def _listen(self) -> None:
+    async def _listen(self) -> None:
         """Until the executor is done; on STOP it is asked for a checkpoint and gets STOP_GRACE seconds."""
         deadline: float | None = None
         while True:
@@ -238,7 +240,7 @@ class Worker:
             left = TICK if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 raise Stopped
-            frame = self._child.receive(min(TICK, left))
+            frame = await self._child.receive(min(TICK, left))
             if frame is not None and self._handle(frame):
                 return
             if self._server.woken or time.monotonic() - self._last_look >= TICK:

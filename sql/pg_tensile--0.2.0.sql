@@ -31,8 +31,6 @@ CREATE FUNCTION tensile._version() RETURNS text
     LANGUAGE C STABLE AS 'MODULE_PATHNAME', 'tensile_version';
 
 -- Waiting and notifying
-CREATE FUNCTION tensile._wait(fd int, timeout_ms int, writable bool DEFAULT false) RETURNS int
-    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_wait';
 CREATE FUNCTION tensile._wait_for_change(timeout_ms int) RETURNS void
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_wait_for_change';
 CREATE FUNCTION tensile._notify(job bigint) RETURNS void
@@ -43,6 +41,8 @@ CREATE FUNCTION tensile._models_changed() RETURNS trigger
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_models_changed';
 
 -- Workers
+CREATE FUNCTION tensile._process() RETURNS text
+    LANGUAGE C STABLE AS 'MODULE_PATHNAME', 'tensile_my_process';
 CREATE FUNCTION tensile._my_job() RETURNS bigint
     LANGUAGE C STABLE AS 'MODULE_PATHNAME', 'tensile_my_job';
 CREATE FUNCTION tensile._launch_worker(job bigint, owner oid) RETURNS text
@@ -1932,29 +1932,17 @@ $$;
 -- What the background workers run
 ------------------------------------------------------------------------------------------------------------------------
 
-CREATE PROCEDURE tensile.run_controller() LANGUAGE plpython3u AS $$
-from pyworker import controller
-controller.run(plpy)
+-- One step, and what to wait for before the next one: no time-out after the last. Workers are executed as the role that
+-- submitted the job, so everybody may execute it; _process() raises outside our processes, before Python imports anything.
+CREATE PROCEDURE tensile._step(bits int, INOUT fd int, INOUT timeout_ms int, INOUT writable bool)
+    LANGUAGE plpython3u
+AS $$
+process = plpy.execute("SELECT tensile._process() AS name")[0]["name"]
+from pyworker import supervisor
+return supervisor.step(plpy, process, bits)
 $$;
-CREATE PROCEDURE tensile.run_scheduler() LANGUAGE plpython3u AS $$
-from pyworker import scheduler
-scheduler.run(plpy)
-$$;
-CREATE PROCEDURE tensile.run_inference() LANGUAGE plpython3u AS $$
-from pyworker import inference
-inference.run(plpy)
-$$;
--- Executed as the role that submitted the job, so everybody may execute it; _my_job() raises outside a worker.
-CREATE PROCEDURE tensile.run_worker(job bigint) LANGUAGE plpython3u AS $$
-if plpy.execute("SELECT tensile._my_job() AS job")[0]["job"] != job:
-    plpy.error("this worker was started for another job", sqlstate="42501")
-from pyworker import worker
-worker.run(plpy, job)
-$$;
-COMMENT ON PROCEDURE tensile.run_controller() IS 'private: body of the controller process';
-COMMENT ON PROCEDURE tensile.run_scheduler() IS 'private: body of the scheduler process';
-COMMENT ON PROCEDURE tensile.run_inference() IS 'private: body of the inference process';
-COMMENT ON PROCEDURE tensile.run_worker(bigint) IS 'private: body of a job''s worker process';
+COMMENT ON PROCEDURE tensile._step(int, int, int, bool) IS
+    'private: one step of a controller, scheduler, inference or worker process';
 
 ------------------------------------------------------------------------------------------------------------------------
 -- The API
@@ -2112,6 +2100,8 @@ return explain.run(plpy, spec)
 $$;
 CREATE FUNCTION tensile._explain_feed(fd int) RETURNS bigint
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_explain_feed';
+CREATE FUNCTION tensile._explain_wait(fd int, timeout_ms int, writable bool) RETURNS int
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_explain_wait';
 
 CREATE FUNCTION @extschema@.explain_training(model text, query text, target text,
         epochs int DEFAULT 10, batch_size int DEFAULT 64, optimizer text DEFAULT 'adamw',
@@ -2423,9 +2413,10 @@ GRANT EXECUTE ON FUNCTION
     tensile._version(), tensile._owned(oid, name), tensile._check_architecture(jsonb), tensile._check_options(jsonb),
     tensile._progress(), tensile._devices(), tensile._plan(), tensile._predictions(),
     tensile._submitted_here(bigint), tensile._wait_for_change(int), tensile._job_result(bigint, timestamptz),
-    tensile._wait_round(timestamptz), tensile._explain_feed(int), tensile._calibration_workloads(),
+    tensile._wait_round(timestamptz), tensile._explain_feed(int),
+    tensile._explain_wait(int, int, bool), tensile._calibration_workloads(),
     tensile._no_such_job(bigint), tensile._raise(text, text, text, text),
-    tensile._my_job(), tensile._wait(int, int, bool), tensile._feed(int, text, text, jsonb),
+    tensile._process(), tensile._my_job(), tensile._feed(int, text, text, jsonb),
     tensile._fetch_plan(bigint),
     tensile._acknowledge_plan(bigint),
     tensile._register_device(text, bigint, float8, float8, bigint),
@@ -2443,7 +2434,7 @@ GRANT EXECUTE ON FUNCTION
     tensile._job_version(text, jsonb, jsonb), tensile._job_weights(bigint, int, bytea),
     tensile._job_end(text, text, text, text, text, text, text[]), tensile._job_interrupt(text, bool, text)
     TO PUBLIC;
-GRANT EXECUTE ON PROCEDURE tensile.run_worker(bigint) TO PUBLIC;
+GRANT EXECUTE ON PROCEDURE tensile._step(int, int, int, bool) TO PUBLIC;
 
 -- Wakes the launcher when this commits.
 SELECT tensile._notify(0);

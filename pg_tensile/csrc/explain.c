@@ -6,8 +6,8 @@
  * dry run and has the query's rows sent to it; its lines, or the error that it returns.
  *
  * The executor runs as the server's operating-system user, so nobody but us may start it: tensile._explain is nobody's to
- * execute and is called without a look at its ACL. What it needs as the caller, tensile._wait and tensile._explain_feed,
- * works only while it runs. The one code of the user that runs meanwhile is the training query, where neither works.
+ * execute and is called without a look at its ACL. What it needs as the caller, tensile._explain_wait and
+ * tensile._explain_feed, works only while it runs. The one code of the user that runs meanwhile is the training query, where neither works.
  *
  * An error of the supervisor comes as columns: what PL/Python raises has its exception's name before the message.
  */
@@ -31,6 +31,7 @@
 
 PG_FUNCTION_INFO_V1(tensile_explain_training);
 PG_FUNCTION_INFO_V1(tensile_explain_feed);
+PG_FUNCTION_INFO_V1(tensile_explain_wait);
 
 typedef struct Explanation
 {
@@ -48,17 +49,41 @@ tensile_explaining(void)
 	return current != NULL && !current->feeding;
 }
 
+bool
+tensile_explanation_runs(void)
+{
+	return current != NULL;
+}
+
+static void
+require_explaining(const char *function)
+{
+	if (!tensile_explaining())
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("%s is for explain_training only", function),
+				 errhint("Use explain_training to see what training on a query would take.")));
+}
+
+/* tensile._explain_wait(fd, timeout_ms, writable): a wait in the caller's transaction, whose snapshots stay. */
+Datum
+tensile_explain_wait(PG_FUNCTION_ARGS)
+{
+	uint32		events = WL_SOCKET_READABLE | (PG_GETARG_BOOL(2) ? WL_SOCKET_WRITEABLE : 0);
+	int			result;
+
+	require_explaining("tensile._explain_wait");
+	result = tensile_socket_bits(tensile_wait_socket(PG_GETARG_INT32(0), events, PG_GETARG_INT32(1)));
+	PG_RETURN_INT32(result ? result : TENSILE_WAIT_TIMEOUT);
+}
+
 /* tensile._explain_feed(fd) → rows: the query that is being explained, to its executor */
 Datum
 tensile_explain_feed(PG_FUNCTION_ARGS)
 {
 	volatile int64 rows = 0;
 
-	if (!tensile_explaining())
-		ereport(ERROR,
-				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
-				 errmsg("tensile._explain_feed is for explain_training only"),
-				 errhint("Use explain_training to see what training on a query would take.")));
+	require_explaining("tensile._explain_feed");
 	current->feeding = true;
 	PG_TRY();
 	{

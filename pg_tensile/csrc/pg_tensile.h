@@ -238,7 +238,7 @@ extern TensileSlot *tensile_slot_of_job(int64 job); /* of this database; caller 
 extern TensileSlot *tensile_copy_slots(int *nslots);
 extern bool tensile_role_visible(Oid role); /* may the current user see what that role runs? */
 
-/* Wakes a process from tensile._wait; caller holds shared->lock, shared is enough. */
+/* Wakes a process from its wait; caller holds shared->lock, shared is enough. */
 extern void tensile_wake(TensileWakeup *wakeup);
 
 /* ---- this process (worker.c) ---- */
@@ -274,16 +274,21 @@ extern int	tensile_wait_socket(int fd, uint32 wl_events, long timeout_ms);
 
 extern void tensile_setup_signals(void);	/* SIGHUP, SIGTERM and SIGINT of our processes; unblocks signals */
 
-/* Bits that tensile._wait returns. */
+/* What ended a wait: bits for tensile._step. */
 #define TENSILE_WAIT_READABLE 1
 #define TENSILE_WAIT_WRITABLE 2
 #define TENSILE_WAIT_LATCH 4
 #define TENSILE_WAIT_TIMEOUT 8
 #define TENSILE_WAIT_STOP 16	/* once for each SIGTERM */
 #define TENSILE_WAIT_GONE 32
+#define TENSILE_WAIT_CANCEL 64	/* a cancel request came while it waited, or before */
 
 extern bool tensile_wakeup_pending(void);	/* somebody has woken this process since its last wait */
+extern int	tensile_socket_bits(int wl_events); /* READABLE and WRITABLE */
+
+/* A wait of one of our processes, outside any transaction. The second one is connected, and looks for GONE as well. */
 extern int	tensile_wait_stoppable(int fd, uint32 wl_events, long timeout_ms);
+extern int	tensile_wait_connected(int fd, uint32 wl_events, long timeout_ms);
 
 /* ---- at commit (notify.c) ---- */
 

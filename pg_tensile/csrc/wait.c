@@ -1,8 +1,9 @@
 /*
  * wait.c: how our processes wait, and how they stop.
  *
- * PL/Python never checks for interrupts, so a supervisor waits here, through tensile._wait, for everything that can
- * happen to it: its child's socket, a wake-up, the time, cancel, reload, stop, the postmaster's death.
+ * A supervisor's loop is worker.c's: a step of it runs in PL/Python, which never checks for interrupts, and ends; then
+ * the process waits here, outside any transaction, for everything that can happen to it: its child's socket, a wake-up,
+ * the time, cancel, reload, stop, the postmaster's death.
  *
  * SIGTERM stops a supervisor gently: die() would throw it out of Python without running `finally`, and its job would
  * lose what it did since the last checkpoint. So the handler only remembers the signal and sets the latch, and the next
@@ -17,16 +18,14 @@
 #include <signal.h>
 #include <time.h>
 
-#include "fmgr.h"
+#include "access/xact.h"
 #include "libpq/pqsignal.h"
 #include "miscadmin.h"
 #include "postmaster/interrupt.h"
 #include "storage/ipc.h"
-#include "storage/proc.h"
 #include "tcop/tcopprot.h"
 #include "utils/guc.h"
 #include "utils/inval.h"
-#include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
@@ -35,8 +34,6 @@
 
 #define STOP_PATIENCE_S 1
 #define LOOK_INTERVAL_MS 1000	/* between looks whether extension and role exist */
-
-PG_FUNCTION_INFO_V1(tensile_wait);
 
 static volatile sig_atomic_t stop_pending = false;	/* SIGTERM came, no wait has returned STOP for it yet */
 static volatile sig_atomic_t waiting = false;
@@ -99,6 +96,25 @@ take_stop(void)
 
 /* ---- waiting ---- */
 
+/* Shown in pg_stat_activity: a supervisor waits for its child or for work, a session for the predictor. */
+static uint32
+wait_event(void)
+{
+#if PG_VERSION_NUM >= 170000
+	static uint32 supervisor = 0;
+	static uint32 predictor = 0;
+
+	if (supervisor == 0)
+	{
+		supervisor = WaitEventExtensionNew("PgTensileSupervisor");
+		predictor = WaitEventExtensionNew("PgTensilePredictor");
+	}
+	return tensile_process != TENSILE_NO_PROCESS || tensile_explanation_runs() ? supervisor : predictor;
+#else
+	return PG_WAIT_EXTENSION;
+#endif
+}
+
 int
 tensile_wait_socket(int fd, uint32 wl_events, long timeout_ms)
 {
@@ -109,7 +125,7 @@ tensile_wait_socket(int fd, uint32 wl_events, long timeout_ms)
 		wake |= wl_events & (WL_SOCKET_READABLE | WL_SOCKET_WRITEABLE);
 	if (timeout_ms >= 0)
 		wake |= WL_TIMEOUT;
-	events = WaitLatchOrSocket(MyLatch, wake, fd >= 0 ? fd : PGINVALID_SOCKET, timeout_ms, PG_WAIT_EXTENSION);
+	events = WaitLatchOrSocket(MyLatch, wake, fd >= 0 ? fd : PGINVALID_SOCKET, timeout_ms, wait_event());
 	if (events & WL_LATCH_SET)
 		ResetLatch(MyLatch);
 	CHECK_FOR_INTERRUPTS();
@@ -154,89 +170,76 @@ gone(void)
 {
 	uint64		drops = pg_atomic_read_u64(&tensile_shared->drops);
 	TimestampTz now = GetCurrentTimestamp();
+	bool		result;
 
 	if (drops == seen_drops && !TimestampDifferenceExceeds(looked_at, now, LOOK_INTERVAL_MS))
 		return false;
 	seen_drops = drops;
 	looked_at = now;
-	AcceptInvalidationMessages();
-	return !tensile_still_there();
+	SetCurrentStatementStartTimestamp();
+	StartTransactionCommand();
+	result = !tensile_still_there();
+	CommitTransactionCommand();
+	return result;
 }
 
-/* Bits of tensile._wait for the socket. */
-static int
-socket_bits(int events)
+int
+tensile_socket_bits(int events)
 {
 	return (events & WL_SOCKET_READABLE ? TENSILE_WAIT_READABLE : 0) |
 		(events & WL_SOCKET_WRITEABLE ? TENSILE_WAIT_WRITABLE : 0);
 }
 
-/* One wait; bits as tensile._wait returns them, but for GONE. */
+/* A cancel request is an answer here, not an error. */
+static bool
+take_cancel(void)
+{
+	if (!QueryCancelPending)
+		return false;
+	QueryCancelPending = false;
+	return true;
+}
+
 int
 tensile_wait_stoppable(int fd, uint32 wl_events, long timeout_ms)
 {
-	volatile int events = 0;
-	volatile int result = 0;
-	volatile long sleep_ms = timeout_ms;
-
-	waiting = true;				/* from here on SIGTERM only sets the latch */
-	PG_TRY();
-	{
-		/* If something has happened already, ask the socket all the same, but don't sleep. */
-		if (stop_pending || ConfigReloadPending || tensile_wakeup_pending())
-			sleep_ms = 0;
-		events = tensile_wait_socket(fd, wl_events, sleep_ms);
-		if (take_stop())
-			result |= TENSILE_WAIT_STOP;
-	}
-	PG_FINALLY();
-	{
-		waiting = false;
-	}
-	PG_END_TRY();
-
-	if (reload_settings())
-		result |= TENSILE_WAIT_LATCH;
-	result |= socket_bits(events);
-	if (take_wakeup() || (events & WL_LATCH_SET))
-		result |= TENSILE_WAIT_LATCH;
-	if (result == 0)
-		result = TENSILE_WAIT_TIMEOUT;
-	return result;
-}
-
-/*
- * The snapshots of the statements we are in will read nothing any more: a supervisor commits after each wait. So they are
- * not advertised while it sleeps, and VACUUM and CREATE INDEX CONCURRENTLY elsewhere need not wait for it. Whatever
- * looks at a table after the wait takes a snapshot of its own, which advertises itself.
- */
-static void
-release_xmin(void)
-{
-	InvalidateCatalogSnapshot();
-	MyProc->xmin = InvalidTransactionId;
-}
-
-/* tensile._wait(fd, timeout_ms, writable): see docs/internals.md. */
-Datum
-tensile_wait(PG_FUNCTION_ARGS)
-{
-	int			fd = PG_GETARG_INT32(0);
-	uint32		events = WL_SOCKET_READABLE | (PG_GETARG_BOOL(2) ? WL_SOCKET_WRITEABLE : 0);
+	int			events;
 	int			result;
 
-	tensile_require_preload();
-	if (tensile_explaining())	/* a session, in a transaction that goes on: neither its snapshots nor SIGTERM are ours */
-	{
-		result = socket_bits(tensile_wait_socket(fd, events, PG_GETARG_INT32(1)));
-		PG_RETURN_INT32(result ? result : TENSILE_WAIT_TIMEOUT);
-	}
-	if (tensile_process == TENSILE_NO_PROCESS)
-		ereport(ERROR,
-				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE), errmsg("only processes of pg_tensile may call this function")));
-	release_xmin();
-	result = tensile_wait_stoppable(fd, events, PG_GETARG_INT32(1));
+	HOLD_CANCEL_INTERRUPTS();
+	waiting = true;				/* from here on SIGTERM only sets the latch */
+	/* If something has happened already, ask the socket all the same, but don't sleep. */
+	if (stop_pending || QueryCancelPending || ConfigReloadPending || tensile_wakeup_pending())
+		timeout_ms = 0;
+	events = tensile_wait_socket(fd, wl_events, timeout_ms);
+	result = tensile_socket_bits(events);
+	if (take_stop())
+		result |= TENSILE_WAIT_STOP;
+	/* One that comes from here on belongs to what this process does next, which may be a long query. */
+	waiting = false;
+	if (stop_pending)
+		set_stop_timer(STOP_PATIENCE_S);
+	if (take_cancel())
+		result |= TENSILE_WAIT_CANCEL;
+	RESUME_CANCEL_INTERRUPTS();
+
+	if (events & WL_LATCH_SET)
+		result |= TENSILE_WAIT_LATCH;
+	if (reload_settings())
+		result |= TENSILE_WAIT_LATCH;
+	if (take_wakeup())
+		result |= TENSILE_WAIT_LATCH;
+	return result ? result : TENSILE_WAIT_TIMEOUT;
+}
+
+int
+tensile_wait_connected(int fd, uint32 wl_events, long timeout_ms)
+{
+	int			result = tensile_wait_stoppable(fd, wl_events, timeout_ms);
+
+	HOLD_CANCEL_INTERRUPTS();	/* one that comes now is for the next wait */
 	if (gone())
 		result |= TENSILE_WAIT_GONE;
-	PG_RETURN_INT32(result);
+	RESUME_CANCEL_INTERRUPTS();
+	return result;
 }

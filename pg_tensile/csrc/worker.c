@@ -1,16 +1,20 @@
 /*
- * worker.c: how a background worker becomes a controller, scheduler, worker or inference process.
+ * worker.c: how a background worker becomes a controller, scheduler, worker or inference process, and its loop.
  *
  * Phases of each: take its place in shared memory (a singleton's entry, or the slot that the controller reserved), and
  * register the exit callback that gives it back; only then connect, because connecting may fail (database or role
- * dropped) and must not leave the place taken. Then look for the extension, and run one PL/Python procedure through a
- * top-level portal, which is what lets the procedure commit; SPI would not.
+ * dropped) and must not leave the place taken. Then look for the extension, and loop: a step, which is one CALL of
+ * tensile._step, and a wait (wait.c) for what that step asked for. The supervisor is a coroutine in PL/Python: a step
+ * resumes it, and what it awaits is the CALL's row.
+ *
+ * The CALL runs through a top-level portal, which is what lets a step commit; SPI would not. Between steps there is no
+ * transaction: no snapshot, no time-out of one, and the statistics of what the step did are reported.
  *
  * A worker connects as the submitting role and stays it. What that role has set with ALTER ROLE must not change how the
- * supervisor works, so the few settings that could are set again (reset_settings).
+ * supervisor works, so the settings that could are set again (reset_settings).
  *
- * Ends: the procedure returns → exit 0. An error in it → one log line and exit 1; an error that a singleton has shown
- * before → exit 0 without a line. SIGTERM → see wait.c.
+ * Ends: a step without a time-out was the last → exit 0. An error in it → one log line and exit 1; an error that a
+ * singleton has shown before → exit 0 without a line. SIGTERM → see wait.c.
  */
 #include "postgres.h"
 
@@ -26,11 +30,11 @@
 #include "nodes/makefuncs.h"
 #include "pgstat.h"
 #include "storage/ipc.h"
-#include "storage/proc.h"
 #include "tcop/dest.h"
 #include "tcop/pquery.h"
 #include "tcop/tcopprot.h"
 #include "utils/backend_status.h"
+#include "utils/builtins.h"
 #include "utils/fmgroids.h"
 #include "utils/guc.h"
 #include "utils/memutils.h"
@@ -50,6 +54,7 @@ PGDLLEXPORT void tensile_inference_main(Datum main_arg);
 PGDLLEXPORT void tensile_worker_main(Datum main_arg);
 
 PG_FUNCTION_INFO_V1(tensile_my_job);
+PG_FUNCTION_INFO_V1(tensile_my_process);
 
 TensileProcessKind tensile_process = TENSILE_NO_PROCESS;
 TensileSlot *tensile_my_slot = NULL;
@@ -67,12 +72,18 @@ tensile_in_worker(void)
 	return tensile_process == TENSILE_WORKER;
 }
 
+/* Then the worker executes functions of the submitter's. */
+static bool
+runs_training_query(void)
+{
+	return tensile_in_worker() && tensile_my_slot->feeding;
+}
+
 void
 tensile_require_process(TensileProcessKind kind)
 {
 	tensile_require_preload();
-	/* While the training query runs, the worker executes functions of the submitter's. */
-	if (tensile_process != kind || (kind == TENSILE_WORKER && tensile_my_slot->feeding))
+	if (tensile_process != kind || runs_training_query())
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 				 errmsg("only the pg_tensile %s may call this function", process_names[kind])));
@@ -122,6 +133,17 @@ tensile_my_job(PG_FUNCTION_ARGS)
 {
 	tensile_require_process(TENSILE_WORKER);
 	PG_RETURN_INT64(tensile_my_slot->job);
+}
+
+/* tensile._process() */
+Datum
+tensile_my_process(PG_FUNCTION_ARGS)
+{
+	tensile_require_preload();
+	if (tensile_process == TENSILE_NO_PROCESS || runs_training_query())
+		ereport(ERROR,
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE), errmsg("only processes of pg_tensile may call this function")));
+	PG_RETURN_TEXT_P(cstring_to_text(process_names[tensile_process]));
 }
 
 /* ---- places in shared memory ---- */
@@ -176,17 +198,43 @@ slot_detach(int code, Datum arg)
 
 /* ---- connecting ---- */
 
-/* Whatever the role or the database set for sessions. */
+/*
+ * What the role, the database or the server may have set for sessions, and would change or end what a supervisor does,
+ * or how values look as text and so what is trained.
+ */
+static const struct
+{
+	const char *name;
+	const char *value;
+}			settings[] = {
+	{"role", "none"},
+	{"search_path", "pg_catalog, pg_temp"},
+	{"default_transaction_read_only", "off"},
+	{"default_transaction_deferrable", "off"},
+	{"default_transaction_isolation", "read committed"},
+	{"row_security", "on"},
+	{"lock_timeout", "0"},
+	{"statement_timeout", "0"},
+	{"transaction_timeout", "0"},	/* 17 and later */
+	{"idle_in_transaction_session_timeout", "0"},
+	{"idle_session_timeout", "0"},
+	{"extra_float_digits", "1"},
+	{"bytea_output", "hex"},
+	{"array_nulls", "on"},
+	{"xmlbinary", "base64"},
+	{"standard_conforming_strings", "on"},
+	{"transform_null_equals", "off"},
+	{"check_function_bodies", "on"},
+	/* DROP EXTENSION locks the catalogue's tables in another order: we notice first and give way. */
+	{"deadlock_timeout", "100ms"},
+};
+
 static void
 reset_settings(void)
 {
-	SetConfigOption("role", "none", PGC_USERSET, PGC_S_SESSION);
-	SetConfigOption("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION);
-	SetConfigOption("default_transaction_read_only", "off", PGC_USERSET, PGC_S_SESSION);
-	SetConfigOption("default_transaction_isolation", "read committed", PGC_USERSET, PGC_S_SESSION);
-	SetConfigOption("lock_timeout", "0", PGC_USERSET, PGC_S_SESSION);
-	/* DROP EXTENSION locks the catalogue's tables in another order: we notice first and give way. */
-	SetConfigOption("deadlock_timeout", "100ms", PGC_SUSET, PGC_S_SESSION);
+	for (int i = 0; i < lengthof(settings); i++)
+		if (GetConfigOption(settings[i].name, true, false) != NULL)
+			SetConfigOption(settings[i].name, settings[i].value, PGC_SUSET, PGC_S_SESSION);
 }
 
 /* PL/Python finds the supervisors here. It reads the environment when the first procedure starts it. */
@@ -219,7 +267,42 @@ connect_to(Oid database, Oid role)
 	return OidIsValid(my_extension);
 }
 
-/* ---- running the procedure ---- */
+/* ---- the loop ---- */
+
+/* What a step asks for, from the row of its CALL: (fd, timeout_ms, writable). */
+typedef struct StepReceiver
+{
+	DestReceiver pub;
+	int			fd;
+	long		timeout_ms;
+	bool		writable;
+	bool		last;			/* no time-out: the process is done */
+} StepReceiver;
+
+static void
+step_startup(DestReceiver *self, int operation, TupleDesc typeinfo)
+{
+}
+
+static bool
+step_row(TupleTableSlot *slot, DestReceiver *self)
+{
+	StepReceiver *receiver = (StepReceiver *) self;
+
+	slot_getallattrs(slot);
+	receiver->last = slot->tts_isnull[1];
+	if (receiver->last)
+		return true;
+	receiver->fd = DatumGetInt32(slot->tts_values[0]);
+	receiver->timeout_ms = DatumGetInt32(slot->tts_values[1]);
+	receiver->writable = DatumGetBool(slot->tts_values[2]);
+	return true;
+}
+
+static void
+step_shutdown(DestReceiver *self)
+{
+}
 
 /* Parses, analyses and plans one statement in the current memory context, which must outlive its commits. */
 static List *
@@ -234,16 +317,17 @@ plan_statement(const char *sql)
 	return plans;
 }
 
-/* As a client's CALL runs: the portal is at top level, so the procedure may commit. `sql` must live as long as the process. */
+/* As a client's CALL runs: the portal is at top level, so the procedure may commit. */
 static void
-run_call(const char *sql)
+run_call(const char *sql, DestReceiver *receiver)
 {
-	MemoryContext context = AllocSetContextCreate(TopMemoryContext, "pg_tensile call", ALLOCSET_DEFAULT_SIZES);
-	DestReceiver *receiver = CreateDestReceiver(DestNone);
+	static MemoryContext context = NULL;
 	QueryCompletion completion;
 	Portal		portal;
 	List	   *plans;
 
+	if (context == NULL)
+		context = AllocSetContextCreate(TopMemoryContext, "pg_tensile call", ALLOCSET_DEFAULT_SIZES);
 	debug_query_string = sql;
 	pgstat_report_activity(STATE_RUNNING, sql);
 	SetCurrentStatementStartTimestamp();
@@ -261,7 +345,131 @@ run_call(const char *sql)
 #endif
 	PortalDrop(portal, false);
 	CommitTransactionCommand();
+	debug_query_string = NULL;
+	MemoryContextReset(context);
+}
+
+/* One step; `bits`: what ended the wait before it. */
+static void
+run_step(int bits, StepReceiver *receiver)
+{
+	static char sql[64];		/* pg_stat_activity and an error's context show it */
+
+	snprintf(sql, sizeof(sql), "CALL tensile._step(%d, -1, 0, false)", bits);
+	receiver->last = true;
+	run_call(sql, &receiver->pub);
+}
+
+/* Ends the transaction in which the error was raised; returns the error. */
+static ErrorData *
+recover(void)
+{
+	ErrorData  *error;
+
+	HOLD_INTERRUPTS();
+	MemoryContextSwitchTo(TopMemoryContext);
+	error = CopyErrorData();
+	FlushErrorState();
+	AbortCurrentTransaction();
+	PortalErrorCleanup();
+	MemoryContextSwitchTo(TopMemoryContext);
+	RESUME_INTERRUPTS();
+	return error;
+}
+
+static bool
+still_there(void)
+{
+	bool		result;
+
+	StartTransactionCommand();
+	result = tensile_still_there();
+	CommitTransactionCommand();
+	return result;
+}
+
+/*
+ * What to do about an error outside of Python, where the supervisor has no say. Nothing, if what this process is for was
+ * dropped. A cancel request came after the wait: true, it is given to the step that it kept from running. Other errors
+ * are raised again.
+ */
+static bool
+settle_error(ErrorData *error, StepReceiver *receiver)
+{
+	receiver->last = false;
+	if (error->sqlerrcode == ERRCODE_QUERY_CANCELED)
+		return true;
+	receiver->last = !still_there();
+	if (!receiver->last)
+		ReThrowError(error);
+	FreeErrorData(error);
+	return false;
+}
+
+static void
+run_step_to_its_end(int first_bits, StepReceiver *receiver)
+{
+	volatile int bits = first_bits;
+	volatile bool again;
+
+	do
+	{
+		ErrorData  *volatile error = NULL;
+
+		PG_TRY();
+		{
+			run_step(bits, receiver);
+		}
+		PG_CATCH();
+		{
+			error = recover();
+		}
+		PG_END_TRY();
+		again = error != NULL && settle_error(error, receiver);
+		bits |= TENSILE_WAIT_CANCEL;
+	} while (again);
+}
+
+/*
+ * Waits for what the step asked for. Statistics are reported as a session does that becomes idle: those that come too
+ * soon after the last ones a while later.
+ */
+static int
+wait_idle(const StepReceiver *request)
+{
+	uint32		events = WL_SOCKET_READABLE | (request->writable ? WL_SOCKET_WRITEABLE : 0);
+	long		timeout_ms = request->timeout_ms;
+	long		report_ms = pgstat_report_stat(false);
+	int			bits;
+
 	pgstat_report_activity(STATE_IDLE, NULL);
+	if (report_ms > 0 && report_ms < timeout_ms)
+	{
+		bits = tensile_wait_connected(request->fd, events, report_ms);
+		if (bits != TENSILE_WAIT_TIMEOUT)
+			return bits;
+		pgstat_report_stat(true);
+		timeout_ms -= report_ms;
+	}
+	return tensile_wait_connected(request->fd, events, timeout_ms);
+}
+
+static void
+run_loop(void)
+{
+	StepReceiver receiver = {
+		.pub = {.receiveSlot = step_row,.rStartup = step_startup,.rShutdown = step_shutdown,
+		.rDestroy = step_shutdown,.mydest = DestNone},
+	};
+	int			bits = 0;
+
+	for (;;)
+	{
+		run_step_to_its_end(bits, &receiver);
+		if (receiver.last)
+			return;
+		bits = wait_idle(&receiver);
+	}
 }
 
 /* Has this singleton ended with the same error before, a short while ago? Remembers it. */
@@ -282,13 +490,13 @@ error_is_known(const char *message)
 
 /* The launcher starts a singleton again and again: an error that stays is logged once. */
 static void
-run_singleton_call(const char *sql)
+run_singleton_loop(void)
 {
 	MemoryContext context = CurrentMemoryContext;
 
 	PG_TRY();
 	{
-		run_call(sql);
+		run_loop();
 	}
 	PG_CATCH();
 	{
@@ -317,11 +525,9 @@ run_singleton(TensileProcessKind kind, Oid database)
 		my_outcome = TENSILE_NO_EXTENSION;
 		return;
 	}
-	run_singleton_call(psprintf("CALL tensile.run_%s()", process_names[kind]));
-	StartTransactionCommand();
-	if (!tensile_still_there())
+	run_singleton_loop();
+	if (!still_there())
 		my_outcome = TENSILE_GONE;
-	CommitTransactionCommand();
 }
 
 /* ---- entry points ---- */
@@ -357,7 +563,7 @@ tensile_worker_main(Datum main_arg)
 	tensile_process = TENSILE_WORKER;
 	before_shmem_exit(slot_detach, (Datum) 0);
 	if (connect_to(tensile_my_slot->database, tensile_my_slot->role))
-		run_call(psprintf("CALL tensile.run_worker(" INT64_FORMAT ")", job));
+		run_loop();
 }
 
 /* ---- registering ---- */

@@ -37,42 +37,87 @@ def train(conn: Connection, model: str = "m") -> int:
     return int(value(conn, "SELECT train_model(%s, 'SELECT 1.0 AS x, 2.0 AS y', 'y')", model))
 
 
-LOOP = """
-import json
-kind = {kind}
-plpy.execute("SELECT set_config('client_min_messages', 'error', false)")
-{begin}
-while True:
-    bits = plpy.execute("SELECT tensile._wait(-1, 20) AS bits")[0]["bits"]
-    plpy.commit()
-    if bits & 48:
-        plpy.execute("INSERT INTO stage.endings VALUES ('%s', %d)" % (kind, bits))
-        plpy.commit()
-        break
-    {leave}
-    orders = plpy.execute("SELECT id, sql FROM stage.orders WHERE process = '%s' AND answer IS NULL ORDER BY id" % kind)
-    for order in orders:
-        try:
-            with plpy.subtransaction():
-                result = plpy.execute(order["sql"])
-            answer = [dict(row) for row in result]
-        except plpy.SPIError as error:
-            answer = {{"error": error.sqlstate, "message": str(error)}}
-        plan = plpy.prepare("UPDATE stage.orders SET answer = $1 WHERE id = $2", ["json", "int"])
-        plpy.execute(plan, [json.dumps(answer, default=str), order["id"]])
-        plpy.commit()
+# The body of tensile._step on a stage: the processes named in {staged} execute orders, the others do what they always
+# do. An order is one statement, or several with waits before and between them: "WAIT milliseconds; SELECT ...; WAIT
+# ...". The answer is then that of the last wait.
+STEP = """
+process = plpy.execute("SELECT tensile._process() AS name")[0]["name"]
+import json, sys, types
+from pyworker import supervisor
+
+
+def execute(sql):
+    try:
+        with plpy.subtransaction():
+            return [dict(row) for row in plpy.execute(sql)]
+    except plpy.SPIError as error:
+        return {{"error": error.sqlstate, "message": str(error)}}
+
+
+async def obey(sql):
+    if not sql.startswith("WAIT"):
+        return execute(sql)
+    for part in sql.split("; "):
+        if part.startswith("WAIT"):
+            answer = [{{"bits": int(await supervisor.suspend(supervisor.Request(-1, int(part[5:]), False)))}}]
+        else:
+            execute(part)
+    return answer
+
+
+def leaves(name):
+    if process != "worker":
+        return False
+    if plpy.execute("SELECT tensile._job_status() AS s")[0]["s"] in ("ok", "refused"):
+        return False
+    plpy.execute("SELECT tensile._job_end('cancelled', NULL, NULL, NULL, NULL, NULL, NULL)")
+    return True
+
+
+async def run(plpy):
+    plpy.execute("SELECT set_config('client_min_messages', 'error', false)")
+    name = process
+    if process == "worker":
+        name = str(plpy.execute("SELECT tensile._my_job() AS job")[0]["job"])
+        plpy.execute("SELECT tensile._job_begin(0)")
+    while True:
+        bits = await supervisor.suspend(supervisor.Request(-1, 20, False))
+        if bits & (supervisor.Wait.STOP | supervisor.Wait.GONE):
+            plpy.execute("INSERT INTO stage.endings VALUES ('%s', %d)" % (name, bits))
+            return
+        if leaves(name):
+            return
+        sql = "SELECT id, sql FROM stage.orders WHERE process = '%s' AND answer IS NULL ORDER BY id" % name
+        for order in plpy.execute(sql):
+            answer = await obey(order["sql"])
+            plan = plpy.prepare("UPDATE stage.orders SET answer = $1 WHERE id = $2", ["json", "int"])
+            plpy.execute(plan, [json.dumps(answer, default=str), order["id"]])
+            plpy.commit()
+
+
+if process in {staged}:
+    module = types.ModuleType("pyworker." + process)
+    module.run = run
+    sys.modules.setdefault("pyworker." + process, module)
+return supervisor.step(plpy, process, bits)
 """
-WORKER_BEGIN = """
-plpy.execute("SELECT tensile._job_begin(0)")
-plpy.commit()
-"""
-WORKER_LEAVE = """
-    if plpy.execute("SELECT tensile._job_status() AS s")[0]["s"] not in ("ok", "refused"):
-        plpy.execute("SELECT tensile._job_end('cancelled', NULL, NULL, NULL, NULL, NULL, NULL)")
-        plpy.commit()
-        break
-    plpy.commit()
-"""
+
+
+def set_the_stage(conn: Connection, *staged: str) -> None:
+    """The tables of orders, and the processes of these kinds that begin from now on execute them."""
+    conn.execute(
+        "CREATE SCHEMA stage; CREATE TABLE stage.orders (id serial, process text, sql text, answer json);"
+        "CREATE TABLE stage.endings (process text, bits int); GRANT USAGE ON SCHEMA stage TO PUBLIC;"
+        "GRANT ALL ON ALL TABLES IN SCHEMA stage TO PUBLIC"
+    )
+    replace_step(conn, "plpython3u", STEP.format(staged=staged))
+
+
+def replace_step(conn: Connection, language: str, body: str) -> None:
+    conn.execute(
+        "CREATE OR REPLACE PROCEDURE tensile._step(bits int, INOUT fd int, INOUT timeout_ms int, INOUT writable bool)"
+        f" LANGUAGE {language} AS $body${body}$body$"
+    )
 
 
 class Stage:
@@ -82,20 +127,9 @@ class Stage:
         self.cluster = cluster
         self.conn: Connection = cluster.connect()
         self._wait_until = wait_until
+        set_the_stage(self.conn, "scheduler", "inference", "worker")
         self.conn.execute(
-            "CREATE SCHEMA stage; CREATE TABLE stage.orders (id serial, process text, sql text, answer json);"
-            "CREATE TABLE stage.endings (process text, bits int); GRANT USAGE ON SCHEMA stage TO PUBLIC;"
-            "GRANT ALL ON ALL TABLES IN SCHEMA stage TO PUBLIC; CREATE ROLE alice LOGIN; CREATE ROLE mallory LOGIN;"
-            "CREATE ROLE watcher LOGIN IN ROLE pg_read_all_stats"
-        )
-        for process in ("scheduler", "inference"):
-            body = LOOP.format(kind=f"'{process}'", begin="", leave="")
-            self.conn.execute(
-                f"CREATE OR REPLACE PROCEDURE tensile.run_{process}() LANGUAGE plpython3u AS $body${body}$body$"
-            )
-        body = LOOP.format(kind="str(job)", begin=WORKER_BEGIN, leave=WORKER_LEAVE)
-        self.conn.execute(
-            f"CREATE OR REPLACE PROCEDURE tensile.run_worker(job bigint) LANGUAGE plpython3u AS $body${body}$body$"
+            "CREATE ROLE alice LOGIN; CREATE ROLE mallory LOGIN; CREATE ROLE watcher LOGIN IN ROLE pg_read_all_stats"
         )
         wait_until(lambda: SCHEDULER in processes(self.conn), 10)
         terminate(self.conn, SCHEDULER)
@@ -143,11 +177,10 @@ class Stage:
 
     def woken(self, process: str | int, event: Callable[[], object]) -> None:
         """Fails unless the event ends the process's wait."""
-        lock = "SELECT pg_advisory_xact_lock(7), tensile._wait(-1, 0), tensile._wait(-1, 10000) AS bits"
-        number = self.place(process, lock)
+        number = self.place(process, "WAIT 0; SELECT pg_advisory_lock(7); WAIT 10000; SELECT pg_advisory_unlock(7)")
         waits = (
             "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
-            " WHERE l.locktype = 'advisory' AND a.wait_event = 'Extension'"
+            " WHERE l.locktype = 'advisory' AND a.wait_event_type = 'Extension'"
         )
         self._wait_until(lambda: value(self.conn, waits) == 1, 10, "the process waits")
         event()

@@ -390,7 +390,7 @@ def test_nobody_starts_an_executor_with_a_spec_of_their_own(user: Connection) ->
         user.execute("SELECT tensile._explain(%s, '/tmp')", (spec,))
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for function _explain_training"):
         user.execute("SELECT tensile._explain_training(0, 'm', '', '', 1, 1, 'sgd', 1, 0, 0, NULL, NULL, 0, '{}', '')")
-    for private in ("tensile._wait(-1, 0)", "tensile._explain_feed(0)"):
+    for private in ("tensile._explain_wait(-1, 0, false)", "tensile._explain_feed(0)"):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             user.execute(f"SELECT {private}")
 
@@ -398,7 +398,7 @@ def test_nobody_starts_an_executor_with_a_spec_of_their_own(user: Connection) ->
 @pytest.mark.parametrize(
     ("attempt", "sqlstate"),
     [
-        ("tensile._wait(-1, 0)", "42501"),
+        ("tensile._explain_wait(-1, 0, false)", "42501"),
         ("tensile._explain_feed(3)", "42501"),
         ("explain_training('m', 'SELECT 1 AS a, 2 AS y', 'y')", "55000"),
     ],

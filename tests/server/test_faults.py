@@ -174,6 +174,26 @@ def test_a_hanging_executor_is_killed(fresh_cluster: Callable[..., Any], wait_un
         assert not alive(pid)
 
 
+@pytest.mark.parametrize(
+    ("code", "end", "message"),
+    [
+        pytest.param("while time.monotonic() < begun + 5: pass", "finished", None, id="a long step"),
+        pytest.param("while True: pass", "failed", "s without sending anything and was killed", id="an endless loop"),
+        pytest.param("time.sleep(600)", "failed", "sent nothing for 3 s (pg_tensile.executor_timeout)", id="a lock"),
+    ],
+)
+def test_a_silent_executor_is_killed_unless_it_computes(
+    fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row, code: str, end: str, message: str | None
+) -> None:
+    cluster = fresh_cluster({"pg_tensile.max_retries": 0, "pg_tensile.executor_timeout": "3s"})
+    with cluster.connect() as db:
+        job = submit(db, "m", python_model(on_forward=f"begun = time.monotonic()\nif step == 3:\n    {code}"), epochs=1)
+        wait_until(lambda: ended(db, job), 120)
+        row = job_row(db, job)
+        assert (row["state"], row["sqlstate"]) == (end, "58000" if message else None)
+        assert message is None or message in row["error"]
+
+
 # -- retries ----------------------------------------------------------------------------------------------------------
 
 

@@ -121,6 +121,28 @@ def test_no_snapshot_is_held_while_a_job_trains(db: Connection, wait_until: Wait
         wait_until(partial(is_none, db, behind, pid), 3, "the worker's xmin moves on")
 
 
+def test_a_worker_waits_outside_any_transaction(db: Connection, wait_until: Wait) -> None:
+    job = submit(db, "m", python_model(on_forward="if step > 1: time.sleep(0.5)"), epochs=FOREVER)
+    wait_until(lambda: phase(db, job) == "training")
+    idle = (
+        "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND state = 'idle' AND wait_event_type = 'Extension'"
+        " AND xact_start IS NULL AND backend_xmin IS NULL AND query LIKE 'CALL tensile._step(%%'"
+    )
+    wait_until(lambda: value(db, idle, worker_pid(db, job)) == 1, 20)
+
+
+def test_autovacuum_sees_what_a_running_job_replaces(db: Connection, wait_until: Wait) -> None:
+    """Old checkpoints are dead rows, of the TOAST table above all."""
+    job = submit(db, "m", {"type": "mlp", "hidden": [256, 256]}, epochs=FOREVER, options={"checkpoint_interval": 1})
+    dead = (
+        "SELECT s.n_dead_tup > 0 OR s.autovacuum_count > 0 FROM pg_class c"
+        " JOIN pg_stat_all_tables s ON s.relid = c.reltoastrelid WHERE c.oid = 'tensile.checkpoint_chunks'::regclass"
+    )
+    db.execute("SELECT pg_stat_reset()")
+    wait_until(lambda: value(db, dead), 90, "dead rows are counted")
+    assert state(db, job) == "running"
+
+
 def test_waiting_processes_do_not_compute(db: Connection, wait_until: Wait) -> None:
     """Neither the controller nor a worker whose executor is busy with one long step."""
     job = submit(db, "m", python_model(on_forward="if step > 1: time.sleep(3)"), epochs=5)

@@ -17,7 +17,7 @@ from pg_tensile.plan import Plan, validate
 from pg_tensile.policies.relax import least_bytes
 from pg_tensile.profile import RTX_A6000
 from pg_tensile.trace import Trace
-from tests.server.stage import LOOP, SCHEDULER, WORKER_BEGIN, WORKER_LEAVE, Wait, processes, terminate
+from tests.server.stage import SCHEDULER, Wait, processes, set_the_stage, terminate
 from tests.server.support import alive, children, register, state, value
 from tests.unit.handmade import network
 
@@ -104,14 +104,7 @@ class Play:
         self.cluster = cluster
         self.wait_until = wait_until
         self.conn = cluster.connect()
-        self.conn.execute(
-            "CREATE SCHEMA stage; CREATE TABLE stage.orders (id serial, process text, sql text, answer json);"
-            "CREATE TABLE stage.endings (process text, bits int)"
-        )
-        body = LOOP.format(kind="str(job)", begin=WORKER_BEGIN, leave=WORKER_LEAVE)
-        self.conn.execute(
-            f"CREATE OR REPLACE PROCEDURE tensile.run_worker(job bigint) LANGUAGE plpython3u AS $body${body}$body$"
-        )
+        set_the_stage(self.conn, "worker")
         self.jobs = 0
 
     def order(self, process: int, sql: str) -> list[dict[str, Any]]:

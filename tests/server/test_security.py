@@ -37,7 +37,7 @@ OPEN = {
 # Open as well, because workers run as the user; each of them raises 42501 outside the process that it is for.
 WORKERS_ONLY = {
     "_my_job": "",
-    "_wait": "-1, 0",
+    "_process": "",
     "_feed": "0, 'SELECT 1 AS a, 2 AS b', 'b', '{}'",
     "_fetch_plan": "0",
     "_acknowledge_plan": "1",
@@ -66,10 +66,11 @@ WORKERS_ONLY = {
     "_job_latency_models": "",
     "_calibration_workloads": "",
     "_explain_feed": "0",
+    "_explain_wait": "-1, 0, false",
     "_calibrate_done": "'cpu', '{}', '', 1, 1, 0",
     "_job_end": "'finished'",
     "_job_interrupt": "'x', false",
-    "run_worker": "1",
+    "_step": "0, -1, 0, false",
 }
 
 
@@ -176,16 +177,13 @@ def test_public_may_execute_what_is_listed_here_and_nothing_else(play: Cast) -> 
 
 @pytest.mark.parametrize("name", WORKERS_ONLY)
 def test_functions_of_workers_are_useless_in_sessions(play: Cast, name: str) -> None:
-    verb = "CALL" if name == "run_worker" else "SELECT"
+    verb = "CALL" if name == "_step" else "SELECT"
     denied(partial(play.mallory.execute, f"{verb} tensile.{name}({WORKERS_ONLY[name]})"))
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        "CALL tensile.run_controller()",
-        "CALL tensile.run_scheduler()",
-        "CALL tensile.run_inference()",
         "SELECT tensile._launch_worker(%(job)s, 10)",
         "SELECT tensile._launch_worker(%(job)s, %(alice)s::regrole)",
         "SELECT tensile._publish_plan(%(job)s, '', 1, 1, 1)",
@@ -538,7 +536,7 @@ def test_a_function_does_not_lend_the_rights_of_the_worker(mallorys_model: Cast)
         ("42501", "PERFORM tensile._acknowledge_plan(1)"),
         ("42501", "PERFORM tensile._job_trace('{}', '{}', NULL)"),
         ("42501", "PERFORM tensile._feed(3, 'SELECT 1 AS a, 2 AS b', 'b', '{}')"),
-        ("42501", "CALL tensile.run_worker(1)"),
+        ("42501", "CALL tensile._step(0, -1, 0, false)"),
     ],
 )
 def test_a_query_that_writes(db: Connection, mallorys_model: Cast, sqlstate: str, body: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +21,7 @@ from tests.server.stage import (
     Stage,
     Wait,
     processes,
+    replace_step,
     terminate,
     train,
 )
@@ -123,9 +126,11 @@ def test_an_error_that_stays_is_logged_once(fresh_cluster: Callable[..., Any], w
     with cluster.connect() as conn:
         wait_until(lambda: running_in(conn, "postgres") == BOTH, 10)
         conn.execute("CREATE SEQUENCE attempts")
-        conn.execute(
-            "CREATE OR REPLACE PROCEDURE tensile.run_scheduler() LANGUAGE plpgsql AS"
-            " $$BEGIN PERFORM nextval('public.attempts'); RAISE 'broken for good'; END$$"
+        replace_step(
+            conn,
+            "plpgsql",
+            "BEGIN timeout_ms := CASE WHEN bits & 48 = 0 THEN 1000 END; IF tensile._process() = 'scheduler' THEN"
+            " PERFORM nextval('public.attempts'); RAISE 'broken for good'; END IF; END",
         )
         terminate(conn, SCHEDULER)
         # 6 s after it was terminated, and 12 s after its first failure
@@ -141,19 +146,30 @@ def test_every_process_is_named_in_pg_stat_activity(db: Connection, wait_until: 
             "SELECT application_name, query FROM pg_stat_activity WHERE backend_type LIKE 'pg_tensile%'"
         ).fetchall()
     )
-    assert calls[CONTROLLER] == "CALL tensile.run_controller()"
-    assert calls[SCHEDULER] == "CALL tensile.run_scheduler()"
+    for process in BOTH:
+        assert calls[process].startswith("CALL tensile._step(")
 
 
 def test_waiting_processes_hold_no_snapshot(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    """They wait inside a SELECT, for half a minute if nothing happens; VACUUM need not wait with them."""
+    """They wait outside any transaction, for half a minute if nothing happens; VACUUM need not wait with them."""
     cluster = fresh_cluster()
     with cluster.connect() as conn:
         wait_until(lambda: running_in(conn, "postgres") == BOTH, 10)
         waiting = (
-            "SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'pg_tensile %%' AND wait_event = 'Extension'"
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE backend_type LIKE 'pg_tensile %%' AND wait_event_type = 'Extension'"
         )
-        wait_until(lambda: value(conn, waiting + " AND datname = 'postgres' AND backend_xmin IS NULL") == 2, 5)
+        wait_until(
+            lambda: (
+                value(
+                    conn,
+                    waiting
+                    + " AND datname = 'postgres' AND backend_xmin IS NULL AND xact_start IS NULL AND state = 'idle'",
+                )
+                == 2
+            ),
+            5,
+        )
         conn.execute("CREATE TABLE t AS SELECT 1 AS a")
         started = time.monotonic()
         conn.execute("CREATE INDEX CONCURRENTLY ON t (a)")
@@ -168,7 +184,9 @@ def test_idle_processes_sleep(fresh_cluster: Callable[..., Any], wait_until: Wai
         wait_until(  # until they have started altogether
             lambda: (
                 value(
-                    conn, "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY(%s) AND wait_event = 'Extension'", pids
+                    conn,
+                    "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY(%s) AND wait_event_type = 'Extension'",
+                    pids,
                 )
                 == len(pids)
             ),
@@ -183,9 +201,13 @@ def test_idle_processes_sleep(fresh_cluster: Callable[..., Any], wait_until: Wai
                 for pid, line in zip(pids, lines, strict=True)
             }
 
-        before = woken()
-        value(conn, "SELECT pg_sleep(2)")
-        assert woken() == before
+        def sleeps() -> bool:
+            """For two seconds; statistics of what was done before are reported a while later, once."""
+            before = woken()
+            value(conn, "SELECT pg_sleep(2)")
+            return woken() == before
+
+        wait_until(sleeps, 40, "nobody wakes up for two seconds")
 
 
 # -- settings and loading ---------------------------------------------------------------------------------------------
@@ -251,7 +273,7 @@ class Sleeper(threading.Thread):
         self.seconds = time.monotonic() - start
 
     def sleeps(self, conn: Connection) -> bool:
-        return bool(value(conn, "SELECT wait_event = 'Extension' FROM pg_stat_activity WHERE pid = %s", self.pid))
+        return bool(value(conn, "SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE pid = %s", self.pid))
 
 
 def test_a_commit_wakes_those_who_wait_and_a_rollback_does_not(quiet: Any, wait_until: Wait) -> None:
@@ -358,19 +380,40 @@ def test_a_worker_knows_its_job_and_runs_as_the_submitter(stage: Stage, job: int
     ]
 
 
+ROLE_SETTINGS = {  # what the role has set → what its worker has
+    "search_path": ("public", "pg_catalog, pg_temp"),
+    "default_transaction_read_only": ("on", "off"),
+    "default_transaction_isolation": ("serializable", "read committed"),
+    "default_transaction_deferrable": ("on", "off"),
+    "lock_timeout": ("1", "0"),
+    "statement_timeout": ("1", "0"),
+    "idle_in_transaction_session_timeout": ("1", "0"),
+    "idle_session_timeout": ("1", "0"),
+    "transaction_timeout": ("2s", "0"),
+    "row_security": ("off", "on"),
+    "extra_float_digits": ("-15", "1"),
+    "bytea_output": ("escape", "hex"),
+    "array_nulls": ("off", "on"),
+    "standard_conforming_strings": ("off", "on"),
+    "transform_null_equals": ("on", "off"),
+    "role": ("mallory", "none"),
+}
+
+
 def test_what_a_role_sets_for_its_sessions_does_not_reach_the_supervisor(stage: Stage) -> None:
-    stage.conn.execute(
-        "ALTER ROLE alice SET search_path = public; ALTER ROLE alice SET default_transaction_read_only = on;"
-        "ALTER ROLE alice SET default_transaction_isolation = 'serializable'; ALTER ROLE alice SET lock_timeout = 1;"
-        "GRANT mallory TO alice; ALTER ROLE alice SET role = mallory"
-    )
+    known = {name for (name,) in stage.conn.execute("SELECT name FROM pg_settings").fetchall()} | {"role"}
+    settings = {name: values for name, values in ROLE_SETTINGS.items() if name in known}
+    assert settings.keys() >= ROLE_SETTINGS.keys() - {"transaction_timeout"}  # of version 17 and later
+    stage.conn.execute("GRANT mallory TO alice")
+    for name, (text, _) in settings.items():
+        stage.conn.execute(f"ALTER ROLE alice SET {name} = '{text}'")
     job = stage.job()
     try:
-        names = ("search_path", "transaction_read_only", "transaction_isolation", "lock_timeout", "role")
-        settings = ", ".join(f"current_setting('{name}') AS {name}" for name in names)
-        assert list(stage.order(job, f"SELECT {settings}")[0].values()) == [
-            *("pg_catalog, pg_temp", "off", "read committed", "0", "none")
-        ]
+        names = [*settings, "transaction_read_only", "transaction_isolation"]
+        columns = ", ".join(f"current_setting('{name}') AS {name}" for name in names)
+        expected = {name: text for name, (_, text) in settings.items()}
+        expected |= {"transaction_read_only": "off", "transaction_isolation": "read committed"}
+        assert stage.order(job, f"SELECT {columns}") == [expected]
     finally:
         stage.conn.execute("ALTER ROLE alice RESET ALL; REVOKE mallory FROM alice")
         stage.end(job)
@@ -396,7 +439,7 @@ def test_calls_of_other_processes_are_refused(stage: Stage, job: int) -> None:
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             stage.order(process, sql)
     for call in (
-        *("_wait(-1, 0)", "_my_job()", "_launch_worker(1, 10)", "_job_slots()", "_publish_plan(1, '', 1, 1, 1)"),
+        *("_process()", "_my_job()", "_launch_worker(1, 10)", "_job_slots()", "_publish_plan(1, '', 1, 1, 1)"),
         *("_grants()", "_device_memory()", "_inference_memory('cpu', 1, 1, 1)"),
     ):
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
@@ -405,11 +448,10 @@ def test_calls_of_other_processes_are_refused(stage: Stage, job: int) -> None:
 
 def test_a_wait_says_what_ended_it(stage: Stage, job: int) -> None:
     start = time.monotonic()
-    stage.order("scheduler", "SELECT tensile._wait(-1, 0)")  # whatever has happened before
-    assert stage.order("scheduler", "SELECT tensile._wait(-1, 50) AS bits") == [{"bits": 8}]
+    assert stage.order("scheduler", "WAIT 0; WAIT 50") == [{"bits": 8}]  # 0: whatever has happened before
     assert time.monotonic() - start >= 0.05
 
-    number = stage.place(job, "SELECT tensile._wait(-1, 0), tensile._wait(-1, 10000) AS bits")
+    number = stage.place(job, "WAIT 0; WAIT 10000")
     time.sleep(0.2)
     stage.conn.execute("SELECT tensile._notify(%s)", (job,))
     start = time.monotonic()
@@ -421,13 +463,56 @@ def test_a_wait_says_what_ended_it(stage: Stage, job: int) -> None:
 
 def test_a_wake_up_is_not_lost_while_the_process_waits_for_something_else(stage: Stage, job: int) -> None:
     """pg_sleep resets the latch."""
-    number = stage.place(job, "SELECT tensile._wait(-1, 0), pg_sleep(0.5), tensile._wait(-1, 10000) AS bits")
+    number = stage.place(job, "WAIT 0; SELECT pg_sleep(0.5); WAIT 10000")
     time.sleep(0.2)
     stage.conn.execute("SELECT tensile._notify(%s)", (job,))
     start = time.monotonic()
     while value(stage.conn, "SELECT answer FROM stage.orders WHERE id = %s", number) is None:
         assert time.monotonic() - start < 5
         time.sleep(0.02)
+
+
+def test_a_cancel_request_and_a_stop_that_come_together_are_both_told(stage: Stage, job: int, wait_until: Wait) -> None:
+    """The process cannot take the one before the other has come: it is stopped in its wait."""
+    number = stage.place(job, "WAIT 0; SELECT pg_advisory_lock(7); WAIT 60000")
+    waits = (
+        "SELECT a.pid FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
+        " WHERE l.locktype = 'advisory' AND a.wait_event_type = 'Extension' AND a.state = 'idle'"
+    )
+    pid = wait_until(lambda: value(stage.conn, waits), 10)
+    os.kill(pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGINT)
+    os.kill(pid, signal.SIGTERM)
+    os.kill(pid, signal.SIGCONT)
+    assert stage.answer(number)[0]["bits"] & 80 == 80
+    stage.order(job, "SELECT pg_advisory_unlock(7)")
+
+
+def test_a_cancel_request_outside_of_python_reaches_the_supervisor(
+    fresh_cluster: Callable[..., Any], wait_until: Wait
+) -> None:
+    """It interrupts the CALL, not the process: the step is made again, and is told."""
+    cluster = fresh_cluster()
+    with cluster.connect() as conn:
+        wait_until(lambda: running_in(conn, "postgres") == BOTH, 10)
+        conn.execute("CREATE TABLE seen (bits int)")
+        replace_step(
+            conn,
+            "plpgsql",
+            "BEGIN timeout_ms := CASE WHEN bits & 48 = 0 THEN 100 END;"
+            " IF tensile._process() = 'scheduler' AND bits & 48 = 0 THEN"
+            " INSERT INTO public.seen VALUES (bits);"
+            " IF NOT EXISTS (SELECT FROM public.seen s WHERE s.bits & 64 > 0) THEN PERFORM pg_sleep(60); END IF;"
+            " END IF; END",
+        )
+        terminate(conn, SCHEDULER)
+        sleeps = "SELECT pid FROM pg_stat_activity WHERE backend_type = %s AND wait_event = 'PgSleep'"
+        pid = wait_until(lambda: value(conn, sleeps, SCHEDULER), 30)
+        assert value(conn, "SELECT pg_cancel_backend(%s)", pid)
+        wait_until(lambda: value(conn, "SELECT count(*) FROM seen WHERE bits & 64 > 0") == 1, 10)
+        wait_until(lambda: value(conn, "SELECT count(*) FROM seen WHERE bits & 64 = 0") > 1, 10, "it goes on")
+        assert processes(conn)[SCHEDULER][0] == pid
+    assert "ERROR" not in cluster.log()
 
 
 def endings(stage: Stage, job: int) -> list[int]:
