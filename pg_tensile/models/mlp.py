@@ -58,6 +58,8 @@ def few_rows(model: nn.Module) -> Callable[[Features], NDArray[np.float32]] | No
     for layer in model.dense:
         if isinstance(layer, nn.Linear):
             operators.append(_linear(layer))
+        elif isinstance(layer, nn.BatchNorm1d):
+            operators.append(_batch_norm(layer))
         elif isinstance(layer, nn.ReLU):
             operators.append(lambda x: np.maximum(x, 0.0, out=x))
         elif isinstance(layer, nn.Tanh):
@@ -85,6 +87,19 @@ def _linear(layer: nn.Linear) -> Callable[[NDArray[Any]], NDArray[Any]]:
         return y
 
     return linear
+
+
+def _batch_norm(layer: nn.BatchNorm1d) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    assert layer.running_mean is not None and layer.running_var is not None
+    scale = (layer.weight.detach() / (layer.running_var + layer.eps).sqrt()).numpy()
+    shift = layer.bias.detach().numpy() - layer.running_mean.numpy() * scale
+
+    def batch_norm(x: NDArray[Any]) -> NDArray[Any]:
+        x *= scale
+        x += shift
+        return x
+
+    return batch_norm
 
 
 def _join(layer: JoinedFeatures) -> Callable[[Features], NDArray[Any]]:

@@ -199,7 +199,7 @@ def test_a_cancelled_job_is_not_continued(tx: Connection, new_job: NewJob, model
     assert one(tx, f"SELECT cancel_job({job})") is True
     assert columns(tx, job, "state", "cancel_requested") == (state, True)
     call(tx, "_reap", job, "its worker ended", True)
-    assert columns(tx, job, "state", "reason") == ("cancelled", None)
+    assert columns(tx, job, "state", "reason") == ("cancelled", "cancelled by cancel_job")
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------

@@ -149,10 +149,17 @@ def test_a_transformer_joins_other_features_and_ignores_padding() -> None:
     torch.testing.assert_close(model(alone), outputs[:1])
 
 
+@pytest.mark.parametrize("norm", ["none", "batch"])
 @pytest.mark.parametrize("activation", ["relu", "tanh"])
-def test_the_numpy_mlp_equals_the_module(activation: str) -> None:
-    architecture = {"type": "mlp", "hidden": [32, 16], "activation": activation, "dropout": 0.5}
-    model = models.build(models.parse(architecture), MIXED, 3).eval()
+def test_the_numpy_mlp_equals_the_module(activation: str, norm: str) -> None:
+    architecture = {"type": "mlp", "hidden": [32, 16], "activation": activation, "dropout": 0.5, "norm": norm}
+    model = models.build(models.parse(architecture), MIXED, 3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.rand_like(parameter)
+        for _ in range(3):
+            model(tensors(features(MIXED, 50)))  # statistics of batches
+    model.eval()
     function = few_rows(model)
     assert function is not None
     for rows in (1, 5):
