@@ -90,20 +90,20 @@ SHARE = 0.6  # of the memory that both take without a plan
 
 # During the training
 MEMORY = """
-SELECT p.model, pg_size_pretty(f.vanilla) AS "without a plan",
-       pg_size_pretty(f.planned) AS "planned peak",
-       pg_size_pretty(p.device_peak_bytes) AS "peak so far",
-       pg_size_pretty(p.bytes_swapped) AS "swapped so far", (p.stall_us / 1000)::int AS "stall, ms",
-       (1000 * extract(epoch FROM now() - j.started_at))::int AS "of, ms"
-FROM tensile.progress p JOIN tensile.jobs j ON j.id = p.job JOIN (
+SELECT p.model, pg_size_pretty(f.vanilla) AS "without plan",
+       pg_size_pretty(f.planned) AS planned,
+       pg_size_pretty(p.device_peak_bytes) AS peak,
+       pg_size_pretty(p.bytes_swapped) AS swapped,
+       (p.stall_us / 1000)::int AS "stall, ms"
+FROM tensile.progress p JOIN (
     SELECT job, max(vanilla_bytes) AS vanilla, max(planned_bytes) AS planned
-    FROM tensile.footprint GROUP BY job) f ON f.job = p.job
+    FROM tensile.footprint GROUP BY job) f USING (job)
 WHERE p.phase = 'training' AND p.device_peak_bytes > 0 ORDER BY p.job;
 """
 
 DEVICE = """
-SELECT name AS device, jobs, pg_size_pretty(budget_bytes) AS "budget of all jobs",
-       pg_size_pretty(granted_bytes) AS "granted to them"
+SELECT name AS device, jobs, pg_size_pretty(budget_bytes) AS budget,
+       pg_size_pretty(granted_bytes) AS granted
 FROM tensile.devices WHERE jobs > 0;
 """
 

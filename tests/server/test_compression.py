@@ -25,7 +25,9 @@ IMAGES = f"""
     FROM generate_series(1, {ROWS}) i
 """
 # A layer is computed in about the time that half of its output takes over the link.
-PROFILE = replace(RTX_A6000, name="slow link", kind="host", flops_per_s=5e10, bytes_per_s=1e10).with_link(2e8)
+PROFILE = replace(
+    RTX_A6000, name="slow link", kind="host", memory_bytes=4 << 30, flops_per_s=5e10, bytes_per_s=1e10
+).with_link(2e8)
 
 
 class Lab:
