@@ -178,6 +178,8 @@ COMMENT ON COLUMN tensile.metrics.split IS 'training or validation, as in epochs
 
 COMMENT ON COLUMN tensile.metrics.metric IS 'loss, accuracy, f1, rmse or r2: columns of epoch_metrics; others may come';
 
+COMMENT ON COLUMN tensile.metrics.value IS 'value of the metric, over all rows of the split';
+
 COMMENT ON COLUMN tensile.batch_sizes.chosen IS 'whether the job trains with it';
 
 COMMENT ON COLUMN tensile.batch_sizes.feasible IS 'whether it fits into the memory that the job may have';

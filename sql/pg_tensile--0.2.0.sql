@@ -368,6 +368,7 @@ COMMENT ON TABLE tensile.metrics IS
 COMMENT ON COLUMN tensile.metrics.epoch IS 'number of the epoch, from 1';
 COMMENT ON COLUMN tensile.metrics.split IS 'training or validation, as in epochs';
 COMMENT ON COLUMN tensile.metrics.metric IS 'loss, accuracy, f1, rmse or r2: columns of epoch_metrics; others may come';
+COMMENT ON COLUMN tensile.metrics.value IS 'value of the metric, over all rows of the split';
 
 CREATE TABLE tensile.batch_sizes (
     job           bigint REFERENCES tensile.jobs ON DELETE CASCADE,

@@ -329,7 +329,7 @@ def test_a_worker_that_cannot_connect_says_why(
 
 
 def test_a_role_without_connect_is_told(once: Connection, impatient: Any, wait_until: Wait, job_row: Row) -> None:
-    once.execute("CREATE ROLE bob LOGIN")
+    once.execute("CREATE ROLE bob LOGIN IN ROLE tensile_user")
     try:
         with impatient.connect(user="bob") as conn, conn.transaction():
             job = submit(conn, "m", MLP)

@@ -464,7 +464,7 @@ def test_the_log_has_a_line_for_each_turn_of_a_job(
 def test_who_listens_hears_of_every_end_and_nothing_more(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     cluster = fresh_cluster({"pg_tensile.max_retries": 0})
     with cluster.connect() as db:
-        db.execute("CREATE ROLE anybody LOGIN; CREATE ROLE leaver LOGIN")
+        db.execute("CREATE ROLE anybody LOGIN; CREATE ROLE leaver LOGIN IN ROLE tensile_user")
         with cluster.connect(user="anybody") as listener:
             listener.execute("LISTEN pg_tensile")
             register(db, "m")

@@ -102,7 +102,7 @@ def test_a_standby_predicts_follows_its_primary_and_trains_when_promoted(
         second = answers(up)  # computed by PyTorch now, whose last digits are others
         assert answers(down) == second
         wait_until(lambda: ("m", 2, 1 << 20) in {row[:3] for row in down.execute(loaded)})
-        up.execute("CREATE ROLE stranger LOGIN")
+        up.execute("CREATE ROLE stranger LOGIN IN ROLE tensile_user")
         catch_up(up, down, wait_until)
         down.execute("SET ROLE stranger")
         assert down.execute(loaded).fetchall() == []
