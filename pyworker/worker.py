@@ -238,7 +238,10 @@ class Worker:
         except plpy.SPIError as error:
             self._server.rollback()
             failure = failure_of_sql(error)
-            await self._hear_out(seconds=1.0 if failure.sqlstate.startswith("08") else 0.0)
+            disconnected = failure.sqlstate.startswith("08")
+            await self._hear_out(seconds=1.0 if disconnected else 0.0)
+            if disconnected:
+                raise ChildDied(failure.message, self._child.output() or None) from None
             raise failure from None
         self._child.patience()
         self._server.call("tensile._job_rows(int8)", rows)

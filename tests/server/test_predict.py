@@ -603,8 +603,8 @@ def test_a_session_leaves_no_open_files_behind(conn: Connection, server: Any) ->
 def impostor(server: Any) -> Iterator[Callable[[dict[str, Any]], None]]:
     """`impostor(header)`: one that takes the predictor's place for a session, greets it, and answers its request with
     that ERROR."""
-    place = server.data / "pg_tensile" / "predict.sock"
-    aside = place.with_suffix(".aside")
+    place = server.folder / f".s.pg_tensile.{server.port}"
+    aside = place.with_name("aside")
     threads: list[threading.Thread] = []
 
     def answer(listener: socket.socket, header: dict[str, Any]) -> None:
@@ -621,7 +621,11 @@ def impostor(server: Any) -> Iterator[Callable[[dict[str, Any]], None]]:
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
         listener.bind(str(place))
         place.chmod(0o777)
+        ours = os.geteuid()
+        os.seteuid(server.data.stat().st_uid)  # sessions talk to their own user only
+        stack.callback(os.seteuid, ours)
         listener.listen()
+        os.seteuid(ours)
         listener.settimeout(20)
 
         def pose(header: dict[str, Any]) -> None:

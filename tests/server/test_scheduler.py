@@ -350,7 +350,7 @@ def test_the_grant_of_a_plan_that_is_rejected_is_given_back(play):
 def test_a_trace_that_no_planner_survives_is_set_aside(play):
     """Nothing can be planned for a device whose description is wrong: the planner ends with an error."""
     deadly, sound = play.job(), play.job()
-    deadly.send_trace(device="cuda:0", described={"memory_bytes": TOTAL, "out_bytes_per_s": "fast"})
+    deadly.send_trace(device="cuda:0", described=profile() | {"unheard_of": 1})
     assert "planner died" in play.await_log("planner")[2]
     sound.send_trace()
     assert sound.follow()["planned_bytes"] == MOST

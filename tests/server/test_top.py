@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 
 from pg_tensile.cli import main
+from pg_tensile.profile import RTX_A6000
 from tests.server.stage import Stage, Wait, train
 from tests.server.support import cpu_seconds, register, state, value
 from tests.server.terminal import REPOSITORY, Terminal
 
-HEADER = {"device": "cpu", "profile": {"name": "here", "memory_bytes": 1 << 30}, "revision": 1, "policy": "joint"}
+HEADER = {"device": "cpu", "profile": {**vars(RTX_A6000), "memory_bytes": 1 << 30}, "revision": 1, "policy": "joint"}
 HEADER |= {"fingerprint": "f", "persistent_bytes": 100, "parameters": 3, "vanilla_bytes": 118 << 20}
 HEADER |= {"least_bytes": 98 << 20, "operator": "addmm", "overhead_bytes": 7, "graphs": [{"name": "train", "rows": 64}]}
 REPORT = "'training', 7, 10, 5, 10, 0.1134, 1204, 102760448, 104857600, 4445, 83000, 0, 0.25"

@@ -450,7 +450,7 @@ def test_spooled_data_trains_to_the_same_bits_and_leaves_nothing(
         spooled = submit(conn, "m", **arguments, epochs=100)
         wait_until(lambda: steps(conn, spooled) > 0)
         pid = executor_pid(conn, spooled)
-        folder = str(cluster.data / "pg_tensile")
+        folder = str(cluster.data / "base" / "pgsql_tmp")
         mapped = {line.split(maxsplit=5)[5].strip() for line in maps(pid) if folder in line}
         assert len(mapped) == 2 and all(name.endswith("(deleted)") for name in mapped)
         conn.execute("SELECT cancel_job(%s)", (spooled,))
