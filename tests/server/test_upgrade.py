@@ -130,6 +130,7 @@ def upgraded(new_cluster: Callable[..., Any], clusters_folder: Path) -> Iterator
             before = look(conn, "tensile.metrics")
             routines = value(conn, ROUTINES)
         cluster.stop()
+        (cluster.data / "pg_tensile").rmdir()  # docs/operations.md says so
         cluster.bin = server_bin()
         cluster.start()
         with cluster.connect() as conn:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _weakrefset
 import gc
 import signal
 import threading
 from random import Random
+from types import FrameType
 
 
 class Interrupts:
@@ -21,8 +23,9 @@ class Interrupts:
         self.thread.start()
         return self
 
-    def strike(self, *arguments: object) -> None:
-        if self.wanted:
+    def strike(self, number: int, frame: FrameType | None) -> None:
+        # from a callback of a weak reference nothing can be raised, either
+        if self.wanted and (frame is None or frame.f_code.co_filename != _weakrefset.__file__):
             self.wanted = False
             raise KeyboardInterrupt
 
