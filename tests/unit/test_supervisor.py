@@ -16,6 +16,7 @@ import pytest
 
 from pyworker import child, supervisor
 from pyworker.supervisor import Child, ChildDied, Request, Server, Wait, failure_of_frame
+from pyworker.version import VERSION
 
 NOTHING = Wait(0)
 
@@ -32,7 +33,9 @@ class Plpy:
         return sql
 
     def execute(self, sql: str, values: object = ()) -> list[dict[str, Any]]:
-        return [{"value": "UTF8" if "server_encoding" in sql else sys.executable}]
+        if "server_encoding" in sql:
+            return [{"encoding": "UTF8", "library": VERSION, "extension": 1}]
+        return [{"value": "0" if "pg_settings" in sql else sys.executable}]
 
     def log(self, line: str) -> None:
         self.lines.append(line)
