@@ -156,7 +156,7 @@ def test_the_numpy_mlp_equals_the_module(activation: str, norm: str) -> None:
     model = models.build(models.parse(architecture), MIXED, 3)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter += 0.1 * torch.rand_like(parameter)
+            parameter.add_(0.1 * torch.rand_like(parameter))
         for _ in range(3):
             model(tensors(features(MIXED, 50)))  # statistics of batches
     model.eval()
