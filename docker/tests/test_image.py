@@ -185,7 +185,7 @@ def test_stop_is_a_fast_shutdown_and_jobs_write_checkpoints(survivor):
         " JOIN tensile.checkpoints c ON c.job = j.id AND c.meta IS NOT NULL WHERE j.id = 2"
     )
     server.start()
-    assert row == "interrupted|its worker was told to stop (server stop or pg_terminate_backend)|t"
+    assert row == "interrupted|the server was stopped|t"
 
 
 # -- the first start --------------------------------------------------------------------------------------------------
