@@ -138,7 +138,7 @@ test-major: venv
 	@scripts/debian_folder.sh $(MAJOR) make -s installcheck
 	@scripts/debian_folder.sh $(MAJOR) $(VENV_PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
 
-test-headers: venv
+test-headers: venv build/rules.h
 	@scripts/check_headers.sh $(PG_CFLAGS) $(PG_CPPFLAGS)
 
 test-long: venv
