@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 #include "access/genam.h"
+#include "access/htup_details.h"
 #include "access/table.h"
 #include "access/xact.h"
 #include "catalog/indexing.h"
