@@ -538,7 +538,7 @@ def run() -> None:
         cancel_leftovers(conn)
         show_and_register(conn)
         jobs = train_within(cluster, conn)
-        report(cluster, jobs[-1])
+        report(cluster, jobs[0])
         console.rule("The same two jobs without a plan")
         compare_weights(conn, jobs)
         console.rule("Both models are now functions")

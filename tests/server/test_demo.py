@@ -75,7 +75,7 @@ def test_demo_runs_twice_and_goes_away(clusters_folder, cluster):
         assert "Using the server of the last run" in second and "336,776 flights" not in second
 
         page = (folder / "report.html").read_text("utf-8")
-        assert facts_in(page)["summary"]["saved_share"] > 0 and "<title>Job 6: digit" in page
+        assert facts_in(page)["summary"]["saved_share"] > 0 and "<title>Job 5: late_arrival" in page
         top = next(line.split() for line in second.splitlines() if "pg-tensile top" in line)
         done = subprocess.run([*top, "--once"], capture_output=True, text=True)
         assert done.returncode == 0 and "No open jobs" in done.stdout, done.stderr
