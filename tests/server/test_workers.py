@@ -292,7 +292,7 @@ def test_python_files_of_another_version_are_refused(fresh_cluster: Callable[...
     """As between make install and the restart."""
     cluster = fresh_cluster()
     with cluster.connect() as conn:
-        asleep = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = ANY(%s) AND wait_event = 'Extension'"
+        asleep = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = ANY(%s) AND wait_event_type = 'Extension'"
         wait_until(lambda: value(conn, asleep, list(BOTH)) == len(BOTH), 10, "they have looked at the version")
         register(conn, "m")
         conn.execute("CREATE OR REPLACE FUNCTION tensile._version() RETURNS text LANGUAGE sql AS $$SELECT '0.0.1'$$")
