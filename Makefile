@@ -13,7 +13,7 @@ EXTENSION = pg_tensile
 MODULE_big = pg_tensile
 DATA = $(wildcard sql/*.sql)
 OBJS = $(patsubst %.c,%.o,$(wildcard pg_tensile/csrc/*.c))
-PG_CFLAGS = -Wall -Wextra -Wno-unused-parameter -Wno-missing-field-initializers -Wno-sign-compare -Werror
+PG_CFLAGS = -Wall -Wextra -Wshadow -Wno-unused-parameter -Wno-missing-field-initializers -Wno-sign-compare -Werror
 # PostgreSQL 15 hides no symbol of an extension by itself, and loads them all into one name space.
 SHLIB_LINK = -Wl,--version-script=pg_tensile/csrc/exports.map
 PG_CPPFLAGS = -DPG_TENSILE_PYTHON='"$(child_python)"'

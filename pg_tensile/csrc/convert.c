@@ -344,9 +344,9 @@ text_converter_init(TextConverter *converter, Oid type, MemoryContext context)
 		converter->type != NAMEOID)
 	{
 		Oid			output;
-		bool		varlena;
+		bool		variable;
 
-		getTypeOutputInfo(converter->type, &output, &varlena);
+		getTypeOutputInfo(converter->type, &output, &variable);
 		fmgr_info_cxt(output, &converter->output, context);
 	}
 }

@@ -4,8 +4,7 @@
  * A SECURITY DEFINER function can't tell who called it. So a public function that changes the catalogue is in C: it runs
  * as the caller and passes the caller's OID to the private SECURITY DEFINER function of the same name, which nobody else
  * may execute. fmgr switches user and search_path there and back, also when an error is raised; no SQL is parsed on the
- * way. `register_model(name, ...)` calls `tensile._register_model(caller, name, ...)`. Errors lose the private functions'
- * part of their context: it means nothing to the user.
+ * way. `register_model(name, ...)` calls `tensile._register_model(caller, name, ...)`.
  *
  * Roles are remembered as OID and name; only both together stand for a role (docs/internals.md).
  */
@@ -57,35 +56,6 @@ private_function(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types)
 	return function;
 }
 
-static Datum
-invoke_without_context(FunctionCallInfo call)
-{
-	MemoryContext caller = CurrentMemoryContext;
-	ErrorContextCallback *outer = error_context_stack;
-	volatile Datum result = (Datum) 0;
-
-	error_context_stack = NULL;
-	PG_TRY();
-	{
-		result = FunctionCallInvoke(call);
-	}
-	PG_CATCH();
-	{
-		ErrorData  *error;
-
-		MemoryContextSwitchTo(caller);
-		error = CopyErrorData();
-		FlushErrorState();
-		error_context_stack = outer;
-		if (ERRCODE_TO_CATEGORY(error->sqlerrcode) != ERRCODE_INTERNAL_ERROR)
-			error->context = NULL;
-		ThrowErrorData(error);
-	}
-	PG_END_TRY();
-	error_context_stack = outer;
-	return result;
-}
-
 /* Calls the private function of the calling public one with the caller, the same arguments and `extra` ones. */
 Datum
 tensile_forward_with(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types, const NullableDatum *extra)
@@ -101,7 +71,7 @@ tensile_forward_with(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types
 	memcpy(call->args + 1, fcinfo->args, nargs * sizeof(NullableDatum));
 	if (nextra > 0)
 		memcpy(call->args + 1 + nargs, extra, nextra * sizeof(NullableDatum));
-	result = invoke_without_context(call);
+	result = FunctionCallInvoke(call);
 	fcinfo->isnull = call->isnull;
 	return result;
 }
@@ -156,7 +126,7 @@ tensile_parse_budget(text *budget)
 	InitFunctionCallInfoData(*call, &function, 1, InvalidOid, NULL, NULL);
 	call->args[0].value = PointerGetDatum(budget);
 	call->args[0].isnull = false;
-	return DatumGetInt64(invoke_without_context(call));
+	return DatumGetInt64(FunctionCallInvoke(call));
 }
 
 /* A SQLSTATE from a table or from a child; anything that cannot be raised counts as an internal error. */

@@ -1,4 +1,5 @@
 -- Models: registering, replacing, granting, dropping.
+\set SHOW_CONTEXT never
 CREATE ROLE regress_tensile_owner IN ROLE tensile_user;
 CREATE ROLE regress_tensile_user IN ROLE tensile_user;
 CREATE ROLE regress_tensile_nobody;

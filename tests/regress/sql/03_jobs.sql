@@ -1,4 +1,5 @@
 -- What train_model finds out at once. Nothing starts here: every submission is rolled back.
+\set SHOW_CONTEXT never
 CREATE TABLE flights (distance float8, carrier text, legs int[], notes jsonb, late bool);
 SELECT register_model('late', '{"type": "mlp", "hidden": [8]}') IS NOT NULL AS registered;
 

@@ -1,4 +1,5 @@
 -- The API goes to the schema of the extension; everything else works the same there.
+\set SHOW_CONTEXT never
 SET client_min_messages = warning;
 CREATE SCHEMA ml;
 CREATE EXTENSION pg_tensile SCHEMA ml CASCADE;
