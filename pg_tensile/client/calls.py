@@ -48,6 +48,10 @@ def _integer(value: Any) -> int:
     return operator.index(value)
 
 
+def _optional_integer(value: Any) -> int | None:
+    return None if value is None else _integer(value)
+
+
 def _number(value: Any) -> float:
     if isinstance(value, bool | str | bytes):
         raise TypeError
@@ -73,6 +77,7 @@ class Kind(NamedTuple):
 TEXT = Kind("text", _text, "a str")
 FLAG = Kind("bool", _flag, "True or False")
 INT4, INT8 = (Kind(name, _integer, "a whole number") for name in ("int4", "int8"))
+OPTIONAL_INT4 = Kind("int4", _optional_integer, "a whole number or None")
 FLOAT8 = Kind("float8", _number, "a number")
 SIZE = Kind("text", _size, 'a size such as "8GB", or a number of bytes')
 JSON = Kind("jsonb", _json, "a dict that JSON can express, or JSON as a str")
@@ -84,6 +89,7 @@ ARGUMENTS = {
     **dict.fromkeys(("seed", "job"), INT8),
     **dict.fromkeys(("learning_rate", "validation", "timeout"), FLOAT8),
     "memory_budget": SIZE,
+    "keep_versions": OPTIONAL_INT4,
     "replace": FLAG,
 }
 

@@ -105,6 +105,15 @@ class Client:
         """Removes a model with its versions, and ends its job (SQL: drop_model)."""
         self._session.answer("drop_model", {"name": model})
 
+    def drop_version(self, model: str, version: int) -> None:
+        """Removes a version that is not deployed (SQL: drop_version)."""
+        self._session.answer("drop_version", {"model": model, "version": version})
+
+    def keep_versions(self, model: str, count: int | None) -> None:
+        """Keeps the newest `count` versions and the deployed one at the end of each job, None: all of them (SQL:
+        set_model_retention)."""
+        self._session.answer("set_model_retention", {"model": model, "keep_versions": count})
+
     def models(self) -> pd.DataFrame:
         """The models that you may see, of the table tensile.models, with the number of their versions."""
         return frame(MODELS, self._session.rows(MODELS_OF_ROLE))

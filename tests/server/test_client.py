@@ -207,6 +207,35 @@ def test_models_and_jobs_are_listed(client: Client, trained: int) -> None:
     assert job["submitted_at"] < job["started_at"] < job["ended_at"]
 
 
+def test_versions_are_dropped_on_demand_and_by_a_retention(client: Client) -> None:
+    client.register("kept", MLP)
+
+    def train() -> None:
+        assert client.train("kept", ROWS, "y", epochs=1).wait(progress=False) == "finished"
+
+    def versions() -> tuple[int, int]:
+        model = client.models().loc["kept"]
+        return model["versions"], model["deployed_version"]
+
+    train()
+    train()
+    client.drop_version("kept", 1)
+    assert versions() == (1, 2)
+    with pytest.raises(ServerError, match="deployed"):
+        client.drop_version("kept", 2)
+    client.keep_versions("kept", 1)
+    train()
+    assert versions() == (1, 3)
+    with pytest.raises(ServerError, match="out of range"):
+        client.keep_versions("kept", 0)
+    with pytest.raises(ArgumentError, match="whole number or None"):
+        client.keep_versions("kept", "all")  # type: ignore[arg-type]
+    client.keep_versions("kept", None)
+    train()
+    assert versions() == (2, 4)
+    client.drop("kept")
+
+
 def test_versions_are_deployed_and_models_dropped(client: Client, trained: int) -> None:
     client.deploy(MODEL, 1)
     with pytest.raises(ServerError, match="has no version 77") as caught:
