@@ -1,0 +1,160 @@
+"""Plans, timelines, an explanation and a report page, compared with hashes of what they have been.
+
+A change that is to leave behaviour as it is leaves these hashes as they are. One that is to alter it writes them anew,
+and its commit says why:
+
+    .venv/bin/python -m tests.unit.test_golden
+
+Floats are hashed with nine significant digits, so that sums in another order (numpy's depend on the processor) are the
+same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pg_tensile.errors import BudgetError
+from pg_tensile.explanation import Admission, Ahead, Request, explain, render
+from pg_tensile.peak import footprint
+from pg_tensile.plan import Plan
+from pg_tensile.policies import POLICIES
+from pg_tensile.policies.relax import least_bytes
+from pg_tensile.profile import RTX_A6000
+from pg_tensile.report import page
+from pg_tensile.simulator import SimulatedJob, simulate
+from pg_tensile.trace import Trace
+from tests.unit.graphs import random_trace
+from tests.unit.handmade import network
+from tests.unit.records import facts_in, record, saving
+
+GOLDEN = Path(__file__).with_name("golden.json")
+RANDOM_TRACES = 40
+SEARCHED_TRACES = 6  # of those, for the policy that searches: one plan takes it a third of a second
+SLOW_LINK = RTX_A6000.with_link(2e6)  # bytes/s: as slow beside the random traces as a real one is beside real traces
+MB = 1 << 20
+
+
+# ---- hashing ----
+
+
+def rounded(value: Any) -> Any:
+    """JSON of a value, with nine digits of each float."""
+    if isinstance(value, np.ndarray):
+        return rounded(value.tolist())
+    if isinstance(value, float):
+        return f"{value:.9g}"
+    if isinstance(value, dict):
+        return {str(key): rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(item) for item in value]
+    return value
+
+
+def digest(value: bytes | Any) -> str:
+    data = value if isinstance(value, bytes) else json.dumps(rounded(value), sort_keys=True).encode()
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+# ---- what is hashed ----
+
+
+def cases(policy: str) -> dict[str, dict[int, Trace]]:
+    """Jobs by the case's name: random traces alone, chains of layers alone and two at a time."""
+    count = SEARCHED_TRACES if policy == "swapadvisor" else RANDOM_TRACES
+    found = {f"random {seed}": {1: random_trace(Random(seed), 8 + seed % 17, 24)} for seed in range(count)}
+    return found | {"network": {1: network(8)}, "two networks": {1: network(5), 2: network(8, 1 << 19)}}
+
+
+def budgets(traces: dict[int, Trace]) -> tuple[int | None, ...]:
+    """None, half of what could be saved, and nearly as little as swapping everything takes."""
+    most = sum(footprint(trace).device_peak_bytes for trace in traces.values())
+    least = sum(least_bytes(trace) for trace in traces.values())
+    return None, (most + least) // 2, least + (most - least) // 10
+
+
+def plans(policy: str, traces: dict[int, Trace]) -> Iterator[dict[int, Plan] | str]:
+    """For each budget the plans, or the error."""
+    for budget in budgets(traces):
+        try:
+            yield POLICIES[policy](traces, SLOW_LINK, budget)
+        except BudgetError as error:
+            yield str(error)
+
+
+def hashes_of(policy: str) -> dict[str, list[str]]:
+    """By case: of the plans, and of the timelines of all jobs under them."""
+    found = {}
+    for name, traces in cases(policy).items():
+        written: list[Any] = []
+        timelines: list[Any] = []
+        for planned in plans(policy, traces):
+            if isinstance(planned, str):
+                written.append(planned)
+                continue
+            written.append({job: planned[job].to_bytes().hex() for job in traces})
+            jobs = [SimulatedJob(traces[job], planned[job], start_us=100.0 * job) for job in traces]
+            timelines.append([vars(timeline) for timeline in simulate(jobs, SLOW_LINK)])
+        found[name] = [digest(written), digest(timelines)]
+    return found
+
+
+def explanation_hashes() -> dict[str, str]:
+    request = Request("late", "mlp", "cpu", "joint", 10, 64, 25, 1600, 400, 0, 1000, 16 * MB, 16 * MB)
+    trace = network(24)
+    budget = (least_bytes(trace) + footprint(trace).device_peak_bytes) // 2
+    wanted = {
+        "roomy": (request, Admission(1 << 40)),
+        "within a budget": (request._replace(memory_budget=budget), Admission(1 << 40)),
+        "waits": (request, Admission(budget, 0, 1, 0, budget // 2, ahead=(Ahead(True, budget // 2, 9.0),))),
+        "swaps all": (request._replace(policy="swap_all"), Admission(1 << 40)),
+    }
+    found = {}
+    for name, (asked, admission) in wanted.items():
+        explanation = explain(asked, {"train": trace, "evaluate": network(3)}, RTX_A6000.with_link(2e9), admission)
+        found[name] = digest([explanation, render(explanation)])
+    return found
+
+
+def page_hashes() -> dict[str, str]:
+    """Of a report: its facts, and its HTML without scripts, styles, version numbers and what Bokeh numbers."""
+    html = page.render(record(saving(share=0.5)))
+    facts = facts_in(html)
+    for version in facts.pop("versions").values():
+        html = html.replace(f"<td>{version}</td>", "")
+    html = re.sub(r"<(script|style)\b.*?</\1>", "", html, flags=re.DOTALL)
+    html = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\bp[0-9]{4,}\b", "", html)
+    return {"facts": digest(facts), "html": digest(html.encode())}
+
+
+# ---- tests ----
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_plans_and_their_timelines_are_as_before(policy: str) -> None:
+    assert hashes_of(policy) == json.loads(GOLDEN.read_text())["policies"][policy]
+
+
+def test_explanations_are_as_before() -> None:
+    assert explanation_hashes() == json.loads(GOLDEN.read_text())["explanations"]
+
+
+def test_the_report_is_as_before() -> None:
+    assert page_hashes() == json.loads(GOLDEN.read_text())["report"]
+
+
+if __name__ == "__main__":
+    golden = {
+        "policies": {policy: hashes_of(policy) for policy in POLICIES},
+        "explanations": explanation_hashes(),
+        "report": page_hashes(),
+    }
+    GOLDEN.write_text(re.sub(r"\[\s+(\S+)\s+(\S+)\s+\]", r"[\1 \2]", json.dumps(golden, indent=1)) + "\n")
