@@ -17,17 +17,17 @@ import torch
 
 from benchmarks.bench_tensile import BATCH, GOALS, saved
 from benchmarks.scenarios import ROOT, Benchmark, Check, Results, Row, Scenario, main, table, torch_device
-from pg_tensile.bench.networks import PAPER, SMALL_DENSENET, SMALL_RESNET, Network
-from pg_tensile.bench.options import MODELS, ROOFLINE
-from pg_tensile.bench.paper import PUBLISHED
-from pg_tensile.bench.run import default_threads
-from pg_tensile.bench.workload import build_model, prepare
-from pg_tensile.capture import Captured
-from pg_tensile.cli import parse
-from pg_tensile.device import measure
-from pg_tensile.latency import mlp, model_bytes
-from pg_tensile.latency.calibrate import Calibration
-from pyworker.calibrating import runtime_device
+from pg_tensile.execution.capture import Captured
+from pg_tensile.execution.measuring.device import measure
+from pg_tensile.execution.measuring.operators import Calibration
+from pg_tensile.planning.latency import mlp, model_bytes
+from pg_tensile.tools.bench.networks import PAPER, SMALL_DENSENET, SMALL_RESNET, Network
+from pg_tensile.tools.bench.options import MODELS, ROOFLINE
+from pg_tensile.tools.bench.paper import PUBLISHED
+from pg_tensile.tools.bench.run import default_threads
+from pg_tensile.tools.bench.workload import build_model, prepare
+from pg_tensile.tools.cli.main import parse
+from pyworker.children.calibrate import runtime_device
 
 BATCHES = (2, 8, 24)  # to calibrate with: what lies between them is predicted
 SECONDS = 400.0  # of calibration, at most

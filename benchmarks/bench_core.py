@@ -28,7 +28,7 @@ from benchmarks.scenarios import (
     seconds,
     table,
 )
-from pg_tensile.bench.networks import (
+from pg_tensile.tools.bench.networks import (
     ALEXNET,
     BERT,
     DENSENET121,

@@ -36,7 +36,7 @@ from benchmarks.bench_jobs import BATCH_SIZE, EPOCHS, IMAGES, MIXES, NETWORKS, a
 from benchmarks.bench_tensile import planning, planning_checks, planning_table
 from benchmarks.sampling import sampled
 from benchmarks.scenarios import Check, measured_on, table, verdicts, write_document
-from pg_tensile.bench.report import machine, versions
+from pg_tensile.tools.bench.report import machine, versions
 from scripts.cluster import Cluster, child_python, temporary_cluster
 
 ROOT = Path(__file__).resolve().parents[1]

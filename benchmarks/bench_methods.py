@@ -1,8 +1,8 @@
 """`make bench`: all methods on every network, side by side, beside the paper and the limits. How it runs: scenarios.py.
 
 Each scenario is one case of the paper's tables and figures, of memory against time at several savings, or of small
-steps beside their best plan (pg_tensile.bench.experiments). `joint` has to be ahead: of each method with right results
-it has to reach the measured peak in no more time.
+steps beside their best plan (pg_tensile.tools.bench.experiments). `joint` has to be ahead: of each method with right
+results it has to reach the measured peak in no more time.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, fidelity_checks, main, table
-from pg_tensile.bench import options, points, suite
-from pg_tensile.bench.experiments import EXPERIMENTS, FULL, QUICK, Run, Size, runs
-from pg_tensile.bench.plots import draw
-from pg_tensile.bench.suite import method, published
+from pg_tensile.tools.bench import options, points, suite
+from pg_tensile.tools.bench.experiments import EXPERIMENTS, FULL, QUICK, Run, Size, runs
+from pg_tensile.tools.bench.plots import draw
+from pg_tensile.tools.bench.suite import method, published
 
 BATCH, ROUNDS = 8, 1  # with which the whole should take less than two hours on two cores
 LONGEST_S = 155.0  # of a case of a figure

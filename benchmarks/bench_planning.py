@@ -20,13 +20,13 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from pg_tensile import peak
-from pg_tensile.plan import NO_EVENTS, Event, EventKind, Plan, validate
-from pg_tensile.policies import named_policy
-from pg_tensile.profile import RTX_A6000
-from pg_tensile.sequence import AccessSequence
-from pg_tensile.simulator import SimulatedJob, simulate
-from pg_tensile.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.plan import memory
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan, validate
+from pg_tensile.planning.policies import named_policy
+from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
+from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 
 SIZES = (1_000, 10_000, 100_000)
 ROUNDS = 7
@@ -221,9 +221,9 @@ def measure_size(size: int, rounds: int) -> Measurement:
         read_ms=median(lambda _: Trace.from_bytes(data)),
         validate_none_ms=median(lambda fresh: validate(fresh, NO_EVENTS)),
         validate_ms=median(lambda fresh: validate(fresh, events)),
-        footprint_ms=median(lambda fresh: peak.footprint(fresh, events)),
+        footprint_ms=median(lambda fresh: memory.footprint(fresh, events)),
         actions_ms=median(lambda fresh: AccessSequence(fresh, events).actions()),
-        host_arena_ms=median(lambda fresh: peak.host_arena(fresh, events)),
+        host_arena_ms=median(lambda fresh: memory.host_arena(fresh, events)),
         simulate_ms=median(lambda fresh: simulate([SimulatedJob(fresh, events)], RTX_A6000)),
     )
 
@@ -246,7 +246,7 @@ def measure_policy(policy: str, operators: int, jobs: int = 1, rounds: int = 3) 
     """On an RTX A6000, with a budget of half of what the jobs take without a plan."""
     trace, _ = build(operators)
     data, found = trace.to_bytes(), PolicyMeasurement(policy, trace.operator_count, jobs)
-    vanilla = peak.footprint(trace).device_peak_bytes
+    vanilla = memory.footprint(trace).device_peak_bytes
     times = []
     try:
         for _ in range(rounds):
@@ -254,7 +254,7 @@ def measure_policy(policy: str, operators: int, jobs: int = 1, rounds: int = 3) 
             start = time.perf_counter()
             plans = named_policy(policy)(fresh, RTX_A6000, jobs * vanilla // 2)
             times.append(time.perf_counter() - start)
-        saved = 1 - sum(peak.footprint(trace, plan).device_peak_bytes for plan in plans.values()) / (jobs * vanilla)
+        saved = 1 - sum(memory.footprint(trace, plan).device_peak_bytes for plan in plans.values()) / (jobs * vanilla)
     except Exception as error:
         return found._replace(error=f"{type(error).__name__}: {error}")
     return found._replace(

@@ -27,8 +27,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from pg_tensile import checkpoint, models
-from pg_tensile.preprocessing import CategoryInput, Features, Inputs, Kind, Preprocessing
+from pg_tensile.execution import models
+from pg_tensile.execution.data.preprocessing import CategoryInput, Features, Inputs, Kind, Preprocessing
+from pg_tensile.execution.training import checkpoint
 from scripts import demo
 from scripts.cluster import temporary_cluster
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from benchmarks import bench_planning
 from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, deviation, fidelity_checks, main, table
-from pg_tensile.bench.networks import (
+from pg_tensile.tools.bench.networks import (
     DENSENET121,
     INCEPTION3,
     INCEPTION4,
@@ -31,8 +31,8 @@ from pg_tensile.bench.networks import (
     VGG16,
     Network,
 )
-from pg_tensile.bench.options import MEASURED
-from pg_tensile.bench.paper import PUBLISHED
+from pg_tensile.tools.bench.options import MEASURED
+from pg_tensile.tools.bench.paper import PUBLISHED
 
 JOINT, TENSILE = "joint", "tensile"
 SECTION, PAPERS = "memory", "the paper's policy"

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from pg_tensile.preprocessing import ModelInputs, Preprocessing
+from pg_tensile.execution.data.preprocessing import ModelInputs, Preprocessing
 from scripts import demo
 from scripts.cluster import Cluster, child_python, temporary_cluster
 

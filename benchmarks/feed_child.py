@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pg_tensile.columns import Chunk, columns_from_header, decode
-from pg_tensile.dataset import RowStore, prepare
-from pg_tensile.fitting import Split, fit
+from pg_tensile.execution.data.columns import Chunk, columns_from_header, decode
+from pg_tensile.execution.data.dataset import RowStore, prepare
+from pg_tensile.execution.data.fitting import Split, fit
 from pyworker import child
 from pyworker.wire import Connection, Frame, FrameType
 

@@ -28,9 +28,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
 from rich.table import Table
 
-from pg_tensile.bench.report import machine, versions
-from pg_tensile.device import choose_device
 from pg_tensile.errors import DeviceError
+from pg_tensile.execution.measuring.device import choose_device
+from pg_tensile.tools.bench.report import machine, versions
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "benchmarks.md"

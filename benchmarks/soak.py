@@ -43,7 +43,7 @@ from rich.table import Table
 
 from benchmarks.bench_db import kind_of
 from benchmarks.sampling import sampled
-from pg_tensile.bench.report import machine, versions
+from pg_tensile.tools.bench.report import machine, versions
 from scripts.cluster import REPOSITORY, Cluster, temporary_cluster
 
 Connection = psycopg.Connection[tuple[Any, ...]]

@@ -29,21 +29,21 @@ from torch import nn
 from torch.nn import functional as F
 
 from benchmarks.scenarios import Check
-from pg_tensile import cli
-from pg_tensile.batchsize.choice import choose
-from pg_tensile.batchsize.predict import Predictor
-from pg_tensile.batchsize.rates import BASE_BATCH, scaled_learning_rate
-from pg_tensile.bench.batch import choose_batch
-from pg_tensile.bench.contenders import PlanStepper, take_turn
-from pg_tensile.bench.measured import Session, chosen_device
-from pg_tensile.bench.options import BenchOptions
-from pg_tensile.bench.progress import Progress
-from pg_tensile.bench.run import default_threads
-from pg_tensile.bench.workload import build_model, prepare
-from pg_tensile.capture import OptimizerSpec, StepSpec
-from pg_tensile.eager import EagerStep
 from pg_tensile.errors import OutOfDeviceMemoryError
-from pg_tensile.runtime.host import HostDevice
+from pg_tensile.execution.capture import OptimizerSpec, StepSpec
+from pg_tensile.execution.capture.eager import EagerStep
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.planning.batchsize.choose import choose
+from pg_tensile.planning.batchsize.learning_rate import BASE_BATCH, scaled_learning_rate
+from pg_tensile.planning.batchsize.predict import Predictor
+from pg_tensile.tools.bench.batch import choose_batch
+from pg_tensile.tools.bench.contenders import PlanStepper, take_turn
+from pg_tensile.tools.bench.measured import Session, chosen_device
+from pg_tensile.tools.bench.options import BenchOptions
+from pg_tensile.tools.bench.progress import Progress
+from pg_tensile.tools.bench.run import default_threads
+from pg_tensile.tools.bench.workload import build_model, prepare
+from pg_tensile.tools.cli import main as cli
 
 SECTION = "batch size"
 SIZES = 12  # of the exhaustive search

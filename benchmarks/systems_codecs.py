@@ -24,8 +24,8 @@ import numpy as np
 import torch
 
 from benchmarks.scenarios import Check
-from pg_tensile.bench.run import default_threads
-from pg_tensile.compression.calibrate import (
+from pg_tensile.execution.codecs.device import Coder, coder_of
+from pg_tensile.execution.measuring.codecs import (
     SIZES,
     WORD_BYTES,
     TensorKind,
@@ -35,12 +35,12 @@ from pg_tensile.compression.calibrate import (
     random_tensor,
     time_coding,
 )
-from pg_tensile.compression.codec import CHUNK_BYTES, Codec, chunks
-from pg_tensile.compression.coder import Coder, coder_of
-from pg_tensile.compression.statistics import coded_bytes, measure
-from pg_tensile.compression.times import fit, relative_absolute_error, relative_absolute_errors
-from pg_tensile.profile import RTX_A6000
-from pg_tensile.runtime.host import HostDevice
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.planning.compression.codec import CHUNK_BYTES, Codec, chunks
+from pg_tensile.planning.compression.codec_times import fit, relative_absolute_error, relative_absolute_errors
+from pg_tensile.planning.compression.sparsity import coded_bytes, measure
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.tools.bench.run import default_threads
 
 ZERO_SHARES = (0.2, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 RUN_WORDS = (1, 64)

@@ -25,31 +25,31 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.scenarios import Check
-from pg_tensile import cli
-from pg_tensile.bench.compression import STEPS as SPARSITY_STEPS
-from pg_tensile.bench.compression import Sparsity, measure_sparsity, plan_compressed
-from pg_tensile.bench.contenders import PlanStepper, Turn, difference, take_turn
-from pg_tensile.bench.measured import Session
-from pg_tensile.bench.networks import ALEXNET, INCEPTION3, RESNET50, SQUEEZENET, TEN, TINY, VGG16, Network
-from pg_tensile.bench.planned import codecs_of
-from pg_tensile.bench.progress import Progress
-from pg_tensile.bench.run import default_threads
-from pg_tensile.compression.advisor import coding_with, word_bytes
-from pg_tensile.compression.codec import Codec
-from pg_tensile.compression.coding import Coding, with_codecs
-from pg_tensile.compression.cost import Window, coded_cost_us, plain_cost_us, swap_cost_us, windows
-from pg_tensile.compression.statistics import coded_bytes
 from pg_tensile.errors import TensileError
-from pg_tensile.peak import footprint
-from pg_tensile.plan import NO_EVENTS, EventKind, Plan
-from pg_tensile.policies import POLICIES
-from pg_tensile.policies.relax import least_bytes
-from pg_tensile.profile import DeviceProfile, Direction
-from pg_tensile.runtime.host import HostDevice
-from pg_tensile.runtime.record import IterationRecord, Transfer
-from pg_tensile.sequence import AccessSequence
-from pg_tensile.simulator import SimulatedJob, simulate
-from pg_tensile.trace import Trace
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.execution.runtime.record import IterationRecord, Transfer
+from pg_tensile.planning.compression.advisor import coding_with, word_bytes
+from pg_tensile.planning.compression.codec import Codec
+from pg_tensile.planning.compression.coding import Coding, with_codecs
+from pg_tensile.planning.compression.cost import Window, coded_cost_us, plain_cost_us, swap_cost_us, windows
+from pg_tensile.planning.compression.sparsity import coded_bytes
+from pg_tensile.planning.device.profile import DeviceProfile, Direction
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import NO_EVENTS, EventKind, Plan
+from pg_tensile.planning.policies import POLICIES
+from pg_tensile.planning.policies.building_blocks.keep import least_bytes
+from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
+from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.tools.bench.compression import STEPS as SPARSITY_STEPS
+from pg_tensile.tools.bench.compression import Sparsity, measure_sparsity, plan_compressed
+from pg_tensile.tools.bench.contenders import PlanStepper, Turn, difference, take_turn
+from pg_tensile.tools.bench.measured import Session
+from pg_tensile.tools.bench.networks import ALEXNET, INCEPTION3, RESNET50, SQUEEZENET, TEN, TINY, VGG16, Network
+from pg_tensile.tools.bench.planned import codecs_of
+from pg_tensile.tools.bench.progress import Progress
+from pg_tensile.tools.bench.run import default_threads
+from pg_tensile.tools.cli import main as cli
 
 CONV_LINK = 0.25  # of an RTX A6000's balance
 COMPRESSIONS = ("none", "auto", "zvc")
@@ -89,7 +89,9 @@ def networks(quick: bool) -> list[tuple[Network, int]]:
     if quick:
         return [(TINY[3]._replace(title="plain ReLU net"), 128)]
     larger = ("float32:3x128x128",)
-    plain = Network("plain ReLU net", "pg_tensile.bench.tiny:cnn", larger, TEN, kwargs='{"channels": 32, "layers": 20}')
+    plain = Network(
+        "plain ReLU net", "pg_tensile.tools.bench.tiny:cnn", larger, TEN, kwargs='{"channels": 32, "layers": 20}'
+    )
     return [(ALEXNET, 16), (VGG16, 1), (SQUEEZENET, 8), (plain, 4), (RESNET50, 2), (INCEPTION3, 2)]
 
 

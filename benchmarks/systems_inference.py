@@ -33,13 +33,13 @@ from psycopg.types.json import Jsonb
 from torch import nn
 
 from benchmarks.scenarios import Check
-from pg_tensile.device import choose_device, measure, use_deterministic_algorithms
-from pg_tensile.latency import roofline
-from pg_tensile.profile import RTX_A6000, DeviceProfile
-from pg_tensile.runtime.base import Device
-from pg_tensile.runtime.host import HostDevice
-from pg_tensile.serving import Served
-from pg_tensile.trace import Trace
+from pg_tensile.execution.measuring.device import choose_device, measure, use_deterministic_algorithms
+from pg_tensile.execution.runtime.device import Device
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.execution.training.prediction import Served
+from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
+from pg_tensile.planning.latency import roofline
+from pg_tensile.planning.trace.trace import Trace
 from scripts.cluster import temporary_cluster
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -143,7 +143,7 @@ def links(
 def make_device(profile: DeviceProfile, budget: int) -> Device:
     if profile.kind == "host":
         return HostDevice(profile, budget)
-    from pg_tensile.runtime.cuda import CudaDevice
+    from pg_tensile.execution.runtime.cuda import CudaDevice
 
     return CudaDevice(0, budget, profile)
 

@@ -24,24 +24,24 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.scenarios import Check, fidelity_checks
-from pg_tensile import cli
-from pg_tensile.bench.contenders import PlanStepper, Turn, difference, take_turn
-from pg_tensile.bench.measured import Session
-from pg_tensile.bench.options import BenchOptions
-from pg_tensile.bench.progress import Progress
-from pg_tensile.bench.run import default_threads
-from pg_tensile.bench.workload import Batch
 from pg_tensile.errors import TensileError
-from pg_tensile.peak import footprint
-from pg_tensile.plan import NO_EVENTS, Plan
-from pg_tensile.policies import POLICIES
-from pg_tensile.policies.lru import least_bytes
-from pg_tensile.profile import DeviceProfile
-from pg_tensile.runtime.host import HostDevice
-from pg_tensile.simulator import SimulatedJob, simulate
-from pg_tensile.swapadvisor.individuals import Breeder
-from pg_tensile.swapadvisor.search import search
-from pg_tensile.trace import Trace
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
+from pg_tensile.planning.policies import POLICIES
+from pg_tensile.planning.policies.lru import least_bytes
+from pg_tensile.planning.policies.swapadvisor.individuals import Breeder
+from pg_tensile.planning.policies.swapadvisor.search import search
+from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
+from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.tools.bench.contenders import PlanStepper, Turn, difference, take_turn
+from pg_tensile.tools.bench.measured import Session
+from pg_tensile.tools.bench.options import BenchOptions
+from pg_tensile.tools.bench.progress import Progress
+from pg_tensile.tools.bench.run import default_threads
+from pg_tensile.tools.bench.workload import Batch
+from pg_tensile.tools.cli import main as cli
 
 PART = 8  # of the vanilla device peak
 FASTER = 2.0  # than lru

@@ -2,7 +2,7 @@
 
 import sys
 
-from pg_tensile.cli import main
+from pg_tensile.tools.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

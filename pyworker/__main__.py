@@ -13,7 +13,7 @@ from pyworker.wire import Connection
 
 def run(connection: Connection, hello: dict[str, Any]) -> None:
     """The body of the child that the command line names."""
-    importlib.import_module(f"pyworker.{sys.argv[1]}").run(connection, hello)
+    importlib.import_module(f"pyworker.children.{sys.argv[1]}").run(connection, hello)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColum
 from rich.syntax import Syntax
 from rich.table import Table
 
-from pg_tensile.cli import main as pg_tensile
+from pg_tensile.tools.cli.main import main as pg_tensile
 from scripts.cluster import REPOSITORY, Cluster, ClusterError
 
 Connection = psycopg.Connection[tuple[Any, ...]]

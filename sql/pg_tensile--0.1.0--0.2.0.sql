@@ -1162,7 +1162,7 @@ CREATE PROCEDURE tensile._step(bits int, INOUT fd int, INOUT timeout_ms int, INO
     LANGUAGE plpython3u
 AS $$
 process = plpy.execute("SELECT tensile._process() AS name")[0]["name"]
-from pyworker import supervisor
+from pyworker.supervisors import supervisor
 return supervisor.step(plpy, process, bits)
 $$;
 
@@ -1261,6 +1261,18 @@ CREATE FUNCTION tensile._explain_latency_models() RETURNS TABLE (device text, mo
     LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT m.device, m.models FROM tensile.latency_models m
+$$;
+
+-- The supervisor, called by explain_training alone: as the caller, in the caller's transaction.
+CREATE OR REPLACE FUNCTION tensile._explain(spec jsonb, folder text, OUT lines text[], OUT sqlstate text, OUT message text,
+                                 OUT hint text, OUT detail text, OUT traceback text)
+    LANGUAGE plpython3u SET search_path = pg_catalog, pg_temp
+AS $$
+import sys
+if folder not in sys.path:
+    sys.path.insert(0, folder)
+from pyworker.supervisors import explain
+return explain.run(plpy, spec)
 $$;
 
 CREATE FUNCTION tensile._explain_wait(fd int, timeout_ms int, writable bool) RETURNS int

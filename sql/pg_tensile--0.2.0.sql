@@ -2309,7 +2309,7 @@ CREATE PROCEDURE tensile._step(bits int, INOUT fd int, INOUT timeout_ms int, INO
     LANGUAGE plpython3u
 AS $$
 process = plpy.execute("SELECT tensile._process() AS name")[0]["name"]
-from pyworker import supervisor
+from pyworker.supervisors import supervisor
 return supervisor.step(plpy, process, bits)
 $$;
 COMMENT ON PROCEDURE tensile._step(int, int, int, bool) IS
@@ -2512,7 +2512,7 @@ AS $$
 import sys
 if folder not in sys.path:
     sys.path.insert(0, folder)
-from pyworker import explain
+from pyworker.supervisors import explain
 return explain.run(plpy, spec)
 $$;
 CREATE FUNCTION tensile._explain_feed(fd int) RETURNS bigint

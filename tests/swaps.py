@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pg_tensile.plan import Event, EventKind, Plan, validate
-from pg_tensile.trace import Kind, Mode, Trace
+from pg_tensile.planning.plan.plan import Event, EventKind, Plan, validate
+from pg_tensile.planning.trace.trace import Kind, Mode, Trace
 
 
 def delayed_swaps(trace: Trace, longest_delay_us: int, seed: int = 0) -> Plan:

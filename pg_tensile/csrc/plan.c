@@ -24,7 +24,7 @@ PG_FUNCTION_INFO_V1(tensile_acknowledge_plan);
 PG_FUNCTION_INFO_V1(tensile_plan);
 
 static const char *const event_kinds[] = {NULL, "swap_out", "swap_in", "recompute", "release"};
-static const char *const codecs[] = {NULL, "zvc", "rle", "csr", "lz4"};	/* pg_tensile/compression/codec.py */
+static const char *const codecs[] = {NULL, "zvc", "rle", "csr", "lz4"};	/* pg_tensile/planning/compression/codec.py */
 
 #define SWAP_OUT 1
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pg_tensile.profile import A100_40GB
+from pg_tensile.planning.device.profile import A100_40GB
 
 collect_ignore_glob = [] if torch.cuda.is_available() else ["test_*.py"]
 
 
 @pytest.fixture
 def device():
-    from pg_tensile.runtime.cuda import CudaDevice
+    from pg_tensile.execution.runtime.cuda import CudaDevice
 
     made = CudaDevice(0, profile=A100_40GB, strict=True)
     yield made

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from pg_tensile.compression import formats
-from pg_tensile.compression.calibrate import calibrate
-from pg_tensile.compression.codec import CHUNK_BYTES, ROW_WORDS, Codec, Launch
-from pg_tensile.compression.coder import coder_of
+from pg_tensile.execution.codecs import host
+from pg_tensile.execution.codecs.device import coder_of
+from pg_tensile.execution.measuring.codecs import calibrate
+from pg_tensile.planning.compression.codec import CHUNK_BYTES, ROW_WORDS, Codec, Launch
 from tests.unit.test_codecs import sparse_words
 
 CUDA = torch.device("cuda", 0)
@@ -19,7 +19,7 @@ GUARD = 64
 
 def on_host(codec: Codec, source: torch.Tensor, width: int) -> torch.Tensor | None:
     coded = torch.empty_like(source)
-    size = formats.encode(codec, source, width, coded)
+    size = host.encode(codec, source, width, coded)
     return None if size < 0 else coded[:size]
 
 

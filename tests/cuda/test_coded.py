@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pg_tensile.compression.codec import Codec
-from pg_tensile.compression.coding import CHUNK_BYTES
-from pg_tensile.runtime.coded import Chunks, HostCopy, Look
+from pg_tensile.execution.runtime.compressed_copies import Chunks, HostCopy, Look
+from pg_tensile.planning.compression.codec import Codec
+from pg_tensile.planning.compression.coding import CHUNK_BYTES
 
 CUDA = torch.device("cuda", 0)
 CHUNK = CHUNK_BYTES["cuda"]

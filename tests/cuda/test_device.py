@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pg_tensile.errors import DeviceError, LinkError
-from pg_tensile.runtime.cuda import CudaDevice, CudaTransfer
+from pg_tensile.execution.runtime.cuda import CudaDevice, CudaTransfer
 
 CUDA = torch.device("cuda", 0)
 MIB = 1 << 20

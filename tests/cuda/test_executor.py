@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import nn
 
-from pg_tensile.capture import Captured, OptimizerSpec, StepSpec, capture
-from pg_tensile.eager import EagerStep
 from pg_tensile.errors import OutOfDeviceMemoryError
-from pg_tensile.peak import footprint
-from pg_tensile.plan import NO_EVENTS, Plan
-from pg_tensile.policies import POLICIES
-from pg_tensile.runtime.cuda import CudaDevice, make_deterministic
-from pg_tensile.runtime.executor import Executor
-from pg_tensile.runtime.measure import StorageObserver, allocator_peak
-from pg_tensile.runtime.program import Code
-from pg_tensile.trace import Trace
+from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capture
+from pg_tensile.execution.capture.eager import EagerStep
+from pg_tensile.execution.runtime.compile import Code
+from pg_tensile.execution.runtime.cuda import CudaDevice, make_deterministic
+from pg_tensile.execution.runtime.executor import Executor
+from pg_tensile.execution.runtime.measure import StorageObserver, allocator_peak
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
+from pg_tensile.planning.policies import POLICIES
+from pg_tensile.planning.trace.trace import Trace
 from tests.swaps import delayed_swaps
 
 CUDA = torch.device("cuda", 0)

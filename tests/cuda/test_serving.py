@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from pg_tensile.errors import ModelRefusedError
-from pg_tensile.runtime.cuda import CudaDevice, make_deterministic
-from pg_tensile.serving import Served
+from pg_tensile.execution.runtime.cuda import CudaDevice, make_deterministic
+from pg_tensile.execution.training.prediction import Served
 
 CUDA = torch.device("cuda", 0)
 

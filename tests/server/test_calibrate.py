@@ -9,9 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from pg_tensile.latency import model_bytes
-from pg_tensile.preprocessing import Preprocessing
-from pg_tensile.profile import DeviceProfile
+from pg_tensile.execution.data.preprocessing import Preprocessing
+from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.latency import model_bytes
 from tests.server.refusals import refused
 from tests.server.support import executor_pid, python_model, register, state, submit, value
 

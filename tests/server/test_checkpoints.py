@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from pg_tensile.checkpoint_schedule import PAUSE
+from pg_tensile.execution.training.checkpoint_schedule import PAUSE
 from tests.server.support import (
     FOREVER,
     MLP,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pg_tensile.plan import CODECS
-from pg_tensile.profile import RTX_A6000
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.plan.plan import CODECS
 from tests.server.pressure import Wait
 from tests.server.support import FOREVER, Connection, executor_pid, register, value
 

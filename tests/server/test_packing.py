@@ -1,7 +1,7 @@
 """What the feed sends is what the query returns: every type, in real frames from a real worker.
 
-The executor of these tests is recorder.py; its frames are decoded as the executor decodes them (pg_tensile.columns) and
-compared with the values that went into the table.
+The executor of these tests is recorder.py; its frames are decoded as the executor decodes them
+(pg_tensile.execution.data.columns) and compared with the values that went into the table.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from pg_tensile.columns import Chunk, Column, columns_from_header, concatenate, decode, decode_dictionary
+from pg_tensile.execution.data.columns import Chunk, Column, columns_from_header, concatenate, decode, decode_dictionary
 from pyworker.wire import FrameType
 from scripts.cluster import child_python
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from psycopg.rows import dict_row
 
-from pg_tensile.cli import main
+from pg_tensile.tools.cli.main import main
 from tests.browser import Browser
 from tests.perfetto import COMPLAINTS, LANES, Perfetto
 from tests.server.pressure import Lab, Wait

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pg_tensile.errors import TensileError
-from pg_tensile.policies import POLICIES
+from pg_tensile.planning.policies import POLICIES
 from pg_tensile.rules import ARCHITECTURES, OPTIONS, RULES, check_architecture, check_options, resolved
 from tests.server.refusals import refused
 from tests.server.support import value

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pg_tensile.peak import footprint
-from pg_tensile.plan import Plan, validate
-from pg_tensile.policies.relax import least_bytes
-from pg_tensile.profile import RTX_A6000
-from pg_tensile.trace import Trace
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import Plan, validate
+from pg_tensile.planning.policies.building_blocks.keep import least_bytes
+from pg_tensile.planning.trace.trace import Trace
 from tests.server.stage import SCHEDULER, Wait, processes, set_the_stage, terminate
 from tests.server.support import alive, children, register, state, value
 from tests.unit.handmade import network

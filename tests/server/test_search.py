@@ -12,8 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from pg_tensile.plan import Plan, validate
-from pg_tensile.trace import Trace
+from pg_tensile.planning.plan.plan import Plan, validate
+from pg_tensile.planning.trace.trace import Trace
 from tests.server.pressure import Lab, Wait
 from tests.server.stage import processes
 from tests.server.support import FOREVER, alive, children, register, value
@@ -87,7 +87,7 @@ class Searching(Lab):
     def searcher(self) -> int:
         """The process that searches."""
         pids = children(processes(self.conn)["pg_tensile scheduler"][0])
-        return next(pid for pid in pids if b"searching" in Path(f"/proc/{pid}/cmdline").read_bytes())
+        return next(pid for pid in pids if b"search" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"))
 
 
 @pytest.fixture(scope="module")

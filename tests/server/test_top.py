@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from pg_tensile.cli import main
-from pg_tensile.profile import RTX_A6000
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.tools.cli.main import main
 from tests.server.stage import Stage, Wait, train
 from tests.server.support import cpu_seconds, register, state, value
 from tests.server.terminal import REPOSITORY, Terminal

@@ -14,8 +14,9 @@ import psycopg
 import pytest
 import torch
 
-from pg_tensile import checkpoint, models
-from pg_tensile.preprocessing import ArraysInput, CategoryInput, Features, Inputs, Kind, Preprocessing
+from pg_tensile.execution import models
+from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Features, Inputs, Kind, Preprocessing
+from pg_tensile.execution.training import checkpoint
 from tests.server.support import MLP, executor_pid, python_model, steps, submit, value
 
 Connection = psycopg.Connection[tuple[Any, ...]]

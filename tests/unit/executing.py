@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pg_tensile.capture import Captured, OptimizerSpec, StepSpec, capture
-from pg_tensile.eager import EagerStep
-from pg_tensile.plan import Plan
-from pg_tensile.policies import POLICIES
-from pg_tensile.profile import RTX_A6000
-from pg_tensile.runtime.executor import Executor
-from pg_tensile.runtime.host import HostDevice
-from pg_tensile.runtime.record import IterationRecord
-from pg_tensile.trace import Trace
+from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capture
+from pg_tensile.execution.capture.eager import EagerStep
+from pg_tensile.execution.runtime.executor import Executor
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.execution.runtime.record import IterationRecord
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.plan.plan import Plan
+from pg_tensile.planning.policies import POLICIES
+from pg_tensile.planning.trace.trace import Trace
 
 FAST = replace(RTX_A6000, kind="host", transfer_latency_us=0.0)
 SIMPLE = ("none", "swap_all", "recompute_all")

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from pg_tensile.order import dependencies
-from pg_tensile.plan import Event, EventKind, Plan
-from pg_tensile.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from pg_tensile.planning.plan.order import dependencies
+from pg_tensile.planning.plan.plan import Event, EventKind, Plan
+from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 
 READ, STATS, WRITE, CREATE = Mode.READ, Mode.STATS, Mode.WRITE, Mode.CREATE
 SIZES = (0, 1, 7, 64, 100, 512, 1000, 4096)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pg_tensile.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 
 
 def trace_of(*operators: tuple[float, dict[int, Mode]], sizes: tuple[int, ...], persistent: int = 0) -> Trace:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from pg_tensile.capture import Call, Captured, copy_into, empty_like_value, fill, flat_results, value_of
-from pg_tensile.trace import Kind, Mode
+from pg_tensile.execution.capture import Call, Captured, copy_into, empty_like_value, fill, flat_results, value_of
+from pg_tensile.planning.trace.trace import Kind, Mode
 
 
 class Interpreter:

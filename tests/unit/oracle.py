@@ -1,6 +1,6 @@
 """A slow interpreter of plans that is easy to believe: dictionaries, one thing after the other (docs/library.md).
 
-It knows nothing of pg_tensile.sequence. `run` executes (trace, plan) by the rules, on values that are terms: what an
+It knows nothing of plan/execution.py. `run` executes (trace, plan) by the rules, on values that are terms: what an
 operator makes is a hash of the operator and of the values that it has read, so whatever goes wrong shows in what comes
 after. It raises `Broken` where a rule is broken, an operator sees another value than it does without a plan, or the
 iteration does not end in the state in which it began. `perform` executes actions literally and knows no rules.
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pg_tensile.plan import Boundary, Event, EventKind, Plan
-from pg_tensile.sequence import Action, ActionKind
-from pg_tensile.trace import Access, Kind, Mode, Trace
+from pg_tensile.planning.plan.execution import Action, ActionKind
+from pg_tensile.planning.plan.plan import Boundary, Event, EventKind, Plan
+from pg_tensile.planning.trace.trace import Access, Kind, Mode, Trace
 
 Value = int
 LOST: Value = -1  # memory that nobody has written

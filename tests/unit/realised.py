@@ -13,9 +13,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pg_tensile.capture import Call, Captured, CapturedOperator, OptimizerSpec, Persistent, Slot, StepSpec, Value
-from pg_tensile.trace import Access, Kind, Mode, Operator, Trace
-from pg_tensile.trace import Tensor as TraceTensor
+from pg_tensile.execution.capture import (
+    Call,
+    Captured,
+    CapturedOperator,
+    OptimizerSpec,
+    Persistent,
+    Slot,
+    StepSpec,
+    Value,
+)
+from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Trace
+from pg_tensile.planning.trace.trace import Tensor as TraceTensor
 
 aten = torch.ops.aten
 SPEC = StepSpec(lambda outputs: outputs, OptimizerSpec("sgd", 0.1))

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pg_tensile.columns import ARRAY_TYPES, SCALAR_TYPES, Column
-from pg_tensile.dataset import Dataset, RowStore, prepare
-from pg_tensile.fitting import FittedPreprocessing, Split, fit
-from pg_tensile.preprocessing import TokenLimits
+from pg_tensile.execution.data.columns import ARRAY_TYPES, SCALAR_TYPES, Column
+from pg_tensile.execution.data.dataset import Dataset, RowStore, prepare
+from pg_tensile.execution.data.fitting import FittedPreprocessing, Split, fit
+from pg_tensile.execution.data.preprocessing import TokenLimits
 
 
 class Prepared(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pg_tensile.top.snapshot import Device, Job, Snapshot
+from pg_tensile.tools.top.snapshot import Device, Job, Snapshot
 
 MB = 1 << 20
 NOW = 1_800_000_000.0  # seconds since 1970

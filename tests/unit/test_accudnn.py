@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pg_tensile.batchsize.choice import choose
-from pg_tensile.batchsize.largest import largest_without_stall
-from pg_tensile.batchsize.predict import Predictor
 from pg_tensile.errors import BatchSizeError, BudgetError
-from pg_tensile.peak import footprint
-from pg_tensile.plan import EventKind, validate
-from pg_tensile.policies import accudnn
-from pg_tensile.policies.ready import FeatureMap, Layerwise, feature_maps
-from pg_tensile.profile import RTX_A6000, DeviceProfile
-from pg_tensile.simulator import SimulatedJob, simulate
-from pg_tensile.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from pg_tensile.planning.batchsize.choose import choose
+from pg_tensile.planning.batchsize.no_stall import largest_without_stall
+from pg_tensile.planning.batchsize.predict import Predictor
+from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import EventKind, validate
+from pg_tensile.planning.policies import accudnn
+from pg_tensile.planning.policies.building_blocks.ready import FeatureMap, Layerwise, feature_maps
+from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
+from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 from tests.unit.graphs import traces
 from tests.unit.handmade import network
 

@@ -12,21 +12,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pg_tensile import peak
-from pg_tensile.capture import capture
-from pg_tensile.eager import EagerStep
 from pg_tensile.errors import BudgetError
-from pg_tensile.latency import roofline
-from pg_tensile.plan import NO_EVENTS, Event, EventKind, Plan, boundary, validate
-from pg_tensile.policies import capuchin, lru, vdnn
-from pg_tensile.policies.relax import least_bytes
-from pg_tensile.profile import RTX_A6000, DeviceProfile
-from pg_tensile.runtime.executor import Executor
-from pg_tensile.runtime.host import HostDevice
-from pg_tensile.runtime.state import training_state
-from pg_tensile.sequence import AccessSequence
-from pg_tensile.simulator import SimulatedJob, Timeline, simulate
-from pg_tensile.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from pg_tensile.execution.capture import capture
+from pg_tensile.execution.capture.eager import EagerStep
+from pg_tensile.execution.runtime.executor import Executor
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.execution.runtime.state import training_state
+from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
+from pg_tensile.planning.latency import roofline
+from pg_tensile.planning.plan import memory
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan, boundary, validate
+from pg_tensile.planning.policies import capuchin, lru, vdnn
+from pg_tensile.planning.policies.building_blocks.keep import least_bytes
+from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate
+from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 from tests.unit.executing import FAST, recorded, same
 from tests.unit.graphs import random_trace
 from tests.unit.handmade import network, trace_of
@@ -41,7 +41,7 @@ randoms = st.integers(0, 1 << 40).map(Random)
 
 
 def device_peak(trace: Trace, plan: Plan = NO_EVENTS) -> int:
-    return peak.footprint(trace, plan).device_peak_bytes
+    return memory.footprint(trace, plan).device_peak_bytes
 
 
 def simulated(trace: Trace, plan: Plan) -> Timeline:
@@ -138,7 +138,7 @@ def test_a_layer_ends_with_the_copy_of_its_input_and_frees_the_memory():
     timeline = simulated(trace, plan)
     assert timeline.stall_us == 6 * 30
     assert simulated(three_convolutions(us=80.0, size=80), plan).stall_us == 0
-    before, after = peak.footprint(trace).bytes, peak.footprint(trace, plan).bytes
+    before, after = memory.footprint(trace).bytes, memory.footprint(trace, plan).bytes
     assert (before - after)[[1, 2, 3, 4, 5]].tolist() == [0, 80, 80, 160, 160]
 
 
@@ -288,14 +288,14 @@ def test_nothing_goes_while_something_older_stays_or_while_there_is_room(random)
     for gap in {event.trigger for event in plan.events if event.kind == OUT}:
         operator = (gap + 1) % count
         gone = [event.tensor for event in plan.events if event.kind == OUT and event.trigger == gap]
-        there = peak.live_tensors(trace, plan, operator).tolist()
+        there = memory.live_tensors(trace, plan, operator).tolist()
         stays = [
             t for t in there if trace.tensor_bytes[t] and t not in used[operator] and trace.tensor_first[t] < count
         ]
         ages = [age(tensor, operator) for tensor in gone]
         assert not set(gone) & set(used[operator])
         assert all(age(tensor, operator) <= min(ages) for tensor in stays)
-        needed = peak.footprint(trace, plan).bytes[operator] + trace.workspace_bytes[operator]
+        needed = memory.footprint(trace, plan).bytes[operator] + trace.workspace_bytes[operator]
         youngest = [tensor for tensor, its in zip(gone, ages, strict=True) if its == min(ages)]
         assert needed + max(trace.tensor_bytes[tensor] for tensor in youngest) > budget
     for event in plan.events:
@@ -499,7 +499,7 @@ def test_capuchin_saves_what_it_planned_to_save(random):
     assert vanilla > budget or plan == NO_EVENTS
     if any(event.kind == RECOMPUTE for event in plan.events):
         return  # which swaps around the reads of recomputations, too
-    over = np.flatnonzero(peak.footprint(trace).bytes + trace.workspace_bytes > budget)
+    over = np.flatnonzero(memory.footprint(trace).bytes + trace.workspace_bytes > budget)
     for event in plan.events:
         used = trace.access_operator[trace.access_tensor == event.tensor]
         assert any(a < o < b for a, b in pairwise(used) for o in over)

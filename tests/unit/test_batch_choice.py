@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pg_tensile.batchsize.choice import LEAST_STEPS, TIE, Candidate, choose, most_rows
-from pg_tensile.batchsize.rates import scaled_learning_rate
 from pg_tensile.errors import BatchSizeError, OptionError
+from pg_tensile.planning.batchsize.choose import LEAST_STEPS, TIE, Candidate, choose, most_rows
+from pg_tensile.planning.batchsize.learning_rate import scaled_learning_rate
 
 BUDGET = 1_000_000
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pg_tensile.batchsize.curves import Curve, Curves, fit_curve, never_falling, work_of
-from pg_tensile.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from pg_tensile.planning.batchsize.throughput import Curve, Curves, fit_curve, never_falling, work_of
+from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 
 LAUNCH_US = 2.0
 SATURATED_AT, RATE = 1e7, 1e3  # flops, flops per µs

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from pg_tensile.batchsize.choice import Choice
-from pg_tensile.batchsize.curves import Curves
-from pg_tensile.batchsize.predict import Correction, Predictor
-from pg_tensile.batchsize.probing import STEPS, Probing, Rows, probe_sizes
-from pg_tensile.batchsize.traced import BatchTraces
-from pg_tensile.capture import Captured, capture
-from pg_tensile.cli import main
-from pg_tensile.eager import EagerStep
 from pg_tensile.errors import BudgetError
-from pg_tensile.peak import footprint
-from pg_tensile.policies.relax import least_bytes
-from pg_tensile.runtime.host import HostDevice
+from pg_tensile.execution.capture import Captured, capture
+from pg_tensile.execution.capture.eager import EagerStep
+from pg_tensile.execution.measuring.batch_sizes import STEPS, Probing, Rows, probe_sizes
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.planning.batchsize.choose import Choice
+from pg_tensile.planning.batchsize.predict import Correction, Predictor
+from pg_tensile.planning.batchsize.throughput import Curves
+from pg_tensile.planning.batchsize.traces import BatchTraces
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.policies.building_blocks.keep import least_bytes
+from pg_tensile.tools.cli.main import main
 from tests.unit.executing import FAST, SPEC, batch, net
 
 SIZES = (4, 8, 16)

@@ -16,14 +16,14 @@ from pytorchcv.models import resnet_cifar
 from torch import nn
 from torch.nn import functional as F
 
-from pg_tensile import models
-from pg_tensile.batchsize.traced import SIZES, BatchLaw, BatchTraces
-from pg_tensile.capture import OptimizerSpec, StepSpec, capture
 from pg_tensile.errors import CaptureError
-from pg_tensile.graphs import Sizes, capture_step
-from pg_tensile.preprocessing import Task
-from pg_tensile.trace import Strings, Trace
-from pg_tensile.training import Settings
+from pg_tensile.execution import models
+from pg_tensile.execution.capture import OptimizerSpec, StepSpec, capture
+from pg_tensile.execution.data.preprocessing import Task
+from pg_tensile.execution.training.graphs import Sizes, capture_step
+from pg_tensile.execution.training.trainer import Settings
+from pg_tensile.planning.batchsize.traces import SIZES, BatchLaw, BatchTraces
+from pg_tensile.planning.trace.trace import Strings, Trace
 from tests.unit.rows import every_type
 from tests.unit.zoo import thin
 

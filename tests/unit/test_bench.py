@@ -17,15 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import bench_cold, bench_core, bench_planning, bench_systems, bench_tensile, scenarios
-from pg_tensile import policies
-from pg_tensile.bench import measured, networks, options
-from pg_tensile.bench.contenders import PlanStepper, same_bits
-from pg_tensile.bench.paper import PUBLISHED
-from pg_tensile.bench.report import Row, rates, size
-from pg_tensile.bench.workload import find_callable
-from pg_tensile.cli import main, parse
 from pg_tensile.errors import OptionError
-from pg_tensile.plan import Event, EventKind, Plan
+from pg_tensile.planning import policies
+from pg_tensile.planning.plan.plan import Event, EventKind, Plan
+from pg_tensile.tools.bench import measured, networks, options
+from pg_tensile.tools.bench.contenders import PlanStepper, same_bits
+from pg_tensile.tools.bench.paper import PUBLISHED
+from pg_tensile.tools.bench.report import Row, rates, size
+from pg_tensile.tools.bench.workload import find_callable
+from pg_tensile.tools.cli.main import main, parse
 
 COMMAND = Path(sys.prefix) / "bin" / "pg-tensile"
 KEYS = """

@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from torch._functorch import config as functorch_config
 
 from benchmarks.core_models import LSTMClassifier, bert
-from pg_tensile.bench import options, peers
-from pg_tensile.bench.contenders import same_bits
-from pg_tensile.bench.peers import HostSaver, PeakObserver, blocks, gradient_difference
-from pg_tensile.bench.workload import find_callable
-from pg_tensile.cli import main
 from pg_tensile.errors import MeasurementError, OptionError
-from pg_tensile.policies import POLICIES
-from pg_tensile.profile import GB, RTX_A6000
-from pg_tensile.runtime.host import HostDevice
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.planning.device.profile import GB, RTX_A6000
+from pg_tensile.planning.policies import POLICIES
+from pg_tensile.tools.bench import options, peers
+from pg_tensile.tools.bench.contenders import same_bits
+from pg_tensile.tools.bench.peers import HostSaver, PeakObserver, blocks, gradient_difference
+from pg_tensile.tools.bench.workload import find_callable
+from pg_tensile.tools.cli.main import main
 
 MODELS = '''
 """Networks of blocks; most of what a step takes are activations."""

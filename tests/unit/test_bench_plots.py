@@ -21,11 +21,11 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from pg_tensile.bench import looks, plots
-from pg_tensile.bench.experiments import EXPERIMENTS, FULL, parsed
-from pg_tensile.bench.options import PEERS
-from pg_tensile.bench.points import front, method
 from pg_tensile.errors import OptionError
+from pg_tensile.tools.bench import looks, plots
+from pg_tensile.tools.bench.experiments import EXPERIMENTS, FULL, parsed
+from pg_tensile.tools.bench.options import PEERS
+from pg_tensile.tools.bench.points import front, method
 
 HOSTILE = (
     "$\\frac{1}{$_^",

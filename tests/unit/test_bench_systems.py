@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from benchmarks import bench_db, bench_methods, systems_inference, systems_swapadvisor
-from pg_tensile.bench import report
-from pg_tensile.latency import roofline
-from pg_tensile.profile import RTX_A6000
-from pg_tensile.runtime.host import HostDevice
-from pg_tensile.serving import Served
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.execution.training.prediction import Served
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.latency import roofline
+from pg_tensile.tools.bench import report
 from tests.unit.executing import FAST
 
 

@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pg_tensile.bench.timeline import timeline
 from pg_tensile.errors import InvalidPlanError, SimulationError
-from pg_tensile.latency import roofline
-from pg_tensile.peak import footprint
-from pg_tensile.plan import NO_EVENTS, Event, EventKind, Plan
-from pg_tensile.policies import POLICIES
-from pg_tensile.profile import RTX_A6000, DeviceProfile
-from pg_tensile.simulator import SimulatedJob, simulate
-from pg_tensile.trace import Mode, Trace
+from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
+from pg_tensile.planning.latency import roofline
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
+from pg_tensile.planning.policies import POLICIES
+from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
+from pg_tensile.planning.trace.trace import Mode, Trace
+from pg_tensile.tools.bench.timeline import timeline
 from tests.unit import oracle
 from tests.unit.graphs import planned
 from tests.unit.handmade import network, trace_of

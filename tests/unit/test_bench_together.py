@@ -15,21 +15,21 @@ import numpy as np
 import pytest
 import torch
 
-from pg_tensile import policies
-from pg_tensile.bench import contenders, together
-from pg_tensile.bench.job_process import Inspection, JobError, Jobs, Measured, Turn, digest_of
-from pg_tensile.bench.measured import Session
-from pg_tensile.bench.options import CHECKPOINT, SAVE_ON_CPU, VANILLA, BenchOptions, PolicyChoice
-from pg_tensile.bench.progress import Progress
-from pg_tensile.bench.together import Contender, TogetherRow, empty_row, filled_row, run_together
-from pg_tensile.cli import parse
 from pg_tensile.errors import MeasurementError
-from pg_tensile.optimum.bounds import smallest_peak
-from pg_tensile.peak import footprint
-from pg_tensile.plan import NO_EVENTS
-from pg_tensile.profile import GB, RTX_A6000
-from pg_tensile.runtime.record import Counters
-from pg_tensile.runtime.state import TrainingState
+from pg_tensile.execution.runtime.record import Counters
+from pg_tensile.execution.runtime.state import TrainingState
+from pg_tensile.planning import policies
+from pg_tensile.planning.bounds import smallest_peak
+from pg_tensile.planning.device.profile import GB, RTX_A6000
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import NO_EVENTS
+from pg_tensile.tools.bench import contenders, together
+from pg_tensile.tools.bench.job_process import Inspection, JobError, Jobs, Measured, Turn, digest_of
+from pg_tensile.tools.bench.measured import Session
+from pg_tensile.tools.bench.options import CHECKPOINT, SAVE_ON_CPU, VANILLA, BenchOptions, PolicyChoice
+from pg_tensile.tools.bench.progress import Progress
+from pg_tensile.tools.bench.together import Contender, TogetherRow, empty_row, filled_row, run_together
+from pg_tensile.tools.cli.main import parse
 from tests.unit.graphs import chain
 
 MODELS = '''

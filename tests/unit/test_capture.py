@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional as F
 
-from pg_tensile.capture import Captured, OptimizerSpec, StepSpec, capture
-from pg_tensile.capture.fakes import CPU_KERNELS, KERNELS, LAYOUTS, REDUCED_IN_PLACE, fake_call
-from pg_tensile.eager import EagerStep
-from pg_tensile.trace import Kind, Mode, Phase
+from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capture
+from pg_tensile.execution.capture.eager import EagerStep
+from pg_tensile.execution.capture.fakes import CPU_KERNELS, KERNELS, LAYOUTS, REDUCED_IN_PLACE, fake_call
+from pg_tensile.planning.trace.trace import Kind, Mode, Phase
 from tests.unit.interpreter import Interpreter
 from tests.unit.zoo import NAMED, Case
 from tests.unit.zoo_habits import HABITS

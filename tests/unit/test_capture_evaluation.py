@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
-from pg_tensile.capture import StepSpec, capture, capture_evaluation
 from pg_tensile.errors import CaptureError
-from pg_tensile.runtime.executor import Executor
-from pg_tensile.trace import Kind, Phase
+from pg_tensile.execution.capture import StepSpec, capture, capture_evaluation
+from pg_tensile.execution.runtime.executor import Executor
+from pg_tensile.planning.trace.trace import Kind, Phase
 from tests.unit.executing import SPEC, batch, net, opened
 from tests.unit.zoo import NAMED
 from tests.unit.zoo_habits import HABITS

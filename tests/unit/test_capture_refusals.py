@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pg_tensile.capture import OptimizerSpec, StepSpec, capture
-from pg_tensile.eager import EagerStep
 from pg_tensile.errors import CaptureError, DeviceError
+from pg_tensile.execution.capture import OptimizerSpec, StepSpec, capture
+from pg_tensile.execution.capture.eager import EagerStep
 from tests.unit.interpreter import Interpreter
 
 SQUARE = StepSpec(lambda output: output.float().pow(2).mean())

@@ -19,16 +19,16 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pg_tensile.errors import DeviceError, ExecutorError, InvalidPlanError, LinkError, OutOfDeviceMemoryError
-from pg_tensile.peak import footprint
-from pg_tensile.plan import NO_EVENTS, Boundary, Event, EventKind, Plan, boundary
-from pg_tensile.reuse import host_bytes
-from pg_tensile.runtime import graph as graph_module
-from pg_tensile.runtime import host
-from pg_tensile.runtime.executor import Executor
-from pg_tensile.runtime.host import HostDevice
-from pg_tensile.runtime.measure import Meter
-from pg_tensile.sequence import AccessSequence
-from pg_tensile.trace import Kind
+from pg_tensile.execution.runtime import host
+from pg_tensile.execution.runtime import loaded_graph as graph_module
+from pg_tensile.execution.runtime.executor import Executor
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.execution.runtime.measure import Meter
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.following import host_bytes
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, Event, EventKind, Plan, boundary
+from pg_tensile.planning.trace.trace import Kind
 from tests.unit.executing import FAST, SIMPLE, batch, captured_net, eager, net, opened, plan_of, recorded, run, same
 from tests.unit.graphs import random_plan, random_trace
 from tests.unit.interrupts import Interrupts

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from pg_tensile import checkpoint as ckpt
-from pg_tensile.checkpoint import Checkpoint
 from pg_tensile.errors import ArchitectureError, CheckpointError
+from pg_tensile.execution.training import checkpoint as ckpt
+from pg_tensile.execution.training.checkpoint import Checkpoint
 
 
 def draw() -> list[float]:

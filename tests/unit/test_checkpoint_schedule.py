@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pg_tensile.checkpoint_schedule import PAUSE, CheckpointSchedule
+from pg_tensile.execution.training.checkpoint_schedule import PAUSE, CheckpointSchedule
 
 
 class Clock:

@@ -1,4 +1,4 @@
-"""A job whose batch size is chosen: what it tries, what it says, and what it trains (pyworker/choosing.py)."""
+"""A job whose batch size is chosen: what it tries, what it says, and what it trains (batch_size.py)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pg_tensile import checkpoint
-from pg_tensile.plan import NO_EVENTS
-from pg_tensile.policies.joint import JobPlanner
-from pg_tensile.profile import DeviceProfile
-from pg_tensile.training import Settings, Steps, Trainer
-from pyworker.choosing import LEAD_PART, LEAD_STEPS, Terms, lead_of
+from pg_tensile.execution.training import checkpoint
+from pg_tensile.execution.training.trainer import Settings, Steps, Trainer
+from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.plan.plan import NO_EVENTS
+from pg_tensile.planning.policies.joint.planner import JobPlanner
+from pyworker.children.batch_size import LEAD_PART, LEAD_STEPS, Terms, lead_of
 from pyworker.wire import Frame, FrameType
 from tests.unit.rows import Rows, every_type
 from tests.unit.test_executor_process import BUILD, Child, start, traces_of  # noqa: F401

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pg_tensile.compression import formats
-from pg_tensile.compression.codec import CHUNK_MULTIPLE, ROW_WORDS, Codec, chunks
-from pg_tensile.compression.statistics import PIECE_WORDS, Statistics, coded_bytes, measure
+from pg_tensile.execution.codecs import host
+from pg_tensile.planning.compression.codec import CHUNK_MULTIPLE, ROW_WORDS, Codec, chunks
+from pg_tensile.planning.compression.sparsity import PIECE_WORDS, Statistics, coded_bytes, measure
 from tests.unit.test_codecs import sparse_words
 
 COUNTED = [Codec.ZVC, Codec.RLE, Codec.CSR]
@@ -21,7 +21,7 @@ def encoded_bytes(codec: Codec, words: np.ndarray, chunk_bytes: int | None = Non
     raw = torch.from_numpy(words.view(np.uint8).copy())
     total = 0
     for place in chunks(len(raw)) if chunk_bytes is None else chunks(len(raw), chunk_bytes):
-        size = formats.encode(codec, raw[place], words.itemsize, torch.empty_like(raw[place]))
+        size = host.encode(codec, raw[place], words.itemsize, torch.empty_like(raw[place]))
         total += size if size >= 0 else place.stop - place.start
     return total
 

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from pg_tensile.compression import calibrate
-from pg_tensile.compression.codec import Codec, available
-from pg_tensile.compression.coder import HostCoder
-from pg_tensile.compression.times import (
+from pg_tensile.errors import CodecError
+from pg_tensile.execution.codecs.device import HostCoder
+from pg_tensile.execution.measuring import codecs as calibrate
+from pg_tensile.planning.compression.codec import Codec, available
+from pg_tensile.planning.compression.codec_times import (
     CodecTimes,
     Sample,
     fit,
     relative_absolute_error,
     relative_absolute_errors,
 )
-from pg_tensile.errors import CodecError
 
 SHARES = [0.05, 0.1, 0.2, 0.29, 0.35, 0.4, 0.5, 0.55, 0.65, 0.7, 0.8, 0.85, 0.92, 0.95, 0.97, 0.99]
 

@@ -12,10 +12,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pg_tensile.compression import codec as codecs
-from pg_tensile.compression import formats
-from pg_tensile.compression.codec import CHUNK_BYTES, CHUNK_MULTIPLE, ROW_WORDS, Codec, chunks, named_codec, parts
 from pg_tensile.errors import CodecError
+from pg_tensile.execution.codecs import host
+from pg_tensile.planning.compression import codec as codecs
+from pg_tensile.planning.compression.codec import (
+    CHUNK_BYTES,
+    CHUNK_MULTIPLE,
+    ROW_WORDS,
+    Codec,
+    chunks,
+    named_codec,
+    parts,
+)
 
 CODING = [codec for codec in Codec if codec != Codec.NONE]
 GUARD = 64  # bytes behind the place, which nothing may touch
@@ -40,12 +48,12 @@ def round_trip(codec: Codec, raw: np.ndarray, word_bytes: int) -> int:
     """Coded size, after all bytes have come back; −1: not coded."""
     source = torch.from_numpy(raw.view(np.uint8).reshape(-1).copy())
     memory, target = place(len(source))
-    size = formats.encode(codec, source, word_bytes, target)
+    size = host.encode(codec, source, word_bytes, target)
     assert (memory[len(source) :] == 0xA5).all()
     assert size < len(source) or size == -1
     if size >= 0:
         memory, back = place(len(source))
-        formats.decode(codec, target[:size].clone(), word_bytes, back)
+        host.decode(codec, target[:size].clone(), word_bytes, back)
         assert torch.equal(back, source)
         assert (memory[len(source) :] == 0xA5).all()
     return size
@@ -110,8 +118,8 @@ def test_what_does_not_shrink_is_refused(codec):
 def test_without_a_codec_bytes_are_copied():
     source = torch.arange(10, dtype=torch.uint8)
     target = torch.zeros_like(source)
-    assert formats.encode(Codec.NONE, source, 4, target) == -1
-    formats.decode(Codec.NONE, source, 4, target)
+    assert host.encode(Codec.NONE, source, 4, target) == -1
+    host.decode(Codec.NONE, source, 4, target)
     assert torch.equal(source, target)
 
 
@@ -119,8 +127,8 @@ def test_without_a_codec_bytes_are_copied():
 def test_equal_bytes_are_coded_equally_wherever_they_are_put(codec):
     source = torch.from_numpy(sparse_words(9001, 4, 0.8, 30, seed=5).view(np.uint8))
     first, second = torch.zeros_like(source), torch.full_like(source, 0xFF)
-    size = formats.encode(codec, source, 4, first)
-    assert size == formats.encode(codec, source, 4, second)
+    size = host.encode(codec, source, 4, first)
+    assert size == host.encode(codec, source, 4, second)
     assert torch.equal(first[:size], second[:size])
 
 
@@ -128,17 +136,17 @@ def test_equal_bytes_are_coded_equally_wherever_they_are_put(codec):
 def test_bytes_that_are_no_chunk_of_that_size_are_refused(codec):
     source = torch.from_numpy(sparse_words(5000, 4, 0.8, 30, seed=5).view(np.uint8))
     coded = torch.empty_like(source)
-    size = formats.encode(codec, source, 4, coded)
+    size = host.encode(codec, source, 4, coded)
     for damaged in (coded[: size - 9], coded[: size // 2], coded[:0]):
         with pytest.raises(CodecError, match="are not a chunk of 20,000"):
-            formats.decode(codec, damaged, 4, torch.empty_like(source))
+            host.decode(codec, damaged, 4, torch.empty_like(source))
     with pytest.raises(CodecError):
-        formats.decode(codec, coded[:size], 4, torch.empty(len(source) - 400, dtype=torch.uint8))
+        host.decode(codec, coded[:size], 4, torch.empty(len(source) - 400, dtype=torch.uint8))
 
 
 def test_a_place_that_is_too_small_is_refused():
     with pytest.raises(CodecError, match="need a place of as many"):
-        formats.encode(Codec.ZVC, torch.zeros(100, dtype=torch.uint8), 4, torch.zeros(99, dtype=torch.uint8))
+        host.encode(Codec.ZVC, torch.zeros(100, dtype=torch.uint8), 4, torch.zeros(99, dtype=torch.uint8))
 
 
 def test_names():

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pg_tensile.capture import OptimizerSpec, StepSpec, capture
-from pg_tensile.compression.codec import Codec
-from pg_tensile.compression.coding import CHUNK_BYTES, STAGING_BYTES, Coding, with_codecs
 from pg_tensile.errors import CodecError, LinkError, OutOfDeviceMemoryError
-from pg_tensile.peak import footprint
-from pg_tensile.plan import Plan
-from pg_tensile.profile import Direction
-from pg_tensile.runtime import coded, host
-from pg_tensile.runtime.coded import Chunks, HostCopy, Look
-from pg_tensile.runtime.executor import Executor
-from pg_tensile.runtime.host import HostDevice
-from pg_tensile.trace import Trace
+from pg_tensile.execution.capture import OptimizerSpec, StepSpec, capture
+from pg_tensile.execution.runtime import compressed_copies, host
+from pg_tensile.execution.runtime.compressed_copies import Chunks, HostCopy, Look
+from pg_tensile.execution.runtime.executor import Executor
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.planning.compression.codec import Codec
+from pg_tensile.planning.compression.coding import CHUNK_BYTES, STAGING_BYTES, Coding, with_codecs
+from pg_tensile.planning.device.profile import Direction
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import Plan
+from pg_tensile.planning.trace.trace import Trace
 from tests.unit.executing import FAST, batch, captured_net, eager, net, opened, plan_of, recorded, run, same
 from tests.unit.graphs import random_plan
 from tests.unit.test_several_graphs import validation_net
@@ -85,7 +85,7 @@ def test_a_coder_that_fails_breaks_the_link(monkeypatch):
     def fails(*_: object) -> int:
         raise CodecError("the coder is broken")
 
-    monkeypatch.setattr(coded, "encode", fails)
+    monkeypatch.setattr(compressed_copies, "encode", fails)
     with opened() as device:
         out = device.copy_out(sparse(CHUNK), torch.empty(CHUNK, dtype=torch.uint8), 0, Chunks.of(1, torch.empty(0)))
         with pytest.raises(LinkError, match="the coder is broken"):

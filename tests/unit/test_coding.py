@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from pg_tensile.compression.codec import Codec
-from pg_tensile.compression.coding import CHUNK_BYTES, STAGING_BYTES, Coding, has_codecs, with_codecs
 from pg_tensile.errors import InvalidPlanError, PlanError, TraceError
-from pg_tensile.link import copy_us, moved_bytes, swap_us
-from pg_tensile.peak import footprint
-from pg_tensile.plan import CODECS, NO_EVENTS, Event, EventKind, Plan, validate
-from pg_tensile.policies import POLICIES
-from pg_tensile.profile import RTX_A6000, DeviceProfile, Direction
-from pg_tensile.simulator import PlanChange, SimulatedJob, simulate
-from pg_tensile.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from pg_tensile.planning.compression.codec import Codec
+from pg_tensile.planning.compression.coding import CHUNK_BYTES, STAGING_BYTES, Coding, has_codecs, with_codecs
+from pg_tensile.planning.device.link import copy_us, moved_bytes, swap_us
+from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile, Direction
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import CODECS, NO_EVENTS, Event, EventKind, Plan, validate
+from pg_tensile.planning.policies import POLICIES
+from pg_tensile.planning.simulator.simulator import PlanChange, SimulatedJob, simulate
+from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 from tests.unit.graphs import traces
 
 OUT, IN, RELEASE = EventKind.SWAP_OUT, EventKind.SWAP_IN, EventKind.RELEASE

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 
 from benchmarks.systems_cswap import oracle_ratio
-from pg_tensile.bench.compression import Sparsity
-from pg_tensile.compression.advisor import choose, choose_compression, word_bytes
-from pg_tensile.compression.codec import Codec
-from pg_tensile.compression.coding import CHUNK_BYTES, Coding, host_coding_us
-from pg_tensile.compression.cost import Window, coded_cost_us, plain_cost_us, swap_cost_us, windows
-from pg_tensile.compression.statistics import Statistics
-from pg_tensile.compression.times import CodecTimes, Sample, fit
-from pg_tensile.link import copy_us
-from pg_tensile.plan import NO_EVENTS, Event, EventKind, Plan
-from pg_tensile.policies import POLICIES
-from pg_tensile.profile import RTX_A6000, Direction
-from pg_tensile.simulator import SimulatedJob, simulate
-from pg_tensile.trace import Trace
+from pg_tensile.planning.compression.advisor import choose, choose_compression, word_bytes
+from pg_tensile.planning.compression.codec import Codec
+from pg_tensile.planning.compression.codec_times import CodecTimes, Sample, fit
+from pg_tensile.planning.compression.coding import CHUNK_BYTES, Coding, host_coding_us
+from pg_tensile.planning.compression.cost import Window, coded_cost_us, plain_cost_us, swap_cost_us, windows
+from pg_tensile.planning.compression.sparsity import Statistics
+from pg_tensile.planning.device.link import copy_us
+from pg_tensile.planning.device.profile import RTX_A6000, Direction
+from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
+from pg_tensile.planning.policies import POLICIES
+from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
+from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.tools.bench.compression import Sparsity
 from tests.unit.test_coding import ACTIVATION, BYTE_A_US, MIB, WEIGHT, away, coded, over_a_peak, small_trace
 
 OUT, IN = EventKind.SWAP_OUT, EventKind.SWAP_IN

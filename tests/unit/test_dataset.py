@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pg_tensile import dataset
-from pg_tensile.columns import Column, Values, columns_from_header, concatenate, cut, decode, take
-from pg_tensile.dataset import Dataset, RowStore, Table
 from pg_tensile.errors import DataError, SpoolError
-from pg_tensile.fitting import Split
+from pg_tensile.execution.data import dataset
+from pg_tensile.execution.data.columns import Column, Values, columns_from_header, concatenate, cut, decode, take
+from pg_tensile.execution.data.dataset import Dataset, RowStore, Table
+from pg_tensile.execution.data.fitting import Split
 from tests.unit.rows import Rows, every_type
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pg_tensile.plan import Event, EventKind, Plan
-from pg_tensile.runtime.delays import delayed_steps
-from pg_tensile.sequence import AccessSequence
-from pg_tensile.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from pg_tensile.execution.runtime.delays import delayed_steps
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.plan import Event, EventKind, Plan
+from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 
 OUT, IN, RECOMPUTE = EventKind.SWAP_OUT, EventKind.SWAP_IN, EventKind.RECOMPUTE
 TEN_US = 10.0

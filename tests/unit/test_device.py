@@ -11,9 +11,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from pg_tensile.device import choose_device, measure
 from pg_tensile.errors import DeviceError
-from pg_tensile.profile import PROFILES, RTX_A6000, DeviceProfile, Direction, named_profile
+from pg_tensile.execution.measuring.device import choose_device, measure
+from pg_tensile.planning.device.profile import PROFILES, RTX_A6000, DeviceProfile, Direction, named_profile
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +139,7 @@ def test_auto_is_a_device_that_works():
 
 def test_profiles_need_no_torch():
     """Plans are made where torch is never imported."""
-    program = "import sys, pg_tensile.profile, pg_tensile.simulator, pg_tensile.policies; print('torch' in sys.modules)"
+    names = ", ".join(f"pg_tensile.planning.{name}" for name in ("device.profile", "simulator.simulator", "policies"))
+    program = f"import sys, {names}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

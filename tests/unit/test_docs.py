@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given, settings
 
 from pg_tensile.errors import BudgetError
-from pg_tensile.peak import footprint
-from pg_tensile.plan import NO_EVENTS, EventKind, validate
-from pg_tensile.policies.relax import least_bytes
-from pg_tensile.profile import RTX_A6000
-from pg_tensile.simulator import SimulatedJob, simulate
-from pg_tensile.trace import Trace
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import NO_EVENTS, EventKind, validate
+from pg_tensile.planning.policies.building_blocks.keep import least_bytes
+from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
+from pg_tensile.planning.trace.trace import Trace
 from scripts.sql_reference import ERRORS, condition
 from tests.documents import DOCUMENTS, REPOSITORY, anchors, blocks, links, statements
 from tests.unit.graphs import chain, traces

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from pg_tensile.capture import OptimizerSpec, StepSpec
-from pg_tensile.eager import EagerStep, make_optimizer
 from pg_tensile.errors import CaptureError
+from pg_tensile.execution.capture import OptimizerSpec, StepSpec
+from pg_tensile.execution.capture.eager import EagerStep, make_optimizer
 
 
 def batch() -> tuple[Any, Tensor, Tensor]:

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pg_tensile.capture import Captured, OptimizerSpec, StepSpec, capture
-from pg_tensile.early_update import early_update
-from pg_tensile.peak import footprint
-from pg_tensile.trace import Kind, Mode, Operator
+from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capture
+from pg_tensile.execution.capture.early_update import early_update
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.trace.trace import Kind, Mode, Operator
 from tests.unit.interpreter import Interpreter
 from tests.unit.zoo import NAMED
 from tests.unit.zoo_habits import HABITS

@@ -13,19 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pg_tensile.capture import OptimizerSpec, StepSpec, capture
-from pg_tensile.eager import EagerStep
-from pg_tensile.errors import (
-    ExecutorError,
-    OutOfDeviceMemoryError,
-)
-from pg_tensile.peak import footprint
-from pg_tensile.plan import NO_EVENTS, boundary
-from pg_tensile.runtime.executor import Executor
-from pg_tensile.runtime.host import HostDevice
-from pg_tensile.runtime.measure import Meter, StorageObserver
-from pg_tensile.runtime.state import training_state
-from pg_tensile.sequence import AccessSequence
+from pg_tensile.errors import ExecutorError, OutOfDeviceMemoryError
+from pg_tensile.execution.capture import OptimizerSpec, StepSpec, capture
+from pg_tensile.execution.capture.eager import EagerStep
+from pg_tensile.execution.runtime.executor import Executor
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.execution.runtime.measure import Meter, StorageObserver
+from pg_tensile.execution.runtime.state import training_state
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import NO_EVENTS, boundary
 from tests.unit.executing import (
     FAST,
     SIMPLE,

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pg_tensile.eager import EagerStep
 from pg_tensile.errors import (
     CaptureError,
     DeviceError,
@@ -23,12 +22,13 @@ from pg_tensile.errors import (
     LinkError,
     OutOfDeviceMemoryError,
 )
-from pg_tensile.peak import footprint
-from pg_tensile.plan import NO_EVENTS, Event, EventKind, Plan
-from pg_tensile.runtime import host
-from pg_tensile.runtime.executor import Executor
-from pg_tensile.runtime.host import HostDevice
-from pg_tensile.runtime.measure import StorageObserver
+from pg_tensile.execution.capture.eager import EagerStep
+from pg_tensile.execution.runtime import host
+from pg_tensile.execution.runtime.executor import Executor
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.execution.runtime.measure import StorageObserver
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from tests.unit.executing import (
     FAST,
     SIMPLE,

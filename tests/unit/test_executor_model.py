@@ -11,17 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pg_tensile.capture import OptimizerSpec, StepSpec, capture
-from pg_tensile.eager import EagerStep
-from pg_tensile.errors import (
-    CheckpointError,
-    ExecutorError,
-    OutOfDeviceMemoryError,
-)
-from pg_tensile.peak import footprint
-from pg_tensile.runtime.executor import Executor
-from pg_tensile.runtime.host import HostDevice
-from pg_tensile.runtime.state import TrainingState, optimizer_state_dict, training_state
+from pg_tensile.errors import CheckpointError, ExecutorError, OutOfDeviceMemoryError
+from pg_tensile.execution.capture import OptimizerSpec, StepSpec, capture
+from pg_tensile.execution.capture.eager import EagerStep
+from pg_tensile.execution.runtime.executor import Executor
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.execution.runtime.state import TrainingState, optimizer_state_dict, training_state
+from pg_tensile.planning.plan.memory import footprint
 from tests.unit.executing import (
     FAST,
     SIMPLE,

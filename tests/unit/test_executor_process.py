@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pg_tensile.latency import model_bytes, roofline
-from pg_tensile.latency.features import Sample
-from pg_tensile.latency.load import LoadMeter
-from pg_tensile.latency.mlp import LatencyModels, train
-from pg_tensile.policies.joint import JobPlanner
-from pg_tensile.profile import RTX_A6000, DeviceProfile
-from pg_tensile.trace import Trace
-from pyworker import executor, memory
+from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
+from pg_tensile.planning.latency import model_bytes, roofline
+from pg_tensile.planning.latency.features import Sample
+from pg_tensile.planning.latency.load import LoadMeter
+from pg_tensile.planning.latency.mlp import LatencyModels, train
+from pg_tensile.planning.policies.joint.planner import JobPlanner
+from pg_tensile.planning.trace.trace import Trace
 from pyworker.child import error_header
+from pyworker.children import executor, memory
 from pyworker.wire import Connection, Frame, FrameType, send_state
 from tests.unit.rows import Rows, every_type
 

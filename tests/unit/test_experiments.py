@@ -7,14 +7,25 @@ from pathlib import Path
 
 import pytest
 
-from pg_tensile.bench import networks, suite
-from pg_tensile.bench.experiments import BEYOND, EXPERIMENTS, FULL, METHODS, PEERS, QUICK, SAVINGS, Case, Run, runs
-from pg_tensile.bench.networks import PAPER
-from pg_tensile.bench.options import DeviceChoice
-from pg_tensile.bench.paper import PUBLISHED
-from pg_tensile.bench.progress import Progress
-from pg_tensile.cli import main, parse
-from pg_tensile.optimum.best import MOST_OPERATORS
+from pg_tensile.tools.bench import networks, suite
+from pg_tensile.tools.bench.experiments import (
+    BEYOND,
+    EXPERIMENTS,
+    FULL,
+    METHODS,
+    PEERS,
+    QUICK,
+    SAVINGS,
+    Case,
+    Run,
+    runs,
+)
+from pg_tensile.tools.bench.networks import PAPER
+from pg_tensile.tools.bench.optimum.best import MOST_OPERATORS
+from pg_tensile.tools.bench.options import DeviceChoice
+from pg_tensile.tools.bench.paper import PUBLISHED
+from pg_tensile.tools.bench.progress import Progress
+from pg_tensile.tools.cli.main import main, parse
 
 HOST = DeviceChoice("host")
 TINY = (*networks.SMALL_RESNET.arguments(2), "--rounds", "1", "--warmup", "0", "--iterations", "1", "--light")

@@ -23,15 +23,15 @@ import numpy as np
 import pytest
 
 from pg_tensile.errors import BudgetError
-from pg_tensile.explanation import Admission, Ahead, Request, explain, render
-from pg_tensile.peak import footprint
-from pg_tensile.plan import Plan
-from pg_tensile.policies import POLICIES
-from pg_tensile.policies.relax import least_bytes
-from pg_tensile.profile import RTX_A6000
-from pg_tensile.report import page
-from pg_tensile.simulator import SimulatedJob, simulate
-from pg_tensile.trace import Trace
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.explain.explanation import Admission, Ahead, Request, explain, render
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import Plan
+from pg_tensile.planning.policies import POLICIES
+from pg_tensile.planning.policies.building_blocks.keep import least_bytes
+from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
+from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.tools.report import page
 from tests.unit.graphs import random_trace
 from tests.unit.handmade import network
 from tests.unit.records import facts_in, record, saving

@@ -9,14 +9,23 @@ import pytest
 import torch
 from torch import nn
 
-from pg_tensile import checkpoint, models
-from pg_tensile.batches import Batches
 from pg_tensile.errors import ArchitectureError, CaptureError, TrainingError
-from pg_tensile.graphs import Sizes, capture_graphs, evaluation_rows, evaluation_sizes, rows_of, state_bytes, step_spec
-from pg_tensile.peak import footprint
-from pg_tensile.policies.relax import least_bytes
-from pg_tensile.preprocessing import Task
-from pg_tensile.training import Settings
+from pg_tensile.execution import models
+from pg_tensile.execution.data.batches import Batches
+from pg_tensile.execution.data.preprocessing import Task
+from pg_tensile.execution.training import checkpoint
+from pg_tensile.execution.training.graphs import (
+    Sizes,
+    capture_graphs,
+    evaluation_rows,
+    evaluation_sizes,
+    rows_of,
+    state_bytes,
+    step_spec,
+)
+from pg_tensile.execution.training.trainer import Settings
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from tests.unit.rows import Prepared, every_type
 
 CPU = torch.device("cpu")

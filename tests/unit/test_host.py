@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from pg_tensile.errors import DeviceError, LinkError
-from pg_tensile.profile import RTX_A6000, DeviceProfile
-from pg_tensile.runtime import host
-from pg_tensile.runtime.host import HostDevice
+from pg_tensile.execution.runtime import host
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
 
 MB = 1_000_000
 

@@ -14,12 +14,6 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SUPERVISORS = ["controller", "scheduler", "worker", "inference", "explain"]
-PLANNING = [
-    *("trace", "trace_bytes", "plan", "steps", "items", "problems", "sequence", "peak", "profile", "link", "simulator"),
-    *("policies", "swapadvisor", "latency", "batchsize", "reuse", "explanation", "compression"),
-]
-EXECUTING = {"alone.py", "calibrate.py", "workspaces.py", "probing.py"}  # of latency/ and batchsize/: to measure
-EXECUTING |= {"formats.py", "coder.py", "cuda_kernels.py"}  # of compression/: codecs
 
 
 def make(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
@@ -49,7 +43,7 @@ def test_versions_agree():
     assert f'__version__ = "{version}"' in (REPOSITORY / "pg_tensile" / "__init__.py").read_text()
 
 
-LOOKING = {"client", "report", "top"}  # at a server, from outside
+LOOKING = {"cli", "client", "report", "top"}  # at a server, from outside
 LIBRARY = [p for p in sorted((REPOSITORY / "pg_tensile").rglob("*.py")) if p.parent.name not in LOOKING]
 
 
@@ -60,16 +54,15 @@ def test_library_does_not_know_the_server(path):
 
 
 def test_planning_does_not_import_torch():
-    for name in PLANNING:
-        for path in [REPOSITORY / "pg_tensile" / f"{name}.py", *(REPOSITORY / "pg_tensile" / name).glob("*.py")]:
-            if path.exists() and path.name not in EXECUTING:
-                assert not {module for module in imports(path) if module.split(".")[0] == "torch"}, path
+    for path in (REPOSITORY / "pg_tensile" / "planning").rglob("*.py"):
+        assert not {module for module in imports(path) if module.split(".")[0] == "torch"}, path
 
 
 @pytest.mark.parametrize("name", SUPERVISORS)
 def test_supervisors_need_the_standard_library_only(name):
     """Imported by the system's Python without site-packages, as PL/Python may have none."""
-    program = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); import pyworker.{name}; print(*sys.modules)"
+    module = f"pyworker.supervisors.{name}"
+    program = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); import {module}; print(*sys.modules)"
     done = subprocess.run(["/usr/bin/python3", "-I", "-S", "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     loaded = set(done.stdout.split())
@@ -107,7 +100,7 @@ def test_install_is_readable_and_has_what_runs_only(tmp_path):
     assert done.returncode == 0, done.stderr
     (python,) = tmp_path.rglob("pg_tensile/python")
     installed = {str(path.relative_to(python)) for path in python.rglob("*") if path.is_file()}
-    data = {"pg_tensile/report/page.css", "pg_tensile/report/page.js", "pg_tensile/rules.json"}
+    data = {"pg_tensile/tools/report/page.css", "pg_tensile/tools/report/page.js", "pg_tensile/rules.json"}
     assert {"pyworker/wire.py", "pg_tensile/__init__.py", *data} <= installed
     assert {Path(name).suffix for name in installed - data} <= {".py", ".pyc"}
     for path in (python.parent, *python.parent.rglob("*")):

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from pyworker.inference import Inference
-from pyworker.supervisor import Child, Request, Server, Wait
+from pyworker.supervisors.inference import Inference
+from pyworker.supervisors.supervisor import Child, Request, Server, Wait
 from pyworker.wire import Connection, Frame, FrameType
 
 CHUNKS = 40

@@ -11,21 +11,26 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from pg_tensile.errors import BudgetError
-from pg_tensile.peak import floor_bytes, footprint
-from pg_tensile.plan import Event, EventKind, Plan, validate
-from pg_tensile.policies import joint
-from pg_tensile.policies.columns import Columns
-from pg_tensile.policies.joint import JobPlanner, share_out
-from pg_tensile.policies.lanes import Lane
-from pg_tensile.policies.needs import LONGEST_CHAIN
-from pg_tensile.policies.prefetch import schedule
-from pg_tensile.policies.relax import least_bytes, relaxed, relaxed_swap_all, without_superfluous
-from pg_tensile.policies.swap_all import absences, swaps
-from pg_tensile.policies.sweep import Prices, sweep
-from pg_tensile.profile import RTX_A6000, DeviceProfile, Direction
-from pg_tensile.sequence import AccessSequence
-from pg_tensile.simulator import SimulatedJob, Timeline, simulate
-from pg_tensile.trace import Mode, Trace
+from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile, Direction
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.memory import floor_bytes, footprint
+from pg_tensile.planning.plan.plan import Event, EventKind, Plan, validate
+from pg_tensile.planning.policies.building_blocks.keep import (
+    least_bytes,
+    relaxed,
+    relaxed_swap_all,
+    without_superfluous,
+)
+from pg_tensile.planning.policies.building_blocks.link_time import Lane
+from pg_tensile.planning.policies.building_blocks.needs import LONGEST_CHAIN
+from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
+from pg_tensile.planning.policies.joint import planner as joint
+from pg_tensile.planning.policies.joint.planner import JobPlanner, share_out
+from pg_tensile.planning.policies.joint.sweep import Prices, sweep
+from pg_tensile.planning.policies.swap_all import absences, swaps
+from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate
+from pg_tensile.planning.trace.lists import Columns
+from pg_tensile.planning.trace.trace import Mode, Trace
 from tests.unit.graphs import random_trace
 from tests.unit.handmade import network, trace_of
 

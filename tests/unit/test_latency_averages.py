@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pg_tensile.errors import MeasurementError
-from pg_tensile.latency.averages import AverageState, LatencyAverages
+from pg_tensile.planning.latency.averages import AverageState, LatencyAverages
 
 anything = st.floats(allow_nan=True, allow_infinity=True)
 

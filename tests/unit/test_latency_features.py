@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pg_tensile.latency import roofline
-from pg_tensile.latency.features import (
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.latency import roofline
+from pg_tensile.planning.latency.features import (
     BYTES,
     FEATURES,
     FLOPS,
@@ -24,8 +25,7 @@ from pg_tensile.latency.features import (
     parse,
     roofline_us,
 )
-from pg_tensile.profile import RTX_A6000
-from pg_tensile.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 from tests.unit.graphs import traces
 
 CONVOLUTION = "f32[4,64,32,32], f32[64,64,3,3], None, [2,2], [1,1], [1,1], False, [0,0], 1"

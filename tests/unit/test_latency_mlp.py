@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pg_tensile.errors import MeasurementError
-from pg_tensile.latency import mlp, model_bytes, roofline
-from pg_tensile.latency.features import Sample
-from pg_tensile.latency.mlp import LatencyModels
-from pg_tensile.profile import RTX_A6000
-from pg_tensile.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.latency import mlp, model_bytes, roofline
+from pg_tensile.planning.latency.features import Sample
+from pg_tensile.planning.latency.mlp import LatencyModels
+from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 from tests.unit.graphs import traces
 
 DEVICE = replace(RTX_A6000, flops_per_s=1e11, bytes_per_s=2e10, launch_us=3.0)
@@ -135,8 +135,9 @@ def test_every_prediction_is_finite_and_positive(trace, load):
 
 def test_predicting_does_not_import_torch():
     program = (
-        "import sys; from pg_tensile.latency.model_bytes import decode; import pg_tensile.latency.averages;"
-        "import pg_tensile.latency.load; assert 'torch' not in sys.modules"
+        "import sys; from pg_tensile.planning.latency.model_bytes import decode;"
+        "import pg_tensile.planning.latency.averages;"
+        "import pg_tensile.planning.latency.load; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from pg_tensile.capture import Captured, StepSpec, capture
-from pg_tensile.latency.workspaces import probe
-from pg_tensile.profile import RTX_A6000
-from pg_tensile.runtime.executor import Executor
-from pg_tensile.runtime.host import HostDevice
+from pg_tensile.execution.capture import Captured, StepSpec, capture
+from pg_tensile.execution.measuring.workspaces import probe
+from pg_tensile.execution.runtime.executor import Executor
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.planning.device.profile import RTX_A6000
 
 PROFILE = replace(RTX_A6000, kind="host")
 

@@ -15,63 +15,18 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-# From the bottom to the top: a module may import its own wing and those before it. A name stands for the modules below
-# it as well; the longest name counts.
-WINGS = {
-    "base": ["errors", "rules", "memory_limit"],
-    "planning": [
-        *(
-            "trace",
-            "trace_bytes",
-            "order",
-            "plan",
-            "steps",
-            "items",
-            "sequence",
-            "problems",
-            "peak",
-            "reuse",
-            "profile",
-        ),
-        *(
-            "link",
-            "simulator",
-            "policies",
-            "swapadvisor",
-            "optimum",
-            "scheduling",
-            "explanation",
-            "latency",
-            "batchsize",
-        ),
-        *("compression", "bench.timeline"),
-    ],
-    "execution": [
-        *(
-            "capture",
-            "early_update",
-            "eager",
-            "runtime",
-            "device",
-            "models",
-            "training",
-            "stepping",
-            "graphs",
-            "serving",
-        ),
-        *("checkpoint", "checkpoint_schedule", "columns", "dataset", "preprocessing", "fitting", "batches", "metrics"),
-        *("latency.alone", "latency.calibrate", "latency.workspaces", "batchsize.probing"),
-        *("compression.formats", "compression.coder", "compression.cuda_kernels", "compression.calibrate"),
-    ],
-    "tools": ["client", "cli", "top", "report", "bench", "__main__"],
-}
+# From the bottom to the top: a module may import its own wing and those before it.
+WINGS = ("errors", "rules", "memory_limit"), ("planning",), ("execution",), ("tools", "__main__")
 TOLERATED_CYCLES = {
-    frozenset(f"pg_tensile.{name}" for name in names.split())
+    frozenset(f"pg_tensile.planning.{name}" for name in names.split())
     for names in (
-        "trace trace_bytes order plan steps items sequence problems compression.coding",
-        "cli bench.suite",
+        "trace.trace trace.format compression.coding plan.plan plan.order plan.steps plan.residency plan.execution"
+        " plan.messages",
     )
-} | {frozenset(f"pyworker.{name}" for name in ("choosing", "compression", "executor", "memory"))}
+} | {
+    frozenset({"pg_tensile.tools.cli.main", "pg_tensile.tools.bench.suite"}),
+    frozenset(f"pyworker.children.{name}" for name in ("batch_size", "compression", "executor", "memory")),
+}
 
 
 def modules() -> dict[str, Path]:
@@ -104,12 +59,8 @@ def graph() -> dict[str, set[str]]:
 
 def wing(module: str) -> int:
     """Number of a module's wing; 0 is the lowest."""
-    parts = module.removeprefix("pg_tensile.").split(".")
-    for length in range(len(parts), 0, -1):
-        for number, names in enumerate(WINGS.values()):
-            if ".".join(parts[:length]) in names:
-                return number
-    raise AssertionError(f"{module} is in no wing")
+    name = module.split(".")[1]
+    return next(number for number, names in enumerate(WINGS) if name in names)
 
 
 def cycles(graph: Mapping[str, set[str]]) -> Iterator[frozenset[str]]:

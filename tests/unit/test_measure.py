@@ -10,14 +10,8 @@ import pytest
 import torch
 
 from pg_tensile.errors import MeasurementError
-from pg_tensile.runtime.measure import (
-    HostAllocator,
-    HostClock,
-    Measurements,
-    StorageObserver,
-    allocator_peak,
-)
-from pg_tensile.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from pg_tensile.execution.runtime.measure import HostAllocator, HostClock, Measurements, StorageObserver, allocator_peak
+from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 
 KIB = 1024
 

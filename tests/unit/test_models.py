@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from pg_tensile import checkpoint, models
 from pg_tensile.errors import ArchitectureError, TensileError
-from pg_tensile.models import few_rows
-from pg_tensile.preprocessing import ArrayInput, Features, ModelInputs
-from pg_tensile.training import Settings, Trainer
+from pg_tensile.execution import models
+from pg_tensile.execution.data.preprocessing import ArrayInput, Features, ModelInputs
+from pg_tensile.execution.models import few_rows
+from pg_tensile.execution.training import checkpoint
+from pg_tensile.execution.training.trainer import Settings, Trainer
 from tests.unit.rows import Prepared, Rows, every_type
 from tests.unit.test_training import Recorder, eager_steps
 

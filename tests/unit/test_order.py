@@ -10,23 +10,23 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 
-from pg_tensile.bench.timeline import levels
-from pg_tensile.capture import capture
-from pg_tensile.capture.captured import Captured
 from pg_tensile.errors import InvalidPlanError, TraceError
-from pg_tensile.explanation import _recomputed, _swapped
-from pg_tensile.order import as_executed, check_order, dependencies, in_order
-from pg_tensile.peak import footprint, host_arena, live_tensors
-from pg_tensile.plan import NO_EVENTS, Event, EventKind, Plan, boundary, validate
-from pg_tensile.policies import POLICIES
-from pg_tensile.profile import RTX_A6000
-from pg_tensile.report.facts import _absences
-from pg_tensile.reuse import host_bytes, reuse_plan, transient_events
-from pg_tensile.runtime.executor import Executor
-from pg_tensile.runtime.host import HostDevice
-from pg_tensile.sequence import AccessSequence
-from pg_tensile.simulator import PlanChange, SimulatedJob, simulate
-from pg_tensile.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from pg_tensile.execution.capture import capture
+from pg_tensile.execution.capture.captured import Captured
+from pg_tensile.execution.runtime.executor import Executor
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.explain.explanation import _recomputed, _swapped
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.following import host_bytes, reuse_plan, transient_events
+from pg_tensile.planning.plan.memory import footprint, host_arena, live_tensors
+from pg_tensile.planning.plan.order import as_executed, check_order, dependencies, in_order
+from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan, boundary, validate
+from pg_tensile.planning.policies import POLICIES
+from pg_tensile.planning.simulator.simulator import PlanChange, SimulatedJob, simulate
+from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from pg_tensile.tools.bench.timeline import levels
+from pg_tensile.tools.report.facts import _absences
 from tests.unit.executing import FAST, batch, starting
 from tests.unit.graphs import chain, dice, random_order, random_plan, random_trace, traces
 from tests.unit.realised import execute_plainly, realise, with_learning_rate

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 
 from benchmarks import bench_planning
-from pg_tensile import peak
 from pg_tensile.errors import InvalidPlanError
-from pg_tensile.peak import Arena, HostCopy
-from pg_tensile.plan import NO_EVENTS, Event, EventKind, Plan
-from pg_tensile.sequence import AccessSequence, ActionKind
-from pg_tensile.trace import Trace
+from pg_tensile.planning.plan import memory as peak
+from pg_tensile.planning.plan.execution import AccessSequence, ActionKind
+from pg_tensile.planning.plan.memory import Arena, HostCopy
+from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
+from pg_tensile.planning.trace.trace import Trace
 from tests.unit import graphs, oracle
 from tests.unit.graphs import A, B, C, D, F, S, W, X, chain
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pg_tensile.policies.peaks import Peaks
+from pg_tensile.planning.policies.building_blocks.memory_profile import Peaks
 
 bytes_ = st.integers(-(1 << 50), 1 << 50)
 

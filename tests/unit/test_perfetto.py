@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pg_tensile.report.trace_events import render
+from pg_tensile.tools.report.trace_events import render
 from tests.browser import Browser
 from tests.perfetto import COMPLAINTS, LANES, PLACED, Perfetto
 from tests.unit.records import HOSTILE, planned_of, record, relabelled, saving

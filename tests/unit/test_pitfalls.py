@@ -11,18 +11,18 @@ import pytest
 import torch
 from torch import nn
 
-from pg_tensile.capture import OptimizerSpec, StepSpec, capture
-from pg_tensile.eager import EagerStep
 from pg_tensile.errors import DeviceError
-from pg_tensile.peak import footprint, host_arena
-from pg_tensile.plan import NO_EVENTS, Event, EventKind, Plan, validate
-from pg_tensile.policies import POLICIES
-from pg_tensile.profile import A100_40GB
-from pg_tensile.runtime.executor import Executor
-from pg_tensile.runtime.host import HostDevice
-from pg_tensile.runtime.measure import Meter, StorageObserver, allocator_peak
-from pg_tensile.runtime.program import Code
-from pg_tensile.trace import Trace
+from pg_tensile.execution.capture import OptimizerSpec, StepSpec, capture
+from pg_tensile.execution.capture.eager import EagerStep
+from pg_tensile.execution.runtime.compile import Code
+from pg_tensile.execution.runtime.executor import Executor
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.execution.runtime.measure import Meter, StorageObserver, allocator_peak
+from pg_tensile.planning.device.profile import A100_40GB
+from pg_tensile.planning.plan.memory import footprint, host_arena
+from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan, validate
+from pg_tensile.planning.policies import POLICIES
+from pg_tensile.planning.trace.trace import Trace
 from tests.swaps import delayed_swaps
 
 POLICY_NAMES = ("none", "swap_all", "recompute_all")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pg_tensile.errors import InvalidPlanError, PlanError
-from pg_tensile.plan import EVENT_ROW, NO_EVENTS, Boundary, Event, EventKind, Plan, boundary, validate
+from pg_tensile.planning.plan.plan import EVENT_ROW, NO_EVENTS, Boundary, Event, EventKind, Plan, boundary, validate
 from tests.unit import graphs
 from tests.unit.graphs import A, F, S, W, chain
 

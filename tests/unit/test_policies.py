@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from pg_tensile import peak
 from pg_tensile.errors import InvalidPlanError, UnknownPolicyError
-from pg_tensile.plan import NO_EVENTS, Event, EventKind, Plan, boundary, validate
-from pg_tensile.policies import POLICIES, named_policy, recompute_all
-from pg_tensile.profile import RTX_A6000
-from pg_tensile.sequence import AccessSequence
-from pg_tensile.trace import Kind, Mode, Trace
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.plan import memory
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan, boundary, validate
+from pg_tensile.planning.policies import POLICIES, named_policy, recompute_all
+from pg_tensile.planning.trace.trace import Kind, Mode, Trace
 from tests.unit.graphs import traces
 from tests.unit.handmade import network, trace_of
 
@@ -95,7 +95,7 @@ def test_none_has_no_events(trace):
 @settings(max_examples=200, deadline=None)
 def test_swap_all_leaves_on_the_device_what_the_operator_accesses(trace):
     """And what no operator ever accesses: the floor of the trace."""
-    footprint = peak.footprint(trace, planned("swap_all", trace))
+    footprint = memory.footprint(trace, planned("swap_all", trace))
     unused = trace.tensor_bytes[np.diff(trace.tensor_start) == 0].sum()
     assert footprint.bytes.tolist() == (accessed_bytes(trace) + unused).tolist()
 
@@ -127,7 +127,7 @@ def test_an_idle_tensor_is_recomputed_before_its_next_use():
     assert recomputed(trace) == [(3, 1, 0)]
     plan = planned("recompute_all", trace)
     assert plan.events[0].deadline == 4
-    assert peak.footprint(trace, plan).bytes.tolist() == [8, 16, 16, 8, 16, 8, 0]
+    assert memory.footprint(trace, plan).bytes.tolist() == [8, 16, 16, 8, 16, 8, 0]
 
 
 def test_a_tensor_in_use_by_consecutive_operators_stays():
@@ -227,8 +227,8 @@ def test_chains_are_bounded():
     trace = network(1430)
     plan = planned("recompute_all", trace)
     assert trace.operator_count < repeated(trace) <= recompute_all.STEPS_PER_OPERATOR * trace.operator_count
-    kept_nothing = peak.footprint(trace, NO_EVENTS).peak_bytes
-    assert peak.footprint(trace, plan).peak_bytes < 0.8 * kept_nothing
+    kept_nothing = memory.footprint(trace, NO_EVENTS).peak_bytes
+    assert memory.footprint(trace, plan).peak_bytes < 0.8 * kept_nothing
 
 
 def test_fans_are_bounded():

@@ -19,8 +19,9 @@ import pytest
 import torch
 from torch import nn
 
-from pg_tensile import checkpoint, models
-from pg_tensile.preprocessing import Features, Preprocessing
+from pg_tensile.execution import models
+from pg_tensile.execution.data.preprocessing import Features, Preprocessing
+from pg_tensile.execution.training import checkpoint
 from pyworker.version import VERSION
 from pyworker.wire import Connection, Frame, FrameType, encode, send_state
 from tests.unit.executing import FAST
@@ -578,7 +579,7 @@ def test_the_predictor_ends_with_its_supervisor(tmp_path: Path, how: str) -> Non
 
 
 def test_the_cache_may_be_smaller_than_a_model(simple: Version) -> None:
-    from pyworker.loaded import Key, LoadedModel, ModelCache
+    from pyworker.children.loaded_models import Key, LoadedModel, ModelCache
 
     cache = ModelCache(1)
     models_ = [replaced(simple) for _ in range(2)]
@@ -590,6 +591,6 @@ def test_the_cache_may_be_smaller_than_a_model(simple: Version) -> None:
 
 
 def replaced(version: Version) -> Any:
-    from pyworker.loaded import LoadedModel
+    from pyworker.children.loaded_models import LoadedModel
 
     return LoadedModel(replace(version.preprocessing), version.model, 100)

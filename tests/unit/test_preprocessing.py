@@ -11,11 +11,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pg_tensile import fitting
-from pg_tensile.dataset import Table
 from pg_tensile.errors import DataError
-from pg_tensile.fitting import Split
-from pg_tensile.preprocessing import (
+from pg_tensile.execution.data import fitting
+from pg_tensile.execution.data.dataset import Table
+from pg_tensile.execution.data.fitting import Split
+from pg_tensile.execution.data.preprocessing import (
     ArraysInput,
     CategoryInput,
     Features,

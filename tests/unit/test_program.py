@@ -13,15 +13,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pg_tensile.capture import Call, Slot
 from pg_tensile.errors import OutOfDeviceMemoryError
-from pg_tensile.peak import host_arena
-from pg_tensile.plan import NO_EVENTS, Event, EventKind, Plan
-from pg_tensile.profile import RTX_A6000
-from pg_tensile.runtime.host import HostDevice
-from pg_tensile.runtime.program import Code, Functions, Program, _Source, compile_program
-from pg_tensile.sequence import AccessSequence
-from pg_tensile.trace import Mode
+from pg_tensile.execution.capture import Call, Slot
+from pg_tensile.execution.runtime.compile import Code, Functions, Program, _Source, compile_program
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.memory import host_arena
+from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
+from pg_tensile.planning.trace.trace import Mode
 from tests.unit.graphs import A, B, C, F, chain, random_plan, random_trace
 from tests.unit.realised import Realised, realise, with_learning_rate
 

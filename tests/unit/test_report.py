@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pg_tensile.plan import Event, EventKind, Plan
-from pg_tensile.profile import RTX_A6000, Direction
-from pg_tensile.report import lanes
-from pg_tensile.report.facts import MOST_EPOCHS, MOST_TENSORS
-from pg_tensile.report.iteration import iteration_of
-from pg_tensile.report.lanes import merged, thinned
-from pg_tensile.report.page import render
-from pg_tensile.report.sections import call
+from pg_tensile.planning.device.profile import RTX_A6000, Direction
+from pg_tensile.planning.plan.plan import Event, EventKind, Plan
+from pg_tensile.tools.report import iteration_charts
+from pg_tensile.tools.report.facts import MOST_EPOCHS, MOST_TENSORS
+from pg_tensile.tools.report.iteration import iteration_of
+from pg_tensile.tools.report.iteration_charts import merged, thinned
+from pg_tensile.tools.report.page import render
+from pg_tensile.tools.report.sections import call
 from tests.unit.handmade import network
 from tests.unit.records import (
     HOSTILE,
@@ -296,11 +296,11 @@ def test_a_page_about_many_operators_is_small_and_made_quickly():
 
 
 def test_of_many_transfers_some_of_the_whole_iteration_are_drawn(monkeypatch):
-    monkeypatch.setattr(lanes, "MOST_TRANSFERS", 20)
+    monkeypatch.setattr(iteration_charts, "MOST_TRANSFERS", 20)
     iteration = iteration_of(record(saving(layers=40, share=1.0, policy="swap_all")))
-    charts, notes = lanes.iteration_charts(iteration, [])
+    charts, notes = iteration_charts.iteration_charts(iteration, [])
     assert len(notes) == 3
-    for place, direction in ((lanes.OUT, Direction.OUT), (lanes.IN, Direction.IN)):
+    for place, direction in ((iteration_charts.OUT, Direction.OUT), (iteration_charts.IN, Direction.IN)):
         (bars,) = (each for each in charts["lanes"].renderers if each.glyph.y == place)
         drawn = bars.data_source.data["left"]
         begins = [each.start_us / 1e3 for each in iteration.timeline.transfers if each.direction == direction]

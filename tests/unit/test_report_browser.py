@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from pg_tensile.report.page import render
+from pg_tensile.tools.report.page import render
 from tests.browser import Browser
 from tests.unit.records import HOSTILE, NEVER_CAPTURED, facts_in, line, planned_of, record, relabelled, saving
 

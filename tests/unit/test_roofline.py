@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pg_tensile.latency import roofline
-from pg_tensile.profile import RTX_A6000
-from pg_tensile.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.latency import roofline
+from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 
 # 10 TFLOP/s and 1 TB/s, 10 GB/s out and 20 GB/s in, 5 µs a transfer, 3 µs a launch
 DEVICE = replace(

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from pg_tensile.batchsize.rates import RATE_LAWS
 from pg_tensile.errors import OptionError
-from pg_tensile.models.layers import ACTIVATIONS, NORMS_1D
-from pg_tensile.models.registry import TYPES
-from pg_tensile.plan import CODECS, EventKind
+from pg_tensile.execution.models.layers import ACTIVATIONS, NORMS_1D
+from pg_tensile.execution.models.registry import TYPES
+from pg_tensile.execution.training.trainer import COMPRESSIONS, EarlyStopping
+from pg_tensile.planning.batchsize.learning_rate import RATE_LAWS
+from pg_tensile.planning.plan.plan import CODECS, EventKind
 from pg_tensile.rules import ARCHITECTURES, OPTIONS, RULES, check_architecture, check_options, resolved
-from pg_tensile.training import COMPRESSIONS, EarlyStopping
-from pyworker.executor import _settings
+from pyworker.children.executor import _settings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TERMS = {

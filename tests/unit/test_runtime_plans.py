@@ -11,16 +11,16 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from pg_tensile.errors import CaptureError, ExecutorError, InvalidPlanError
-from pg_tensile.peak import footprint
-from pg_tensile.plan import NO_EVENTS, Boundary, Plan, boundary, validate
-from pg_tensile.profile import RTX_A6000
-from pg_tensile.runtime import graph as graph_module
-from pg_tensile.runtime.executor import Executor
-from pg_tensile.runtime.host import HostDevice
-from pg_tensile.runtime.record import IterationRecord
-from pg_tensile.runtime.state import TrainingState
-from pg_tensile.sequence import AccessSequence, ActionKind
-from pg_tensile.trace import Kind, Trace
+from pg_tensile.execution.runtime import loaded_graph as graph_module
+from pg_tensile.execution.runtime.executor import Executor
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.execution.runtime.record import IterationRecord
+from pg_tensile.execution.runtime.state import TrainingState
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.plan.execution import AccessSequence, ActionKind
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, Plan, boundary, validate
+from pg_tensile.planning.trace.trace import Kind, Trace
 from tests.unit.graphs import mutate, random_plan, random_trace
 from tests.unit.oracle import Broken, perform
 from tests.unit.realised import Realised, Seen, Stops, execute_plainly, observable, realise, with_learning_rate
@@ -215,7 +215,7 @@ def test_what_a_plan_loses_is_refused_and_shows_when_it_is_executed_all_the_same
     torch.manual_seed(3)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(graph_module, "AccessSequence", Unchecked)
-        patch.setattr("pg_tensile.peak.AccessSequence", Unchecked)
+        patch.setattr("pg_tensile.planning.plan.memory.AccessSequence", Unchecked)
         with pytest.raises((AssertionError, KeyError, AttributeError, TypeError, RuntimeError, CaptureError)):
             execute_forced(realised, plan, expected)
 

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pg_tensile.peak import footprint
-from pg_tensile.plan import Event, EventKind, Plan, validate
-from pg_tensile.policies.joint import JobPlanner
-from pg_tensile.policies.relax import least_bytes
-from pg_tensile.profile import RTX_A6000
-from pg_tensile.reuse import host_bytes
-from pg_tensile.scheduling import (
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.plan.following import host_bytes
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import Event, EventKind, Plan, validate
+from pg_tensile.planning.policies.building_blocks.keep import least_bytes
+from pg_tensile.planning.policies.joint.planner import JobPlanner
+from pg_tensile.planning.scheduling.device_scheduler import (
     DeviceScheduler,
     DeviceState,
     Failed,
@@ -31,7 +31,7 @@ from pg_tensile.scheduling import (
     Schedule,
     Waits,
 )
-from pg_tensile.trace import Mode, Trace
+from pg_tensile.planning.trace.trace import Mode, Trace
 from tests.unit.graphs import random_trace
 from tests.unit.handmade import network, trace_of
 

@@ -7,16 +7,24 @@ from itertools import product
 
 import pytest
 
-from pg_tensile.compression.codec import Codec
-from pg_tensile.compression.coding import STAGING_BYTES
-from pg_tensile.compression.statistics import Statistics
-from pg_tensile.compression.times import CodecTimes, Sample, fit
-from pg_tensile.peak import footprint
-from pg_tensile.plan import EventKind, Plan, validate
-from pg_tensile.policies.relax import least_bytes
-from pg_tensile.profile import RTX_A6000
-from pg_tensile.scheduling import DeviceScheduler, DeviceState, Given, JobState, Kept, Planned, Schedule
-from pg_tensile.trace import Trace
+from pg_tensile.planning.compression.codec import Codec
+from pg_tensile.planning.compression.codec_times import CodecTimes, Sample, fit
+from pg_tensile.planning.compression.coding import STAGING_BYTES
+from pg_tensile.planning.compression.sparsity import Statistics
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import EventKind, Plan, validate
+from pg_tensile.planning.policies.building_blocks.keep import least_bytes
+from pg_tensile.planning.scheduling.device_scheduler import (
+    DeviceScheduler,
+    DeviceState,
+    Given,
+    JobState,
+    Kept,
+    Planned,
+    Schedule,
+)
+from pg_tensile.planning.trace.trace import Trace
 from tests.unit.handmade import network
 
 LINK = RTX_A6000.with_link(2e9)  # a tensor of 8 MiB takes 4 ms each way, a layer 1 ms

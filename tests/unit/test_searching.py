@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pg_tensile.peak import footprint
-from pg_tensile.plan import NO_EVENTS, Plan, validate
-from pg_tensile.policies.joint import JobPlanner
-from pg_tensile.policies.relax import least_bytes
-from pg_tensile.profile import RTX_A6000
-from pg_tensile.scheduling import GAIN
-from pg_tensile.simulator import SimulatedJob, simulate
-from pg_tensile.trace import Trace
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import NO_EVENTS, Plan, validate
+from pg_tensile.planning.policies.building_blocks.keep import least_bytes
+from pg_tensile.planning.policies.joint.planner import JobPlanner
+from pg_tensile.planning.scheduling.device_scheduler import GAIN
+from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
+from pg_tensile.planning.trace.trace import Trace
 from pyworker.child import FD_VARIABLE, PARENT_VARIABLE
-from pyworker.searches import bucket
+from pyworker.supervisors.search import bucket
 from pyworker.version import VERSION
 from pyworker.wire import Connection, Frame, FrameType
 from tests.unit.handmade import network
@@ -41,7 +41,7 @@ def started() -> Iterator[tuple[Connection, subprocess.Popen[bytes]]]:
     bindings = {FD_VARIABLE: str(theirs.fileno()), PARENT_VARIABLE: str(os.getpid())}
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "pyworker", "searching"],
+            [sys.executable, "-m", "pyworker", "search"],
             env={**os.environ, "PYTHONPATH": str(REPOSITORY), **bindings},
             pass_fds=(theirs.fileno(),),
             stderr=subprocess.DEVNULL,

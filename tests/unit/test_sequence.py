@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from benchmarks import bench_planning
 from pg_tensile.errors import InvalidPlanError
-from pg_tensile.plan import NO_EVENTS, Boundary, Event, EventKind, Plan, boundary
-from pg_tensile.sequence import AccessSequence, ActionKind
-from pg_tensile.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from pg_tensile.planning.plan.execution import AccessSequence, ActionKind
+from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, Event, EventKind, Plan, boundary
+from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 from tests.unit import graphs, oracle
 from tests.unit.graphs import A, B, C, F, S, W, chain
 
@@ -249,7 +249,8 @@ def test_a_plan_that_loses_the_only_copy_is_refused(planned):
 
 def test_planning_needs_no_torch():
     """Nor does whoever draws graphs for tests."""
-    modules = "pg_tensile.sequence, pg_tensile.peak, pg_tensile.trace_bytes, tests.unit.graphs"
+    planning = ", ".join(f"pg_tensile.planning.{name}" for name in ("plan.execution", "plan.memory", "trace.format"))
+    modules = f"{planning}, tests.unit.graphs"
     program = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).resolve().parents[2])
 

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pg_tensile.capture import Captured, OptimizerSpec, StepSpec, capture, capture_evaluation
-from pg_tensile.eager import EagerStep
 from pg_tensile.errors import ExecutorError, InvalidPlanError, OutOfDeviceMemoryError
-from pg_tensile.peak import footprint
-from pg_tensile.plan import NO_EVENTS, Event, EventKind, Plan, boundary, validate
-from pg_tensile.reuse import host_bytes, plan_around, reuse_plan
-from pg_tensile.runtime.executor import Executor
-from pg_tensile.runtime.graph import Graph
-from pg_tensile.runtime.measure import StorageObserver
-from pg_tensile.sequence import AccessSequence
-from pg_tensile.trace import Access, Kind, Mode, Trace
+from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capture, capture_evaluation
+from pg_tensile.execution.capture.eager import EagerStep
+from pg_tensile.execution.runtime.executor import Executor
+from pg_tensile.execution.runtime.loaded_graph import Graph
+from pg_tensile.execution.runtime.measure import StorageObserver
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.following import host_bytes, plan_around, reuse_plan
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan, boundary, validate
+from pg_tensile.planning.trace.trace import Access, Kind, Mode, Trace
 from tests.unit.executing import SIMPLE, SPEC, batch, captured_net, net, opened, plan_of, recorded, same
 from tests.unit.graphs import random_plan, random_trace
 from tests.unit.interrupts import Interrupts

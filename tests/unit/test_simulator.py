@@ -11,15 +11,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pg_tensile import peak
 from pg_tensile.errors import InvalidPlanError, SimulationError
-from pg_tensile.latency import roofline
-from pg_tensile.plan import NO_EVENTS, Boundary, Event, EventKind, Plan, boundary
-from pg_tensile.policies import POLICIES
-from pg_tensile.profile import RTX_A6000, Direction
-from pg_tensile.sequence import AccessSequence, ActionKind
-from pg_tensile.simulator import PlanChange, SimulatedJob, Stall, Timeline, Transfer, Transition, simulate
-from pg_tensile.trace import Mode, Trace
+from pg_tensile.planning.device.profile import RTX_A6000, Direction
+from pg_tensile.planning.latency import roofline
+from pg_tensile.planning.plan import memory
+from pg_tensile.planning.plan.execution import AccessSequence, ActionKind
+from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, Event, EventKind, Plan, boundary
+from pg_tensile.planning.policies import POLICIES
+from pg_tensile.planning.simulator.simulator import (
+    PlanChange,
+    SimulatedJob,
+    Stall,
+    Timeline,
+    Transfer,
+    Transition,
+    simulate,
+)
+from pg_tensile.planning.trace.trace import Mode, Trace
 from tests.unit.graphs import planned, traces, valid_plans
 from tests.unit.handmade import network, trace_of
 
@@ -81,7 +89,7 @@ def test_a_swap_that_fits_between_two_accesses_costs_no_time():
     assert timeline.stalls == ()
     assert (timeline.bytes_out, timeline.bytes_in) == (80, 80)
     assert (
-        timeline.host_arena_bytes == peak.host_arena(chain(), Plan.build(swapped(chain(), 2, 1, 2, 2, 4))).bytes >= 80
+        timeline.host_arena_bytes == memory.host_arena(chain(), Plan.build(swapped(chain(), 2, 1, 2, 2, 4))).bytes >= 80
     )
 
 
@@ -266,7 +274,7 @@ def test_plans_change_between_iterations():
     assert timeline.transitions == (Transition(2, 20, 20, 540, 0, 0), Transition(5, 0, 0, 520, 1, 20))
     assert timeline.first_iteration_us == 520
     assert timeline.iteration_us == 500
-    assert timeline.footprint.tolist() == peak.footprint(chain()).bytes.tolist()
+    assert timeline.footprint.tolist() == memory.footprint(chain()).bytes.tolist()
 
 
 def test_a_plan_may_change_after_its_first_iteration():
@@ -422,9 +430,9 @@ def test_timelines_are_consistent(pair, duplex_factor):
     profile = replace(FAST, duplex_factor=duplex_factor)
     timeline = run(trace, *plan.events, device=profile)
     latency = latencies(trace)[timeline.steps]
-    assert timeline.footprint.tolist() == peak.footprint(trace, plan).bytes.tolist()
-    assert timeline.peak_bytes == peak.footprint(trace, plan).peak_bytes
-    assert timeline.device_peak_bytes == peak.footprint(trace, plan).device_peak_bytes
+    assert timeline.footprint.tolist() == memory.footprint(trace, plan).bytes.tolist()
+    assert timeline.peak_bytes == memory.footprint(trace, plan).peak_bytes
+    assert timeline.device_peak_bytes == memory.footprint(trace, plan).device_peak_bytes
     assert np.allclose(timeline.step_end_us - timeline.step_start_us, latency)
     gaps = timeline.step_start_us - np.concatenate(([0.0], timeline.step_end_us[:-1]))
     assert (gaps >= -1e-6).all()

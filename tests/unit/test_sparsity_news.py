@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from pg_tensile.compression.statistics import Statistics
 from pg_tensile.errors import TrainingError
-from pg_tensile.training import COMPRESSIONS, Settings
-from pyworker.compression import CompressionClient, is_news
+from pg_tensile.execution.training.trainer import COMPRESSIONS, Settings
+from pg_tensile.planning.compression.sparsity import Statistics
+from pyworker.children.compression import CompressionClient, is_news
 
 BYTES = np.array([1000, 1000, 98_000])
 

@@ -12,19 +12,20 @@ import pytest
 import torch
 from torch import nn
 
-from pg_tensile import checkpoint, models
-from pg_tensile.checkpoint import Checkpoint
 from pg_tensile.errors import BudgetError, InvalidPlanError, NotFiniteError, OutOfDeviceMemoryError
-from pg_tensile.graphs import Graphs, Sizes, capture_graphs, evaluation_rows, rows_of
-from pg_tensile.peak import footprint
-from pg_tensile.plan import NO_EVENTS, Event, EventKind, Plan
-from pg_tensile.policies.joint import JobPlanner
-from pg_tensile.preprocessing import TokenLimits
-from pg_tensile.profile import RTX_A6000
-from pg_tensile.runtime.host import HostDevice
-from pg_tensile.stepping import EagerSteps, Grant, PlannedSteps, needed_bytes
-from pg_tensile.training import EarlyStopping, Settings, Steps, Trainer
-from pyworker.memory import Job, MemoryClient
+from pg_tensile.execution import models
+from pg_tensile.execution.data.preprocessing import TokenLimits
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.execution.training import checkpoint
+from pg_tensile.execution.training.checkpoint import Checkpoint
+from pg_tensile.execution.training.graphs import Graphs, Sizes, capture_graphs, evaluation_rows, rows_of
+from pg_tensile.execution.training.steps import EagerSteps, Grant, PlannedSteps, needed_bytes
+from pg_tensile.execution.training.trainer import EarlyStopping, Settings, Steps, Trainer
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
+from pg_tensile.planning.policies.joint.planner import JobPlanner
+from pyworker.children.memory import Job, MemoryClient
 from pyworker.wire import Frame, FrameType
 from tests.unit.rows import Prepared, Rows, every_type
 from tests.unit.test_training import MLP, Recorder, weights

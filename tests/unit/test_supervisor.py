@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from pyworker import child, supervisor
-from pyworker.supervisor import Child, ChildDied, Request, Server, Wait, failure_of_frame
+from pyworker import child
+from pyworker.supervisors import supervisor
+from pyworker.supervisors.supervisor import Child, ChildDied, Request, Server, Wait, failure_of_frame
 from pyworker.version import VERSION
 
 NOTHING = Wait(0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pg_tensile.swapadvisor.allocation import (
+from pg_tensile.planning.policies.swapadvisor.allocation import (
     Allocation,
     class_sizes,
     crossover,
@@ -20,7 +20,7 @@ from pg_tensile.swapadvisor.allocation import (
     scattered,
     separate,
 )
-from pg_tensile.trace import Mode
+from pg_tensile.planning.trace.trace import Mode
 from tests.unit.handmade import network, trace_of
 
 FOUR = np.array([1, 2, 3, 4])

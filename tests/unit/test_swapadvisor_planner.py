@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pg_tensile.latency import roofline
-from pg_tensile.order import in_order
-from pg_tensile.peak import footprint
-from pg_tensile.plan import EventKind, Plan, boundary, validate
-from pg_tensile.policies import POLICIES
-from pg_tensile.policies.lru import least_bytes
-from pg_tensile.profile import RTX_A6000
-from pg_tensile.sequence import AccessSequence
-from pg_tensile.simulator import SimulatedJob, simulate
-from pg_tensile.swapadvisor.allocation import Allocation, distinct_sizes, scattered
-from pg_tensile.swapadvisor.evaluate import evaluate
-from pg_tensile.swapadvisor.planner import decide, plan_swaps
-from pg_tensile.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.latency import roofline
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.order import in_order
+from pg_tensile.planning.plan.plan import EventKind, Plan, boundary, validate
+from pg_tensile.planning.policies import POLICIES
+from pg_tensile.planning.policies.lru import least_bytes
+from pg_tensile.planning.policies.swapadvisor.allocation import Allocation, distinct_sizes, scattered
+from pg_tensile.planning.policies.swapadvisor.planner import decide, plan_swaps
+from pg_tensile.planning.simulator.alone import evaluate
+from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
+from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 from tests.unit.graphs import dice, random_order, traces, valid_plans
 from tests.unit.handmade import network, trace_of
 from tests.unit.unrolled import unrolled

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pg_tensile.order import in_order
-from pg_tensile.peak import footprint
-from pg_tensile.plan import Event, EventKind, Plan, validate
-from pg_tensile.policies.lru import least_bytes
-from pg_tensile.policies.prefetch import schedule
-from pg_tensile.profile import RTX_A6000
-from pg_tensile.sequence import AccessSequence
-from pg_tensile.swapadvisor import individuals
-from pg_tensile.swapadvisor.evaluate import evaluate
-from pg_tensile.swapadvisor.individuals import Breeder, Individual
-from pg_tensile.swapadvisor.planner import decide
-from pg_tensile.swapadvisor.remaking import remade
-from pg_tensile.trace import Mode, Trace
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.order import in_order
+from pg_tensile.planning.plan.plan import Event, EventKind, Plan, validate
+from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
+from pg_tensile.planning.policies.lru import least_bytes
+from pg_tensile.planning.policies.swapadvisor import individuals
+from pg_tensile.planning.policies.swapadvisor.individuals import Breeder, Individual
+from pg_tensile.planning.policies.swapadvisor.planner import decide
+from pg_tensile.planning.policies.swapadvisor.remaking import remade
+from pg_tensile.planning.simulator.alone import evaluate
+from pg_tensile.planning.trace.trace import Mode, Trace
 from tests.unit.graphs import dice, random_order, traces
 from tests.unit.handmade import trace_of
 

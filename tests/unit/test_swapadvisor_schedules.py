@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
 from benchmarks.systems_swapadvisor import UnrolledLSTM
-from pg_tensile.capture import OptimizerSpec, StepSpec, capture
-from pg_tensile.order import check_order, in_order
-from pg_tensile.peak import footprint
-from pg_tensile.swapadvisor import schedules
-from pg_tensile.swapadvisor.schedules import Graph, crossover, greedy, mutate
-from pg_tensile.trace import Phase
+from pg_tensile.execution.capture import OptimizerSpec, StepSpec, capture
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.order import check_order, in_order
+from pg_tensile.planning.policies.swapadvisor import schedules
+from pg_tensile.planning.policies.swapadvisor.schedules import Graph, crossover, greedy, mutate
+from pg_tensile.planning.trace.trace import Phase
 from tests.unit.graphs import dice, random_order, traces
 from tests.unit.unrolled import unrolled
 

@@ -11,16 +11,16 @@ import torch
 from hypothesis import given, settings
 
 from pg_tensile.errors import BudgetError, InvalidPlanError, SearchError
-from pg_tensile.order import check_order
-from pg_tensile.peak import footprint
-from pg_tensile.plan import NO_EVENTS, Event, EventKind, Plan, validate
-from pg_tensile.policies import POLICIES
-from pg_tensile.policies.lru import least_bytes
-from pg_tensile.profile import RTX_A6000
-from pg_tensile.reuse import host_bytes
-from pg_tensile.simulator import SimulatedJob, simulate
-from pg_tensile.swapadvisor.individuals import Breeder, Individual, Scored
-from pg_tensile.swapadvisor.search import Found, _survivors, search
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.plan.following import host_bytes
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.order import check_order
+from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan, validate
+from pg_tensile.planning.policies import POLICIES
+from pg_tensile.planning.policies.lru import least_bytes
+from pg_tensile.planning.policies.swapadvisor.individuals import Breeder, Individual, Scored
+from pg_tensile.planning.policies.swapadvisor.search import Found, _survivors, search
+from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from tests.unit.executing import FAST, captured_net, eager, run, same, starting
 from tests.unit.graphs import traces
 from tests.unit.handmade import network

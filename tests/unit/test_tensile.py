@@ -13,15 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pg_tensile import peak
-from pg_tensile.latency import roofline
-from pg_tensile.plan import NO_EVENTS, Event, EventKind, Plan, boundary, validate
-from pg_tensile.policies import named_policy, tensile
-from pg_tensile.policies.cover import Cover
-from pg_tensile.policies.timetable import Timetable
-from pg_tensile.profile import RTX_A6000, DeviceProfile
-from pg_tensile.simulator import SimulatedJob, Timeline, simulate
-from pg_tensile.trace import Mode, Trace
+from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
+from pg_tensile.planning.latency import roofline
+from pg_tensile.planning.plan import memory
+from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan, boundary, validate
+from pg_tensile.planning.policies import named_policy
+from pg_tensile.planning.policies.building_blocks.intervals import Cover
+from pg_tensile.planning.policies.building_blocks.link_slots import Timetable
+from pg_tensile.planning.policies.tensile import rounds as tensile
+from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate
+from pg_tensile.planning.trace.trace import Mode, Trace
 from tests.unit.graphs import random_trace
 from tests.unit.handmade import network, trace_of
 
@@ -38,7 +39,7 @@ def planned(trace: Trace, budget_bytes: int | None = None, profile: DeviceProfil
 
 
 def device_peak(trace: Trace, plan: Plan = NO_EVENTS) -> int:
-    return peak.footprint(trace, plan).device_peak_bytes
+    return memory.footprint(trace, plan).device_peak_bytes
 
 
 def simulated(trace: Trace, plan: Plan, profile: DeviceProfile = SLOW) -> Timeline:
@@ -322,7 +323,7 @@ def test_what_is_recomputed_is_not_swapped_as_well():
 def test_a_budget_out_of_reach_gives_the_best_plan():
     trace = recomputable()
     plan = planned(trace, 0)
-    assert device_peak(trace, plan) == 60 == peak.floor_bytes(trace)
+    assert device_peak(trace, plan) == 60 == memory.floor_bytes(trace)
 
 
 def test_what_a_recomputation_takes_itself_counts():

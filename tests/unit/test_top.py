@@ -9,12 +9,12 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console, Group
 
-from pg_tensile.top import details
-from pg_tensile.top.columns import ORDERS
-from pg_tensile.top.history import History
-from pg_tensile.top.layout import page_lines, view
-from pg_tensile.top.shown import Shown
-from pg_tensile.top.words import flow
+from pg_tensile.tools.top import details
+from pg_tensile.tools.top.history import History
+from pg_tensile.tools.top.state import Shown
+from pg_tensile.tools.top.table import ORDERS
+from pg_tensile.tools.top.text import flow
+from pg_tensile.tools.top.view import page_lines, view
 from tests.unit.snapshots import HOSTILE, MB, NOW, QUEUED, new_device, new_job, new_snapshot
 
 SIZES = [(80, 24), (200, 50), (120, 30), (79, 24), (40, 10), (20, 5), (300, 100), (1, 1)]

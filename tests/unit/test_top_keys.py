@@ -8,7 +8,7 @@ import termios
 
 import pytest
 
-from pg_tensile.top.keys import END, RESIZE, SUSPEND, keyboard, parse
+from pg_tensile.tools.top.keys import END, RESIZE, SUSPEND, keyboard, parse
 
 
 @pytest.mark.parametrize(

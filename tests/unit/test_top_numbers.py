@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from pg_tensile.top import words
-from pg_tensile.top.document import document
-from pg_tensile.top.history import POINTS, Course, History
-from pg_tensile.top.snapshot import Epoch, _finite
+from pg_tensile.tools.top import text as words
+from pg_tensile.tools.top.history import POINTS, Course, History
+from pg_tensile.tools.top.json_view import document
+from pg_tensile.tools.top.snapshot import Epoch, _finite
 from tests.unit.snapshots import HOSTILE, MB, NOW, QUEUED, new_job, new_snapshot
 
 # -- what is remembered -----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks.bench_planning import build
 from pg_tensile.errors import TraceError
-from pg_tensile.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 from tests.unit import graphs
 
 READ, STATS, WRITE, CREATE = Mode.READ, Mode.STATS, Mode.WRITE, Mode.CREATE

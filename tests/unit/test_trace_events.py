@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 
 from pg_tensile.errors import TensileError
-from pg_tensile.plan import Event, EventKind, Plan
-from pg_tensile.report.iteration import NoIterationError
-from pg_tensile.report.trace_events import render
+from pg_tensile.planning.plan.plan import Event, EventKind, Plan
+from pg_tensile.tools.report.iteration import NoIterationError
+from pg_tensile.tools.report.trace_events import render
 from tests.unit import trace_format
 from tests.unit.graphs import planned
 from tests.unit.handmade import network

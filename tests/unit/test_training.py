@@ -15,15 +15,18 @@ import torch
 from sklearn import metrics as sk
 from torch import nn
 
-from pg_tensile import batches, checkpoint, models, training
-from pg_tensile.batches import Batches
-from pg_tensile.checkpoint import Checkpoint
-from pg_tensile.dataset import Table
 from pg_tensile.errors import ArchitectureError, DataError, NotFiniteError, TrainingError
-from pg_tensile.metrics import MetricSums
-from pg_tensile.preprocessing import Features, Task
-from pg_tensile.stepping import EagerSteps
-from pg_tensile.training import (
+from pg_tensile.execution import models
+from pg_tensile.execution.data import batches
+from pg_tensile.execution.data.batches import Batches
+from pg_tensile.execution.data.dataset import Table
+from pg_tensile.execution.data.metrics import MetricSums
+from pg_tensile.execution.data.preprocessing import Features, Task
+from pg_tensile.execution.training import checkpoint
+from pg_tensile.execution.training import trainer as training
+from pg_tensile.execution.training.checkpoint import Checkpoint
+from pg_tensile.execution.training.steps import EagerSteps
+from pg_tensile.execution.training.trainer import (
     EarlyStopping,
     EpochMetrics,
     Progress,

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
-from pg_tensile.capture import OptimizerSpec, StepSpec
+from pg_tensile.execution.capture import OptimizerSpec, StepSpec
 
 Loss = Callable[..., Tensor]
 

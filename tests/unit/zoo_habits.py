@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from pg_tensile.capture import OptimizerSpec
+from pg_tensile.execution.capture import OptimizerSpec
 from tests.unit.zoo import NAMED, Case, ids, images, regressed, rows, towards_waves
 from tests.unit.zoo_layers import linear, of
 

@@ -1,0 +1,1 @@
+"""Training and predicting with PyTorch: capture, the executor, models, data, measuring."""

@@ -1,0 +1,41 @@
+"""Capturing a training step: forward, loss, backward, clipping and optimizer as one static graph (design.md section 5).
+An evaluation, forward and loss only, and a prediction, forward only, are captured in the same way.
+
+`capture` runs the step once on fake tensors, so nothing is computed and no memory is taken, and records every call of a
+PyTorch operator below autograd. The calls become operators of a `Trace`, their storages its tensors.
+"""
+
+from pg_tensile.execution.capture.capture import capture, capture_evaluation, capture_inference
+from pg_tensile.execution.capture.captured import (
+    Call,
+    Captured,
+    CapturedOperator,
+    Persistent,
+    Slot,
+    Value,
+    copy_into,
+    empty_like_value,
+    fill,
+    flat_results,
+    value_of,
+)
+from pg_tensile.execution.capture.spec import OptimizerSpec, StepSpec
+
+__all__ = [
+    "Call",
+    "Captured",
+    "CapturedOperator",
+    "OptimizerSpec",
+    "Persistent",
+    "Slot",
+    "StepSpec",
+    "Value",
+    "capture",
+    "capture_evaluation",
+    "capture_inference",
+    "copy_into",
+    "empty_like_value",
+    "fill",
+    "flat_results",
+    "value_of",
+]

@@ -1,0 +1,73 @@
+"""The eager reference of a captured step: the same `StepSpec` run by PyTorch itself, with autograd and torch.optim.
+
+Results of every plan are compared with it, bit by bit, so it uses what the captured step uses: the fused optimizer with
+one parameter group for each parameter, and clipping that is not foreach. It is also how models that cannot be captured
+are trained (policy none).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from pg_tensile.execution.capture.optimizers import WEIGHT_DECAY
+from pg_tensile.execution.capture.spec import OptimizerSpec, StepSpec
+from pg_tensile.execution.capture.training_step import forward_loss, micro_batches, output_of
+
+
+class EagerResult(NamedTuple):
+    """The loss (one element) and, if the spec returns outputs, those picked from each micro-batch."""
+
+    loss: Tensor
+    outputs: tuple[Tensor, ...]
+
+
+def make_optimizer(model: nn.Module, optimizer: OptimizerSpec) -> Optimizer:
+    """torch.optim's optimizer, fused, with a parameter group for each parameter that is trained."""
+    groups: list[dict[str, Any]] = [{"params": [each]} for each in model.parameters() if each.requires_grad]
+    decay = WEIGHT_DECAY[optimizer.name] if optimizer.weight_decay is None else optimizer.weight_decay
+    options: dict[str, Any] = {
+        "lr": optimizer.learning_rate,
+        "weight_decay": decay,
+        "maximize": optimizer.maximize,
+        "fused": True,
+    }
+    if optimizer.name == "sgd":
+        return SGD(groups, momentum=optimizer.momentum, nesterov=optimizer.nesterov, **options)
+    kind = Adam if optimizer.name == "adam" else AdamW
+    return kind(groups, betas=optimizer.betas, eps=optimizer.eps, amsgrad=optimizer.amsgrad, **options)
+
+
+class EagerStep:
+    """Trains `model` in place. Random operators draw from PyTorch's default generators."""
+
+    def __init__(self, model: nn.Module, spec: StepSpec) -> None:
+        self.model = model.train()
+        self.spec = spec
+        self.optimizer = make_optimizer(model, spec.optimizer)
+        self._parameters = [each for each in model.parameters() if each.requires_grad]
+
+    def step(
+        self, inputs: Sequence[Tensor], targets: Sequence[Tensor], learning_rate: float | None = None
+    ) -> EagerResult:
+        """One training step. `learning_rate`: None is the spec's. Raises CaptureError where the loss or the outputs
+        are not what the spec says, and whatever the model raises."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.spec.optimizer.learning_rate if learning_rate is None else learning_rate
+        self.optimizer.zero_grad(set_to_none=True)
+        total: Tensor | None = None
+        outputs: list[Tensor] = []
+        for part, part_targets in micro_batches(inputs, targets, self.spec.accumulation):
+            picked, loss = forward_loss(self.model, part, part_targets, self.spec)
+            total = loss.detach() if total is None else total + loss.detach()
+            if self.spec.returns_outputs:
+                outputs.append(output_of(picked))
+            loss.backward()
+        if self.spec.clip is not None:
+            nn.utils.clip_grad_norm_(self._parameters, self.spec.clip, foreach=False)
+        self.optimizer.step()
+        assert total is not None
+        return EagerResult(total, tuple(outputs))

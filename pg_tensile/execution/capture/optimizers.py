@@ -1,0 +1,89 @@
+"""The optimizers as one fused update for each parameter, with state that is part of the trace.
+
+torch.optim's own fused kernels, called for one parameter at a time: the same bits as torch.optim with `fused=True` and
+a parameter group for each parameter.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pg_tensile.errors import CaptureError
+from pg_tensile.execution.capture.spec import OptimizerSpec
+
+aten = torch.ops.aten
+WEIGHT_DECAY = {"sgd": 0.0, "adam": 0.0, "adamw": 1e-2}  # PyTorch's defaults
+
+
+class StateSpec(NamedTuple):
+    """One tensor of a parameter's optimizer state. `is_scalar`: one float32, else of the parameter's layout."""
+
+    key: str
+    is_scalar: bool = False
+    initial: float = 0.0
+
+
+def states(optimizer: OptimizerSpec) -> tuple[StateSpec, ...]:
+    """What an optimizer keeps for each parameter that has a gradient."""
+    if optimizer.name == "sgd":
+        # −0.0 × momentum + gradient is the gradient to the last bit, as in PyTorch's first step
+        return (StateSpec("momentum_buffer", initial=-0.0),) if optimizer.momentum else ()
+    moments = (StateSpec("exp_avg"), StateSpec("exp_avg_sq"), StateSpec("step", is_scalar=True))
+    return (*moments, StateSpec("max_exp_avg_sq")) if optimizer.amsgrad else moments
+
+
+def make_state(spec: StateSpec, parameter: Tensor) -> Tensor:
+    """An uninitialised tensor of a parameter's optimizer state."""
+    if spec.is_scalar:
+        return torch.empty((), dtype=torch.float32, device=parameter.device)
+    return torch.empty_like(parameter, requires_grad=False)
+
+
+def check_parameter(name: str, parameter: Tensor) -> None:
+    """Raises CaptureError if the fused kernels cannot update a parameter."""
+    if not parameter.is_floating_point():
+        hint = "Keep complex weights as two real parameters, or train with the policy none."
+        raise CaptureError(f'the parameter "{name}" is of type {parameter.dtype}, which fused optimizers lack', hint)
+
+
+def update(
+    optimizer: OptimizerSpec, parameter: Tensor, gradient: Tensor, state: dict[str, Tensor], learning_rate: Tensor
+) -> None:
+    """One step of one parameter. `learning_rate`: float64, no dimensions, on the CPU."""
+    weight_decay = optimizer.weight_decay
+    if weight_decay is None:
+        weight_decay = WEIGHT_DECAY[optimizer.name]
+    if optimizer.name == "sgd":
+        aten._fused_sgd_.tensor_lr(
+            [parameter],
+            [gradient],
+            [state["momentum_buffer"]] if optimizer.momentum else [],
+            weight_decay=weight_decay,
+            momentum=optimizer.momentum,
+            lr=learning_rate,
+            dampening=0.0,
+            nesterov=optimizer.nesterov,
+            maximize=optimizer.maximize,
+            is_first_step=False,
+        )
+        return
+    state["step"].add_(1)
+    kernel = aten._fused_adam_.tensor_lr if optimizer.name == "adam" else aten._fused_adamw_.tensor_lr
+    kernel(
+        [parameter],
+        [gradient],
+        [state["exp_avg"]],
+        [state["exp_avg_sq"]],
+        [state["max_exp_avg_sq"]] if optimizer.amsgrad else [],
+        [state["step"]],
+        lr=learning_rate,
+        beta1=optimizer.betas[0],
+        beta2=optimizer.betas[1],
+        weight_decay=weight_decay,
+        eps=optimizer.eps,
+        amsgrad=optimizer.amsgrad,
+        maximize=optimizer.maximize,
+    )

@@ -1,0 +1,61 @@
+"""What an operator does to its arguments: from its schema, and from knowledge where the schema is silent or wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+
+from pg_tensile.planning.trace.trace import Mode
+
+aten = torch.ops.aten
+BATCH_NORMS = (  # they change running_mean and running_var, which nothing else they return depends on
+    aten.native_batch_norm.default,
+    aten.cudnn_batch_norm.default,
+    aten.miopen_batch_norm.default,
+    aten._native_batch_norm_legit.default,
+    aten._batch_norm_with_update.default,
+)
+STATISTICS = ("running_mean", "running_var")
+UNDECLARED_WRITES = {aten.mkldnn_rnn_layer_backward.default: ("workspace",)}  # arguments used as scratch
+FUSED_UPDATES = (  # they change their gradients only to unscale them, for which we do not use them
+    aten._fused_adamw_.tensor_lr,
+    aten._fused_adam_.tensor_lr,
+    aten._fused_sgd_.tensor_lr,
+)
+
+
+@cache
+def mutates(func: Callable[..., Any]) -> bool:
+    """Whether the operator may change one of its arguments."""
+    declared = any(argument.is_write for argument in func._schema.arguments)  # type: ignore[attr-defined]
+    return declared or func in BATCH_NORMS or func in UNDECLARED_WRITES
+
+
+@cache
+def is_random(func: Callable[..., Any]) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags  # type: ignore[attr-defined]
+
+
+def arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """Every argument of the schema that is given, with its value."""
+    for place, argument in enumerate(func._schema.arguments):
+        if place < len(args):
+            yield argument, args[place]
+        elif argument.name in kwargs:
+            yield argument, kwargs[argument.name]
+
+
+def modes(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, Mode]]:
+    """Every argument with how the operator accesses the tensors in it."""
+    given = {argument.name: value for argument, value in arguments(func, args, kwargs)}
+    for argument, value in arguments(func, args, kwargs):
+        writes = argument.is_write or argument.name in UNDECLARED_WRITES.get(func, ())
+        mode = Mode.WRITE if writes else Mode.READ
+        if func in BATCH_NORMS and argument.name in STATISTICS:
+            mode = Mode.STATS if given.get("training", True) else Mode.READ
+        elif func in FUSED_UPDATES and argument.name == "grads":
+            mode = Mode.READ
+        yield value, mode

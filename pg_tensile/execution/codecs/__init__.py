@@ -1,0 +1,1 @@
+"""Codecs of swapped tensors: on the host and on a GPU."""

@@ -1,0 +1,1 @@
+"""Rows of a query as columns, fitted preprocessing, datasets and batches. Needs numpy only."""

@@ -1,0 +1,157 @@
+"""Batches of a table, in an order that a resumed job can take up again in the middle of an epoch.
+
+An epoch's order is a pure function of (seed, epoch): the table's blocks of neighbouring rows are permuted, so many of
+them as fit 64 MiB make a *window*, and the rows of a window are permuted again. A table that fits one window (most do)
+is so permuted completely; the rows of a larger one lie in hash order anyway, which is as good as random. Windows are
+brought into their shuffled order, and to the device, as a whole; a batch is a slice of one. Of tables in mapped files
+the next window is read ahead by a thread while the current one trains. The order does not depend on where a table
+lies.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pg_tensile.execution.data.dataset import Table
+from pg_tensile.execution.data.preprocessing import Features
+
+WINDOW_BYTES = 64 << 20
+BLOCK_BYTES = 1 << 20
+MAX_BLOCK_ROWS = 4096
+
+
+class Batch(NamedTuple):
+    """Features and target of some rows, as tensors on the training device."""
+
+    features: Features
+    target: Tensor
+
+    @property
+    def rows(self) -> int:
+        return len(self.target)
+
+
+def division(rows: int, batch_size: int) -> tuple[int, int]:
+    """Batches of an epoch, and rows of the last one, which has the single row that may be left over besides."""
+    full, rest = divmod(rows, batch_size)
+    if full and rest == 1 and batch_size > 1:
+        return full, batch_size + 1
+    return (full + 1, rest) if rest else (full, batch_size)
+
+
+class Batches:
+    """The batches of one table. A last batch of a single row is joined to the one before it, because batch
+    normalisation cannot train on one row; no row is ever left out. `read_ahead`: prepare windows in a thread."""
+
+    def __init__(
+        self,
+        table: Table,
+        batch_size: int,
+        seed: int,
+        device: torch.device,
+        read_ahead: bool,
+        lead: tuple[int, ...] = (),
+    ) -> None:
+        """`lead`: rows of the first batches of the first epoch, all together no more than the table's; what is left of
+        it is divided like any other epoch."""
+        self._arrays: list[NDArray[Any]] = [*table.features.flat(), table.target]
+        self._rows = table.rows
+        self._batch_size = batch_size
+        self._lead = lead
+        self._seed = seed & 0xFFFFFFFFFFFFFFFF
+        self._device = device
+        self._read_ahead = read_ahead
+        self._block_rows = min(max(BLOCK_BYTES // max(table.row_bytes, 1), 1), MAX_BLOCK_ROWS)
+        self._window_blocks = max(WINDOW_BYTES // max(table.row_bytes * self._block_rows, 1), 1)
+
+    def steps(self, epoch: int) -> int:
+        """Batches of an epoch."""
+        lead = self._lead if epoch == 0 else ()
+        return len(lead) + division(self._rows - sum(lead), self._batch_size)[0]
+
+    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
+        """The shuffled batches of an epoch from `first_step` on."""
+        blocks = np.random.default_rng([self._seed, epoch]).permutation(-(-self._rows // self._block_rows))
+        windows = [blocks[i : i + self._window_blocks] for i in range(0, len(blocks), self._window_blocks)]
+        ends = np.cumsum([self._block_sizes(window).sum() for window in windows])
+        sizes = self._sizes(epoch)
+        position = sum(itertools.islice(sizes, first_step))
+        first = int(np.searchsorted(ends, position, side="right"))
+        skip = position - (int(ends[first - 1]) if first else 0)
+        loads = ((epoch, number, windows[number]) for number in range(first, len(windows)))
+        return self._cut(self._windows(loads), sizes, skip)
+
+    def in_order(self, batch_size: int) -> Iterator[Batch]:
+        """All rows in the table's order, in batches of `batch_size`."""
+        for start in range(0, self._rows, batch_size):
+            yield self._batch(self._to_device([array[start : start + batch_size] for array in self._arrays]))
+
+    def _sizes(self, epoch: int) -> Iterator[int]:
+        """Rows of each batch of an epoch."""
+        lead = self._lead if epoch == 0 else ()
+        steps, last = division(self._rows - sum(lead), self._batch_size)
+        yield from lead
+        yield from itertools.repeat(self._batch_size, steps - 1)
+        yield from (last,) if steps else ()
+
+    def _block_sizes(self, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.minimum((blocks + 1) * self._block_rows, self._rows) - blocks * self._block_rows
+
+    def _windows(self, loads: Iterator[tuple[int, int, NDArray[np.int64]]]) -> Iterator[list[Tensor]]:
+        if not self._read_ahead:
+            for load in loads:
+                yield self._window(*load)
+            return
+        with ThreadPoolExecutor(1) as reader:
+            ahead = None
+            for load in loads:
+                following = reader.submit(self._window, *load)
+                if ahead is not None:
+                    yield ahead.result()
+                ahead = following
+            if ahead is not None:
+                yield ahead.result()
+
+    def _window(self, epoch: int, number: int, blocks: NDArray[np.int64]) -> list[Tensor]:
+        """The rows of a window in their order, on the device."""
+        sizes = self._block_sizes(blocks)
+        starts = blocks * self._block_rows
+        order = np.random.default_rng([self._seed, epoch, number]).permutation(int(sizes.sum()))
+        arrays = self._arrays
+        if self._read_ahead:  # from files: read each block from its start to its end
+            spans = list(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
+            arrays = [np.concatenate([array[a:b] for a, b in spans]) for array in arrays]
+        else:
+            order = (np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(len(order)))[order]
+        return self._to_device([array.take(order, 0) for array in arrays])  # twice as fast as torch's indexing
+
+    def _cut(self, windows: Iterator[list[Tensor]], sizes: Iterator[int], skip: int) -> Iterator[Batch]:
+        """Batches of these numbers of rows from the windows' rows after `skip`."""
+        parts: list[list[Tensor]] = []  # of a batch that is not complete yet
+        missing = next(sizes, 0)
+        for window in windows:
+            start, rows = skip, len(window[-1])
+            skip = 0
+            while missing and start < rows:
+                end = min(start + missing, rows)
+                parts.append([tensor[start:end] for tensor in window])
+                start, missing = end, missing - (end - start)
+                if not missing:
+                    whole = parts[0] if len(parts) == 1 else [torch.cat(each) for each in zip(*parts, strict=True)]
+                    yield self._batch(whole)
+                    parts, missing = [], next(sizes, 0)
+
+    def _to_device(self, arrays: list[NDArray[Any]]) -> list[Tensor]:
+        return [torch.from_numpy(array).to(self._device) for array in arrays]
+
+    @staticmethod
+    def _batch(tensors: list[Tensor]) -> Batch:
+        return Batch(Features(tensors[0], tensors[1], tuple(tensors[2:-1])), tensors[-1])

@@ -1,0 +1,238 @@
+"""From one pass over a query's rows to the training and validation tables that batches are cut from.
+
+Phases. `RowStore.add` takes chunks as they arrive, in whatever order the scan returned them. When half of the cache is
+full they become a *run*: sorted by row hash and moved to a packed file. `finish` sorts the rest; from then on
+`RowStore.blocks` returns all rows in hash order, as often as asked: the runs are cut at the same hash values and merged
+block by block, so neither the arrival order nor the number of runs shows. `preprocessing.fit` reads the blocks twice,
+`prepare` a third time to fill the tables.
+
+Order and split depend on nothing but content: rows are ordered by the hash of their content and dictionary codes by
+their strings, and a row belongs to validation if a hash of (row hash, seed) says so, which puts equal rows on the same
+side.
+
+Memory: at most about one and a half times the cache, plus a block. Tables larger than the cache are packed files too.
+All files are mapped into memory and have no name from the start, so nothing is left behind however the process ends;
+their space is reserved first, because a full disk under a mapping kills the process.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from pg_tensile.errors import DataError, SpoolError
+from pg_tensile.execution.data.columns import (
+    Buffer,
+    Chunk,
+    Column,
+    Values,
+    concatenate,
+    cut,
+    decode,
+    decode_dictionary,
+    take,
+)
+from pg_tensile.execution.data.fitting import FittedPreprocessing, Split
+from pg_tensile.execution.data.preprocessing import Features
+
+HASHES = 1 << 64
+BLOCK_BYTES = 16 << 20
+MIN_RUN_BYTES = 4 << 20  # however small the cache: every run costs a file and a part of every block
+BLOCK_ROWS = (1024, 1 << 17)
+ALIGNMENT = 64
+
+
+class RowStore:
+    """All rows of one pass over a query. `cache_bytes`: memory for them; more goes to files in `spool_directory`;
+    `poll` is called before each block that is read, and may raise to end the reading."""
+
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        cache_bytes: int,
+        spool_directory: str,
+        poll: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.columns = tuple(columns)
+        self.rows = 0
+        self.fingerprint = ""
+        self.dictionaries: list[list[str] | None] = [None] * len(self.columns)  # sorted, by column
+        self.spooled = False
+        self._cache_bytes = cache_bytes
+        self._spool_directory = spool_directory
+        self._poll = poll
+        self._pending: list[Chunk] = []
+        self._pending_bytes = 0
+        self._runs: list[Chunk] = []  # each sorted by hash
+        self._ranks: list[NDArray[np.int32] | None] = [None] * len(self.columns)  # code of appearance → sorted code
+
+    def add(self, rows: int, buffers: Sequence[Buffer]) -> None:
+        """The next rows, as one frame's buffers; keeps views of them."""
+        chunk = decode(self.columns, rows, buffers)
+        self._pending.append(chunk)
+        self._pending_bytes += chunk.nbytes
+        self.rows += rows
+        if self._pending_bytes > max(self._cache_bytes // 2, MIN_RUN_BYTES):
+            self._finish_run(spool=True)
+
+    def finish(self, rows: int, fingerprint: str, dictionary_buffers: Sequence[Buffer]) -> None:
+        """No more rows. The buffers are lengths and bytes of each text column's strings, by code of appearance.
+        Raises DataError when rows are missing or there are none."""
+        if rows != self.rows:
+            raise DataError(f"{self.rows} rows came, but {rows} were announced")
+        if rows == 0:
+            raise DataError("the query returned no rows", hint="Check the query's WHERE clause and joins.")
+        self.fingerprint = fingerprint
+        text = [index for index, column in enumerate(self.columns) if column.type == "text"]
+        for number, index in enumerate(text):
+            strings = decode_dictionary(*dictionary_buffers[2 * number : 2 * number + 2])
+            order = sorted(range(len(strings)), key=strings.__getitem__)
+            ranks = np.empty(len(strings) + 1, np.int32)
+            ranks[order] = np.arange(len(strings), dtype=np.int32)
+            ranks[-1] = -1  # nulls
+            self._ranks[index] = ranks
+            self.dictionaries[index] = [strings[code] for code in order]
+        if self._pending:
+            self._finish_run(spool=False)
+
+    def blocks(self) -> Iterator[Chunk]:
+        """All rows in hash order, in blocks that do not depend on how they arrived; text as sorted codes, null = −1."""
+        data_bytes = sum(values.data.nbytes for run in self._runs for values in run.columns)
+        row_bytes = data_bytes // self.rows + 1
+        limit = min(max(BLOCK_BYTES // row_bytes, BLOCK_ROWS[0]), BLOCK_ROWS[1])
+        starts = [0] * len(self._runs)
+        stops = [run.rows for run in self._runs]
+        for parts in self._cut_runs(starts, stops, 0, HASHES, limit):
+            self._poll()
+            block = concatenate(parts)
+            if len(parts) > 1:
+                block = take(block, np.argsort(block.hashes, kind="stable"))
+            yield Chunk(block.hashes, [self._sorted_codes(i, values) for i, values in enumerate(block.columns)])
+
+    def _cut_runs(self, starts: list[int], stops: list[int], low: int, high: int, limit: int) -> Iterator[list[Chunk]]:
+        """Rows starts[i]..stops[i] of each run i, which have hashes from `low` to below `high`, at most `limit` at
+        once."""
+        rows = sum(stops) - sum(starts)
+        if rows == 0:
+            return
+        if rows <= limit:
+            yield [cut(run, a, b) for run, a, b in zip(self._runs, starts, stops, strict=True) if a < b]
+        elif high - low == 1:  # the same row over and over
+            for run, start, stop in zip(self._runs, starts, stops, strict=True):
+                for first in range(start, stop, limit):
+                    yield [cut(run, first, min(first + limit, stop))]
+        else:
+            middle = (low + high) // 2
+            cuts = [int(np.searchsorted(run.hashes, np.uint64(middle))) for run in self._runs]
+            yield from self._cut_runs(starts, cuts, low, middle, limit)
+            yield from self._cut_runs(cuts, stops, middle, high, limit)
+
+    def _sorted_codes(self, index: int, values: Values) -> Values:
+        ranks = self._ranks[index]
+        if ranks is None:
+            return values
+        return Values(values.nulls, ranks[np.where(values.nulls, -1, values.data)])
+
+    def _finish_run(self, spool: bool) -> None:
+        run = concatenate(self._pending)
+        self._pending, self._pending_bytes = [], 0
+        run = take(run, np.argsort(run.hashes, kind="stable"))
+        if spool:
+            self.spooled = True
+            run = self._spool(run)
+        self._runs.append(run)
+
+    def _spool(self, run: Chunk) -> Chunk:
+        arrays = [run.hashes] + [array for values in run.columns for array in values if array is not None]
+        spooled = allocate([(array.shape, array.dtype) for array in arrays], self._spool_directory)
+        for source, target in zip(arrays, spooled, strict=True):
+            target[...] = source
+        copies = iter(spooled)
+        hashes = next(copies)
+        fields: Any = [[None if array is None else next(copies) for array in values] for values in run.columns]
+        return Chunk(hashes, [Values(*arrays) for arrays in fields])
+
+
+class Table(NamedTuple):
+    """Rows ready for training: features as numpy arrays and the target, float32 [rows] or int64 labels [rows]."""
+
+    features: Features
+    target: NDArray[Any]
+
+    @property
+    def rows(self) -> int:
+        return len(self.target)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row."""
+        return sum(_row_bytes(array) for array in (*self.features.flat(), self.target))
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What a model is trained on and validated with, in hash order."""
+
+    training: Table
+    validation: Table
+    fingerprint: str
+    spooled: bool  # the tables are mapped files, not memory
+
+
+def prepare(
+    store: RowStore, fitted: FittedPreprocessing, split: Split, cache_bytes: int, spool_directory: str
+) -> Dataset:
+    """Applies the fitted preprocessing to every row with a target and divides them."""
+    preprocessing = fitted.preprocessing
+    counts = (fitted.training_rows, fitted.validation_rows)
+    layout = preprocessing.layout()
+    total = sum(counts) * sum(np.dtype(dtype).itemsize * int(np.prod(shape)) for shape, dtype in layout)
+    directory = spool_directory if total > cache_bytes else None
+    flat = [allocate([((rows, *shape), dtype) for shape, dtype in layout], directory) for rows in counts]
+    filled = [0, 0]
+    for block in store.blocks():
+        block = fitted.with_target(block)
+        features = preprocessing.apply(fitted.inputs(block))
+        arrays = [*features.flat(), fitted.encode_target(block)]
+        validation = split.validation_rows(block.hashes)
+        for side, chosen in enumerate((np.flatnonzero(~validation), np.flatnonzero(validation))):
+            end = filled[side] + len(chosen)
+            for target, source in zip(flat[side], arrays, strict=True):
+                target[filled[side] : end] = source[chosen]
+            filled[side] = end
+    tables = [Table(Features.from_flat(arrays[:-1]), arrays[-1]) for arrays in flat]
+    return Dataset(tables[0], tables[1], store.fingerprint, directory is not None)
+
+
+def allocate(shapes: Sequence[tuple[tuple[int, ...], DTypeLike]], directory: str | None) -> list[NDArray[Any]]:
+    """Uninitialised arrays of these shapes: in memory, or all in one mapped file without a name in `directory`.
+    Raises SpoolError when the file cannot be made that large."""
+    if directory is None:
+        return [np.empty(shape, dtype) for shape, dtype in shapes]
+    sizes = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in shapes]
+    starts = np.concatenate([[0], np.cumsum([size + -size % ALIGNMENT for size in sizes])]).tolist()
+    length = max(starts[-1], 1)
+    try:
+        with tempfile.TemporaryFile(prefix="pgsql_tmp", dir=directory) as file:
+            os.posix_fallocate(file.fileno(), 0, length)
+            mapping = mmap.mmap(file.fileno(), length)
+    except OSError as error:
+        raise SpoolError(
+            f"could not spool {length} bytes of training data: {error.strerror}",
+            hint="Free disk space, raise the dataset cache, or select fewer rows or columns.",
+        ) from error
+    return [
+        np.frombuffer(mapping, dtype, int(np.prod(shape)), start).reshape(shape)
+        for (shape, dtype), start in zip(shapes, starts, strict=False)
+    ]
+
+
+def _row_bytes(array: NDArray[Any]) -> int:
+    return int(array.itemsize * np.prod(array.shape[1:]))

@@ -1,0 +1,1 @@
+"""Measurements of a device: its rates and link, operators, codecs, batch sizes."""

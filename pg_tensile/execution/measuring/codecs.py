@@ -1,0 +1,193 @@
+"""Measures what coding takes on a device: random tensors of many sizes and sparsities (cswap.txt, section IV-C)."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from pg_tensile.execution.codecs.device import Coder, coder_of
+from pg_tensile.execution.runtime.compressed_copies import Chunks
+from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.planning.compression.codec import CHUNK_BYTES, Codec, chunks
+from pg_tensile.planning.compression.codec_times import CodecTimes, Sample, fit, relative_absolute_error
+from pg_tensile.planning.compression.sparsity import Statistics, measure
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.latency.load import BusyProcesses
+
+SIZES = (1 << 19, 1 << 21, 3 << 21)  # bytes; the largest takes two chunks
+WORD_BYTES = (1, 2, 4, 8)
+ZERO_SHARES = (0.05, 0.12, 0.2, 0.28, 0.37, 0.45, 0.53, 0.62, 0.7, 0.78, 0.86, 0.92, 0.95, 0.98)
+RUN_WORDS = (1, 6, 64)  # zeros at random, and in runs
+HELD_OUT = 4  # each fourth sample
+_VISITS = 3  # of each tensor, at least
+_BATCH_BYTES = 48 << 20
+_WAKING_PARTS = (32, 4, 1)  # of a chunk
+_WAKING_WIDTH = 4
+_WAKING_COPIES = 40
+_WAKING_RATE = 5e8  # bytes/s: a link on which half a chunk takes 0.5 ms
+_WAKING_DELAY_US = 3000  # between transfers: each has the lane to itself
+
+
+class TensorKind(NamedTuple):
+    """A tensor of random bits, a share of whose words is zero, in runs of `run_words` at random places."""
+
+    nbytes: int
+    word_bytes: int
+    zero_share: float
+    run_words: int
+
+
+def calibrate(
+    device: torch.device,
+    seconds: float = 20.0,
+    chunk_bytes: int = CHUNK_BYTES,
+    sizes: Sequence[int] = SIZES,
+    word_bytes: Sequence[int] = WORD_BYTES,
+    seed: int = 0,
+    busy: bool = False,
+) -> tuple[CodecTimes, float]:
+    """The time model of all codecs that are available on the device, and its relative absolute error for samples that
+    it was not fitted to. Measures for about `seconds`, but each tensor three times in any case. `busy`: on the host,
+    while another process computes, because coding shares caches and memory with the training step.
+    CodecError: there is too little to fit; MeasurementError: that process did not start."""
+    with computing_beside(device) if busy else nullcontext():
+        samples = measure_samples(coder_of(device), device, seconds, chunk_bytes, sizes, word_bytes, seed)
+    fitted, held_out = hold_out(samples, seed)
+    times, error = fit(samples), relative_absolute_error(fit(fitted), held_out)
+    return times if device.type == "cuda" else replace(times, waking_us=measure_waking_us(times, chunk_bytes)), error
+
+
+def computing_beside(device: torch.device) -> AbstractContextManager[object]:
+    """On the host another process computes meanwhile. MeasurementError: it did not start."""
+    return BusyProcesses(1, "cpu", torch.get_num_threads()) if device.type == "cpu" else nullcontext()
+
+
+def hold_out(samples: Sequence[Sample], seed: int = 0) -> tuple[list[Sample], list[Sample]]:
+    """Three quarters of the samples to fit, and a quarter, at random, to see how well they were fitted."""
+    order = random.Random(seed).sample(samples, len(samples))
+    return [sample for place, sample in enumerate(order) if place % HELD_OUT], order[::HELD_OUT]
+
+
+def measure_samples(
+    coder: Coder,
+    device: torch.device,
+    seconds: float,
+    chunk_bytes: int,
+    sizes: Sequence[int],
+    word_bytes: Sequence[int],
+    seed: int,
+) -> list[Sample]:
+    """One sample for each tensor and codec that makes all its chunks smaller; the same tensors for the same seed.
+    The shortest of its times counts: what disturbs makes them longer, never shorter."""
+    codecs = [codec for codec in Codec if codec != Codec.NONE and coder.available(codec)]
+    kinds = [TensorKind(*kind) for kind in product(sizes, word_bytes, ZERO_SHARES, RUN_WORDS)]
+    order = random.Random(seed)
+    bits = np.random.default_rng(seed).integers(1, 256, 2 * max(sizes), np.uint8)
+    visits: dict[tuple[Codec, TensorKind], list[tuple[float, float]]] = {}
+    statistics: dict[TensorKind, Statistics] = {}
+    deadline = time.monotonic() + seconds
+    rounds = 0
+    while rounds < _VISITS or time.monotonic() < deadline:
+        for batch in _batches(order.sample(kinds, len(kinds))):
+            if rounds >= _VISITS and time.monotonic() >= deadline:
+                break
+            tensors = []
+            for kind in batch:
+                words = random_tensor(kind, bits)
+                if kind not in statistics:
+                    statistics[kind] = measure(words)
+                tensors.append(torch.from_numpy(words.view(np.uint8)).to(device))
+            for codec in codecs:
+                widths = [kind.word_bytes for kind in batch]
+                for kind, taken in zip(batch, time_coding(coder, codec, tensors, widths, chunk_bytes), strict=True):
+                    if taken is not None:
+                        visits.setdefault((codec, kind), []).append(taken)
+        rounds += 1
+    return [
+        Sample(codec, *kind[:2], *statistics[kind][:2], *map(float, np.min(taken, axis=0)))
+        for (codec, kind), taken in visits.items()
+    ]
+
+
+def _batches(kinds: Sequence[TensorKind]) -> list[list[TensorKind]]:
+    """Tensors that together fill the caches, so that none is found there when its turn comes: as in training."""
+    batches: list[list[TensorKind]] = [[]]
+    for kind in kinds:
+        if sum(other.nbytes for other in batches[-1]) >= _BATCH_BYTES:
+            batches.append([])
+        batches[-1].append(kind)
+    return batches
+
+
+def random_tensor(kind: TensorKind, bits: np.ndarray) -> np.ndarray:
+    """Words made of `bits`, which has twice as many bytes, none of them zero."""
+    count = kind.nbytes // kind.word_bytes
+    runs = -(-count // kind.run_words)
+    random_numbers = np.random.default_rng([*kind[:2], int(1000 * kind.zero_share), kind.run_words]).integers(
+        0, 1 << 16, runs, np.uint16
+    )
+    used = np.repeat(random_numbers >= kind.zero_share * (1 << 16), kind.run_words)[:count]
+    start = int(random_numbers[0]) % max(kind.nbytes, 1) // kind.word_bytes * kind.word_bytes
+    return bits[start : start + count * kind.word_bytes].view(f"u{kind.word_bytes}") * used
+
+
+def measure_waking_us(times: CodecTimes, chunk_bytes: int) -> float:
+    """What a lane of the host device needs for a coded transfer besides its link and `times`, while this thread is
+    computing: the median, which is what to expect, of tensors of a chunk at most that go out and come back."""
+    bits = np.random.default_rng(0).integers(1, 256, 2 * chunk_bytes, np.uint8)
+    kinds = [TensorKind(chunk_bytes // part, _WAKING_WIDTH, 0.5, 1) for part in _WAKING_PARTS] * _WAKING_COPIES
+    tensors = [torch.from_numpy(random_tensor(kind, bits).view(np.uint8)) for kind in kinds]
+    codings = [Chunks(Codec.ZVC, kind.word_bytes, chunk_bytes) for kind in kinds]
+    images, weights = torch.ones(1, 64, 112, 112), torch.ones(64, 64, 3, 3)  # no random number is taken from a job
+    device = HostDevice(RTX_A6000.with_link(_WAKING_RATE, _WAKING_RATE, 1.0))
+    try:
+        copies = [device.host_memory(kind.nbytes) for kind in kinds]
+        more_us = []
+        for copy, coding_us, pairs in (
+            (device.copy_out, times.encode_us, zip(tensors, copies, strict=True)),
+            (device.copy_in, times.decode_us, zip(copies, tensors, strict=True)),
+        ):
+            transfers = [
+                copy(source, target, number * _WAKING_DELAY_US, chunks)
+                for number, ((source, target), chunks) in enumerate(zip(pairs, codings, strict=True))
+            ]
+            while not transfers[-1].ended:
+                torch.nn.functional.conv2d(images, weights, padding=1)
+            for kind, transfer in zip(kinds, transfers, strict=True):
+                link_us = device.profile.transfer_us(transfer.bytes, transfer.direction)
+                known_us = link_us + coding_us(Codec.ZVC, kind.nbytes, kind.zero_share, word_bytes=kind.word_bytes)
+                more_us.append(transfer.end_us - transfer.start_us - known_us)
+    finally:
+        device.close()
+    return max(0.0, float(np.median(more_us)))
+
+
+def time_coding(
+    coder: Coder, codec: Codec, tensors: Sequence[torch.Tensor], word_bytes: Sequence[int], chunk_bytes: int
+) -> list[tuple[float, float] | None]:
+    """µs to code each tensor chunk by chunk, and to decode it; None if a chunk does not shrink. All are coded before
+    the first is decoded."""
+    coded = [torch.empty_like(raw) for raw in tensors]
+    results: list[tuple[float, list[int]]] = []
+    for raw, place, width in zip(tensors, coded, word_bytes, strict=True):
+        start = coder.clock()
+        sizes = [coder.encode(codec, raw[part], width, place[part]) for part in chunks(len(raw), chunk_bytes)]
+        results.append(((coder.clock() - start) * 1e6, sizes))
+    taken: list[tuple[float, float] | None] = []
+    for raw, place, width, (encode_us, sizes) in zip(tensors, coded, word_bytes, results, strict=True):
+        if min(sizes) < 0:
+            taken.append(None)
+            continue
+        start = coder.clock()
+        for part, size in zip(chunks(len(raw), chunk_bytes), sizes, strict=True):
+            coder.decode(codec, place[part][:size], width, raw[part])
+        taken.append((encode_us, (coder.clock() - start) * 1e6))
+    return taken

@@ -1,0 +1,197 @@
+"""Choosing the device that a job trains on, and measuring it.
+
+`measure` makes the profile (profile.py) that plans are made for. It takes the best of a few short rounds of each
+number: what disturbs a measurement only ever slows it down. Lanes are measured with pinned buffers on CUDA; on the host
+a transfer is a copy in memory.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+
+from pg_tensile.errors import DeviceError
+from pg_tensile.memory_limit import memory_bytes
+from pg_tensile.planning.device.profile import DeviceProfile, Direction
+
+__all__ = ["DeviceProfile", "choose_device", "measure", "use_deterministic_algorithms"]
+
+_ROUNDS = 3
+_BUFFER = 64 << 20
+
+
+def choose_device(name: str) -> torch.device:
+    """The device named `auto`, `cpu`, `cuda` or `cuda:N`; auto is the first CUDA device if there is one that works.
+    Raises DeviceError if it is not there."""
+    if name == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise DeviceError(f'"{name}" is not a device', hint="Use auto, cpu, cuda or cuda:N.") from None
+    if device.type == "cpu":
+        return device
+    if device.type != "cuda":
+        raise DeviceError(f'devices of type "{device.type}" are not supported', hint="Use auto, cpu, cuda or cuda:N.")
+    count = torch.cuda.device_count()
+    if (device.index or 0) >= count:
+        hint = "Set pg_tensile.device to auto or cpu, or install a PyTorch built for CUDA and check nvidia-smi."
+        raise DeviceError(f'the device "{name}" is not there: PyTorch sees {count} CUDA devices', hint=hint)
+    return torch.device("cuda", device.index or 0)
+
+
+def use_deterministic_algorithms() -> None:
+    """Equal runs give equal bits, where CUDA can; the CPU's operators do so anyway."""
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
+def measure(device: torch.device | str) -> DeviceProfile:
+    """The profile of a device of this machine: memory that this process may take (bytes), link each way and both ways
+    at once, arithmetic (float32 matmul), memory bandwidth, launch overhead. Under 2 s on the CPU; takes some 300 MiB of
+    memory on the device for that time. Raises DeviceError if the device is not there or cannot be measured, for want
+    of memory for example."""
+    chosen = choose_device(str(device))
+    try:
+        with torch.no_grad():
+            return _measure_cuda(chosen) if chosen.type == "cuda" else _measure_host()
+    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError and failures of CUDA are RuntimeErrors
+        hint = "Free memory on it, or wait until other jobs have ended."
+        raise DeviceError(f'the device "{chosen}" cannot be measured', hint=hint, detail=str(error)) from None
+
+
+def _measure_host() -> DeviceProfile:
+    host, device = torch.zeros(_BUFFER, dtype=torch.uint8), torch.zeros(_BUFFER, dtype=torch.uint8)
+    back, other = torch.zeros_like(host), torch.zeros_like(device)
+    alone = _best(lambda: host.copy_(device))
+    with ThreadPoolExecutor(1) as lane:
+
+        def both_ways() -> None:
+            inward = lane.submit(other.copy_, back)
+            host.copy_(device)
+            inward.result()
+
+        together = _best(both_ways)
+    profile = DeviceProfile(
+        name="host",
+        kind="host",
+        memory_bytes=memory_bytes(),
+        out_bytes_per_s=host.nbytes / alone,
+        in_bytes_per_s=host.nbytes / alone,
+        duplex_factor=_duplex_factor(alone, together),
+        flops_per_s=_flops_per_s(torch.device("cpu"), 512, _best),
+        bytes_per_s=_bytes_per_s(torch.device("cpu"), _BUFFER, _best),
+        transfer_latency_us=_best(lambda: host[:64].copy_(device[:64])) * 1e6,
+        launch_us=_launch_us(torch.device("cpu"), _best),
+    )
+    return replace(profile, handover_us=_handover_us(profile.with_link(1e9)))
+
+
+def _handover_us(profile: DeviceProfile) -> float:
+    """How much longer than the link it takes to swap a small tensor out or in and to wait for that, on the host device:
+    the median, because every swap has to wake threads up, not only the luckiest."""
+    from pg_tensile.execution.runtime.host import HostDevice  # which needs a profile
+
+    host = HostDevice(profile)
+    device, storage = torch.zeros(1 << 16, dtype=torch.uint8), torch.zeros(1 << 16, dtype=torch.uint8)
+    times = []
+    try:
+        for _ in range(50):
+            start = time.perf_counter()
+            host.wait(host.copy_out(device, storage))
+            device.untyped_storage().resize_(0)
+            device.untyped_storage().resize_(1 << 16)
+            host.wait(host.copy_in(storage, device))
+            times.append((time.perf_counter() - start) * 1e6 / 2)
+    finally:
+        host.close()
+    return max(0.0, statistics.median(times) - profile.transfer_us(1 << 16, Direction.OUT))
+
+
+def _measure_cuda(device: torch.device) -> DeviceProfile:
+    with torch.cuda.device(device):
+        outward, inward = torch.cuda.Stream(device), torch.cuda.Stream(device)
+        pinned = [torch.empty(_BUFFER, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        onboard = [torch.zeros(_BUFFER, dtype=torch.uint8, device=device) for _ in range(2)]
+
+        def copy_out(nbytes: int = _BUFFER) -> None:
+            with torch.cuda.stream(outward):
+                pinned[0][:nbytes].copy_(onboard[0][:nbytes], non_blocking=True)
+
+        def copy_in() -> None:
+            with torch.cuda.stream(inward):
+                onboard[1].copy_(pinned[1], non_blocking=True)
+
+        def both_ways() -> None:
+            copy_out()
+            copy_in()
+
+        out_s, in_s, both_s = (_best_cuda(copy) for copy in (copy_out, copy_in, both_ways))
+        profile = DeviceProfile(
+            name=torch.cuda.get_device_name(device),
+            kind="cuda",
+            memory_bytes=torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device),
+            out_bytes_per_s=pinned[0].nbytes / out_s,
+            in_bytes_per_s=pinned[0].nbytes / in_s,
+            duplex_factor=_duplex_factor(max(out_s, in_s), both_s),
+            flops_per_s=_flops_per_s(device, 4096, _best_cuda),
+            bytes_per_s=_bytes_per_s(device, _BUFFER, _best_cuda),
+            transfer_latency_us=_best_cuda(lambda: copy_out(64)) * 1e6,
+            launch_us=_launch_us(device, _best_cuda),
+        )
+    return profile
+
+
+def _best(work: Callable[[], object]) -> float:
+    """Seconds of the fastest round; the first one warms up."""
+    times = [time.perf_counter()]
+    for _ in range(_ROUNDS + 1):
+        work()
+        times.append(time.perf_counter())
+    return max(min(after - before for before, after in list(pairwise(times))[1:]), 1e-9)
+
+
+def _best_cuda(work: Callable[[], object]) -> float:
+    """The same where work is only queued: each round waits for the device."""
+
+    def finished() -> None:
+        work()
+        torch.cuda.synchronize()
+
+    torch.cuda.synchronize()
+    return _best(finished)
+
+
+def _duplex_factor(alone_s: float, together_s: float) -> float:
+    """What each lane keeps of its rate while the other one is busy: 1.0 … 0.5 (one after the other)."""
+    return min(1.0, max(0.5, alone_s / together_s))
+
+
+def _flops_per_s(device: torch.device, size: int, best: Callable[[Callable[[], object]], float]) -> float:
+    left = torch.full((size, size), 0.5, device=device)
+    product = torch.empty_like(left)
+    return 2.0 * size**3 / best(lambda: torch.matmul(left, left, out=product))
+
+
+def _bytes_per_s(device: torch.device, nbytes: int, best: Callable[[Callable[[], object]], float]) -> float:
+    """Reads one buffer, writes another: what most operators without arithmetic do."""
+    source = torch.zeros(nbytes // 4, device=device)
+    target = torch.empty_like(source)
+    return 2.0 * nbytes / best(lambda: torch.add(source, 1.0, out=target))
+
+
+def _launch_us(device: torch.device, best: Callable[[Callable[[], object]], float]) -> float:
+    """Of one operator that has next to nothing to do, in a row of a thousand."""
+    value = torch.zeros(16, device=device)
+
+    def row() -> None:
+        for _ in range(1000):
+            value.add_(1.0)
+
+    return best(row) * 1e6 / 1000

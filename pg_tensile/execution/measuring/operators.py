@@ -1,0 +1,258 @@
+"""Measures operators on a device, for the latency models to be trained with (tensile.txt, section IV-A).
+
+Captured iterations, best of one model at several batch and input sizes, are executed call by call on random numbers,
+alone on the device and while other processes keep it busy. Whole iterations in their own order, because an operator
+finds its operands in the cache or does not, which makes a factor of two; by itself, on operands made for it, an
+operator is executed only where the iteration as a whole does not fit into the memory that may be used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+import random
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from pg_tensile.errors import MeasurementError
+from pg_tensile.execution.capture.captured import Captured, Persistent, Value, copy_into, empty_like_value
+from pg_tensile.execution.measuring.single_operators import Alone, executing, randomised
+from pg_tensile.execution.runtime.compile import Functions, Values
+from pg_tensile.execution.runtime.device import Device
+from pg_tensile.execution.runtime.measure import Meter
+from pg_tensile.planning.latency.features import Sample, caches_of
+from pg_tensile.planning.latency.load import BusyProcesses, LoadMeter
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.trace.trace import Kind, Trace
+
+LOADS = (0, 1, 2)  # other processes at work
+ROUNDS = 2  # over all graphs, because what disturbs measurements comes and goes
+ITERATIONS = 3  # timed in each, at least
+_SETTLE_S = 0.25  # the load is read after a pause of this length, in which this process does nothing
+_WARM_S, _TIMED_S = 0.1, 0.2  # of iterations before and while they are timed, at least: processors slow down in a pause
+_SHARE = 0.5  # of what is left of the time: for each load but the last
+_PR_SET_PDEATHSIG = 1
+
+
+class Progress(NamedTuple):
+    """Where a calibration stands: `done` of `total` visits to graphs, `samples` so far, what comes next."""
+
+    done: int
+    total: int
+    samples: int
+    what: str
+
+
+class Calibration:
+    """One calibration of a device. `run` does it; `samples` is what was measured, also when it was stopped early."""
+
+    def __init__(
+        self,
+        captured: Sequence[Captured],
+        device: Device,
+        limit_bytes: int,
+        limit_s: float = 150.0,
+        loads: Sequence[int] = LOADS,
+        seed: int = 0,
+    ) -> None:
+        """`captured`: of this device's type. `limit_bytes`: of device memory. `limit_s`: begins with `run`. `loads`:
+        numbers of busy processes, each for a part of the time."""
+        if not captured:
+            raise MeasurementError("there is nothing to calibrate with", hint="Give at least one captured iteration.")
+        self.skipped: set[str] = set()  # operators that were never executed, for want of memory or because they failed
+        # One list of visits, (load, µs), for each number of busy processes, graph and call
+        self._visits: dict[tuple[int, int, _Call], list[tuple[float, float]]] = {}
+        self._captured, self._device = captured, device
+        self._calls = [_calls(each.trace) for each in captured]
+        self._limit_bytes, self._limit_s = limit_bytes, limit_s
+        self._loads = loads
+        self._random = random.Random(seed)
+        self._meter = LoadMeter(device.profile.kind, device.torch_device.index or 0)
+
+    def run(self) -> Generator[Progress, None, None]:
+        """Measures, and yields before each graph and at the end. Ends in time, but for the graph begun. Closing the
+        generator, or an exception in it, ends the busy processes."""
+        start = time.monotonic()
+        total = len(self._loads) * len(self._captured) * ROUNDS
+        done = 0
+        for place, load in enumerate(self._loads):
+            remaining = self._limit_s - (time.monotonic() - start)
+            share = remaining * (1.0 if place == len(self._loads) - 1 else _SHARE)
+            deadline = time.monotonic() + share
+            graphs = range(len(self._captured))
+            order = [graph for _ in range(ROUNDS) for graph in self._random.sample(graphs, len(graphs))]
+            what = f"{load} other processes" if load else "nothing else"
+            if share <= 0:
+                break
+            with BusyProcesses(load, str(self._device.torch_device), torch.get_num_threads()):
+                for graph in order:
+                    if time.monotonic() < deadline:
+                        yield Progress(done, total, len(self._visits), f"the device has {what} to do")
+                        self._measure(place, graph, deadline)
+                    done += 1
+        yield Progress(total, total, len(self._visits), "")
+
+    @property
+    def samples(self) -> list[Sample]:
+        """One for each call of each graph at each number of busy processes: the median of the visits."""
+        samples = []
+        for (_, graph, call), visits in self._visits.items():
+            trace, operator = self._captured[graph].trace, self._calls[graph][call][0]
+            work = int(trace.flops[operator]), int(trace.operator_bytes[operator])
+            load, latency_us = map(float, np.median(visits, axis=0))
+            samples.append(Sample(call.target, call.signature, *work, load, latency_us, call.reuse, call.before))
+        return samples
+
+    def _measure(self, busy: int, graph: int, deadline: float) -> None:
+        captured = self._captured[graph]
+        self._meter.read()
+        time.sleep(_SETTLE_S)
+        load = self._meter.read()
+        readings = None
+        if footprint(captured.trace).device_peak_bytes <= self._limit_bytes:
+            with contextlib.suppress(RuntimeError):  # the model cannot be executed on random numbers, or no memory
+                readings = self._execute(lambda: _Replay(captured, self._device), deadline)
+        if readings is None:
+            alone = Alone(captured, self._device, self._limit_bytes)
+            readings = self._execute(lambda: alone, deadline)
+            self.skipped |= alone.failed
+        self._collect(busy, graph, readings, load)
+
+    def _execute(self, make: Callable[[], _Replay | Alone], deadline: float) -> np.ndarray:
+        """float64[iterations, operators], µs."""
+        readings: list[np.ndarray] = []
+        with executing(self._device), self._device.iteration():
+            replay = make()
+            warm = time.monotonic() + _WARM_S
+            replay.iteration(self._device.clock())
+            while time.monotonic() < min(warm, deadline):
+                replay.iteration(self._device.clock())
+            timed = time.monotonic() + _TIMED_S
+            while not readings or (
+                (len(readings) < ITERATIONS or time.monotonic() < timed) and time.monotonic() < deadline
+            ):
+                readings.append(replay.iteration(self._device.clock()))
+        return np.array(readings)
+
+    def _collect(self, busy: int, graph: int, readings: np.ndarray, load: float) -> None:
+        """`readings`: float64[iterations, operators], NaN where an operator was not executed."""
+        for call, operators in self._calls[graph].items():
+            measured = readings[:, operators]
+            measured = measured[np.isfinite(measured) & (measured > 0)]
+            if measured.size:
+                self._visits.setdefault((busy, graph, call), []).append((load, float(np.median(measured))))
+
+
+class _Call(NamedTuple):
+    """What operators have in common of which one sample is made."""
+
+    target: str
+    signature: str
+    reuse: float  # to a factor of 2
+    before: float  # to a factor of 4
+
+
+def _calls(trace: Trace) -> dict[_Call, list[int]]:
+    """The operators of each call."""
+    calls: dict[_Call, list[int]] = {}
+    reuse, before = np.asarray(caches_of(trace))
+    reuse, before = reuse.round(), 2 * (before / 2).round()
+    for operator in range(1, trace.operator_count - 1):
+        call = _Call(trace.target[operator], trace.signature[operator], float(reuse[operator]), float(before[operator]))
+        calls.setdefault(call, []).append(operator)
+    return calls
+
+
+class _Replay:
+    """A whole iteration, in its order, with weights of the usual size: no number grows without end or fades away."""
+
+    def __init__(self, captured: Captured, device: Device) -> None:
+        self.failed: set[str] = set()
+        self._captured = captured
+        self._functions = Functions(captured, device)
+        self._values: Values = [None] * self._functions.size
+        self._feed = [_input(captured.values[slot], slot == captured.learning_rate) for slot in captured.given]
+        for persistent in captured.persistents:
+            self._values[persistent.slot] = _initial(persistent, captured)
+            self._functions.make_persistent_views(persistent.tensor, self._values)
+        self._dying = _dying_slots(captured, self._functions)
+
+    def iteration(self, clock: Meter) -> np.ndarray:
+        """float64[operators], µs."""
+        values, functions = self._values, self._functions
+        values[functions.feed : functions.taken] = self._feed
+        with clock:
+            for operator, dying in enumerate(self._dying):
+                function = functions.plain(operator)
+                clock.start()
+                function(values)
+                clock.stop()
+                for slot in dying:
+                    values[slot] = None
+        return clock.read()
+
+
+def _dying_slots(captured: Captured, functions: Functions) -> list[list[int]]:
+    """The slots of the tensors that each operator accesses last."""
+    trace = captured.trace
+    dying: list[list[int]] = [[] for _ in range(trace.operator_count)]
+    for tensor in np.flatnonzero(~trace.persistent).tolist():
+        if trace.tensor_last[tensor] < trace.operator_count:
+            dying[trace.tensor_last[tensor]].extend(functions.slots[tensor])
+    dying[-1].extend(range(functions.taken, functions.size))
+    return dying
+
+
+# ---- numbers to compute with -----------------------------------------------------------------------------------------
+
+
+def _input(value: Value, is_rate: bool) -> torch.Tensor:
+    """With a learning rate of 0 nothing is learned: iterations are alike."""
+    tensor = torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    return tensor.zero_() if is_rate else randomised(tensor)
+
+
+def _initial(persistent: Persistent, captured: Captured) -> torch.Tensor:
+    """A value of the kind that a network begins with."""
+    tensor = empty_like_value(captured.values[persistent.slot])
+    if persistent.constant is not None:
+        copy_into(tensor, persistent.constant.detach())
+    elif persistent.kind == Kind.OPTIMIZER_STATE:
+        tensor.fill_(persistent.initial)
+    elif tensor.dim() > 1 and tensor.is_floating_point():
+        deviation = math.sqrt(2 * tensor.shape[0] / max(1, tensor.numel()))
+        tensor.uniform_(-deviation * math.sqrt(3), deviation * math.sqrt(3))
+    else:
+        tensor.fill_(1 if tensor.is_floating_point() else 0)
+    return tensor
+
+
+# ---- other processes -------------------------------------------------------------------------------------------------
+
+
+def keep_busy(parent: int, device: str, threads: int) -> None:
+    """What a process of `BusyProcesses` does: convolutions on the device, until its standard input ends. `parent`: the
+    process that started it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        return  # it ended before this process asked to be told
+    torch.set_num_threads(threads)
+    image = torch.rand(8, 64, 56, 56, device=device)
+    weight = torch.rand(64, 64, 3, 3, device=device)
+    with torch.no_grad():
+        torch.conv2d(image, weight, padding=1)
+        os.write(1, b".")
+        while not select.select([0], [], [], 0)[0]:
+            torch.conv2d(image, weight, padding=1).relu_()
+            if image.is_cuda:
+                torch.cuda.synchronize()

@@ -1,0 +1,55 @@
+"""From the JSON of an architecture to a model. `pg_tensile/rules.json` says which keys there are and what they may be;
+a type of that file is a dataclass here, with a field for each key."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import nn
+
+from pg_tensile.execution.data.preprocessing import ModelInputs, TokenLimits
+from pg_tensile.execution.models.cnn import CNNArchitecture
+from pg_tensile.execution.models.imported import ImportArchitecture, PythonArchitecture
+from pg_tensile.execution.models.mlp import MLPArchitecture
+from pg_tensile.execution.models.transformer import TransformerArchitecture
+from pg_tensile.rules import check_architecture
+
+
+class Architecture(Protocol):
+    def build(self, inputs: ModelInputs, outputs: int) -> nn.Module: ...
+
+
+TYPES: dict[str, Any] = {
+    "mlp": MLPArchitecture,
+    "cnn": CNNArchitecture,
+    "transformer": TransformerArchitecture,
+    "import": ImportArchitecture,
+    "python": PythonArchitecture,
+}
+
+
+def _whole(value: Any) -> Any:
+    """JSON's 16.0 is the integer 16."""
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def parse(architecture: dict[str, Any]) -> Architecture:
+    """The architecture with its defaults. Raises ArchitectureError naming the key that is wrong."""
+    check_architecture(architecture)
+    given = {key: _whole(value) for key, value in architecture.items() if key != "type"}
+    built: Architecture = TYPES[architecture["type"]](
+        **{key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+    )
+    return built
+
+
+def token_limits(architecture: Architecture) -> TokenLimits | None:
+    """How integer arrays become tokens; None: the architecture takes them as numbers."""
+    return architecture.token_limits if isinstance(architecture, TransformerArchitecture) else None
+
+
+def build(architecture: Architecture, inputs: ModelInputs, outputs: int) -> nn.Module:
+    """The model, initialised from torch's random numbers. Raises ArchitectureError."""
+    return architecture.build(inputs, outputs)

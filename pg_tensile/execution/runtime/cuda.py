@@ -1,0 +1,451 @@
+"""The CUDA device: a compute stream, a stream for each direction of the link, events for order (design.md section 5).
+
+The host only gives work to the streams and waits for nothing, so it runs ahead of the device; how far is bounded by
+an event at the end of each iteration: at most one more is given while one is executed.
+
+- A copy's stream first waits for an event of the compute stream: for a swap-out the operators before it have written
+  the source by then, for a swap-in they have stopped reading the block that the target was given.
+- The compute stream waits for the copy's own event. Only after that the executor frees the source. Every block belongs
+  to the compute stream, so what reuses it comes later in that stream; `record_stream` is never needed.
+- Large copies are given in pieces, because the copy engines serve one request after the other whosever it is.
+- The caller's stream and the compute stream wait for each other where an iteration begins and ends: the caller may hand
+  in tensors that are still being computed, and read results without thinking of streams.
+
+Host memory is pinned by registering pages of our own: PyTorch's pinned allocator rounds up to a power of two.
+
+Not in the allocator's books: the context (300 to 500 MB a process), `CudaDevice.overhead_bytes`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from pg_tensile.errors import DeviceError, LinkError
+from pg_tensile.execution.measuring.device import choose_device, measure, use_deterministic_algorithms
+from pg_tensile.execution.runtime.cuda_compressed_copies import Asked, CodedLink
+from pg_tensile.execution.runtime.device import Transfer, check_budget, check_share
+from pg_tensile.execution.runtime.measure import CudaAllocator, CudaClock, Meter
+from pg_tensile.planning.device.profile import Direction
+
+if TYPE_CHECKING:
+    from pg_tensile.execution.runtime.compressed_copies import Chunks, Look
+    from pg_tensile.planning.device.profile import DeviceProfile
+
+_PIECE = 32 << 20
+_ITERATIONS_AHEAD = 1
+_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context
+
+
+class CudaTransfer:
+    """A `base.Transfer` on CUDA. It holds both ends until the compute stream has been told to wait for the copy."""
+
+    __slots__ = (
+        "asked", "begun", "bytes", "direction", "end_us", "ended", "raw_bytes", "source", "stall_us", "start_us",
+        "target", "waited",
+    )  # fmt: skip
+
+    def __init__(self, direction: Direction, source: torch.Tensor, target: torch.Tensor, timed: bool) -> None:
+        self.direction = direction
+        self.raw_bytes = self.bytes = source.numel()
+        self.asked: Asked | None = None  # of a thread that sees to it; None: all is given to the lane
+        self.source: torch.Tensor | None = source
+        self.target: torch.Tensor | None = target
+        self.start_us = self.end_us = self.stall_us = 0.0
+        self.begun = torch.cuda.Event(enable_timing=True) if timed else None
+        self.ended = torch.cuda.Event(enable_timing=timed)
+        self.waited: torch.cuda.Event | None = None  # where the compute stream began to wait
+
+    def has_ended(self) -> bool:
+        return (self.asked is None or not self.asked.lock.locked()) and self.ended.query()
+
+    def take_times(self, zero: torch.cuda.Event) -> None:
+        """Fills in the times, once all events have passed."""
+        if self.begun is None:
+            return
+        self.start_us = zero.elapsed_time(self.begun) * 1e3
+        self.end_us = zero.elapsed_time(self.ended) * 1e3
+        if self.waited is not None:
+            self.stall_us = max(0.0, self.end_us - zero.elapsed_time(self.waited) * 1e3)
+
+
+class CudaDevice:
+    """A `base.Device` on a CUDA device. `budget_bytes`: what registry and workspace may take together; None: no limit
+    but the hardware's. `profile`: None measures the device when it is asked for.
+
+    Makes PyTorch's algorithms deterministic for the process: a plan changes no bit. An operator that has no such
+    algorithm warns, and fused attention takes its usual one; with `strict`, the operator raises RuntimeError and
+    attention is deterministic too. Raises DeviceError if the device is not there."""
+
+    def __init__(
+        self,
+        index: int = 0,
+        budget_bytes: int | None = None,
+        profile: DeviceProfile | None = None,
+        strict: bool = False,
+    ) -> None:
+        if budget_bytes is not None:
+            check_budget(budget_bytes)
+        self._device = choose_device(f"cuda:{index}")
+        self._budget_bytes = budget_bytes
+        self._profile = profile
+        make_deterministic(strict)
+        self._compute = torch.cuda.Stream(self._device)
+        self._lanes = (torch.cuda.Stream(self._device), torch.cuda.Stream(self._device))
+        self._in_flight: tuple[deque[CudaTransfer], deque[CudaTransfer]] = (deque(), deque())
+        self._iterations: deque[torch.cuda.Event] = deque()
+        self._coded: CodedLink | None = None  # from the first coded copy on
+        self._zero: torch.cuda.Event | None = None  # of an iteration that is timed, while it lasts
+        self._timed: tuple[torch.cuda.Event, list[CudaTransfer]] | None = None
+        self._library_bytes = self._warm_up()
+        streams = (self._compute, *self._lanes)
+        # Runs once: at close, when the device is collected, or when the interpreter ends.
+        self._close = weakref.finalize(self, _give_back, streams, self._in_flight)
+
+    @property
+    def torch_device(self) -> torch.device:
+        return self._device
+
+    @property
+    def profile(self) -> DeviceProfile:
+        if self._profile is None:
+            self._profile = measure(self._device)
+        return self._profile
+
+    @property
+    def budget_bytes(self) -> int | None:
+        return self._budget_bytes
+
+    @property
+    def library_bytes(self) -> int:
+        """What cuBLAS keeps for the compute stream in the allocator; in no operator's workspace."""
+        return self._library_bytes
+
+    def overhead_bytes(self) -> int:
+        """What this process takes on the device outside PyTorch's allocator: the context and the libraries' code. Where
+        the driver does not tell a process what it takes (in a container), all that is taken there by others counts."""
+        taken = _process_bytes(self._device)
+        if taken is None:
+            free, total = torch.cuda.mem_get_info(self._device)
+            taken = total - free
+        return max(0, taken - torch.cuda.memory_reserved(self._device))
+
+    @property
+    def runs_ahead(self) -> bool:
+        return True
+
+    def share_link(self, share: float) -> None:
+        """The copy engines serve all processes in turns: there is nothing to set."""
+        check_share(share)
+
+    def upload(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        if source.is_cpu and target.is_cuda:
+            # From pageable memory the host would wait for the stream; and the caller may change the source at once.
+            # PyTorch's pinned allocator uses a block again only when the copy has ended.
+            staged = torch.empty_like(source, pin_memory=True)
+            source = staged.copy_(source)
+        target.copy_(source, non_blocking=True)
+
+    def host_memory(self, size: int) -> torch.Tensor:
+        return _pinned(size, self._device)
+
+    # ---- order -------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def iteration(self, timed: bool = False) -> Iterator[None]:
+        self._check()
+        self._drop_staging()
+        while len(self._iterations) > _ITERATIONS_AHEAD:
+            self._iterations.popleft().synchronize()
+        caller = torch.cuda.current_stream(self._device)
+        self._compute.wait_stream(caller)
+        with torch.cuda.stream(self._compute):
+            if timed:
+                self._zero = torch.cuda.Event(enable_timing=True)
+                self._zero.record(self._compute)
+                self._timed = (self._zero, [])
+            try:
+                yield
+            finally:
+                self._zero = None
+                end = torch.cuda.Event(blocking=True)
+                end.record(self._compute)
+                self._iterations.append(end)
+                caller.wait_event(end)
+
+    def copy_out(
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        delay_us: int = 0,
+        chunks: Chunks | None = None,
+        look: Look | None = None,
+    ) -> CudaTransfer:
+        return self._copy(Direction.OUT, source, target, chunks, look)
+
+    def copy_in(
+        self, source: torch.Tensor, target: torch.Tensor, delay_us: int = 0, chunks: Chunks | None = None
+    ) -> CudaTransfer:
+        return self._copy(Direction.IN, source, target, chunks, None)
+
+    def _copy(
+        self,
+        direction: Direction,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        chunks: Chunks | None,
+        look: Look | None,
+    ) -> CudaTransfer:
+        self._check()
+        if source.numel() != target.numel():
+            raise ValueError(f"{source.numel()} bytes cannot be copied to {target.numel()}")
+        if source.is_cpu and target.is_cpu:
+            # What operators keep on the host (attention its random seeds) is copied by the host, at once: so after
+            # everything that has used the place in host memory before.
+            self._compute.synchronize()
+        if chunks is not None:
+            if self._coded is None:
+                self._coded = CodedLink(self._device, self._lanes)
+            self._coded.used = True
+        transfer = CudaTransfer(direction, source, target, timed=self._zero is not None)
+        give = partial(self._give, transfer, source, target, self._compute.record_event(), chunks, look)
+        if direction == Direction.OUT and self._coded is not None:  # in the order of the lane, coded or not
+            transfer.asked = self._coded.ask(give)
+        else:
+            give()
+        if self._zero is not None and self._timed is not None:
+            self._timed[1].append(transfer)
+        self._hold(transfer)
+        return transfer
+
+    def _give(
+        self,
+        transfer: CudaTransfer,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        ready: torch.cuda.Event,
+        chunks: Chunks | None,
+        look: Look | None,
+    ) -> None:
+        """Gives a transfer to its lane, where it starts after `ready`."""
+        lane = self._lanes[transfer.direction]
+        lane.wait_event(ready)
+        with torch.cuda.stream(lane):
+            if transfer.begun is not None:
+                transfer.begun.record(lane)
+            if look is not None:
+                look.take(source)
+            if chunks is None:
+                for begin in range(0, transfer.bytes, _PIECE):
+                    end = begin + _PIECE
+                    target[begin:end].copy_(source[begin:end], non_blocking=True)
+        if chunks is not None:
+            assert self._coded is not None
+            code = self._coded.encode if transfer.direction == Direction.OUT else self._coded.decode
+            code(chunks, source, target, ready)
+            transfer.bytes = chunks.moved_bytes
+        transfer.ended.record(lane)
+
+    def _drop_staging(self) -> None:
+        """If the last iteration had no coded copies: its plan does not count the staging."""
+        coded = self._coded
+        if coded is None or coded.used:
+            if coded is not None:
+                coded.used = False
+            return
+        coded.idle()
+        coded.close()
+        for lane in self._lanes:
+            lane.synchronize()
+        self._coded = None
+
+    def _hold(self, transfer: CudaTransfer) -> None:
+        """Keeps both ends of copies alive that nobody has waited for, while they last (an iteration was given up)."""
+        held = self._in_flight[transfer.direction]
+        while held and (held[0].source is None or held[0].has_ended()):
+            held.popleft()
+        held.append(transfer)
+
+    def wait(self, transfer: Transfer) -> None:
+        assert isinstance(transfer, CudaTransfer)
+        self._check()
+        self._join(transfer)
+        if transfer.begun is not None:
+            transfer.waited = torch.cuda.Event(enable_timing=True)
+            transfer.waited.record(self._compute)
+        self._compute.wait_event(transfer.ended)
+        transfer.source = transfer.target = None
+
+    def _join(self, transfer: CudaTransfer) -> None:
+        """Until then the event that ends it is none."""
+        if transfer.asked is not None:
+            try:
+                transfer.asked.join()
+            except Exception as error:
+                message = f"copying {transfer.raw_bytes:,} bytes out of device memory failed: {error}"
+                raise LinkError(message) from error
+
+    def synchronize(self) -> None:
+        self._check()
+        if self._coded is not None:
+            try:
+                self._coded.idle()
+            except Exception as error:
+                raise LinkError(f"a coded copy failed: {error}") from error
+        for stream in (self._compute, *self._lanes):
+            stream.synchronize()
+        self._iterations.clear()
+
+    def finish_times(self) -> None:
+        if self._timed is not None:
+            zero, transfers = self._timed
+            for transfer in transfers:
+                transfer.take_times(zero)
+            self._timed = None
+
+    # ---- what is measured, random numbers, errors, the end -----------------------------------------------------------
+
+    def clock(self) -> Meter:
+        return CudaClock(self._compute)
+
+    def allocator(self) -> Meter:
+        return CudaAllocator(self._device)
+
+    def generator_state(self) -> torch.Tensor:
+        return torch.cuda.get_rng_state(self._device)
+
+    def set_generator_state(self, state: torch.Tensor) -> None:
+        torch.cuda.set_rng_state(state, self._device)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        signs = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+        return isinstance(error, torch.OutOfMemoryError) or (
+            isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
+        )
+
+    def close(self) -> None:
+        if self._coded is not None and self._close.alive:
+            self._coded.close()
+        self._close()
+
+    def _check(self) -> None:
+        if not self._close.alive:
+            raise LinkError("the link is of no use any more: it was closed")
+
+    def _warm_up(self) -> int:
+        """Has the libraries take what they keep, so that no operator's workspace contains it. Returns the bytes."""
+        before = torch.cuda.memory_allocated(self._device)
+        with torch.cuda.stream(self._compute):
+            for dtype in (torch.float32, torch.bfloat16):
+                square = torch.zeros(64, 64, dtype=dtype, device=self._device)
+                torch.addmm(square[0], square, square)
+                torch.mm(square, square)
+                del square
+        self._compute.synchronize()
+        return torch.cuda.memory_allocated(self._device) - before
+
+
+def make_deterministic(strict: bool = False) -> None:
+    """What `CudaDevice` does to PyTorch, for those who capture or execute something before they make one."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    use_deterministic_algorithms()
+    torch.use_deterministic_algorithms(True, warn_only=not strict)
+    # Otherwise torch.empty fills what it returns.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
+def _give_back(streams: tuple[torch.cuda.Stream, ...], in_flight: tuple[deque[CudaTransfer], ...]) -> None:
+    """What is being copied may only go when the copy has ended; then cached memory goes back to the driver."""
+    with contextlib.suppress(RuntimeError):  # after a fault of the device nothing is to be had from it
+        for stream in streams:
+            stream.synchronize()
+        torch.cuda.empty_cache()
+    for held in in_flight:
+        held.clear()
+
+
+def _process_bytes(device: torch.device) -> int | None:
+    """What this process takes on the device by the driver's count; None where it does not tell."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        try:
+            uuid = torch.cuda.get_device_properties(device).uuid
+            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+            processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            return next((process.usedGpuMemory for process in processes if process.pid == os.getpid()), None)
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:
+        return None
+
+
+def _pinned(size: int, device: torch.device) -> torch.Tensor:
+    """uint8[size] of pinned memory near the device, not rounded but to pages. Raises DeviceError."""
+    if size == 0:
+        return torch.empty(0, dtype=torch.uint8)
+    hint = "Use a plan that keeps less on the host, a machine with more memory, or a higher limit of locked memory."
+    message = f"{size:,} bytes of pinned host memory for swapped tensors are not to be had"
+    try:
+        pages = mmap.mmap(-1, size)
+    except (OSError, OverflowError, ValueError) as error:
+        raise DeviceError(message, hint=hint, detail=str(error)) from None
+    with contextlib.suppress(OSError):  # fewer and larger pages, where the kernel can
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    memory = torch.frombuffer(pages, dtype=torch.uint8)
+    address = memory.data_ptr()
+    with torch.cuda.device(device), _near(device):
+        status = int(torch.cuda.cudart().cudaHostRegister(address, size, _PORTABLE))
+    if status != 0:
+        with contextlib.suppress(RuntimeError):  # takes the error that CUDA keeps for the next launch
+            torch.zeros(1, device=device)
+        raise DeviceError(message, hint=hint, detail=f"cudaHostRegister answers {status}")
+    # Runs before the pages are unmapped. Not at exit, when CUDA may have gone and all memory goes anyway.
+    weakref.finalize(pages, _unpin, address, device).atexit = False
+    return memory
+
+
+def _unpin(address: int, device: torch.device) -> None:
+    """Once per plan, so it may wait for a copy that is still under way."""
+    torch.cuda.synchronize(device)
+    torch.cuda.cudart().cudaHostUnregister(address)
+
+
+@contextlib.contextmanager
+def _near(device: torch.device) -> Iterator[None]:
+    """Keeps this thread on the CPUs next to the device, so that the pages it touches first lie there, where that can be
+    found out."""
+    before = os.sched_getaffinity(0)
+    near = _cpus_near(device) & before
+    if near:
+        os.sched_setaffinity(0, near)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _cpus_near(device: torch.device) -> set[int]:
+    properties = torch.cuda.get_device_properties(device)
+    try:
+        domain, bus, number = (getattr(properties, f"pci_{part}_id") for part in ("domain", "bus", "device"))
+        place = f"{domain:04x}:{bus:02x}:{number:02x}.0"
+        return parse_cpus(Path("/sys/bus/pci/devices", place, "local_cpulist").read_text())
+    except (AttributeError, OSError, ValueError):
+        return set()
+
+
+def parse_cpus(text: str) -> set[int]:
+    """The kernel's list of CPUs, "0-3,8" for example."""
+    ranges = [part.split("-") for part in text.strip().split(",") if part]
+    return {cpu for bounds in ranges for cpu in range(int(bounds[0]), int(bounds[-1]) + 1)}

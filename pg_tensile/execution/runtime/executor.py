@@ -1,0 +1,547 @@
+"""Executes captured graphs under plans, iteration after iteration (design.md section 5, Runtime; TENSILE's Executor).
+One loop for the host device and for CUDA.
+
+- The graphs of one executor (a training step, the same for the last, smaller batch, an evaluation) work on the same
+  persistent tensors, in turns, under one budget; each has a plan.
+- Plan and graph change between two iterations only. The first iteration after a change starts from where the tensors
+  are: what its plan expects on the host is copied out first, the rest comes in passively while that iteration runs.
+  Persistent tensors that a graph does not use stay where they are, unless the budget needs their memory.
+- While an executor has a model, the model's parameters and buffers belong to it: `resident()` lends them out,
+  `close()` gives them back.
+- An iteration that fails, or is interrupted, before it has changed a persistent tensor leaves the state of the last
+  one: the next step may be taken. After that the weights are a mixture, and the executor says so until
+  `load_state_dict`.
+- The random number generator is the device's global one. A failed iteration does not put it back.
+
+Methods may be called from several threads; they wait for the step under way, except `change_plan`, which never waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from pg_tensile.errors import CheckpointError, ExecutorError, LinkError, OutOfDeviceMemoryError
+from pg_tensile.execution.capture.captured import Captured
+from pg_tensile.execution.runtime.between import move_to, send_away
+from pg_tensile.execution.runtime.compile import Program, make_feed, takes
+from pg_tensile.execution.runtime.compressed_copies import Look
+from pg_tensile.execution.runtime.device import Device, check_budget
+from pg_tensile.execution.runtime.host_memory import HostMemory
+from pg_tensile.execution.runtime.loaded_graph import Graph
+from pg_tensile.execution.runtime.loop import Loop
+from pg_tensile.execution.runtime.measure import Measurement
+from pg_tensile.execution.runtime.metering import Meters
+from pg_tensile.execution.runtime.plan_change import Changes, follow
+from pg_tensile.execution.runtime.record import Counters, IterationRecord, make_record
+from pg_tensile.execution.runtime.registry import Registry
+from pg_tensile.execution.runtime.state import State, TrainingState
+from pg_tensile.execution.runtime.swapper import Swapper
+from pg_tensile.execution.runtime.verify import Verifier
+from pg_tensile.planning.compression.sparsity import Statistics
+from pg_tensile.planning.device.profile import Direction
+from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, Plan
+from pg_tensile.planning.trace.trace import Int64s, Trace
+
+
+class StepResult(NamedTuple):
+    """The loss and the outputs of a step, on the device; the caller's own."""
+
+    loss: torch.Tensor
+    outputs: tuple[torch.Tensor, ...]
+
+
+class EvaluationResult(NamedTuple):
+    """The loss, if it was captured, and the outputs, on the device; the caller's own."""
+
+    loss: torch.Tensor | None
+    outputs: tuple[torch.Tensor, ...]
+
+
+class Executor:
+    """Runs `captured` on `device` with the weights of `model`, which it holds until `close()`.
+
+    `recording`: whether the next iterations are recorded; `record`: the last one that was. `counters`: totals of all
+    graphs. `measure_every`: latencies and workspaces of each graph are measured in that rhythm of its iterations, None:
+    when `measure()` is called. Where a method takes a graph, None is the first one, of `captured`.
+    Raises InvalidPlanError, OutOfDeviceMemoryError, ExecutorError; the model is left as it was."""
+
+    def __init__(
+        self,
+        captured: Captured,
+        model: nn.Module,
+        device: Device,
+        plan: Plan = NO_EVENTS,
+        measure_every: int | None = None,
+    ) -> None:
+        self.recording = False
+        self.record: IterationRecord | None = None
+        self.counters = Counters()
+        self._lock = threading.RLock()
+        self._device = device
+        self._measure_every = measure_every
+        self._host = HostMemory(device)
+        self._registry = Registry(device.budget_bytes)
+        self._swapper = Swapper(device, self._registry)
+        self._state = State(model, device, self._swapper, self._registry)
+        self._closed = self._lending = self._iterating = self._displaced = False
+        self._poison: str | None = None  # why the weights are not to be used
+        self._samples: list[int] | None = None
+        self._looks: dict[int, Look] | None = None  # of the last iteration in which sparsity was measured, by key
+        self._look_next = False
+        self._loop = Loop(device, self._host, self._registry, self._swapper)
+        self._fits: tuple[Program, Int64s, int] | None = None  # found to fit last, into this budget
+        self._graphs: list[Graph] = []
+        self._changes = Changes(self._graphs, self._host, self._registry)
+        try:
+            self._current = self._join(captured, plan)  # the graph that runs, or ran last
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- graphs ----
+
+    @property
+    def graphs(self) -> tuple[Graph, ...]:
+        """The graph that the executor was made with, and those added."""
+        return tuple(self._graphs)
+
+    def add(self, captured: Captured, plan: Plan | None = None) -> Graph:
+        """Another graph of the same model: a step of another batch shape, an evaluation. `plan`: None is one that
+        starts and ends where the first graph's plan does, and changes with it: the same plan, if the graph has the same
+        structure, else one that brings in what is away when it is needed (following.py). Persistent tensors that no
+        graph has used so far are put on the host. Raises InvalidPlanError, DeviceError, and ExecutorError if it was
+        captured of another model; the executor stays as it was."""
+        with self._lock, self._changes.none_asked():
+            self._check_usable()
+            self._take_over()
+            return self._join(captured, plan)
+
+    def _join(self, captured: Captured, plan: Plan | None) -> Graph:
+        graph = Graph(captured, self._device, self._state.number(captured), self._lock)
+        if plan is None:
+            self._activate(graph, follow(graph, self._graphs[0], self._graphs[0].program), follows=True)
+        else:
+            self._activate(graph, plan)
+        persistents = {graph.keys[each.tensor]: each.tensor for each in captured.persistents}
+        if not self._graphs:
+            wanted, places = Boundary(graph.program.device, graph.program.host), self._host.homes
+        else:
+            new = persistents.keys() - self._state.sizes.keys()
+            sizes = {key: int(captured.trace.tensor_bytes[persistents[key]]) for key in sorted(new)}
+            wanted, places = Boundary(frozenset(), frozenset(new)), self._host.block(sizes)
+        with self._context():
+            self._state.load(graph, wanted, places)
+        self._graphs.append(graph)
+        return graph
+
+    def _choose(
+        self, graph: Graph | None, trains: bool, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
+    ) -> Graph:
+        """The graph for these inputs: the one asked for, else the first of the kind that they fit, if any do."""
+        candidates = [each for each in self._graphs if each.captured.trains == trains]
+        if graph is not None and graph not in candidates:
+            raise ExecutorError(f"the graph is not {'a training step' if trains else 'an evaluation'} of this executor")
+        if not candidates:
+            message = f"the executor has no {'training step' if trains else 'evaluation'}"
+            raise ExecutorError(message, hint=f"Add what capture{'' if trains else '_evaluation'}() returns.")
+        if graph is not None or len(candidates) == 1:
+            return graph or candidates[0]
+        return next((each for each in candidates if takes(each.captured, inputs, targets)), candidates[0])
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the last step, or of the first one to come."""
+        return self._graphs[0].plan
+
+    @property
+    def host_bytes(self) -> int:
+        """The host memory that the plans take (following.py, `host_bytes`), without what is moved out of an
+        evaluation's way."""
+        return self._host.bytes
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """What the executor's memory is held against now, workspaces included. None: no limit but the hardware's."""
+        return self._registry.budget_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """The bytes on the device now, without workspaces. From any thread."""
+        return self._registry.in_use
+
+    @property
+    def trace(self) -> Trace:
+        """The trace, with sizes corrected by the first execution and with what has been measured."""
+        return self._graphs[0].trace
+
+    # ---- steps ----
+
+    def step(
+        self,
+        inputs: Sequence[torch.Tensor],
+        targets: Sequence[torch.Tensor] = (),
+        learning_rate: float | None = None,
+        graph: Graph | None = None,
+    ) -> StepResult:
+        """One training step, of the graph that fits the inputs, or of `graph`. `learning_rate`: None is the captured
+        one. Raises ExecutorError on inputs that are not as captured, OutOfDeviceMemoryError before anything is executed
+        if the plan's memory exceeds the budget, and what an operator raises, with a note that names it."""
+        graph = self._choose(graph, True, inputs, targets)
+        loss, *outputs = self._execute(graph, make_feed(graph.captured, inputs, targets, learning_rate))
+        return StepResult(loss, tuple(outputs))
+
+    def evaluate(
+        self, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] = (), graph: Graph | None = None
+    ) -> EvaluationResult:
+        """One evaluation, of the graph that fits the inputs, or of `graph`. Raises as `step` does."""
+        graph = self._choose(graph, False, inputs, targets)
+        returned = self._execute(graph, make_feed(graph.captured, inputs, targets, None))
+        loss = None if graph.captured.loss is None else returned.pop(0)
+        return EvaluationResult(loss, tuple(returned))
+
+    def _execute(self, graph: Graph, feed: list[torch.Tensor]) -> list[torch.Tensor]:
+        """One iteration; what the output took."""
+        values, functions = graph.values, graph.functions
+        with self._lock:
+            self._check_usable()
+            started = time.perf_counter()
+            self._swapper.forget_transfers()
+            program, transition = self._next_program(graph)
+            self._make_room(graph)
+            values[functions.feed : functions.taken] = feed
+            feed.clear()  # the placeholder takes it
+            verifier = None
+            if not graph.verified:
+                verifier = Verifier(graph, self._device.torch_device, self._registry, self._swapper)
+            self._iterate(graph, program, verifier)
+            returned = values[functions.taken :]
+            values[functions.taken :] = [None] * len(returned)
+            self._finish(graph, program, transition, started)
+            if verifier is not None:
+                graph.verified = True
+                self._correct(graph, verifier.sizes)
+            return returned
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ExecutorError("the executor is closed")
+        if self._lending:
+            raise ExecutorError("the model is lent out", hint="Leave `with executor.resident():` first.")
+        if self._iterating:  # an interrupt came while another failure was dealt with
+            self._recover()
+        if self._poison is not None:
+            hint = "Restore the last checkpoint with load_state_dict()."
+            raise ExecutorError(f"the weights are a mixture of two steps: {self._poison}", hint)
+
+    def _make_room(self, graph: Graph) -> None:
+        """Persistent tensors that the graph does not use go, if the budget needs it. Raises OutOfDeviceMemoryError if
+        that is not enough. No iteration from another state takes more than the plan's own, so that one is asked."""
+        registry, program, workspace = self._registry, graph.program, graph.meters.workspace_bytes
+        budget, fits = registry.wanted_bytes, self._fits
+        if budget is None:
+            return
+        if fits is not None and fits[0] is program and fits[1] is workspace and fits[2] == budget:
+            return
+        program.check_budget(budget, workspace)
+        others = {key: size for key, size in registry.resident.items() if key not in graph.numbers}
+        excess = sum(others.values()) + program.device_peak_bytes(workspace) - budget
+        if excess > 0:
+            with self._guarded(program), self._context():
+                send_away(others, excess, self._swapper, self._host)
+        self._fits = program, workspace, budget
+
+    @contextlib.contextmanager
+    def _context(self, timed: bool = False, gradients: bool = True) -> Iterator[None]:
+        """Below autograd, but with gradients enabled as in the captured iteration: recurrent layers return no workspace
+        otherwise. Whatever modes the caller is in do not count."""
+        with (
+            torch.inference_mode(False),
+            self._device.iteration(timed),
+            torch._C._AutoDispatchBelowAutograd(),
+            torch._C._DisableAutocast(),
+            torch.set_grad_enabled(gradients),
+        ):
+            yield
+
+    def _iterate(self, graph: Graph, program: Program, verifier: Verifier | None) -> None:
+        """One iteration. Raises what goes wrong in it, after everything has been put in order."""
+        self._samples = [] if self.recording else None
+        looking = self._look_next and graph is self._graphs[0] and verifier is None
+        self._swapper.looks = {} if looking else None
+        meter = graph.meters.next() if verifier is None else None
+        context = self._context(self.recording, graph.captured.trains)
+        with self._guarded(program), context, meter or contextlib.nullcontext():
+            self._loop.run(graph, program, meter, verifier, self._samples)
+            self._forget(graph, program)
+        if looking:
+            self._looks, self._look_next, self._swapper.looks = self._swapper.looks, False, None
+        if meter is not None:
+            graph.meters.add(meter, program.sequence.operators)
+
+    def _forget(self, graph: Graph, program: Program) -> None:
+        """At the end of an iteration: empty storages that nobody fills again go, and copies that are not current, or
+        not needed."""
+        swapper, homes = self._swapper, self._host.homes
+        swapper.shells = {key: shell for key, shell in swapper.shells.items() if self._state.knows(key)}
+        swapper.copies = {
+            key: copy
+            for key, copy in swapper.copies.items()
+            if (key in program.host or key not in graph.changed) and (key in homes or key in swapper.shells)
+        }
+        self._displaced = False
+
+    def _finish(self, graph: Graph, program: Program, transition: bool, started: float) -> None:
+        swapper, workspace = self._swapper, graph.meters.workspace_bytes
+        if self._samples is not None:
+            self._device.synchronize()
+            self._device.finish_times()
+        loop = self._loop
+        self.counters.add(swapper.moved, swapper.waited, program.recomputes, loop.peak_bytes, loop.device_peak_bytes)
+        self._registry.settle()
+        if self._samples is not None:
+            step_us = (time.perf_counter() - started) * 1e6
+            self.record = make_record(
+                program.sequence,
+                transition,
+                self._samples,
+                workspace,
+                graph.numbers,
+                swapper.moved,
+                swapper.waited,
+                step_us,
+            )
+        graph.iterations += 1
+        if self._measure_every and graph.iterations % self._measure_every == 0:
+            graph.meters.ask(again=True)
+        graph.meters.collect(wait=False)
+
+    def _correct(self, graph: Graph, sizes: Mapping[int, int]) -> None:
+        """The trace gets the sizes that its first execution showed."""
+        if sizes:
+            graph.captured = graph.functions.captured = graph.captured.with_tensor_bytes(sizes)
+            graph.meters = Meters(self._device, graph.captured.trace)
+            self._activate(graph, graph.plan, graph.compiled.follows)
+
+    # ---- failures ----
+
+    @contextlib.contextmanager
+    def _guarded(self, program: Program) -> Iterator[None]:
+        """Around what moves tensors: whatever is raised inside leaves every tensor in a known place, and nothing held
+        by the frames of the exception."""
+        self._loop.step, self._iterating = 0, True
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as raised:
+            traceback.clear_frames(raised.__traceback__)
+            error = self._explain(raised, program)
+        if error is not None:
+            self._recover()
+            raise error
+        self._iterating = False
+
+    def _explain(self, raised: BaseException, program: Program) -> BaseException:
+        step = self._loop.step
+        label = program.operator_label(step)
+        if self._device.is_out_of_memory(raised) and not isinstance(raised, OutOfDeviceMemoryError):
+            error = OutOfDeviceMemoryError(label, program.work(step).bytes, self._registry.in_use, None)
+            error.__cause__ = raised
+            return error
+        if not isinstance(raised, OutOfDeviceMemoryError):
+            raised.add_note(f"in {label} of an iteration under plan {program.sequence.plan.generation}")
+        return raised
+
+    def _recover(self) -> None:
+        """After a failed iteration: its tensors go, the persistent ones are on the device or on the host, whole."""
+        self._quiesce()
+        with self._context():
+            self._swapper.settle()
+        graph, swapper = self._current, self._swapper
+        persistent = graph.captured.trace.persistent
+        for slot, value in enumerate(graph.captured.values):
+            if not persistent[value.tensor]:
+                graph.values[slot] = None
+        graph.values[graph.functions.feed :] = [None] * (graph.functions.size - graph.functions.feed)
+        swapper.shells = {tensor: shell for tensor, shell in swapper.shells.items() if self._state.knows(tensor)}
+        swapper.copies = {tensor: copy for tensor, copy in swapper.copies.items() if tensor in swapper.shells}
+        sizes = self._state.sizes
+        self._registry.replace({tensor: sizes[tensor] for tensor in sizes if tensor not in swapper.shells})
+        if self._loop.step >= graph.program.first_change:
+            self._poison = f"an iteration stopped at {graph.program.operator_label(self._loop.step)}"
+        if swapper.shells.keys() - swapper.copies.keys():
+            self._poison = "the plan has lost a tensor"
+        self._displaced = True
+        self._iterating = False
+
+    def _quiesce(self) -> None:
+        """Nothing is under way afterwards. A link that is broken or closed moves nothing, so that is no error here."""
+        with contextlib.suppress(LinkError):
+            self._device.synchronize()
+
+    # ---- plans ----
+
+    def change_plan(self, plan: Plan, graph: Graph | None = None, budget_bytes: int | None = None) -> None:
+        """From the next iteration on, whichever graph's it is. Compiles here, in the caller's thread. `budget_bytes`:
+        the executor's budget after that iteration, in which it is the larger of the old and the new one; None: as it
+        is. Of several changes before that iteration the last wins, for each graph and for the budget. Raises
+        InvalidPlanError, DeviceError if there is no host memory for the plan, ExecutorError if the executor is closed;
+        plan and budget stay then."""
+        graph = graph or self._graphs[0]
+        if graph not in self._graphs:
+            raise ExecutorError("the graph is not one of this executor")
+        if budget_bytes is not None:
+            check_budget(budget_bytes)
+        if not self._closed:
+            self._changes.ask(graph, plan, budget_bytes, self._current)
+        if self._closed:  # meanwhile, it may be
+            self._changes.drop()
+            raise ExecutorError("the executor is closed")
+
+    def _take_over(self) -> None:
+        """What has been asked for, between two iterations."""
+        if self._changes.asked is not None:
+            self._displaced = True  # until the transition is done
+            self._changes.take_over()
+
+    def _activate(self, graph: Graph, plan: Plan, follows: bool = False) -> None:
+        """Compiles a plan and takes its host memory. Raises InvalidPlanError, DeviceError; the old one stays then."""
+        compiled = graph.compile(plan, follows)
+        self._host.provide([compiled.program, *(each.program for each in self._graphs if each is not graph)])
+        graph.compiled = compiled
+
+    def _next_program(self, graph: Graph) -> tuple[Program, bool]:
+        """The program of the graph's next iteration, and whether it is a transition."""
+        self._take_over()
+        steady = graph.program
+        if graph is self._current and not self._displaced:
+            return steady, False
+        self._current, self._displaced = graph, True
+        with self._guarded(steady), self._context():
+            move_to(steady, self._swapper, self._registry, self._host)
+        resident = steady.device.intersection(self._registry.resident)
+        if len(resident) == len(steady.device):  # more host copies than the plan expects do no harm
+            return steady, False
+        return graph.compile_from(resident), True
+
+    # ---- measuring ----
+
+    def measure(self, graph: Graph | None = None, again: bool = False) -> None:
+        """The graph's next iteration measures latencies, the one after it workspaces; `again`: unless it has before,
+        because watching the allocator takes milliseconds."""
+        (graph or self._graphs[0]).meters.ask(again)
+
+    def measurement(self, graph: Graph | None = None) -> Measurement:
+        """What has been measured so far. Waits for the device if the last iteration was measured."""
+        return (graph or self._graphs[0]).measurement()
+
+    def measure_sparsity(self) -> None:
+        """The first graph's next iteration takes a sample of every tensor that it swaps out (cswap.txt, IV-A). The
+        graph's very first iteration does not."""
+        self._look_next = True
+
+    @property
+    def measures_sparsity(self) -> bool:
+        """The iteration that takes the samples has not ended yet."""
+        return self._look_next
+
+    def moved_bytes(self) -> dict[int, int]:
+        """What the copies to the host moved in the last iteration, by the tensor's number in the first graph; empty if
+        that was another graph's."""
+        if self._current is not self._graphs[0]:
+            return {}
+        with self._lock:
+            self._quiesce()
+            numbers, moved = self._current.numbers, self._swapper.moved
+            outs = [each for each in moved if each.transfer.direction == Direction.OUT and each.tensor in numbers]
+            return {numbers[each.tensor]: each.transfer.bytes for each in outs}
+
+    def statistics(self) -> dict[int, Statistics]:
+        """What the samples tell, by the tensor's number in the first graph; empty before the first ones. Waits for the
+        device."""
+        with self._lock:
+            self._quiesce()
+            numbers, looks = self._graphs[0].numbers, self._looks or {}
+            found = {numbers[key]: look.statistics() for key, look in looks.items() if key in numbers}
+        return {tensor: statistics for tensor, statistics in found.items() if statistics is not None}
+
+    # ---- the model and its state ----
+
+    def state_dict(self) -> TrainingState:
+        """Weights and optimizer state after the last step, in memory of their own on the CPU."""
+        with self._lock:
+            self._check_usable()
+            self._quiesce()
+            with self._context():
+                return self._state.read()
+
+    def load_state_dict(self, state: TrainingState) -> None:
+        """Goes on from `state`. Raises CheckpointError if it is not this job's; nothing has changed then."""
+        with self._lock:
+            before, self._poison = self._poison, None
+            try:
+                self._check_usable()
+                before, self._poison = self._poison, "load_state_dict() was interrupted"
+                self._quiesce()
+                with self._context():
+                    self._state.write(state)
+            except (CheckpointError, ExecutorError):
+                self._poison = before
+                raise
+            self._poison = None
+
+    @contextlib.contextmanager
+    def resident(self) -> Iterator[None]:
+        """Inside, the model is an ordinary one on the device, for validation for example; what is changed in its
+        tensors counts. No step can be taken meanwhile. Raises OutOfDeviceMemoryError if the model does not fit."""
+        with self._lock:
+            self._check_usable()
+            steady = self._current.program
+            with self._guarded(steady), self._context():
+                self._state.lend()
+            self._lending = True
+            try:
+                yield
+            finally:
+                self._lending = False
+                if not self._closed:
+                    with self._guarded(steady), self._context():
+                        self._state.take_back()
+
+    def close(self) -> None:
+        """Gives the model back as it is after the last step, on the device where it was. (After a failure that left it
+        half changed: as it is.) Optimizer state goes. The device stays open. Idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            if self._iterating:
+                self._recover()
+            self._quiesce()
+            with torch.inference_mode(False), torch.no_grad():
+                self._state.give_back()
+            self._closed = True
+            self._changes.drop()
+            for graph in self._graphs:
+                graph.values[:] = [None] * len(graph.values)
+            self._swapper.clear()
+            self._registry.replace({})
+            self._host.clear()
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_state") and not sys.is_finalizing():  # PyTorch is gone by then
+            with contextlib.suppress(Exception):
+                self.close()

@@ -1,0 +1,377 @@
+"""The host device: the CPU plays the device, a part of its memory the device's, threads the link (design.md section 5).
+
+Nothing is pretended but the speed of the link: a swap is a copy into other memory and its source is freed; each
+direction has a thread that copies piece by piece and keeps to the profile's bandwidth by sleeping until the piece is
+due. A lane keeps a clock of its own, so that oversleeping by some 0.1 ms does not add up over many copies.
+
+The random number generator is PyTorch's for the CPU, of which a process has one: two executors on host devices in one
+process compute the same as alone only if their operators are not random, or their steps do not overlap in time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from functools import cache
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from pg_tensile.errors import DeviceError, LinkError
+from pg_tensile.execution.runtime.device import Transfer, check_budget, check_share
+from pg_tensile.execution.runtime.measure import HostAllocator, HostClock, Meter
+from pg_tensile.planning.compression.codec import Codec
+from pg_tensile.planning.device.profile import Direction
+
+if TYPE_CHECKING:
+    from pg_tensile.execution.runtime.compressed_copies import Chunks, Look
+    from pg_tensile.planning.device.profile import DeviceProfile
+
+_PIECE_S = 2e-3  # a lane copies what it may move in this time, then sleeps
+_SHORT_S = 2e-4  # sleeps shorter than this are left out until they have added up
+_ALIGNMENT = 512
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_move = ctypes.memmove  # gives up the interpreter's lock while it copies
+
+
+class HostTransfer:
+    """A `base.Transfer` on the host device."""
+
+    __slots__ = (
+        "bytes", "chunks", "direction", "due", "end_us", "ended", "error", "held", "look", "raw_bytes", "source",
+        "stall_us", "start_us", "target",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        direction: Direction,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        due: float,
+        chunks: Chunks | None,
+        look: Look | None,
+    ) -> None:
+        self.direction = direction
+        self.raw_bytes = self.bytes = source.numel()
+        self.chunks = chunks
+        self.look = look
+        self.source: torch.Tensor | None = source
+        self.target: torch.Tensor | None = target
+        self.due = due
+        self.start_us = self.end_us = self.stall_us = 0.0
+        self.error: BaseException | None = None
+        self.ended = False
+        self.held = threading.Lock()  # until it has ended
+        self.held.acquire()
+
+    def end(self) -> None:
+        self.source = self.target = None
+        self.ended = True
+        self.held.release()
+
+    def join(self) -> None:
+        """Returns when the copy has ended. An interrupt may leave the lock taken, but only after the end."""
+        if not self.ended:
+            self.held.acquire()
+            self.held.release()
+
+
+class _Lane:
+    """One direction of the link, with a thread that ends with `close` or the first failure.
+
+    Only locks made in C are used by the thread that executes: an interrupt (Ctrl-C) inside a Condition may leave it
+    locked for ever."""
+
+    def __init__(self, direction: Direction, profile: DeviceProfile) -> None:
+        self._direction = direction
+        self._rate = profile.out_bytes_per_s if direction == Direction.OUT else profile.in_bytes_per_s
+        self._latency_s = profile.transfer_latency_us / 1e6
+        self._duplex = profile.duplex_factor
+        self._queue: SimpleQueue[HostTransfer | None] = SimpleQueue()
+        self._last: HostTransfer | None = None
+        self._lock = threading.Lock()  # of the next line, and of the queue's end
+        self._error: BaseException | None = None  # broken or closed
+        self._closed = False
+        self._open = threading.Lock()  # held until the lane is closed
+        self._open.acquire()
+        self._free_at = 0.0
+        self.other: _Lane | None = None
+        self.busy = False
+        self.share = 1.0  # of the rate
+        self.time_zero = 0.0
+        name = f"pg_tensile link {direction.name.lower()}"
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        delay_us: int,
+        chunks: Chunks | None = None,
+        look: Look | None = None,
+    ) -> HostTransfer:
+        if source.numel() != target.numel():
+            raise ValueError(f"{source.numel()} bytes cannot be copied to {target.numel()}")
+        due = time.perf_counter() + delay_us / 1e6
+        transfer = HostTransfer(self._direction, source, target, due, chunks, look)
+        with self._lock:
+            self.check()
+            self._last = transfer
+            self._queue.put(transfer)
+        return transfer
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise LinkError(f"the link is of no use any more: {self._error}") from self._error
+
+    def idle(self) -> None:
+        """Returns when everything given to the lane has ended."""
+        if self._last is not None:
+            self._last.join()
+        self.check()
+
+    def close(self) -> None:
+        """Ends the thread; copies not ended fail, and so does what follows."""
+        with self._lock:
+            self._error = self._error or LinkError("it was closed")
+            if not self._closed:
+                self._closed = True
+                self._open.release()
+        self._queue.put(None)
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        transfer = None
+        try:
+            while (transfer := self._queue.get()) is not None:
+                self._copy(transfer)
+                transfer.end()
+        except BaseException as error:
+            with self._lock:
+                self._error = self._error or error
+        while True:  # whatever is left; nothing is put behind it any more
+            if transfer is not None:
+                transfer.error = self._error
+                transfer.end()
+            try:
+                transfer = self._queue.get_nowait()
+            except Empty:
+                return
+
+    def _copy(self, transfer: HostTransfer) -> None:
+        assert transfer.source is not None and transfer.target is not None
+        self._sleep_until(transfer.due)
+        start = max(transfer.due, self._free_at)
+        self.busy = True
+        if transfer.look is not None:
+            transfer.look.take(transfer.source)
+        try:
+            if transfer.chunks is None:
+                clock = self._move_paced(transfer.source.data_ptr(), transfer.target.data_ptr(), transfer.bytes, start)
+            elif self._direction == Direction.OUT:
+                clock = self._encode_paced(transfer.chunks, transfer.source, transfer.target, start)
+            else:
+                clock = self._decode_paced(transfer.chunks, transfer.source, transfer.target, start)
+        finally:
+            self.busy = False
+        self._free_at = clock
+        if transfer.chunks is not None:
+            transfer.bytes = transfer.chunks.moved_bytes
+        transfer.start_us = (start - self.time_zero) * 1e6
+        transfer.end_us = (clock - self.time_zero) * 1e6
+
+    def _move_paced(self, source: int, target: int, size: int, start: float) -> float:
+        """Copies, and returns when the copy ended by the lane's clock: when the link allows it, or later if the memory
+        is slower than the link."""
+        clock = start + self._latency_s
+        piece = max(4096, int(self._rate * self.share * _PIECE_S) & ~4095)
+        for offset in range(0, size, piece):
+            part = min(piece, size - offset)
+            _move(target + offset, source + offset, part)
+            clock = max(clock + self._link_s(part), time.perf_counter() - _SHORT_S)
+            self._sleep_until(clock, _SHORT_S)
+        self._sleep_until(clock)
+        return clock
+
+    def _link_s(self, size: int) -> float:
+        """What the link takes to move so many bytes as it is now."""
+        shared = self.other is not None and self.other.busy
+        return size / (self._rate * self.share * (self._duplex if shared else 1.0))
+
+    def _encode_paced(self, chunks: Chunks, source: torch.Tensor, target: torch.Tensor, start: float) -> float:
+        """The same coded: a chunk is coded while the one before is on the link."""
+        clock, coded = start + self._latency_s, start
+        sent: list[float] = []  # when each chunk's last byte leaves
+        for place in chunks.places(source.numel()):
+            begin = coded if len(sent) < 2 else max(coded, sent[-2])
+            self._sleep_until(begin, _SHORT_S)
+            woken = time.perf_counter()
+            chunk = chunks.encode(source[place], target[place])
+            coded = _ended(begin, woken)
+            clock = max(clock, coded) + self._link_s(chunk.coded_bytes)
+            if chunk.codec == Codec.NONE:
+                target[place] = source[place]
+                clock = max(clock, time.perf_counter() - _SHORT_S)
+            sent.append(clock)
+        self._sleep_until(clock)
+        return clock
+
+    def _decode_paced(self, chunks: Chunks, source: torch.Tensor, target: torch.Tensor, start: float) -> float:
+        """The other way: a chunk is on the link while the one before is decoded."""
+        clock = start + self._latency_s
+        decoded: list[float] = []  # when each chunk was
+        for place, chunk in zip(chunks.places(target.numel()), chunks.coded, strict=True):
+            begin = clock if len(decoded) < 2 else max(clock, decoded[-2])
+            clock = begin + self._link_s(chunk.coded_bytes)
+            self._sleep_until(clock, _SHORT_S)
+            woken = time.perf_counter()
+            chunks.decode(chunk, source[place], target[place])
+            decoded.append(_ended(max([clock, *decoded[-1:]]), woken))
+        clock = max([clock, *decoded[-1:]])
+        self._sleep_until(clock)
+        return clock
+
+    def _sleep_until(self, deadline: float, at_least: float = 0.0) -> None:
+        """Leaves sleeps below `at_least` seconds out. Raises what ends the lane."""
+        remaining = deadline - time.perf_counter()
+        if remaining > at_least and self._open.acquire(timeout=min(remaining, threading.TIMEOUT_MAX)):
+            self._open.release()
+        if self._error is not None:
+            raise self._error
+
+
+def _ended(begin: float, woken: float) -> float:
+    """When work ended, by the clock of a lane, that should have begun at `begin` and began at `woken`. The lane
+    oversleeps somewhat; what is more than that is late."""
+    now = time.perf_counter()
+    return max(begin + now - woken, now - _SHORT_S)
+
+
+@cache
+def _keep_freed_memory() -> None:
+    """Has the C library keep freed memory in the process, instead of giving it back to the kernel and faulting it in
+    again, page by page: whether it does that depends on what happens to lie next to it, and cost up to a fifth of a
+    step. Storages are freed all the same. Only where the library is GNU's."""
+    with contextlib.suppress(AttributeError, OSError):
+        allocator = ctypes.CDLL(None)
+        allocator.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
+        allocator.mallopt(_M_TRIM_THRESHOLD, (1 << 31) - 1)
+
+
+def _close_lanes(lanes: tuple[_Lane, _Lane]) -> None:
+    for lane in lanes:
+        lane.close()
+
+
+class HostDevice:
+    """A `base.Device` on the CPU. `budget_bytes`: what registry and workspace may take together; None: no limit."""
+
+    def __init__(self, profile: DeviceProfile, budget_bytes: int | None = None) -> None:
+        if budget_bytes is not None:
+            check_budget(budget_bytes)
+        _keep_freed_memory()
+        self._profile = profile
+        self._budget_bytes = budget_bytes
+        self._lanes = (_Lane(Direction.OUT, profile), _Lane(Direction.IN, profile))
+        self._lanes[0].other, self._lanes[1].other = self._lanes[1], self._lanes[0]
+        # Runs once: at close, when the device is collected, or when the interpreter ends (threads still live then).
+        self._close = weakref.finalize(self, _close_lanes, self._lanes)
+
+    @property
+    def torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def profile(self) -> DeviceProfile:
+        return self._profile
+
+    @property
+    def budget_bytes(self) -> int | None:
+        return self._budget_bytes
+
+    @property
+    def runs_ahead(self) -> bool:
+        return False
+
+    def share_link(self, share: float) -> None:
+        check_share(share)
+        for lane in self._lanes:
+            lane.share = share
+
+    def upload(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        target.copy_(source)
+
+    def host_memory(self, size: int) -> torch.Tensor:
+        try:
+            # Not from PyTorch's allocator, whose record then is that of the device's memory.
+            memory = torch.from_numpy(np.empty(size + _ALIGNMENT, np.uint8))
+            offset = -memory.data_ptr() % _ALIGNMENT
+            return memory[offset : offset + size]
+        except (ValueError, MemoryError) as error:
+            hint = "Use a plan that keeps less on the host, or a machine with more memory."
+            raise DeviceError(f"{size:,} bytes of host memory for swapped tensors are not to be had", hint) from error
+
+    @contextlib.contextmanager
+    def iteration(self, timed: bool = False) -> Iterator[None]:
+        for lane in self._lanes:
+            lane.time_zero = time.perf_counter()
+        yield
+
+    def copy_out(
+        self,
+        source: torch.Tensor,
+        target: torch.Tensor,
+        delay_us: int = 0,
+        chunks: Chunks | None = None,
+        look: Look | None = None,
+    ) -> HostTransfer:
+        return self._lanes[Direction.OUT].submit(source, target, delay_us, chunks, look)
+
+    def copy_in(
+        self, source: torch.Tensor, target: torch.Tensor, delay_us: int = 0, chunks: Chunks | None = None
+    ) -> HostTransfer:
+        return self._lanes[Direction.IN].submit(source, target, delay_us, chunks)
+
+    def wait(self, transfer: Transfer) -> None:
+        assert isinstance(transfer, HostTransfer)
+        if not transfer.ended:
+            begin = time.perf_counter()
+            transfer.join()
+            transfer.stall_us = (time.perf_counter() - begin) * 1e6
+        if transfer.error is not None:
+            direction = "out of" if transfer.direction == Direction.OUT else "into"
+            message = f"copying {transfer.raw_bytes:,} bytes {direction} device memory failed: {transfer.error}"
+            raise LinkError(message) from transfer.error
+
+    def synchronize(self) -> None:
+        for lane in self._lanes:
+            lane.idle()
+
+    def finish_times(self) -> None:
+        return None
+
+    def clock(self) -> Meter:
+        return HostClock()
+
+    def allocator(self) -> Meter:
+        return HostAllocator()
+
+    def generator_state(self) -> torch.Tensor:
+        return torch.default_generator.get_state()
+
+    def set_generator_state(self, state: torch.Tensor) -> None:
+        torch.default_generator.set_state(state)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)
+
+    def close(self) -> None:
+        self._close()

@@ -1,0 +1,112 @@
+"""One of the graphs that an executor runs on its model: a captured iteration, its plan, and what was measured of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pg_tensile.execution.capture.captured import Captured
+from pg_tensile.execution.runtime.compile import Functions, Program, Values, compile_program
+from pg_tensile.execution.runtime.device import Device
+from pg_tensile.execution.runtime.measure import Measurement
+from pg_tensile.execution.runtime.metering import Meters
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.following import transient_events
+from pg_tensile.planning.plan.memory import host_arena
+from pg_tensile.planning.plan.plan import Boundary, Plan
+from pg_tensile.planning.trace.trace import Mode, Trace
+
+
+class Compiled(NamedTuple):
+    """A plan, ready to be executed."""
+
+    captured: Captured  # whose plan it is
+    program: Program  # of the steady state
+    transitions: dict[frozenset[int], Program]  # of one iteration; by the tensors that are there, see `compile_from`
+    follows: bool  # was made after the first graph's plan
+
+    @property
+    def plan(self) -> Plan:
+        return self.program.sequence.plan
+
+
+class Graph:
+    """What `Executor.add` returns: names one of the executor's graphs, and tells its plan, its trace and what was
+    measured of it. Everything else is the executor's.
+
+    `keys`: of each tensor of the trace, its number among all tensors of the executor. `lock`: the executor's."""
+
+    def __init__(self, captured: Captured, device: Device, keys: Sequence[int], lock: threading.RLock) -> None:
+        self.captured = captured
+        self.functions = Functions(captured, device, keys)
+        self.values: Values = [None] * self.functions.size
+        self.keys = keys
+        self.numbers = {key: tensor for tensor, key in enumerate(keys)}
+        self.meters = Meters(device, captured.trace)
+        self.compiled: Compiled  # the plan in force
+        self.verified = False
+        self.iterations = 0
+        self._device = device
+        self._lock = lock
+        trace = captured.trace
+        self.changed = frozenset(keys[t] for t in trace.access_tensor[trace.access_mode != Mode.READ].tolist())
+
+    @property
+    def program(self) -> Program:
+        """Of the steady state of the plan in force."""
+        return self.compiled.program
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the graph's last iteration, or of the first one to come."""
+        return self.compiled.plan
+
+    @property
+    def trace(self) -> Trace:
+        """The trace, with sizes corrected by the first execution and with what has been measured."""
+        return self.measurement().apply(self.captured.trace)
+
+    @property
+    def device_peak_bytes(self) -> int:
+        """What an iteration of the plan takes on the device, with the workspaces known."""
+        return self.program.device_peak_bytes(self.meters.workspace_bytes)
+
+    def measurement(self) -> Measurement:
+        """What has been measured so far. Waits for the device if the last iteration was measured."""
+        with self._lock:
+            return self.meters.result()
+
+    def compile(self, plan: Plan, follows: bool = False) -> Compiled:
+        """A plan's program. From any thread. Raises InvalidPlanError."""
+        captured = self.captured
+        sequence = AccessSequence(self.meters.clocked(captured.trace, plan), plan)
+        sequence.check()
+        arena = host_arena(captured.trace, transient_events(captured.trace, plan))
+        program = compile_program(self.functions, sequence, arena, self._device.runs_ahead)
+        return Compiled(captured, program, {}, follows)
+
+    def prepare(self, compiled: Compiled, resident: frozenset[int]) -> None:
+        """Compiles the first iteration, of what `compile` has made, after an iteration that leaves these tensors (keys)
+        on the device. From any thread."""
+        first = resident & compiled.program.device
+        if first != compiled.program.device and first not in compiled.transitions:
+            compiled.transitions[first] = self._compile_from(compiled.program, first)
+
+    def compile_from(self, resident: frozenset[int]) -> Program:
+        """The program of one iteration of the plan in force from a state in which only these of the tensors that it
+        starts with on the device are there (keys). It ends in the plan's own state; what comes in besides the plan does
+        so passively. It takes no more memory than the plan at any step."""
+        transitions = self.compiled.transitions
+        if resident not in transitions:
+            transitions.clear()
+            transitions[resident] = self._compile_from(self.program, resident)
+        return transitions[resident]
+
+    def _compile_from(self, steady: Program, resident: frozenset[int]) -> Program:
+        absent = (steady.device | steady.away) - resident
+        state = Boundary(*(frozenset(map(self.numbers.__getitem__, k)) for k in (resident, steady.host | absent)))
+        sequence = AccessSequence(steady.sequence.captured_trace, steady.sequence.plan, state, passive=True)
+        program = compile_program(self.functions, sequence, steady.arena, self._device.runs_ahead)
+        program.look_up()
+        return program

@@ -1,0 +1,114 @@
+"""The loop: goes through the instructions of a program, once an iteration (design.md section 5, Runtime).
+
+The same for both devices and for every plan: what happens, and in which order, is in the program; how it is done is the
+swapper's and the device's.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from pg_tensile.execution.runtime.compile import Code, Program
+from pg_tensile.execution.runtime.device import Device
+from pg_tensile.execution.runtime.host_memory import HostMemory
+from pg_tensile.execution.runtime.loaded_graph import Graph
+from pg_tensile.execution.runtime.measure import Meter
+from pg_tensile.execution.runtime.registry import Registry
+from pg_tensile.execution.runtime.swapper import Swapper
+from pg_tensile.execution.runtime.verify import Verifier
+
+
+class Loop:
+    """One executor's. After an iteration, however it ended: `step`, the last one that was begun, and the largest
+    footprints so far, in bytes, without and with the workspaces known."""
+
+    def __init__(self, device: Device, host: HostMemory, registry: Registry, swapper: Swapper) -> None:
+        self.step = self.peak_bytes = self.device_peak_bytes = 0
+        self._device = device
+        self._host = host
+        self._registry = registry
+        self._swapper = swapper
+
+    def run(
+        self,
+        graph: Graph,
+        program: Program,
+        meter: Meter | None,
+        verifier: Verifier | None,
+        samples: list[int] | None,
+    ) -> None:
+        """Executes the instructions of one iteration. `samples`: takes the footprint of each step."""
+        values, swapper, registry, resident = graph.values, self._swapper, self._registry, self._registry.resident
+        workspace, limit = graph.meters.workspace_bytes.tolist(), self._registry.limit - program.staging_bytes
+        run, free = Code.RUN, Code.FREE
+        step = peak = device_peak = 0
+        try:
+            for code, step, tensor, work, keeps, event, delay_us, codec in program.instructions:
+                if code is run:
+                    function, operator, created, size, scratch = work  # type: ignore[misc]
+                    total = registry.in_use + size
+                    needed = total + workspace[operator]
+                    if needed > limit:
+                        requested = size + workspace[operator] + program.staging_bytes
+                        registry.check(requested, partial(program.operator_label, step))
+                    if meter is None:
+                        function(values)
+                    else:
+                        meter.start()
+                        function(values)
+                        meter.stop()
+                    resident.update(created)
+                    if verifier is not None:
+                        total += verifier.check(operator, created)
+                    registry.in_use = total - scratch
+                    if total > peak:
+                        peak = total
+                    if needed > device_peak:
+                        device_peak = needed
+                    if samples is not None:
+                        samples.append(total)
+                elif code is free:
+                    if keeps:
+                        swapper.empty(tensor)
+                    else:
+                        swapper.drop(tensor)
+                else:
+                    self._transfer(program, code, step, tensor, keeps, event, delay_us, codec)
+        finally:
+            self.step, self.peak_bytes = step, peak
+            self.device_peak_bytes = max(peak, device_peak) + program.staging_bytes
+
+    def _transfer(
+        self, program: Program, code: Code, step: int, tensor: int, keeps: bool, event: int, delay_us: int, codec: int
+    ) -> None:
+        swapper = self._swapper
+        if code is Code.COPY_OUT:
+            swapper.copy_out(tensor, self._target(program, tensor, step), step, event, delay_us, codec)
+        elif code is Code.WAIT_OUT:
+            swapper.wait_out(tensor, step)
+            if keeps:
+                swapper.empty(tensor)
+            else:
+                swapper.drop(tensor)
+        elif code is Code.WAIT_IN:
+            swapper.wait_in(tensor, step)
+        elif code is Code.PASSIVE_IN:
+            swapper.bring_in(tensor, partial(program.operator_label, step), step)
+        else:
+            if tensor not in self._registry.resident:  # not by an ALLOCATE before
+                swapper.allocate(tensor, partial(program.operator_label, step))
+            if code is Code.COPY_IN:
+                swapper.copy_in(tensor, step, event, delay_us)
+
+    def _target(self, program: Program, tensor: int, step: int) -> torch.Tensor:
+        """Where a host copy goes: home, or to its place in the arena. A copy that only a transition makes has none, nor
+        has a tensor whose size shows in this very iteration."""
+        home = self._host.homes.get(tensor)
+        if home is not None:
+            return home
+        size, offset = self._swapper.storage(tensor).nbytes(), program.places.get((tensor, step))
+        if offset is None or size != program.bytes_of(tensor):
+            return self._device.host_memory(size)
+        return self._host.arena[offset : offset + size]

@@ -1,0 +1,128 @@
+"""Changes of plan and budget: made ready in the thread that asks for them, taken over between two iterations.
+
+What takes time happens when a change is asked for, in any thread, while iterations go on: compiling the plan's program,
+making the plans of the graphs that follow it, compiling the first iteration from the state that the iteration under way
+ends in, and taking host memory. Taking over only puts the results in place. It compiles after all if the state is
+another one by then (a failure, a turn of another graph), or if the first execution has corrected the trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from pg_tensile.errors import DeviceError
+from pg_tensile.execution.runtime.compile import Program
+from pg_tensile.execution.runtime.host_memory import HostMemory, Reserved
+from pg_tensile.execution.runtime.loaded_graph import Compiled, Graph
+from pg_tensile.execution.runtime.registry import Registry
+from pg_tensile.planning.plan.following import plan_around, reuse_plan
+from pg_tensile.planning.plan.plan import Plan
+
+
+class Change(NamedTuple):
+    """Ready to be taken over, whole. `budget_bytes`: None is no change."""
+
+    compiled: dict[Graph, Compiled]
+    memory: Reserved
+    budget_bytes: int | None
+
+
+class Changes:
+    """Of one executor, with these graphs. One change at most waits to be taken over: a later one contains it."""
+
+    def __init__(self, graphs: Sequence[Graph], host: HostMemory, registry: Registry) -> None:
+        self.asked: Change | None = None
+        self._graphs = graphs
+        self._host = host
+        self._registry = registry
+        self._past: list[Compiled] = []  # to free a large plan takes milliseconds, so that is left to the next `ask`
+        self._asking = threading.Lock()  # one thread at a time compiles
+        self._handing = threading.Lock()  # of `asked`; never held for long
+
+    # ---- any thread ----
+
+    def ask(self, graph: Graph, plan: Plan, budget_bytes: int | None, current: Graph) -> None:
+        """Makes a change ready. `current`: the graph of the iteration under way, or of the last one. Raises
+        InvalidPlanError, and DeviceError without host memory; then nothing has changed."""
+        with self._asking:
+            self._past.clear()
+            earlier = self.asked
+            latest = {each: each.compiled for each in self._graphs} | (earlier.compiled if earlier else {})
+            made = {graph: graph.compile(plan)}
+            if graph is self._graphs[0]:
+                followers = [each for each, compiled in latest.items() if compiled.follows]
+                made |= {each: each.compile(follow(each, graph, made[graph].program), True) for each in followers}
+            for each, compiled in made.items():
+                compiled.program.look_up()
+                for resident in self._states_before(each, made, current):
+                    each.prepare(compiled, resident)
+            programs = [each.program for each in (latest | made).values()]
+            memory = self._host.reserve(programs, earlier.memory if earlier else None)
+            if earlier is not None:
+                made = {**earlier.compiled, **made}
+                budget_bytes = earlier.budget_bytes if budget_bytes is None else budget_bytes
+            with self._handing:
+                self.asked = Change(made, memory, budget_bytes)
+
+    def _states_before(self, graph: Graph, made: Mapping[Graph, Compiled], current: Graph) -> Iterator[frozenset[int]]:
+        """The persistent tensors on the device when the graph has its first turn under the new plan: after the
+        iteration under way, or after one of another graph that has changed with it."""
+        others = frozenset(self._registry.resident).difference(current.numbers)
+        there = others | current.program.device
+        yield there
+        for other, compiled in made.items():
+            if other is not graph:
+                yield there.difference(other.numbers) | compiled.program.device
+
+    @contextlib.contextmanager
+    def none_asked(self) -> Iterator[None]:
+        """Inside, what is asked for waits."""
+        with self._asking:
+            yield
+
+    def drop(self, change: Change | None = None) -> None:
+        """Forgets what waits to be taken over, if it is this; None: whatever it is."""
+        with self._handing:
+            if change is None or self.asked is change:
+                self.asked = None
+
+    # ---- the thread that executes, between two iterations ----
+
+    def take_over(self) -> None:
+        """Puts what has been asked for in place. May be interrupted: the next call goes on. Raises DeviceError if host
+        memory is short after all; then what was asked for is forgotten."""
+        change = self.asked
+        if change is None:
+            return
+        made, memory = dict(change.compiled), change.memory
+        outdated = [each for each, one in made.items() if one.captured is not each.captured]
+        try:
+            made |= {each: each.compile(made[each].plan, made[each].follows) for each in outdated}
+            programs = [made.get(each, each.compiled).program for each in self._graphs]
+            if outdated:
+                memory = self._host.reserve(programs, memory)
+            self._host.provide(programs, memory)
+        except DeviceError:
+            self.drop(change)
+            raise
+        for graph, compiled in made.items():
+            self._past.append(graph.compiled)
+            graph.compiled = compiled
+        if change.budget_bytes is not None:
+            self._registry.change_budget(change.budget_bytes)
+        self.drop(change)
+
+
+def follow(graph: Graph, first: Graph, program: Program) -> Plan:
+    """A plan for `graph` that starts and ends in the state of `program`, one of the first graph's: the same plan, if
+    the structure is the same, else one that brings in what is away when it is needed."""
+    plan, persistents = program.sequence.plan, [each.tensor for each in graph.captured.persistents]
+    if all(graph.keys[tensor] == tensor for tensor in persistents):
+        same = reuse_plan(plan, first.captured.trace, graph.captured.trace)
+        if same is not None:
+            return same
+    away = [tensor for tensor in persistents if graph.keys[tensor] in program.away]
+    return plan_around(graph.captured.trace, away, plan.generation)

@@ -1,0 +1,145 @@
+"""What an executor saw: totals of all iterations, and everything of one (compare `simulator.Timeline`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from pg_tensile.execution.runtime.swapper import Moved, Waited
+from pg_tensile.planning.compression.coding import staging_bytes
+from pg_tensile.planning.device.profile import Direction
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.trace.trace import Int32s, Int64s
+
+
+class Transfer(NamedTuple):
+    """One copy over the link. `tensor`: −1 is one that the graph does not use. `step`: after which it was asked for
+    (passive: before which); −1: before the iteration, at a change of plan or graph. `event`: its place in the plan,
+    −1: in none. Times are µs since the iteration began (at a change: since the change did, and 0 on CUDA)."""
+
+    tensor: int
+    direction: Direction
+    bytes: int
+    step: int
+    event: int
+    passive: bool
+    start_us: float
+    end_us: float
+    raw_bytes: int  # of the tensor; `bytes` are those moved
+
+
+class Stall(NamedTuple):
+    """The compute waited `us` for a tensor; before `step` for one that comes in, after it for one that goes out."""
+
+    step: int
+    tensor: int
+    us: float
+
+
+@dataclass(frozen=True, eq=False)
+class IterationRecord:
+    """One iteration of S steps, as it was executed. The tensors of the executor's other graphs count as well."""
+
+    generation: int  # of the plan
+    transition: bool  # the first of its plan, from another state than the plan's own
+    footprint: Int64s  # [S]: bytes in the registry after each step
+    steps: Int32s  # [S]: the operator executed in each step, by its captured number
+    peak_bytes: int
+    device_peak_bytes: int  # with the workspaces known
+    transfers: tuple[Transfer, ...]
+    stalls: tuple[Stall, ...]
+    passive_swap_ins: int
+    recomputes: int  # steps of recompute events
+    bytes_out: int  # moved over the link
+    bytes_in: int
+    raw_bytes_out: int  # of the tensors moved
+    raw_bytes_in: int
+    stall_us: float
+    step_us: float  # the whole iteration, the end of all work included
+
+
+@dataclass
+class Counters:
+    """Totals since the executor was made; `peak_bytes` is the largest footprint, `device_peak_bytes` the largest with
+    the workspaces known. `stall_us` counts recorded iterations only where the device does not tell without being asked
+    (CUDA)."""
+
+    iterations: int = 0
+    recomputes: int = 0
+    passive_swap_ins: int = 0
+    bytes_out: int = 0  # moved over the link
+    bytes_in: int = 0
+    raw_bytes_out: int = 0  # of the tensors moved
+    raw_bytes_in: int = 0
+    stall_us: float = 0.0
+    peak_bytes: int = 0
+    device_peak_bytes: int = 0
+
+    def add(
+        self, moved: Iterable[Moved], waited: Iterable[Waited], recomputes: int, peak_bytes: int, device_peak_bytes: int
+    ) -> None:
+        """Counts an iteration."""
+        self.iterations += 1
+        self.recomputes += recomputes
+        self.peak_bytes = max(self.peak_bytes, peak_bytes)
+        self.device_peak_bytes = max(self.device_peak_bytes, device_peak_bytes)
+        for one in moved:
+            self.passive_swap_ins += one.passive
+            if one.transfer.direction == Direction.OUT:
+                self.bytes_out += one.transfer.bytes
+                self.raw_bytes_out += one.transfer.raw_bytes
+            else:
+                self.bytes_in += one.transfer.bytes
+                self.raw_bytes_in += one.transfer.raw_bytes
+        self.stall_us += sum(one.transfer.stall_us for one in waited)
+
+
+def make_record(
+    sequence: AccessSequence,
+    transition: bool,
+    samples: Sequence[int],
+    workspace_bytes: Int64s,
+    numbers: Mapping[int, int],
+    moved: Sequence[Moved],
+    waited: Sequence[Waited],
+    step_us: float,
+) -> IterationRecord:
+    """The record of an iteration of `sequence`, once the device has filled in the times of its transfers. `samples`:
+    the registry's bytes after each step; `workspace_bytes`: int64[operators]; `numbers`: key of a tensor → its number
+    in the trace."""
+    footprint = np.array(samples, np.int64)
+    device_peak = int(np.max(footprint + workspace_bytes[sequence.operators]))
+    device_peak += staging_bytes(sequence.trace, sequence.plan)
+    seen = Counters()
+    seen.add(moved, waited, int(np.count_nonzero(sequence.step_event >= 0)), max(samples), device_peak)
+    return IterationRecord(
+        generation=sequence.plan.generation,
+        transition=transition,
+        footprint=footprint,
+        steps=sequence.operators,
+        peak_bytes=seen.peak_bytes,
+        device_peak_bytes=seen.device_peak_bytes,
+        transfers=tuple(_transfer(each, numbers.get(each.tensor, -1)) for each in moved),
+        stalls=tuple(
+            Stall(each.step, numbers.get(each.tensor, -1), each.transfer.stall_us)
+            for each in waited
+            if each.transfer.stall_us
+        ),
+        passive_swap_ins=seen.passive_swap_ins,
+        recomputes=seen.recomputes,
+        bytes_out=seen.bytes_out,
+        bytes_in=seen.bytes_in,
+        raw_bytes_out=seen.raw_bytes_out,
+        raw_bytes_in=seen.raw_bytes_in,
+        stall_us=seen.stall_us,
+        step_us=step_us,
+    )
+
+
+def _transfer(moved: Moved, tensor: int) -> Transfer:
+    step, _, event, transfer, passive = moved
+    direction, size, raw = transfer.direction, transfer.bytes, transfer.raw_bytes
+    return Transfer(tensor, direction, size, step, event, passive, transfer.start_us, transfer.end_us, raw)

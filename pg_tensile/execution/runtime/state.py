@@ -1,0 +1,314 @@
+"""The persistent tensors of a job: parameters, buffers, optimizer state, constants, wherever they are at the moment.
+
+They are loaded straight into the state that the plan starts from, read from their host copies where they are off the
+device, and go back into the model when the executor is closed. Nothing here reads a storage that has been emptied
+(design.md section 6, "Saving while state is out").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from pg_tensile.errors import CheckpointError, ExecutorError
+from pg_tensile.execution.capture.captured import Captured, Persistent, Value, copy_into, value_of
+from pg_tensile.execution.capture.eager import make_optimizer
+from pg_tensile.execution.capture.spec import StepSpec
+from pg_tensile.execution.runtime.compressed_copies import HostCopy
+from pg_tensile.execution.runtime.device import Device
+from pg_tensile.execution.runtime.lent_model import Bound, bind
+from pg_tensile.execution.runtime.loaded_graph import Graph
+from pg_tensile.execution.runtime.registry import Registry
+from pg_tensile.execution.runtime.swapper import Swapper, bytes_of
+from pg_tensile.planning.plan.plan import Boundary
+from pg_tensile.planning.trace.trace import Kind
+
+
+class TrainingState(NamedTuple):
+    """What a job is made of between two steps, in memory of its own on the CPU.
+
+    `model`: as `Module.state_dict()` gives it. `optimizer`: by the parameter's name and the state's key (exp_avg, …),
+    as torch.optim keeps it for that parameter."""
+
+    model: dict[str, Any]
+    optimizer: dict[str, dict[str, torch.Tensor]]
+
+
+Identity = tuple[Kind, str, str, bytes, int]  # the last two for constants: their bytes, and the how many of these
+
+
+class Layout(NamedTuple):
+    """A persistent tensor's first value, whatever its number, and the bytes that it takes on the device."""
+
+    value: Value
+    bytes: int
+
+
+class State:
+    """The persistent tensors of one executor, by key: all that its graphs use, each once. The caller sees to it that no
+    iteration is under way, and that what touches device memory happens in the executor's context."""
+
+    def __init__(self, model: nn.Module, device: Device, swapper: Swapper, registry: Registry) -> None:
+        self._model = model
+        self._device = device
+        self._swapper = swapper
+        self._registry = registry
+        self._persistents: dict[int, Persistent] = {}  # with the key in place of the number in a trace
+        self._layouts: dict[int, Layout] = {}
+        self._keys: dict[Identity, int] = {}
+        self._count = 0  # keys that are taken
+        self._bound: list[Bound] = []
+        self._brought: list[int] = []  # by `lend`
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """Key → bytes on the device."""
+        return {key: size for key, (_, size) in self._layouts.items()}
+
+    def knows(self, key: int) -> bool:
+        """Whether it is a persistent tensor's."""
+        return key in self._persistents
+
+    # ---- loading ----
+
+    def number(self, captured: Captured) -> list[int]:
+        """The key of each tensor of a graph: persistent tensors that are here already keep theirs, all others get new
+        ones. Raises ExecutorError for a persistent tensor in another layout than here."""
+        keys = list(range(self._count, self._count + captured.trace.tensor_count))
+        for persistent, identity in zip(captured.persistents, _identities(captured), strict=True):
+            key = self._keys.get(identity)
+            if key is not None:
+                keys[persistent.tensor] = key
+                if self._layouts[key] != _layout(captured, persistent):
+                    message = f'"{persistent.name}" was captured in another layout than in the first graph'
+                    raise ExecutorError(message, hint="Capture all graphs of the same model for the same device.")
+        return keys
+
+    def load(self, graph: Graph, wanted: Boundary, places: Mapping[int, torch.Tensor]) -> None:
+        """Makes the tensors of a graph that are not here yet and puts each where `wanted` has it (keys); `places`: the
+        host copies'. From here on the model's tensors are held. Raises OutOfDeviceMemoryError, and ExecutorError as
+        `bind` does."""
+        captured, values, swapper = graph.captured, graph.values, self._swapper
+        new = [each for each in captured.persistents if graph.keys[each.tensor] not in self._persistents]
+        bound = {one.persistent.tensor: one for one in bind(captured, new, self._model)}
+        self._count = max(self._count, *(key + 1 for key in graph.keys))
+        for tensor in np.flatnonzero(~captured.trace.persistent).tolist():
+            swapper.places[graph.keys[tensor]] = [(values, slot) for slot in graph.functions.slots[tensor]]
+        for persistent, identity in zip(captured.persistents, _identities(captured), strict=True):
+            key, slots = graph.keys[persistent.tensor], graph.functions.slots[persistent.tensor]
+            make_views = partial(graph.functions.make_persistent_views, persistent.tensor, values)
+            if key in self._persistents:
+                swapper.join(key, values, slots, make_views)
+                continue
+            swapper.places[key] = [(values, slot) for slot in slots]
+            values[persistent.slot] = value = value_of(persistent, captured, self._model)
+            make_views()
+            if key in wanted.device:
+                size = int(captured.trace.tensor_bytes[persistent.tensor])
+                self._registry.add(key, size, partial("loading {}".format, persistent.name))
+            if key in wanted.host:
+                swapper.copies[key] = HostCopy(places[key])
+                places[key].copy_(bytes_of(value.untyped_storage()))
+            here = persistent._replace(tensor=key)
+            if persistent.tensor in bound:
+                one = bound[persistent.tensor]._replace(persistent=here)
+                self._bound.append(one)
+                one.tensor.data = value
+                one.hold()
+            if key not in wanted.device:
+                swapper.empty(key)
+            self._persistents[key], self._layouts[key] = here, _layout(captured, persistent)
+            self._keys[identity] = key
+
+    # ---- reading and writing ----
+
+    def _read(self, persistent: Persistent) -> torch.Tensor:
+        """A copy on the CPU, in the layout of the value."""
+        tensor, value = persistent.tensor, self._layouts[persistent.tensor].value
+        if tensor not in self._swapper.shells:
+            copy = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device="cpu")
+            copy_into(copy, self._swapper.value(tensor))
+            return copy
+        storage = self._swapper.copies[tensor].read().untyped_storage()
+        return torch.empty(0, dtype=value.dtype, device="cpu").set_(storage, value.offset, value.shape, value.stride)
+
+    def _write(self, persistent: Persistent, source: torch.Tensor) -> None:
+        """Sets the tensor on the device, its host copy, or both."""
+        tensor, value = persistent.tensor, self._layouts[persistent.tensor].value
+        if tensor not in self._swapper.shells:
+            own = self._swapper.value(tensor)
+            copy_into(own, source.to(own.device))
+            self._refresh_copy(tensor)
+        else:
+            staged = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device="cpu")
+            copy_into(staged, source)
+            self._set_copy(tensor, bytes_of(staged.untyped_storage()))
+
+    def _refresh_copy(self, tensor: int) -> None:
+        if tensor in self._swapper.copies:
+            self._set_copy(tensor, bytes_of(self._swapper.storage(tensor)))
+
+    def _set_copy(self, tensor: int, raw: torch.Tensor) -> None:
+        """A coded copy is none any more then."""
+        memory = self._swapper.copies[tensor].memory
+        memory.copy_(raw)
+        self._swapper.copies[tensor] = HostCopy(memory)
+
+    def read(self) -> TrainingState:
+        copies = {one.persistent.tensor: self._read(one.persistent) for one in self._bound}
+        with self._lent(copies):
+            model = dict(self._model.state_dict())
+        own = {copy.untyped_storage()._cdata for copy in copies.values()}
+        for name, value in model.items():  # what the iteration does not use is still the model's
+            if not (isinstance(value, torch.Tensor) and value.untyped_storage()._cdata in own):
+                model[name] = _copied(value)
+        optimizer: dict[str, dict[str, torch.Tensor]] = {}
+        for persistent in self._persistents.values():
+            if persistent.kind == Kind.OPTIMIZER_STATE:
+                optimizer.setdefault(persistent.name, {})[persistent.key] = self._read(persistent)
+        return TrainingState(model, optimizer)
+
+    def write(self, state: TrainingState) -> None:
+        """Raises CheckpointError, having changed nothing that the iteration uses, if the state is not this job's."""
+        states = [p for p in self._persistents.values() if p.kind == Kind.OPTIMIZER_STATE]
+        self._check_optimizer(states, state.optimizer)
+        copies = {one.persistent.tensor: self._read(one.persistent) for one in self._bound}
+        with self._lent(copies):
+            try:
+                self._model.load_state_dict(state.model)
+            except (RuntimeError, TypeError, AttributeError) as error:
+                raise CheckpointError(f"the state does not fit the model: {error}") from None
+        for one in self._bound:
+            self._write(one.persistent, copies[one.persistent.tensor])
+        for persistent in states:
+            saved = state.optimizer.get(persistent.name, {}).get(persistent.key)
+            value = self._layouts[persistent.tensor].value
+            fresh = torch.full(value.shape, persistent.initial, dtype=value.dtype, device="cpu")
+            self._write(persistent, fresh if saved is None else saved)
+
+    def _check_optimizer(self, states: list[Persistent], saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        """A parameter without any state starts anew, as in torch.optim; half a state is an error."""
+        expected = {(persistent.name, persistent.key): persistent for persistent in states}
+        for name, keys in saved.items():
+            for key, tensor in keys.items():
+                persistent = expected.get((name, key))
+                if persistent is None:
+                    raise CheckpointError(f'the optimizer keeps no "{key}" of a parameter "{name}"')
+                shape = self._layouts[persistent.tensor].value.shape
+                if tuple(tensor.shape) != shape:
+                    raise CheckpointError(f'"{key}" of "{name}" has shape {list(tensor.shape)}, not {list(shape)}')
+        for name, key in expected:
+            if name in saved and saved[name] and key not in saved[name]:
+                raise CheckpointError(f'the state of the optimizer lacks "{key}" of "{name}"')
+
+    # ---- lending the model ----
+
+    @contextlib.contextmanager
+    def _lent(self, tensors: Mapping[int, torch.Tensor]) -> Iterator[None]:
+        """The model is usable, with these tensors (by number in the trace) in the places of its own."""
+        try:
+            for one in self._bound:
+                one.release()
+                one.tensor.data = tensors[one.persistent.tensor]
+            yield
+        finally:
+            for one in self._bound:
+                one.release()
+                one.tensor.data = self._swapper.value(one.persistent.tensor)
+                one.hold()
+
+    def lend(self) -> None:
+        """Brings the model's tensors in and makes the model usable. Raises OutOfDeviceMemoryError, nothing done."""
+        self._brought.clear()
+        try:
+            for tensor in [one.persistent.tensor for one in self._bound]:
+                if tensor in self._swapper.shells:
+                    self._swapper.bring_in(tensor, lambda: "resident()")
+                    self._brought.append(tensor)
+        except BaseException:
+            self._send_away()
+            raise
+        for one in self._bound:
+            one.release()
+
+    def take_back(self) -> None:
+        """The end of `lend`: what was changed in the model meanwhile is kept."""
+        for one in self._bound:
+            own = self._swapper.value(one.persistent.tensor)
+            one.release()
+            if one.tensor.data_ptr() != own.data_ptr():
+                copy_into(own, one.tensor.detach().to(own.device))
+                one.tensor.data = own
+            one.hold()
+            self._refresh_copy(one.persistent.tensor)
+        self._send_away()
+
+    def _send_away(self) -> None:
+        while self._brought:
+            self._swapper.empty(self._brought.pop())
+
+    def give_back(self) -> None:
+        """Everything goes back into the model, to the devices where it was."""
+        while self._bound:
+            one = self._bound[-1]
+            tensor = one.persistent.tensor
+            value = self._read(one.persistent) if tensor in self._swapper.shells else self._swapper.value(tensor)
+            one.release()
+            one.tensor.data = value.to(one.device)
+            self._bound.pop()
+
+
+# ---- to and from torch.optim -----------------------------------------------------------------------------------------
+
+
+def optimizer_state_dict(state: TrainingState, model: nn.Module, spec: StepSpec) -> dict[str, Any]:
+    """The optimizer's state as `state_dict()` of eager.py's optimizer for `model` has it."""
+    result = make_optimizer(model, spec.optimizer).state_dict()
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    result["state"] = {place: state.optimizer[name] for place, name in enumerate(names) if name in state.optimizer}
+    return result
+
+
+def training_state(model: nn.Module, optimizer: Optimizer) -> TrainingState:
+    """The state of a job that eager.py has trained, in memory of its own on the CPU."""
+    weights = {name: _copied(value) for name, value in model.state_dict().items()}
+    states = {
+        name: {key: _copied(value) for key, value in optimizer.state[parameter].items()}
+        for name, parameter in model.named_parameters()
+        if optimizer.state.get(parameter)
+    }
+    return TrainingState(weights, states)
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+
+
+def _layout(captured: Captured, persistent: Persistent) -> Layout:
+    value = captured.values[persistent.slot]._replace(tensor=-1)
+    return Layout(value, int(captured.trace.tensor_bytes[persistent.tensor]))
+
+
+def _identities(captured: Captured) -> list[Identity]:
+    """By what a persistent tensor is recognised in another graph: its name, or a constant's layout and bytes."""
+    seen: Counter[Identity] = Counter()
+    identities = []
+    for persistent in captured.persistents:
+        digest = b""
+        if persistent.constant is not None:
+            raw = persistent.constant.cpu().contiguous().flatten().view(torch.uint8)
+            layout = repr(_layout(captured, persistent))
+            digest = hashlib.blake2b(raw.numpy().tobytes() + layout.encode()).digest()
+        identity = (persistent.kind, persistent.name, persistent.key, digest, 0)
+        identities.append((*identity[:4], seen[identity]))
+        seen[identity] += 1
+    return identities

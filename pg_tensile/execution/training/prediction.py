@@ -1,0 +1,224 @@
+"""Prediction within a memory budget: a model whose weights are never on the device all at once (SwapAdvisor,
+section 6.3).
+
+A `Served` model is captured as a forward graph for each batch size that it is asked for, planned within the device's
+budget and executed under these plans. Between two predictions its weights lie where the plan's boundary has them: those
+that stay on the device there, all others in host memory, where they are loaded to in the first place. No weight
+changes, so what streams through the device is copied in and then dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pg_tensile.errors import ArchitectureError, CaptureError, ModelRefusedError
+from pg_tensile.execution.capture import Captured, capture_inference
+from pg_tensile.execution.data.preprocessing import Features
+from pg_tensile.execution.measuring.workspaces import probe
+from pg_tensile.execution.runtime.device import Device
+from pg_tensile.execution.runtime.executor import Executor
+from pg_tensile.execution.runtime.loaded_graph import Graph
+from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.policies.building_blocks.keep import least_bytes
+from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner
+from pg_tensile.planning.policies.streaming import streamed
+from pg_tensile.planning.trace.trace import Trace
+
+
+def plan_within(trace: Trace, profile: DeviceProfile, budget_bytes: int | None) -> Candidate:
+    """The fastest plan known for an iteration that repeats, by the simulator: none where everything fits, else one that
+    `joint` makes or one that streams. Raises ModelRefusedError with the least bytes that there is a plan for."""
+    planner = JobPlanner(trace, profile)
+    if budget_bytes is None or planner.vanilla.device_peak_bytes <= budget_bytes:
+        return planner.vanilla
+    if planner.least_bytes > budget_bytes:
+        raise ModelRefusedError(planner.least_bytes, budget_bytes, planner.largest_operator())
+    streaming, joint = streamed(planner, budget_bytes), planner.within(budget_bytes)
+    return joint if streaming is None or joint.us <= streaming.us else streaming
+
+
+class _Planned(NamedTuple):
+    """The graph of one batch size and how it is executed."""
+
+    captured: Captured
+    candidate: Candidate
+
+
+class Served:
+    """A model that predicts on `device` within its budget, batches of at most `most_rows` rows.
+
+    `model` takes tensors [rows, …] and returns one tensor [rows, …], each row of which depends on the same row of its
+    inputs alone; it belongs to the Served until `close`. `example`: tensors like its inputs, of any number of rows.
+    `device` stays the caller's; all of its budget is the Served's. Raises ModelRefusedError if there is no plan for a
+    single row, CaptureError for a model that cannot be a static graph, DeviceError.
+
+    >>> with closing(HostDevice(profile, 60_000_000)) as device, closing(Served(model, [image], device)) as served:
+    ...     outputs = served.predict([image])
+    """
+
+    def __init__(self, model: nn.Module, example: Sequence[Tensor], device: Device, most_rows: int = 1) -> None:
+        self._model = model
+        self._row = [(tensor.shape[1:], tensor.dtype) for tensor in example]
+        self._device = device
+        self._most_rows = 1
+        self._planned: dict[int, _Planned] = {}
+        self._graphs: dict[int, Graph] = {}
+        self._executor: Executor | None = None
+        with torch.inference_mode(False), torch.no_grad():
+            self._add(1)
+        self._most_rows = max(1, min(most_rows, self._rows_that_may_fit()))
+
+    # ---- predicting ----
+
+    def predict(self, inputs: Sequence[Tensor]) -> Tensor:
+        """The model's output [rows, …], in host memory. The rows are executed in batches of a power of two of rows, the
+        largest that fits the budget and is needed; the last one is filled up with zeros. The bits are those of the
+        model executed in one piece on such a batch. Raises what an operator raises, and as the constructor does for a
+        batch size that comes for the first time; the model can be used all the same."""
+        with torch.inference_mode(False), torch.no_grad():
+            rows, start = len(inputs[0]), 0
+            parts: list[Tensor] = []
+            while start < rows or not parts:
+                size = self._batch_rows(rows - start)
+                parts.append(self._execute([tensor[start : start + size] for tensor in inputs], size))
+                start += size
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _execute(self, inputs: list[Tensor], size: int) -> Tensor:
+        """The output of at most `size` rows, executed as so many."""
+        assert self._executor is not None
+        rows = len(inputs[0])
+        if rows < size:
+            inputs = [torch.cat([part, part.new_zeros((size - rows, *part.shape[1:]))]) for part in inputs]
+        output: Tensor = self._executor.evaluate(inputs, graph=self._graphs[size]).outputs[0]
+        return output[:rows].to("cpu")
+
+    def _batch_rows(self, rows: int) -> int:
+        """The size of the next batch where `rows` are left, with a graph."""
+        while True:
+            size = min(1 << max(rows - 1, 0).bit_length(), _power_of_two(self._most_rows))
+            if size in self._graphs:
+                return size
+            try:
+                self._add(size)
+            except ModelRefusedError:  # its workspaces are larger than was thought
+                self._most_rows = size // 2
+
+    # ---- batch sizes ----
+
+    def _add(self, rows: int) -> None:
+        """Another batch size. Its graph is captured, and its operators' workspaces measured, while nothing else is on
+        the device. The sizes that there are stay if that fails."""
+        self._put_away()
+        try:
+            self._planned[rows] = self._plan(rows)
+        finally:
+            self._take_up()
+
+    def _plan(self, rows: int) -> _Planned:
+        example = [torch.empty((rows, *shape), dtype=dtype) for shape, dtype in self._row]
+        captured = capture_inference(self._model, example, self._device.torch_device)
+        _check_output(captured, rows)
+        trace, budget = captured.trace, self._device.budget_bytes
+        # so that a refusal names what suffices, every operator is measured, also those that the budget is too small for
+        limit = self._device.profile.memory_bytes if budget is None else max(budget, least_bytes(trace))
+        trace = trace.with_latencies(trace.latency_us, probe(captured, self._device, limit))
+        return _Planned(replace(captured, trace=trace), plan_within(trace, self._device.profile, budget))
+
+    def _take_up(self) -> None:
+        for rows, (captured, candidate) in self._planned.items():
+            if self._executor is None:
+                self._executor = Executor(captured, self._model, self._device, candidate.plan)
+                self._graphs[rows] = self._executor.graphs[0]
+            else:
+                self._graphs[rows] = self._executor.add(captured, candidate.plan)
+
+    def _put_away(self) -> None:
+        self._graphs.clear()
+        if self._executor is not None:
+            self._executor.close()
+            self._executor = None
+
+    def _rows_that_may_fit(self) -> int:
+        """How many rows a batch may have for each operator to fit by what it accesses: of a single row's graph,
+        tensors that are not persistent grow with the rows."""
+        trace, budget = self._planned[1].captured.trace, self._device.budget_bytes
+        if budget is None:
+            budget = self._device.profile.memory_bytes
+        size = trace.tensor_bytes[trace.access_tensor]
+        grows = ~trace.persistent[trace.access_tensor]
+        fixed, growing = (
+            np.bincount(trace.access_operator, np.where(which, size, 0), trace.operator_count)
+            for which in (~grows, grows)
+        )
+        return int(((budget - fixed - trace.workspace_bytes) // np.maximum(growing, 1)).min())
+
+    # ---- what it takes ----
+
+    @property
+    def budget_bytes(self) -> int | None:
+        return self._device.budget_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """On the device now, without workspaces."""
+        return 0 if self._executor is None else self._executor.device_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that a prediction has taken of the device so far, workspaces included, since the last new batch
+        size."""
+        return 0 if self._executor is None else self._executor.counters.device_peak_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory that the plans take."""
+        return 0 if self._executor is None else self._executor.host_bytes
+
+    @property
+    def candidates(self) -> dict[int, Candidate]:
+        """The plan of each batch size so far, and what the simulator says of it."""
+        return {rows: planned.candidate for rows, planned in self._planned.items()}
+
+    def trace(self, rows: int = 1) -> Trace:
+        """Of a batch size that there is."""
+        return self._planned[rows].captured.trace
+
+    def close(self) -> None:
+        """Gives the model back, with its weights where they were before. Idempotent."""
+        with torch.inference_mode(False), torch.no_grad():
+            self._put_away()
+        self._planned.clear()
+
+
+class FlatModel(nn.Module):
+    """A model of `Features`, called with their tensors one by one (`Features.flat`)."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        try:
+            outputs: Tensor = self.model(Features.from_flat(tensors))
+            return outputs
+        except ArchitectureError as error:  # of a user's model: capturing explains what is behind it
+            raise error.__cause__ or error from None
+
+
+def _power_of_two(number: int) -> int:
+    """The largest that is not larger."""
+    return 1 << (number.bit_length() - 1)
+
+
+def _check_output(captured: Captured, rows: int) -> None:
+    shapes = [captured.values[slot].shape for slot in captured.outputs]
+    if len(shapes) != 1 or shapes[0][:1] != (rows,):
+        found = ", ".join(str(list(shape)) for shape in shapes)
+        raise CaptureError(f"the model returns {found} for {rows} rows", hint="Return one tensor [rows, …].")

@@ -1,0 +1,297 @@
+"""How a run takes its steps (`training.Steps`): eagerly, as PyTorch does, or by an executor under a plan.
+
+Both give the same numbers to the last bit on the CPU, and states of one can be loaded into the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from pg_tensile.errors import OutOfDeviceMemoryError, TrainingError
+from pg_tensile.execution.data.batches import Batch
+from pg_tensile.execution.data.preprocessing import Task
+from pg_tensile.execution.runtime.device import Device
+from pg_tensile.execution.runtime.executor import EvaluationResult, Executor
+from pg_tensile.execution.runtime.executor import StepResult as Executed
+from pg_tensile.execution.runtime.loaded_graph import Graph
+from pg_tensile.execution.runtime.measure import Measurement
+from pg_tensile.execution.runtime.state import TrainingState
+from pg_tensile.execution.training import checkpoint as ckpt
+from pg_tensile.execution.training.graphs import Graphs, loss_function, rows_of
+from pg_tensile.execution.training.trainer import Memory, Settings, StepResult, StepsState
+from pg_tensile.planning.compression.sparsity import Statistics
+from pg_tensile.planning.plan.following import plan_around, reuse_plan
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import Plan, boundary
+from pg_tensile.planning.policies.building_blocks.keep import least_bytes
+from pg_tensile.planning.policies.joint.planner import JobPlanner
+from pg_tensile.planning.trace.trace import Trace
+
+
+class EagerSteps:
+    """Autograd and torch.optim, everything on the device."""
+
+    def __init__(
+        self, model: nn.Module, settings: Settings, task: Task, device: torch.device, evaluation_rows: int
+    ) -> None:
+        self.model = model.to(device)
+        self.batch_device = device
+        self.evaluation_rows = evaluation_rows
+        self._clip = settings.clip
+        self._loss = loss_function(task)
+        self._optimizer = _optimizer(settings, model)
+
+    def train(self, batch: Batch) -> StepResult:
+        self._switch(True)
+        self._optimizer.zero_grad(set_to_none=True)
+        outputs = self.model(batch.features)
+        loss = self._loss(outputs, batch.target)
+        loss.backward()
+        if self._clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._clip, foreach=False)
+        self._optimizer.step()
+        return StepResult(outputs.detach(), loss.item())
+
+    def evaluate(self, batch: Batch) -> StepResult:
+        self._switch(False)
+        with torch.inference_mode():
+            outputs = self.model(batch.features)
+            return StepResult(outputs, self._loss(outputs, batch.target).item())
+
+    def _switch(self, training: bool) -> None:
+        if self.model.training != training:
+            self.model.train(training)
+
+    def state(self) -> StepsState:
+        return StepsState(ckpt.model_tensors(self.model), ckpt.optimizer_tensors(self._optimizer))
+
+    def load(self, state: StepsState) -> None:
+        ckpt.load_model(self.model, state.model)
+        ckpt.load_optimizer(self._optimizer, state.optimizer)
+
+    def memory(self) -> Memory:
+        device = self.batch_device
+        if device.type != "cuda":
+            return Memory()
+        return Memory(torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device))
+
+    def close(self) -> None:
+        return None
+
+
+def _optimizer(settings: Settings, model: nn.Module) -> Optimizer:
+    """The optimizer, fused: one call updates all parameters."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    options: dict[str, Any] = {"lr": settings.learning_rate, "fused": True}
+    if settings.weight_decay is not None:
+        options["weight_decay"] = settings.weight_decay
+    if settings.optimizer == "sgd":
+        return SGD(parameters, momentum=settings.momentum or 0.0, **options)
+    if settings.momentum is not None:
+        options["betas"] = (settings.momentum, 0.999)
+    if settings.optimizer in ("adam", "adamw"):
+        return (Adam if settings.optimizer == "adam" else AdamW)(parameters, **options)
+    raise TrainingError(f'unknown optimizer "{settings.optimizer}"', hint="Use sgd, adam or adamw.")
+
+
+# ---- under a plan ----------------------------------------------------------------------------------------------------
+
+
+class Grant(NamedTuple):
+    """What a job may use from some iteration on: a plan of its training step, device memory in bytes, workspaces
+    included, and a part of the link (0 … 1]."""
+
+    plan: Plan
+    granted_bytes: int
+    link_share: float = 1.0
+
+
+class PlannedSteps:
+    """The graphs of a job on one executor, which holds the model's weights until `close`.
+
+    All graphs but the first follow its plan; one that would exceed the grant in doing so has a plan of its own.
+    `renegotiate` is called in place of a step that does not fit because workspaces turned out larger than was planned
+    with: it returns after another grant was given to `take`, or raises. The step is then tried again, from the state
+    that the last one left. Raises InvalidPlanError, BudgetError, OutOfDeviceMemoryError, DeviceError, ExecutorError."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graphs: Graphs,
+        device: Device,
+        grant: Grant,
+        renegotiate: Callable[[OutOfDeviceMemoryError], None],
+    ) -> None:
+        """`device`: with the granted bytes as its budget."""
+        self.model = model
+        self.batch_device = torch.device("cpu")  # the executor takes each batch to the device
+        self.evaluation_rows = graphs.evaluation_rows or 1
+        self.generation: int | None = None  # of the plan of the last training step
+        self._device = device
+        self._renegotiate = renegotiate
+        self._names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        self._worker = ThreadPoolExecutor(1, "pg_tensile plans")
+        self._executor = Executor(graphs.train, model, device, grant.plan)
+        try:
+            added = {name: self._executor.add(each) for name, each in graphs.named().items() if name != "train"}
+            self._graphs: dict[str, Graph] = {"train": self._executor.graphs[0], **added}
+            self._by_rows = {(graph.captured.trains, rows_of(graph.captured)): graph for graph in self._graphs.values()}
+            self._own: set[str] = set()  # graphs that do not follow the first one's plan
+            self.take(grant)
+        except BaseException:
+            self.close()
+            raise
+
+    # ---- steps ----
+
+    def train(self, batch: Batch) -> StepResult:
+        result = self._execute(self._executor.step, True, batch)
+        self.generation = self._executor.plan.generation
+        return result
+
+    def evaluate(self, batch: Batch) -> StepResult:
+        return self._execute(self._executor.evaluate, False, batch)
+
+    def _execute(self, execute: Callable[..., Executed | EvaluationResult], trains: bool, batch: Batch) -> StepResult:
+        inputs, targets = batch.features.flat(), (batch.target,)
+        graph = self._by_rows[trains, batch.rows]
+        while True:
+            shortage: OutOfDeviceMemoryError | None = None
+            try:
+                loss, outputs = execute(inputs, targets, graph=graph)
+            except OutOfDeviceMemoryError as error:
+                if error.budget is None:
+                    raise
+                shortage = error.with_traceback(None)  # whose frames hold tensors
+            if shortage is None:
+                assert loss is not None
+                return StepResult(outputs[0].to(self.batch_device), loss.item())
+            self._renegotiate(shortage)
+
+    # ---- plans ----
+
+    def offer(self, grant: Grant) -> Future[None]:
+        """Has a thread `take` the grant, and returns at once."""
+        return self._worker.submit(self.take, grant)
+
+    def take(self, grant: Grant) -> None:
+        """Compiles a plan, to be in force from the next training step on. Raises InvalidPlanError, BudgetError,
+        DeviceError; the plans stay as they are then. From one thread at a time."""
+        own = self._own_plans(grant)
+        order = ["train", *own]
+        if (self._executor.budget_bytes or 0) > grant.granted_bytes:
+            order.reverse()  # a step may come in between: no plan is in force that exceeds the budget
+        for name in order:
+            if name != "train":
+                self._executor.change_plan(own[name], self._graphs[name])
+            elif grant.plan is not self._graphs["train"].plan:
+                self._executor.change_plan(grant.plan, budget_bytes=grant.granted_bytes)
+        self._own = set(own)
+        self._device.share_link(grant.link_share)
+
+    def _own_plans(self, grant: Grant) -> dict[str, Plan]:
+        """Plans for the graphs that would exceed the grant by following the first one, and for those that once did."""
+        own: dict[str, Plan] = {}
+        first = self._graphs["train"].captured.trace
+        for name, trace in self.traces().items():
+            plan = following_plan(grant.plan, first, trace)
+            if footprint(trace, plan).device_peak_bytes > grant.granted_bytes:
+                profile, share = self._device.profile, grant.link_share
+                own[name] = JobPlanner(trace, profile, share).within(grant.granted_bytes).plan
+            elif name in self._own:
+                own[name] = plan
+        return own
+
+    # ---- measuring ----
+
+    def traces(self) -> dict[str, Trace]:
+        """The graphs' traces, with sizes, latencies and workspaces as far as they have been measured."""
+        return {name: graph.trace for name, graph in self._graphs.items()}
+
+    def measure(self) -> None:
+        """The next training step measures latencies; the first time, the one after it workspaces."""
+        self._executor.measure(again=True)
+
+    def measure_step(self, rows: int) -> None:
+        """The next training step of so many rows measures latencies, the one after it workspaces."""
+        self._executor.measure(self._by_rows[True, rows])
+
+    def measurement(self) -> Measurement:
+        """Of the training step."""
+        return self._executor.measurement()
+
+    def measure_sparsity(self) -> None:
+        """The next training step counts zeros in the tensors that it swaps."""
+        self._executor.measure_sparsity()
+
+    def sparsity(self) -> Mapping[int, Statistics] | None:
+        """What was counted last, by tensor of the training step; None: it has not been yet."""
+        return None if self._executor.measures_sparsity else self._executor.statistics()
+
+    def moved_bytes(self) -> Mapping[int, int]:
+        """What the last training step has moved to the host, by tensor."""
+        return self._executor.moved_bytes()
+
+    def memory(self) -> Memory:
+        counters = self._executor.counters
+        return Memory(
+            self._executor.device_bytes,
+            counters.device_peak_bytes,
+            counters.bytes_out + counters.bytes_in,
+            round(counters.stall_us),
+            counters.passive_swap_ins,
+            counters.raw_bytes_out + counters.raw_bytes_in,
+        )
+
+    # ---- state ----
+
+    def state(self) -> StepsState:
+        state = self._executor.state_dict()
+        optimizer = {
+            f"{number}.{key}": tensor
+            for number, name in enumerate(self._names)
+            for key, tensor in state.optimizer.get(name, {}).items()
+        }
+        return StepsState(state.model, optimizer)
+
+    def load(self, state: StepsState) -> None:
+        optimizer: dict[str, dict[str, Tensor]] = {}
+        for place, tensor in state.optimizer.items():
+            number, _, key = place.partition(".")
+            optimizer.setdefault(self._names[int(number)], {})[key] = tensor
+        self._executor.load_state_dict(TrainingState(dict(state.model), optimizer))
+
+    def close(self) -> None:
+        self._worker.shutdown(wait=True, cancel_futures=True)
+        self._executor.close()
+
+
+def following_plan(plan: Plan, first: Trace, other: Trace) -> Plan:
+    """The plan that an executor gives to a graph that follows its first one, which has `plan`."""
+    same = reuse_plan(plan, first, other)
+    if same is not None:
+        return same
+    away = {_name(first, tensor) for tensor in np.flatnonzero(first.persistent).tolist()}
+    away -= {_name(first, tensor) for tensor in boundary(first, plan).device}
+    tensors = [tensor for tensor in np.flatnonzero(other.persistent).tolist() if _name(other, tensor) in away]
+    return plan_around(other, tensors, plan.generation)
+
+
+def _name(trace: Trace, tensor: int) -> tuple[int, str]:
+    return int(trace.tensor_kind[tensor]), trace.tensor_name[tensor]
+
+
+def needed_bytes(graphs: Graphs, plan: Plan) -> int:
+    """The least device memory with which there is a plan for every graph, `plan` for the first one."""
+    needed = 0
+    for graph in graphs.named().values():
+        following = footprint(graph.trace, following_plan(plan, graphs.train.trace, graph.trace)).device_peak_bytes
+        needed = max(needed, following if graph is graphs.train else min(following, least_bytes(graph.trace)))
+    return needed

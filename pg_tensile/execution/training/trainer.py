@@ -1,0 +1,483 @@
+"""Training a model on a dataset: the loop, its metrics, early stopping, checkpoints and resuming.
+
+A run is a pure function of dataset, architecture and settings: generators are seeded, the batches' order comes from
+(seed, epoch), and a checkpoint holds whatever the next step depends on. So a run that is resumed, at any step, ends
+with the same bits as one that was not (on the CPU, with the same number of threads).
+
+The loop takes its steps with `Steps` (steps.py): eagerly, or by an executor under a plan. It tells an `Observer`
+what happens and asks it between steps whether to stop. A loss that is not finite stops the run, and no checkpoint is
+made of what such a step left or of weights that are not finite: the last one is always good.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from pg_tensile.errors import ArchitectureError, DataError, NotFiniteError, TrainingError
+from pg_tensile.execution.data.batches import Batch, Batches
+from pg_tensile.execution.data.dataset import Dataset
+from pg_tensile.execution.data.fitting import FittedPreprocessing
+from pg_tensile.execution.data.metrics import Metrics, MetricSums
+from pg_tensile.execution.data.preprocessing import Preprocessing
+from pg_tensile.execution.training import checkpoint as ckpt
+from pg_tensile.execution.training.checkpoint import Checkpoint
+from pg_tensile.execution.training.checkpoint_schedule import CheckpointSchedule
+from pg_tensile.planning.plan.plan import CODECS
+
+REPORT_INTERVAL_S = 0.2
+COMPRESSIONS = ("none", "auto", *CODECS[1:])
+PENDING_OUTPUTS = 1 << 18  # numbers kept before they are counted into the metrics
+
+
+class EarlyStopping(NamedTuple):
+    """Stop after `patience` epochs without an improvement of the validation loss by more than `min_delta`."""
+
+    patience: int = 5
+    min_delta: float = 0.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train. `clip`: largest norm of the gradient; `checkpoint_interval_s`: least time between checkpoints
+    (checkpoint_schedule.py), 0 = between epochs only; `lead`: rows of the first batches of the first epoch, whatever
+    the batch size. `compression` of what is swapped: none, auto, or the one codec to use where it pays. Raises
+    TrainingError."""
+
+    epochs: int
+    batch_size: int
+    optimizer: str = "adamw"
+    learning_rate: float = 1e-3
+    seed: int = 0
+    weight_decay: float | None = None
+    momentum: float | None = None
+    clip: float | None = None
+    early_stopping: EarlyStopping | None = None
+    checkpoint_interval_s: float = 60.0
+    lead: tuple[int, ...] = ()
+    compression: str = "none"
+
+    def __post_init__(self) -> None:
+        if self.compression not in COMPRESSIONS:
+            hint = f"Use one of {', '.join(COMPRESSIONS)}."
+            raise TrainingError(f'there is no compression "{self.compression}"', hint=hint)
+
+
+class Progress(NamedTuple):
+    """Where a run is: epoch from 1, steps done of this epoch's steps, mean loss of the epoch so far."""
+
+    phase: str
+    epoch: int
+    step: int
+    steps: int
+    loss: float | None
+    samples_per_s: float | None
+    memory: Memory
+
+
+class Memory(NamedTuple):
+    """Bytes on the device, now and at most, and what saving memory has cost so far. None: not known."""
+
+    device_bytes: int | None = None
+    device_peak_bytes: int | None = None
+    bytes_swapped: int | None = None
+    stall_us: int | None = None
+    passive_swap_ins: int | None = None
+    raw_bytes_swapped: int | None = None  # `bytes_swapped` are those over the link
+
+
+class EpochMetrics(NamedTuple):
+    """Metrics of one epoch (from 1) on one split: training (summed up during the epoch) or validation (after it)."""
+
+    epoch: int
+    split: str
+    metrics: Metrics
+    seconds: float
+
+
+class Outcome(NamedTuple):
+    """How a run ended. `metrics`: those of the epoch whose weights the model has, as JSON."""
+
+    stopped: bool
+    metrics: dict[str, Any]
+
+
+class StopTraining(Exception):
+    """Raised by `Observer.poll`: stop now, with a last checkpoint or without."""
+
+    def __init__(self, checkpoint: bool) -> None:
+        super().__init__("training was asked to stop")
+        self.checkpoint = checkpoint
+
+
+class Observer(Protocol):
+    """Whom a run reports to."""
+
+    def progress(self, progress: Progress) -> None: ...
+
+    def metrics(self, metrics: EpochMetrics) -> None: ...
+
+    def checkpoint(self, checkpoint: Checkpoint, written: Callable[[float], None]) -> None:
+        """Stores it, and calls `written` with the time (time.monotonic) at which that was done; later is early enough.
+        The run makes no other checkpoint until then."""
+
+    def poll(self) -> None:
+        """Called between steps; raises StopTraining if the run is to stop."""
+
+
+class StepResult(NamedTuple):
+    """What a step returns: outputs [rows, outputs] of the model, and the mean loss."""
+
+    outputs: Tensor
+    loss: float
+
+
+class StepsState(NamedTuple):
+    """What a run's next step starts from. `model`: as its state_dict; `optimizer`: by number of the parameter, among
+    those trained, and name of the state."""
+
+    model: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+
+
+class Steps(Protocol):
+    """How a run takes its steps. `model` has the weights again after `close`; batches lie on `batch_device`."""
+
+    model: nn.Module
+    batch_device: torch.device
+    evaluation_rows: int
+
+    def train(self, batch: Batch) -> StepResult: ...
+
+    def evaluate(self, batch: Batch) -> StepResult:
+        """Without learning, in evaluation mode."""
+
+    def state(self) -> StepsState:
+        """Tensors that are good until the next step."""
+
+    def load(self, state: StepsState) -> None:
+        """Raises CheckpointError if the state is another model's."""
+
+    def memory(self) -> Memory: ...
+
+    def close(self) -> None: ...
+
+
+def check_model(model: nn.Module, batch_rows: int) -> None:
+    """Raises ArchitectureError, TrainingError for a model that cannot be trained on batches of so many rows."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ArchitectureError("the model has no parameters to train")
+    if batch_rows == 1 and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        hint = 'Use a batch_size of at least 2, or the norm "layer".'
+        raise TrainingError("batch normalisation cannot train on batches of one row", hint=hint)
+    ckpt.model_tensors(model)
+
+
+def check_batch_size(batch_size: int, fitted: FittedPreprocessing) -> None:
+    """Raises DataError if not even one batch can be filled."""
+    rows = fitted.training_rows
+    if batch_size > rows:
+        hint = f"Use a batch_size of at most {rows}, or a query that returns more rows."
+        detail = f"{fitted.validation_rows} rows are for validation, {fitted.skipped_rows} have no target."
+        there = "is only 1 row" if rows == 1 else f"are only {rows} rows"
+        message = f"batch_size is {batch_size}, but there {there} to train on"
+        raise DataError(message, hint=hint, detail=detail)
+
+
+class Trainer:
+    """One run. `identity`: JSON that a checkpoint must agree with to be resumed (besides the data's fingerprint)."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        steps: Steps,
+        dataset: Dataset,
+        preprocessing: Preprocessing,
+        observer: Observer,
+        identity: dict[str, Any] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._steps = steps
+        self._dataset = dataset
+        self._preprocessing = preprocessing
+        self._observer = observer
+        self._identity = identity or {}
+        self._parameters = [name for name, _ in steps.model.named_parameters()]
+        batch_size, seed, device = settings.batch_size, settings.seed, steps.batch_device
+        self._batches = Batches(dataset.training, batch_size, seed, device, dataset.spooled, settings.lead)
+        self._validation = Batches(dataset.validation, batch_size, seed, device, False)
+        self._epoch = 0  # epochs done
+        self._step = 0  # steps done in the current epoch
+        self._seconds = 0.0  # spent in the current epoch before the last resume
+        self._sums = self._new_sums()
+        self._best: Best | None = None
+        self._last_metrics: dict[str, Any] = {}
+        self._report_at = 0.0
+        self._reported_at = time.monotonic()
+        self._trained = 0  # rows, since the last report
+        self._schedule = CheckpointSchedule(settings.checkpoint_interval_s)
+
+    # ---- running ----
+
+    def run(self) -> Outcome:
+        """Trains until the last epoch, early stopping or a stop request; then the model has its final weights.
+        Raises TrainingError."""
+        self._schedule.start()
+        try:
+            while not self._is_done():
+                self._run_epoch()
+                if self._schedule.due and not self._is_done():
+                    self.save()
+        except StopTraining as stop:
+            if stop.checkpoint:
+                self.save()
+            return Outcome(True, self._last_metrics)
+        self._steps.close()
+        model = self._steps.model
+        if self._best is not None:
+            ckpt.load_model(model, self._best.tensors)
+        self._check_weights(dict(model.named_parameters()))
+        return Outcome(False, self._last_metrics if self._best is None else self._best.metrics)
+
+    def run_lead(self) -> bool:
+        """Takes the steps of `settings.lead`, no more, without checkpoints; false: it was asked to stop. Another run,
+        of whatever batch size, but the same lead, goes on from `state` then. Raises TrainingError."""
+        try:
+            self._take(itertools.islice(self._batches.epoch(0), len(self._settings.lead)))
+        except StopTraining:
+            return False
+        return True
+
+    def _run_epoch(self) -> None:
+        self._take(self._batches.epoch(self._epoch, self._step))
+        self._finish_epoch(self._sums.result(), self._evaluate())
+
+    def _take(self, batches: Iterable[Batch]) -> None:
+        started = time.monotonic() - self._seconds
+        self._report("training", time.monotonic())
+        for batch in batches:
+            self._train_step(batch)
+            now = time.monotonic()
+            self._seconds = now - started
+            if now >= self._report_at:
+                self._report("training", now)
+            if self._settings.checkpoint_interval_s > 0 and self._schedule.due:
+                self.save()
+            self._observer.poll()
+
+    def _train_step(self, batch: Batch) -> None:
+        outputs, loss = self._steps.train(batch)
+        if not math.isfinite(loss):
+            raise _not_finite(f"the loss became {loss}", self._total_steps() + 1)
+        self._sums.add(outputs, batch.target, loss)
+        self._step += 1
+        self._trained += batch.rows
+
+    def _evaluate(self) -> EpochMetrics | None:
+        """Metrics on the validation rows; None if there are none."""
+        if self._dataset.validation.rows == 0:
+            return None
+        started = time.monotonic()
+        self._report("validating", started)
+        sums = self._new_sums()
+        for batch in self._validation.in_order(self._steps.evaluation_rows):
+            outputs, loss = self._steps.evaluate(batch)
+            sums.add(outputs, batch.target, loss)
+            now = time.monotonic()
+            if now >= self._report_at:
+                self._report("validating", now)
+            self._observer.poll()
+        return EpochMetrics(self._epoch + 1, "validation", sums.result(), time.monotonic() - started)
+
+    def _finish_epoch(self, training: Metrics, validation: EpochMetrics | None) -> None:
+        decisive = training if validation is None else validation.metrics
+        if decisive.loss is None or not math.isfinite(decisive.loss):
+            raise _not_finite(f"the loss after epoch {self._epoch + 1} is {decisive.loss}", self._total_steps())
+        self._observer.metrics(EpochMetrics(self._epoch + 1, "training", training, self._seconds))
+        if validation is not None:
+            self._observer.metrics(validation)
+        self._last_metrics = {
+            "epoch": self._epoch + 1,
+            "training": training.to_json(),
+            "validation": None if validation is None else validation.metrics.to_json(),
+        }
+        self._consider(decisive.loss)
+        self._epoch, self._step, self._seconds = self._epoch + 1, 0, 0.0
+        self._sums = self._new_sums()
+
+    def _consider(self, loss: float) -> None:
+        """Keeps the model if it is the best so far."""
+        stopping = self._settings.early_stopping
+        if stopping is None:
+            return
+        if self._best is None or loss < self._best.loss - stopping.min_delta:
+            tensors = {name: tensor.detach().clone() for name, tensor in self._steps.state().model.items()}
+            self._best = Best(loss, self._epoch + 1, self._last_metrics, tensors)
+
+    def _is_done(self) -> bool:
+        stopping, best = self._settings.early_stopping, self._best
+        exhausted = stopping is not None and best is not None and self._epoch - best.epoch >= stopping.patience
+        return exhausted or self._epoch >= self._settings.epochs
+
+    def _new_sums(self) -> EpochSums:
+        preprocessing = self._preprocessing
+        return EpochSums(MetricSums(preprocessing.task, len(preprocessing.labels or ()), preprocessing.target.std))
+
+    def _total_steps(self) -> int:
+        before = self._batches.steps(0) + (self._epoch - 1) * self._batches.steps(1) if self._epoch else 0
+        return before + self._step
+
+    def _report(self, phase: str, now: float) -> None:
+        rate = self._trained / (now - self._reported_at) if self._trained else None
+        self._observer.progress(
+            Progress(
+                phase,
+                self._epoch + 1,
+                self._step,
+                self._batches.steps(self._epoch),
+                self._sums.mean_loss(),
+                rate,
+                self._steps.memory(),
+            )
+        )
+        self._reported_at, self._trained = now, 0
+        self._report_at = now + REPORT_INTERVAL_S
+
+    # ---- checkpoints ----
+
+    def save(self) -> None:
+        """Gives the observer a checkpoint. Raises NotFiniteError."""
+        self._schedule.begin()
+        checkpoint = self.state()
+        state = checkpoint.get("model")
+        self._check_weights({name: state[name] for name in self._parameters if name in state})
+        self._observer.checkpoint(checkpoint, self._schedule.written)
+
+    def _check_weights(self, parameters: Mapping[str, Tensor]) -> None:
+        for name, parameter in parameters.items():
+            if not torch.isfinite(parameter).all():
+                raise _not_finite(f'the weights "{name}" became infinite or not a number', self._total_steps())
+
+    def state(self) -> Checkpoint:
+        """Everything the rest of the run depends on. Tensors may be the live ones: store them before the next step."""
+        best, steps = self._best, self._steps.state()
+        checkpoint = Checkpoint(
+            {
+                "fingerprint": self._dataset.fingerprint,
+                "identity": self._identity,
+                "epoch": self._epoch,
+                "step": self._step,
+                "seconds": self._seconds,
+                "samples": self._sums.samples,
+                "loss_sum": self._sums.loss_sum,
+                "metrics": self._last_metrics,
+                "best": None if best is None else {"loss": best.loss, "epoch": best.epoch, "metrics": best.metrics},
+            }
+        )
+        checkpoint.put("model", steps.model)
+        checkpoint.put("optimizer", steps.optimizer)
+        checkpoint.put("sums", self._sums.tensors())
+        if best is not None:
+            checkpoint.put("best", best.tensors)
+        ckpt.generator_states(checkpoint)
+        return checkpoint
+
+    def resume(self, checkpoint: Checkpoint) -> str | None:
+        """Goes on where the checkpoint was made; if it belongs to other data or another model, changes nothing and
+        returns why. Raises CheckpointError if it is damaged."""
+        meta = checkpoint.meta
+        reason = disagreement(meta, self._dataset, self._identity)
+        if reason is not None:
+            return reason
+        self._steps.load(StepsState(checkpoint.get("model"), checkpoint.get("optimizer")))
+        device = self._steps.batch_device
+        self._epoch, self._step, self._seconds = meta["epoch"], meta["step"], meta["seconds"]
+        self._sums.restore(checkpoint.get("sums"), meta["samples"], meta["loss_sum"], device)
+        self._last_metrics = meta["metrics"]
+        if meta["best"] is not None:
+            tensors = {name: tensor.to(device) for name, tensor in checkpoint.get("best").items()}
+            self._best = Best(tensors=tensors, **meta["best"])
+        ckpt.restore_generators(checkpoint)
+        return None
+
+
+def disagreement(meta: dict[str, Any], dataset: Dataset, identity: dict[str, Any]) -> str | None:
+    """Why a checkpoint is not one of such a run; None: it is."""
+    if meta["fingerprint"] != dataset.fingerprint:
+        rows = meta["fingerprint"].partition(":")[0]
+        return f"the data changed since the checkpoint of {rows} rows was made, so training started over"
+    if meta["identity"] != identity:
+        return "the architecture or the settings changed since the checkpoint was made, so training started over"
+    return None
+
+
+class Best(NamedTuple):
+    """The best epoch (from 1) so far, by validation loss, and the model it left."""
+
+    loss: float
+    epoch: int
+    metrics: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+class EpochSums:
+    """Loss and metrics of an epoch while it runs. Outputs are kept and counted many batches at a time, at steps that do
+    not depend on where a run was interrupted."""
+
+    def __init__(self, sums: MetricSums) -> None:
+        self.samples = 0
+        self.loss_sum = 0.0
+        self._sums = sums
+        self._outputs: list[Tensor] = []
+        self._targets: list[Tensor] = []
+        self._pending = 0
+
+    def add(self, outputs: Tensor, target: Tensor, loss: float) -> None:
+        """A batch: outputs [rows, outputs], target [rows], mean loss."""
+        rows = len(target)
+        self.samples += rows
+        self.loss_sum += loss * rows
+        self._outputs.append(outputs)
+        self._targets.append(target)
+        self._pending += outputs.numel()
+        if self._pending >= PENDING_OUTPUTS:
+            self._count()
+
+    def _count(self) -> None:
+        if self._outputs:
+            self._sums.add(torch.cat(self._outputs).cpu().numpy(), torch.cat(self._targets).cpu().numpy())
+            self._outputs, self._targets, self._pending = [], [], 0
+
+    def mean_loss(self) -> float | None:
+        return self.loss_sum / self.samples if self.samples else None
+
+    def result(self) -> Metrics:
+        self._count()
+        return self._sums.result(self.samples, self.loss_sum)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The state besides `samples` and `loss_sum`, for `restore`."""
+        tensors = {name: torch.from_numpy(array) for name, array in self._sums.arrays.items()}
+        if self._outputs:
+            tensors |= {"outputs": torch.cat(self._outputs), "targets": torch.cat(self._targets)}
+        return tensors
+
+    def restore(self, tensors: dict[str, Tensor], samples: int, loss_sum: float, device: torch.device) -> None:
+        self.samples, self.loss_sum = samples, loss_sum
+        if "outputs" in tensors:
+            self._outputs = [tensors.pop("outputs").to(device)]
+            self._targets = [tensors.pop("targets").to(device)]
+            self._pending = self._outputs[0].numel()
+        self._sums.arrays = {name: tensor.numpy().copy() for name, tensor in tensors.items()}
+
+
+def _not_finite(what: str, step: int) -> NotFiniteError:
+    hint = "Lower the learning rate, clip gradients with the option clip, or look for extreme values in the data."
+    return NotFiniteError(f"{what} at step {step}", hint=hint, step=step)

@@ -1,0 +1,169 @@
+"""How long operators take on batches of other sizes: throughput by work (accudnn.txt, 3.3.1).
+
+The work of an operator is its floating point operations, or its bytes where it has none. Operators of one kind (target)
+make a curve: the more work, the more of the device is in use, until it is saturated and time grows in proportion to
+work. The curves are fitted from traces of a few batch sizes, first with predicted latencies (roofline or latency
+models) and then with measured ones, which are iterations of training; what was measured replaces what was predicted.
+
+One curve for all convolutions is coarse. An operator that was timed with some batch sizes keeps its own times there;
+the curve says how they go on beyond.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from pg_tensile.planning.plan.following import has_structure
+from pg_tensile.planning.trace.trace import Floats, Trace
+
+BINS_PER_OCTAVE = 4  # of work, in which samples are summed up to their median
+SATURATED = 0.95  # of the highest throughput
+SMALLEST_US = 0.01
+
+
+class Curve(NamedTuple):
+    """Time by work for one kind of operator: never falling, never below the launch. `work` (flops or bytes) and `us`
+    are the fitted points, ascending; float64[p], p ≥ 1."""
+
+    work: Floats
+    us: Floats
+    launch_us: float
+
+    def time_us(self, work: Floats) -> Floats:
+        """float64[…]: straight lines between the points on logarithmic scales; beyond them the launch and a constant
+        throughput."""
+        work = np.maximum(work, 1.0)
+        inside = np.exp(np.interp(np.log(work), np.log(self.work), np.log(self.us)))
+        edge = np.where(work < self.work[0], 0, -1)
+        beyond = self.launch_us + (self.us[edge] - self.launch_us) * work / self.work[edge]
+        return np.where((work < self.work[0]) | (work > self.work[-1]), beyond, inside)
+
+    def throughput(self, work: Floats) -> Floats:
+        """Work per second."""
+        return np.maximum(work, 1.0) / self.time_us(work) * 1e6
+
+    @property
+    def saturation(self) -> float:
+        """The least work that reaches SATURATED of the highest throughput seen."""
+        reached = self.throughput(self.work)
+        return float(self.work[np.argmax(reached >= SATURATED * reached.max())])
+
+
+def fit_curve(work: Floats, us: Floats, launch_us: float) -> Curve:
+    """The curve nearest to the samples (float64[s] each, s ≥ 1) on logarithmic scales, in bins of work, that never
+    falls. The median of a bin counts, so that an outlier does not."""
+    work, us = np.maximum(np.asarray(work, np.float64), 1.0), np.maximum(us, max(launch_us, SMALLEST_US))
+    bins = np.round(np.log2(work) * BINS_PER_OCTAVE).astype(np.int64)
+    _, place = np.unique(bins, return_inverse=True)
+    members = [np.flatnonzero(place == each) for each in range(place.max() + 1)]
+    points = np.array([np.median(np.log(work[each])) for each in members])
+    times = np.array([np.median(np.log(us[each])) for each in members])
+    counts = np.array([len(each) for each in members], np.float64)
+    fitted = np.exp(never_falling(times, counts))
+    return Curve(np.exp(points), np.maximum(fitted, launch_us), launch_us)  # the logarithm rounds
+
+
+def never_falling(values: Floats, weights: Floats) -> Floats:
+    """The nearest sequence that never falls, by least weighted squares: neighbours that fall are averaged."""
+    blocks: list[tuple[float, float, int]] = []  # mean, weight, values
+    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
+        blocks.append((value, weight, 1))
+        while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
+            (low, one, first), (high, two, second) = blocks[-2:]
+            blocks[-2:] = [((low * one + high * two) / (one + two), one + two, first + second)]
+    return np.repeat([mean for mean, _, _ in blocks], [count for _, _, count in blocks])
+
+
+class Curves:
+    """The times of all operators of one model for every batch size. `predicted`: traces of some batch sizes with the
+    latencies that are expected; `add` what was measured. At least one trace has to be known before `predict`."""
+
+    def __init__(self, launch_us: float, predicted: Iterable[Trace] = ()) -> None:
+        self.launch_us = max(launch_us, SMALLEST_US)
+        self._predicted = [(trace, trace.latency_us) for trace in predicted]
+        self._measured: list[tuple[Trace, Floats]] = []
+        self._curves: dict[str, Curve] = {}
+
+    def add(self, trace: Trace, latency_us: Floats | None = None) -> None:
+        """A measured iteration: float64[n] µs, None: the trace's own latencies. Of the same structure and size the last
+        one counts for the operators themselves, all of them for the curves."""
+        self._measured.append((trace, trace.latency_us if latency_us is None else np.asarray(latency_us, np.float64)))
+        self._curves = {}
+
+    def curve(self, target: str) -> Curve | None:
+        """Of an operator kind; None: there was none."""
+        return self._fitted().get(target)
+
+    def predict(self, trace: Trace) -> Floats:
+        """float64[n] µs. Raises ValueError if no trace is known."""
+        curves, work = self._fitted(), work_of(trace)
+        if not curves:
+            raise ValueError("no operator has been timed yet")
+        by_curve = np.full(trace.operator_count, self.launch_us)
+        for target, places in _places(trace).items():
+            if target in curves:
+                by_curve[places] = curves[target].time_us(work[places])
+        own = self._own(trace)
+        return by_curve if own is None else _continued(work, by_curve, *own, trace, curves)
+
+    def _fitted(self) -> dict[str, Curve]:
+        if not self._curves:
+            measured = {target for trace, _ in self._measured for target in trace.target.values}
+            samples: defaultdict[str, list[tuple[Floats, Floats]]] = defaultdict(list)
+            for iterations, skipped in ((self._measured, set()), (self._predicted, measured)):
+                for trace, latency_us in iterations:
+                    for target, places in _places(trace).items():
+                        if target not in skipped:
+                            samples[target].append((work_of(trace)[places], latency_us[places]))
+            for target, parts in samples.items():
+                work, us = (np.concatenate(column) for column in zip(*parts, strict=True))
+                self._curves[target] = fit_curve(work, us, self.launch_us)
+        return self._curves
+
+    def _own(self, trace: Trace) -> tuple[Floats, Floats] | None:
+        """Work and times (float64[s, n]) of the operators themselves, by ascending work; None: none of that
+        structure."""
+        own: dict[tuple[int, ...], tuple[Floats, Floats]] = {}
+        for other, latency_us in self._measured or self._predicted:
+            if has_structure(trace, other):
+                own[tuple(other.tensor_bytes.tolist())] = work_of(other), latency_us
+        if not own:
+            return None
+        work, us = (np.stack(column) for column in zip(*own.values(), strict=True))
+        order = np.argsort(work.sum(axis=1), kind="stable")
+        return work[order], us[order]
+
+
+def work_of(trace: Trace) -> Floats:
+    """float64[n]: floating point operations, or bytes where there are none; never below 1."""
+    accessed = np.concatenate(([0], np.cumsum(trace.tensor_bytes[trace.access_tensor])))
+    nbytes = np.where(trace.operator_bytes > 0, trace.operator_bytes, np.diff(accessed[trace.access_start]))
+    return np.maximum(np.where(trace.flops > 0, trace.flops, nbytes), 1).astype(np.float64)
+
+
+def _places(trace: Trace) -> dict[str, np.ndarray]:
+    """The operators of each target."""
+    order = np.argsort(trace.target.codes, kind="stable")
+    parts = np.split(order, np.searchsorted(trace.target.codes[order], np.arange(1, len(trace.target.values))))
+    return {target: places for target, places in zip(trace.target.values, parts, strict=True) if places.size}
+
+
+def _continued(
+    work: Floats, by_curve: Floats, known_work: Floats, known_us: Floats, trace: Trace, curves: dict[str, Curve]
+) -> Floats:
+    """Each operator's own times, in between on a line of logarithms, and beyond as its kind's curve goes on."""
+    found = np.empty_like(work)
+    edges = {target: curve.time_us for target, curve in curves.items()}
+    for place in range(len(work)):
+        at, counts = np.unique(known_work[:, place], return_counts=True)
+        us = np.array([np.median(known_us[known_work[:, place] == each, place]) for each in at])
+        us = np.exp(never_falling(np.log(np.maximum(us, SMALLEST_US)), counts.astype(np.float64)))
+        found[place] = np.exp(np.interp(np.log(work[place]), np.log(at), np.log(us)))
+        if not at[0] <= work[place] <= at[-1]:
+            edge = at[:1] if work[place] < at[0] else at[-1:]
+            found[place] *= by_curve[place] / edges[trace.target[place]](edge)[0]
+    return found

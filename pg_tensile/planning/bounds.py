@@ -1,0 +1,129 @@
+"""Lower bounds for a trace of any size, whatever the policy: of memory, and of time within a budget.
+
+Both hold for the trace as it is given: early updates make another one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pg_tensile.errors import BudgetError
+from pg_tensile.planning.device.link import swap_us
+from pg_tensile.planning.device.profile import DeviceProfile, Direction
+from pg_tensile.planning.latency import roofline
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.memory import floor_bytes
+from pg_tensile.planning.plan.plan import NO_EVENTS
+from pg_tensile.planning.trace.trace import Bools, Floats, Int64s, Kind, Mode, Trace
+
+STRETCHES = 16  # of an iteration; in each one, the operator that has the most bytes too many is looked at
+WEIGHTS = tuple(  # that are tried: of the cut, and in it of the copies out and in
+    (cut, out, back, lane)
+    for cut in (0.0, 0.5, 0.75, 1.0) for out in (0.0, 0.5, 1.0) for back in (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
+    for lane in Direction
+)  # fmt: skip
+
+
+def smallest_peak(trace: Trace) -> int:
+    """Bytes: the largest working set of one operator, workspace included. No device peak is below it."""
+    return floor_bytes(trace)
+
+
+def largest_operator(trace: Trace) -> str:
+    """The operator with that working set."""
+    accessed = np.concatenate(([0], np.cumsum(trace.tensor_bytes[trace.access_tensor])))
+    return trace.operator_label(int(np.argmax(np.diff(accessed[trace.access_start]) + trace.workspace_bytes)))
+
+
+def check_budget(trace: Trace, peak_bytes: int) -> None:
+    """Raises BudgetError for a peak below the smallest."""
+    if peak_bytes < smallest_peak(trace):
+        raise BudgetError(peak_bytes, smallest_peak(trace), largest_operator(trace))
+
+
+def least_us(trace: Trace, profile: DeviceProfile, peak_bytes: int) -> float:
+    """µs that no iteration in the steady state of a plan within `peak_bytes` (device peak) goes below. Raises
+    BudgetError where there is none.
+
+    Every operator is executed once, so the sum of all latencies is a bound. Another one for each operator t at which
+    vanilla's tensors exceed the peak by D bytes: of those that t does not access, at least D bytes are away then. Let
+    x + y be the part of a tensor that is away and comes back by a swap-in (x) or a recomputation (y). A tensor of this
+    iteration was copied out before t and comes back after t, so the iteration, cut at t, takes at least
+
+        max(latencies before t, Σ out·x) + latency of t + max(latencies after t + Σ recompute·y, Σ in·x)   (1)
+
+    and each lane alone has to be served within the iteration, persistent tensors included: Σ in·x, Σ out·x (2); a
+    persistent tensor is copied out only if an operator writes it, and never recomputed. A recompute event repeats at
+    least the operator that created its tensor, and makes one tensor. Any weighted mean of (1) and (2), with any
+    weighted mean in place of each maximum, is a bound as well; it is linear in x and y, so the least that D bytes can
+    cost is a fractional knapsack: the cheapest bytes first. (A linear program's dual; weights are tried on a grid.)
+    """
+    check_budget(trace, peak_bytes)
+    trace = roofline.timed(trace, profile)
+    vanilla = AccessSequence(trace, NO_EVENTS)
+    excess = vanilla.footprint + trace.workspace_bytes - peak_bytes
+    found = float(trace.latency_us.sum())
+    for stretch in np.array_split(np.arange(trace.operator_count), STRETCHES):
+        if stretch.size:
+            worst = int(stretch[np.argmax(excess[stretch])])
+            if excess[worst] > 0:
+                found = max(found, _cut(trace, profile, vanilla, worst).least_us(int(excess[worst])))
+    return found
+
+
+class _Cut(NamedTuple):
+    """An iteration cut at an operator: µs, and the k tensors that may be away there."""
+
+    before_us: float
+    at_us: float
+    after_us: float
+    bytes: Int64s  # [k]
+    out_us: Floats  # [k]
+    in_us: Floats  # [k]
+    made_us: Floats  # [k]: infinite for what cannot be recomputed
+    persistent: Bools  # [k]
+
+    def least_us(self, excess_bytes: int) -> float:
+        """For that many bytes away."""
+        return max(self._weighted(excess_bytes, *weights) for weights in WEIGHTS)
+
+    def _weighted(self, excess_bytes: int, cut: float, out: float, back: float, direction: Direction) -> float:
+        """(1) weighs `cut`, in which the copies weigh `out` before and `back` after; the rest is (2) of one lane."""
+        lane = (1 - cut) * (self.out_us if direction is Direction.OUT else self.in_us)
+        made = cut * (1 - back) * self.made_us if cut * (1 - back) > 0 else np.where(self.made_us < np.inf, 0, np.inf)
+        swapped = lane + np.where(self.persistent, 0.0, cut * (out * self.out_us + back * self.in_us))
+        cost = np.minimum(made, swapped)
+        order = np.argsort(cost / self.bytes)
+        before = np.cumsum(self.bytes[order]) - self.bytes[order]
+        part = np.clip((excess_bytes - before) / self.bytes[order], 0.0, 1.0)
+        fixed = cut * ((1 - out) * self.before_us + self.at_us + (1 - back) * self.after_us)
+        return float(fixed + part @ cost[order])
+
+
+def _cut(trace: Trace, profile: DeviceProfile, vanilla: AccessSequence, operator: int) -> _Cut:
+    present = (vanilla.interval_first <= operator) & (operator <= vanilla.interval_last)
+    away = np.zeros(trace.tensor_count, np.bool_)
+    away[vanilla.interval_tensor[present]] = True
+    away[trace.access_tensor[trace.access_start[operator] : trace.access_start[operator + 1]]] = False
+    tensors = np.flatnonzero(away & (trace.tensor_bytes > 0))
+    persistent = trace.persistent[tensors]
+    out, back = (np.array(swap_us(trace, direction, profile), np.float64)[tensors] for direction in Direction)
+    out[persistent & (trace.tensor_writes[tensors] == 0)] = 0.0
+    ends = np.cumsum(trace.latency_us)
+    return _Cut(
+        float(ends[operator] - trace.latency_us[operator]), float(trace.latency_us[operator]),
+        float(ends[-1] - ends[operator]), trace.tensor_bytes[tensors], out, back, _made_us(trace)[tensors], persistent,
+    )  # fmt: skip
+
+
+def _made_us(trace: Trace) -> Floats:
+    """float64[m]: latency of the operator that creates each tensor; infinite where it must not be repeated."""
+    creates = trace.access_mode == Mode.CREATE
+    creates &= trace.tensor_kind[trace.access_tensor] != Kind.INPUT
+    writes = np.bincount(trace.access_operator[trace.access_mode == Mode.WRITE], minlength=trace.operator_count) > 0
+    creates &= ~writes[trace.access_operator]
+    made = np.full(trace.tensor_count, np.inf)
+    made[trace.access_tensor[creates]] = trace.latency_us[trace.access_operator[creates]]
+    return made

@@ -1,0 +1,161 @@
+"""The simulated link between device and host: two lanes, shared by all jobs (design.md section 5).
+
+Each lane serves one transfer at a time, in the order in which they may start. While both are busy, each runs at the
+duplex factor of its speed, so an end is certain only when it has been reached.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+import numpy as np
+
+from pg_tensile.planning.compression.coding import Coding, chunk_count
+from pg_tensile.planning.device.profile import DeviceProfile, Direction
+from pg_tensile.planning.trace.trace import Trace
+
+
+def moved_bytes(trace: Trace, tensor: int, codec: int) -> int:
+    """What crosses the link when a tensor is swapped with a codec; all of it where the trace's coding knows of none."""
+    coding = _coding(trace, tensor, codec)
+    return int(trace.tensor_bytes[tensor] if coding is None else coding.moved_bytes[tensor])
+
+
+def copy_us(trace: Trace, tensor: int, codec: int, direction: Direction, profile: DeviceProfile) -> float:
+    """How long a transfer takes that has the link to itself, in µs (cswap.txt, section IV-B).
+
+    `codec`: of the host copy. Coding and moving go on side by side, chunk by chunk: the slower of the two takes its
+    time, and of the faster one a chunk is left over, before or after.
+    """
+    return _pipelined_us(trace, tensor, codec, direction, profile, 1.0)
+
+
+def copy_stretch(trace: Trace, tensor: int, codec: int, direction: Direction, profile: DeviceProfile) -> float:
+    """How many times longer a transfer takes while the other lane is busy, too: coding it goes on at its own speed."""
+    alone_us = copy_us(trace, tensor, codec, direction, profile)
+    slowdown = 1 / profile.duplex_factor
+    shared_us = _pipelined_us(trace, tensor, codec, direction, profile, slowdown)
+    return shared_us / alone_us if alone_us else slowdown
+
+
+def _pipelined_us(
+    trace: Trace, tensor: int, codec: int, direction: Direction, profile: DeviceProfile, slowdown: float
+) -> float:
+    link_us = profile.transfer_us(moved_bytes(trace, tensor, codec), direction) * slowdown
+    coding = _coding(trace, tensor, codec)
+    if coding is None:
+        return link_us
+    coding_us = float((coding.encode_us if direction == Direction.OUT else coding.decode_us)[tensor])
+    pipelined_us = max(link_us, coding_us) + min(link_us, coding_us) / chunk_count(trace, tensor)
+    return pipelined_us + float(coding.waking_us[tensor])
+
+
+def _coding(trace: Trace, tensor: int, codec: int) -> Coding | None:
+    """The trace's coding, if it knows what this codec makes of the tensor."""
+    coding = trace.coding
+    return coding if codec and coding is not None and coding.codec[tensor] == codec else None
+
+
+def swap_us(trace: Trace, direction: Direction, profile: DeviceProfile) -> list[float]:
+    """[m]: `copy_us` of every tensor, swapped as `trace.coding` chooses."""
+    rate = profile.out_bytes_per_s if direction == Direction.OUT else profile.in_bytes_per_s
+    us: list[float] = (profile.transfer_latency_us + trace.tensor_bytes * (1e6 / rate)).tolist()
+    if trace.coding is not None:
+        for tensor in np.flatnonzero(trace.coding.codec).tolist():
+            us[tensor] = copy_us(trace, tensor, int(trace.coding.codec[tensor]), direction, profile)
+    return us
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A transfer to make: of a tensor, for an event of its job's plan (−1: for none)."""
+
+    tensor: int
+    direction: Direction
+    bytes: int
+    event: int
+    delay_us: int
+    alone_us: float  # with the link to itself
+    raw_bytes: int  # of the tensor; `bytes` are those that are moved
+    stretch: float  # while the other lane is busy, too, it takes so many times longer
+
+
+@dataclass(slots=True)
+class Request:
+    """A copy that has been asked for."""
+
+    copy: Copy
+    ready_us: float  # may start then
+    start_us: float = math.nan
+    end_us: float = math.nan  # known when it has ended
+    ended: bool = False
+    waiter: int = -1  # the job that waits for the end
+
+
+@dataclass(slots=True)
+class _Lane:
+    queue: list[tuple[float, int, Request]] = field(default_factory=list)  # heap: ready time, number
+    current: Request | None = None
+    end_us: float = math.inf  # of the current one, if the other lane stays as it is
+
+
+class Link:
+    """Two lanes. Time goes on by `advance` only."""
+
+    def __init__(self) -> None:
+        self._lanes = (_Lane(), _Lane())
+        self._now = -math.inf
+        self._requests = 0
+        self._both = False  # lanes are busy
+
+    def request(self, copy: Copy, ready_us: float) -> Request:
+        request = Request(copy, ready_us)
+        heappush(self._lanes[copy.direction].queue, (ready_us, self._requests, request))
+        self._requests += 1
+        return request
+
+    def advance(self, until: float) -> Request | None:
+        """Goes on to the next end of a transfer, which is returned, but not beyond `until`: then None."""
+        while True:
+            soonest, ending, starting = until, None, None
+            for lane in self._lanes:
+                if lane.current is not None:
+                    if lane.end_us <= soonest:
+                        soonest, ending, starting = lane.end_us, lane, None
+                elif lane.queue and max(lane.queue[0][0], self._now) < soonest:
+                    soonest, ending, starting = max(lane.queue[0][0], self._now), None, lane
+            if ending is not None:
+                return self._end(ending)
+            if starting is None:
+                self._now = soonest if soonest < math.inf else self._now
+                return None
+            self._start(starting, soonest)
+
+    def _start(self, lane: _Lane, now: float) -> None:
+        self._now = now
+        lane.current = heappop(lane.queue)[2]
+        lane.current.start_us = now
+        lane.end_us = now + lane.current.copy.alone_us
+        self._share()
+
+    def _end(self, lane: _Lane) -> Request:
+        request = lane.current
+        assert request is not None
+        self._now = request.end_us = lane.end_us
+        request.ended = True
+        lane.current = None
+        self._share()
+        return request
+
+    def _share(self) -> None:
+        """If both lanes became busy, or one of both idle, what is under way ends later, or sooner."""
+        both = all(lane.current is not None for lane in self._lanes)
+        if both != self._both:
+            for lane in self._lanes:
+                if lane.current is not None:
+                    stretch = lane.current.copy.stretch
+                    remaining = lane.end_us - self._now
+                    lane.end_us = self._now + (remaining * stretch if both else remaining / stretch)
+        self._both = both

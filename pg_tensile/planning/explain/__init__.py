@@ -1,0 +1,1 @@
+"""The explanation of a job before it runs: EXPLAIN for training."""

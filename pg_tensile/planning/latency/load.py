@@ -1,0 +1,133 @@
+"""How busy a device is with the work of others: the share of it that they use, 0 … 1 (tensile.txt, section IV-A).
+
+On the host it is the processors' time, from the kernel's counters, without this process; what a hypervisor takes away
+counts as theirs. On CUDA it is NVML's utilisation, which is everybody's: read it while this process computes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from pg_tensile.errors import MeasurementError
+
+_BUSY = slice(0, 8)  # user, nice, system, idle, iowait, irq, softirq, steal; the guests' time is in user's already
+_IDLE = (3, 4)
+_START_S = 60.0  # that a process may take until it works: it imports PyTorch
+
+
+class _Times(NamedTuple):
+    """Seconds since some beginning."""
+
+    busy: float  # of the processors that this process may use, all together
+    own: float  # of this process
+    total: float
+
+
+class LoadMeter:
+    """Measures from one `read` to the next. `kind`: "host" or "cuda"; a device that cannot be asked is idle."""
+
+    def __init__(self, kind: str = "host", index: int = 0) -> None:
+        self._kind, self._index = kind, index
+        self._before = _processor_times()
+
+    def read(self) -> float:
+        """The load since the last read, or since it was made: on the host at least some tenths of a second, because the
+        kernel counts in hundredths; on CUDA NVML's last period, whatever came before."""
+        if self._kind == "cuda":
+            return _nvml_utilisation(self._index)
+        before, self._before = self._before, _processor_times()
+        total = self._before.total - before.total
+        others = (self._before.busy - before.busy) - (self._before.own - before.own)
+        return min(1.0, max(0.0, others / total)) if total > 0 else 0.0
+
+
+def _processor_times() -> _Times:
+    """All zeros where there is no /proc/stat."""
+    chosen = {f"cpu{number}" for number in os.sched_getaffinity(0)} if hasattr(os, "sched_getaffinity") else set()
+    try:
+        lines = Path("/proc/stat").read_text().splitlines()
+    except OSError:
+        return _Times(0.0, 0.0, 0.0)
+    total = idle = 0
+    for name, *fields in (line.split() for line in lines if line.startswith("cpu")):
+        if name in chosen:
+            ticks = [int(field) for field in fields[_BUSY]]
+            total += sum(ticks)
+            idle += sum(ticks[place] for place in _IDLE)
+    rate = os.sysconf("SC_CLK_TCK")
+    return _Times((total - idle) / rate, time.process_time(), total / rate)
+
+
+def _nvml_utilisation(index: int) -> float:
+    try:
+        import pynvml
+    except ImportError:
+        return 0.0
+    try:
+        pynvml.nvmlInit()
+        try:
+            return pynvml.nvmlDeviceGetUtilizationRates(pynvml.nvmlDeviceGetHandleByIndex(index)).gpu / 100
+        finally:
+            pynvml.nvmlShutdown()
+    except pynvml.NVMLError:  # no driver, or a device that does not count, as MIG's parts
+        return 0.0
+
+
+class BusyProcesses:
+    """Other processes that keep the device busy, as other jobs would. They end with the `with` block, and by themselves
+    when this process goes away, however it does: they read a pipe that only it holds open, and the kernel kills them
+    with the thread that started them."""
+
+    def __init__(self, count: int, device: str, threads: int = 1) -> None:
+        self._count, self._arguments = count, f"{device!r}, {threads}"
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def __enter__(self) -> BusyProcesses:
+        module = "pg_tensile.execution.measuring.operators"
+        program = f"from {module} import keep_busy; keep_busy({os.getpid()}, {self._arguments})"
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        try:
+            for _ in range(self._count):
+                self._processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-c", program],
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.DEVNULL,
+                        env=environment,
+                    )
+                )
+            self._await()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _await(self) -> None:
+        """Until each has said that it works. Raises MeasurementError."""
+        deadline = time.monotonic() + _START_S
+        for process in self._processes:
+            assert process.stdout is not None
+            ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+            if not (ready and process.stdout.read(1)):
+                detail = f"exit status {process.poll()}"
+                raise MeasurementError("a process that keeps the device busy did not start", detail=detail)
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                assert stream is not None
+                stream.close()
+        self._processes.clear()

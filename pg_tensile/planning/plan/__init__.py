@@ -1,0 +1,1 @@
+"""Plans: their events, their meaning on a trace, and the memory they take."""

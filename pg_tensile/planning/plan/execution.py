@@ -1,0 +1,402 @@
+"""What a plan means on a trace: steps, residency, copies, actions, and the first thing that goes wrong.
+
+The one place that knows the semantics of docs/library.md ("Steps", "Plan"). Validation, peak analysis, the simulator
+and the runtime's compiler all read it, so they cannot disagree. The tensor access sequence of tensile.txt (section
+IV-A) is extended by the events of the plan (residency.py) and by the operators that are executed again (steps.py); what
+is wrong with a plan is put into words in messages.py.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from pg_tensile.errors import InvalidPlanError
+from pg_tensile.planning.plan.messages import (
+    Cause,
+    Problem,
+    describe_fault,
+    describe_item,
+    describe_loss,
+    describe_uncopied,
+)
+from pg_tensile.planning.plan.order import as_executed
+from pg_tensile.planning.plan.plan import Boundary, Plan
+from pg_tensile.planning.plan.residency import (
+    ALLOCATING,
+    AT_ONCE,
+    BRINGING,
+    DUE,
+    ENDING,
+    FREEING,
+    LETTING_GO,
+    RECOMPUTING,
+    RUNNING,
+    SLOTS,
+    WAITING,
+    Item,
+    Place,
+    boundary_flags,
+    build_items,
+    find_wrong,
+    track,
+)
+from pg_tensile.planning.plan.steps import FaultyEvent, Layout, find_fault, lay_out
+from pg_tensile.planning.trace.trace import Bools, Int32s, Int64s, Mode, Trace
+
+
+class ActionKind(IntEnum):
+    """In the order in which they stand in a step and its gap."""
+
+    PASSIVE_IN = 0
+    WAIT_IN = 1
+    RUN = 2
+    FREE = 3
+    WAIT_OUT = 4  # waits for the copy and frees
+    COPY_OUT = 5
+    COPY_IN = 6
+
+
+class Action(NamedTuple):
+    kind: ActionKind
+    step: int
+    tensor: int  # -1: RUN
+    event: int  # index into plan.rows, -1: none
+
+
+class Copies(NamedTuple):
+    """The swap events that really move bytes, in plan order."""
+
+    event: Int64s
+    tensor: Int64s
+    bytes: Int64s
+
+
+class HostCopies(NamedTuple):
+    """Copies on the host, h of them: from the gap after step `first` until the wait before step `last`; around the end
+    of the iteration where `last` <= `first`, all the time where they are equal."""
+
+    tensor: Int64s  # [h]
+    first: Int64s  # [h]
+    last: Int64s  # [h]
+
+
+Columns = tuple[Int64s, Int64s, Int64s, Int64s, Int64s]  # of actions: kind, step, slot, tensor, event
+
+
+class AccessSequence:
+    """The meaning of `plan` on the captured `trace`, from `initial_state`; None: from the plan's own boundary state.
+
+    The attribute `trace` is the one as the plan executes it: in the plan's order (order.py), if it has one. Operators
+    are meant by their places in it, if not said otherwise. `problem` is the first one, or None. Where there is one,
+    everything but `problem` and `boundary` raises InvalidPlanError, and so does `boundary` if the events name unknown
+    tensors or operators. An order that the trace cannot have is InvalidPlanError at once.
+    """
+
+    def __init__(self, trace: Trace, plan: Plan, initial_state: Boundary | None = None, passive: bool = False) -> None:
+        self.captured_trace = trace
+        self.trace = trace = as_executed(trace, plan)
+        self.plan = plan
+        self.initial_state = initial_state
+        self.passive = passive
+        fault = find_fault(trace, plan)
+        layout = fault or lay_out(trace, plan)
+        self._fault = layout if isinstance(layout, FaultyEvent) else None
+        if isinstance(layout, Layout):
+            self._layout = layout
+            self._items = build_items(trace, plan, layout)
+            self._off_device, self._copied = boundary_flags(trace, self._items)
+            self._states = track(trace, self._items, ~self._off_device, self._initial(), passive)
+        self.problem = self._first_problem()
+
+    # ---- states between iterations ----
+
+    @cached_property
+    def boundary(self) -> Boundary:
+        """The state in which an iteration of the plan starts and ends."""
+        if self._fault is not None:
+            self.check()
+        persistent = self.trace.persistent
+        return Boundary(_set(persistent & ~self._off_device), _set(persistent & self._copied))
+
+    @property
+    def final_state(self) -> Boundary:
+        """The state after this iteration: `boundary`, with more host copies if it started with more."""
+        self.check()
+        last = self._states.last & self.trace.persistent[self._items.tensor]
+        tensors = self._items.tensor[last]
+        current = frozenset(tensors[self._states.current_after[last]].tolist())
+        return Boundary(self.boundary.device, current)
+
+    def check(self) -> None:
+        """Raises InvalidPlanError if there is a problem."""
+        if self.problem is not None:
+            place, _, tensor, event, message = self.problem
+            operator = place if place < 0 else int(self.trace.captured_operator[place])
+            detail = None if event < 0 else f"event {event}: {self.plan.events[event]}"
+            hint = "The plan does not fit the trace: make it again."
+            raise InvalidPlanError(message, hint, detail, operator, tensor, event)
+
+    def _initial(self) -> tuple[Bools, Bools]:
+        """bool[m] each: on the device and on the host at the start."""
+        persistent = self.trace.persistent
+        if self.initial_state is None:
+            return persistent & ~self._off_device, persistent & self._copied
+        device, host = (np.zeros(self.trace.tensor_count, np.bool_) for _ in range(2))
+        for flags, tensors in zip((device, host), self.initial_state, strict=True):
+            named = np.fromiter(tensors, np.int64, len(tensors))
+            if np.any((named < 0) | (named >= len(flags))) or not persistent[named].all():
+                raise InvalidPlanError("an initial state names a tensor that is not a persistent one of the trace")
+            flags[named] = True
+        return device, host
+
+    # ---- problems ----
+
+    def _first_problem(self) -> Problem | None:
+        if self._fault is not None:
+            return describe_fault(self.trace, self.plan, self._fault, -1)
+        places: list[tuple[int, Problem | int]] = []
+        for faulty in self._layout.faults:
+            step = int(self._layout.event_step[faulty.event])
+            places.append((step * SLOTS + RECOMPUTING, describe_fault(self.trace, self.plan, faulty, step)))
+        wrong = np.flatnonzero(find_wrong(self._items, self._states, self.passive))
+        if wrong.size:
+            item = int(wrong[np.argmin(self._items.key[wrong])])
+            places.append((int(self._items.key[item]), item))
+        if places:
+            found = min(places, key=lambda place: place[0])[1]
+            return found if isinstance(found, Problem) else self._describe(found)
+        uncopied = np.flatnonzero(self._uncopied())
+        if uncopied.size:
+            return describe_uncopied(self.trace, self.plan, self._place(int(uncopied[0])))
+        lost = np.flatnonzero(self._lost())
+        if lost.size:
+            return describe_loss(
+                self.trace, int(self._items.tensor[lost[0]]), self._item_operator(int(lost[0])),
+                bool(self._states.current_after[lost[0]]), len(self._layout.operator) - 1,
+            )  # fmt: skip
+        return None
+
+    def _lost(self) -> Bools:
+        """bool[k]: last items of the persistent tensors that are not where the boundary state wants them."""
+        items, states = self._items, self._states
+        end = states.last & self.trace.persistent[items.tensor]
+        back = ~self._off_device[items.tensor] & ~self.passive
+        return end & (states.after == Place.ABSENT) & (back | ~states.current_after)
+
+    def _uncopied(self) -> Bools:
+        """bool[k]: swap-outs with a codec that copy nothing, though the iteration starts as the plan wants it."""
+        if self.initial_state is not None or self.passive:
+            return np.zeros(len(self._items.kind), np.bool_)
+        coded = np.append(self.plan.rows["codec"] > 0, False)  # for items of no event
+        return (self._items.kind == Item.OUT) & self._states.current_before & coded[self._items.event]
+
+    def _place(self, item: int) -> Problem:
+        """Where an item stands."""
+        items = self._items
+        return Problem(
+            self._item_operator(item), int(items.step[item]), int(items.tensor[item]), int(items.event[item]), ""
+        )
+
+    def _describe(self, item: int) -> Problem:
+        items = self._items
+        start = int(np.searchsorted(items.tensor, items.tensor[item]))
+        changed = np.flatnonzero(items.kind[start:item] == Item.WRITE)
+        cause = Cause(
+            Item(items.kind[item - 1]),
+            self._item_operator(item - 1),
+            int(items.event[item - 1]),
+            self._item_operator(start + int(changed[-1])) if changed.size else -1,
+        )
+        state = Place(self._states.before[item])
+        return describe_item(
+            self.trace, self.plan, self._place(item), Item(items.kind[item]), state, bool(items.outdated[item]), cause
+        )
+
+    def _item_operator(self, item: int) -> int:
+        """The operator that an item belongs to: that of its step, the trigger of its event in a gap; -1 for START."""
+        step, event = int(self._items.step[item]), int(self._items.event[item])
+        if step < 0:
+            return -1
+        if event >= 0 and self._items.key[item] % SLOTS >= FREEING:
+            return int(self.plan.rows["trigger"][event])
+        return int(self._layout.operator[step])
+
+    # ---- steps and memory ----
+
+    @property
+    def steps(self) -> Int32s:
+        """int32[s]: the operator executed in each step."""
+        self.check()
+        return self._layout.operator
+
+    @property
+    def operators(self) -> Int32s:
+        """int32[s]: the same by their captured numbers."""
+        return self.trace.captured_operator[self.steps]
+
+    @property
+    def step_event(self) -> Int32s:
+        """int32[s]: the recompute event that each step belongs to, -1: the operator itself."""
+        self.check()
+        return self._layout.event
+
+    @property
+    def operator_step(self) -> Int64s:
+        """int64[n]: the step of each operator itself."""
+        self.check()
+        return self._layout.operator_step
+
+    @cached_property
+    def scratch_bytes(self) -> Int64s:
+        """int64[s]: what a recompute step makes besides its tensor: discarded outputs and copies of statistics."""
+        self.check()
+        again = self._layout.recomputation
+        made = (again.access_mode == Mode.CREATE) | (again.access_mode == Mode.STATS)
+        scratch = np.zeros(len(self._layout.operator), np.int64)
+        np.add.at(scratch, again.step[again.access_row[made]], self.trace.tensor_bytes[again.access_tensor[made]])
+        return scratch
+
+    @cached_property
+    def _intervals(self) -> tuple[Int64s, Int64s, Int64s]:
+        self.check()
+        items, states = self._items, self._states
+        made = (items.kind == Item.CREATE) | (items.kind == Item.REMAKE) | (items.kind == Item.IN) | states.passive
+        made |= (items.kind == Item.START) & ((states.after != Place.ABSENT) | states.released)
+        on_device = (states.before == Place.RESIDENT) | (states.before == Place.OUT)
+        freed = ((items.kind == Item.RELEASE) | (items.kind == Item.OUT_END)) & on_device
+        kept = states.last & (states.after == Place.RESIDENT)
+        gone = freed | states.released | kept
+        first = np.maximum(items.step[made], 0) + (items.kind[made] == Item.IN)
+        last = np.where(kept[gone], len(self._layout.operator) - 1, np.maximum(items.step[gone], 0))
+        return items.tensor[made], first, last
+
+    @property
+    def interval_tensor(self) -> Int64s:
+        """int64[i]: the tensor of each residency; it is in the samples interval_first … interval_last."""
+        return self._intervals[0]
+
+    @property
+    def interval_first(self) -> Int64s:
+        """int64[i]: the first step in whose sample the tensor is."""
+        return self._intervals[1]
+
+    @property
+    def interval_last(self) -> Int64s:
+        """int64[i]: the last step in whose sample the tensor is."""
+        return self._intervals[2]
+
+    @cached_property
+    def footprint(self) -> Int64s:
+        """int64[s]: bytes on the device after each step, transfers under way included (tensile.txt, Algorithm 1)."""
+        tensor, first, last = self._intervals
+        change = np.zeros(len(self._layout.operator) + 1, np.int64)
+        np.add.at(change, first, self.trace.tensor_bytes[tensor])
+        np.subtract.at(change, last + 1, self.trace.tensor_bytes[tensor])
+        return np.cumsum(change[:-1]) + self.scratch_bytes
+
+    # ---- transfers and actions ----
+
+    @cached_property
+    def _copies_out(self) -> Bools:
+        """bool[k]: swap-outs that find no current host copy."""
+        return (self._items.kind == Item.OUT) & ~self._states.current_before
+
+    @cached_property
+    def copies(self) -> Copies:
+        """The swap events that move bytes."""
+        self.check()
+        chosen = np.flatnonzero(self._copies_out | (self._items.kind == Item.IN))
+        chosen = chosen[np.argsort(self._items.event[chosen], kind="stable")]
+        tensor = self._items.tensor[chosen]
+        return Copies(self._items.event[chosen].astype(np.int64), tensor, self.trace.tensor_bytes[tensor])
+
+    @property
+    def host_copies(self) -> HostCopies:
+        """What the host holds, as arcs of the circle of steps; of a sequence that starts from the boundary state."""
+        self.check()
+        items, states = self._items, self._states
+        copying = self._copies_out
+        setters = copying | (items.kind == Item.START) | (items.kind == Item.CREATE) | (items.kind == Item.WRITE)
+        begins = np.flatnonzero(setters)
+        copied = np.zeros(len(self.plan) + 1, np.bool_)
+        copied[items.event[copying]] = True
+        used = np.where((items.kind == Item.IN_END) | states.passive, items.step, 0)
+        used += np.where((items.kind == Item.OUT_END) & copied[items.event], items.step + 1, 0)
+        last = np.maximum.reduceat(used, begins)
+        tensor = items.tensor[begins]
+        ends = np.append(np.diff(tensor) != 0, True)  # the copies that are current at the end
+        first_of = np.append(0, np.flatnonzero(ends)[:-1] + 1)  # START of each tensor
+        kept = ends & self.trace.persistent[tensor]
+        last[kept] = last[first_of[tensor[kept]]]
+        held = copying[begins] | (kept & (items.kind[begins] == Item.START) & self._copied[tensor])
+        first = np.maximum(items.step[begins], 0)
+        return HostCopies(
+            tensor[held],
+            first[held],
+            np.where(items.kind[begins] == Item.START, 0, last % len(self._layout.operator))[held],
+        )
+
+    def actions(self) -> list[Action]:
+        """Everything that happens, in execution order."""
+        rows = zip(*(column.tolist() for column in self.action_columns()), strict=True)
+        kinds = tuple(ActionKind)
+        return [Action(kinds[kind], step, tensor, event) for kind, step, tensor, event in rows]
+
+    def action_columns(self) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+        """The columns of `actions`: kind, step, tensor, event."""
+        self.check()
+        columns = [self._runs(), *self._transfers(), *self._frees()]
+        kind, step, phase, tensor, event = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+        order = np.lexsort((tensor, event, step * SLOTS + phase))  # stable: a copy out stays ahead of its wait
+        return kind[order], step[order], tensor[order], event[order]
+
+    def _runs(self) -> Columns:
+        steps = np.arange(len(self._layout.operator), dtype=np.int64)
+        nothing = np.full(len(steps), -1, np.int64)
+        return np.full(len(steps), ActionKind.RUN), steps, np.full(len(steps), RUNNING), nothing, nothing
+
+    def _transfers(self) -> list[Columns]:
+        items, states = self._items, self._states
+        end = states.last & (states.after == Place.ABSENT) & self.trace.persistent[items.tensor]
+        end &= ~self._off_device[items.tensor] & states.current_after
+        return [
+            self._act(ActionKind.PASSIVE_IN, BRINGING, states.passive, of_event=False),
+            self._act(ActionKind.PASSIVE_IN, ENDING, end, False, len(self._layout.operator) - 1),
+            self._act(ActionKind.WAIT_IN, WAITING, items.kind == Item.IN_END),
+            self._act(ActionKind.COPY_OUT, AT_ONCE, self._copies_out),
+            self._act(ActionKind.COPY_IN, ALLOCATING, items.kind == Item.IN),
+        ]
+
+    def _frees(self) -> list[Columns]:
+        items, states = self._items, self._states
+        copied = np.zeros(len(self.plan) + 1, np.bool_)
+        copied[items.event[self._copies_out]] = True
+        out = (items.kind == Item.OUT_END) & (states.before == Place.OUT)
+        due = items.key % SLOTS == DUE
+        waits = out & copied[items.event]
+        released = (items.kind == Item.RELEASE) & (states.before == Place.RESIDENT)
+        return [
+            self._act(ActionKind.FREE, LETTING_GO, states.released, of_event=False),
+            self._act(ActionKind.WAIT_OUT, DUE, waits & due),
+            self._act(ActionKind.FREE, DUE, out & ~waits & due),
+            self._act(ActionKind.FREE, FREEING, released | (out & ~waits & ~due)),
+            self._act(ActionKind.WAIT_OUT, AT_ONCE, waits & ~due),
+        ]
+
+    def _act(
+        self, kind: ActionKind, phase: int, chosen: Bools, of_event: bool = True, step: int | None = None
+    ) -> Columns:
+        """Columns of actions for the chosen items, in their own step or in `step`."""
+        places = np.flatnonzero(chosen)
+        count = len(places)
+        steps = np.maximum(self._items.step[places], 0) if step is None else np.full(count, step)
+        events = self._items.event[places].astype(np.int64) if of_event else np.full(count, -1)
+        return np.full(count, kind), steps, np.full(count, phase), self._items.tensor[places], events
+
+
+def _set(flags: Bools) -> frozenset[int]:
+    return frozenset(np.flatnonzero(flags).tolist())

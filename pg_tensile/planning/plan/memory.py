@@ -1,0 +1,189 @@
+"""GPU memory peak analysis (tensile.txt, section IV-B, Algorithm 1): the footprint of a plan, and memory on the host.
+
+Algorithm 1 is read as docs/library.md says: it starts from the plan's boundary state, a swap-in counts from its trigger
+on, a swap-out until its deadline, and what goes after an operator is subtracted after that operator's outputs are
+counted. Persistent tensors count. Every function raises InvalidPlanError if the plan cannot be executed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+
+from pg_tensile.planning.compression.coding import staging_bytes
+from pg_tensile.planning.plan.execution import AccessSequence, HostCopies
+from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
+from pg_tensile.planning.trace.trace import Int32s, Int64s, Trace
+
+ALIGNMENT = {"cpu": 64, "cuda": 512}
+
+
+class Footprint(NamedTuple):
+    """Bytes on the device after each of s steps, before what is dead goes."""
+
+    bytes: Int64s  # [s]
+    steps: Int32s  # [s]: the operator executed in each step, by its captured number
+    peak_bytes: int
+    peak_step: int  # the first step with that footprint
+    device_peak_bytes: int  # with the workspace of each step's operator and staging: what a budget must hold
+
+
+def footprint(trace: Trace, plan: Plan = NO_EVENTS) -> Footprint:
+    """The memory of an iteration of `plan` in its steady state."""
+    return footprint_of(AccessSequence(trace, plan))
+
+
+def footprint_of(sequence: AccessSequence) -> Footprint:
+    """The memory of a sequence that is at hand already, from whatever state it starts."""
+    samples, steps = sequence.footprint, sequence.steps
+    peak = int(np.argmax(samples))
+    device_peak = int(np.max(samples + sequence.trace.workspace_bytes[steps]))
+    device_peak += staging_bytes(sequence.trace, sequence.plan)
+    return Footprint(samples, sequence.operators, int(samples[peak]), peak, device_peak)
+
+
+def live_tensors(trace: Trace, plan: Plan, step: int) -> Int64s:
+    """The tensors in the footprint of a step, ascending. (A recompute step's scratch_bytes come on top.)"""
+    sequence = AccessSequence(trace, plan)
+    if not 0 <= step < len(sequence.steps):
+        raise IndexError(f"there is no step {step} among {len(sequence.steps)}")
+    live = (sequence.interval_first <= step) & (step <= sequence.interval_last)
+    return np.sort(sequence.interval_tensor[live])
+
+
+def floor_bytes(trace: Trace) -> int:
+    """The largest working set of one operator: what it accesses and its workspace. No plan needs less device memory."""
+    accessed = np.concatenate(([0], np.cumsum(trace.tensor_bytes[trace.access_tensor])))
+    return int(np.max(np.diff(accessed[trace.access_start]) + trace.workspace_bytes))
+
+
+class HostCopy(NamedTuple):
+    """A place in the host arena, from the gap after step `first` until the wait before step `last`; around the end of
+    the iteration where `last` <= `first`, all the time where they are equal."""
+
+    first: int
+    last: int
+    offset: int  # bytes
+
+
+class Arena(NamedTuple):
+    """Host memory for all copies of a plan. `offsets`: tensor → its copies, in the order of their first steps."""
+
+    bytes: int
+    offsets: dict[int, list[HostCopy]]
+
+
+def host_arena(trace: Trace, plan: Plan) -> Arena:
+    """Places for all host copies of the plan's steady state; those that overlap in time never overlap in space.
+
+    The circle of steps is cut where the copies across the cut are smallest; those lie side by side for good, all others
+    take the smallest hole that fits, in the order of their first steps. Places are aligned to 512 bytes on CUDA, to 64
+    otherwise. A persistent tensor's copy that is current between two iterations keeps its place there.
+    """
+    return host_arena_of(AccessSequence(trace, plan))
+
+
+def host_arena_of(sequence: AccessSequence) -> Arena:
+    """The arena of a sequence that is at hand already and starts from the boundary state."""
+    copies, trace = sequence.host_copies, sequence.trace
+    steps = len(sequence.steps)
+    align = ALIGNMENT[trace.device]
+    size = -(-trace.tensor_bytes[copies.tensor] // align) * align
+    cut = _cut(copies, size, steps)
+    first, last = (copies.first - cut) % steps, (copies.last - cut) % steps
+    last[last == 0] = steps
+    across = first >= last
+    offset = np.zeros(len(size), np.int64)
+    offset[across] = np.cumsum(size[across]) - size[across]
+    base = int(size[across].sum())
+    offset[~across], height = _lay_out(first[~across], last[~across], size[~across])
+    offset[~across] += base
+    offsets: dict[int, list[HostCopy]] = {}
+    order = np.lexsort((copies.first, copies.tensor))
+    rows = zip(*(column[order].tolist() for column in (*copies, offset)), strict=True)
+    for tensor, begin, end, place in rows:
+        offsets.setdefault(tensor, []).append(HostCopy(begin, end, place))
+    return Arena(base + height, offsets)
+
+
+def _cut(copies: HostCopies, size: Int64s, steps: int) -> int:
+    """The step before which the fewest bytes are held across."""
+    partial = copies.first != copies.last
+    first, last, size = copies.first[partial], copies.last[partial], size[partial]
+    held = np.zeros(steps + 1, np.int64)  # in the gap before each step and in the one after it
+    np.add.at(held, first + 1, size)
+    np.subtract.at(held, last, size)
+    around = first >= last
+    return int(np.argmin(np.cumsum(held)[:steps] + size[around].sum()))
+
+
+def _lay_out(first: Int64s, last: Int64s, size: Int64s) -> tuple[Int64s, int]:
+    """Offsets of intervals first … last - 1, by best fit in the order of time, and the height of all."""
+    holes = Holes()
+    offsets = [0] * len(size)
+    sizes, ends = size.tolist(), last.tolist()
+    busy: list[tuple[int, int]] = []  # (end, interval), a heap
+    for interval in np.lexsort((-size, first)).tolist():
+        while busy and busy[0][0] <= first[interval]:
+            done = heappop(busy)[1]
+            holes.free(offsets[done], sizes[done])
+        offsets[interval] = holes.allocate(sizes[interval])
+        heappush(busy, (ends[interval], interval))
+    return np.array(offsets, np.int64), holes.height
+
+
+class Holes:
+    """Free places below `height`: allocates the smallest that fits, joins neighbours when they become free."""
+
+    def __init__(self) -> None:
+        self.height = 0
+        self.by_size: list[tuple[int, int]] = []  # (bytes, offset), sorted
+        self.start_of: dict[int, int] = {}  # end → start
+        self.end_of: dict[int, int] = {}  # start → end
+
+    def allocate(self, size: int) -> int:
+        if size == 0:
+            return 0
+        place = bisect_left(self.by_size, (size, 0))
+        if place < len(self.by_size):
+            start = self.by_size[place][1]
+        else:  # grow, from the hole at the end if there is one
+            start = self.start_of.get(self.height, self.height)
+            if start == self.height:
+                self.height += size
+                return start
+            self._grow(start, start + size)
+        end = self._remove(start)
+        if start + size < end:
+            self._add(start + size, end)
+        return start
+
+    def free(self, start: int, size: int) -> None:
+        if size == 0:
+            return
+        end = start + size
+        if start in self.start_of:
+            start = self.start_of[start]
+            self._remove(start)
+        if end in self.end_of:
+            end = self._remove(end)
+        self._add(start, end)
+
+    def _grow(self, start: int, end: int) -> None:
+        self._remove(start)
+        self._add(start, end)
+        self.height = end
+
+    def _add(self, start: int, end: int) -> None:
+        self.start_of[end] = start
+        self.end_of[start] = end
+        insort(self.by_size, (end - start, start))
+
+    def _remove(self, start: int) -> int:
+        end = self.end_of.pop(start)
+        del self.start_of[end]
+        del self.by_size[bisect_left(self.by_size, (end - start, start))]
+        return end

@@ -1,0 +1,147 @@
+"""The orders in which the operators of a trace may be executed (swapadvisor.txt, section 4: the schedule).
+
+An order is a permutation of the captured operators: order[k] is the k-th one that is executed. It is as good as the
+captured one if every operator finds each tensor as it found it when it was captured: then every result is the same, to
+the last bit. `in_order` makes a trace of it like any other, so that everything that reads a trace and a plan reads an
+ordered one as well; what an operator's number was is kept in `Trace.captured_operator`, for people and for the runtime.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from pg_tensile.errors import InvalidPlanError
+from pg_tensile.planning.plan.plan import Plan
+from pg_tensile.planning.plan.steps import ranges
+from pg_tensile.planning.trace.trace import Int32s, Int64s, Mode, Trace
+
+
+class Dependencies(NamedTuple):
+    """What must be executed before what: e pairs of n operators, each once, also those that others imply."""
+
+    predecessor_start: Int64s  # [n + 1]: those of operator i are predecessors[predecessor_start[i] : … [i + 1]]
+    predecessors: Int32s  # [e], ascending for each operator
+    successor_start: Int64s  # [n + 1]
+    successors: Int32s  # [e], ascending for each operator
+
+
+_known: WeakKeyDictionary[Trace, Dependencies] = WeakKeyDictionary()
+
+
+def dependencies(trace: Trace) -> Dependencies:
+    """Who reads a tensor comes after the one that wrote it and before the next one that writes it, who writes it (or
+    changes statistics in it) after the one before; the placeholder comes first, the output last, and random operators
+    keep their order, so that each finds the generator as it did."""
+    if trace not in _known:
+        _known[trace] = _dependencies(trace)
+    return _known[trace]
+
+
+def _dependencies(trace: Trace) -> Dependencies:
+    count = trace.operator_count
+    operators, random = np.arange(count), np.flatnonzero(trace.random)
+    pairs = [
+        *_through_tensors(trace),
+        (np.zeros(count - 1, np.int64), operators[1:]),
+        (operators[:-1], np.full(count - 1, count - 1)),
+        (random[:-1], random[1:]),
+    ]
+    before, after = (np.concatenate(column).astype(np.int64) for column in zip(*pairs, strict=True))
+    return Dependencies(*_rows(after * count + before, count), *_rows(before * count + after, count))
+
+
+def _rows(keys: Int64s, count: int) -> tuple[Int64s, Int32s]:
+    """Starts and members of `count` rows; a key is row × count + member."""
+    keys = np.unique(keys)
+    return np.searchsorted(keys, np.arange(count + 1) * count), (keys % count).astype(np.int32)
+
+
+def _through_tensors(trace: Trace) -> list[tuple[Int32s, Int32s]]:
+    """Pairs (before, after): writes and what follows them, reads and the writes that follow them."""
+    access = trace.access_by_tensor
+    operator, writes = trace.access_operator[access], trace.access_mode[access] != Mode.READ
+    count, place = len(access), np.arange(len(access))
+    of_tensor = np.repeat(np.arange(trace.tensor_count), np.diff(trace.tensor_start))
+    begin, end = trace.tensor_start[of_tensor], trace.tensor_start[of_tensor + 1]
+    latest = np.append(-1, np.maximum.accumulate(np.where(writes, place, -1)))[:-1]
+    following = np.append(np.minimum.accumulate(np.where(writes, place, count)[::-1])[::-1], count)[1:]
+    made, replaced = latest >= begin, ~writes & (following < end)
+    return [
+        (operator[latest[made]], operator[made]),
+        (operator[replaced], operator[following[replaced]]),
+    ]
+
+
+def check_order(trace: Trace, order: ArrayLike) -> None:
+    """Raises InvalidPlanError unless `order` (int[n]) has every operator of the trace once and after all that it
+    depends on; it names the first that it does not."""
+    executed, count = np.asarray(order), trace.operator_count
+    hint = "The order does not fit the trace: make the plan again."
+    if executed.shape != (count,):
+        raise InvalidPlanError(f"the order has {executed.size} operators, but the trace has {count}", hint)
+    unknown = np.flatnonzero((executed < 0) | (executed >= count))
+    if unknown.size:
+        number = int(executed[unknown[0]])
+        raise InvalidPlanError(f"the order names operator {number}, but the trace has {count} operators", hint)
+    times = np.bincount(executed, minlength=count)
+    if times.max() > 1:
+        twice, missing = int(np.argmax(times > 1)), int(np.argmin(times))
+        message = f"the order has {trace.operator_label(twice)} twice, and {trace.operator_label(missing)} not at all"
+        raise InvalidPlanError(message, hint, operator=int(trace.captured_operator[twice]))
+    place = np.empty(count, np.int64)
+    place[executed] = np.arange(count)
+    needs = dependencies(trace)
+    owner = np.repeat(np.arange(count), np.diff(needs.predecessor_start))
+    early = np.flatnonzero(place[needs.predecessors] > place[owner])
+    if early.size:
+        pair = early[np.argmin(place[owner[early]])]
+        _raise_early(trace, int(owner[pair]), int(needs.predecessors[pair]), hint)
+
+
+def _raise_early(trace: Trace, operator: int, needed: int, hint: str) -> None:
+    of = [{access.tensor: access.mode for access in trace.operator(each).accesses} for each in (operator, needed)]
+    shared = [tensor for tensor in of[0] if tensor in of[1] and (of[0][tensor] or of[1][tensor])]
+    if needed == 0 or operator == trace.operator_count - 1:
+        why = "the placeholder comes first" if needed == 0 else "the output comes last"
+    elif shared:
+        why = f"both access {trace.tensor_label(shared[0])}"
+    else:
+        why = "random operators keep their order"
+    message = f"the order has {trace.operator_label(operator)} before {trace.operator_label(needed)}: {why}"
+    number = int(trace.captured_operator[operator])
+    raise InvalidPlanError(message, hint, operator=number, tensor=shared[0] if shared else -1)
+
+
+def in_order(trace: Trace, order: ArrayLike) -> Trace:
+    """The trace with its operators in this order (int[n]), tensors as they are. Raises InvalidPlanError."""
+    check_order(trace, order)
+    executed = np.asarray(order, np.int64)
+    count = np.diff(trace.access_start)[executed]
+    access = ranges(trace.access_start[executed], count)
+    return replace(
+        trace,
+        access_start=np.append(0, np.cumsum(count)),
+        access_tensor=trace.access_tensor[access],
+        access_mode=trace.access_mode[access],
+        target=trace.target.take(executed),
+        signature=trace.signature.take(executed),
+        module=trace.module.take(executed),
+        source=trace.source.take(executed),
+        phase=trace.phase[executed],
+        random=trace.random[executed],
+        flops=trace.flops[executed],
+        operator_bytes=trace.operator_bytes[executed],
+        latency_us=trace.latency_us[executed],
+        workspace_bytes=trace.workspace_bytes[executed],
+        captured_operator=trace.captured_operator[executed],
+    )
+
+
+def as_executed(trace: Trace, plan: Plan) -> Trace:
+    """The captured trace in the order of a plan of it. Raises InvalidPlanError."""
+    return trace if plan.order is None else in_order(trace, plan.order)

@@ -1,0 +1,248 @@
+"""Plans: which tensors are swapped, recomputed and released, and after which operators (tensile.txt, section III-A).
+
+A plan is a generation, a list of events and maybe an order of the operators, nothing else; docs/library.md says what
+each of them does. Events are held as the 32-byte rows of the plan table in shared memory, sorted by trigger. What a
+plan means on a trace, and whether it may be executed, is decided in execution.py; `boundary` and `validate` are its
+short forms.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pg_tensile.errors import PlanError
+from pg_tensile.planning.compression.codec import Codec
+
+if TYPE_CHECKING:
+    from pg_tensile.planning.trace.trace import Trace
+
+# The same bytes as TensilePlanEvent in csrc/pg_tensile.h.
+EVENT_ROW = np.dtype(
+    [
+        ("kind", "u1"),
+        ("codec", "u1"),
+        ("zero", "u1", (2,)),
+        ("tensor", "<i4"),
+        ("version", "<i4"),
+        ("trigger", "<i4"),
+        ("delay_us", "<i4"),
+        ("deadline", "<i4"),
+        ("bytes", "<i8"),
+    ]
+)
+MAGIC = b"tensileP"
+FORMAT = 2
+HEADER = struct.Struct("<8sIIQQQ")  # magic, format, CRC-32 of all that follows, generation, events, operators ordered
+ORDER = np.dtype("<i4")
+MAX_EVENTS = 1 << 24
+CODECS = tuple(codec.name.lower() for codec in Codec)  # how a swap-out codes what it copies
+
+
+class EventKind(IntEnum):
+    SWAP_OUT = 1
+    SWAP_IN = 2
+    RECOMPUTE = 3
+    RELEASE = 4
+
+    @property
+    def label(self) -> str:
+        """As in SQL: "swap_out"."""
+        return self.name.lower()
+
+
+class Event(NamedTuple):
+    """One thing to do. `trigger` and `deadline` are operators, by their places where the plan has an order of its own;
+    `version` counts for recompute only, `codec` (place in CODECS) for swap_out."""
+
+    kind: EventKind
+    tensor: int
+    trigger: int
+    deadline: int
+    version: int = 0
+    delay_us: int = 0
+    codec: int = 0
+
+
+class Boundary(NamedTuple):
+    """The state between two iterations: the persistent tensors on the device, and those with a current host copy."""
+
+    device: frozenset[int]
+    host: frozenset[int]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """`rows`: EVENT_ROW[events], sorted by trigger, read-only; rows of one trigger keep their order. `order`: int32[n],
+    the captured operators as they are executed; None: as captured, and so is what says the same. Triggers and deadlines
+    are places in that order. Raises PlanError on rows of unknown kind and on an order that is not one of numbers."""
+
+    rows: NDArray[Any]
+    generation: int = 0
+    order: NDArray[np.int32] | None = None
+
+    def __post_init__(self) -> None:
+        rows = np.array(self.rows, dtype=EVENT_ROW, copy=True, ndmin=1)
+        kinds = rows["kind"]
+        unknown = np.flatnonzero((kinds < EventKind.SWAP_OUT) | (kinds > EventKind.RELEASE) | rows["zero"].any(axis=1))
+        if unknown.size:
+            raise PlanError(f"event {unknown[0]} of the plan is of unknown kind {kinds[unknown[0]]}")
+        if not 0 <= self.generation < 1 << 63:
+            raise PlanError(f"a plan cannot have generation {self.generation}")
+        if np.any(np.diff(rows["trigger"].astype(np.int64)) < 0):
+            rows = rows[np.argsort(rows["trigger"], kind="stable")]
+        rows.flags.writeable = False
+        object.__setattr__(self, "rows", rows)
+        object.__setattr__(self, "order", _normal(self.order))
+
+    @classmethod
+    def build(cls, events: Iterable[Event], generation: int = 0, order: ArrayLike | None = None) -> Plan:
+        """The plan of these events; those with the same trigger keep their order. Raises PlanError on numbers that
+        fit no row."""
+        listed = [(e.kind, e.codec, (0, 0), e.tensor, e.version, e.trigger, e.delay_us, e.deadline, 0) for e in events]
+        try:
+            rows = np.array(listed, dtype=EVENT_ROW)
+        except (OverflowError, TypeError, ValueError) as error:
+            raise PlanError("an event's numbers do not fit into a row of the plan table", detail=str(error)) from error
+        return cls(rows, generation, order)  # type: ignore[arg-type]
+
+    @classmethod
+    def from_rows(cls, data: bytes, generation: int = 0, order: bytes = b"") -> Plan:
+        """The plan of rows, and of an order, as they stand in shared memory. Raises PlanError on anything else."""
+        if len(data) % EVENT_ROW.itemsize:
+            raise PlanError(f"a plan of {len(data)} bytes is not a number of rows of {EVENT_ROW.itemsize} bytes")
+        if len(order) % ORDER.itemsize:
+            raise PlanError(f"an order of {len(order)} bytes is not a number of operators")
+        return cls(np.frombuffer(data, EVENT_ROW), generation, np.frombuffer(order, ORDER) if order else None)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Plan):
+            return NotImplemented
+        return self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def _identity(self) -> tuple[int, bytes, bytes]:
+        return self.generation, self.rows.tobytes(), self.order_bytes
+
+    @property
+    def order_bytes(self) -> bytes:
+        """As they stand in shared memory; empty: as captured."""
+        return b"" if self.order is None else self.order.astype(ORDER).tobytes()
+
+    @property
+    def events(self) -> Sequence[Event]:
+        return EventView(self.rows)
+
+    def with_bytes(self, trace: Trace) -> Plan:
+        """The same plan with every row's `bytes` filled in, for people who read the plan table."""
+        rows = self.rows.copy()
+        known = (rows["tensor"] >= 0) & (rows["tensor"] < trace.tensor_count)
+        rows["bytes"][known] = trace.tensor_bytes[rows["tensor"][known]]
+        return Plan(rows, self.generation, self.order)
+
+    def to_bytes(self) -> bytes:
+        """40 bytes of header (magic, format, CRC-32, generation, number of events, number of operators in the order),
+        then the rows and the order."""
+        ordered = 0 if self.order is None else len(self.order)
+        body = struct.pack("<QQQ", self.generation, len(self.rows), ordered) + self.rows.tobytes() + self.order_bytes
+        return struct.pack("<8sII", MAGIC, FORMAT, zlib.crc32(body)) + body
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Plan:
+        """The plan that `to_bytes` wrote. Raises PlanError on anything else."""
+        if len(data) < HEADER.size or not data.startswith(MAGIC):
+            raise PlanError("these bytes are not a plan", detail=f"{len(data)} bytes")
+        _, version, checksum, generation, count, ordered = HEADER.unpack_from(data)
+        if version != FORMAT:
+            raise PlanError(f"a plan of format {version} cannot be read", "Use the same pg_tensile on both sides.")
+        if zlib.crc32(memoryview(data)[16:]) != checksum:
+            raise PlanError("a plan is damaged: its checksum is wrong", "Make the plan again.")
+        body = memoryview(data)[HEADER.size :]
+        end = count * EVENT_ROW.itemsize
+        if count > MAX_EVENTS or len(body) != end + ordered * ORDER.itemsize:
+            raise PlanError(f"a plan of {count} events cannot have {len(data)} bytes")
+        plan = cls.from_rows(bytes(body[:end]), generation, bytes(body[end:]))
+        if plan.rows.tobytes() != body[:end]:
+            raise PlanError("the events of a plan are not in the order of their triggers")
+        if plan.order_bytes != body[end:]:
+            raise PlanError("the order of a plan is that of the captured operators, which has no bytes")
+        return plan
+
+
+class EventView(Sequence[Event]):
+    """The rows of a plan as events, made when asked for."""
+
+    def __init__(self, rows: NDArray[Any]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Event: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Event]: ...
+    def __getitem__(self, index: int | slice) -> Event | Sequence[Event]:
+        if isinstance(index, slice):
+            return EventView(self.rows[index])
+        return _event(self.rows[index].item())
+
+    def __iter__(self) -> Iterator[Event]:
+        return map(_event, self.rows.tolist())
+
+
+def _event(row: tuple[Any, ...]) -> Event:
+    kind, codec, _, tensor, version, trigger, delay_us, deadline, _ = row
+    return Event(EventKind(kind), tensor, trigger, deadline, version, delay_us, codec)
+
+
+def _normal(order: ArrayLike | None) -> NDArray[np.int32] | None:
+    """Read-only; None if it is the captured one. Whether it fits a trace is told by order.py."""
+    if order is None:
+        return None
+    numbers = np.asarray(order)
+    if numbers.size == 0:
+        return None
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
+        raise PlanError("the order of a plan is not a row of operators")
+    if numbers.min() < 0 or numbers.max() > np.iinfo(np.int32).max:
+        raise PlanError("the order of a plan names an operator that no trace has")
+    found = numbers.astype(np.int32)
+    if np.array_equal(found, np.arange(len(found))):
+        return None
+    found.flags.writeable = False
+    return found
+
+
+NO_EVENTS = Plan.build([])
+
+
+def boundary(trace: Trace, plan: Plan) -> Boundary:
+    """The state in which an iteration of `plan` starts and ends. Raises InvalidPlanError on events that name unknown
+    tensors or operators."""
+    from pg_tensile.planning.plan.execution import AccessSequence  # which is built on this module
+
+    return AccessSequence(trace, plan).boundary
+
+
+def validate(trace: Trace, plan: Plan, initial_state: Boundary | None = None, passive: bool = False) -> None:
+    """Raises InvalidPlanError that names the first operator, tensor and event that `plan` breaks, if it breaks any.
+
+    Starts from `initial_state`; None: from the plan's own boundary state, in which every iteration ends. With `passive`
+    what is on the host only is brought in when it is needed, as in the first iteration after a change of plan.
+    """
+    from pg_tensile.planning.plan.execution import AccessSequence
+
+    AccessSequence(trace, plan, initial_state, passive).check()

@@ -1,0 +1,191 @@
+"""Items: what happens to every tensor while (trace, plan) is executed, and where the tensor is before and after each.
+
+For every tensor there is a row of items (it is created, read, written, swapped, …), sorted by their place among the
+steps. As long as nothing has gone wrong, where a tensor is after an item follows from that item, from whether a swap of
+it is under way, and from the kind of the next item (nothing needs it before it is made again: it goes). So all states
+are computed at once, by sorting and by sums over segments, without a loop over operators; and the first item that its
+state does not allow is the first problem. Part of execution.py, which says what it means.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pg_tensile.planning.plan.plan import EventKind, Plan
+from pg_tensile.planning.plan.steps import Layout, version_after
+from pg_tensile.planning.trace.trace import Bools, Int8s, Int32s, Int64s, Mode, Trace
+
+
+class Item(IntEnum):
+    """What happens to a tensor."""
+
+    START = 0  # the iteration
+    CREATE = 1
+    READ = 2
+    WRITE = 3
+    OUT = 4  # a swap-out begins
+    OUT_END = 5  # its deadline
+    RELEASE = 6
+    IN = 7
+    IN_END = 8
+    REMAKE = 9  # the first writer of a recompute event
+    KEEP = 10  # its last writer, if there are more
+
+
+class Place(IntEnum):
+    """Where a tensor is."""
+
+    ABSENT = 0
+    RESIDENT = 1
+    OUT = 2  # resident, a swap-out under way
+    IN = 3  # a swap-in under way
+    PENDING = 4  # absent, a swap-out that has nothing to do under way (passive only)
+
+
+class Items(NamedTuple):
+    """All items, k of them, sorted by tensor and place; every tensor begins with START."""
+
+    tensor: Int64s  # [k]
+    key: Int64s  # [k]: step * SLOTS + slot, START: -1
+    kind: Int8s  # [k]
+    event: Int32s  # [k]: -1: an operator's own access
+    outdated: Bools  # [k]: a recomputation reads another version than this
+
+    @property
+    def step(self) -> Int64s:
+        return self.key // SLOTS
+
+
+# The order of what happens in a step and the gap after it; items and actions alike.
+BRINGING, WAITING, RUNNING, LETTING_GO, DUE, FREEING, AT_ONCE, ALLOCATING, RECOMPUTING, ENDING = range(10)
+SLOTS = 16
+ITEM_OF_MODE = np.array([Item.READ, Item.WRITE, Item.WRITE, Item.CREATE], np.uint8)
+PLACE_AFTER = np.array(
+    [
+        {Item.START: Place.ABSENT, Item.OUT: Place.OUT, Item.OUT_END: Place.ABSENT, Item.RELEASE: Place.ABSENT,
+         Item.IN: Place.IN}.get(item, Place.RESIDENT)
+        for item in Item
+    ],
+    np.uint8,
+)  # fmt: skip
+
+
+class States(NamedTuple):
+    """The state before and after each of k items, as it is if nothing has gone wrong before."""
+
+    before: Int8s  # [k]: Place
+    after: Int8s  # [k]: Place
+    current_before: Bools  # [k]: there is a current host copy
+    current_after: Bools  # [k]
+    passive: Bools  # [k]: brought in passively for this item
+    released: Bools  # [k]: goes implicitly after this item
+    last: Bools  # [k]: the tensor's last item
+
+
+def build_items(trace: Trace, plan: Plan, layout: Layout) -> Items:
+    """The items of every tensor: START, its accesses, what the events do with it, and the reads of recompute steps."""
+    rows, again = plan.rows, layout.recomputation
+    tensor = rows["tensor"].astype(np.int64)
+    gap, due = layout.event_step * SLOTS, layout.operator_step[rows["deadline"]] * SLOTS
+    of = {kind: np.flatnonzero(rows["kind"] == kind) for kind in EventKind}
+    out, come, release = of[EventKind.SWAP_OUT], of[EventKind.SWAP_IN], of[EventKind.RELEASE]
+    at_once = rows["deadline"][out] == rows["trigger"][out]
+    out_end = np.where(at_once, gap[out] + AT_ONCE, due[out] + DUE)
+    freeing = np.sort(np.concatenate((out, release)))  # in plan order: the sort below keeps it
+    made, kept = np.flatnonzero(again.first), np.flatnonzero(again.last & ~again.first)
+    reads = np.flatnonzero((again.access_mode == Mode.READ) | (again.access_mode == Mode.STATS))  # statistics: to copy
+    reader = again.access_row[reads]
+    access = trace.access_by_tensor
+    parts: tuple[tuple[NDArray[Any], NDArray[Any], int | NDArray[Any], NDArray[Any] | None], ...] = (
+        (np.arange(trace.tensor_count), np.full(trace.tensor_count, -1), Item.START, None),
+        (trace.access_tensor[access], layout.operator_step[trace.access_operator[access]] * SLOTS + RUNNING,
+         ITEM_OF_MODE[trace.access_mode[access]], None),
+        (tensor[freeing], gap[freeing] + FREEING,
+         np.where(rows["kind"][freeing] == EventKind.RELEASE, Item.RELEASE, Item.OUT), freeing),
+        (tensor[out], out_end, Item.OUT_END, out),
+        (tensor[come], gap[come] + ALLOCATING, Item.IN, come),
+        (tensor[come], due[come] + WAITING, Item.IN_END, come),
+        (tensor[again.event[made]], again.step[made] * SLOTS + RUNNING, Item.REMAKE, again.event[made]),
+        (tensor[again.event[kept]], again.step[kept] * SLOTS + RUNNING, Item.KEEP, again.event[kept]),
+        (again.access_tensor[reads], again.step[reader] * SLOTS + RUNNING, Item.READ, again.event[reader]),
+    )  # fmt: skip
+    tensors = np.concatenate([part[0] for part in parts]).astype(np.int64)
+    keys = np.concatenate([part[1] for part in parts])
+    kinds = np.concatenate([np.broadcast_to(part[2], len(part[0])).astype(np.uint8) for part in parts])
+    events = np.concatenate([np.full(len(part[0]), -1) if part[3] is None else part[3] for part in parts])
+    order = np.argsort(tensors * ((len(layout.operator) + 1) * SLOTS) + keys, kind="stable")
+    outdated = np.zeros(len(tensors), np.bool_)
+    if reads.size:
+        trigger = rows["trigger"][again.event[reader]].astype(np.int64)
+        now = version_after(trace, again.access_tensor[reads].astype(np.int64), trigger)
+        outdated[-len(reads) :] = (now != again.access_version[reads]) & (again.access_mode[reads] == Mode.READ)
+    return Items(tensors[order], keys[order], kinds[order], events[order].astype(np.int32), outdated[order])
+
+
+def boundary_flags(trace: Trace, items: Items) -> tuple[Bools, Bools]:
+    """bool[m] each, for persistent tensors only: the first item is a swap-in, so the tensor is off the device between
+    iterations; its last change is a copy out, or it has swaps and no changes, so its host copy is current then."""
+    begins = np.flatnonzero(items.kind == Item.START)  # one a tensor
+    off_device = np.append(items.kind, Item.START)[begins + 1] == Item.IN
+    swapped = np.zeros(trace.tensor_count, np.bool_)
+    swapped[items.tensor[(items.kind == Item.OUT) | (items.kind == Item.IN)]] = True
+    setters = (items.kind == Item.OUT) | (items.kind == Item.WRITE) | (items.kind == Item.START)
+    latest = np.maximum.accumulate(np.where(setters, np.arange(len(setters)), 0))
+    ends = np.append(begins[1:], len(items.kind)) - 1
+    copied = np.where(trace.tensor_writes > 0, items.kind[latest[ends]] == Item.OUT, swapped)
+    return off_device, copied
+
+
+def track(trace: Trace, items: Items, wanted: Bools, initial: tuple[Bools, Bools], passive: bool) -> States:
+    """`wanted`: bool[m], persistent tensors that must be on the device at the end; `initial`: on device, on host."""
+    kind, tensor = items.kind, items.tensor
+    device, host = initial
+    starts = kind == Item.START
+    last = np.append(starts[1:], True)
+    makes = np.append((kind == Item.CREATE) | (kind == Item.IN) | (kind == Item.REMAKE), False)[1:]
+    needed = np.where(last, (wanted & trace.persistent)[tensor], ~makes)  # by the next item or by the end
+
+    out = np.cumsum((kind == Item.OUT).astype(np.int64) - (kind == Item.OUT_END)) > 0
+    after = PLACE_AFTER[kind]
+    after[starts & device[tensor]] = Place.RESIDENT
+    after[(after == Place.RESIDENT) & out] = Place.OUT
+    released = (after == Place.RESIDENT) & ~needed
+    after[released] = Place.ABSENT
+    before = np.concatenate(([np.uint8(Place.ABSENT)], after[:-1]))
+
+    setters = starts | (kind == Item.CREATE) | (kind == Item.WRITE) | (kind == Item.OUT)
+    value = (kind == Item.OUT) | (starts & host[tensor])
+    current_after = value[np.maximum.accumulate(np.where(setters, np.arange(len(kind)), 0))]
+    current_before = np.concatenate(([False], current_after[:-1]))
+
+    brought = np.zeros(len(kind), np.bool_)
+    if passive:
+        missing = (before == Place.ABSENT) & current_before
+        pending = np.flatnonzero(missing & (kind == Item.OUT))  # nothing to copy, nothing to free yet
+        after[pending] = Place.PENDING
+        before[pending + 1] = Place.PENDING
+        access = (kind == Item.READ) | (kind == Item.WRITE)
+        brought = access & (missing | (before == Place.PENDING))
+    return States(before, after, current_before, current_after, brought, released, last)
+
+
+def find_wrong(items: Items, states: States, passive: bool) -> Bools:
+    """bool[k]: items that their state does not allow."""
+    kind, before = items.kind, states.before
+    absent, coming = before == Place.ABSENT, before == Place.IN
+    leaving = (before == Place.OUT) | (before == Place.PENDING)
+    access = (kind == Item.READ) | (kind == Item.WRITE)
+    frees = (kind == Item.OUT) | (kind == Item.RELEASE)
+    nothing_to_free = absent & ~(states.current_before & passive)
+    return (
+        (access & (absent & ~states.passive | coming))
+        | ((kind == Item.WRITE) & leaving)
+        | (frees & (coming | leaving | nothing_to_free))
+        | ((kind == Item.IN) & ~(absent & states.current_before))
+        | ((kind == Item.REMAKE) & ~absent)
+        | items.outdated
+    )

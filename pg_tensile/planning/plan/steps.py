@@ -1,0 +1,178 @@
+"""The steps of (trace, plan): which operators are executed, in which order (docs/library.md, "Steps").
+
+Every operator is one step, and every recompute event adds one step for each writer of its tensor after its trigger.
+Before anything is laid out, the plan's numbers are checked against the trace: plans come from shared memory.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from pg_tensile.planning.plan.plan import CODECS, EventKind, Plan
+from pg_tensile.planning.trace.trace import Int8s, Int32s, Int64s, Kind, Mode, Trace
+
+MAX_RECOMPUTED = 1 << 22  # accesses of all recompute steps together: what a plan can make us hold
+
+
+class Fault(Enum):
+    """What is wrong with a single event, whatever the others are."""
+
+    TENSOR = "an unknown tensor"
+    TRIGGER = "an unknown trigger operator"
+    DEADLINE = "a wrong deadline"
+    DELAY = "a negative delay"
+    CODEC = "an unknown codec"
+    CODED = "a codec where nothing is coded"
+    TOO_MUCH = "too much recomputation"
+    PERSISTENT = "recomputes a persistent tensor"
+    INPUT = "recomputes an input"
+    NOT_YET = "recomputes what does not exist yet"
+    VERSION = "recomputes another version"
+    WRITER = "repeats an operator that writes something else"
+
+
+class FaultyEvent(NamedTuple):
+    event: int
+    fault: Fault
+
+
+class Recomputation(NamedTuple):
+    """The recompute steps, r of them, and their accesses to other tensors, q of them."""
+
+    step: Int64s  # [r]
+    operator: Int32s  # [r]: the writer
+    event: Int64s  # [r]
+    first: NDArray[np.bool_]  # [r]: the first step of its event
+    last: NDArray[np.bool_]  # [r]
+    access_row: Int64s  # [q]: into the arrays above
+    access_tensor: Int32s  # [q]
+    access_mode: Int8s  # [q]
+    access_version: Int32s  # [q]: which the writer expects
+
+
+class Layout(NamedTuple):
+    """Where operators, events and recomputations stand among S steps."""
+
+    operator: Int32s  # [S]: executed in each step
+    event: Int32s  # [S]: the recompute event it belongs to, -1: the operator itself
+    operator_step: Int64s  # [n]: the step of each operator itself
+    event_step: Int64s  # [events]: the step after which each event takes place
+    recomputation: Recomputation
+    faults: tuple[FaultyEvent, ...]  # recompute events that make no steps; at most the first
+
+
+def find_fault(trace: Trace, plan: Plan) -> FaultyEvent | None:
+    """The first event whose numbers mean nothing on this trace."""
+    rows, operators = plan.rows, trace.operator_count
+    kind, trigger, deadline = rows["kind"], rows["trigger"], rows["deadline"]
+    later = (kind == EventKind.SWAP_IN) | (kind == EventKind.RECOMPUTE)
+    in_order = np.where(later, deadline > trigger, deadline >= trigger) & (deadline < operators)
+    in_order &= (kind != EventKind.RELEASE) | (deadline == trigger)
+    faults = (
+        (Fault.TENSOR, (rows["tensor"] < 0) | (rows["tensor"] >= trace.tensor_count)),
+        (Fault.TRIGGER, (trigger < 0) | (trigger >= operators)),
+        (Fault.DEADLINE, ~in_order),
+        (Fault.DELAY, rows["delay_us"] < 0),
+        (Fault.CODEC, rows["codec"] >= len(CODECS)),
+        (Fault.CODED, (rows["codec"] > 0) & (kind != EventKind.SWAP_OUT)),
+    )
+    found = [(int(np.argmax(wrong)), fault) for fault, wrong in faults if wrong.any()]
+    return FaultyEvent(*min(found, key=lambda pair: pair[0])) if found else None
+
+
+def version_after(trace: Trace, tensor: Int64s, operator: Int64s) -> Int64s:
+    """How often operators up to `operator` have changed `tensor`; -1 before it is created."""
+    width = trace.operator_count + 1
+    owner = np.repeat(np.arange(trace.tensor_count, dtype=np.int64), np.diff(trace.writer_start))
+    keys = owner * width + trace.writer_operator
+    written = np.searchsorted(keys, tensor * width + operator, "right") - trace.writer_start[tensor]
+    return written - ~trace.persistent[tensor]
+
+
+def lay_out(trace: Trace, plan: Plan) -> Layout | FaultyEvent:
+    """The steps of a plan in which `find_fault` found nothing; a fault if they would be too many."""
+    rows, operators = plan.rows, trace.operator_count
+    events = np.flatnonzero(rows["kind"] == EventKind.RECOMPUTE)
+    events, faults = _repeatable(trace, plan, events)
+    writers = rows["version"][events].astype(np.int64) + 1
+    start = trace.writer_start[rows["tensor"][events]]
+    work = _starts(np.diff(trace.access_start)[trace.writer_operator])
+    recomputed = np.cumsum(work[start + writers] - work[start])
+    if recomputed.size and recomputed[-1] > MAX_RECOMPUTED:
+        return FaultyEvent(int(events[np.argmax(recomputed > MAX_RECOMPUTED)]), Fault.TOO_MUCH)
+
+    added = np.zeros(len(rows) + 1, np.int64)  # steps that the events before each event add
+    added[events + 1] = writers
+    np.cumsum(added, out=added)
+    trigger = rows["trigger"].astype(np.int64)
+    event_step = trigger + added[:-1]
+    operator_step = np.arange(operators) + added[np.searchsorted(trigger, np.arange(operators), "left")]
+    writer = ranges(start, writers)
+    step = ranges(event_step[events] + 1, writers)
+    event = np.repeat(events, writers)
+
+    operator = np.empty(operators + len(step), np.int32)
+    owner = np.full(len(operator), -1, np.int32)
+    operator[operator_step] = np.arange(operators)
+    operator[step] = trace.writer_operator[writer]
+    owner[step] = event
+    recomputation = _recomputation(trace, plan, step, operator[step], event)
+    return Layout(operator, owner, operator_step, event_step, recomputation, faults)
+
+
+def _repeatable(trace: Trace, plan: Plan, events: Int64s) -> tuple[Int64s, tuple[FaultyEvent, ...]]:
+    """Those of the recompute events that can be executed, and the first that cannot."""
+    tensor = plan.rows["tensor"][events].astype(np.int64)
+    version = plan.rows["version"][events].astype(np.int64)
+    current = version_after(trace, tensor, plan.rows["trigger"][events].astype(np.int64))
+    input_or_persistent = trace.persistent[tensor] | (trace.tensor_kind[tensor] == Kind.INPUT)
+    known = ~input_or_persistent & (current >= 0) & (version == current)
+    writes = _starts(trace.access_mode == Mode.WRITE)
+    writes_of = np.diff(writes[trace.access_start])
+    own = trace.access_mode[trace.access_by_tensor]
+    own = own[own != Mode.READ] == Mode.WRITE
+    others = _starts(writes_of[trace.writer_operator] > own)
+    start = trace.writer_start[tensor]
+    elsewhere = others[np.where(known, start + version + 1, start)] > others[start]
+    faults = (
+        (Fault.PERSISTENT, trace.persistent[tensor]),
+        (Fault.INPUT, trace.tensor_kind[tensor] == Kind.INPUT),
+        (Fault.NOT_YET, current < 0),
+        (Fault.VERSION, version != current),
+        (Fault.WRITER, elsewhere),
+    )
+    good = known & ~elsewhere
+    if good.all():
+        return events, ()
+    first = int(np.argmin(good))
+    fault = next(fault for fault, wrong in faults if wrong[first])
+    return events[good], (FaultyEvent(int(events[first]), fault),)
+
+
+def _recomputation(trace: Trace, plan: Plan, step: Int64s, operator: Int32s, event: Int64s) -> Recomputation:
+    first = np.diff(event, prepend=-1) != 0
+    last = np.diff(event, append=-1) != 0
+    start = trace.access_start[operator]
+    count = trace.access_start[operator + 1] - start
+    access = ranges(start, count)
+    row = np.repeat(np.arange(len(step)), count)
+    other = trace.access_tensor[access] != plan.rows["tensor"][event[row]]
+    access, row = access[other], row[other]
+    return Recomputation(
+        step, operator, event, first, last,
+        row, trace.access_tensor[access], trace.access_mode[access], trace.access_version[access],
+    )  # fmt: skip
+
+
+def ranges(starts: Int64s, counts: Int64s) -> Int64s:
+    """start, start + 1, … of `count` numbers for each pair, one after the other."""
+    before = np.cumsum(counts) - counts
+    return np.repeat(starts - before, counts) + np.arange(int(counts.sum()), dtype=np.int64)
+
+
+def _starts(counts: ArrayLike) -> Int64s:
+    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))

@@ -1,0 +1,42 @@
+"""Policies: pure functions from the jobs' traces, a device profile and a budget to a plan for each job.
+
+One module a policy, one function each. None of them looks at a clock, a device or a random number: equal arguments give
+equal plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from pg_tensile.errors import UnknownPolicyError
+from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.plan.plan import Plan
+from pg_tensile.planning.policies import accudnn, capuchin, lru, none, recompute_all, swap_all, vdnn
+from pg_tensile.planning.policies.joint import planner
+from pg_tensile.planning.policies.swapadvisor import policy as swapadvisor
+from pg_tensile.planning.policies.tensile import rounds
+from pg_tensile.planning.trace.trace import Trace
+
+# traces by job, the device, the bytes that all jobs together may take (None: what the device has) → plans by job
+Policy = Callable[[Mapping[int, Trace], DeviceProfile, int | None], dict[int, Plan]]
+
+POLICIES: dict[str, Policy] = {
+    "joint": planner.plan,
+    "swapadvisor": swapadvisor.plan,
+    "tensile": rounds.plan,
+    "capuchin": capuchin.plan,
+    "accudnn": accudnn.plan,
+    "vdnn": vdnn.plan,
+    "lru": lru.plan,
+    "none": none.plan,
+    "swap_all": swap_all.plan,
+    "recompute_all": recompute_all.plan,
+}
+
+
+def named_policy(name: str, known: Mapping[str, Policy] = POLICIES) -> Policy:
+    """The policy of that name. Raises UnknownPolicyError with the list of names."""
+    policy = known.get(name)
+    if policy is None:
+        raise UnknownPolicyError(f'there is no policy "{name}"', hint=f"Use one of {', '.join(known)}.")
+    return policy

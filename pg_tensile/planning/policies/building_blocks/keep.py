@@ -1,0 +1,122 @@
+"""Keeping on the device what there is room for: a plan without some of its absences.
+
+Those that cost the most for the memory that they save end first: so a plan for swapping everything becomes one for any
+budget, and a plan that was made operator by operator loses what later decisions have made superfluous.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import EventKind, Plan
+from pg_tensile.planning.policies.swap_all import absences, swaps
+from pg_tensile.planning.trace.lists import Columns
+from pg_tensile.planning.trace.trace import Floats, Mode, Trace
+
+OUT, IN, RECOMPUTE = EventKind.SWAP_OUT.value, EventKind.SWAP_IN.value, EventKind.RECOMPUTE.value
+READ = Mode.READ.value
+
+
+def least_bytes(trace: Trace) -> int:
+    """The device memory that swapping everything takes: no plan that is known takes less."""
+    return footprint(trace, swaps(trace, absences(trace))).device_peak_bytes
+
+
+def relaxed_swap_all(trace: Trace, budget_bytes: int) -> Plan | None:
+    """Swaps alone that keep the iteration within the budget, workspaces included; None if that is impossible. Tensors
+    that leave for the shortest time stay first: that takes the least memory for the transfers that it saves."""
+    sequence = AccessSequence(trace, swaps(trace, absences(trace)))
+    if (sequence.footprint + trace.workspace_bytes).max() > budget_bytes:
+        return None
+    return relaxed(sequence, budget_bytes, trace.tensor_bytes[sequence.plan.rows["tensor"]].astype(np.float64))
+
+
+def relaxed(sequence: AccessSequence, budget_bytes: int, cost_us: Floats) -> Plan:
+    """The plan without those absences that there is room for within the budget, workspaces included. `cost_us`: of each
+    event; what a plan loses by it."""
+    memory = sequence.footprint + sequence.trace.workspace_bytes[sequence.steps]
+    size, plan = sequence.trace.tensor_bytes, sequence.plan
+    found = []
+    for absence in _absences(sequence):
+        nbytes, length = int(size[absence.tensor]), sum(last - first for first, last in absence.spans)
+        cost = sum(cost_us[event] for event in absence.events)
+        found.append((cost / max(1, nbytes * length), nbytes, absence))
+    keeps = np.ones(len(plan), np.bool_)
+    for _, nbytes, absence in sorted(found, key=lambda each: each[:2], reverse=True):
+        parts = [memory[first:last] for first, last in absence.spans]
+        if all(part.size == 0 or part.max() + nbytes <= budget_bytes for part in parts):
+            keeps[list(absence.events)] = False
+            for part in parts:
+                part += nbytes
+    return Plan(plan.rows[keeps], plan.generation)
+
+
+def without_superfluous(plan: Plan, columns: Columns) -> Plan:
+    """The plan without recomputations of what nothing reads before it is made again."""
+    rows = plan.rows
+    keeps = np.ones(len(rows), np.bool_)
+    made: dict[int, int] = {}  # tensor → the gap in which it is made next
+    read: set[int] = set()  # tensors that an event needs before that
+    columns_of_rows = (rows[name].tolist() for name in ("kind", "tensor", "trigger", "version"))
+    for event, (kind, tensor, trigger, version) in reversed(list(enumerate(zip(*columns_of_rows, strict=True)))):
+        if kind == OUT:
+            read.add(tensor)
+            continue
+        if kind == RECOMPUTE and tensor not in read:
+            accesses = columns.accesses[tensor]
+            place = bisect_right(accesses, trigger)
+            if place == len(accesses) or accesses[place] > made.get(tensor, columns.operators):
+                keeps[event] = False
+                continue
+        read.discard(tensor)
+        made[tensor] = trigger
+        if kind == RECOMPUTE:
+            for writer in columns.writers(tensor, version):
+                read.update(each for each, mode, _ in columns.uses[writer] if mode == READ)
+    return Plan(rows[keeps], plan.generation)
+
+
+class _Absence(NamedTuple):
+    """A tensor off the device, during the steps `first` … `last` - 1 of each of `spans`, by these events."""
+
+    tensor: int
+    spans: tuple[tuple[int, int], ...]
+    events: tuple[int, ...]
+
+
+def _absences(sequence: AccessSequence) -> Iterator[_Absence]:
+    """Of plans in which what was swapped out comes back by a swap, and all else by a recomputation."""
+    made: defaultdict[int, list[int]] = defaultdict(list)
+    gone: defaultdict[int, list[int]] = defaultdict(list)
+    kinds: list[int] = sequence.plan.rows["kind"].tolist()
+    for event, (kind, tensor) in enumerate(zip(kinds, sequence.plan.rows["tensor"].tolist(), strict=True)):
+        (gone if kind == OUT else made)[tensor].append(event)
+    there: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    of_plan = np.isin(sequence.interval_tensor, list(made))
+    for tensor, first, last in zip(
+        *(
+            column[of_plan].tolist()
+            for column in (sequence.interval_tensor, sequence.interval_first, sequence.interval_last)
+        ),
+        strict=True,
+    ):
+        there[tensor].append((first, last))
+    for tensor, intervals in there.items():
+        intervals.sort()
+        spans: list[tuple[tuple[int, int], ...]]
+        spans = [((before[1] + 1, after[0]),) for before, after in pairwise(intervals)]
+        outs = gone[tensor]
+        if sequence.trace.persistent[tensor] and intervals[0][0] > 0:  # away around the end of the iteration
+            spans.insert(0, ((intervals[-1][1] + 1, len(sequence.steps)), (0, intervals[0][0])))
+            outs = [*outs[-1:], *outs[:-1]]
+        back = iter(outs)
+        for span, event in zip(spans, made[tensor], strict=True):
+            yield _Absence(tensor, span, (event, next(back)) if kinds[event] == IN else (event,))

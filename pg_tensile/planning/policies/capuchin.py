@@ -1,0 +1,305 @@
+"""Capuchin (Peng et al., ASPLOS 2020): swap what hides behind the computation, then whatever costs less a byte.
+
+A baseline for comparisons (tensile.txt, section V-A). Its first iteration is passive, as `lru` does it; then accesses
+and times are known and a plan is made once, for a single job, within a single iteration.
+
+*Candidates* (its section 4.3) are tensors that are accessed before and after a time at which memory exceeds the budget.
+*Swaps* go by free time: from the end of the swap-out, if it starts right after the access before, to the start of
+the swap-in, if it ends right before the access after. The largest comes first, as long as both transfers find time on
+their lanes, until what is away suffices.
+*The rest* goes by memory saved per second of overhead, the largest first. The overhead of a swap is what its
+transfers make the job wait; that of a recomputation its time (MSPS), with the operators that make what is gone as
+well, looked at again as other tensors go. The smaller of both decides how a tensor goes.
+*Waiting.* Capuchin waits for a swap-out when it needs the memory before the copy has ended, the oldest one first, and
+triggers no swap-in while memory is short; what came late is triggered sooner in the next iteration. Here the times
+are known beforehand, and transfer_times.py does the last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from heapq import heappop, heappush
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from pg_tensile.planning.device.link import swap_us
+from pg_tensile.planning.device.profile import DeviceProfile, Direction
+from pg_tensile.planning.latency import roofline
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.memory import footprint_of
+from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
+from pg_tensile.planning.policies.building_blocks.gaps import Gap, Gaps
+from pg_tensile.planning.policies.building_blocks.link_time import Lane
+from pg_tensile.planning.policies.building_blocks.remaking import Remake, Remaking
+from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
+from pg_tensile.planning.policies.coded import coded
+from pg_tensile.planning.policies.lru import shares
+from pg_tensile.planning.trace.lists import Columns
+from pg_tensile.planning.trace.trace import Trace
+
+HIDDEN_US = 1e-6  # of waiting, that a swap may cost and still count as hidden
+SHORTEST_US = 1e-3  # of an overhead, where a byte would cost nothing
+
+
+@coded
+def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
+    """A plan for each job within its `lru.shares` of the budget (None: of the device's memory), workspaces included, as
+    if it had the link to itself. Where that cannot be met the plan comes as near as it can."""
+    granted = shares(traces, profile, budget_bytes)
+    return {job: _plan(roofline.timed(trace, profile), profile, granted[job]) for job, trace in traces.items()}
+
+
+def _plan(trace: Trace, profile: DeviceProfile, budget: int) -> Plan:
+    job = _Job(trace, profile, budget)
+    job.swap_hidden()
+    job.take_cheapest()
+    job.wait()
+    events = job.events()
+    if not events:
+        return NO_EVENTS
+    sequence = AccessSequence(trace, Plan.build(events))
+    return schedule(sequence, profile, max(budget, footprint_of(sequence).device_peak_bytes))
+
+
+class _Swap(NamedTuple):
+    """A gap's transfers: the tensor is freed in the gap of operator `freed` and comes back from that of `back` on."""
+
+    gap: Gap
+    freed: int
+    back: int
+    us: float  # that the lanes have no time for: the job waits
+
+    @property
+    def trigger(self) -> int:
+        return (self.gap.since + 1) // 2
+
+    @property
+    def deadline(self) -> int:
+        return self.gap.until // 2
+
+
+class _Job:
+    """What is planned for one job so far, and its memory."""
+
+    def __init__(self, trace: Trace, profile: DeviceProfile, budget: int) -> None:
+        self._columns = columns = Columns(trace)
+        self._budget = budget
+        self._memory = np.array(columns.memory) + trace.workspace_bytes  # [n]: bytes, what is under way left out
+        self._above = list(columns.workspace)  # [n]: bytes that an operator's peak has above its sample
+        self._gaps = Gaps(columns)
+        self._out, self._into = Lane(columns.us), Lane(columns.us)
+        self._start_us = [0.0, *accumulate(columns.us)]
+        self._out_us, self._in_us = (
+            [profile.handover_us + us for us in swap_us(trace, direction, profile)] for direction in Direction
+        )
+        self._swaps: dict[Gap, _Swap] = {}
+        self._remaking = Remaking(columns, self._gaps, ())
+        self._copied: dict[tuple[int, int], int] = {}  # tensor, version → the `since` of its first swap
+        self._swapped: set[int] = set()  # tensors
+        self._remade: set[int] = set()  # tensors
+        self._open = {gap: None for tensor in range(trace.tensor_count) for gap in self._candidates(tensor)}
+
+    def events(self) -> list[Event]:
+        events = []
+        for swap in self._swaps.values():
+            events.append(Event(EventKind.SWAP_OUT, swap.gap.tensor, swap.trigger, swap.freed))
+            events.append(Event(EventKind.SWAP_IN, swap.gap.tensor, swap.back, swap.deadline))
+        return [*sorted(events, key=lambda event: event.deadline), *self._remaking.events()]
+
+    # ---- what hides ----
+
+    def swap_hidden(self) -> None:
+        """Swaps with free time that nothing waits for, the most of it first, until the budget is met."""
+        free_us = {gap: self._free_us(gap) for gap in self._open}
+        for gap in sorted(self._open, key=lambda gap: -free_us[gap]):
+            if free_us[gap] <= 0:
+                return
+            swap = self._look(gap)
+            if swap is not None and swap.us <= HIDDEN_US:
+                self._swap(gap)
+
+    def _free_us(self, gap: Gap) -> float:
+        evicted_us = self._start_us[gap.since // 2 + 1]
+        needed_us = self._start_us[gap.until // 2]
+        return needed_us - self._in_us[gap.tensor] - evicted_us - self._copy_us(gap)
+
+    # ---- what does not ----
+
+    def take_cheapest(self) -> None:
+        """Swaps or recomputes, the most bytes a µs of overhead first, until the budget is met or nothing is left. What
+        cannot be taken now is looked at again when others are."""
+        heap: list[tuple[float, Gap]] = [(-math.inf, gap) for gap in self._open]
+        waiting: list[Gap] = []
+        progress = False
+        while self._exceeds() and (heap or (progress and waiting)):
+            if not heap:
+                heap, waiting, progress = [(-math.inf, gap) for gap in sorted(waiting)], [], False
+            before, gap = heappop(heap)
+            if gap not in self._open:
+                continue
+            way = self._cheaper(gap)
+            if way is None:
+                waiting.append(gap)
+                continue
+            order = -self._columns.bytes[gap.tensor] / max(way.us, SHORTEST_US)
+            if heap and order > before and (order, gap) > heap[0]:
+                heappush(heap, (order, gap))
+                continue
+            progress = True
+            if isinstance(way, _Swap):
+                self._swap(gap)
+                continue
+            for each in self._remake(way):
+                heappush(heap, (-math.inf, each))
+
+    def _cheaper(self, gap: Gap) -> _Swap | Remake | None:
+        swap, remake = self._look(gap), self._look_again(gap)
+        if swap is None or remake is None:
+            return swap or remake
+        return swap if swap.us <= remake.us else remake
+
+    # ---- swaps ----
+
+    def _look(self, gap: Gap, book: bool = False) -> _Swap | None:
+        """Out as early, in as late as the lanes have time; None: the gap's tensor cannot go, or need not."""
+        trigger, deadline = (gap.since + 1) // 2, gap.until // 2
+        if gap.tensor in self._remade or not self._exceeds(trigger + 1, deadline - 1):
+            return None
+        out_us, in_us = self._copy_us(gap), self._in_us[gap.tensor]
+        out = self._out.earliest(out_us, trigger + 1, deadline - 1, book)
+        freed = out.last if out_us - out.us <= HIDDEN_US else deadline - 1
+        into = self._into.latest(in_us, freed + 1, deadline - 1, book)
+        back = into.first - 1 if in_us - into.us <= HIDDEN_US else deadline - 1
+        return _Swap(gap, freed, back, out_us - out.us + in_us - into.us)
+
+    def _swap(self, gap: Gap) -> None:
+        swap = self._look(gap, book=True)
+        assert swap is not None
+        del self._open[gap]
+        self._swaps[gap] = swap
+        self._swapped.add(gap.tensor)
+        key = gap.tensor, self._version(gap)
+        self._copied[key] = min(gap.since, self._copied.get(key, gap.since))
+        self._memory[swap.trigger + 1 : swap.deadline] -= self._columns.bytes[gap.tensor]
+
+    def wait(self) -> None:
+        """Brings back later, and frees sooner, what is under way where memory exceeds the budget."""
+        memory, size = self._memory.copy(), self._columns.bytes
+        for swap in self._swaps.values():
+            for first, last in ((swap.trigger + 1, swap.freed), (swap.back + 1, swap.deadline - 1)):
+                memory[first : last + 1] += size[swap.gap.tensor]
+        ins = sorted(self._swaps.values(), key=lambda swap: (swap.deadline, swap))
+        for operator in reversed(np.flatnonzero(memory > self._budget).tolist()):
+            while memory[operator] > self._budget and ins and ins[-1].deadline > operator:
+                swap = ins.pop()
+                if swap.back < operator:
+                    memory[swap.back + 1 : operator + 1] -= size[swap.gap.tensor]
+                    self._swaps[swap.gap] = swap._replace(back=operator)
+        outs = sorted(self._swaps.values(), key=lambda swap: (-swap.trigger, swap))
+        for operator in np.flatnonzero(memory > self._budget).tolist():
+            while memory[operator] > self._budget and outs and outs[-1].trigger < operator:
+                swap = outs.pop()
+                if swap.freed >= operator:
+                    memory[operator : swap.freed + 1] -= size[swap.gap.tensor]
+                    self._swaps[swap.gap] = swap._replace(freed=operator - 1)
+
+    def _copy_us(self, gap: Gap) -> float:
+        """0 where the host copy is current: nothing ever writes the tensor, or it has been out since."""
+        columns, tensor = self._columns, gap.tensor
+        if columns.persistent[tensor] and not columns.writes[tensor]:
+            return 0.0
+        return 0.0 if self._copied.get((tensor, self._version(gap)), gap.since) < gap.since else self._out_us[tensor]
+
+    def _version(self, gap: Gap) -> int:
+        return self._columns.version_before(gap.tensor, gap.since // 2 + 1)
+
+    # ---- recomputations ----
+
+    def _look_again(self, gap: Gap) -> Remake | None:
+        """How the gap's tensor would be made again; None: it cannot be, need not, or takes memory that is not there."""
+        if gap.tensor in self._swapped or not self._exceeds(*self._absence(gap)):
+            return None
+        if self._remaking.least_us(gap) is None or (remake := self._remaking.look(gap)) is None:
+            return None
+        rise = self._rise(remake)
+        if rise > 0 and self._memory[remake.operator] + rise > self._budget:
+            return None
+        wait_us = 0.0
+        for swap in self._sources(remake):
+            if (us := self._earlier_us(swap, remake.operator)) is None:
+                return None
+            wait_us += us
+        return remake._replace(us=remake.us + wait_us)
+
+    def _remake(self, remake: Remake) -> Iterator[Gap]:
+        """Recomputes the tensor; new candidates: what it is made of has one more need."""
+        gap, operator, rise = remake.gap, remake.operator, self._rise(remake)
+        first, last = self._absence(gap)
+        for swap in self._sources(remake):
+            self._bring_earlier(swap, operator)
+        del self._open[gap]
+        self._remade.add(gap.tensor)
+        self._memory[first : last + 1] -= self._columns.bytes[gap.tensor]
+        self._memory[operator] += rise
+        self._above[operator] += rise
+        self._remaking.apply(remake)
+        for each in remake.inputs:
+            whole = self._gaps.at(each, 2 * operator - 1)
+            assert whole is not None
+            self._open.pop(whole, None)
+            for part in self._gaps.split(whole, 2 * operator - 1):
+                if part not in self._swaps and self._is_candidate(part):
+                    self._open[part] = None
+                    yield part
+
+    def _sources(self, remake: Remake) -> list[_Swap]:
+        """What the recomputation reads and is on the host."""
+        places = (self._gaps.at(each, 2 * remake.operator - 1) for each in remake.inputs)
+        return [self._swaps[place] for place in places if place in self._swaps]
+
+    def _earlier_us(self, swap: _Swap, operator: int) -> float | None:
+        """What the job waits if the tensor is back right before the operator before; None: there is no room for it."""
+        size = self._columns.bytes[swap.gap.tensor]
+        if operator - 2 < swap.trigger or self._memory[operator - 1 : swap.deadline].max() + size > self._budget:
+            return None
+        in_us = self._in_us[swap.gap.tensor]
+        return in_us - self._into.latest(in_us, swap.freed + 1, operator - 2, book=False).us
+
+    def _bring_earlier(self, swap: _Swap, operator: int) -> None:
+        in_us = self._in_us[swap.gap.tensor]
+        self._memory[operator - 1 : swap.deadline] += self._columns.bytes[swap.gap.tensor]
+        freed = min(swap.freed, operator - 2)
+        into = self._into.latest(in_us, freed + 1, operator - 2)
+        back = into.first - 1 if in_us - into.us <= HIDDEN_US else operator - 2
+        del self._swaps[swap.gap]
+        gap = swap.gap._replace(until=2 * operator - 1)
+        self._swaps[gap] = swap._replace(gap=gap, freed=freed, back=back)
+
+    def _rise(self, remake: Remake) -> int:
+        """Bytes by which the peak right before or at the operator rises."""
+        operator, columns = remake.operator, self._columns
+        above = max(columns.workspace[operator], remake.extra_bytes - columns.created[operator])
+        return above - self._above[operator]
+
+    def _absence(self, gap: Gap) -> tuple[int, int]:
+        """The first and the last operator at which a tensor that is recomputed is off the device."""
+        return (gap.since + 3) // 2, (gap.until - 1) // 2
+
+    # ---- memory ----
+
+    def _exceeds(self, first: int = 0, last: int | None = None) -> bool:
+        """Whether memory exceeds the budget at one of the operators first … last."""
+        end = self._columns.operators if last is None else last + 1
+        return bool((self._memory[first:end] > self._budget).any())
+
+    def _candidates(self, tensor: int) -> Iterator[Gap]:
+        return filter(self._is_candidate, self._gaps.of(tensor))
+
+    def _is_candidate(self, gap: Gap) -> bool:
+        """Across the end of the iteration nothing goes."""
+        if self._gaps.wraps(gap) or not self._columns.bytes[gap.tensor]:
+            return False
+        return self._exceeds(*self._absence(gap))

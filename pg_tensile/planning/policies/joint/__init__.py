@@ -1,0 +1,1 @@
+"""The default policy: swapping, recomputing and waiting chosen together."""

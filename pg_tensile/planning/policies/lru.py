@@ -1,0 +1,111 @@
+"""Swapping on demand, least recently used first: the passive mode of Capuchin (Peng et al., ASPLOS 2020) on its own.
+
+A baseline for comparisons. Where the next operator does not fit, tensors that it does not access go to the host while
+it waits, those that were used longest ago first; they come back right before an operator that accesses them, which
+waits as well. Nothing is known beforehand, so nothing overlaps. Dead tensors go by themselves. What
+`capuchin`'s first iteration takes, before there is a plan, is what an iteration of this policy takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from pg_tensile.errors import BudgetError
+from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import Event, EventKind, Plan
+from pg_tensile.planning.policies.coded import coded
+from pg_tensile.planning.trace.lists import Columns
+from pg_tensile.planning.trace.trace import Int64s, Trace
+
+
+@coded
+def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
+    """Plans within the budget; None: the device's memory. Each job has the `shares` of its own. Raises BudgetError with
+    the least bytes for which all jobs' largest operators fit into their shares."""
+    check_shares(traces, profile, budget_bytes)
+    granted = shares(traces, profile, budget_bytes)
+    return {job: _plan(trace, granted[job]) for job, trace in traces.items()}
+
+
+def check_shares(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> None:
+    """Raises BudgetError, as `plan` does."""
+    budget = profile.memory_bytes if budget_bytes is None else budget_bytes
+    vanilla = {job: footprint(trace).device_peak_bytes for job, trace in traces.items()}
+    total = sum(vanilla.values())
+    working_sets = {job: _working_sets(trace) for job, trace in traces.items()}
+    least = {job: -(-int(each.max()) * total // max(vanilla[job], 1)) for job, each in working_sets.items()}
+    if least and max(least.values()) > budget:
+        job = max(least, key=lambda job: least[job])
+        raise BudgetError(budget, least[job], traces[job].operator_label(int(working_sets[job].argmax())))
+
+
+def shares(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, int]:
+    """Each job's part of the budget (None: of the device's memory), in proportion to its device peak without a plan:
+    every job has to save the same part of it. Baselines for single jobs are planned within it, one by one."""
+    budget = profile.memory_bytes if budget_bytes is None else budget_bytes
+    vanilla = {job: footprint(trace).device_peak_bytes for job, trace in traces.items()}
+    total = max(sum(vanilla.values()), 1)
+    return {job: budget * peak // total for job, peak in vanilla.items()}
+
+
+def least_bytes(trace: Trace) -> int:
+    """The smallest budget of one job that has a plan: the largest working set, and what is never used."""
+    return int(_working_sets(trace).max())
+
+
+def _working_sets(trace: Trace) -> Int64s:
+    """int64[n]: bytes that each operator accesses, its workspace, and tensors without any access, which stay."""
+    accessed = np.concatenate(([0], np.cumsum(trace.tensor_bytes[trace.access_tensor])))
+    unused = trace.tensor_bytes[np.diff(trace.tensor_start) == 0].sum()
+    sets: Int64s = np.diff(accessed[trace.access_start]) + trace.workspace_bytes + unused
+    return sets
+
+
+def _plan(trace: Trace, budget: int) -> Plan:
+    """The second of two passes. What is there at an operator depends only on what was accessed since each tensor's last
+    access, because nothing goes before what is older: so the first pass, from whatever it starts, ends in the state in
+    which every later one starts and ends."""
+    columns = Columns(trace)
+    budget -= int(trace.tensor_bytes[np.diff(trace.tensor_start) == 0].sum())
+    there = {tensor: None for tensor in np.flatnonzero(trace.persistent).tolist() if _counts(columns, tensor)}
+    _walk(columns, budget, there)
+    return Plan.build(_walk(columns, budget, there))
+
+
+def _counts(columns: Columns, tensor: int) -> bool:
+    return columns.bytes[tensor] > 0 and bool(columns.accesses[tensor])
+
+
+def _walk(columns: Columns, budget: int, there: dict[int, None]) -> list[Event]:
+    """Events of an iteration. `there`: the tensors on the device that have bytes and accesses, least recently used
+    first; afterwards as the iteration leaves it."""
+    events: list[Event] = []
+    size, level = columns.bytes, sum(columns.bytes[tensor] for tensor in there)
+    for operator, uses in enumerate(columns.uses):
+        before = (operator - 1) % columns.operators  # room for the first operator is made at the end
+        used = [use.tensor for use in uses if size[use.tensor]]
+        coming = [tensor for tensor in used if tensor not in there]
+        level += sum(size[tensor] for tensor in coming)
+        evicted = []
+        for tensor in there:
+            if level + columns.workspace[operator] <= budget:
+                break
+            if tensor not in used:
+                level -= size[tensor]
+                evicted.append(tensor)
+        for tensor in evicted:
+            del there[tensor]
+            events.append(Event(EventKind.SWAP_OUT, tensor, before, before))
+        for tensor in coming:
+            if columns.persistent[tensor] or columns.accesses[tensor][0] < operator:
+                events.append(Event(EventKind.SWAP_IN, tensor, before, operator))
+        for tensor in used:
+            there.pop(tensor, None)
+            if columns.persistent[tensor] or columns.accesses[tensor][-1] > operator:
+                there[tensor] = None
+            else:
+                level -= size[tensor]
+    return events

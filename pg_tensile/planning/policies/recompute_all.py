@@ -1,0 +1,135 @@
+"""Every tensor that can be made again is dropped between its accesses and recomputed before the next one.
+
+For tests and comparisons, not for use: it does not ask what a recomputation saves or costs. One whose inputs are gone
+recomputes them first, and so on (tensile.txt, section III-C; tensile-notes.md, MSPS: nested inputs). Chains of chains
+grow without bound, so some tensors are kept: those whose chain would be longer than a limit, which is halved until the
+iteration has at most `STEPS_PER_OPERATOR` recomputed steps for each operator.
+
+What is kept needs no event. A tensor that is not made again is alive until the last step that reads it
+(docs/library.md, implicit release): a recompute event is all it takes to drop a tensor, its absence to keep one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.plan.plan import Event, EventKind, Plan
+from pg_tensile.planning.trace.trace import Mode, Trace
+
+LONGEST_CHAIN = 32  # steps that one use of one tensor may take
+STEPS_PER_OPERATOR = 20  # recomputed steps in one iteration, for each operator of the trace
+
+
+def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
+    """A recompute event in the gap before each access of a tensor that the operator before does not access, wherever
+    its writers can be executed again at that place: they write nothing else, and what they read is there or can be
+    made, with the content that they read first."""
+    return {job: _plan(trace) for job, trace in traces.items()}
+
+
+class _Use(NamedTuple):
+    tensor: int
+    mode: int
+    version: int  # seen
+    dropped: bool  # the operator before does not access it, but an earlier one does
+
+
+class _Columns(NamedTuple):
+    """The trace as Python lists, which loops read faster."""
+
+    uses: list[list[_Use]]  # of each operator
+    recomputable: list[bool]  # tensor: not persistent, not an input, and not empty
+    tensor_count: int
+
+
+def _plan(trace: Trace) -> Plan:
+    columns = _columns(trace)
+    most = STEPS_PER_OPERATOR * trace.operator_count
+    limit = LONGEST_CHAIN
+    while sum(_step_bounds(columns, chains := _chains(columns, limit))) > most:
+        limit //= 2  # in the end 0: nothing is recomputed
+    return Plan.build(_events(trace, columns, chains))
+
+
+def _columns(trace: Trace) -> _Columns:
+    latest = [-1] * trace.tensor_count  # operator of the latest access
+    uses: list[list[_Use]] = [[] for _ in range(trace.operator_count)]
+    accesses = zip(
+        trace.access_operator.tolist(),
+        trace.access_tensor.tolist(),
+        trace.access_mode.tolist(),
+        trace.access_version.tolist(),
+        strict=True,
+    )
+    for operator, tensor, mode, version in accesses:
+        uses[operator].append(_Use(tensor, mode, version, mode != Mode.CREATE and latest[tensor] < operator - 1))
+        latest[tensor] = operator
+    made = (trace.tensor_first > 0) & ~trace.persistent & (trace.tensor_bytes > 0)
+    return _Columns(uses, made.tolist(), trace.tensor_count)
+
+
+def _chains(columns: _Columns, limit: int) -> list[list[int]]:
+    """[tensor][version]: the most steps that making it takes; 0: it is kept, because it cannot be made again or because
+    that would take more than `limit` steps."""
+    chains: list[list[int]] = [[] for _ in range(columns.tensor_count)]
+    raw = [0] * columns.tensor_count  # steps without the limit; -1: a writer cannot be repeated
+    for uses in columns.uses:
+        changed = [use.tensor for use in uses if use.mode == Mode.WRITE]
+        written = [use for use in uses if use.mode != Mode.READ]
+        inputs = sum(
+            chains[use.tensor][use.version]
+            for use in uses
+            if use.mode in (Mode.READ, Mode.WRITE) and columns.recomputable[use.tensor]
+        )
+        for tensor, mode, version, _ in written:
+            if not columns.recomputable[tensor]:
+                continue
+            own = 0 if mode == Mode.CREATE else chains[tensor][version]
+            repeatable = raw[tensor] >= 0 and all(other == tensor for other in changed)
+            raw[tensor] = raw[tensor] + 1 + inputs - own if repeatable else -1
+            chains[tensor].append(raw[tensor] if 0 < raw[tensor] <= limit else 0)
+    return chains
+
+
+def _step_bounds(columns: _Columns, chains: list[list[int]]) -> list[int]:
+    """The most steps that each use of a dropped tensor takes."""
+    return [
+        chains[use.tensor][use.version]
+        for uses in columns.uses
+        for use in uses
+        if use.dropped and columns.recomputable[use.tensor]
+    ]
+
+
+def _events(trace: Trace, columns: _Columns, chains: list[list[int]]) -> list[Event]:
+    """All recompute events. In each gap: what the next operator needs, after what that needs in turn."""
+    version = [0] * trace.tensor_count  # after the operators so far
+    events: list[Event] = []
+    there: set[int] = set()  # in this gap: on the device without, or after, an event
+
+    def make(tensor: int, user: int) -> None:
+        if tensor in there:
+            return
+        there.add(tensor)
+        if not columns.recomputable[tensor] or not chains[tensor][version[tensor]]:
+            return
+        writers = trace.writers(tensor, version[tensor])
+        uses = [use for writer in writers for use in columns.uses[writer]]
+        inputs = [use for use in uses if use.mode == Mode.READ and use.tensor != tensor]  # statistics: scratch copies
+        if any(use.version != version[use.tensor] for use in inputs):
+            return  # overwritten since
+        for use in inputs:
+            make(use.tensor, user)
+        events.append(Event(EventKind.RECOMPUTE, tensor, user - 1, user, version[tensor]))
+
+    for operator, uses in enumerate(columns.uses):
+        for use in uses:
+            if use.dropped:
+                make(use.tensor, operator)
+        there = {use.tensor for use in uses}
+        for use in uses:
+            if use.mode in (Mode.WRITE, Mode.STATS):
+                version[use.tensor] += 1
+    return events

@@ -1,0 +1,125 @@
+"""Memory allocations: which tensors may take whose place, and how new ones are bred (swapadvisor.txt, 4.1 and 5.3).
+
+The paper's framework has a pool of fixed objects for each class of sizes. Our runtime has none: its allocator serves
+every size, and a plan keeps the bytes of all tensors under a budget. What is left of an allocation is what it decides:
+a tensor that comes to the device takes the place of one of its own class, and a class has so many places. So classes
+guide the planner (planner.py), the budget binds it, and plain bytes (no allocation at all) are one more individual.
+
+TS are the distinct sizes of a trace's tensors, ascending. CLS gives each of them a class, 0, 1, …, without a gap and
+never falling: neighbouring sizes share a class. CNT is the number of places of each class, whose size is its largest.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pg_tensile.planning.trace.trace import Floats, Int64s, Trace
+
+SPREAD = 0.25  # standard deviation of a count's mutation, of the count itself
+LEAST_SPREAD = 1.0
+
+
+class Allocation(NamedTuple):
+    """CLS and CNT."""
+
+    classes: tuple[int, ...]  # of each of the sizes
+    counts: tuple[int, ...]  # of each class
+
+
+def distinct_sizes(trace: Trace) -> Int64s:
+    """TS: bytes, ascending; tensors without bytes need no place."""
+    return np.unique(trace.tensor_bytes[trace.tensor_bytes > 0])
+
+
+def class_sizes(sizes: Int64s, classes: tuple[int, ...]) -> Int64s:
+    """Bytes of a place of each class."""
+    return sizes[np.flatnonzero(np.diff(classes, append=classes[-1] + 1))]
+
+
+def pool_bytes(sizes: Int64s, allocation: Allocation) -> int:
+    """What all places together take."""
+    return int(class_sizes(sizes, allocation.classes) @ np.array(allocation.counts, np.int64))
+
+
+def extended(allocation: Allocation) -> Floats:
+    """CNT_EXT: for each size the number of places that its tensors may have."""
+    return np.array(allocation.counts, np.float64)[list(allocation.classes)]
+
+
+def monotone(classes: Int64s) -> tuple[int, ...]:
+    """A class list made valid: where it falls, this element and all behind it rise by as little as is needed; then
+    classes are numbered without a gap."""
+    repaired = classes.astype(np.int64)
+    for place in range(1, len(repaired)):
+        if repaired[place] < repaired[place - 1]:
+            repaired[place:] += repaired[place - 1] - repaired[place]
+    return tuple(np.cumsum(np.diff(repaired, prepend=repaired[0]) > 0).tolist())
+
+
+def fitted(sizes: Int64s, classes: tuple[int, ...], places: Floats, budget_bytes: int) -> Allocation:
+    """The allocation of these classes with the mean of their sizes' `places` (CNT_EXT). Where the pool would exceed the
+    budget, counts are reduced in inverse proportion to the class's size: every class gives back as many bytes."""
+    members = np.bincount(classes)
+    counts = np.maximum(np.rint(np.bincount(classes, weights=places) / members), 0.0)
+    size = class_sizes(sizes, classes).astype(np.float64)
+    while (excess := counts @ size - budget_bytes) > 0:
+        held = counts > 0
+        given_back = np.ceil(np.maximum(excess / held.sum() / size - 1e-9, 0.0))
+        counts[held] = np.maximum(counts - given_back, 0.0)[held]
+    return Allocation(classes, tuple(counts.astype(np.int64).tolist()))
+
+
+def crossover(
+    sizes: Int64s, one: Allocation, other: Allocation, point: int, budget_bytes: int
+) -> tuple[Allocation, Allocation]:
+    """Two children: each has the first `point` sizes' classes and places from one parent and the rest from the other,
+    and is repaired."""
+    return (
+        _spliced(sizes, other, one, point, budget_bytes),
+        _spliced(sizes, one, other, point, budget_bytes),
+    )
+
+
+def _spliced(sizes: Int64s, head: Allocation, tail: Allocation, point: int, budget_bytes: int) -> Allocation:
+    classes = monotone(np.array(head.classes[:point] + tail.classes[point:], np.int64))
+    places = np.concatenate((extended(head)[:point], extended(tail)[point:]))
+    return fitted(sizes, classes, places, budget_bytes)
+
+
+def mutate(
+    sizes: Int64s, allocation: Allocation, rate: float, budget_bytes: int, random: np.random.Generator
+) -> Allocation:
+    """Each size joins the class before it, or leaves that one, with probability `rate`; each count is drawn anew from a
+    Gaussian around it with the same probability."""
+    steps = np.diff(allocation.classes, prepend=0)
+    flips = random.random(len(steps)) < rate
+    flips[0] = False
+    steps[flips] = 1 - steps[flips]
+    counts = np.array(allocation.counts, np.float64)
+    drawn = random.normal(counts, np.maximum(LEAST_SPREAD, SPREAD * counts))
+    counts = np.where(random.random(len(counts)) < rate, drawn, counts)
+    places = counts[list(allocation.classes)]
+    return fitted(sizes, tuple(np.cumsum(steps).tolist()), places, budget_bytes)
+
+
+def separate(trace: Trace, sizes: Int64s, budget_bytes: int) -> Allocation:
+    """A class for every size, which gets of the budget what its tensors are of all bytes."""
+    return _shared_out(trace, sizes, tuple(range(len(sizes))), budget_bytes)
+
+
+def scattered(trace: Trace, sizes: Int64s, budget_bytes: int, random: np.random.Generator) -> Allocation:
+    """Random classes, with the same counts as `separate` would give them."""
+    steps = random.random(len(sizes)) < random.random()
+    steps[0] = False
+    return _shared_out(trace, sizes, tuple(np.cumsum(steps).tolist()), budget_bytes)
+
+
+def _shared_out(trace: Trace, sizes: Int64s, classes: tuple[int, ...], budget_bytes: int) -> Allocation:
+    tensors = trace.tensor_bytes[trace.tensor_bytes > 0]
+    of_class = np.array(classes)[np.searchsorted(sizes, tensors)]
+    held = np.bincount(of_class, weights=tensors)
+    size = class_sizes(sizes, classes)
+    counts = np.minimum(np.bincount(of_class), np.maximum(1, held / held.sum() * budget_bytes // size))
+    return fitted(sizes, classes, counts[list(classes)].astype(np.float64), budget_bytes)

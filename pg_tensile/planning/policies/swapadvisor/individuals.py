@@ -1,0 +1,201 @@
+"""What a search breeds: schedules with the choices of a planner, and the plans that they stand for.
+
+Besides the schedule and the allocation, an individual says how long ago a tensor that goes should have been used, and
+who plans: the swap planner, or a pass of the policy `joint`, which recomputes as well, at one of its prices. Everything
+here is deterministic: the same individual has the same plan, the same seed the same children, in any process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from pg_tensile.errors import InvalidPlanError
+from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.latency import roofline
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.memory import footprint_of
+from pg_tensile.planning.plan.order import in_order
+from pg_tensile.planning.plan.plan import Plan
+from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
+from pg_tensile.planning.policies.joint.planner import PRICES, Candidate, JobPlanner
+from pg_tensile.planning.policies.swapadvisor import allocation, schedules
+from pg_tensile.planning.policies.swapadvisor.allocation import Allocation
+from pg_tensile.planning.policies.swapadvisor.planner import decide
+from pg_tensile.planning.policies.swapadvisor.remaking import remade
+from pg_tensile.planning.policies.swapadvisor.schedules import WAITING, Graph
+from pg_tensile.planning.simulator.alone import evaluate
+from pg_tensile.planning.trace.trace import Int32s, Trace
+
+RATE = 0.1  # the largest probability that a gene mutates (5.2; 6.1 starts from it); each child draws one below it
+DISTANCES = (0.0, 1.0, 2.0)  # times of a tensor's own copy
+REPLANNED = 0.02  # of the time without stalls: where an iteration waits longer, its transfers are timed once more
+# the first greedy schedules: for which part of the budget, how thrifty, and whether what others wait for comes first
+GREEDY = (
+    *((1.5, 0.0, WAITING), (1.25, 0.0, WAITING), (1.0, 0.0, WAITING), (0.75, 0.0, WAITING)),
+    *((1.0, 0.0, 1.0), (1.0, 1.0, 1.0), (0.5, 1.0, 1.0)),
+)
+REMEMBERED = 4096  # times of individuals
+
+
+@dataclass(frozen=True, eq=False)
+class Individual:
+    """One plan's genes. `prices`: of `joint` (a place in its PRICES); None: the swap planner. The allocation and the
+    distance are for the swap planner alone."""
+
+    order: Int32s
+    allocation: Allocation | None = None
+    distance: float = 1.0
+    prices: int | None = None
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for individuals with the same plan."""
+        planner = (self.allocation, self.distance) if self.prices is None else (self.prices,)
+        return self.order.tobytes(), *planner
+
+
+class Scored(NamedTuple):
+    individual: Individual
+    us: float  # an iteration; infinite: it has no plan
+
+
+class Made(NamedTuple):
+    """A plan of a captured trace."""
+
+    plan: Plan
+    us: float
+
+
+class Breeder:
+    """Plans, times and children of individuals, for one job that has the link to itself."""
+
+    def __init__(self, trace: Trace, profile: DeviceProfile, budget_bytes: int, most_events: int | None = None) -> None:
+        self.trace = roofline.timed(trace, profile)
+        self.profile = profile
+        self.budget = budget_bytes
+        self.most_events = most_events
+        self.graph = Graph.of(self.trace)
+        self.sizes = allocation.distinct_sizes(self.trace)
+        self._times: dict[tuple[object, ...], float] = {}
+
+    # ---- plans ----
+
+    def make(self, individual: Individual) -> Made | None:
+        """The individual's plan; None: it has none within the budget, or one with too many events."""
+        ordered = in_order(self.trace, individual.order)
+        if individual.prices is not None:
+            made = self._jointly(ordered, individual.prices)
+        else:
+            made = self._swapping(ordered, individual)
+        if made is None or (self.most_events is not None and len(made.plan) > self.most_events):
+            return None
+        return made._replace(plan=Plan(made.plan.rows, 0, individual.order))
+
+    def _jointly(self, ordered: Trace, prices: int) -> Made | None:
+        """That of a pass of `joint`."""
+        try:
+            found = JobPlanner(ordered, self.profile).best(self.budget, PRICES[prices])
+        except InvalidPlanError:  # what it repeats needs what has left
+            return None
+        return Made(found.plan, found.us) if isinstance(found, Candidate) else None
+
+    def _swapping(self, ordered: Trace, individual: Individual) -> Made | None:
+        """The swap planner's. Where the iteration waits, with tensors made again, if that is faster."""
+        decided = decide(ordered, self.profile, self.budget, individual.allocation, individual.distance)
+        if decided is None:
+            return None
+        sequence = AccessSequence(ordered, decided)
+        made = self._timed(sequence)
+        if made is not None and made.us > (1 + REPLANNED) * ordered.latency_us.sum():
+            other = self._timed(AccessSequence(ordered, remade(sequence, self.profile, self.budget)))
+            if other is not None and other.us < made.us:
+                return other
+        return made
+
+    def _timed(self, sequence: AccessSequence) -> Made | None:
+        """The plan with a time for each of its transfers; None: it exceeds the budget. Where the iteration waits, they
+        are timed again with the operators where they are in time then."""
+        if footprint_of(sequence).device_peak_bytes > self.budget:
+            return None
+        ordered, decided = sequence.trace, sequence.plan
+        made: Made | None = None
+        for _ in range(2):
+            plan = schedule(sequence, self.profile, self.budget)
+            found = evaluate(AccessSequence(ordered, plan), self.profile)
+            if made is None or found.iteration_us < made.us:
+                made = Made(plan, found.iteration_us)
+            if found.stalled_us.sum() <= REPLANNED * ordered.latency_us.sum():
+                break
+            stalled_us = np.add.reduceat(found.stalled_us[1:], sequence.operator_step)  # in the gap of each operator
+            sequence = AccessSequence(ordered.with_latencies(ordered.latency_us + stalled_us), decided)
+        return made
+
+    def score(self, individual: Individual) -> Scored:
+        key = individual.key
+        if key not in self._times:
+            if len(self._times) >= REMEMBERED:
+                self._times.clear()
+            made = self.make(individual)
+            self._times[key] = np.inf if made is None else made.us
+        return Scored(individual, self._times[key])
+
+    # ---- the first ones ----
+
+    def first(self, count: int, seed: int, start: Int32s | None) -> list[Individual]:
+        """At least `count`. Schedules: that of the plan to start from, the captured one, and greedy ones; each with
+        every planner. Then mutations of these."""
+        captured = np.arange(self.trace.operator_count, dtype=np.int32)
+        greedy = [(int(part * self.budget), thrift, waiting) for part, thrift, waiting in GREEDY]
+        orders = [schedules.greedy(self.trace, self.graph, *each) for each in (*greedy, (None, 1.0, 1.0))]
+        orders += [captured, captured if start is None else start]
+        distinct = list({order.tobytes(): order for order in orders}.values())
+        separate = allocation.separate(self.trace, self.sizes, self.budget) if self.sizes.size else None
+        planners = [(None, 1.0, None), (None, DISTANCES[-1], None), (None, 1.0, 0), (separate, 1.0, None)]
+        individuals = [Individual(order, *planner) for planner in planners for order in distinct]
+        for number in range(len(individuals), count):
+            parent = individuals[number % len(distinct)]
+            random = np.random.default_rng((seed, 0, number))
+            individuals.append(self._mutated(replace(parent, allocation=self._scattered(random)), random))
+        return individuals
+
+    def _scattered(self, random: np.random.Generator) -> Allocation | None:
+        if not self.sizes.size or random.random() < 0.5:
+            return None
+        return allocation.scattered(self.trace, self.sizes, self.budget, random)
+
+    # ---- children ----
+
+    def breed(self, one: Individual, other: Individual, seed: tuple[int, ...]) -> list[Scored]:
+        """Four children of two parents: two schedules, each with two allocations (5.1), mutated."""
+        random = np.random.default_rng(seed)
+        orders = schedules.crossover(one.order, other.order, int(random.integers(1, len(one.order))))
+        allocations = [one.allocation, other.allocation]
+        if one.allocation is not None and other.allocation is not None:
+            point = int(random.integers(0, len(self.sizes) + 1))
+            allocations = [*allocation.crossover(self.sizes, one.allocation, other.allocation, point, self.budget)]
+        planners = [(parent.distance, parent.prices) for parent in (one, other)]
+        children = []
+        for order in orders:
+            for places, planner in zip(allocations, planners, strict=True):
+                children.append(self.score(self._mutated(Individual(order, places, *planner), random)))
+        return children
+
+    def _mutated(self, individual: Individual, random: np.random.Generator) -> Individual:
+        """At a rate of its own, between one gene of a schedule and RATE: local changes and far ones are both tried."""
+        count = len(individual.order)
+        rate = float(np.exp(random.uniform(np.log(min(1 / count, RATE)), np.log(RATE))))
+        order = schedules.mutate(self.graph, individual.order, rate, random)
+        places, distance, prices = individual.allocation, individual.distance, individual.prices
+        if places is not None:
+            places = allocation.mutate(self.sizes, places, RATE, self.budget, random)
+        turns = random.random(3) < RATE
+        if turns[0]:
+            places = self._scattered(random)
+        if turns[1]:
+            distance = DISTANCES[random.integers(len(DISTANCES))]
+        if turns[2]:
+            prices = None if random.random() < 0.5 else int(random.integers(len(PRICES)))
+        return Individual(order, places, distance, prices)

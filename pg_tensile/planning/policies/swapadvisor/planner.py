@@ -1,0 +1,224 @@
+"""The swap planner: what is swapped, and when, for one schedule and one allocation (swapadvisor.txt, 4.2).
+
+A walk over the operators keeps the device within the budget. Where the next operator does not fit, the tensor goes that
+is needed again farthest in the future (Belady), if it was last used long enough ago for its copy to end in time. A
+first walk starts without persistent tensors; those that are there at its end are the initial residents of a second one,
+and what the second one has to let go before its first use is none: so the iteration ends as it began. Then every
+transfer gets its time (building_blocks/transfer_times.py): out as soon as it may, in as soon as the memory that
+it takes is free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from heapq import heappop, heappush
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.memory import footprint_of
+from pg_tensile.planning.plan.plan import EVENT_ROW, EventKind, Plan
+from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
+from pg_tensile.planning.policies.swapadvisor.allocation import Allocation, distinct_sizes
+from pg_tensile.planning.trace.trace import Trace
+
+SMALLEST = 1 / 20_000  # of the budget: smaller tensors go only where nothing else can
+LOOKS = 16  # candidates that are looked at for one that was last used long enough ago
+NEVER = -1
+
+
+def plan_swaps(
+    trace: Trace, profile: DeviceProfile, budget_bytes: int, allocation: Allocation | None = None, distance: float = 1.0
+) -> Plan | None:
+    """A plan of `trace`, whose operators are in the order of the schedule, with a device peak (workspaces included)
+    within the budget; None where an operator does not fit. `allocation`: None: any tensor may take any other's place.
+    `distance`: how long ago a tensor that goes should have been used, in times of its own copy out."""
+    decided = decide(trace, profile, budget_bytes, allocation, distance)
+    if decided is None:
+        return None
+    sequence = AccessSequence(trace, decided)
+    if footprint_of(sequence).device_peak_bytes > budget_bytes:
+        return None
+    return schedule(sequence, profile, budget_bytes)
+
+
+def decide(
+    trace: Trace, profile: DeviceProfile, budget_bytes: int, allocation: Allocation | None, distance: float
+) -> Plan | None:
+    """The same without times: everything goes right after its last use and comes right before its next."""
+    walk = _Walk(trace, profile, budget_bytes, allocation, distance)
+    first = walk.run(())
+    second = first and walk.run(first.there)
+    if first is None or second is None:
+        return None
+    initial = (first.there - second.dropped) & second.there
+    outs = second.outs + [(tensor, walk.last_place[tensor]) for tensor in sorted(second.there - initial)]
+    ins = second.ins + [
+        (tensor, walk.first_place[tensor]) for tensor in sorted(first.there - second.dropped - second.there)
+    ]
+    rows = np.zeros(len(outs) + len(ins), EVENT_ROW)
+    rows["kind"][: len(outs)], rows["kind"][len(outs) :] = EventKind.SWAP_OUT, EventKind.SWAP_IN
+    if len(rows):
+        rows["tensor"], rows["deadline"] = np.array(outs + ins, np.int32).T
+    rows["trigger"] = rows["deadline"] - (rows["kind"] == EventKind.SWAP_IN)
+    return Plan(rows)
+
+
+class _Decisions(NamedTuple):
+    """Of one walk. Places are those in the schedule."""
+
+    outs: list[tuple[int, int]]  # a tensor, the place of its last use
+    ins: list[tuple[int, int]]  # a tensor, the place that needs it
+    dropped: set[int]  # that were there at the start and had to go before their first use
+    there: set[int]  # persistent tensors on the device at the end
+
+
+class _Walk:
+    def __init__(
+        self, trace: Trace, profile: DeviceProfile, budget: int, allocation: Allocation | None, distance: float
+    ) -> None:
+        unused = np.diff(trace.tensor_start) == 0
+        self.budget = budget - int(trace.tensor_bytes[unused].sum())
+        self.size: list[int] = trace.tensor_bytes.tolist()
+        self.persistent: list[bool] = trace.persistent.tolist()
+        self.workspace: list[int] = trace.workspace_bytes.tolist()
+        self.first_place: list[int] = trace.tensor_first.tolist()
+        self.last_place: list[int] = trace.tensor_last.tolist()
+        self.operators = list(_operators(trace))
+        self.starts: list[float] = np.concatenate(([0.0], np.cumsum(trace.latency_us))).tolist()
+        us = distance * (profile.transfer_latency_us + trace.tensor_bytes / profile.out_bytes_per_s * 1e6)
+        self.away_us: list[float] = us.tolist()
+        self.counts = list(allocation.counts) if allocation else []
+        self.groups = max(allocation.classes) + 1 if allocation else 1
+        self.heap_of = self._classes(trace, budget, allocation)
+
+    def _classes(self, trace: Trace, budget: int, allocation: Allocation | None) -> list[int]:
+        """The class of each tensor; those that are too small to be worth a transfer have one more, the last."""
+        groups = np.zeros(trace.tensor_count, np.int64)
+        if allocation is not None:
+            groups = np.array((*allocation.classes, 0))[np.searchsorted(distinct_sizes(trace), trace.tensor_bytes)]
+        groups[trace.tensor_bytes < budget * SMALLEST] = self.groups
+        found: list[int] = groups.tolist()
+        return found
+
+    def run(self, residents: Iterable[int]) -> _Decisions | None:
+        """Through all operators, from these persistent tensors on the device."""
+        size, persistent = self.size, self.persistent
+        self.there = [False] * len(size)
+        self.next_use = self.first_place.copy()
+        self.last_use = [NEVER] * len(size)
+        self.heaps: list[list[tuple[int, int]]] = [[] for _ in range(self.groups + 1)]
+        self.held = [0] * len(self.heaps)
+        self.level = 0
+        self.decisions = _Decisions([], [], set(), set())
+        for tensor in residents:
+            self._bring(tensor)
+            heappush(self.heaps[self.heap_of[tensor]], (-self.next_use[tensor], tensor))
+        there, last_use, next_use = self.there, self.last_use, self.next_use
+        for place, accesses in enumerate(self.operators):
+            for tensor, _, _ in accesses:
+                if not there[tensor] and size[tensor]:
+                    if self.counts:
+                        self._make_place(tensor, place)
+                    if persistent[tensor] or last_use[tensor] != NEVER:
+                        self.decisions.ins.append((tensor, place))
+                    self._bring(tensor)
+            while self.level + self.workspace[place] > self.budget:
+                if not self._drop_farthest(place):
+                    return None
+            for tensor, following, ends in accesses:
+                last_use[tensor] = place
+                next_use[tensor] = following
+                if ends:
+                    self._remove(tensor)
+                elif size[tensor]:
+                    heappush(self.heaps[self.heap_of[tensor]], (-following, tensor))
+        self.decisions.there.update(each for each in range(len(size)) if there[each] and persistent[each])
+        return self.decisions
+
+    def _bring(self, tensor: int) -> None:
+        self.there[tensor] = True
+        self.level += self.size[tensor]
+        self.held[self.heap_of[tensor]] += 1
+
+    def _remove(self, tensor: int) -> None:
+        if self.there[tensor]:
+            self.there[tensor] = False
+            self.level -= self.size[tensor]
+            self.held[self.heap_of[tensor]] -= 1
+
+    # ---- leaving ----
+
+    def _make_place(self, tensor: int, place: int) -> None:
+        """One tensor of its class goes if the class has no place left; if none can, bytes decide."""
+        group = self.heap_of[tensor]
+        if group < len(self.counts) and self.held[group] >= self.counts[group]:
+            found = self._farthest(self.heaps[group], place)
+            if found is not None:
+                self._drop(found)
+
+    def _drop_farthest(self, place: int) -> bool:
+        """Whatever is needed again last, of any class; small tensors, which are in the last heap, if there is none."""
+        *classes, small = self.heaps
+        for heaps in (classes, [small]):
+            found = [(entry, heap) for heap in heaps if (entry := self._head(heap, place)) is not None]
+            if found:
+                _, heap = min(found, key=lambda each: each[0])
+                tensor = self._farthest(heap, place)
+                assert tensor is not None
+                self._drop(tensor)
+                return True
+        return False
+
+    def _drop(self, tensor: int) -> None:
+        self._remove(tensor)
+        if self.last_use[tensor] == NEVER:
+            self.decisions.dropped.add(tensor)
+        else:
+            self.decisions.outs.append((tensor, self.last_use[tensor]))
+
+    def _head(self, heap: list[tuple[int, int]], place: int) -> tuple[int, int] | None:
+        """The entry of the tensor in it that is needed last; None if none can go before the operator at `place`."""
+        while heap:
+            following, tensor = heap[0]
+            if self.there[tensor] and self.next_use[tensor] == -following:
+                return heap[0] if -following > place else None
+            heappop(heap)
+        return None
+
+    def _farthest(self, heap: list[tuple[int, int]], place: int) -> int | None:
+        """Takes the tensor out that is needed last among those used long ago enough; of all, if there is none such."""
+        passed: list[tuple[int, int]] = []
+        chosen: tuple[int, int] | None = None
+        while len(passed) < LOOKS and (entry := self._head(heap, place)) is not None:
+            heappop(heap)
+            idle_us = self.starts[place] - self.starts[self.last_use[entry[1]] + 1]
+            if idle_us >= self.away_us[entry[1]]:
+                chosen = entry
+                break
+            passed.append(entry)
+        if chosen is None and passed:
+            chosen = passed.pop(0)
+        for entry in passed:
+            heappush(heap, entry)
+        return None if chosen is None else chosen[1]
+
+
+def _operators(trace: Trace) -> Iterator[list[tuple[int, int, bool]]]:
+    """The accesses of each operator: the tensor, the place of its next use, and whether its life ends here. A
+    persistent tensor is used next in the following iteration."""
+    order, start = trace.access_by_tensor, trace.tensor_start
+    at = trace.access_operator[order].astype(np.int64)
+    following = np.append(at[1:], 0)
+    used = np.flatnonzero(np.diff(start))
+    last = start[used + 1] - 1
+    following[last] = trace.tensor_first[used] + trace.operator_count
+    ends = np.zeros(len(at), np.bool_)
+    ends[last] = ~trace.persistent[used]
+    column, dies = np.empty_like(following), np.empty_like(ends)
+    column[order], dies[order] = following, ends
+    rows = list(zip(trace.access_tensor.tolist(), column.tolist(), dies.tolist(), strict=True))
+    return (rows[begin:end] for begin, end in pairwise(trace.access_start.tolist()))

@@ -1,0 +1,48 @@
+"""SwapAdvisor (Huang, Jin, Li, ASPLOS 2020) as a policy: the operators' order, memory and swaps searched for together.
+
+The search itself is pg_tensile/swapadvisor/. Here it has a fixed number of generations, so that equal arguments give
+equal plans, and starts from the plan of `joint`, which is returned where nothing better is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+
+from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.plan.plan import Plan
+from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner, identity
+from pg_tensile.planning.policies.lru import check_shares, shares
+from pg_tensile.planning.trace.trace import Trace
+
+POPULATION = 16
+OPERATORS = 60_000  # of all individuals after the first ones: some five seconds of one core with what `joint` takes
+MOST_GENERATIONS = 12
+
+
+def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
+    """Plans within the budget; None: the device's memory. Each job has its share of it (`lru.shares`) and an equal part
+    of the link. Raises BudgetError with the least bytes for which all jobs' largest operators fit into their shares."""
+    check_shares(traces, profile, budget_bytes)
+    granted = shares(traces, profile, budget_bytes)
+    jobs = max(1, len(traces))
+    link = profile.with_link(profile.out_bytes_per_s / jobs, profile.in_bytes_per_s / jobs, profile.duplex_factor)
+    known: dict[tuple[Hashable, int], Plan] = {}
+    plans = {}
+    for job, trace in traces.items():
+        key = identity(trace), granted[job]
+        if key not in known:
+            known[key] = _plan(trace, link, granted[job])
+        plans[job] = known[key]
+    return plans
+
+
+def _plan(trace: Trace, link: DeviceProfile, budget_bytes: int) -> Plan:
+    from pg_tensile.planning.policies.swapadvisor.search import search  # which is built on policies
+
+    best = JobPlanner(trace, link).best(budget_bytes)
+    generations = min(MOST_GENERATIONS, OPERATORS // (POPULATION * trace.operator_count))
+    found = search(
+        trace, link, budget_bytes, generations=generations, processes=1, population=POPULATION,
+        start=best.plan if isinstance(best, Candidate) else None,
+    )  # fmt: skip
+    return found.plan

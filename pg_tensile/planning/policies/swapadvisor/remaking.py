@@ -1,0 +1,153 @@
+"""Making tensors again where the swap planner would copy them out and back (not in the paper, which only swaps).
+
+In the backward pass of a deep network within a small budget the lane back is busy all the time, while much of what it
+brings could be made in no time from what it brings anyway: tanh of an LSTM's cell from the cell. Such a tensor is made
+again right before what it is made of goes, at the latest right before it is needed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from pg_tensile.planning.device.link import swap_us
+from pg_tensile.planning.device.profile import DeviceProfile, Direction
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.plan import Event, EventKind, Plan
+from pg_tensile.planning.trace.lists import Columns, Use
+from pg_tensile.planning.trace.trace import Mode
+
+CHEAP = 0.5  # of the time that its copy back takes: what making a tensor again takes at most
+
+OUT, IN = EventKind.SWAP_OUT.value, EventKind.SWAP_IN.value
+
+
+def remade(sequence: AccessSequence, profile: DeviceProfile, budget_bytes: int) -> Plan:
+    """The plan of `sequence`, which has swaps alone, all as late as they may be (planner.decide), with recomputations
+    in place of those that they are cheaper than. What repeated operators need besides is estimated: whether the plan
+    keeps to the budget, the caller has to look."""
+    remaking = _Remaking(sequence, profile, budget_bytes)
+    for pair in remaking.candidates():
+        remaking.try_out(pair)
+    return remaking.plan()
+
+
+class _Pair(NamedTuple):
+    """A tensor that goes out and comes back before the operator that needs it."""
+
+    tensor: int
+    out: int  # places of the events in the plan
+    back: int
+    version: int
+    us: float  # that making it again takes
+
+
+class _Stay(NamedTuple):
+    """A tensor is on the device from the operator `first` to the gap after `last`, since the swap-in `event` (-1: since
+    something else)."""
+
+    first: int
+    last: int
+    event: int
+
+
+class _Remaking:
+    def __init__(self, sequence: AccessSequence, profile: DeviceProfile, budget_bytes: int) -> None:
+        trace = sequence.trace
+        self.columns = Columns(trace)
+        self.budget = budget_bytes
+        self.launch_us = profile.launch_us
+        self.in_us: list[float] = np.asarray(swap_us(trace, Direction.IN, profile)).tolist()
+        self.memory = sequence.footprint + trace.workspace_bytes
+        self.rows = sequence.plan.rows
+        self.keeps = np.ones(len(self.rows), np.bool_)
+        self.kind: list[int] = self.rows["kind"].tolist()
+        self.tensor: list[int] = self.rows["tensor"].tolist()
+        self.trigger: list[int] = self.rows["trigger"].tolist()
+        self.deadline: list[int] = self.rows["deadline"].tolist()
+        self.made: list[Event] = []
+        due = [*zip(self.kind, self.tensor, self.deadline, strict=True)]
+        brought = {(tensor, deadline): at for at, (kind, tensor, deadline) in enumerate(due) if kind == IN}
+        leaves = {(tensor, deadline) for kind, tensor, deadline in due if kind == OUT}  # before that gap's repetitions
+        self.stays: defaultdict[int, list[_Stay]] = defaultdict(list)  # of each tensor, ascending
+        columns = (sequence.interval_tensor, sequence.interval_first, sequence.interval_last)
+        for tensor, first, last in sorted(zip(*(column.tolist() for column in columns), strict=True)):
+            last -= (tensor, last) in leaves
+            self.stays[tensor].append(_Stay(first, last, brought.get((tensor, first), -1)))
+
+    def candidates(self) -> list[_Pair]:
+        """What is cheaper made again, as far as operators and the link alone are concerned; the cheapest first."""
+        pairs = []
+        out: dict[int, int] = {}
+        for event, (kind, tensor) in enumerate(zip(self.kind, self.tensor, strict=True)):
+            if kind == OUT:
+                out[tensor] = event
+            elif tensor in out:
+                version = self.columns.version_before(tensor, self.deadline[event])
+                us = self.columns.writers_us(tensor, version) + self.launch_us
+                if us <= CHEAP * self.in_us[tensor]:
+                    pairs.append(_Pair(tensor, out[tensor], event, version, us))
+        return sorted(pairs, key=lambda pair: pair.us / self.in_us[pair.tensor])
+
+    def try_out(self, pair: _Pair) -> None:
+        """Makes the tensor again in the last gap in which all that it is made of can be there; if there is one after it
+        has gone, and room until it is needed."""
+        needed = self.deadline[pair.back]
+        uses = [use for writer in self.columns.writers(pair.tensor, pair.version) for use in self.columns.uses[writer]]
+        inputs = {use.tensor: use for use in uses if use.mode <= Mode.STATS and use.tensor != pair.tensor}
+        stays = [self._stay(tensor, needed) for tensor in inputs]
+        gap = min([needed - 1, *(stay.last for stay in stays)])
+        if gap <= self.deadline[pair.out] or any(stay.first > gap + (stay.event >= 0) for stay in stays):
+            return
+        earlier = [stay for stay in stays if stay.first == gap + 1]  # have to come an operator earlier
+        if self._are_current(inputs.values(), gap) and self._take_room(pair, gap, earlier):
+            for stay in earlier:
+                self._come_earlier(stay)
+            self.keeps[[pair.out, pair.back]] = False
+            self.made.append(Event(EventKind.RECOMPUTE, pair.tensor, gap, needed, pair.version))
+            self._replace(pair.tensor, self._stay(pair.tensor, needed), gap + 1, -1)
+
+    def _are_current(self, inputs: Iterable[Use], gap: int) -> bool:
+        """Whether they are in the gap what the operator read; of statistics it only changes a copy."""
+        before = self.columns.version_before
+        return all(use.mode == Mode.STATS or before(use.tensor, gap + 1) == use.version for use in inputs)
+
+    def _take_room(self, pair: _Pair, gap: int, earlier: Iterable[_Stay]) -> bool:
+        """For what comes earlier, for the operators that are repeated, and for the tensor until it is needed."""
+        size, workspace, memory = self.columns.bytes, self.columns.workspace, self.memory
+        moved = sum(size[self.tensor[stay.event]] for stay in earlier)
+        besides = 0  # outputs that are discarded, copies of statistics, workspace
+        for writer in self.columns.writers(pair.tensor, pair.version):
+            made = (use.tensor for use in self.columns.uses[writer] if use.mode in (Mode.STATS, Mode.CREATE))
+            besides = max(besides, workspace[writer] + sum(size[tensor] for tensor in made if tensor != pair.tensor))
+        here, kept = memory[gap] + moved, memory[gap + 1 : self.deadline[pair.back]]
+        most = max(here, here - workspace[gap] + size[pair.tensor] + besides)
+        if max(most, kept.max(initial=0) + size[pair.tensor]) > self.budget:
+            return False
+        memory[gap] += moved
+        kept += size[pair.tensor]
+        return True
+
+    def plan(self) -> Plan:
+        """What has become of it."""
+        rows = self.rows.copy()
+        rows["trigger"], rows["deadline"] = self.trigger, self.deadline
+        made = Plan.build(self.made).rows
+        return Plan(np.concatenate((rows[self.keeps], made)))
+
+    def _stay(self, tensor: int, place: int) -> _Stay:
+        """The last one that has begun at `place`."""
+        begun = [stay for stay in self.stays[tensor] if stay.first <= place]
+        return begun[-1] if begun else _Stay(place + 1, -1, -1)
+
+    def _come_earlier(self, stay: _Stay) -> None:
+        self.deadline[stay.event] = stay.first - 1
+        self.trigger[stay.event] = stay.first - 2
+        self._replace(self.tensor[stay.event], stay, stay.first - 1, stay.event)
+
+    def _replace(self, tensor: int, stay: _Stay, first: int, event: int) -> None:
+        stays = self.stays[tensor]
+        stays[stays.index(stay)] = _Stay(first, stay.last, event)

@@ -1,0 +1,157 @@
+"""Schedules: orders of an iteration's operators, and how new ones are bred from others (swapadvisor.txt, 5.2).
+
+A schedule is int32[n], the captured operators in the order of their execution, with every operator behind those that
+it depends on (order.py). Crossover and mutation keep that so. The first schedules of a search are made greedily: what
+reads what is there anyway comes first, so that unrolled layers use each of their weights once.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from heapq import heapify, heappop, heappush
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from pg_tensile.planning.plan.order import dependencies
+from pg_tensile.planning.trace.trace import MAX_BYTES, Int32s, Mode, Phase, Trace
+
+WAITING = 1.5  # times the bytes that an operator has missing while nothing could go on after it
+WINDOW = 48  # ready operators that the greedy scheduler looks at, the earliest captured ones
+
+
+class Graph(NamedTuple):
+    """The dependencies of n operators, as lists for loops."""
+
+    waits_for: list[int]  # [n]: how many operators each one depends on
+    successors: list[list[int]]  # [n]: those that depend on it
+
+    @classmethod
+    def of(cls, trace: Trace) -> Graph:
+        found = dependencies(trace)
+        start, successor = found.successor_start.tolist(), found.successors.tolist()
+        waits_for = np.diff(found.predecessor_start).tolist()
+        return cls(waits_for, [successor[begin:end] for begin, end in pairwise(start)])
+
+
+def crossover(one: Int32s, other: Int32s, point: int) -> tuple[Int32s, Int32s]:
+    """Two children: each begins with the first `point` operators of one parent and goes on with the rest in the order
+    of the other. An operator's predecessors are ahead of it in both parents, so they are in the children."""
+    return _spliced(other, one, point), _spliced(one, other, point)
+
+
+def _spliced(head: Int32s, tail: Int32s, point: int) -> Int32s:
+    left = np.ones(len(head), np.bool_)
+    left[head[:point]] = False
+    return np.concatenate((head[:point], tail[left[tail]]))
+
+
+def mutate(graph: Graph, order: Int32s, rate: float, random: np.random.Generator) -> Int32s:
+    """A scheduler's run that mostly takes the ready operator that comes first in `order`, and any of those that are
+    ready with probability `rate`."""
+    operators: list[int] = order.tolist()
+    rank = np.empty(len(operators), np.int64)
+    rank[order] = np.arange(len(operators))
+    ranks: list[int] = rank.tolist()
+    waits = graph.waits_for.copy()
+    ready = [ranks[operator] for operator, count in enumerate(waits) if not count]
+    heapify(ready)
+    surprises, picks = (random.random(len(operators)) < rate).tolist(), random.random(len(operators)).tolist()
+    executed: list[int] = []
+    for surprise, pick in zip(surprises, picks, strict=True):
+        if surprise:
+            place = int(pick * len(ready))
+            taken = ready[place]
+            ready[place] = ready[-1]
+            ready.pop()
+            heapify(ready)
+        else:
+            taken = heappop(ready)
+        operator = operators[taken]
+        executed.append(operator)
+        for later in graph.successors[operator]:
+            waits[later] -= 1
+            if not waits[later]:
+                heappush(ready, ranks[later])
+    return np.array(executed, np.int32)
+
+
+def greedy(trace: Trace, graph: Graph, capacity_bytes: int | None, thrift: float, waiting: float = WAITING) -> Int32s:
+    """A schedule in which the ready operator comes next that costs the fewest bytes: what it reads that is not on the
+    device any more, and `thrift` (0 … 1) times what is made, less what dies. What is missing counts `waiting` times
+    where all that depends on the operator waits for others, too: of layers whose states are known from the beginning,
+    those that have no inputs yet need no weights yet. Ties go to the one captured first.
+
+    `capacity_bytes`: the device holds so much, what was used last, so operators that share weights come together; None:
+    it holds everything, so memory alone counts. Operators of the optimizer come as soon as they may: they end the life
+    of a gradient."""
+    return _Greedy(trace, graph, capacity_bytes, thrift, waiting).run()
+
+
+class _Greedy:
+    def __init__(self, trace: Trace, graph: Graph, capacity_bytes: int | None, thrift: float, waiting: float) -> None:
+        self.successors = graph.successors
+        self.waits = graph.waits_for.copy()  # as far as operators are executed
+        self.thrift = thrift
+        self.waiting = waiting
+        self.size: list[int] = trace.tensor_bytes.tolist()
+        start, tensor = trace.access_start.tolist(), trace.access_tensor.tolist()
+        create = (trace.access_mode == Mode.CREATE).tolist()
+        spans = list(pairwise(start))
+        self.reads = [[tensor[at] for at in range(*span) if not create[at]] for span in spans]
+        self.made = [[tensor[at] for at in range(*span) if create[at]] for span in spans]
+        self.created = [sum(self.size[each] for each in made) for made in self.made]
+        self.uses: list[int] = np.bincount(trace.access_tensor, minlength=trace.tensor_count).tolist()  # left
+        self.persistent: list[bool] = trace.persistent.tolist()
+        self.updates = [
+            phase == Phase.OPTIMIZER and not made for phase, made in zip(trace.phase.tolist(), self.made, strict=True)
+        ]
+        self.capacity = capacity_bytes
+        self.there: dict[int, None] = {}  # tensors on the device, least recently used first
+        self.level = 0
+        if capacity_bytes is None:
+            self.there = dict.fromkeys(np.flatnonzero(trace.persistent).tolist())
+
+    def run(self) -> Int32s:
+        waits = self.waits
+        ready = [operator for operator, count in enumerate(waits) if not count]
+        executed: list[int] = []
+        while ready:
+            place = min(range(min(len(ready), WINDOW)), key=lambda place: self._cost(ready[place]))
+            operator = ready.pop(place)
+            executed.append(operator)
+            self._execute(operator)
+            for later in self.successors[operator]:
+                waits[later] -= 1
+                if not waits[later]:
+                    insort(ready, later)
+        return np.array(executed, np.int32)
+
+    def _cost(self, operator: int) -> float:
+        if self.updates[operator]:
+            return -MAX_BYTES
+        size, there, uses = self.size, self.there, self.uses
+        missing, made = 0.0, self.created[operator]
+        for tensor in self.reads[operator]:
+            if tensor not in there:
+                missing += size[tensor]
+            elif uses[tensor] == 1 and not self.persistent[tensor]:
+                made -= size[tensor]
+        if missing and all(self.waits[later] > 1 for later in self.successors[operator]):
+            missing *= self.waiting
+        return missing + self.thrift * made
+
+    def _execute(self, operator: int) -> None:
+        for tensor in (*self.reads[operator], *self.made[operator]):
+            self.uses[tensor] -= 1
+            was_there = self.there.pop(tensor, self) is None
+            if self.uses[tensor] or self.persistent[tensor]:
+                self.there[tensor] = None
+                self.level += 0 if was_there else self.size[tensor]
+            elif was_there:
+                self.level -= self.size[tensor]
+        while self.capacity is not None and self.level > self.capacity and self.there:
+            oldest = next(iter(self.there))
+            del self.there[oldest]
+            self.level -= self.size[oldest]

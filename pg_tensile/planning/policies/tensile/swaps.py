@@ -1,0 +1,194 @@
+"""Where swaps fit on a job's part of the link: feasible intervals and bookings (tensile.txt, Algorithm 2)."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import NamedTuple
+
+from pg_tensile.planning.device.link import swap_us
+from pg_tensile.planning.device.profile import DeviceProfile, Direction
+from pg_tensile.planning.plan.plan import Event, EventKind
+from pg_tensile.planning.policies.building_blocks.gaps import Gap, Gaps
+from pg_tensile.planning.policies.building_blocks.link_slots import Timetable
+from pg_tensile.planning.trace.lists import Columns
+
+Range = tuple[int, int]  # of operators: first and last
+
+
+class Link(NamedTuple):
+    """What one job has of the link."""
+
+    profile: DeviceProfile  # at the job's rates
+    lanes: int
+
+    @classmethod
+    def share(cls, profile: DeviceProfile, jobs: int, lanes: int) -> Link:
+        """An equal part for each job. Two lanes are counted as slow as they are while both are busy."""
+        if lanes not in (1, 2):
+            raise ValueError(f"a link has one lane or two, not {lanes}")
+        stretch = 1 / profile.duplex_factor if lanes == 2 else 1.0
+        out, into = (rate / (stretch * jobs) for rate in (profile.out_bytes_per_s, profile.in_bytes_per_s))
+        linked = replace(profile.with_link(out, into), transfer_latency_us=stretch * profile.transfer_latency_us)
+        return cls(linked, lanes)
+
+
+class Copy(NamedTuple):
+    """A transfer out of one version of a tensor."""
+
+    tensor: int
+    version: int
+    start_us: float
+    us: float
+    done: int  # the operator in whose gap the tensor can be freed
+
+
+class Swap(NamedTuple):
+    """A gap in which the tensor is away: freed in the gap of operator `freed`, coming back from that of `back` on."""
+
+    gap: Gap
+    freed: int
+    back: int
+    in_start_us: float
+    copy: Copy | None  # None: the host copy is current
+
+    def away(self, operators: int) -> list[Range]:
+        """The operators at which the tensor is off the device."""
+        if self.gap.until < 2 * operators:
+            return [(self.freed + 1, self.back)]
+        return [(self.freed + 1, operators - 1), (0, self.back)]
+
+
+class Swapping:
+    """The swaps of one job. Nothing that it books makes anything wait as long as operators and link keep their times:
+    a swap-out ends before its tensor is freed, a swap-in before its tensor is needed, one transfer at a time."""
+
+    def __init__(self, columns: Columns, gaps: Gaps, link: Link) -> None:
+        self._columns = columns
+        self._gaps = gaps
+        self._handover_us = link.profile.handover_us
+        self._out_us, self._in_us = (swap_us(columns.trace, direction, link.profile) for direction in Direction)
+        self._ends_us: Sequence[float] = list(accumulate(columns.us))
+        shortest_us = link.profile.transfer_latency_us
+        self._out = Timetable(self._ends_us, shortest_us)
+        self._into = self._out if link.lanes == 1 else Timetable(self._ends_us, shortest_us)
+        self._copies: dict[tuple[int, int], Copy] = {}  # by tensor and version
+        self.swaps: dict[Gap, Swap] = {}
+
+    def duration_us(self, gap: Gap) -> float:
+        ends = self._ends_us
+        if self._gaps.wraps(gap):
+            return ends[-1] - ends[gap.since // 2] + ends[self._deadline(gap)]
+        return ends[gap.until // 2] - ends[gap.since // 2]
+
+    def widest(self, gap: Gap) -> list[Range]:
+        """Where the tensor could be away if the link had nothing else to do; an empty list: nowhere."""
+        columns, ends = self._columns, self._ends_us
+        deadline, operators = self._deadline(gap), columns.operators
+        if deadline == 0:
+            return []
+        freed, version = (gap.since + 1) // 2, self._version(gap)
+        if version > 0 or not columns.persistent[gap.tensor]:
+            out_end_us = ends[self._maker(gap, version)] + self._out_us[gap.tensor] + self._handover_us
+            freed = max(freed, bisect_left(ends, out_end_us))
+        back = bisect_right(ends, ends[deadline - 1] - self._handover_us - self._in_us[gap.tensor]) - 1
+        if not self._gaps.wraps(gap):
+            return [(freed + 1, back)] if freed < back else []
+        if freed >= operators or back < 0:
+            return []
+        return [(freed + 1, operators - 1), (0, back)] if freed + 1 < operators else [(0, back)]
+
+    def look(self, gap: Gap) -> Swap | None:
+        """The swap of a gap as the link is now: out as early, in as late as possible; None: it has no room."""
+        columns, ends = self._columns, self._ends_us
+        deadline, wraps = self._deadline(gap), self._gaps.wraps(gap)
+        latest_us = ends[deadline - 1] - self._handover_us
+        copy, freed = None, (gap.since + 1) // 2
+        if not self._on_host(gap):
+            us, version = self._out_us[gap.tensor], self._version(gap)
+            known = self._copies.get((gap.tensor, version))
+            if known is None:
+                until_us = ends[-1] - self._handover_us if wraps else latest_us
+                start_us = self._out.earliest(us, ends[self._maker(gap, version)], until_us)
+                if start_us is None:
+                    return None
+                done = bisect_left(ends, start_us + us + self._handover_us)
+                known = copy = Copy(gap.tensor, version, start_us, us, done)
+            freed = max(freed, known.done)
+        first_us = ends[0] if wraps else ends[min(freed + 1, columns.operators - 1)]
+        start_us = self._into.latest(self._in_us[gap.tensor], first_us, latest_us)
+        if start_us is None:
+            return None
+        return Swap(gap, freed, bisect_right(ends, start_us) - 1, start_us, copy)
+
+    def book(self, swap: Swap) -> list[Range]:
+        """Makes the swap. Ranges of operators at which the tensor is off the device now and was not before."""
+        away = swap.away(self._columns.operators)
+        if swap.copy is not None:
+            self._out.book(swap.copy.start_us, swap.copy.us)
+            self._copies[swap.copy.tensor, swap.copy.version] = swap.copy
+        self._into.book(swap.in_start_us, self._in_us[swap.gap.tensor])
+        self.swaps[swap.gap] = swap
+        return away + self._drop_second_copy(swap.gap) if self._gaps.wraps(swap.gap) else away
+
+    def rest(self, gap: Gap) -> list[Gap]:
+        """The gaps after a swapped one that need no further transfer out: up to the next write of the tensor."""
+        version = self._version(gap)
+        if self._gaps.wraps(gap):
+            return [each for each in self._gaps.of(gap.tensor) if self._version(each) == 0 and each != gap]
+        return [each for each in self._gaps.of(gap.tensor, gap.until) if self._version(each) == version]
+
+    def events(self) -> list[tuple[float, Event]]:
+        """With the times at which they start."""
+        events = []
+        copied: set[tuple[int, int]] = set()
+        for swap in sorted(self.swaps.values()):
+            tensor, key = swap.gap.tensor, (swap.gap.tensor, self._version(swap.gap))
+            copy = self._copies.get(key)
+            if copy is not None and key not in copied:  # the first gap of this version; later ones find its host copy
+                copied.add(key)
+                trigger, delay_us = self._out.trigger(copy.start_us)
+                event = Event(EventKind.SWAP_OUT, tensor, trigger, swap.freed, delay_us=delay_us)
+                events.append((copy.start_us, event))
+            trigger, delay_us = self._into.trigger(swap.in_start_us)
+            event = Event(EventKind.SWAP_IN, tensor, trigger, self._deadline(swap.gap), delay_us=delay_us)
+            events.append((swap.in_start_us, event))
+        return events
+
+    def _drop_second_copy(self, wrapping: Gap) -> list[Range]:
+        """A tensor that starts off the device has a host copy until it is written: one made on the way is given back,
+        and what it was made for frees sooner."""
+        copy = self._copies.get((wrapping.tensor, 0)) if self._columns.writes[wrapping.tensor] else None
+        if copy is None:
+            return []
+        del self._copies[copy.tensor, 0]
+        self._out.cancel(copy.start_us, copy.us)
+        gap = next(gap for gap in self._gaps.of(copy.tensor) if gap in self.swaps)
+        swap = self.swaps[gap]
+        self.swaps[gap] = swap._replace(freed=(gap.since + 1) // 2, copy=None)
+        return [((gap.since + 1) // 2 + 1, swap.freed)]
+
+    def _on_host(self, gap: Gap) -> bool:
+        """Whether a current host copy is there without a transfer."""
+        columns, tensor = self._columns, gap.tensor
+        if not columns.persistent[tensor]:
+            return False
+        if not columns.writes[tensor]:
+            return True
+        return self._version(gap) == 0 and self._gaps.around(tensor) in self.swaps
+
+    def _version(self, gap: Gap) -> int:
+        return self._columns.version_before(gap.tensor, gap.since // 2 + 1)
+
+    def _maker(self, gap: Gap, version: int) -> int:
+        """The operator that made the gap's version; 0 where that was in the iteration before."""
+        columns = self._columns
+        if columns.persistent[gap.tensor]:
+            return columns.writes[gap.tensor][version - 1] if version else 0
+        return columns.makers[gap.tensor][version]
+
+    def _deadline(self, gap: Gap) -> int:
+        """The operator before which the tensor has to be back."""
+        return gap.until % (2 * self._columns.operators) // 2

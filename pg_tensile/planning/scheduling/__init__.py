@@ -1,0 +1,1 @@
+"""Decisions about all jobs of a device: admission, shares, plans."""

@@ -1,0 +1,1 @@
+"""The time that plans take on a device."""

@@ -1,0 +1,103 @@
+"""What an iteration of a plan takes when its job has the link to itself: the simulator's answer, and nothing else.
+
+A search asks for it thousands of times. One job alone repeats the same iteration for ever, so one walk over the places
+where it meets the link tells; what simulator.py keeps for several jobs, changes of plan and timelines is left out.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pg_tensile.planning.device.link import Copy, Link, Request
+from pg_tensile.planning.device.profile import DeviceProfile, Direction
+from pg_tensile.planning.plan.execution import AccessSequence, ActionKind
+from pg_tensile.planning.trace.trace import Floats, Int64s
+
+IN_GAP = (ActionKind.COPY_OUT, ActionKind.COPY_IN, ActionKind.WAIT_OUT)
+
+
+class Evaluation(NamedTuple):
+    iteration_us: float
+    stalled_us: Floats  # [s + 1]: that the job waits after so many steps
+
+
+class _Meetings(NamedTuple):
+    """Where the iteration requests a copy or waits for one, in execution order."""
+
+    steps: Int64s  # executed before
+    tensor: list[int]
+    asks: list[bool]  # false: waits
+    out: list[bool]  # the copy's direction
+    delay_us: list[int]
+
+
+def evaluate(sequence: AccessSequence, profile: DeviceProfile) -> Evaluation:
+    """An iteration in the steady state of the sequence's plan, from its boundary state. Latencies are the trace's.
+    Raises InvalidPlanError."""
+    trace = sequence.trace
+    meetings = _meetings(sequence)
+    reached = np.concatenate(([0.0], np.cumsum(trace.latency_us[sequence.steps])))
+    us = [(profile.transfer_latency_us + trace.tensor_bytes / rate * 1e6).tolist()
+          for rate in (profile.out_bytes_per_s, profile.in_bytes_per_s)]  # fmt: skip
+    walk = _alone if profile.duplex_factor == 1.0 else _sharing
+    stalls = walk(meetings, reached[meetings.steps].tolist(), us, profile)
+    stalled = np.zeros(len(reached))
+    np.add.at(stalled, meetings.steps, stalls)
+    return Evaluation(float(reached[-1] + stalled.sum()), stalled)
+
+
+def _meetings(sequence: AccessSequence) -> _Meetings:
+    kind, step, tensor, event = sequence.action_columns()
+    met = np.isin(kind, (ActionKind.WAIT_IN, *IN_GAP))
+    kind, step, tensor, event = kind[met], step[met], tensor[met], event[met]
+    steps = step + np.isin(kind, IN_GAP)
+    out = (kind == ActionKind.COPY_OUT) | (kind == ActionKind.WAIT_OUT)
+    asks = (kind == ActionKind.COPY_OUT) | (kind == ActionKind.COPY_IN)
+    delay = sequence.plan.rows["delay_us"][event]
+    return _Meetings(steps, tensor.tolist(), asks.tolist(), out.tolist(), delay.tolist())
+
+
+def _alone(meetings: _Meetings, reached: list[float], us: list[list[float]], profile: DeviceProfile) -> list[float]:
+    """µs that each meeting waits. The lanes do not disturb each other, so an end is known when it is asked for."""
+    handover, (out_us, in_us) = profile.handover_us, us
+    out_ready = in_ready = out_free = in_free = late = 0.0
+    ends: dict[int, float] = {}
+    stalls = []
+    for at, tensor, asks, out, delay in zip(reached, *meetings[1:], strict=True):
+        now, stall = at + late, 0.0
+        if not asks:
+            stall = max(0.0, ends[tensor] + handover - now)
+            late += stall
+        elif out:
+            out_ready = max(now + delay, out_ready)
+            ends[tensor] = out_free = max(out_ready, out_free) + out_us[tensor]
+        else:
+            in_ready = max(now + delay, in_ready)
+            ends[tensor] = in_free = max(in_ready, in_free) + in_us[tensor]
+        stalls.append(stall)
+    return stalls
+
+
+def _sharing(meetings: _Meetings, reached: list[float], us: list[list[float]], profile: DeviceProfile) -> list[float]:
+    """The same with lanes that slow each other down: link.py knows how."""
+    link, late, ready = Link(), 0.0, [0.0, 0.0]
+    requests: dict[int, Request] = {}
+    stalls = []
+    for at, tensor, asks, out, delay in zip(reached, *meetings[1:], strict=True):
+        now, stall = at + late, 0.0
+        while link.advance(now) is not None:
+            pass
+        direction = Direction.OUT if out else Direction.IN
+        if asks:
+            ready[direction] = max(now + delay, ready[direction])
+            copy = Copy(tensor, direction, 0, -1, delay, us[direction][tensor], 0, 1 / profile.duplex_factor)
+            requests[tensor] = link.request(copy, ready[direction])
+        else:
+            while not requests[tensor].ended:
+                link.advance(np.inf)
+            stall = max(0.0, requests[tensor].end_us + profile.handover_us - now)
+            late += stall
+        stalls.append(stall)
+    return stalls

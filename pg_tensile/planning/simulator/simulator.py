@@ -1,0 +1,451 @@
+"""Discrete-event execution of plans: what they cost in time on a device, before anything runs (design.md section 5).
+
+Every job has a compute stream of its own, which executes the steps of its access sequence at the latencies of its trace
+(none known yet: at the roofline's). All jobs share one link (link.py). Copies are requested and waited for where
+`AccessSequence.actions` says so; waiting stops the job's compute stream. Nothing else takes time: allocating and
+freeing are indexed by operators, not by the clock.
+
+All transfers of an iteration end in it. So a job that has the link to itself repeats the same iteration for ever, and
+one tells all; several jobs meet in ever other ways, and their steady state is the mean over the later half of some.
+
+A change of plan falls between two iterations: what the new plan expects on the host and has no current copy there is
+copied out while the job waits; the first iteration of the new plan brings the rest in passively.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pg_tensile.errors import InvalidPlanError, SimulationError
+from pg_tensile.planning.device.link import Copy, Link, Request, copy_stretch, copy_us, moved_bytes
+from pg_tensile.planning.device.profile import DeviceProfile, Direction
+from pg_tensile.planning.latency import roofline
+from pg_tensile.planning.plan import memory
+from pg_tensile.planning.plan.execution import AccessSequence, ActionKind
+from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, EventKind, Plan
+from pg_tensile.planning.trace.trace import Trace
+
+AGREEMENT = 1e-9  # relative difference of two successive iterations that count as equal
+FASTEST = 32  # a job stops after so many times the iterations asked for, however slow the others are
+
+
+class PlanChange(NamedTuple):
+    """A new plan from the end of `iterations` (≥ 1) iterations with the one before."""
+
+    iterations: int
+    plan: Plan
+
+
+class SimulatedJob(NamedTuple):
+    """A job that starts at `start_us`. `initial_state`: where its persistent tensors are then (None: where the plan
+    wants them); a state that the plan does not start from is a change of plan before the first iteration."""
+
+    trace: Trace
+    plan: Plan = NO_EVENTS
+    start_us: float = 0.0
+    initial_state: Boundary | None = None
+    changes: tuple[PlanChange, ...] = ()
+
+
+class Transfer(NamedTuple):
+    """One copy over the link. `bytes` are those that are moved, `raw_bytes` the tensor's: more, if it is compressed.
+    `event`: its place in the plan, −1: passive. Times are µs since the iteration began."""
+
+    tensor: int
+    direction: Direction
+    bytes: int
+    start_us: float
+    end_us: float
+    event: int
+    raw_bytes: int
+
+
+class Stall(NamedTuple):
+    """Time that the compute stream waits for a transfer of `tensor`: before `step`, or in its gap (swap-outs)."""
+
+    step: int
+    tensor: int
+    us: float
+
+
+class Transition(NamedTuple):
+    """A change of plan after `iteration` iterations of the job: `us` from there until the first iteration of the new
+    plan may start, for copying `bytes_out`. That iteration takes `first_iteration_us`, with `passive_swap_ins` of
+    `passive_bytes`."""
+
+    iteration: int
+    us: float
+    bytes_out: int
+    first_iteration_us: float
+    passive_swap_ins: int
+    passive_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """One job's iteration in the steady state of its last plan. Times are µs, from the start of the iteration.
+
+    With several jobs on the link, `iteration_us` and `stall_us` are means; steps, transfers and stalls show the last
+    iteration.
+    """
+
+    steps: NDArray[np.int32]  # [s]: operator of each step, by its captured number
+    footprint: NDArray[np.int64]  # [s]: bytes on the device, sampled at each step
+    step_start_us: NDArray[np.float64]  # [s]
+    step_end_us: NDArray[np.float64]  # [s]
+    transfers: tuple[Transfer, ...]  # in the order of their requests
+    stalls: tuple[Stall, ...]
+    transitions: tuple[Transition, ...]  # of the whole job
+    first_iteration_us: float  # of the last plan, with what its transition takes
+    iteration_us: float
+    compute_us: float  # iteration_us − stall_us
+    stall_us: float
+    peak_bytes: int
+    device_peak_bytes: int  # workspaces included
+    host_arena_bytes: int
+    bytes_out: int  # moved over the link
+    bytes_in: int
+    raw_bytes_out: int  # of the tensors moved
+    raw_bytes_in: int
+    passive_swap_ins: int
+    recomputes: int  # steps that repeat an operator
+
+
+def simulate(jobs: Sequence[SimulatedJob], profile: DeviceProfile, iterations: int = 8) -> list[Timeline]:
+    """A Timeline for each job, all of them running at once from their start times on.
+
+    Every job runs until each has done `iterations` in the steady state of its last plan, or its last two iterations
+    took equally long. Raises InvalidPlanError before anything runs if a plan is not valid on its trace or an initial
+    state lacks data; SimulationError for numbers that make no sense.
+    """
+    if iterations < 1:
+        raise SimulationError(f"{iterations} iterations cannot be simulated", hint="Ask for one or more.")
+    if not all(math.isfinite(job.start_us) and job.start_us >= 0 for job in jobs):
+        raise SimulationError("a job cannot start at a negative time or at none", hint="Start the first one at 0 µs.")
+    with _uncollected():
+        runs = [
+            _Run(number, _programs(job, profile), job.start_us, profile.handover_us) for number, job in enumerate(jobs)
+        ]
+        _execute(runs, Link(), iterations)
+        return [_timeline(run) for run in runs]
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without garbage collection: what is made here in great numbers is no garbage, and looking through it again and
+    again made the time of large simulations grow faster than they."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+# ---- the jobs ----
+
+
+class _Op(NamedTuple):
+    """Where an iteration meets the link: it requests a copy or waits for one. Between two ops there are only steps."""
+
+    compute_us: float  # of the steps since the op before
+    steps: int  # executed before it
+    step: int  # it belongs to
+    copy: int  # −1: the end of the iteration
+    waits: bool
+
+
+class _Role(Enum):
+    CHANGE = 0  # of plan, between two iterations
+    FIRST = 1  # iteration after it
+    STEADY = 2
+
+
+@dataclass(frozen=True, eq=False)
+class _Program:
+    """An iteration, or what is copied at a change of plan, as the simulator executes it."""
+
+    role: _Role
+    sequence: AccessSequence  # of the iteration; at a change: of the one that follows
+    ops: tuple[_Op, ...]  # the last one is the end
+    copies: tuple[Copy, ...]  # in the order of their requests
+    repeat: int | None = 1  # times; None: for ever
+
+
+class _Iteration(NamedTuple):
+    begin_us: float
+    requests: list[Request]
+    stalls: list[tuple[_Op, float]]  # an op that waits, and its µs
+
+
+class _Run:
+    """One job on its way through its programs, the last of which is its steady state."""
+
+    def __init__(self, number: int, programs: list[_Program], start_us: float, handover_us: float) -> None:
+        self.number = number
+        self.handover_us = handover_us
+        self.programs = programs
+        self.start_us = start_us
+        self.durations: list[list[float]] = [[] for _ in programs]  # µs, of each program
+        self.latest: _Iteration | None = None
+        self._at = 0  # program
+        self._begin(start_us)
+
+    def _begin(self, now: float) -> None:
+        self._place = 0  # op
+        self._requests: list[Request] = []
+        self._stalls: list[tuple[_Op, float]] = []
+        self._ready = [now, now]  # the lanes' latest requests
+        self._begin_us = self._waiting_since = now
+
+    @property
+    def op(self) -> _Op:
+        """The next one."""
+        return self.programs[self._at].ops[self._place]
+
+    def act(self, link: Link, now: float) -> float | None:
+        """Does the op at hand, reached at `now`. When the next one will be reached; None if this one has to wait."""
+        op = self.op
+        if not op.waits:
+            copy = self.programs[self._at].copies[op.copy]
+            ready = max(now + copy.delay_us, self._ready[copy.direction])  # nothing overtakes in its lane
+            self._ready[copy.direction] = ready
+            self._requests.append(link.request(copy, ready))
+        else:
+            request, self._waiting_since = self._requests[op.copy], now
+            if not request.ended:
+                request.waiter = self.number
+                return None
+            if now < request.end_us + self.handover_us:
+                return self.wake(request.end_us)
+        self._place += 1
+        return now + self.op.compute_us
+
+    def wake(self, end_us: float) -> float:
+        """What the op at hand waits for ended then."""
+        self._stalls.append((self.op, end_us + self.handover_us - self._waiting_since))
+        self._place += 1
+        return end_us + self.handover_us + self.op.compute_us
+
+    def end(self, now: float) -> float:
+        """Ends the iteration and begins the next one."""
+        self.latest = _Iteration(self._begin_us, self._requests, self._stalls)
+        self.durations[self._at].append(now - self._begin_us)
+        if len(self.durations[self._at]) == self.programs[self._at].repeat:
+            self._at += 1
+        self._begin(now)
+        return now + self.op.compute_us
+
+    def settled(self, iterations: int, alone: bool) -> bool:
+        """Whether more iterations would tell nothing new, or enough of them were made."""
+        done = self.durations[-1]
+        if not done or alone or not self.programs[-1].copies:
+            return bool(done)
+        agree = len(done) > 1 and abs(done[-1] - done[-2]) <= AGREEMENT * done[-1]
+        return agree or len(done) >= iterations
+
+    def through(self, iterations: int) -> bool:
+        """Whether the job stops before the others: it does not use the link, or is so much faster than they."""
+        done = self.durations[-1]
+        return bool(done) and (not self.programs[-1].copies or len(done) >= FASTEST * iterations)
+
+
+def _execute(runs: list[_Run], link: Link, iterations: int) -> None:
+    """Lets all jobs run, always the one whose next op comes first, until every one is settled."""
+    ready = [(run.start_us + run.op.compute_us, run.number) for run in runs]
+    heapify(ready)
+    while runs:
+        request = link.advance(ready[0][0] if ready else math.inf)
+        if request is not None:
+            if request.waiter >= 0:
+                heappush(ready, (runs[request.waiter].wake(request.end_us), request.waiter))
+            continue
+        now, number = heappop(ready)
+        run = runs[number]
+        if run.op.copy >= 0:
+            following = run.act(link, now)
+        else:
+            following = run.end(now)
+            if all(other.settled(iterations, len(runs) == 1) for other in runs):
+                return
+            if run.through(iterations):
+                continue
+        if following is not None:
+            heappush(ready, (following, number))
+
+
+# ---- from plans to programs ----
+
+
+def _programs(job: SimulatedJob, profile: DeviceProfile) -> list[_Program]:
+    """What a job executes: for each plan the change to it, if there is one, its first iteration, and all others."""
+    programs: list[_Program] = []
+    trace, state = roofline.timed(job.trace, profile), job.initial_state
+    plans = [job.plan, *(change.plan for change in job.changes)]
+    repeats = [*(change.iterations for change in job.changes), None]
+    coded: dict[int, int] = {}  # codecs of the host copies between two iterations
+    for plan, repeat in zip(plans, repeats, strict=True):
+        if repeat is not None and repeat < 1:
+            raise SimulationError(f"a plan cannot change after {repeat} iterations", hint="Use 1 or more.")
+        steady = AccessSequence(trace, plan)
+        steady.check()
+        if state is not None and state != steady.boundary:
+            copied, after = _change(trace, state, steady.boundary)
+            first = AccessSequence(trace, plan, after, passive=True)
+            programs.append(_change_program(first, copied, profile))
+            coded |= dict.fromkeys(copied, 0)
+            programs.append(_iteration_program(_Role.FIRST, first, profile, 1, coded))
+            coded |= _host_codecs(first)
+            repeat = repeat and repeat - 1
+        coded = coded | _host_codecs(steady)
+        if repeat != 0:
+            programs.append(_iteration_program(_Role.STEADY, steady, profile, repeat, coded))
+        state = steady.boundary  # host copies that are left over from the state before are given up
+    return programs
+
+
+def _change(trace: Trace, state: Boundary, wanted: Boundary) -> tuple[list[int], Boundary]:
+    """What has to be copied out between two iterations to get from `state` to the state `wanted`, and what is reached
+    by that: the rest comes in passively."""
+    copied = wanted.host - state.host
+    lost = sorted(copied - state.device)
+    if lost:
+        label = trace.tensor_label(lost[0])
+        raise InvalidPlanError(
+            f"{label} is neither on the device nor on the host when the plan changes", tensor=lost[0]
+        )
+    return sorted(copied), Boundary(state.device & wanted.device, state.host | wanted.host)
+
+
+def _change_program(sequence: AccessSequence, copied: list[int], profile: DeviceProfile) -> _Program:
+    copies = tuple(_copy(sequence.trace, tensor, 0, Direction.OUT, profile, -1, 0) for tensor in copied)
+    requests = [_Op(0.0, 0, 0, place, waits=False) for place in range(len(copies))]
+    waits = [_Op(0.0, 0, 0, place, waits=True) for place in range(len(copies))]
+    return _Program(_Role.CHANGE, sequence, (*requests, *waits, _Op(0.0, 0, 0, -1, waits=False)), copies)
+
+
+def _iteration_program(
+    role: _Role, sequence: AccessSequence, profile: DeviceProfile, repeat: int | None, host_codecs: dict[int, int]
+) -> _Program:
+    """`host_codecs`: of the host copies that are there when the iteration starts; 0 where it names none."""
+    trace, delays = sequence.trace, sequence.plan.rows["delay_us"].tolist()
+    codecs, coded = sequence.plan.rows["codec"].tolist(), dict(host_codecs)
+    reached = np.concatenate(([0.0], np.cumsum(trace.latency_us[sequence.steps]))).tolist()  # µs, by steps executed
+    ops: list[_Op] = []
+    copies: list[Copy] = []
+    under_way: dict[int, int] = {}  # the copy of a tensor
+    steps = before = 0
+
+    def add(step: int, copy: int, waits: bool) -> None:
+        nonlocal before
+        ops.append(_Op(reached[steps] - reached[before], steps, step, copy, waits))
+        before = steps
+
+    for kind, step, tensor, event in sequence.actions():
+        if kind is ActionKind.RUN:
+            steps = step + 1
+            continue
+        if kind is ActionKind.COPY_OUT or kind is ActionKind.COPY_IN or kind is ActionKind.PASSIVE_IN:
+            direction = Direction.OUT if kind is ActionKind.COPY_OUT else Direction.IN
+            if kind is ActionKind.COPY_OUT:
+                coded[tensor] = codecs[event]
+            under_way[tensor] = len(copies)
+            delay_us = delays[event] if event >= 0 else 0
+            copies.append(_copy(trace, tensor, coded.get(tensor, 0), direction, profile, event, delay_us))
+            add(step, under_way[tensor], waits=False)
+        if kind is ActionKind.WAIT_OUT or kind is ActionKind.WAIT_IN or kind is ActionKind.PASSIVE_IN:
+            add(step, under_way[tensor], waits=True)
+    add(steps, -1, waits=False)
+    return _Program(role, sequence, tuple(ops), tuple(copies), repeat)
+
+
+def _copy(
+    trace: Trace, tensor: int, codec: int, direction: Direction, profile: DeviceProfile, event: int, delay_us: int
+) -> Copy:
+    raw = int(trace.tensor_bytes[tensor])
+    if codec == 0:
+        us, stretch = profile.transfer_us(raw, direction), 1 / profile.duplex_factor
+        return Copy(tensor, direction, raw, event, delay_us, us, raw, stretch)
+    kind, moved = (trace, tensor, codec, direction, profile), moved_bytes(trace, tensor, codec)
+    return Copy(tensor, direction, moved, event, delay_us, copy_us(*kind), raw, copy_stretch(*kind))
+
+
+def _host_codecs(sequence: AccessSequence) -> dict[int, int]:
+    """tensor → the codec of its host copy when the iteration ends, of those that it copies out."""
+    rows, copies = sequence.plan.rows, sequence.copies
+    out = copies.event[rows["kind"][copies.event] == EventKind.SWAP_OUT]  # in the order of the plan
+    return dict(zip(rows["tensor"][out].tolist(), rows["codec"][out].tolist(), strict=True))
+
+
+# ---- what is told ----
+
+
+def _timeline(run: _Run) -> Timeline:
+    program, iteration = run.programs[-1], run.latest
+    assert iteration is not None
+    sequence = program.sequence
+    trace, steps = sequence.trace, sequence.steps
+    footprint = memory.footprint_of(sequence)
+    latency = trace.latency_us[steps]
+    stalled = np.zeros(len(steps) + 1)  # µs, by steps executed before
+    for op, us in iteration.stalls:
+        stalled[op.steps] += us
+    end = np.cumsum(latency + stalled[:-1])
+    steady = run.durations[-1]
+    iteration_us, compute_us = float(np.mean(steady[len(steady) // 2 :])), float(latency.sum())
+    transitions = _transitions(run)
+    changed = len(run.programs) > 1 and run.programs[-2].role is _Role.FIRST
+    return Timeline(
+        steps=sequence.operators,
+        footprint=footprint.bytes,
+        step_start_us=end - latency,
+        step_end_us=end,
+        transfers=tuple(_transfer(request, iteration.begin_us) for request in iteration.requests),
+        stalls=tuple(Stall(op.step, program.copies[op.copy].tensor, us) for op, us in iteration.stalls),
+        transitions=transitions,
+        first_iteration_us=transitions[-1].us + transitions[-1].first_iteration_us if changed else steady[0],
+        iteration_us=iteration_us,
+        compute_us=compute_us,
+        stall_us=max(0.0, iteration_us - compute_us),
+        peak_bytes=footprint.peak_bytes,
+        device_peak_bytes=footprint.device_peak_bytes,
+        host_arena_bytes=memory.host_arena_of(sequence).bytes,
+        bytes_out=sum(copy.bytes for copy in program.copies if copy.direction == Direction.OUT),
+        bytes_in=sum(copy.bytes for copy in program.copies if copy.direction == Direction.IN),
+        raw_bytes_out=sum(copy.raw_bytes for copy in program.copies if copy.direction == Direction.OUT),
+        raw_bytes_in=sum(copy.raw_bytes for copy in program.copies if copy.direction == Direction.IN),
+        passive_swap_ins=sum(copy.event < 0 for copy in program.copies),
+        recomputes=len(steps) - trace.operator_count,
+    )
+
+
+def _transfer(request: Request, begin_us: float) -> Transfer:
+    copy = request.copy
+    start, end = request.start_us - begin_us, request.end_us - begin_us
+    return Transfer(copy.tensor, copy.direction, copy.bytes, start, end, copy.event, copy.raw_bytes)
+
+
+def _transitions(run: _Run) -> tuple[Transition, ...]:
+    """The changes of plan, each of them a program that the first iteration follows."""
+    found: list[Transition] = []
+    iterations = 0
+    for place, (program, durations) in enumerate(zip(run.programs, run.durations, strict=True)):
+        if program.role is _Role.CHANGE:
+            passive = [copy.bytes for copy in run.programs[place + 1].copies if copy.event < 0]
+            copied = sum(copy.bytes for copy in program.copies)
+            first_us = run.durations[place + 1][0]
+            found.append(Transition(iterations, durations[0], copied, first_us, len(passive), sum(passive)))
+        else:
+            iterations += len(durations)
+    return tuple(found)

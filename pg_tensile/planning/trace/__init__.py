@@ -1,0 +1,1 @@
+"""A training iteration as operators, tensors and accesses, and its binary form."""

@@ -1,0 +1,230 @@
+"""Who takes part in a benchmark: eager PyTorch, and one program for each policy (peers.py has variants of eager
+PyTorch). All start from the same weights.
+
+A contender starts afresh in every round, so only one of them holds memory at a time.
+"""
+
+from __future__ import annotations
+
+import gc
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from pg_tensile.errors import MeasurementError
+from pg_tensile.execution.capture import Captured
+from pg_tensile.execution.capture.eager import EagerStep
+from pg_tensile.execution.runtime.device import Device
+from pg_tensile.execution.runtime.executor import Executor
+from pg_tensile.execution.runtime.record import Counters
+from pg_tensile.execution.runtime.state import TrainingState, training_state
+from pg_tensile.planning.plan.plan import Plan
+from pg_tensile.tools.bench.workload import Batch, Workload, seed_everything
+
+
+class Stepper(Protocol):
+    """A training run in progress."""
+
+    def step(self, batch: Batch) -> Tensor:
+        """Executes one step and returns its loss; may return before the device has finished."""
+        ...
+
+    def synchronize(self) -> None: ...
+
+    def count(self) -> None:
+        """The steps from here on are those of `totals`."""
+        ...
+
+    def totals(self) -> Counters | None:
+        """None: nothing is counted."""
+        ...
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Of the last step by parameter, in memory of their own on the CPU; empty where nobody keeps them."""
+        ...
+
+    def state(self) -> TrainingState:
+        """Everything that the steps have changed, in memory of its own on the CPU."""
+        ...
+
+    def restore(self, initial: TrainingState) -> None:
+        """As if no step had been taken since `state`, before the first one."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class EagerStepper:
+    """Plain PyTorch, with the optimizer that a captured step has."""
+
+    def __init__(self, workload: Workload, device: torch.device) -> None:
+        self._device = device
+        self._step = EagerStep(workload.fresh_model().to(device), workload.spec)
+
+    def step(self, batch: Batch) -> Tensor:
+        inputs, targets = ([tensor.to(self._device) for tensor in part] for part in batch)
+        return self._step.step(inputs, targets).loss
+
+    def synchronize(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def count(self) -> None:
+        return None
+
+    def totals(self) -> Counters | None:
+        return None
+
+    def gradients(self) -> dict[str, Tensor]:
+        named = self._step.model.named_parameters()
+        return {name: each.grad.cpu().clone() for name, each in named if each.grad is not None}
+
+    def forget_gradients(self) -> None:
+        self._step.optimizer.zero_grad(set_to_none=True)
+
+    def persistent(self) -> list[Tensor]:
+        """What stays between two steps, but for gradients."""
+        model, states = self._step.model, self._step.optimizer.state.values()
+        kept = [each for state in states for each in state.values() if isinstance(each, Tensor)]
+        return [*model.parameters(), *model.buffers(), *kept]
+
+    def state(self) -> TrainingState:
+        return training_state(self._step.model, self._step.optimizer)
+
+    def restore(self, initial: TrainingState) -> None:
+        self._step.model.load_state_dict(dict(initial.model))
+        self._step.optimizer.state.clear()
+
+    def close(self) -> None:
+        del self._step
+
+
+class PlanStepper:
+    """A program on a device of the runtime."""
+
+    def __init__(self, workload: Workload, captured: Captured, device: Device, plan: Plan) -> None:
+        self._device = device
+        self.executor = Executor(captured, workload.fresh_model(), device, plan)
+
+    def step(self, batch: Batch) -> Tensor:
+        return self.executor.step(batch.inputs, batch.targets).loss
+
+    def synchronize(self) -> None:
+        self._device.synchronize()
+
+    def count(self) -> None:
+        self.executor.counters = Counters()
+
+    def totals(self) -> Counters | None:
+        return self.executor.counters
+
+    def gradients(self) -> dict[str, Tensor]:
+        return {}
+
+    def state(self) -> TrainingState:
+        return self.executor.state_dict()
+
+    def restore(self, initial: TrainingState) -> None:
+        self.executor.load_state_dict(initial)
+
+    def close(self) -> None:
+        self.executor.close()
+
+
+class Turn(NamedTuple):
+    """What a contender did in one round: the first step of the run, then the steps that count, in milliseconds."""
+
+    first_ms: float
+    step_ms: tuple[float, ...]
+    losses: tuple[Tensor, ...]
+    state: TrainingState
+    totals: Counters | None  # of the steps that count
+    gradients: dict[str, Tensor]  # of the first step, where they were asked for
+
+    def without_state(self) -> Turn:
+        return self._replace(state=TrainingState({}, {}), gradients={})
+
+
+def take_turn(
+    stepper: Stepper,
+    batches: Sequence[Batch],
+    warmup: int,
+    seed: int,
+    gradients: bool = False,
+    limit_s: float | None = None,
+) -> Turn:
+    """All batches from the initial weights; the first `warmup` of them do not count. `gradients`: whether to keep those
+    of the first step. Raises MeasurementError when that takes longer than the limit."""
+    seed_everything(seed)
+    gc.collect()
+    times: list[float] = []
+    losses: list[Tensor] = []
+    kept: dict[str, Tensor] = {}
+    for number, batch in enumerate(batches):
+        if number == warmup:
+            stepper.count()
+        began = time.perf_counter()
+        with given_up_after(limit_s if number == 0 else None):
+            loss = stepper.step(batch)
+            stepper.synchronize()
+        times.append((time.perf_counter() - began) * 1e3)
+        losses.append(loss.detach().cpu().clone())
+        if gradients and number == 0:
+            kept = stepper.gradients()
+    return Turn(times[0], tuple(times[warmup:]), tuple(losses), stepper.state(), stepper.totals(), kept)
+
+
+@contextmanager
+def given_up_after(seconds: float | None) -> Iterator[None]:
+    """Raises MeasurementError in the body, wherever it is then, as Ctrl-C would; for the main thread only."""
+    if seconds is None:
+        yield
+        return
+
+    def give_up(*_: object) -> None:
+        raise MeasurementError(f"given up: its first step took longer than {seconds:,.3g} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# ---- equal to the last bit ------------------------------------------------------------------------------------------
+
+
+def difference(one: Turn, other: Turn) -> str | None:
+    """The first thing in which two turns differ: "loss of step 2", "features.conv.weight"; None if they are equal to
+    the last bit, where a NaN equals a NaN."""
+    for step, (mine, yours) in enumerate(zip(one.losses, other.losses, strict=True), 1):
+        if not same_bits(mine.reshape(-1), yours.reshape(-1)):
+            return f"loss of step {step}"
+    for name, tensor in one.state.model.items():
+        if isinstance(tensor, Tensor) and not same_bits(tensor, other.state.model.get(name)):
+            return name
+    for name, kept in one.state.optimizer.items():
+        for key, tensor in kept.items():
+            if not same_bits(tensor, other.state.optimizer.get(name, {}).get(key)):
+                return f"{key} of {name}"
+    return None
+
+
+def same_bits(one: Tensor, other: Tensor | None) -> bool:
+    if other is None or one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(_bits(one), _bits(other))
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().contiguous().reshape(-1)
+    if tensor.is_floating_point():
+        flat = flat.masked_fill(flat.isnan(), float("nan"))
+    return flat.view(torch.uint8)

@@ -1,0 +1,31 @@
+"""The policies that benchmarks know: those of the jobs, and the best plan of a small trace."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Mapping
+
+from pg_tensile.errors import OptionError
+from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
+from pg_tensile.planning.policies import POLICIES, Policy
+from pg_tensile.planning.trace.trace import Trace
+
+
+def optimum(
+    traces: Mapping[int, Trace], profile: DeviceProfile, budget: int | None, limit_s: float = 60.0
+) -> dict[int, Plan]:
+    """optimum.best for one job; without a budget nothing has to go. Raises OptionError for several jobs and where the
+    solver is not installed, BudgetError, TraceTooLargeError."""
+    if budget is None:
+        return dict.fromkeys(traces, NO_EVENTS)
+    if len(traces) > 1:
+        raise OptionError("the optimum is found for one job only")
+    try:
+        from pg_tensile.tools.bench.optimum.best import best
+    except ImportError:
+        raise OptionError("the optimum needs a solver", "Install highspy.") from None
+    return {job: best(trace, profile, budget, limit_s).plan for job, trace in traces.items()}
+
+
+KNOWN: Mapping[str, Policy] = ChainMap({"optimum": optimum}, POLICIES)

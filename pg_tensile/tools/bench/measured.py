@@ -1,0 +1,379 @@
+"""Measures eager PyTorch, vanilla, every policy and every peer on a real device: the host device or CUDA.
+
+First vanilla runs alone: its operators' latencies and workspaces are what the policies plan with, and on the host its
+step time sets the link. Then come the rounds, in each of which everybody takes a turn, from the same weights and with
+the same data; every other round goes backwards, because a machine's speed drifts while a benchmark runs. For the same
+reason everybody's operators are measured again in every round, and the simulator's prediction is made from these
+latencies. Last comes the allocator's own record of memory, which slows a step down. (`--light` makes do with the first
+round's latencies and without the allocator's record, and who is far slower than vanilla in the first round takes no
+part in the others.)
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from pg_tensile.errors import DeviceError, OptionError, OutOfDeviceMemoryError
+from pg_tensile.execution.capture import Captured
+from pg_tensile.execution.measuring import device as devices
+from pg_tensile.execution.runtime.cuda import CudaDevice, make_deterministic
+from pg_tensile.execution.runtime.device import Device
+from pg_tensile.execution.runtime.measure import allocator_peak
+from pg_tensile.planning.device.profile import GB, RTX_A6000
+from pg_tensile.planning.latency import roofline
+from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.plan import NO_EVENTS
+from pg_tensile.tools.bench.compression import Sparsity, measure_sparsity
+from pg_tensile.tools.bench.contenders import EagerStepper, PlanStepper, Stepper, Turn, difference, take_turn
+from pg_tensile.tools.bench.options import VANILLA, BenchOptions
+from pg_tensile.tools.bench.peers import gradient_difference, measure_peaks, start_peer
+from pg_tensile.tools.bench.planned import PlannedPolicy, distance, empty_row, plan_policies, planned_row
+from pg_tensile.tools.bench.progress import Progress
+from pg_tensile.tools.bench.report import Report, Row, links, message_of, rates, title_of
+from pg_tensile.tools.bench.workload import build_model, prepare, seed_everything
+
+CODEC_SECONDS = 20.0  # for measuring the codecs
+CALIBRATION_STEPS = 3  # of vanilla, timed before the rounds
+CLOSE = 1.15  # times vanilla's step: what `--light` measures in every round
+OBSERVED_STEPS = 3  # whose operators are timed; their medians count, because what is small is noise in one step
+
+
+@dataclass(eq=False)
+class Contender:
+    """Somebody who takes turns, and what came of it. `error`: why it takes no further part."""
+
+    name: str
+    start: Callable[[], Stepper]
+    is_peer: bool = False
+    turns: list[Turn] = field(default_factory=list)
+    latency_us: list[np.ndarray] = field(default_factory=list)  # of the operators, one for each round
+    stall_us: float | None = None  # of one recorded step, where the totals do not have it
+    peak_bytes: int | None = None  # of a peer's step, where the totals do not have it
+    device_peak_bytes: int | None = None
+    transfer_ms: float | None = None
+    allocator_peak_bytes: int | None = None
+    difference: str | None = None  # from eager PyTorch
+    gradient_difference: float | None = None  # of a peer
+    error: str | None = None
+
+    def step_ms(self) -> float | None:
+        """Median over the rounds of the medians of their steps."""
+        return statistics.median(self.round_ms()) if self.turns else None
+
+    def round_ms(self) -> list[float]:
+        return [statistics.median(turn.step_ms) for turn in self.turns]
+
+    def first_step_ms(self) -> float | None:
+        return statistics.median(turn.first_ms for turn in self.turns) if self.turns else None
+
+    def mean(self, name: str) -> int | None:
+        """Of a counter, for one step."""
+        steps = sum(turn.totals.iterations for turn in self.turns if turn.totals)
+        return round(sum(getattr(turn.totals, name) for turn in self.turns) / steps) if steps else None
+
+    def stall_ms(self) -> float | None:
+        if self.stall_us is not None:
+            return self.stall_us / 1e3
+        each = [turn.totals.stall_us / turn.totals.iterations / 1e3 for turn in self.turns if turn.totals]
+        return statistics.median(each) if each else None
+
+
+def chosen_device(options: BenchOptions) -> torch.device:
+    try:
+        return devices.choose_device("cpu" if options.device.kind == "host" else str(options.device))
+    except DeviceError as error:
+        hint = "Install a PyTorch built for CUDA and check nvidia-smi, or use --device host."
+        raise OptionError(f"--device: {error.message}", hint) from None
+
+
+class Session:
+    """One benchmark on one device."""
+
+    def __init__(self, options: BenchOptions, progress: Progress) -> None:
+        if options.device.kind == "cuda" and options.link_gbps is not None:
+            raise OptionError("--link cannot be chosen for a CUDA device", "Its link is measured; leave --link out.")
+        self.options = options
+        self.progress = progress
+        self.torch_device = chosen_device(options)
+        model = build_model(options)
+        if self.torch_device.type == "cuda":
+            make_deterministic(strict=True)  # before anything is captured or executed
+        progress.say("measuring the device")
+        self.profile = devices.measure(self.torch_device)
+        progress.say("capturing the training step")
+        self.workload = prepare(options, model, self.torch_device)
+        self.free = self.open_device(None)
+        self.notes: list[str] = []
+
+    def open_device(self, budget_bytes: int | None) -> Device:
+        if self.options.device.kind == "cuda":
+            return CudaDevice(self.options.device.index, budget_bytes, self.profile, strict=True)
+        from pg_tensile.execution.runtime.host import HostDevice
+
+        return HostDevice(self.profile, budget_bytes)
+
+    def run(self) -> Report:
+        vanilla_ms = self.calibrate()
+        sparsity = self.sparsity()
+        self.set_link(vanilla_ms)
+        self.free = self.open_device(None)  # with the link
+        self.policies = plan_policies(self.workload, self.profile, self.progress, sparsity)
+        self.line_up()
+        for number in range(self.options.rounds):
+            self.progress.say(f"round {number + 1} of {self.options.rounds}")
+            for contender in reversed(self.contenders) if number % 2 else self.contenders:
+                self.round(contender)
+        if not self.options.light:
+            self.witness()
+        return Report(self.rows(), title_of(self.options), self.notes)
+
+    # ---- before the rounds ----
+
+    def calibrate(self) -> float | None:
+        """Gives the captured graphs latencies and workspaces; milliseconds of a vanilla step. Where there is not enough
+        memory for vanilla (None), the latencies are the roofline's."""
+        self.check_memory()
+        vanilla, ms = self.measured(self.workload.vanilla)
+        early = vanilla
+        if self.workload.early is not self.workload.vanilla:
+            early, _ = self.measured(self.workload.early)
+        self.workload = replace(self.workload, vanilla=vanilla, early=early)
+        return ms
+
+    def sparsity(self) -> Sparsity | None:
+        """What compression needs to know, if there is to be any; over the link of the machine, which costs nothing."""
+        if self.options.compression == "none":
+            return None
+        self.progress.say("measuring sparsity and codecs")
+        found = measure_sparsity(self.workload, self.workload.vanilla, self.free, CODEC_SECONDS)
+        self.notes.append(f"codecs: their times are predicted with a relative absolute error of {found.error:.1%}")
+        return found
+
+    def check_memory(self) -> None:
+        needed = footprint(self.workload.vanilla.trace).peak_bytes
+        if self.options.device.kind == "host" and needed > self.profile.memory_bytes:
+            hint = "Choose a smaller --batch, or --device sim:RTX_A6000, which executes nothing."
+            detail = f"needed {needed:,} bytes, available {self.profile.memory_bytes:,}"
+            raise DeviceError("the step needs more memory than this machine has", hint, detail)
+
+    def measured(self, captured: Captured) -> tuple[Captured, float | None]:
+        self.progress.say("measuring the operators")
+        try:
+            stepper = PlanStepper(self.workload, captured, self.free, NO_EVENTS)
+            try:
+                times = take_turn(stepper, self.workload.batches(1) * (CALIBRATION_STEPS + 1), 1, self.options.seed)
+                (batch,) = self.workload.batches(1)
+                for number in range(OBSERVED_STEPS):
+                    stepper.executor.measure(again=number > 0)
+                    stepper.step(batch)
+                    if number == 0:
+                        stepper.step(batch)  # for the workspaces
+                return replace(captured, trace=stepper.executor.trace), statistics.median(times.step_ms)
+            finally:
+                stepper.close()
+        except OutOfDeviceMemoryError:
+            trace = captured.trace
+            return replace(captured, trace=trace.with_latencies(roofline.estimate(trace, self.profile))), None
+
+    def set_link(self, vanilla_ms: float | None) -> None:
+        """The host's link is the one asked for, or keeps an RTX A6000's balance between computing and moving."""
+        if self.options.device.kind == "cuda":
+            self.notes.append(f"link: {links(self.profile)}, measured")
+        elif self.options.link_gbps is not None:
+            self.profile = self.profile.with_link(self.options.link_gbps * GB)
+            self.notes.append(f"link: {links(self.profile)}, as asked for")
+        elif vanilla_ms is not None:
+            roof_us = roofline.total_us(self.workload.vanilla.trace, RTX_A6000)
+            self.profile = self.profile.scaled_link(roof_us, vanilla_ms * 1e3)
+            balance = f"an RTX A6000's balance (25 GB/s × {roof_us / 1e3:.3g} / {vanilla_ms:.4g} ms)"
+            self.notes.append(f"link: {links(self.profile)}, {balance}")
+        else:
+            raise DeviceError(
+                "this machine has not enough memory for vanilla", "Choose a smaller --batch, or a --link."
+            )
+        self.progress.say(self.notes[-1])
+
+    def line_up(self) -> None:
+        """Eager PyTorch, vanilla, and whoever else has a plan."""
+        workload, free = self.workload, self.free
+        self.eager = Contender("eager", lambda: EagerStepper(workload, self.torch_device))
+        self.vanilla = Contender(VANILLA, lambda: PlanStepper(workload, workload.vanilla, free, NO_EVENTS))
+        self.contenders = [self.eager, self.vanilla]
+        planned = [policy for policy in self.policies if policy.error is None]
+        self.devices: dict[int | None, Device] = {None: self.free}
+        for budget in {policy.budget_bytes for policy in planned} - {None}:
+            self.devices[budget] = self.open_device(budget)
+        self.of_policy = {policy.choice: self.contender_of(policy) for policy in planned}
+        self.contenders += [one for one in self.of_policy.values() if one is not self.vanilla]
+
+    def contender_of(self, policy: PlannedPolicy) -> Contender:
+        choice, budget = policy.choice, policy.budget_bytes
+        if choice.is_peer:
+            return Contender(str(choice), lambda: start_peer(choice, self.workload, self.free), is_peer=True)
+        fits = budget is None or footprint(policy.captured.trace, policy.plan).device_peak_bytes <= budget
+        if choice.name == VANILLA and fits:
+            return self.vanilla
+        device = self.devices[budget]
+        return Contender(str(choice), lambda: PlanStepper(self.workload, policy.captured, device, policy.plan))
+
+    # ---- the rounds ----
+
+    def round(self, contender: Contender) -> None:
+        """One turn. A contender that fails says why and is out."""
+        if contender.error is not None or self.is_settled(contender):
+            return
+        options = self.options
+        batches = self.workload.batches(options.warmup + options.iterations)
+        try:
+            stepper = contender.start()
+            try:
+                turn = take_turn(stepper, batches, options.warmup, options.seed, self.wants_gradients(contender))
+                if isinstance(stepper, PlanStepper):
+                    self.look_closer(contender, stepper)
+                elif contender.is_peer and contender.peak_bytes is None:
+                    assert isinstance(stepper, EagerStepper)
+                    peaks = measure_peaks(stepper, batches[0], self.free)
+                    contender.peak_bytes, contender.device_peak_bytes = peaks
+            finally:
+                stepper.close()
+        except Exception as error:
+            contender.error = message_of(error)
+            contender.turns.clear()
+            return
+        self.compare(contender, turn)
+
+    def is_settled(self, contender: Contender) -> bool:
+        """Whether another round would tell nothing new."""
+        vanilla_ms, ms = self.vanilla.step_ms(), contender.step_ms()
+        return self.options.light and bool(ms and vanilla_ms and ms > CLOSE * vanilla_ms)
+
+    def wants_gradients(self, contender: Contender) -> bool:
+        """In the first round of peers, and of eager PyTorch, whose gradients theirs are compared with."""
+        peers = any(other.is_peer for other in self.contenders)
+        return peers and not contender.turns and (contender.is_peer or contender is self.eager)
+
+    def look_closer(self, contender: Contender, stepper: PlanStepper) -> None:
+        """Steps after the turn that only observe: what the device holds, once, and how long the operators take."""
+        if self.options.light and contender.latency_us:
+            return
+        executor, (batch,) = stepper.executor, self.workload.batches(1)
+        executor.recording = contender.device_peak_bytes is None
+        executor.measure()
+        stepper.step(batch)
+        contender.latency_us.append(executor.measurement().latency_us)
+        if executor.recording:
+            assert executor.record is not None
+            contender.device_peak_bytes = executor.record.device_peak_bytes
+            contender.transfer_ms = sum(one.end_us - one.start_us for one in executor.record.transfers) / 1e3
+            contender.stall_us = executor.record.stall_us if self.torch_device.type == "cuda" else None
+
+    def compare(self, contender: Contender, turn: Turn) -> None:
+        """With eager PyTorch's first turn; the state of all others is not kept."""
+        if contender is self.eager and not self.eager.turns:
+            self.eager.turns.append(turn)
+            return
+        if self.eager.turns:
+            contender.difference = contender.difference or difference(self.eager.turns[0], turn)
+            if turn.gradients:
+                contender.gradient_difference = gradient_difference(turn.gradients, self.eager.turns[0].gradients)
+        contender.turns.append(turn.without_state())
+
+    def witness(self) -> None:
+        """What the allocator says that a step takes at most."""
+        for contender in self.contenders:
+            if contender.error is None:
+                self.progress.say(f"watching the allocator: {contender.name}")
+                try:
+                    contender.allocator_peak_bytes = self.allocator_peak(contender)
+                except Exception as error:
+                    self.notes.append(f"the allocator could not be watched with {contender.name}: {message_of(error)}")
+
+    def allocator_peak(self, contender: Contender) -> int:
+        (batch,) = self.workload.batches(1)
+        started: list[Stepper] = []
+
+        def ready() -> Callable[[], object]:
+            stepper = contender.start()
+            started.append(stepper)
+            seed_everything(self.options.seed)
+            return lambda: stepper.step(batch)
+
+        try:
+            return allocator_peak(ready, self.torch_device)
+        finally:
+            for stepper in started:
+                stepper.close()
+
+    # ---- the result ----
+
+    def rows(self) -> list[Row]:
+        for contender in self.contenders:
+            if contender.error is not None and contender not in self.of_policy.values():
+                self.notes.append(f"{contender.name} failed: {contender.error}")
+            if contender.difference is not None:
+                self.notes.append(f"{contender.name} differs from eager PyTorch in: {contender.difference}")
+                if contender.gradient_difference is not None:
+                    relative = f"differ by {contender.gradient_difference:.2g} of the largest element"
+                    found = relative if contender.gradient_difference else "are equal"
+                    self.notes[-1] += f"; the gradients of its first step {found}"
+        return [self.row(policy) for policy in self.policies]
+
+    def row(self, policy: PlannedPolicy) -> Row:
+        empty = empty_row(self.options, policy.choice, self.torch_device)
+        row = planned_row(empty, self.workload, self.timed(policy), self.profile).with_values(
+            vanilla_step_ms_median=self.vanilla.step_ms(),
+            vanilla_first_step_ms=self.vanilla.first_step_ms(),
+            eager_step_ms_median=self.eager.step_ms(),
+            eager_peak_bytes=self.eager.allocator_peak_bytes,
+        )
+        contender = self.of_policy.get(policy.choice)
+        if contender is None:
+            return row
+        if contender.error:
+            return row.with_values(error=contender.error)
+        return distance(self.measured_row(row, contender), self.workload, policy, self.profile)
+
+    def timed(self, policy: PlannedPolicy) -> PlannedPolicy:
+        """With the latencies of this run's rounds, for the simulator: the policy's own, as operators are slower on
+        tensors that have just come back, which no cache has."""
+        contender = self.of_policy.get(policy.choice)
+        if contender is None or not contender.latency_us:
+            return policy
+        trace = policy.captured.trace.with_latencies(np.median(contender.latency_us, axis=0))
+        return replace(policy, captured=replace(policy.captured, trace=trace))
+
+    def measured_row(self, row: Row, contender: Contender) -> Row:
+        times = [ms for turn in contender.turns for ms in turn.step_ms]
+        peak = contender.peak_bytes
+        if peak is None:
+            peak = max(turn.totals.peak_bytes for turn in contender.turns if turn.totals)
+        median, vanilla_ms = contender.step_ms() or 0.0, self.vanilla.step_ms() or 0.0
+        msr, eor, cbr = rates(row.vanilla_peak_bytes or 0, peak, vanilla_ms, median)
+        return row.with_values(
+            peak_bytes=peak,
+            device_peak_bytes=contender.device_peak_bytes,
+            allocator_peak_bytes=contender.allocator_peak_bytes,
+            msr=msr,
+            eor=eor,
+            cbr=cbr,
+            step_ms_median=median,
+            step_ms_min=min(times),
+            step_ms_max=max(times),
+            round_ms=contender.round_ms(),
+            first_step_ms=contender.first_step_ms(),
+            stall_ms=contender.stall_ms(),
+            bytes_out=contender.mean("bytes_out"),
+            bytes_in=contender.mean("bytes_in"),
+            raw_bytes_out=contender.mean("raw_bytes_out"),
+            raw_bytes_in=contender.mean("raw_bytes_in"),
+            transfer_ms=contender.transfer_ms,
+            passive_swap_ins=contender.mean("passive_swap_ins"),
+            recomputes=contender.mean("recomputes"),
+            bit_identical=contender.difference is None if self.eager.turns else None,
+            gradient_difference=contender.gradient_difference,
+        )

@@ -1,0 +1,158 @@
+"""The fastest plan for a small trace within a budget, and a proved bound for all others."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from typing import NamedTuple
+
+from pg_tensile.errors import BudgetError, InvalidPlanError, TensileError
+from pg_tensile.planning.bounds import check_budget, least_us
+from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.latency import roofline
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.memory import footprint_of
+from pg_tensile.planning.plan.plan import NO_EVENTS, EventKind, Plan
+from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
+from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner
+from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
+from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.tools.bench.optimum.program import Decisions, Program
+from pg_tensile.tools.bench.optimum.realise import realise
+
+MOST_OPERATORS = 80  # the program grows with operators × tensors
+ATTEMPTS = (
+    3  # other solutions of equal time, or within a smaller budget, where a plan takes more than the program knows
+)
+SOLVING = 0.8  # of the time that is left is the solver's, the rest for the plan
+TOLERANCE = 1e-5  # relative: what the solver's arithmetic and its proof leave open
+
+
+class TraceTooLargeError(TensileError):
+    """A trace has more operators than the program can be made for."""
+
+
+class Optimum(NamedTuple):
+    """`plan` takes `us` an iteration in the simulator; no plan within the budget takes less than `bound_us`. `proved`:
+    the program was solved to its end, so the bound is as high as it gets. The plan is an optimum if `gap` is 0."""
+
+    plan: Plan
+    us: float
+    bound_us: float
+    proved: bool
+
+    @property
+    def gap(self) -> float:
+        """What the plan may lose to the optimum at most, in parts of the bound."""
+        return 0.0 if _is_close(self.us, self.bound_us) else self.us / self.bound_us - 1
+
+
+def best(trace: Trace, profile: DeviceProfile, budget_bytes: int, limit_s: float = 60.0) -> Optimum:
+    """For one job alone on the device, in its steady state, workspaces included. The solver stops after `limit_s`
+    seconds of wall clock in all; the bound holds all the same. Raises BudgetError where no plan was
+    found within the budget, TraceTooLargeError.
+
+    The plan is the fastest of those that the program's solutions decide and of the policy joint's, which is the
+    solver's first solution: what the program leaves out (program.py) may make another one faster.
+    """
+    if trace.operator_count > MOST_OPERATORS:
+        raise TraceTooLargeError(
+            f"a trace of {trace.operator_count} operators is too large for the program of the optimum",
+            hint=f"Use a smaller model, of at most {MOST_OPERATORS} operators, or bounds.least_us.",
+        )
+    check_budget(trace, budget_bytes)
+    ends_at = time.monotonic() + limit_s
+    trace = roofline.timed(trace, profile)
+    found = _Found(trace, profile, budget_bytes, ends_at)
+    found.offer(NO_EVENTS)
+    planner = JobPlanner(trace, profile)
+    joint = planner.best(budget_bytes)
+    if isinstance(joint, Candidate):
+        found.offer(joint.plan)
+    bound_us, proved, limit = least_us(trace, profile, budget_bytes), False, budget_bytes
+    for attempt in range(ATTEMPTS):
+        left_s = ends_at - time.monotonic()
+        if _is_close(found.us, bound_us) or left_s <= 0:
+            break
+        program = Program(trace, profile, limit)
+        known = found.us < math.inf and attempt == 0
+        solved = program.solve(SOLVING * left_s, attempt, Decisions.of(trace, found.plan) if known else None)
+        if attempt == 0:
+            bound_us, proved = max(bound_us, solved.bound * (1 - TOLERANCE)), solved.proved
+        if solved.values is None:
+            break
+        decisions = program.decisions(solved.values)
+        excess = min(found.offer(realise(program.choices, decisions, early), True) for early in (True, False))
+        limit -= max(0, excess)
+        if not solved.proved:
+            break
+    if found.us == math.inf:
+        raise BudgetError(budget_bytes, planner.least_bytes, planner.largest_operator())
+    if not _is_close(found.us, bound_us):
+        found.offer(found.plan, polish=True)
+    return Optimum(found.plan, found.us, min(bound_us, found.us), proved or _is_close(found.us, bound_us))
+
+
+def _is_close(us: float, bound_us: float) -> bool:
+    """Whether a plan cannot be better, as far as the bound is exact."""
+    return us <= bound_us * (1 + 3 * TOLERANCE)
+
+
+class _Found:
+    """The fastest plan so far."""
+
+    def __init__(self, trace: Trace, profile: DeviceProfile, budget_bytes: int, ends_at: float) -> None:
+        self.trace, self.profile, self.budget, self.ends_at = trace, profile, budget_bytes, ends_at
+        self.plan, self.us = NO_EVENTS, float("inf")
+
+    def offer(self, plan: Plan, polish: bool = False) -> int:
+        """Takes a plan, or the same with other times for its transfers, if it is valid, within the budget and faster.
+        Returns by how many bytes it exceeds the budget."""
+        try:
+            sequence = AccessSequence(self.trace, plan)
+            excess = footprint_of(sequence).device_peak_bytes - self.budget
+        except InvalidPlanError:
+            return 0
+        if excess <= 0:
+            for one in (plan, schedule(sequence, self.profile, self.budget)):
+                if polish:
+                    self._polish(one)
+                self._take(one, self._us(one))
+        return excess
+
+    def _polish(self, plan: Plan) -> None:
+        """Moves the triggers of transfers one by one as long as that helps."""
+        us = self._us(plan)
+        place = since = 0
+        while since < len(plan) and time.monotonic() < self.ends_at:
+            better, us = self._moved(plan, place, us)
+            since = 0 if better is not plan else since + 1
+            plan, place = better, (place + 1) % len(plan)
+        self._take(plan, us)
+
+    def _moved(self, plan: Plan, place: int, us: float) -> tuple[Plan, float]:
+        """The fastest plan, and its time, with another trigger for one event: at the end or the beginning of a gap."""
+        events = list(plan.events)
+        event = events.pop(place)
+        if event.kind not in (EventKind.SWAP_OUT, EventKind.SWAP_IN):
+            return plan, us
+        for trigger in range(event.deadline + (event.kind is EventKind.SWAP_OUT)):
+            moved = event._replace(trigger=trigger)
+            for one in ([*events, moved], [moved, *events]):
+                other = Plan.build(one)
+                with contextlib.suppress(InvalidPlanError):
+                    other_us = self._us(other)
+                    if other_us < us * (1 - TOLERANCE):
+                        plan, us = other, other_us
+        return plan, us
+
+    def _us(self, plan: Plan) -> float:
+        """Infinite where it exceeds the budget. Raises InvalidPlanError."""
+        if footprint_of(AccessSequence(self.trace, plan)).device_peak_bytes > self.budget:
+            return math.inf
+        return simulate([SimulatedJob(self.trace, plan)], self.profile)[0].iteration_us
+
+    def _take(self, plan: Plan, us: float) -> None:
+        if us < self.us:
+            self.plan, self.us = plan, us

@@ -1,0 +1,123 @@
+"""What a plan may decide for each tensor and operator of a trace, as the mixed-integer program sees it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pg_tensile.planning.device.link import swap_us
+from pg_tensile.planning.device.profile import DeviceProfile, Direction
+from pg_tensile.planning.trace.trace import Kind, Mode, Trace
+
+
+class Repeat(NamedTuple):
+    """One writer that a recomputation repeats. Tensors without bytes are left out."""
+
+    operator: int
+    held: frozenset[int]  # tensors of its working set that may lie there already: its own, what it reads, statistics
+    bytes: int  # of the whole step: these, scratch and workspace
+
+
+class Making(NamedTuple):
+    """A recomputation of a tensor in the gap after some operator."""
+
+    version: int
+    us: float
+    inputs: frozenset[int]
+    repeats: tuple[Repeat, ...]
+
+
+class Choices:
+    """Of the n operators and the tensors with bytes, in ascending order.
+
+    `first[v]` … `last[v]`: the samples in which v may be on the device and of use. `making[v, g]`: what it takes to
+    make it in gap g. `starts[v]`: the operators that write it (−1: it exists at the start); a version lasts from one
+    to the next. `accesses[v]`: operators.
+    """
+
+    def __init__(self, trace: Trace, profile: DeviceProfile) -> None:
+        self.trace = trace
+        self.profile = profile
+        self._swap_us = [swap_us(trace, direction, profile) for direction in Direction]
+        self.last_operator = trace.operator_count - 1
+        self.operators = [dict(operator.accesses) for operator in trace.operators]
+        self.bytes: list[int] = trace.tensor_bytes.tolist()
+        self.tensors = [tensor for tensor, size in enumerate(self.bytes) if size > 0]
+        self.persistent: list[bool] = trace.persistent.tolist()
+        self.versions = self._versions()
+        self.accesses = {
+            v: [place for place, accesses in enumerate(self.operators) if v in accesses] for v in self.tensors
+        }
+        self.starts = {v: [-1] if self.persistent[v] else [] for v in self.tensors}
+        for place, accesses in enumerate(self.operators):
+            for tensor, mode in accesses.items():
+                if mode is not Mode.READ and tensor in self.starts:
+                    self.starts[tensor].append(place)
+        possible = {(v, g): made for v in self.tensors for g in range(self.last_operator) if (made := self._make(v, g))}
+        until = self._useful_gaps(possible)
+        self.making = {key: made for key, made in possible.items() if key[1] <= until[key[0]]}
+        self.tensors = [v for v in self.tensors if self.starts[v]]  # others never exist
+        self.first = {v: max(0, self.starts[v][0]) for v in self.tensors}
+        self.last = {
+            v: self.last_operator if self.persistent[v] else max(self.accesses[v][-1], until[v]) for v in self.tensors
+        }
+
+    def transfer_us(self, tensor: int, direction: Direction) -> float:
+        return self._swap_us[direction][tensor]
+
+    def frozen(self, tensor: int) -> bool:
+        """A persistent tensor that nothing writes: the host has a copy for ever."""
+        return self.persistent[tensor] and len(self.starts[tensor]) == 1
+
+    def _versions(self) -> np.ndarray:
+        """int64[n, m]: the version of each tensor after each operator; −1: it does not exist yet."""
+        version = np.where(self.trace.persistent, 0, -1)
+        rows = []
+        for accesses in self.operators:
+            version = version.copy()
+            for tensor, mode in accesses.items():
+                version[tensor] += mode is not Mode.READ
+            rows.append(version)
+        return np.array(rows)
+
+    def _make(self, tensor: int, gap: int) -> Making | None:
+        """docs/library.md, "Plan": what a recompute event needs; None where it is refused."""
+        version = int(self.versions[gap][tensor])
+        if self.persistent[tensor] or self.trace.tensor_kind[tensor] == Kind.INPUT or version < 0:
+            return None
+        repeats = []
+        inputs: set[int] = set()
+        for writer in self.trace.writers(tensor, version):
+            held, size = {tensor}, self.bytes[tensor]
+            for other, mode in self.operators[writer].items():
+                if other == tensor:
+                    continue
+                if mode is Mode.WRITE or (
+                    mode is Mode.READ and self.versions[writer][other] != self.versions[gap][other]
+                ):
+                    return None
+                size += self.bytes[other] * (2 if mode is Mode.STATS else 1)
+                if mode is not Mode.CREATE:
+                    held.add(other)
+            inputs |= held - {tensor}
+            kept = frozenset(other for other in held if self.bytes[other])
+            repeats.append(Repeat(writer, kept, size + int(self.trace.workspace_bytes[writer])))
+        us = float(sum(self.trace.latency_us[repeat.operator] for repeat in repeats))
+        return Making(version, us, frozenset(other for other in inputs if self.bytes[other]), tuple(repeats))
+
+    def _useful_gaps(self, possible: dict[tuple[int, int], Making]) -> dict[int, int]:
+        """The last gap in which each tensor may be of use: before its last access, or for another recomputation."""
+        until = {v: max(self.accesses[v], default=0) - 1 for v in self.tensors}
+        users: dict[int, list[tuple[int, int]]] = {v: [] for v in self.tensors}
+        for (v, gap), made in possible.items():
+            for other in made.inputs:
+                users[other].append((gap, v))
+        changed = True
+        while changed:
+            changed = False
+            for v in self.tensors:
+                latest = max((gap for gap, user in users[v] if gap <= until[user]), default=-1)
+                if latest > until[v]:
+                    until[v], changed = latest, True
+        return until

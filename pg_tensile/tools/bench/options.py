@@ -1,0 +1,309 @@
+"""What `pg-tensile bench` is asked to do: sizes, input specifications, budgets, policies. Needs no torch.
+
+Every parse function raises OptionError, whose message says what is wrong and whose hint shows what is right.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pg_tensile.errors import MeasurementError, OptionError
+from pg_tensile.planning.latency import model_bytes
+from pg_tensile.planning.latency.mlp import LatencyModels
+from pg_tensile.planning.plan.plan import CODECS
+
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw")
+LOSSES = ("cross_entropy", "mse", "bce", "lm", "model")
+FLOATS = ("float32", "float64", "bfloat16", "float16")
+INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
+BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2}  # others: 1
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+LARGEST = 2**62
+VANILLA = "none"
+PEER = "peer:"  # begins the name of PyTorch's own means of saving memory (peers.py)
+PEERS = (CHECKPOINT, SAVE_ON_CPU, MEMORY_BUDGET, UNIFIED_MEMORY) = (
+    "peer:checkpoint",
+    "peer:save_on_cpu",
+    "peer:memory_budget",
+    "peer:unified_memory",
+)
+COMPRESSIONS = ("none", "auto", *CODECS[1:])
+LATENCIES = (MEASURED, ROOFLINE, MODELS) = ("measured", "roofline", "models")  # what plans are made with
+SETTINGS = ("early_update=true|false", f"latencies={'|'.join(LATENCIES)}", "budget=B")  # of every policy but vanilla
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input of the model: integers from 0 to `below` − 1; `shape` is that of one sample, the batch comes first."""
+
+    dtype: str
+    shape: tuple[int, ...] = ()
+    below: int | None = None
+
+    def nbytes(self, batch: int) -> int:
+        return math.prod((batch, *self.shape)) * BYTES.get(self.dtype, 1)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes of device memory, or a share of the vanilla peak. A policy keeps the storages *and* the workspaces below
+    it, so a share of 70 % saves at least 30 % of the peak (MSR 0.3)."""
+
+    amount: float
+    percent: bool
+
+    def nbytes(self, vanilla_peak_bytes: int) -> int:
+        return int(vanilla_peak_bytes * self.amount / 100) if self.percent else int(self.amount)
+
+    def __str__(self) -> str:
+        return f"{self.amount:.12g}%" if self.percent else str(int(self.amount))
+
+
+@dataclass(frozen=True)
+class PolicyChoice:
+    """A policy as it is to be measured. `label`: as it was asked for, without the budget; `keywords`: its own;
+    `latencies`: what it plans with, one of LATENCIES."""
+
+    name: str
+    label: str
+    keywords: tuple[tuple[str, Any], ...] = ()
+    budget: Budget | None = None
+    early_update: bool = False
+    latencies: str = MEASURED
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether it is one of PEERS, which has no plan."""
+        return self.name in PEERS
+
+    def __str__(self) -> str:
+        return f"{self.label} at {self.budget}" if self.budget else self.label
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """`kind` host, cuda or sim; `index` of the CUDA device; `profile` to simulate."""
+
+    kind: str
+    index: int = 0
+    profile: str = ""
+
+    def __str__(self) -> str:
+        return {"host": "host", "cuda": f"cuda:{self.index}", "sim": f"sim:{self.profile}"}[self.kind]
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """One run of the benchmark. Bandwidth in GB/s (10⁹ bytes); None where the run decides."""
+
+    model: str
+    inputs: tuple[InputSpec, ...]
+    kwargs: dict[str, Any]
+    batch: int
+    classes: int | None
+    loss: str
+    output_key: str | None
+    optimizer: str
+    learning_rate: float
+    clip: float | None
+    autocast: str | None
+    accumulation: int
+    policies: tuple[PolicyChoice, ...]
+    device: DeviceChoice
+    link_gbps: float | None
+    iterations: int
+    rounds: int
+    warmup: int
+    seed: int
+    threads: int
+    light: bool = False
+    timeline: bool = False
+    json_path: str | None = None
+    latency_models: LatencyModels | None = None
+    compression: str = "none"  # of swaps, one of COMPRESSIONS
+
+    @property
+    def early_update(self) -> bool:
+        """Whether a policy's graph is one with the updates moved up."""
+        return any(choice.early_update for choice in self.policies)
+
+
+def parse_input(text: str) -> InputSpec:
+    """`float32:3x224x224`, `int64<30522:128` (integers below 30522, 128 of them), `bool:10`, `float32` (one number)."""
+    match = re.fullmatch(r"([a-z0-9]+)(?:<(\d{1,18}))?(?::([0-9]{1,18}(?:x[0-9]{1,18})*))?", text.strip())
+    if not match:
+        raise OptionError(f'"{text}" is not an input', "Write TYPE:SHAPE, as float32:3x224x224 or int64<30522:128.")
+    dtype, below, dims = match.groups()
+    if dtype not in (*FLOATS, *INTEGERS, "bool"):
+        known = ", ".join((*FLOATS, *INTEGERS, "bool"))
+        raise OptionError(f'"{dtype}" in the input "{text}" is not a type', f"Types: {known}.")
+    if (dtype in INTEGERS) != (below is not None):
+        if below is None:
+            raise OptionError(f'the input "{text}" needs a bound', f"Write {dtype}<N, as int64<30522:128.")
+        raise OptionError(f'the input "{text}" cannot have a bound', "Only integers have one: int64<30522:128.")
+    highest = 2 ** (8 * BYTES.get(dtype, 1) - (dtype != "uint8"))
+    if below is not None and not 1 <= int(below) <= highest:
+        raise OptionError(f'the bound in "{text}" is out of range', f"For {dtype} it is 1 to {highest}.")
+    spec = InputSpec(dtype, tuple(int(dim) for dim in dims.split("x")) if dims else (), int(below) if below else None)
+    if spec.nbytes(1) > LARGEST:
+        raise OptionError(f'the input "{text}" is too large', "The shape is that of one sample, without the batch.")
+    return spec
+
+
+def parse_compression(text: str) -> str:
+    """`auto`, `none`, or a codec for all swaps."""
+    name = text.strip().lower()
+    if name not in COMPRESSIONS:
+        raise OptionError(f'there is no compression "{text}"', f"Choose one of {', '.join(COMPRESSIONS)}.")
+    return name
+
+
+def parse_kwargs(text: str) -> dict[str, Any]:
+    """The keyword arguments of the model's callable: a JSON object."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"this is not JSON: {error}", """Write an object, as '{"in_size": [64, 64]}'.""") from None
+    if not isinstance(value, dict):
+        hint = """Write an object, as '{"in_size": [64, 64]}'."""
+        raise OptionError(f"this is a JSON {type(value).__name__}, not an object", hint)
+    return value
+
+
+def parse_budget(text: str) -> Budget:
+    """`70%` of the vanilla peak, `4GiB`, `500MB`, `1000000`."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*(%|[a-zA-Z]*)", text.strip())
+    if match and match[2] == "%":
+        budget = Budget(float(match[1]), True)
+    elif match and match[2].upper() in UNITS:
+        budget = Budget(float(match[1]) * UNITS[match[2].upper()], False)
+    else:
+        raise OptionError(f'"{text}" is not a budget', "Write bytes (4GiB, 500MB, 1000000) or a share (70%).")
+    if not 0 < budget.amount < LARGEST:
+        raise OptionError(f'the budget "{text}" is out of range', "Write more than 0.")
+    return budget
+
+
+def parse_device(text: str) -> DeviceChoice:
+    """`host`, `cuda`, `cuda:1`, `sim:PROFILE`. Whether the profile exists is checked where it is looked up."""
+    kind, _, rest = text.strip().partition(":")
+    if kind == "host" and not rest and ":" not in text:
+        return DeviceChoice("host")
+    if kind == "cuda" and (":" not in text or re.fullmatch(r"\d{1,4}", rest)):
+        return DeviceChoice("cuda", int(rest or 0))
+    if kind == "sim" and rest:
+        return DeviceChoice("sim", profile=rest)
+    raise OptionError(f'"{text}" is not a device', "Write host, cuda, cuda:N or sim:PROFILE, as sim:RTX_A6000.")
+
+
+def parse_budgets(text: str) -> tuple[Budget | None, ...]:
+    """Budgets separated by commas, each once; None: the word none, no budget."""
+    each = (None if part.strip() == "none" else parse_budget(part) for part in text.split(","))
+    return tuple(dict.fromkeys(each))
+
+
+def parse_policies(
+    text: str, known: Mapping[str, Callable[..., Any]], budgets: tuple[Budget | None, ...], early_update: bool
+) -> tuple[PolicyChoice, ...]:
+    """What is measured: policies separated by commas, each with every budget, once. A policy may have settings,
+    `joint:budget=50%:early_update=true`: a budget instead of `budgets`, early_update instead of `early_update`,
+    latencies, and keyword arguments of its own. Vanilla is what others are compared with, so it has no budget unless it
+    is alone. Peers (`peer:checkpoint`, `peer:memory_budget=0.5`) have none at all."""
+    found: list[PolicyChoice] = []
+    for part in (part.strip() for part in text.split(",")):
+        if part.startswith(PEER):
+            found.append(parse_peer(part))
+        elif part:
+            found += parse_policy(part, known, budgets, early_update)
+    if not found:
+        raise OptionError("no policy is named", f"Policies: {', '.join((*known, *PEERS))}.")
+    if any(choice.name != VANILLA for choice in found):
+        found = [replace(choice, budget=None) if choice.name == VANILLA else choice for choice in found]
+    return tuple(dict.fromkeys(found))
+
+
+def parse_policy(
+    text: str, known: Mapping[str, Callable[..., Any]], budgets: tuple[Budget | None, ...], early_update: bool
+) -> Iterable[PolicyChoice]:
+    name, *settings = (part.strip() for part in text.split(":"))
+    if name not in known:
+        raise OptionError(f'"{name}" is not a policy', f"Policies: {', '.join((*known, *PEERS))}.")
+    own = list(inspect.signature(known[name]).parameters)[3:]  # after the traces, the profile and the budget
+    choice = PolicyChoice(name, name, early_update=early_update and name != VANILLA)
+    for setting in settings:
+        key, _, value = (part.strip() for part in setting.partition("="))
+        if key == "budget" and name != VANILLA:
+            budgets = parse_budgets(value)
+            continue
+        choice = replace(choice, label=f"{choice.label}:{key}={value}")
+        if key == "early_update" and name != VANILLA and value in ("true", "false"):
+            choice = replace(choice, early_update=value == "true")
+        elif key == "latencies" and name != VANILLA and value in LATENCIES:
+            choice = replace(choice, latencies=value)
+        elif key in own and value:
+            choice = replace(choice, keywords=(*choice.keywords, (key, parse_value(value))))
+        else:
+            hint = f"Of {name}: " + ", ".join((*own, *SETTINGS)) + "." if name != VANILLA else "Vanilla has none."
+            raise OptionError(f'"{setting}" is not a setting of the policy {name}', hint)
+    return [replace(choice, budget=budget) for budget in budgets]
+
+
+def parse_peer(text: str) -> PolicyChoice:
+    """One of PyTorch's own means: its name, and after = the share of the activations that memory_budget keeps."""
+    name, _, value = (part.strip() for part in text.partition("="))
+    if name not in PEERS:
+        raise OptionError(f'"{text}" is not one of PyTorch\'s own means', f"There are {', '.join(PEERS)}.")
+    if (name == MEMORY_BUDGET) != ("=" in text):
+        hint = f"Write {MEMORY_BUDGET}=0.5 for half of the activations; the others have no number."
+        raise OptionError(f'"{text}" is not how one of PyTorch\'s own means is asked for', hint)
+    if name != MEMORY_BUDGET:
+        return PolicyChoice(name, name, latencies="")
+    share = parse_number(value, None, "a share of the activations")
+    if share > 1:
+        raise OptionError(f'the share in "{text}" is more than 1', "Write 0 (keep nothing) to 1 (PyTorch's default).")
+    return PolicyChoice(name, f"{name}={share:g}", (("share", share),), latencies="")
+
+
+def parse_value(text: str) -> int | float | bool | str | None:
+    """Of a policy's keyword argument: a number, true, false or null; anything else is text."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value if value is None or isinstance(value, int | float | bool) else text
+
+
+def parse_latency_models(path: str) -> LatencyModels:
+    """Those in a file, as tensile.latency_models has them."""
+    try:
+        return model_bytes.decode(Path(path).read_bytes())
+    except OSError as error:
+        raise OptionError(f"{path} cannot be read: {error.strerror}") from None
+    except MeasurementError as error:
+        raise OptionError(f"{path}: {error.message}", error.hint) from None
+
+
+def parse_number(text: str, above: float | None, what: str) -> float:
+    """A finite number: above `above`, or from 0 on where that is None."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0 or (above is not None and value <= above):
+        raise OptionError(f'"{text}" is not {what}')
+    return value
+
+
+def parse_count(text: str, low: int, high: int = 2**31 - 1) -> int:
+    """A whole number from `low` to `high`."""
+    if not re.fullmatch(r"\d{1,20}", text.strip()) or not low <= int(text) <= high:
+        raise OptionError(f'"{text}" is not a whole number from {low} to {high}')
+    return int(text)

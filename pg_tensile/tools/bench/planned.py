@@ -1,0 +1,177 @@
+"""The policies' plans, and what is known of them without executing anything."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from pg_tensile.errors import BudgetError
+from pg_tensile.execution.capture import Captured
+from pg_tensile.planning import bounds
+from pg_tensile.planning.device.profile import GB, DeviceProfile
+from pg_tensile.planning.latency import roofline
+from pg_tensile.planning.plan.memory import floor_bytes, footprint
+from pg_tensile.planning.plan.order import as_executed
+from pg_tensile.planning.plan.plan import CODECS, NO_EVENTS, Plan
+from pg_tensile.planning.policies import named_policy
+from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate
+from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.tools.bench.compression import Sparsity, plan_compressed
+from pg_tensile.tools.bench.known import KNOWN
+from pg_tensile.tools.bench.options import MEASURED, MODELS, BenchOptions, PolicyChoice
+from pg_tensile.tools.bench.progress import Progress
+from pg_tensile.tools.bench.report import Row, machine, message_of, versions
+from pg_tensile.tools.bench.timeline import timeline
+from pg_tensile.tools.bench.workload import Workload
+
+
+@dataclass(frozen=True)
+class PlannedPolicy:
+    """A policy's plan on its graph. `error`: why there is none; `plan` is empty then, and for a peer."""
+
+    choice: PolicyChoice
+    captured: Captured
+    budget_bytes: int | None
+    plan: Plan = NO_EVENTS
+    planning_ms: float | None = None
+    latency_error: float | None = None  # the median relative error of the latencies that it was planned with
+    error: str | None = None
+
+
+def plan_policies(
+    workload: Workload, profile: DeviceProfile, progress: Progress, sparsity: Sparsity | None = None
+) -> list[PlannedPolicy]:
+    """A plan of each policy asked for; with `sparsity` swaps are compressed. Vanilla is never reordered. A peer has
+    none."""
+    vanilla_peak = footprint(workload.vanilla.trace).peak_bytes
+    simulated = workload.options.device.kind == "sim"
+    planned = []
+    for choice in workload.options.policies:
+        if choice.is_peer:
+            error = "PyTorch's own means can be executed, but not simulated" if simulated else None
+            planned.append(PlannedPolicy(choice, workload.vanilla, None, error=error))
+            continue
+        progress.say(f"planning: {choice}")
+        captured = workload.early if choice.early_update else workload.vanilla
+        budget = choice.budget.nbytes(vanilla_peak) if choice.budget else None
+        planned.append(with_plan(PlannedPolicy(choice, captured, budget), profile, workload.options, sparsity))
+    return planned
+
+
+def with_plan(
+    policy: PlannedPolicy, profile: DeviceProfile, options: BenchOptions, sparsity: Sparsity | None
+) -> PlannedPolicy:
+    """Plans with the latencies in the graph's trace, or with the estimate that was asked for; the workspaces are the
+    trace's, because without them no plan can be held to a budget to the byte."""
+    choice, trace = policy.choice, policy.captured.trace
+    function, known, models = named_policy(choice.name, KNOWN), trace, options.latency_models
+    latency_error = None
+    try:
+        started = time.perf_counter()
+        if choice.latencies != MEASURED:
+            estimate = models.predict if models and choice.latencies == MODELS else roofline.estimate
+            known = trace.with_latencies(estimate(trace, profile))
+            measured = np.maximum(trace.latency_us, roofline.SMALLEST_US)[1:-1]
+            latency_error = float(np.median(np.abs(known.latency_us[1:-1] / measured - 1)))
+
+        def make(trace: Trace) -> Plan:
+            return function({0: trace}, profile, policy.budget_bytes, **dict(choice.keywords))[0]
+
+        if sparsity is None:
+            plan = make(known)
+        else:
+            plan, coding = plan_compressed(make, known, profile, options.compression, sparsity)
+            trace = trace.with_coding(coding)
+            policy = replace(policy, captured=replace(policy.captured, trace=trace))
+        planning_ms = (time.perf_counter() - started) * 1e3
+        simulate([SimulatedJob(trace, plan)], profile)  # a plan that is not valid ends here
+        return replace(policy, plan=plan, planning_ms=planning_ms, latency_error=latency_error)
+    except Exception as error:
+        return replace(policy, error=message_of(error))
+
+
+def empty_row(options: BenchOptions, choice: PolicyChoice, device: torch.device | None = None) -> Row:
+    """What is known before anything is done."""
+    return Row(
+        model=options.model,
+        policy=choice.name,
+        device=str(options.device),
+        label=choice.label,
+        keywords=dict(choice.keywords),
+        budget=str(choice.budget) if choice.budget else None,
+        latencies=choice.latencies,
+        batch=options.batch,
+        optimizer=options.optimizer,
+        rounds=options.rounds,
+        iterations=options.iterations,
+        warmup=options.warmup,
+        early_update=choice.early_update,
+        compression=options.compression,
+        seed=options.seed,
+        threads=torch.get_num_threads(),
+        versions=versions(),
+        machine=machine(device),
+    )
+
+
+def planned_row(row: Row, workload: Workload, policy: PlannedPolicy, profile: DeviceProfile) -> Row:
+    """`row` with what the trace, the plan and the simulator tell; of the plan only where there is one."""
+    trace = policy.captured.trace
+    row = row.with_values(
+        operators=trace.operator_count,
+        tensors=trace.tensor_count,
+        vanilla_peak_bytes=footprint(workload.vanilla.trace).peak_bytes,
+        link_gbps=profile.out_bytes_per_s / GB,
+        error=policy.error,
+    )
+    if policy.choice.is_peer:
+        return row
+    row = row.with_values(
+        workspace_peak_bytes=int(trace.workspace_bytes.max()),
+        floor_bytes=floor_bytes(trace),
+        budget_bytes=policy.budget_bytes,
+        planning_ms=policy.planning_ms,
+        latency_error=policy.latency_error,
+        capture_ms=workload.capture_ms,
+    )
+    if policy.error is not None:
+        return row
+    timeline = predicted(trace, policy.plan, profile)
+    return row.with_values(
+        predicted_peak_bytes=timeline.peak_bytes,
+        host_arena_bytes=timeline.host_arena_bytes,
+        simulated_ms=timeline.iteration_us / 1e3,
+        codecs=codecs_of(policy.plan),
+    )
+
+
+def codecs_of(plan: Plan) -> dict[str, int]:
+    """How many swap-outs each codec has."""
+    counts = np.bincount(plan.rows["codec"], minlength=len(CODECS)).tolist()
+    return {name: count for name, count in zip(CODECS[1:], counts[1:], strict=True) if count}
+
+
+def distance(row: Row, workload: Workload, policy: PlannedPolicy, profile: DeviceProfile) -> Row:
+    """`row` with the simulated bound for its device peak (and the plan's order of operators), and with the plan's
+    memory over time if that was asked for: both with the latencies known before the rounds."""
+    assert row.device_peak_bytes is not None
+    trace = policy.captured.trace
+    with contextlib.suppress(BudgetError):  # a peer's own graph may need less than the captured one
+        least_us = bounds.least_us(as_executed(trace, policy.plan), profile, row.device_peak_bytes)
+        row = row.with_values(least_eor=least_us / float(workload.vanilla.trace.latency_us.sum()))
+    if workload.options.timeline and not policy.choice.is_peer:
+        row = row.with_values(timeline=timeline(trace, policy.plan, profile))
+    return row
+
+
+def predicted(trace: Trace, plan: Plan, profile: DeviceProfile) -> Timeline:
+    return simulate([SimulatedJob(trace, plan)], profile)[0]
+
+
+def failed_rows(options: BenchOptions, error: BaseException) -> list[Row]:
+    """A row for each policy where nothing could be measured or planned."""
+    return [empty_row(options, choice).with_values(error=message_of(error)) for choice in options.policies]

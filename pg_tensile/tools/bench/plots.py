@@ -1,0 +1,250 @@
+"""Figures of benchmarks, from the rows that `pg-tensile bench … --json` writes.
+
+`pareto`: what methods save and what they cost, with the Pareto front over all of them. `memory`: device memory over an
+iteration (timeline.py). `series`: the paper's figures 6 and 7, against the number of workloads or the batch size. A
+method has one colour and one marker in all of them; hollow markers are results that are wrong.
+
+matplotlib is needed by those only who draw; `drawing` imports it and leaves its settings as they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from pg_tensile.errors import OptionError
+from pg_tensile.tools.bench.looks import (
+    DASHED,
+    GREY,
+    MARGIN,
+    PALE,
+    PANEL,
+    PIXELS,
+    SETTINGS,
+    WIDTH,
+    Style,
+    draw_line,
+    entries,
+    fitted,
+    legend,
+    named,
+    new_panels,
+    scale_eor,
+    set_ticks,
+    styles,
+)
+from pg_tensile.tools.bench.options import VANILLA
+from pg_tensile.tools.bench.points import Curve, Result, Row, curves, front, grouped, results, stem
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+CUT = 2.0  # times vanilla's iteration: of slower ones memory shows the beginning, so that all others can be read
+
+# ---- figures --------------------------------------------------------------------------------------------------------
+
+
+def pareto(rows: Iterable[Row], known: Mapping[str, Style]) -> Figure | None:
+    """What is saved against what it costs, a panel for each case. None where no method but vanilla has numbers."""
+    from matplotlib.lines import Line2D
+
+    shown = results(rows)
+    if all(result.method == VANILLA for result in shown):
+        return None
+    cases = grouped(shown, lambda result: result.case)
+    figure, panels = new_panels(list(cases), shared=True, height=1.2 * PANEL)
+    for axes, own in zip(panels, cases.values(), strict=True):
+        best = front((result.saved, result.eor) for result in own if result.right)
+        if best:
+            axes.plot(*zip(*best, strict=True), color=GREY, linewidth=1.2, drawstyle="steps-pre", zorder=1.5)
+        for name, several in grouped(own, lambda result: result.method).items():
+            draw_line(axes, ((result.saved, result.eor, result.right) for result in several), known[name])
+    scale_eor(panels, [result.eor for result in shown])
+    figure.supxlabel("memory saved (MSR), % of vanilla's peak")
+    figure.supylabel("time of a step (EOR), vanilla = 1")
+    line = Line2D([], [], color=GREY, linewidth=1.2, label="Pareto front")
+    legend(figure, [*entries(shown, known), line])
+    return figure
+
+
+def memory(rows: Iterable[Row], known: Mapping[str, Style]) -> Figure | None:
+    """Device memory over an iteration, a panel for each case: vanilla filled, the budget dashed. Of several budgets it
+    is the smallest of those that most methods have. None where no row has a timeline."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    panels_of = of_one_budget(curves(rows))
+    if not panels_of:
+        return None
+    figure, panels = new_panels(list(panels_of), shared=False)
+    in_seconds = min(time_shown(own) for own in panels_of.values()) >= 2e3
+    in_gigabytes = min(max(max(curve.bytes) for curve in own) for own in panels_of.values()) >= 1e9
+    for axes, own in zip(panels, panels_of.values(), strict=True):
+        draw_curves(axes, own, known, 1e-3 if in_seconds else 1.0, 1e-9 if in_gigabytes else 1e-6)
+    cut = any(curve.ms[-1] > time_shown(own) for own in panels_of.values() for curve in own)
+    unit = ("s" if in_seconds else "ms") + f", up to {CUT:g} times vanilla's" * cut
+    figure.supxlabel(f"time in the iteration, {unit}")
+    figure.supylabel(f"device memory, {'GB' if in_gigabytes else 'MB'}")
+    shown = [curve for own in panels_of.values() for curve in own]
+    methods = {curve.method for curve in shown}
+    handles: list[Line2D | Patch] = [Patch(color=PALE, label=named(VANILLA))] if VANILLA in methods else []
+    for name in (name for name in known if name in methods - {VANILLA}):
+        handles.append(Line2D([], [], color=known[name].colour, linestyle=known[name].line, label=named(name)))
+    if any(curve.limit is not None for curve in shown):
+        handles.append(Line2D([], [], label="budget", **DASHED))
+    legend(figure, handles)
+    return figure
+
+
+def of_one_budget(shown: Iterable[Curve]) -> dict[str, list[Curve]]:
+    """By title: of each case the curves of one budget and those without any."""
+    found: dict[str, list[Curve]] = {}
+    for title, own in grouped(shown, lambda curve: curve.case).items():
+        budgets = grouped((curve for curve in own if curve.budget), lambda curve: curve.budget)
+        chosen = min(budgets, key=lambda each: (-len(budgets[each]), budgets[each][0].limit or 0), default="")
+        heading = f"{title} at {chosen}" if chosen else title
+        found[heading] = [curve for curve in own if curve.budget in ("", chosen)]
+    return found
+
+
+def time_shown(shown: Sequence[Curve]) -> float:
+    """Milliseconds of a panel: until the last iteration ends, but no more than CUT of vanilla's."""
+    vanilla_ms = max((curve.ms[-1] for curve in shown if curve.method == VANILLA), default=math.inf)
+    return min(max(curve.ms[-1] for curve in shown), CUT * vanilla_ms)
+
+
+def draw_curves(axes: Axes, shown: Sequence[Curve], known: Mapping[str, Style], per_ms: float, per_byte: float) -> None:
+    """A panel; `per_ms`, `per_byte`: what a millisecond and a byte are on its axes."""
+    for curve in shown:
+        x, y = [ms * per_ms for ms in curve.ms], [nbytes * per_byte for nbytes in curve.bytes]
+        if curve.method == VANILLA:
+            axes.fill_between(x, y, step="post", color=PALE, linewidth=0, zorder=1)
+        else:
+            style = known[curve.method]
+            axes.step(x, y, where="post", color=style.colour, linestyle=style.line, linewidth=1.0)
+        if curve.limit is not None:
+            axes.axhline(curve.limit * per_byte, **DASHED)
+    axes.set_xlim(0, 1.02 * per_ms * time_shown(shown))
+    axes.set_ylim(bottom=0)
+
+
+class Abscissa(NamedTuple):
+    """What a series is drawn against. `case`: where the titles of cases have the network and the number."""
+
+    case: re.Pattern[str]
+    label: str
+    logarithmic: bool
+
+
+SERIES = {
+    "fig6": Abscissa(re.compile(r"(?P<number>\d{1,9}) × (?P<network>.+)"), "number of workloads", False),
+    "fig7": Abscissa(re.compile(r"(?P<network>.+), batch (?P<number>\d{1,9})"), "batch size", True),
+}
+
+
+class Place(NamedTuple):
+    """A result of a series."""
+
+    network: str
+    number: int
+    result: Result
+
+
+def series(rows: Iterable[Row], known: Mapping[str, Style], against: Abscissa) -> Figure | None:
+    """A column for each network: what is saved, below it what that costs, and a line for each method and budget. None
+    where no method but vanilla has numbers."""
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    matches = [(against.case.fullmatch(result.case), result) for result in results(rows) if result.method != VANILLA]
+    shown = [Place(match["network"], int(match["number"]), result) for match, result in matches if match]
+    if not shown:
+        return None
+    networks = grouped(shown, lambda place: place.network)
+    figure = Figure(figsize=(WIDTH, 0.5 + 2 * PANEL), layout="constrained")
+    grid = figure.subplots(2, len(networks), sharex=True, sharey="row", squeeze=False)
+    for above, below, (network, own) in zip(*grid.tolist(), networks.items(), strict=True):
+        above.set_title(fitted(network, (WIDTH - MARGIN) / len(networks) - 0.1, lines=2))
+        above.axhline(0, **DASHED)
+        below.axhline(1, **DASHED)
+        for (name, _), several in grouped(own, lambda place: place.result[1:3]).items():
+            draw_line(above, ((each.number, each.result.saved, each.result.right) for each in several), known[name])
+            draw_line(below, ((each.number, each.result.eor, each.result.right) for each in several), known[name])
+    for axes in grid.flat:
+        if against.logarithmic:
+            axes.set_xscale("log", base=2)
+        set_ticks(axes.xaxis, sorted({place.number for place in shown}))
+    scale_eor(grid[1], [1.0, *(place.result.eor for place in shown)])
+    grid[0, 0].set_ylabel("memory saved (MSR), %")
+    grid[1, 0].set_ylabel("time (EOR), vanilla = 1")
+    figure.supxlabel(against.label)
+    legend(figure, [*entries([place.result for place in shown], known), Line2D([], [], label="vanilla", **DASHED)])
+    return figure
+
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def drawing() -> Iterator[None]:
+    """Inside, figures look as they should, whatever matplotlib's settings are outside. Raises OptionError where it is
+    missing. No backend is chosen: figures are saved without one."""
+    try:
+        import matplotlib
+    except ImportError:
+        hint = "Install it: pip install matplotlib, or pg_tensile[bench]."
+        raise OptionError("figures need matplotlib, which is not installed", hint) from None
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(SETTINGS)
+        yield
+
+
+def check(folder: Path | str) -> None:
+    """Finds out before a run whether its figures can be drawn there. Raises OptionError."""
+    with drawing(), writing(folder), tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+@contextlib.contextmanager
+def writing(folder: Path | str) -> Iterator[None]:
+    """Makes the folder; OSErrors, inside too, become OptionErrors."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        hint = "Name a folder that can be written."
+        raise OptionError(f'cannot write figures to "{folder}": {error.strerror or error}', hint) from None
+
+
+def figures(rows: Sequence[Row]) -> Iterator[tuple[str, Figure]]:
+    """All for which there is data, with the names of their files; to be called inside `drawing`."""
+    known = styles(rows)
+    for experiment, own in grouped(rows, stem).items():
+        if experiment in SERIES:
+            found = {experiment: series(own, known, SERIES[experiment])}
+        else:
+            found = {f"pareto-{experiment}": pareto(own, known)}
+        found[f"memory-{experiment}"] = memory(own, known)
+        yield from ((name, figure) for name, figure in found.items() if figure is not None)
+
+
+def draw(rows: Sequence[Row], folder: Path | str) -> list[Path]:
+    """Draws what the rows have data for: `pareto-EXPERIMENT`, `fig6`, `fig7`, `memory-EXPERIMENT`, each as .png and
+    .svg. The same rows give the same bytes. Returns the files; raises OptionError where the folder cannot be written
+    or matplotlib is missing."""
+    written: list[Path] = []
+    with drawing(), writing(folder):
+        for name, figure in figures(rows):
+            for kind, silent in (("png", ["Software"]), ("svg", ["Date", "Creator"])):
+                written.append(Path(folder) / f"{name}.{kind}")
+                figure.savefig(written[-1], dpi=PIXELS, metadata=dict.fromkeys(silent))
+    return written

@@ -1,0 +1,117 @@
+"""What figures show of rows: results and curves, by case, method and budget."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from pg_tensile.tools.bench.options import PEER, parse_budget
+
+Row = Mapping[str, Any]
+WRONG = 1e-3  # a peer whose gradients differ by more of the largest element computes something else
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+class Result(NamedTuple):
+    """What a method did in a case: memory saved in percent of vanilla's peak, and the time of a step as a multiple of
+    vanilla's. `right`: what the function of that name says."""
+
+    case: str
+    method: str
+    budget: str
+    saved: float
+    eor: float
+    right: bool
+
+
+class Curve(NamedTuple):
+    """Device memory over an iteration (timeline.py). `limit`: the budget in bytes, None: there is none."""
+
+    case: str
+    method: str
+    budget: str
+    limit: int | None
+    ms: Sequence[float]
+    bytes: Sequence[int]
+
+
+def results(rows: Iterable[Row]) -> list[Result]:
+    """Of the rows that have the numbers and no error."""
+    found = []
+    for row in rows:
+        msr, eor = number(row, "msr"), number(row, "eor")
+        if not row.get("error") and msr is not None and eor is not None and eor > 0:
+            found.append(Result(case(row), method(row), str(row.get("budget") or ""), 100 * msr, eor, right(row)))
+    return found
+
+
+def curves(rows: Iterable[Row]) -> list[Curve]:
+    """Of the rows that have a timeline and no error."""
+    found = []
+    for row in rows:
+        line = row.get("timeline") or {}
+        if not row.get("error") and line.get("ms") and line.get("bytes"):
+            budget = str(row.get("budget") or "")
+            found.append(Curve(case(row), method(row), budget, budget_bytes(row), line["ms"], line["bytes"]))
+    return found
+
+
+def case(row: Row) -> str:
+    return str(row.get("case") or row.get("model") or "")
+
+
+def stem(row: Row) -> str:
+    """The experiment, as a part of a file's name."""
+    return re.sub(r"[^\w.-]+", "-", str(row.get("experiment") or "bench"))
+
+
+def method(row: Row) -> str:
+    """What a row measured, whatever its budget (a share of activations to keep is one) and the time that planning may
+    take."""
+    label = str(row.get("label") or row.get("policy"))
+    return label.partition("=")[0] if label.startswith(PEER) else re.sub(r":limit_s=[^:]*", "", label)
+
+
+def number(row: Row, key: str) -> float | None:
+    """None where there is none, or it is not finite."""
+    value = row.get(key)
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return value if good else None
+
+
+def right(row: Row) -> bool:
+    """Whether the results are eager PyTorch's: a policy's to the bit, where they were compared; a peer's gradients
+    about so. (An infinite difference is None in JSON.)"""
+    if row.get("bit_identical") is not False:
+        return True
+    difference = number(row, "gradient_difference")
+    return method(row).startswith(PEER) and difference is not None and difference <= WRONG
+
+
+def budget_bytes(row: Row) -> int | None:
+    """What a budget like "60%" or "1048576" is for this row."""
+    vanilla = number(row, "vanilla_peak_bytes")
+    if not row.get("budget") or vanilla is None:
+        return None
+    return parse_budget(str(row["budget"])).nbytes(int(vanilla))
+
+
+def front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Those (saved, eor) for which no other point saves as much in less time, or more in as little; by what they
+    save."""
+    found: list[tuple[float, float]] = []
+    for saved, eor in sorted(points, key=lambda each: (-each[0], each[1])):
+        if not found or eor < found[-1][1]:
+            found.append((saved, eor))
+    return found[::-1]
+
+
+def grouped(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """In the order in which keys appear."""
+    found: dict[K, list[T]] = {}
+    for value in values:
+        found.setdefault(key(value), []).append(value)
+    return found

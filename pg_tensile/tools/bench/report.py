@@ -1,0 +1,344 @@
+"""What a benchmark found: one JSON object for each policy, and a table for people."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import pg_tensile
+from pg_tensile.errors import OptionError, TensileError
+from pg_tensile.memory_limit import memory_bytes
+from pg_tensile.planning.device.profile import GB, DeviceProfile
+from pg_tensile.tools.bench.options import VANILLA, BenchOptions
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy's result: sizes in bytes, times in milliseconds, both of one iteration in steady state. None: not
+    known, because the policy failed or nothing was executed. msr, eor and cbr are tensile.txt's (section V-A).
+    `budget` is what was asked for, `latencies` what the plan was made with, `latency_error` their median relative
+    error against what was measured before the rounds. `bytes_out` and `bytes_in` are moved over the link, the raw ones
+    are the tensors'; `transfer_ms` is the sum of all transfers' times, `codecs` how many swap-outs each codec has.
+    `gradient_difference` is a peer's, of its first step (peers.gradient_difference). `least_eor`:
+    optimum.bounds.least_us for this graph and `device_peak_bytes` over vanilla's latencies, both as they were known
+    before the rounds; what is measured may lie below. `timeline`: memory over time (timeline.timeline), where it was
+    asked for."""
+
+    model: str
+    policy: str
+    device: str
+    batch: int
+    label: str = ""
+    keywords: dict[str, Any] | None = None
+    budget: str | None = None
+    early_update: bool = False
+    latencies: str = ""
+    operators: int | None = None
+    tensors: int | None = None
+    vanilla_peak_bytes: int | None = None
+    peak_bytes: int | None = None
+    predicted_peak_bytes: int | None = None
+    device_peak_bytes: int | None = None
+    allocator_peak_bytes: int | None = None
+    workspace_peak_bytes: int | None = None
+    floor_bytes: int | None = None
+    budget_bytes: int | None = None
+    host_arena_bytes: int | None = None
+    msr: float | None = None
+    eor: float | None = None
+    cbr: float | None = None
+    least_eor: float | None = None
+    step_ms_median: float | None = None
+    step_ms_min: float | None = None
+    step_ms_max: float | None = None
+    round_ms: list[float] | None = None
+    first_step_ms: float | None = None
+    simulated_ms: float | None = None
+    vanilla_step_ms_median: float | None = None
+    vanilla_first_step_ms: float | None = None
+    eager_step_ms_median: float | None = None
+    eager_peak_bytes: int | None = None
+    stall_ms: float | None = None
+    link_gbps: float | None = None
+    bytes_out: int | None = None
+    bytes_in: int | None = None
+    raw_bytes_out: int | None = None
+    raw_bytes_in: int | None = None
+    transfer_ms: float | None = None
+    compression: str = "none"
+    codecs: dict[str, int] | None = None
+    passive_swap_ins: int | None = None
+    recomputes: int | None = None
+    planning_ms: float | None = None
+    latency_error: float | None = None
+    capture_ms: float | None = None
+    bit_identical: bool | None = None
+    gradient_difference: float | None = None
+    timeline: dict[str, list[float]] | None = None
+    optimizer: str = ""
+    rounds: int = 0
+    iterations: int = 0
+    warmup: int = 0
+    seed: int = 0
+    threads: int = 0
+    versions: dict[str, str | None] | None = None
+    machine: dict[str, Any] | None = None
+    error: str | None = None
+
+    @property
+    def title(self) -> str:
+        """The policy as it was asked for."""
+        return (self.label or self.policy) + (f" at {self.budget}" if self.budget else "")
+
+    def with_values(self, **values: Any) -> Row:
+        return replace(self, **values)
+
+    def to_json(self) -> str:
+        """One line; numbers that JSON cannot express become null."""
+        return json.dumps(plain(asdict(self)), allow_nan=False)
+
+
+class Report(NamedTuple):
+    """A row for each policy, and what people should read above and below the table."""
+
+    rows: list[Row]
+    title: str
+    notes: list[str]
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: plain(each) for key, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list) else value
+
+
+def rates(
+    vanilla_peak: int, peak: int, vanilla_ms: float, ms: float
+) -> tuple[float | None, float | None, float | None]:
+    """(msr, eor, cbr); None where it is a number divided by zero."""
+    msr = (vanilla_peak - peak) / vanilla_peak if vanilla_peak else None
+    eor = ms / vanilla_ms if vanilla_ms else None
+    return msr, eor, None if msr is None or not eor else msr / eor
+
+
+def message_of(error: BaseException) -> str:
+    """One line for people."""
+    if isinstance(error, TensileError):
+        return error.message
+    text = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def title_of(options: BenchOptions) -> str:
+    name = options.model.rpartition(":")[2]
+    policies = [choice for choice in options.policies if choice.name != VANILLA and not choice.is_peer]
+    early = ", early updates" if policies and all(choice.early_update for choice in policies) else ""
+    return f"{name}, batch {options.batch}, {options.optimizer}{early}, on {options.device}"
+
+
+def budget_note(rows: Sequence[Row]) -> list[str]:
+    """What the budgets were, and who had none."""
+    budgets = dict.fromkeys((row.budget, row.budget_bytes) for row in rows if row.budget_bytes is not None)
+    free = [row.title for row in rows if row.budget_bytes is None]
+    each = ", ".join(f"{text} are {size(found)}" if str(text).endswith("%") else size(found) for text, found in budgets)
+    return [f"budget: {each}" + f"; not for {', '.join(free)}" * bool(free)] if budgets else []
+
+
+def links(profile: DeviceProfile) -> str:
+    """Bandwidth of a link for people."""
+    out, inward = profile.out_bytes_per_s / GB, profile.in_bytes_per_s / GB
+    return f"{out:.3g} GB/s each way" if out == inward else f"{out:.3g} GB/s out, {inward:.3g} GB/s in"
+
+
+# ---- versions and machine -------------------------------------------------------------------------------------------
+
+
+def versions() -> dict[str, str | None]:
+    return {
+        "pg_tensile": pg_tensile.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "revision": revision(),
+    }
+
+
+def revision() -> str | None:
+    """The clone's commit, with + where code differs from it; None outside a clone. Results and pages are no code: a
+    benchmark writes them while it runs."""
+    git = ["git", "-C", str(ROOT), "-c", f"safe.directory={ROOT}"]
+    commands = (
+        ["rev-parse", "--short=12", "HEAD"],
+        ["status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results", ":!docs"],
+    )
+    try:
+        done = [subprocess.run([*git, *each], capture_output=True, text=True, timeout=10) for each in commands]
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if any(each.returncode for each in done):
+        return None
+    return done[0].stdout.strip() + ("+" if done[1].stdout.strip() else "")
+
+
+def machine(device: torch.device | None = None) -> dict[str, Any]:
+    """What ran the benchmark."""
+    name = platform.processor()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    found: dict[str, Any] = {
+        "name": platform.node(),
+        "cpu": name,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": memory_bytes(),
+    }
+    if device is not None and device.type == "cuda":
+        found["gpu"] = torch.cuda.get_device_name(device)
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
+
+HEADINGS = (
+    "policy",
+    "step ms",
+    "min … max",
+    "EOR",
+    "peak",
+    "MSR",
+    "CBR",
+    "stall ms",
+    "moved",
+    "recomputes",
+    "sim ms",
+    "results",
+)
+# the columns of a terminal from which on these are shown
+WIDTHS = {"min … max": 118, "CBR": 98, "recomputes": 98, "sim ms": 118}
+
+
+def size(value: int | None) -> str:
+    """Bytes for people, three digits or more: 1.52 GiB, 147 MiB, 12 B."""
+    if value is None:
+        return "–"
+    amount, unit = float(value), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.3g} {unit}"
+
+
+def milliseconds(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 1000 else f"{round(value, 3):.3g}"
+
+
+def ratio(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def verdict(row: Row) -> Text:
+    if row.error is not None:
+        return Text("failed", "red")
+    if row.bit_identical is None:
+        return Text("not run", "dim")
+    return Text("identical", "green") if row.bit_identical else Text("DIFFER", "bold red")
+
+
+def cells(row: Row) -> dict[str, str | Text]:
+    moved = None if row.bytes_out is None or row.bytes_in is None else row.bytes_out + row.bytes_in
+    span = "–" if row.step_ms_min is None else f"{milliseconds(row.step_ms_min)} … {milliseconds(row.step_ms_max)}"
+    simulated = row.device.startswith("sim:")
+    values = (
+        *(row.title, milliseconds(row.simulated_ms if simulated else row.step_ms_median), span),
+        *(ratio(row.eor), size(row.peak_bytes), "–" if row.msr is None else f"{row.msr:.1%}", ratio(row.cbr)),
+        *(milliseconds(row.stall_ms), size(moved), "–" if row.recomputes is None else f"{row.recomputes:,}"),
+        *(milliseconds(row.simulated_ms), verdict(row)),
+    )
+    return dict(zip(HEADINGS, values, strict=True))
+
+
+def reference_cells(name: str, ms: float | None, peak: int | None, vanilla_ms: float | None) -> dict[str, str | Text]:
+    """A line for what is no policy of the run: eager PyTorch, and vanilla where `none` was not asked for."""
+    eor = ms / vanilla_ms if ms and vanilla_ms else None
+    return {"policy": Text(name, "italic"), "step ms": milliseconds(ms), "EOR": ratio(eor), "peak": size(peak)}
+
+
+def print_table(rows: Sequence[Row], title: str, notes: Sequence[str], console: Console) -> None:
+    """The rows beside eager PyTorch and vanilla; every error and every note in a line of its own."""
+    shown = [name for name in HEADINGS if console.width >= WIDTHS.get(name, 0)]
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table.show_edge, table.pad_edge, table.padding = False, False, (0, 0, 0, 1)
+    for name in shown:
+        left, wraps = name in ("policy", "results"), name == "policy"
+        table.add_column(name, justify="left" if left else "right", no_wrap=not wraps, overflow="fold")
+    lines = [cells(row) for row in rows]
+    first = rows[0]
+    if all(row.policy != VANILLA for row in rows):
+        vanilla = reference_cells(
+            "vanilla", first.vanilla_step_ms_median, first.vanilla_peak_bytes, first.vanilla_step_ms_median
+        )
+        lines.insert(0, vanilla)
+    if first.eager_step_ms_median is not None:
+        eager = reference_cells(
+            "eager", first.eager_step_ms_median, first.eager_peak_bytes, first.vanilla_step_ms_median
+        )
+        lines.insert(0, eager)
+    for line in lines:
+        table.add_row(*(line.get(name, "") for name in shown))
+    console.print(table)
+    for row in rows:
+        if row.error is not None:
+            console.print(Text(f"{row.title}: {row.error}", "red"))
+    for note in notes:
+        console.print(Text(note, "dim"))
+
+
+def table_console(width: int = 100) -> Console:
+    """The terminal as wide as it is; `width` columns where the output goes elsewhere."""
+    return Console() if sys.stdout.isatty() else Console(width=width)
+
+
+# ---- the file -------------------------------------------------------------------------------------------------------
+
+
+def check_writable(path: str) -> None:
+    """Finds out before the run whether its results can be kept. Raises OptionError."""
+    try:
+        with open(path, "a"):
+            pass
+    except OSError as error:
+        raise OptionError(
+            f'--json: cannot write "{path}": {error.strerror}', "Name a file in a folder that exists."
+        ) from None
+
+
+def write_rows(path: str, rows: Sequence[Row]) -> None:
+    """Raises OptionError, the rows being lost, where the disk is full for example."""
+    try:
+        with open(path, "w") as file:
+            file.writelines(row.to_json() + "\n" for row in rows)
+    except OSError as error:
+        raise OptionError(f'--json: cannot write "{path}": {error.strerror}') from None

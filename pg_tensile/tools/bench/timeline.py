@@ -1,0 +1,81 @@
+"""Device memory over the time of one iteration, for plots (plots.py): what the simulator says, in few points."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pg_tensile.errors import SimulationError
+from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.plan.execution import AccessSequence, ActionKind
+from pg_tensile.planning.plan.memory import footprint_of
+from pg_tensile.planning.plan.plan import Plan
+from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
+from pg_tensile.planning.trace.trace import Trace
+
+
+class Level(NamedTuple):
+    """What is on the device until `end_us`, from the end of the level before on."""
+
+    end_us: float
+    bytes: int
+
+
+def timeline(trace: Trace, plan: Plan, profile: DeviceProfile, points: int = 200) -> dict[str, list[Any]]:
+    """{"ms": [...], "bytes": [...]}, at most `points` (≥ 2) of each, ready for JSON: bytes[k] are on the device from
+    ms[k] until ms[k + 1]; the last point is the end of the iteration.
+
+    It is an iteration of `plan`'s steady state, the link to itself. Where it has more levels than points, these divide
+    it into equal stretches, each of which shows its maximum, ends included: the largest is the device peak, always.
+    Raises InvalidPlanError, and SimulationError for numbers that make no sense.
+    """
+    if points < 2:
+        raise SimulationError(f"a timeline cannot have {points} points", hint="Ask for two or more.")
+    found = levels(trace, plan, profile)
+    end = np.array([level.end_us for level in found])
+    begin = np.concatenate(([0.0], end[:-1]))
+    held = [level.bytes for level in found]
+    if len(found) >= points:
+        edges = np.linspace(0.0, end[-1], points)
+        first, after = np.searchsorted(end, edges[:-1], "left"), np.searchsorted(begin, edges[1:], "right")
+        held = [max(held[low:high]) for low, high in zip(first.tolist(), after.tolist(), strict=True)]
+        begin = edges[:-1]
+    ms = [round(us / 1e3, 3) for us in (*begin.tolist(), float(end[-1]))]
+    return {"ms": ms, "bytes": [*held, held[-1]]}
+
+
+def levels(trace: Trace, plan: Plan, profile: DeviceProfile) -> list[Level]:
+    """All levels of an iteration, no two equal ones in a row.
+
+    While an operator runs: the sample of its step and its workspace. While the compute waits for a copy: what is there
+    in that gap, which is no more than in the step after it. Raises InvalidPlanError.
+    """
+    (simulated,) = simulate([SimulatedJob(trace, plan)], profile)
+    sequence = AccessSequence(trace, plan)
+    sample, size = footprint_of(sequence).bytes, trace.tensor_bytes.tolist()
+    running = (sample + sequence.trace.workspace_bytes[sequence.steps]).tolist()
+    staying = (sample - sequence.scratch_bytes).tolist()
+    step_end_us, transfers = simulated.step_end_us.tolist(), iter(simulated.transfers)
+    known_us: dict[int, float] = {}  # when the compute learns that the copy of a tensor has ended
+    found: list[Level] = []
+    held = 0
+
+    def add(end_us: float, nbytes: int) -> None:
+        latest_us = max(end_us, found[-1].end_us if found else 0.0)  # the simulator adds up in another order
+        if found and found[-1].bytes == nbytes:
+            found.pop()
+        found.append(Level(latest_us, nbytes))
+
+    for kind, step, tensor, _ in sequence.actions():  # in a steady state no swap-in is passive
+        if kind is ActionKind.RUN:
+            add(step_end_us[step], running[step])
+            held = staying[step]
+        elif kind is ActionKind.COPY_OUT or kind is ActionKind.COPY_IN:
+            known_us[tensor] = next(transfers).end_us + profile.handover_us
+            held += size[tensor] if kind is ActionKind.COPY_IN else 0
+        elif kind is not ActionKind.FREE and known_us[tensor] > found[-1].end_us:
+            add(known_us[tensor], held)
+        if kind is ActionKind.FREE or kind is ActionKind.WAIT_OUT:
+            held -= size[tensor]
+    return found

@@ -1,0 +1,344 @@
+"""The training step that a benchmark runs: the user's model, its loss and its data, all from one seed.
+
+A batch depends on the seed and its number only, so that every contender sees the same data in any order.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import mmap
+import os
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+
+from pg_tensile.errors import CaptureError, OptionError, TensileError
+from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capture
+from pg_tensile.execution.capture.state import ModelState, generators_kept
+from pg_tensile.tools.bench.options import BenchOptions, InputSpec
+from pg_tensile.tools.bench.report import message_of
+
+MOMENTUM = 0.9  # of --optimizer momentum
+MAP_NORESERVE = 0x4000  # Linux's; Python's mmap has it from 3.13 on
+
+
+class Batch(NamedTuple):
+    """What one step is given: the model's positional inputs and the loss's targets."""
+
+    inputs: tuple[Tensor, ...]
+    targets: tuple[Tensor, ...]
+
+
+class OutputSpec(NamedTuple):
+    """Shape and type of the output that the loss is made from."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+# ---- the model ------------------------------------------------------------------------------------------------------
+
+
+def place(error: BaseException) -> str | None:
+    """Where the user's code raised: "raised in net.py:12"; None where it was not in a file of theirs."""
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if os.path.exists(each.filename)]
+    if not frames or frames[-1].filename == __file__:
+        return None
+    return f"raised in {frames[-1].filename}:{frames[-1].lineno}"
+
+
+def find_callable(name: str) -> Callable[..., Any]:
+    """What `package.module:callable` or `path/file.py:callable` names; the current folder is searched first."""
+    hint = "Write package.module:callable or file.py:callable, as pytorchcv.models.resnet:resnet50."
+    module_name, colon, path = name.rpartition(":")
+    if not (module_name and colon and path):
+        raise OptionError(f'--model: "{name}" names no callable', hint)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        in_file = module_name.endswith(".py")
+        found = load_file(os.path.abspath(module_name)) if in_file else importlib.import_module(module_name)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except (Exception, SystemExit) as error:
+        raise OptionError(f'--model: could not import "{name}": {message_of(error)}', hint, place(error)) from error
+    if isinstance(found, nn.Module) or not callable(found):
+        raise OptionError(f'--model: "{name}" is a {type(found).__name__}, not a callable that makes a module', hint)
+    return found
+
+
+@functools.cache
+def load_file(path: str) -> Any:
+    """The module in a file, executed once."""
+    spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
+    assert spec is not None and spec.loader is not None  # its name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def seed_everything(seed: int) -> None:
+    """All generators that a model's constructor or its dropout may draw from."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+def build_model(options: BenchOptions) -> nn.Module:
+    """The model in training mode, its weights from the seed. Raises OptionError where the user's code fails."""
+    function = find_callable(options.model)
+    seed_everything(options.seed)
+    try:
+        model = function(**options.kwargs)
+    except (Exception, SystemExit) as error:
+        hint = "Check the callable and --kwargs."
+        raise OptionError(f'"{options.model}" raised {message_of(error)}', hint, place(error)) from error
+    if not isinstance(model, nn.Module):
+        raise OptionError(
+            f'"{options.model}" returned {type(model).__name__} instead of a module',
+            "It must return a torch.nn.Module.",
+        )
+    return model.train()
+
+
+# ---- the loss -------------------------------------------------------------------------------------------------------
+
+
+def single(output: Any, wanted: str = "") -> Tensor:
+    """The tensor in what a model returned: itself, the one called `wanted`, or the only one there is."""
+    names = names_in(output)
+    if wanted in names or len(names) == 1:
+        name = wanted if wanted in names else names[0]
+        output = getattr(output, name) if hasattr(output, name) else output[int(name) if name.isdigit() else name]
+    if not isinstance(output, Tensor):
+        hint = f"Choose one with --output-key: {', '.join(names) or 'a key, an attribute or an index'}."
+        raise OptionError(f"the model returns {len(names) or 'no'} tensors in a {type(output).__name__}", hint)
+    return output
+
+
+def names_in(output: Any) -> list[str]:
+    """Keys, places or attributes that hold tensors."""
+    if isinstance(output, Tensor):
+        return []
+    if isinstance(output, Mapping):
+        items = list(output.items())
+    elif isinstance(output, Sequence):
+        items = list(enumerate(output))
+    else:
+        items = list(getattr(output, "__dict__", {}).items())
+    return [str(name) for name, value in items if isinstance(value, Tensor)]
+
+
+def classes_last(shape: Sequence[int], classes: int) -> bool:
+    """Whether the classes are the last dimension: [batch, …, classes] instead of PyTorch's [batch, classes, …]."""
+    return len(shape) > 2 and shape[1] != classes and shape[-1] == classes
+
+
+def make_loss(options: BenchOptions) -> Callable[..., Tensor]:
+    """loss(what --output-key picks, *targets) as --loss says."""
+
+    def cross_entropy(output: Any, target: Tensor) -> Tensor:
+        logits = single(output)
+        if classes_last(logits.shape, options.classes or 0):
+            return F.cross_entropy(logits.flatten(0, -2), target.flatten())
+        return F.cross_entropy(logits, target)
+
+    def mse(output: Any, target: Tensor) -> Tensor:
+        return F.mse_loss(single(output), target)
+
+    def bce(output: Any, target: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(single(output), target)
+
+    def lm(output: Any, ids: Tensor) -> Tensor:
+        logits = single(output, "logits")
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten().to(torch.int64))
+
+    def model(output: Any) -> Tensor:
+        return single(output, "loss")
+
+    losses: dict[str, Callable[..., Tensor]]
+    losses = {"cross_entropy": cross_entropy, "mse": mse, "bce": bce, "lm": lm, "model": model}
+    return losses[options.loss]
+
+
+def make_spec(options: BenchOptions) -> StepSpec:
+    """The training step as `capture` and the eager reference take it."""
+    name, momentum = ("sgd", MOMENTUM) if options.optimizer == "momentum" else (options.optimizer, 0.0)
+    optimizer = OptimizerSpec(name, options.learning_rate, momentum)
+    key = options.output_key
+    return StepSpec(
+        make_loss(options),
+        optimizer,
+        clip=options.clip,
+        autocast=options.autocast,
+        accumulation=options.accumulation,
+        output_key=int(key) if key is not None and key.isdigit() else key,
+    )
+
+
+def pick(output: Any, spec: StepSpec) -> Any:
+    """What --output-key says. Raises OptionError."""
+    if spec.output_key is not None and isinstance(output, Tensor):
+        raise OptionError("--output-key: the model returns a single tensor", "Leave --output-key out.")
+    try:
+        return spec.pick(output)
+    except CaptureError as error:
+        hint = f"Choose one of: {', '.join(names_in(output)) or 'nothing, there are no tensors'}."
+        raise OptionError(f"--output-key: {error.message}", hint) from None
+
+
+def output_spec(model: nn.Module, options: BenchOptions, spec: StepSpec, mode: FakeTensorMode) -> OutputSpec | None:
+    """The output of the model, found on fake tensors; None where that fails, which capture will explain better."""
+    state = ModelState(model)
+    try:
+        with mode, generators_kept():
+            inputs = tuple(fake_input(spec, options.batch) for spec in options.inputs)
+            output = pick(model(*inputs), spec)
+            found = single(output, {"lm": "logits", "model": "loss"}.get(options.loss, ""))
+    except TensileError:
+        raise
+    except Exception:
+        return None
+    finally:
+        state.restore()
+    return OutputSpec(tuple(found.shape), found.dtype)
+
+
+# ---- the data -------------------------------------------------------------------------------------------------------
+
+
+def fake_input(spec: InputSpec, batch: int) -> Tensor:
+    """An input without data; call it inside the fake mode."""
+    return torch.empty((batch, *spec.shape), dtype=getattr(torch, spec.dtype))
+
+
+def random_tensor(spec: InputSpec, batch: int, generator: torch.Generator) -> Tensor:
+    shape, dtype = (batch, *spec.shape), getattr(torch, spec.dtype)
+    if spec.dtype == "bool":
+        return torch.randint(2, shape, generator=generator).to(torch.bool)
+    if spec.below is not None:
+        return torch.randint(spec.below, shape, generator=generator, dtype=dtype)
+    return torch.randn(shape, generator=generator, dtype=dtype)
+
+
+def make_batch(options: BenchOptions, output: OutputSpec | None, number: int) -> Batch:
+    """Batch `number` of the run. Targets follow from the loss and from what the model returns."""
+    generator = torch.Generator().manual_seed((options.seed * 1_000_003 + number) % 2**63)
+    inputs = tuple(random_tensor(spec, options.batch, generator) for spec in options.inputs)
+    return Batch(inputs, make_targets(options, output, inputs, generator))
+
+
+def make_targets(
+    options: BenchOptions, output: OutputSpec | None, inputs: tuple[Tensor, ...], generator: torch.Generator | None
+) -> tuple[Tensor, ...]:
+    """The targets of one batch; without data where there is no generator (inside a fake mode). Where the model's output
+    is not known, capture will say why."""
+    if options.loss == "model":
+        return ()
+    if options.loss == "lm":
+        return (inputs[0].clone(),)
+    if options.loss == "cross_entropy":
+        shape = class_target_shape(options, output)
+        if generator is None:
+            return (torch.empty(shape, dtype=torch.int64),)
+        return (torch.randint(options.classes or 1, shape, generator=generator),)
+    shape, dtype = output or OutputSpec((options.batch,), torch.float32)
+    if generator is None:
+        return (torch.empty(shape, dtype=dtype),)
+    if options.loss == "bce":
+        return (torch.randint(2, shape, generator=generator).to(dtype),)
+    return (torch.randn(shape, generator=generator).to(dtype),)
+
+
+def class_target_shape(options: BenchOptions, output: OutputSpec | None) -> tuple[int, ...]:
+    """A class for each sample, or for each place of an output with more dimensions."""
+    if output is None:
+        return (options.batch,)
+    if classes_last(output.shape, options.classes or 0):
+        return output.shape[:-1]
+    return (output.shape[0], *output.shape[2:]) if len(output.shape) > 1 else ()
+
+
+# ---- all of it ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A training step ready to be measured. `vanilla` is captured as PyTorch runs it, `early` with the updates moved up
+    (the same where no policy asks for it); `capture_ms` is for one of them."""
+
+    options: BenchOptions
+    model: nn.Module
+    spec: StepSpec
+    output: OutputSpec | None
+    vanilla: Captured
+    early: Captured
+    capture_ms: float
+
+    def fresh_model(self) -> nn.Module:
+        """A new instance with the initial weights. Its state_dict holds all buffers, to be compared."""
+        model = build_model(self.options)
+        with torch.no_grad():
+            for new, initial in zip(_tensors(model), _tensors(self.model), strict=True):
+                new.copy_(initial)
+        for module in model.modules():
+            module._non_persistent_buffers_set.clear()
+        return model
+
+    def batches(self, count: int) -> list[Batch]:
+        return [make_batch(self.options, self.output, number) for number in range(count)]
+
+
+def _tensors(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
+def prepare(options: BenchOptions, model: nn.Module, device: torch.device) -> Workload:
+    """Captures the training step of `model` for `device`. Executes nothing. Raises OptionError and CaptureError."""
+    spec = make_spec(options)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        output = output_spec(model, options, spec, mode)
+        inputs = tuple(fake_input(spec, options.batch) for spec in options.inputs)
+        targets = make_targets(options, output, inputs, None)
+    started = time.perf_counter()
+    vanilla = capture(model, inputs, targets, spec, device=device)
+    capture_ms = (time.perf_counter() - started) * 1e3
+    early = capture(model, inputs, targets, spec, True, device) if options.early_update else vanilla
+    return Workload(options, model, spec, output, vanilla, early, capture_ms)
+
+
+def weightless_model(options: BenchOptions) -> nn.Module:
+    """The model with memory that nothing has written to, so that it takes none. For simulations: it may be larger than
+    this machine."""
+    with torch.device("meta"):
+        model = build_model(options)
+    made: dict[int, Tensor] = {}
+    for module in model.modules():
+        registries: list[dict[str, Any]] = [module._parameters, module._buffers]
+        for registry in registries:
+            for name, tensor in registry.items():
+                if tensor is not None and tensor.is_meta:
+                    registry[name] = made.setdefault(id(tensor), _empty_like(tensor))
+    return model
+
+
+def _empty_like(tensor: Tensor) -> Tensor:
+    """The same on the CPU, in memory that the system does not reserve before it is written to."""
+    size = max(1, tensor.untyped_storage().nbytes())
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+    empty = torch.empty(0, dtype=tensor.dtype).set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty

@@ -1,0 +1,1 @@
+"""The command `pg-tensile`."""

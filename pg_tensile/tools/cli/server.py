@@ -1,0 +1,171 @@
+"""The commands that look into a server: `pg-tensile top`, `report` and `trace`. They connect as psql does."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pg_tensile.errors import OptionError
+
+CONNECTION = """\
+The server is found as psql finds it: -d takes a database's name, a connection string or a URI; what is not said
+comes from PGSERVICE, PGHOST, PGPORT, PGUSER, PGDATABASE, PGPASSWORD or ~/.pgpass.
+"""
+TOP_EXAMPLES = """
+examples:
+  pg-tensile top -d mydb
+  pg-tensile top --once --json | jq '.jobs[] | {job, state, loss}'
+"""
+
+
+def add(commands: Any) -> None:
+    """Adds the commands to the parsers of `pg-tensile`; each sets `run`, which takes the parsed arguments."""
+    top = _parser(commands, "top", "a live view of devices, jobs and the queue", TOP_EXAMPLES)
+    top.add_argument("--once", action="store_true", help="print the view once and leave")
+    top.add_argument("--json", action="store_true", help="with --once, as JSON; without it a line for each refresh")
+    top.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="seconds between refreshes (1)")
+    top.set_defaults(run=_top)
+    for name, what, run in (
+        ("report", "one HTML page about a job, which opens offline", _report),
+        ("trace", "a job's iteration as trace events, for Perfetto or chrome://tracing", _trace),
+    ):
+        parser = _parser(commands, name, what, "")
+        parser.add_argument("job", type=_job, metavar="JOB", help="the number that train_model has returned")
+        parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the file to write; - is stdout")
+        parser.set_defaults(run=run)
+
+
+def _parser(commands: Any, name: str, what: str, examples: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=what,
+        description=f"Shows {what}.",
+        epilog=CONNECTION + examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=False,  # -h is the host, as in psql
+    )
+    parser.add_argument("--help", action="help", help="show this and leave")
+    group = parser.add_argument_group("connection")
+    group.add_argument("-d", "--dbname", metavar="DBNAME", help="database, connection string or URI")
+    group.add_argument("-h", "--host", metavar="HOST", help="the server's host, or the folder of its socket")
+    group.add_argument("-p", "--port", metavar="PORT", help="its port")
+    group.add_argument("-U", "--username", metavar="ROLE", help="the role to connect as")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0.1 <= found <= 3600:
+        raise OptionError(f'"{text}" is no number of seconds from 0.1 to 3600', "Write --interval 2.")
+    return found
+
+
+def _job(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) >= 1 << 63:
+        raise OptionError(f'"{text}" is no job number', "SELECT job FROM tensile.progress; lists those that run.")
+    return int(text)
+
+
+def _connect(arguments: argparse.Namespace) -> Any:
+    from pg_tensile.tools.client.connection import connect
+
+    name = arguments.dbname or ""
+    is_string = "=" in name or "://" in name
+    where = {"host": arguments.host, "port": arguments.port, "user": arguments.username}
+    return connect(name, **where) if is_string else connect(dbname=name or None, **where)
+
+
+def _top(arguments: argparse.Namespace) -> int:
+    from pg_tensile.tools.client.connection import refusals
+    from pg_tensile.tools.top.app import run
+
+    with _connect(arguments) as connection, refusals():
+        return run(connection, once=arguments.once, as_json=arguments.json, interval=arguments.interval)
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    from pg_tensile.tools.report.page import render
+
+    return _write(arguments, render)
+
+
+def _trace(arguments: argparse.Namespace) -> int:
+    from pg_tensile.tools.report.trace_events import render
+
+    return _write(arguments, render)
+
+
+def _write(arguments: argparse.Namespace, render: Callable[[Any], str]) -> int:
+    """What `render` makes of the job's record, to the file: all of it or nothing."""
+    from pg_tensile.tools.client.connection import refusals
+    from pg_tensile.tools.client.record import read_job
+
+    path = None if arguments.output == "-" else Path(arguments.output)
+    if path is not None:
+        with _refusing(path):
+            _check(path)
+    with _connect(arguments) as connection, refusals():
+        record = read_job(connection, arguments.job)
+    text = render(record)
+    if path is None:
+        sys.stdout.write(text)
+        return 0
+    with _refusing(path):
+        if _is_device(path):
+            path.write_text(text, "utf-8")
+            return 0
+        _replace(path.resolve(), text)  # a link stays one
+    print(f"{arguments.output}: {path.stat().st_size:,} bytes")
+    return 0
+
+
+@contextlib.contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        said = f"{path} cannot be written: {error.strerror}"
+        raise OptionError(said, "Choose another place with -o.") from None
+
+
+def _is_device(path: Path) -> bool:
+    """Or a pipe, such as /dev/stdout."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def _check(path: Path) -> None:
+    """Raises OSError if no file can be made there: better at once than after the work."""
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not _is_device(path):
+        tempfile.TemporaryFile(dir=path.resolve().parent).close()
+
+
+def _replace(path: Path, text: str) -> None:
+    name = f".{path.name}."
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, prefix=name, delete=False) as file:
+        try:
+            file.write(text)
+            file.flush()
+            os.fchmod(file.fileno(), 0o666 & ~_umask())
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def _umask() -> int:
+    found = os.umask(0)
+    os.umask(found)
+    return found

@@ -1,0 +1,50 @@
+"""A server with the extension, seen from outside: the Python client (training.py), and what the commands that look into
+a server stand on (connection.py, record.py, server.py).
+
+Names are imported when they are asked for: `pg-tensile bench` passes here, and needs no psycopg.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pg_tensile.tools.client.calls import ArgumentError
+    from pg_tensile.tools.client.connection import ServerError
+    from pg_tensile.tools.client.frames import MissingPackageError
+    from pg_tensile.tools.client.job import Job, JobTimeout, Report, TrainingFailed
+    from pg_tensile.tools.client.session import ConnectionLost
+    from pg_tensile.tools.client.training import Client, connect
+
+__all__ = [
+    "ArgumentError",
+    "Client",
+    "ConnectionLost",
+    "Job",
+    "JobTimeout",
+    "MissingPackageError",
+    "Report",
+    "ServerError",
+    "TrainingFailed",
+    "connect",
+]
+HOMES = {
+    "calls": ("ArgumentError",),
+    "connection": ("ServerError",),
+    "frames": ("MissingPackageError",),
+    "job": ("Job", "JobTimeout", "Report", "TrainingFailed"),
+    "session": ("ConnectionLost",),
+    "training": ("Client", "connect"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

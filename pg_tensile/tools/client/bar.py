@@ -1,0 +1,96 @@
+"""The bar that `Job.wait` shows: in a terminal one that rich keeps up to date, in a notebook one output that is
+replaced (rich's own bar for notebooks needs ipywidgets); where output goes to a file, its last state only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import get_console
+from rich.console import Console
+from rich.progress import BarColumn, Progress, Task, TextColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
+
+from pg_tensile.tools.top.text import plain
+
+ENDED = ("finished", "failed", "cancelled")
+
+
+def share(row: Mapping[str, Any]) -> float:
+    """How much of the job is done, from 0 to 1, by its training steps. 1 is for finished jobs only. `row`: the columns
+    of tensile.progress, of which those without a worker's report are None."""
+    if row["state"] == "finished":
+        return 1.0
+    epoch, steps = row["epoch"] or 1, row["steps"] or 0
+    of_epoch = min((row["step"] or 0) / steps, 1.0) if steps else 0.0
+    return min((epoch - 1 + of_epoch) / max(row["epochs"] or 1, 1), 0.99)
+
+
+def note(row: Mapping[str, Any]) -> str:
+    """What the job does now, or what it waits for; what matters least comes last, where a narrow terminal cuts."""
+    state, phase, reason = row["state"], row["phase"], row["reason"]
+    if state in ENDED:
+        return str(state)
+    if state != "running" or not phase:
+        doing = phase if state in ("starting", "running") and phase else state
+        return f"{doing}: {reason}" if reason else str(doing)
+    parts = [str(phase)]
+    if row["epoch"] is not None:
+        parts.append(f"epoch {row['epoch']} of {row['epochs']}")
+    if row["loss"] is not None:
+        parts.append(f"loss {row['loss']:.4g}")
+    if row["steps"]:
+        parts.append(f"step {row['step'] or 0:,} of {row['steps']:,}")
+    if row["samples_per_s"]:
+        parts.append(f"{row['samples_per_s']:,.0f} rows/s")
+    return ", ".join(parts)
+
+
+class Cut(TextColumn):
+    """A text that is cut where the terminal is too narrow for it, before the other columns are."""
+
+    def __init__(self, template: str) -> None:
+        super().__init__(template, markup=False, table_column=Column())
+
+    def render(self, task: Task) -> Text:
+        return Text(plain(super().render(task).plain), no_wrap=True, overflow="ellipsis")
+
+
+class Bar:
+    """A context in which `show` brings the bar up to date. `shown` False: it does nothing."""
+
+    def __init__(self, title: str, shown: bool = True, console: Console | None = None) -> None:
+        self._shown = shown
+        self._progress = Progress(
+            Cut("{task.description}"),
+            BarColumn(bar_width=16, table_column=Column(no_wrap=True)),
+            TextColumn("{task.percentage:>3.0f}%", markup=False),
+            TimeRemainingColumn(elapsed_when_finished=True, table_column=Column(no_wrap=True)),
+            Cut("{task.fields[note]}"),
+            console=console or get_console(),
+        )
+        self._task = self._progress.add_task(title, total=1.0, note="")
+        self._output: Any = None  # of a notebook
+
+    def __enter__(self) -> Bar:
+        if not self._shown:
+            return self
+        if self._progress.console.is_jupyter:
+            from IPython.display import display
+
+            self._output = display(self._progress, display_id=True)
+        else:
+            self._progress.start()
+        return self
+
+    def show(self, row: Mapping[str, Any]) -> None:
+        """`row` as in `share`."""
+        self._progress.update(self._task, completed=share(row), note=note(row))
+        if self._output is not None:
+            self._output.update(self._progress)
+
+    def __exit__(self, *exception: object) -> None:
+        if self._shown and self._output is None:
+            self._progress.stop()

@@ -1,0 +1,74 @@
+"""What the client returns as DataFrames: columns, types and index of each, the same where there are no rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pg_tensile.errors import TensileError
+from pg_tensile.tools.client.calls import noted
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+INTEGER, OPTIONAL, REAL, TEXT, TIME = "int64", "Int64", "float64", "string", "datetime64[us, UTC]"
+
+
+class MissingPackageError(TensileError):
+    """A package that only this method needs is not installed."""
+
+
+class Shape(NamedTuple):
+    """Of a frame: the columns that are its index, and the type of every column, index included."""
+
+    key: tuple[str, ...]
+    columns: dict[str, str]
+
+
+METRICS = Shape(
+    ("epoch", "split"),
+    {"epoch": INTEGER, "split": TEXT, "samples": OPTIONAL}
+    | dict.fromkeys(("loss", "accuracy", "f1", "rmse", "r2", "seconds"), REAL)
+    | {"at": TIME},
+)
+PLAN = Shape(
+    ("sequence",),
+    {"sequence": INTEGER, "generation": INTEGER, "event": TEXT, "tensor": INTEGER, "tensor_name": TEXT}
+    | {"tensor_kind": TEXT, "bytes": INTEGER, "trigger_operator": INTEGER, "trigger_name": TEXT}
+    | {"delay_us": INTEGER, "deadline_operator": INTEGER, "version": INTEGER, "codec": TEXT},
+)
+LATENCY = Shape(
+    ("operator",),
+    {"operator": INTEGER, "phase": TEXT, "target": TEXT, "predicted_us": REAL, "measured_us": REAL}
+    | {"average_us": REAL, "samples": OPTIONAL, "relative_error": REAL},
+)
+FOOTPRINT = Shape(
+    ("sequence",),
+    {"sequence": INTEGER, "operator": INTEGER, "target": TEXT, "planned_bytes": INTEGER, "vanilla_bytes": INTEGER},
+)
+PREDICTIONS = Shape(("row_number",), {"row_number": INTEGER, "prediction": REAL, "label": TEXT, "probability": REAL})
+JOBS = Shape(
+    ("job",),
+    {"job": INTEGER, "kind": TEXT, "model": TEXT, "owner": TEXT, "state": TEXT, "reason": TEXT, "priority": INTEGER}
+    | {"submitted_at": TIME, "started_at": TIME, "ended_at": TIME, "version": OPTIONAL, "error": TEXT},
+)
+MODELS = Shape(
+    ("model",),
+    {"model": TEXT, "owner": TEXT, "type": TEXT, "description": TEXT, "versions": INTEGER}
+    | {"deployed_version": OPTIONAL, "created_at": TIME, "updated_at": TIME},
+)
+
+
+def frame(shape: Shape, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """The rows as a DataFrame of that shape; columns of theirs that it does not name are left out. None is NaN, NaT or
+    <NA>. Raises MissingPackageError without pandas."""
+    try:
+        import pandas as pd
+    except ImportError:
+        hint = "pip install pandas installs it."
+        raise noted(MissingPackageError("pandas is not installed, and this method returns a DataFrame", hint)) from None
+    kept = list(rows)
+    made = pd.DataFrame(
+        {name: pd.Series([row[name] for row in kept], dtype=kind) for name, kind in shape.columns.items()}
+    )
+    return made.set_index(list(shape.key))

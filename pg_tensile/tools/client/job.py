@@ -1,0 +1,245 @@
+"""A job as an object: how far it is, what it has measured, and its report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from html import escape
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from psycopg.pq import TransactionStatus
+
+from pg_tensile.errors import TensileError
+from pg_tensile.tools.client.bar import ENDED, Bar
+from pg_tensile.tools.client.calls import ArgumentError, converted, noted
+from pg_tensile.tools.client.connection import ServerError, no_such_job
+from pg_tensile.tools.client.frames import FOOTPRINT, LATENCY, METRICS, PLAN, MissingPackageError, frame
+from pg_tensile.tools.client.session import Row, Session
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pg_tensile.tools.client.record import JobRecord
+
+INTERVAL_S = 0.25  # between two looks at a job
+LOOK = """
+    SELECT j.state, j.reason, j.epochs, j.sqlstate, j.error, j.hint, j.detail, j.traceback,
+           p.phase, p.epoch, p.step, p.steps, p.loss, p.samples_per_s
+    FROM tensile.jobs j LEFT JOIN tensile.progress p ON p.job = j.id WHERE j.id = %s
+"""
+PLANNED = """
+    SELECT f.generation, f.events, f.plan_order,
+           (SELECT jsonb_object_agg(t.tensor, jsonb_build_array(t.name, t.kind)) FROM tensile.tensors t
+            WHERE t.job = f.job) AS tensors,
+           (SELECT jsonb_object_agg(o.operator, o.target) FROM tensile.operators o WHERE o.job = f.job) AS operators
+    FROM tensile.footprints f WHERE f.job = %s
+"""
+SUMMARY = """
+    SELECT j.state, j.reason, j.error, j.epochs, m.epoch, m.split, m.loss, m.accuracy, m.rmse, t.vanilla_bytes,
+           f.planned_bytes
+    FROM tensile.jobs j
+         LEFT JOIN LATERAL (SELECT * FROM tensile.epoch_metrics x WHERE x.job = j.id
+                            ORDER BY x.epoch DESC, x.split DESC LIMIT 1) m ON true
+         LEFT JOIN tensile.traces t ON t.job = j.id LEFT JOIN tensile.footprints f ON f.job = j.id
+    WHERE j.id = %s
+"""
+
+
+class TrainingFailed(TensileError):
+    """A job has failed: message, hint and detail are the job's own, as `wait_for_job` would raise them in SQL.
+    `traceback` is that of the process that trained, if it came from there."""
+
+    def __init__(self, job: int, row: Row) -> None:
+        super().__init__(row["error"] or f"job {job} has failed", row["hint"], row["detail"])
+        self.job = job
+        self.sqlstate: str | None = row["sqlstate"]
+        self.traceback: str | None = row["traceback"]
+
+
+class JobTimeout(TensileError):
+    """A job has not ended in the time that was given to `wait`. It goes on."""
+
+
+class Report:
+    """A job's report, one HTML page that needs nothing else. A notebook shows it inline, in a frame of its own."""
+
+    def __init__(self, job: int, html: str) -> None:
+        self.job = job
+        self.html = html
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Raises ArgumentError if the file cannot be written."""
+        try:
+            Path(path).write_text(self.html, encoding="utf-8")
+        except OSError as error:
+            raise noted(ArgumentError(f"{path} cannot be written: {error.strerror}", "Choose another file.")) from None
+
+    def _repr_html_(self) -> str:
+        return (
+            f'<iframe srcdoc="{escape(self.html)}" title="report of job {self.job}" sandbox="allow-scripts"'
+            ' width="100%" height="720" style="border: 0"></iframe>'
+        )
+
+    def __repr__(self) -> str:
+        return f"<report of job {self.job}: {len(self.html):,} characters of HTML; save(path) writes them>"
+
+
+class Job:
+    """A job of the server, as `Client.train` and `Client.job` return it. Nothing happens to it when this object or the
+    connection ends."""
+
+    def __init__(self, session: Session, number: int) -> None:
+        self._session = session
+        self.number: int = converted("job", number)
+        self.model: str = self._one("SELECT model_name FROM tensile.jobs WHERE id = %s")["model_name"]
+
+    def _one(self, query: str) -> Row:
+        found = self._session.rows(query, (self.number,))
+        if not found:
+            raise noted(no_such_job(self.number))
+        return found[0]
+
+    @property
+    def state(self) -> str:
+        """queued, starting, running, waiting (for device memory), finished, failed, cancelled, or interrupted, which
+        goes on by itself."""
+        return str(self._one("SELECT state FROM tensile.jobs WHERE id = %s")["state"])
+
+    def wait(self, progress: bool = True, timeout: float | None = None) -> str:
+        """Waits until the job has ended and returns "finished" or "cancelled"; `progress` shows a bar meanwhile.
+
+        As SQL's wait_for_job it raises what the job failed with (TrainingFailed) and, after `timeout` seconds,
+        JobTimeout. Raises ConnectionLost when the server goes away, and ServerError in an open transaction, in which
+        the job could not even start. Ctrl-C ends the waiting and leaves the job running; cancel() stops it. The
+        connection is free between two looks, so that other threads can use the client.
+        """
+        deadline = None if timeout is None else time.monotonic() + converted("timeout", timeout)
+        with self._session.asking() as connection:
+            if connection.info.transaction_status in (TransactionStatus.INTRANS, TransactionStatus.INERROR):
+                hint = "Commit first, then wait."
+                raise ServerError(f"job {self.number} can't be waited for in an open transaction", hint)
+        with Bar(f"job {self.number} {self.model}", progress) as bar:
+            while True:
+                row = self._one(LOOK)
+                bar.show(row)
+                if row["state"] in ENDED:
+                    break
+                time.sleep(INTERVAL_S if deadline is None else self._left(deadline, row))
+        if row["state"] == "failed":
+            raise noted(TrainingFailed(self.number, row))
+        return str(row["state"])
+
+    def _left(self, deadline: float, row: Row) -> float:
+        """Seconds until the next look. Raises JobTimeout after the deadline."""
+        left = deadline - time.monotonic()
+        if left <= 0:
+            hint = f"Wait longer, or stop it with job({self.number}).cancel()."
+            message = f"job {self.number} has not ended in time: it is {row['state']}"
+            raise noted(JobTimeout(message, hint, row["reason"] or "It goes on."))
+        return min(left, INTERVAL_S)
+
+    def cancel(self) -> bool:
+        """Stops the job (SQL: cancel_job). False: it had ended already."""
+        return bool(self._session.answer("cancel_job", {"job": self.number})[0])
+
+    def set_priority(self, priority: int) -> bool:
+        """Another priority, from -1000 to 1000 (SQL: set_job_priority). False: the job had ended already."""
+        return bool(self._session.answer("set_job_priority", {"job": self.number, "priority": priority})[0])
+
+    def metrics(self) -> pd.DataFrame:
+        """The view tensile.epoch_metrics: a row for each epoch and split. `metrics()["loss"].unstack().plot()` draws
+        the losses."""
+        return frame(METRICS, self._rows("SELECT * FROM tensile.epoch_metrics WHERE job = %s ORDER BY epoch, split"))
+
+    def plan(self) -> pd.DataFrame:
+        """The events of the job's newest memory plan, with the columns of the view tensile.plan, also after the job has
+        ended. No rows: nothing has to be swapped or computed again, or there is no plan. Only the last job of a model
+        keeps its plan."""
+        return frame(PLAN, [event for row in self._rows(PLANNED) for event in events_of(row)])
+
+    def latency(self) -> pd.DataFrame:
+        """The view tensile.latency: microseconds of each operator, predicted, measured last, and on average."""
+        return frame(LATENCY, self._rows("SELECT * FROM tensile.latency WHERE job = %s ORDER BY operator"))
+
+    def footprint(self) -> pd.DataFrame:
+        """The view tensile.footprint: bytes on the device at each step of an iteration, under the plan and without."""
+        return frame(FOOTPRINT, self._rows("SELECT * FROM tensile.footprint WHERE job = %s ORDER BY sequence"))
+
+    def report(self, path: str | PathLike[str] | None = None) -> Report:
+        """One HTML page about the job, which a notebook shows inline; with `path` it is written to that file, too.
+        The command `pg-tensile report` makes the same page."""
+        from pg_tensile.tools.client.record import read_job
+
+        render = renderer()
+        with self._session.asking() as connection:
+            record = read_job(connection, self.number)
+        made = Report(self.number, render(record))
+        if path is not None:
+            made.save(path)
+        return made
+
+    def _rows(self, query: str) -> list[Row]:
+        return self._session.rows(query, (self.number,))
+
+    def __repr__(self) -> str:
+        return f"<job {self.number} of model {self.model!r}>"
+
+    def _repr_html_(self) -> str:
+        try:
+            facts = _facts(self._one(SUMMARY))
+        except ServerError as error:
+            facts = {"Error": error.message}
+        rows = "".join(f"<tr><th>{name}</th><td>{escape(str(fact))}</td></tr>" for name, fact in facts.items())
+        return f"<table><caption>Job {self.number} of {escape(self.model)}</caption>{rows}</table>"
+
+
+def renderer() -> Callable[[JobRecord], str]:
+    """What makes the page of a report. Raises MissingPackageError if what it draws with is not installed."""
+    try:
+        from pg_tensile.tools.report.page import render
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        hint = f"pip install {package} installs it."
+        raise noted(MissingPackageError(f"{package} is not installed, and reports need it", hint)) from None
+    return render
+
+
+def events_of(row: Row) -> list[Row]:
+    """The rows of the view tensile.plan, of a row of PLANNED."""
+    from pg_tensile.planning.plan.plan import CODECS, EventKind, Plan
+
+    plan = Plan.from_rows(row["events"], row["generation"], row["plan_order"])
+    captured = {} if plan.order is None else dict(enumerate(plan.order.tolist()))
+    tensors, operators = row["tensors"] or {}, row["operators"] or {}
+    events = []
+    for sequence, (kind, codec, _, tensor, version, *places, nbytes) in enumerate(plan.rows.tolist()):
+        name, tensor_kind = tensors.get(str(tensor), (None, None))
+        trigger, delay_us, deadline = places
+        trigger, deadline = captured.get(trigger, trigger), captured.get(deadline, deadline)
+        events.append(
+            {"generation": plan.generation, "sequence": sequence, "event": EventKind(kind).label, "tensor": tensor}
+            | {"tensor_name": name, "tensor_kind": tensor_kind, "bytes": nbytes, "trigger_operator": trigger}
+            | {"trigger_name": operators.get(str(trigger)), "delay_us": delay_us, "deadline_operator": deadline}
+            | {"version": version, "codec": CODECS[codec] if codec else None}
+        )
+    return events
+
+
+def _facts(row: Row) -> dict[str, str]:
+    """What a notebook shows of a job: names and texts."""
+    from pg_tensile.planning.scheduling.device_scheduler import size
+
+    because = row["error"] or row["reason"]
+    facts = {"State": f"{row['state']}: {because}" if because else row["state"]}
+    if row["epoch"] is not None:
+        facts["Epochs"] = f"{row['epoch']} of {row['epochs']}"
+        facts |= {
+            f"{name.capitalize()} of {row['split']}": f"{row[name]:.4g}"
+            for name in ("loss", "accuracy", "rmse")
+            if row[name] is not None
+        }
+    if row["vanilla_bytes"] is not None and row["planned_bytes"] is not None:
+        facts["Memory"] = f"{size(row['planned_bytes'])}, without a plan {size(row['vanilla_bytes'])}"
+    return facts

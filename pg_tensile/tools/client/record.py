@@ -1,0 +1,140 @@
+"""All that the database knows of a job, read at once: what reports and trace files are made of (tools/report)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.plan.plan import Plan
+from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate
+from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.tools.client.connection import Connection, no_such_job
+
+Row = dict[str, Any]
+
+JOB = """
+    SELECT j.*, coalesce(t.device, '') AS device, t.policy AS planned_policy, t.vanilla_bytes, t.least_bytes,
+           t.largest_operator, t.overhead_bytes, t.persistent_bytes, t.parameters, t.captured_at, m.architecture
+    FROM tensile.jobs j LEFT JOIN tensile.traces t ON t.job = j.id LEFT JOIN tensile.models m ON m.id = j.model
+    WHERE j.id = %s
+"""
+VERSIONS = """
+    SELECT 'PostgreSQL' AS name, current_setting('server_version') AS version
+    UNION ALL SELECT 'pg_tensile', extversion FROM pg_catalog.pg_extension WHERE extname = 'pg_tensile'
+"""
+NOT_NUMBERS = ("job", "trace", "average", "profile", "events", "plan_order")
+SETTINGS = """
+    SELECT name, current_setting(name) AS value FROM pg_catalog.pg_settings
+    WHERE starts_with(name, 'pg_tensile.') ORDER BY name
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """The newest plan of a job, on the trace it was made for. s steps of an iteration under the plan.
+
+    `trace` has the moving averages of the latencies, `numbers` are the columns of tensile.footprints (iteration_us,
+    vanilla_us, planned_bytes, granted_bytes, host_bytes, out_bytes, in_bytes, stall_us, recomputes).
+    """
+
+    trace: Trace
+    plan: Plan
+    profile: DeviceProfile  # its link as far as the job has it
+    operators: NDArray[np.int32]  # [s] executed
+    planned_bytes: NDArray[np.int64]  # [s] on the device, workspaces included
+    vanilla_bytes: NDArray[np.int64]  # [s] at the same operators without a plan
+    numbers: Row
+
+    def timeline(self) -> Timeline:
+        """An iteration under the plan, the link to itself. Raises InvalidPlanError: the trace is another one by now."""
+        return simulate([SimulatedJob(self.trace, self.plan)], self.profile)[0]
+
+    def vanilla(self) -> Timeline:
+        """An iteration without a plan."""
+        return simulate([SimulatedJob(self.trace)], self.profile)[0]
+
+
+@dataclass(frozen=True, eq=False)
+class JobRecord:
+    """A job in one snapshot of the database. `planned` is None for a job that has no plan: it is executed eagerly, or
+    waits, or a later job of its model has taken its place (only the last one's memory is kept)."""
+
+    read_at: datetime
+    job: Row  # of tensile.jobs, of tensile.traces if there is one, and the architecture that the model has now
+    progress: Row | None  # of tensile.progress; None: it has ended
+    metrics: list[Row]  # of tensile.epoch_metrics, by epoch and split
+    latency: list[Row]  # of tensile.latency, by operator; operators that never ran have None
+    tensors: list[Row]  # of tensile.tensors, by tensor
+    log: list[Row]  # of tensile.scheduler_log, of this job, oldest first
+    planned: Planned | None
+    settings: dict[str, str]  # pg_tensile.*, as the connection has them now
+    versions: dict[str, str]
+
+
+def read_job(connection: Connection, job: int) -> JobRecord:
+    """Raises ServerError if there is no such job, or it is not the role's; psycopg.Error."""
+    with connection.transaction():
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+
+        def rows(sql: str) -> list[Row]:
+            return connection.execute(sql, (job,)).fetchall()
+
+        found = rows(JOB)
+        if not found:
+            raise no_such_job(job)
+        now = connection.execute("SELECT clock_timestamp() AS now").fetchone()
+        assert now is not None
+        progress = rows("SELECT * FROM tensile.progress WHERE job = %s")
+        log = rows("SELECT * FROM tensile.scheduler_log WHERE job = %s ORDER BY id")
+        return JobRecord(
+            read_at=now["now"],
+            job=found[0],
+            progress=progress[0] if progress else None,
+            metrics=rows("SELECT * FROM tensile.epoch_metrics WHERE job = %s ORDER BY epoch, split"),
+            latency=rows("SELECT * FROM tensile.latency WHERE job = %s ORDER BY operator"),
+            tensors=rows("SELECT * FROM tensile.tensors WHERE job = %s ORDER BY tensor"),
+            log=log,
+            planned=_planned(connection, job, log),
+            settings={row["name"]: row["value"] for row in connection.execute(SETTINGS)},
+            versions={row["name"]: row["version"] for row in connection.execute(VERSIONS)},
+        )
+
+
+def _planned(connection: Connection, job: int, log: list[Row]) -> Planned | None:
+    found = connection.execute(
+        "SELECT f.*, t.traces[1] AS trace, l.average, p.profile"
+        " FROM tensile.footprints f JOIN tensile.traces t USING (job)"
+        " LEFT JOIN tensile.latencies l USING (job) LEFT JOIN tensile.device_profiles p ON p.device = t.device"
+        " WHERE f.job = %s",
+        (job,),
+    ).fetchone()
+    if found is None or found["trace"] is None or found["profile"] is None:
+        return None
+    trace = Trace.from_bytes(found["trace"])
+    average = np.array(found["average"] or [], np.float64)
+    if len(average) == trace.operator_count:
+        known = np.isfinite(average) & (average >= 0)
+        trace = trace.with_latencies(np.where(known, average, trace.latency_us))
+    numbers = {name: found[name] for name in found if name not in NOT_NUMBERS}
+    arrays = [np.array(numbers.pop(name)) for name in ("operators", "planned", "vanilla")]
+    return Planned(
+        trace,
+        Plan.from_rows(found["events"], found["generation"], found["plan_order"]),
+        _with_share(DeviceProfile(**found["profile"]), log, found["generation"]),
+        arrays[0].astype(np.int32),
+        arrays[1].astype(np.int64),
+        arrays[2].astype(np.int64),
+        numbers,
+    )
+
+
+def _with_share(profile: DeviceProfile, log: list[Row], generation: int) -> DeviceProfile:
+    """The device with the part of its link that the plan of that generation counts on."""
+    planned = [line for line in log if line["event"] == "planned" and line["generation"] == generation]
+    share = float(planned[-1]["details"]["link_share"]) if planned else 1.0
+    return profile.with_link(profile.out_bytes_per_s * share, profile.in_bytes_per_s * share, profile.duplex_factor)

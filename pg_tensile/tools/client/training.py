@@ -1,0 +1,189 @@
+"""The Python client: models, jobs and predictions of a server that has the extension, without writing SQL.
+
+    from pg_tensile.client import connect
+
+    with connect("dbname=mydb") as client:
+        client.register("late", {"type": "mlp", "hidden": [128, 64]})
+        job = client.train("late", "SELECT * FROM departures", "late", epochs=20)
+        job.wait()
+        job.metrics()["loss"].unstack().plot()
+
+Each method names the SQL function that it calls; README.md describes them. Arguments that are not given are left to
+the function's defaults. What goes wrong is a TensileError with message, hint and detail: ServerError if the server has
+refused it, ConnectionLost if there is no server any more, ArgumentError if an argument is of a wrong type,
+TrainingFailed if a job has failed.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from psycopg import sql
+
+from pg_tensile.tools.client.calls import ArgumentError, call, noted
+from pg_tensile.tools.client.connection import Connection, ServerError
+from pg_tensile.tools.client.connection import connect as open_connection
+from pg_tensile.tools.client.frames import JOBS, MODELS, PREDICTIONS, frame
+from pg_tensile.tools.client.job import Job
+from pg_tensile.tools.client.session import Session
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Json = dict[str, Any] | str  # or JSON as a text
+SETTINGS = (
+    *("epochs", "batch_size", "optimizer", "learning_rate", "validation", "seed", "policy", "memory_budget"),
+    *("priority", "options"),
+)
+
+JOBS_OF_ROLE = """
+    SELECT id AS job, kind, model_name AS model, owner_name AS owner, state, reason, priority, submitted_at, started_at,
+           ended_at, version, error
+    FROM tensile.jobs ORDER BY id
+"""
+MODELS_OF_ROLE = """
+    SELECT m.name AS model, m.owner_name AS owner, m.architecture->>'type' AS type, m.description,
+           (SELECT count(*) FROM tensile.model_versions v WHERE v.model = m.id AND v.weight_bytes IS NOT NULL)
+               AS versions,
+           m.deployed_version, m.created_at, m.updated_at
+    FROM tensile.models m ORDER BY m.name
+"""
+
+
+def connect(conninfo: str = "", **parameters: Any) -> Client:
+    """A client of the server that `conninfo` (a connection string or URI) or `parameters` (libpq's: host, port, user,
+    dbname, …) name; what they leave out comes from PGSERVICE, PGHOST, PGPORT, PGUSER, PGDATABASE or ~/.pgpass.
+
+    Raises ServerError if there is no server, nobody is let in, or the database has no pg_tensile of this version.
+    """
+    try:
+        return Client(open_connection(conninfo, **parameters))
+    except ServerError as error:
+        raise noted(error) from error.__cause__
+
+
+class Client:
+    """A connection to a server with the extension, and a context that closes it. Jobs go on without it.
+
+    Threads may share a client: their statements take turns.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        """`connection`: one of pg_tensile.tools.client.connection.connect, which the client closes."""
+        self._session = Session(connection)
+
+    @property
+    def connection(self) -> Connection:
+        """The psycopg connection, for SQL of your own: statements commit at once, rows are dicts. One thread at a
+        time."""
+        return self._session.connection
+
+    def close(self) -> None:
+        self._session.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- models -------------------------------------------------------------------------------------------------------
+
+    def register(self, name: str, architecture: Json, description: str | None = None, replace: bool = False) -> None:
+        """Makes a model, or with `replace` gives one of yours another architecture (SQL: register_model)."""
+        optional = {"description": description, "replace": replace}
+        self._session.answer("register_model", {"name": name, "architecture": architecture}, optional)
+
+    def deploy(self, model: str, version: int) -> None:
+        """The version that predictions use from now on (SQL: deploy_model)."""
+        self._session.answer("deploy_model", {"model": model, "version": version})
+
+    def drop(self, model: str) -> None:
+        """Removes a model with its versions, and ends its job (SQL: drop_model)."""
+        self._session.answer("drop_model", {"name": model})
+
+    def drop_version(self, model: str, version: int) -> None:
+        """Removes a version that is not deployed (SQL: drop_version)."""
+        self._session.answer("drop_version", {"model": model, "version": version})
+
+    def keep_versions(self, model: str, count: int | None) -> None:
+        """Keeps the newest `count` versions and the deployed one at the end of each job, None: all of them (SQL:
+        set_model_retention)."""
+        self._session.answer("set_model_retention", {"model": model, "keep_versions": count})
+
+    def models(self) -> pd.DataFrame:
+        """The models that you may see, of the table tensile.models, with the number of their versions."""
+        return frame(MODELS, self._session.rows(MODELS_OF_ROLE))
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    def train(
+        self,
+        model: str,
+        query: str,
+        target: str,
+        *,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        optimizer: str | None = None,
+        learning_rate: float | None = None,
+        validation: float | None = None,
+        seed: int | None = None,
+        policy: str | None = None,
+        memory_budget: str | int | None = None,
+        priority: int | None = None,
+        options: Json | None = None,
+    ) -> Job:
+        """Submits a job that trains the model on the rows of a query, and returns at once (SQL: train_model).
+        `memory_budget`: a size such as "2GB", or a number of bytes."""
+        settings = {
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "optimizer": optimizer,
+            "learning_rate": learning_rate,
+            "validation": validation,
+            "seed": seed,
+            "policy": policy,
+            "memory_budget": memory_budget,
+            "priority": priority,
+            "options": options,
+        }
+        return Job(self._session, self._submitted("train_model", model, query, target, settings)[0])
+
+    def explain(self, model: str, query: str, target: str, **settings: Any) -> str:
+        """What `train` with the same arguments would take, its memory plan, and whether the job would start: lines of
+        text, or JSON with `options={"format": "json"}` (SQL: explain_training). Trains nothing."""
+        for name in settings:
+            if name not in SETTINGS:
+                hint = f"It has those of train: {', '.join(SETTINGS)}."
+                raise noted(ArgumentError(f'explain has no argument "{name}"', hint))
+        return "\n".join(self._submitted("explain_training", model, query, target, settings))
+
+    def _submitted(self, function: str, model: str, query: str, target: str, settings: dict[str, Any]) -> list[Any]:
+        return self._session.answer(function, {"model": model, "query": query, "target": target}, settings)
+
+    def job(self, number: int) -> Job:
+        """The job of that number. Raises ServerError if there is none, or it is somebody else's."""
+        return Job(self._session, number)
+
+    def jobs(self) -> pd.DataFrame:
+        """The jobs that you may see, of the table tensile.jobs, ended ones included."""
+        return frame(JOBS, self._session.rows(JOBS_OF_ROLE))
+
+    def calibrate(self, device_seconds: int | None = None) -> Job:
+        """Submits a job that measures the device, so that times are predicted well (SQL: tensile.calibrate)."""
+        optional = {"device_seconds": device_seconds}
+        return Job(self._session, self._session.answer("calibrate", {}, optional, schema="tensile")[0])
+
+    # -- predictions --------------------------------------------------------------------------------------------------
+
+    def predict(self, model: str, query: str, memory_budget: int | str | None = None) -> pd.DataFrame:
+        """A prediction for every row of a query, in its order (SQL: predict_rows): the number, or for classes the label
+        and its probability. The index is the number of the row, from 1. `memory_budget`: device memory that the model
+        may take, in bytes or as '200MB'; None: the model's own, or all that it needs."""
+        optional = {"memory_budget": memory_budget}
+        called, parameters = call(self._session.schema, "predict_rows", {"model": model, "query": query}, optional)
+        return frame(PREDICTIONS, self._session.rows(sql.SQL("SELECT * FROM {}").format(called), parameters))

@@ -1,0 +1,152 @@
+"""The iteration that a report shows: the steady state of the job's newest plan, with the link to itself.
+
+Memory at each operator is what SQL says (tensile.footprint); times are the simulator's, with the latencies that the job
+has measured so far. A job without a plan has no such iteration; the error says why, and what helps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pg_tensile.errors import InvalidPlanError, TensileError
+from pg_tensile.planning.plan.execution import AccessSequence, ActionKind
+from pg_tensile.planning.plan.plan import Plan
+from pg_tensile.planning.simulator.simulator import Timeline
+from pg_tensile.planning.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from pg_tensile.tools.client.record import JobRecord
+
+REQUESTING = (ActionKind.COPY_OUT, ActionKind.COPY_IN, ActionKind.PASSIVE_IN)
+WAITING = (ActionKind.WAIT_OUT, ActionKind.WAIT_IN, ActionKind.PASSIVE_IN)
+LATER = "Try again when it trains: SELECT state, reason FROM tensile.progress;"
+
+
+class NoIterationError(TensileError):
+    """A job has no plan whose iteration could be shown. The message says why, the hint what to do."""
+
+
+class Instruction(NamedTuple):
+    """What the executor does about a tensor between two operators: it requests a copy, waits for one, or frees memory.
+    Times are µs since the iteration began; only waiting takes any. `event`: its place in the plan, −1: none."""
+
+    kind: ActionKind
+    tensor: int
+    step: int
+    event: int
+    start_us: float
+    end_us: float
+
+
+@dataclass(frozen=True, eq=False)
+class Iteration:
+    """o operators of the trace, s steps of an iteration under the plan."""
+
+    trace: Trace
+    plan: Plan
+    timeline: Timeline  # under the plan
+    vanilla: Timeline  # without one: its steps are the operators
+    planned_bytes: NDArray[np.int64]  # [s] on the device, workspaces included
+    vanilla_bytes: NDArray[np.int64]  # [o] without a plan
+    repeated: NDArray[np.bool_]  # [s] the step makes a tensor again
+    instructions: list[Instruction]  # in the order of their execution
+
+
+def iteration_of(record: JobRecord) -> Iteration:
+    """Raises NoIterationError if the job has no plan, or none that fits its trace."""
+    planned = record.planned
+    if planned is None:
+        raise NoIterationError(*_why_there_is_none(record.job))
+    try:
+        timeline, vanilla = planned.timeline(), planned.vanilla()
+        sequence = AccessSequence(planned.trace, planned.plan)
+        instructions = _instructions(sequence, timeline, planned.profile.handover_us)
+    except InvalidPlanError as error:
+        raise _outdated(record.job["id"], error.message) from None
+    by_step = (planned.operators, planned.planned_bytes, planned.vanilla_bytes)
+    if any(len(column) != len(sequence.steps) for column in by_step) or np.any(sequence.operators != planned.operators):
+        raise _outdated(record.job["id"], "its steps are not those of the trace")
+    vanilla_bytes = np.zeros(planned.trace.operator_count, np.int64)
+    vanilla_bytes[planned.operators] = planned.vanilla_bytes
+    return Iteration(
+        planned.trace,
+        planned.plan,
+        timeline,
+        vanilla,
+        planned.planned_bytes,
+        vanilla_bytes,
+        sequence.step_event >= 0,
+        instructions,
+    )
+
+
+def _instructions(sequence: AccessSequence, timeline: Timeline, handover_us: float) -> list[Instruction]:
+    """The actions of the sequence but for the operators themselves, where they meet the compute."""
+    step_end_us, transfers = timeline.step_end_us.tolist(), iter(timeline.transfers)
+    known_us: dict[int, float] = {}  # when the compute learns that the copy of a tensor has ended
+    found: list[Instruction] = []
+    now = 0.0
+    for kind, step, tensor, event in sequence.actions():
+        if kind is ActionKind.RUN:
+            now = max(now, step_end_us[step])
+            continue
+        start = now
+        if kind in REQUESTING:
+            known_us[tensor] = next(transfers).end_us + handover_us
+        if kind in WAITING:
+            now = max(now, known_us[tensor])
+        found.append(Instruction(kind, tensor, step, event, start, now))
+    return found
+
+
+# ---- why there is none -----------------------------------------------------------------------------------------------
+
+
+def _outdated(job: int, detail: str) -> NoIterationError:
+    message = f"the newest plan of job {job} was made for another trace than the one that the job has sent since"
+    return NoIterationError(message, "Try again when the scheduler has made another plan; it does so at once.", detail)
+
+
+def is_eager(job: Mapping[str, Any]) -> bool:
+    """PyTorch executes it as it is: its policy is none."""
+    return bool((job["planned_policy"] or job["policy"]) == "none")
+
+
+def _why_there_is_none(job: Mapping[str, Any]) -> tuple[str, str]:
+    """Message and hint."""
+    number, ended = job["id"], job["ended_at"] is not None
+    if job["kind"] == "calibrate":
+        hint = "tensile.latency_models has what it found. Name a job that train_model has returned."
+        return f"job {number} measures the device and trains no model: there is no plan", hint
+    if is_eager(job):
+        hint = "Train with policy => 'joint' to have the iteration captured and planned."
+        return f"job {number} is executed eagerly (policy none): its iteration is not captured, and not planned", hint
+    if not ended:
+        waits = f"it is {job['state']}" + (f": {job['reason']}" if job["reason"] else "")
+        missing = "has not captured its iteration" if job["captured_at"] is None else "has no plan"
+        return f"job {number} {missing} yet; {waits}", LATER
+    hint = "Only the last job of each model keeps its plan, and a dump has none."
+    if job["captured_at"] is not None:
+        return f"job {number} ended before it had a plan", hint
+    if job["state"] == "finished":
+        return f"the plan of job {number} is not kept any more: a later job of its model has ended since", hint
+    return f"job {number} ended before it had a plan, or a later job of its model has taken its place", hint
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+def short(target: str) -> str:
+    """ "aten.convolution.default" → "convolution"."""
+    parts = target.split(".")
+    return parts[1] if len(parts) > 1 else target
+
+
+def tensor_name(trace: Trace, tensor: int) -> str:
+    """Its name, or its number where it has none."""
+    return trace.tensor_name[tensor] or f"tensor {tensor}"

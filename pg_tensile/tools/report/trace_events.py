@@ -1,0 +1,164 @@
+"""`pg-tensile trace`: an iteration of a job as trace events, for Perfetto (ui.perfetto.dev) and chrome://tracing.
+
+Lanes: what computes, what the executor requests and waits for, and the link's two directions; a counter of the device
+memory at each operator, and an arrow from each swap-out to the swap-in that reads its copy. The format is Chrome's
+"Trace Event Format", JSON object form; times are µs.
+
+One iteration is shown, in the steady state of the newest plan: all others are like it. Times are multiples of an eighth
+of a µs, so that readers that count nanoseconds in whole numbers get the same ends and beginnings: lanes never overlap.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pg_tensile.planning.device.profile import Direction
+from pg_tensile.planning.plan.execution import ActionKind
+from pg_tensile.planning.trace.trace import Kind, Phase
+from pg_tensile.tools.report.facts import plain
+from pg_tensile.tools.report.iteration import WAITING, Instruction, Iteration, iteration_of, short, tensor_name
+from pg_tensile.tools.report.tables import clean
+
+if TYPE_CHECKING:
+    from pg_tensile.tools.client.record import JobRecord
+
+Event = dict[str, Any]
+
+PROCESS = 1
+COMPUTE, EXECUTOR, OUT, IN = 1, 2, 3, 4  # threads
+THREADS = {COMPUTE: "compute", EXECUTOR: "swap executor", OUT: "link out", IN: "link in"}
+INSTRUCTIONS = {
+    ActionKind.COPY_OUT: "request out",
+    ActionKind.COPY_IN: "request in",
+    ActionKind.PASSIVE_IN: "bring in",
+    ActionKind.WAIT_OUT: "wait for out",
+    ActionKind.WAIT_IN: "wait for in",
+    ActionKind.FREE: "free",
+}
+NOTE = "one iteration in the steady state of the plan, with the link to itself, simulated with measured latencies"
+
+
+def render(record: JobRecord) -> str:
+    """The JSON. Raises NoIterationError if the job has no plan, or none that fits its trace."""
+    iteration = iteration_of(record)
+    events = [*_names(record), *_compute(iteration), *_executor(iteration), *_link(iteration), *_memory(iteration)]
+    document = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": _about(record, iteration)}
+    # Perfetto shows what is escaped as it stands, so letters are not
+    return clean(json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":"))) + "\n"
+
+
+def _about(record: JobRecord, iteration: Iteration) -> Event:
+    timeline = iteration.timeline
+    return {
+        "note": NOTE,
+        "job": record.job["id"],
+        "model": record.job["model_name"],
+        "state": record.job["state"],
+        "generation": iteration.plan.generation,
+        "read_at": plain(record.read_at),
+        "iteration_us": timeline.iteration_us,
+        "stall_us": timeline.stall_us,
+        "planned_bytes": int(iteration.planned_bytes.max()),
+        "vanilla_bytes": int(iteration.vanilla_bytes.max()),
+        "out_bytes": timeline.bytes_out,
+        "in_bytes": timeline.bytes_in,
+        "versions": plain(record.versions),
+    }
+
+
+def _names(record: JobRecord) -> Iterator[Event]:
+    name = f"job {record.job['id']}: {record.job['model_name']}"
+    yield {"ph": "M", "name": "process_name", "pid": PROCESS, "tid": COMPUTE, "ts": 0, "args": {"name": name}}
+    for thread, title in THREADS.items():
+        place = {"ph": "M", "pid": PROCESS, "tid": thread, "ts": 0}
+        yield place | {"name": "thread_name", "args": {"name": title}}
+        yield place | {"name": "thread_sort_index", "args": {"sort_index": thread}}
+
+
+def _ticks(us: float) -> float:
+    return round(us * 8) / 8
+
+
+def _slice(thread: int, category: str, name: str, start_us: float, end_us: float, args: Event) -> Event:
+    """What lasts: a complete event."""
+    start = _ticks(start_us)
+    times = {"ts": start, "dur": _ticks(end_us) - start}
+    return {"ph": "X", "pid": PROCESS, "tid": thread, "cat": category, "name": name, **times, "args": args}
+
+
+def _compute(iteration: Iteration) -> Iterator[Event]:
+    trace, timeline = iteration.trace, iteration.timeline
+    targets, modules, sources = trace.target, trace.module, trace.source
+    names = [short(target) for target in targets.values]
+    begin = np.maximum(timeline.step_start_us, np.append(0.0, timeline.step_end_us[:-1]))  # they are rounded
+    columns = (timeline.steps, begin, timeline.step_end_us, iteration.planned_bytes, iteration.repeated)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    phases = [Phase(phase).name.lower() for phase in trace.phase.tolist()]
+    for step, (operator, start_us, end_us, held, repeated) in enumerate(rows):
+        args = {"step": step, "operator": operator, "target": targets[operator], "phase": phases[operator]}
+        args |= {"module": modules[operator], "source": sources[operator], "device_bytes": held}
+        category = "computed again" if repeated else phases[operator]
+        yield _slice(COMPUTE, category, names[targets.codes[operator]], start_us, end_us, args)
+
+
+def _executor(iteration: Iteration) -> Iterator[Event]:
+    for each in iteration.instructions:
+        name = f"{INSTRUCTIONS[each.kind]}: {tensor_name(iteration.trace, each.tensor)}"
+        args = _tensor(iteration, each.tensor, each.event) | {"step": each.step}
+        if each.kind in WAITING:
+            yield _slice(EXECUTOR, "wait", name, each.start_us, each.end_us, args)
+        else:
+            yield _instant(each, name, args)
+
+
+def _instant(instruction: Instruction, name: str, args: Event) -> Event:
+    category = "free" if instruction.kind is ActionKind.FREE else "request"
+    place = {"ph": "i", "s": "t", "pid": PROCESS, "tid": EXECUTOR, "cat": category, "name": name}
+    return place | {"ts": _ticks(instruction.start_us), "args": args}
+
+
+def _link(iteration: Iteration) -> Iterator[Event]:
+    """Transfers, each followed by the ends of arrows that are at it."""
+    copies: dict[int, Event] = {}  # tensor → the transfer that made its newest copy on the host
+    arrows = 0
+    for transfer in iteration.timeline.transfers:
+        thread = OUT if transfer.direction == Direction.OUT else IN
+        name = tensor_name(iteration.trace, transfer.tensor)
+        args = _tensor(iteration, transfer.tensor, transfer.event)
+        made = _slice(thread, "swap", name, transfer.start_us, transfer.end_us, args)
+        yield made
+        if thread == OUT:
+            copies[transfer.tensor] = made
+        elif transfer.tensor in copies:
+            arrows += 1
+            yield _arrow("s", arrows, copies[transfer.tensor])
+            yield _arrow("f", arrows, made) | {"bp": "e"}
+
+
+def _arrow(phase: str, number: int, end: Event) -> Event:
+    """One end of an arrow, at the beginning of a transfer."""
+    place = {key: end[key] for key in ("pid", "tid", "ts")}
+    return {"ph": phase, "id": number, "cat": "swapped", "name": "swapped", **place}
+
+
+def _memory(iteration: Iteration) -> Iterator[Event]:
+    """A sample at the beginning of each step: what tensile.footprint says."""
+    rows = zip(iteration.timeline.step_start_us.tolist(), iteration.planned_bytes.tolist(), strict=True)
+    for start_us, held in rows:
+        place = {"ph": "C", "pid": PROCESS, "tid": COMPUTE, "name": "device memory"}
+        yield place | {"ts": _ticks(start_us), "args": {"bytes": held}}
+
+
+def _tensor(iteration: Iteration, tensor: int, event: int) -> Event:
+    trace = iteration.trace
+    return {
+        "tensor": tensor,
+        "name": trace.tensor_name[tensor],
+        "kind": Kind(trace.tensor_kind[tensor]).name.lower(),
+        "bytes": int(trace.tensor_bytes[tensor]),
+        "event": event,
+    }

@@ -1,0 +1,161 @@
+"""What the page about one job shows: read while it is open, also after the job has ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.text import Text
+
+from pg_tensile.tools.client.connection import Connection, no_such_job
+from pg_tensile.tools.top.text import NONE, count, duration, flow, size, wrap
+
+Row = dict[str, Any]
+Parts = Sequence[str | None]
+
+DETAILS = """
+    SELECT j.id AS job, j.model_name, j.owner_name, j.kind, j.state, left(j.reason, 4000) AS reason,
+           left(j.query, 8000) AS query, j.target, j.epochs,
+           coalesce(j.chosen_batch_size, j.batch_size) AS batch_size, j.optimizer,
+           coalesce((SELECT b.learning_rate FROM tensile.batch_sizes b WHERE b.job = j.id AND b.chosen),
+                    j.learning_rate) AS learning_rate, j.validation, j.seed, j.policy,
+           j.memory_budget, j.priority, j.options::text AS options, j.attempts, j.retries, j.rows,
+           j.version, extract(epoch FROM j.submitted_at)::float8 AS submitted_at,
+           extract(epoch FROM j.started_at)::float8 AS started_at, extract(epoch FROM j.ended_at)::float8 AS ended_at,
+           j.sqlstate, left(j.error, 4000) AS error, left(j.hint, 4000) AS hint, left(j.detail, 4000) AS detail,
+           left(array_to_string(j.warnings, '; '), 4000) AS warnings,
+           t.device, t.policy AS planned_policy, t.parameters, t.vanilla_bytes, t.least_bytes, t.largest_operator,
+           f.generation, f.planned_bytes, f.granted_bytes, f.host_bytes, f.out_bytes, f.in_bytes, f.iteration_us,
+           f.vanilla_us, f.stall_us, f.recomputes,
+           (SELECT json_agg(l) FROM (
+                SELECT extract(epoch FROM x.at)::float8 AS at, x.event, x.generation, left(x.reason, 1000) AS reason
+                FROM tensile.scheduler_log x WHERE x.job = j.id ORDER BY x.id DESC LIMIT 8) l) AS log
+    FROM tensile.jobs j LEFT JOIN tensile.traces t ON t.job = j.id LEFT JOIN tensile.footprints f ON f.job = j.id
+    WHERE j.id = %s
+"""
+LABEL = 10  # cells
+LONGEST = 12  # lines of one text
+
+
+def read(connection: Connection, job: int) -> Row:
+    """Raises ServerError if there is no such job any more; psycopg.Error."""
+    row = connection.execute(DETAILS, (job,), prepare=True).fetchone()
+    if row is None:
+        raise no_such_job(job)
+    return row
+
+
+def page(row: Row, width: int) -> list[Text]:
+    """All lines about the job; how many of them are seen is the caller's business."""
+    lines: list[Text] = []
+    for label, text, style in _facts(row):
+        if text:
+            parts = [text] if isinstance(text, str) else flow(text, width - LABEL - 1)
+            found = [line for part in parts for line in wrap(part, width - LABEL - 1, LONGEST)]
+            for place, line in enumerate(found):
+                lines.append(Text.assemble(((label if place == 0 else "").ljust(LABEL), "dim"), " ", (line, style)))
+    return lines
+
+
+def _facts(row: Row) -> list[tuple[str, str | Parts | None, str]]:
+    """Label, text or parts of one, and style of each; without a text it is left out."""
+    named = f"{row['job']} {row['model_name']}" + (", a calibration" if row["kind"] == "calibrate" else "")
+    trains = row["kind"] == "train"
+    return [
+        ("job", f"{named}, of {row['owner_name']}", "bold"),
+        ("state", _state(row), ""),
+        ("reason", row["reason"], "yellow"),
+        ("error", row["error"] and f"{row['error']} ({row['sqlstate']})", "red"),
+        ("detail", row["detail"], "red"),
+        ("hint", row["hint"], "yellow"),
+        ("warnings", row["warnings"], "yellow"),
+        ("query", " ".join(row["query"].split()), ""),
+        ("target", row["target"], ""),
+        ("training", _training(row) if trains else None, ""),
+        ("options", row["options"] if row["options"] != "{}" else None, ""),
+        ("asks for", _asked(row), ""),
+        ("model", _model(row), ""),
+        ("planned", _planned(row), ""),
+        ("iteration", _iteration(row), ""),
+        *(("log" if place == 0 else "", _line(line), "") for place, line in enumerate(row["log"] or ())),
+    ]
+
+
+def _state(row: Row) -> Parts:
+    begun = row["started_at"] and f"started {_clock(row['started_at'])}"
+    ended = row["ended_at"] and f"ended {_clock(row['ended_at'])}"
+    took = row["ended_at"] and row["started_at"] and f"after {duration(row['ended_at'] - row['started_at'])}"
+    tries = f"attempt {row['attempts']}" if row["attempts"] > 1 else None
+    made = row["version"] and f"version {row['version']}"
+    return [row["state"], f"submitted {_clock(row['submitted_at'])}", begun, ended, took, tries, made]
+
+
+def _training(row: Row) -> Parts:
+    rows = None if row["rows"] is None else f"{row['rows']:,} rows"
+    parts = [
+        rows,
+        f"{row['epochs']:,} epochs",
+        f"batch size {row['batch_size']:,}" if row["batch_size"] else "batch size to be chosen",
+        f"{row['optimizer']}, learning rate {row['learning_rate']:g}",
+        f"validation {row['validation']:g}",
+        f"seed {row['seed']}",
+    ]
+    return parts
+
+
+def _asked(row: Row) -> Parts:
+    budget = row["memory_budget"]
+    parts = [
+        f"priority {row['priority']}",
+        f"policy {row['policy']}" if row["policy"] else None,
+        None if budget is None else f"memory budget {size(budget)}",
+    ]
+    return parts
+
+
+def _model(row: Row) -> Parts | None:
+    if row["device"] is None:
+        return None
+    parts = [
+        f"on {row['device']}",
+        None if row["parameters"] is None else f"{count(row['parameters'])} parameters",
+        None if row["vanilla_bytes"] is None else f"{size(row['vanilla_bytes'])} without a plan",
+        f"{size(row['least_bytes'])} at least",
+        row["largest_operator"] and f"{row['largest_operator']} takes the most",
+    ]
+    return parts
+
+
+def _planned(row: Row) -> Parts | None:
+    if row["generation"] is None:
+        return None
+    parts = [
+        f"plan {row['generation']} by {row['planned_policy']}",
+        f"{size(row['planned_bytes'])} of {size(row['granted_bytes'])} granted",
+        f"{size(row['host_bytes'])} of host memory",
+    ]
+    return parts
+
+
+def _iteration(row: Row) -> Parts | None:
+    """As it was planned."""
+    if row["iteration_us"] is None:
+        return None
+    parts = [
+        duration(row["iteration_us"] / 1e6) if row["iteration_us"] >= 1e6 else f"{row['iteration_us'] / 1e3:.3g} ms",
+        f"{row['iteration_us'] / row['vanilla_us'] - 1:+.1%} by the plan" if row["vanilla_us"] else None,
+        f"{size(row['out_bytes'])} out, {size(row['in_bytes'])} in",
+        f"stall {(row['stall_us'] or 0) / 1e3:.3g} ms",
+        f"{count(row['recomputes'])} recomputations" if row["recomputes"] else None,
+    ]
+    return parts
+
+
+def _line(line: Row) -> str:
+    generation = f" {line['generation']}" if line["generation"] is not None else ""
+    return f"{_clock(line['at'], '%H:%M:%S')} {line['event']}{generation}: {line['reason'] or NONE}"
+
+
+def _clock(at: float, how: str = "%Y-%m-%d %H:%M:%S") -> str:
+    return time.strftime(how, time.localtime(at))

@@ -1,0 +1,56 @@
+"""The view as JSON, for scripts. The keys stay as they are; further ones may be added.
+
+Memory is in bytes, time in seconds, moments in seconds since 1970; null: not known, or there is none.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from pg_tensile.tools.top.history import History
+from pg_tensile.tools.top.snapshot import Device, Job, Snapshot
+
+
+def document(snapshot: Snapshot, history: History) -> str:
+    """One line: {"at", "devices": [columns of tensile.devices, link_bytes_per_s], "jobs": [open jobs by number: fields
+    of snapshot.Job, progress, eta_s, swap_bytes_per_s, stall_share, silent_s], "queue": [those of them that wait, the
+    next one first: job, model, state, reason, priority, waited_s, retry_in_s]}.
+
+    link_bytes_per_s, swap_bytes_per_s and stall_share are differences: null in the first document of a run.
+    """
+    found = {
+        "at": snapshot.at,
+        "devices": [_device(device, snapshot, history) for device in snapshot.devices],
+        "jobs": [_job(job, snapshot, history) for job in snapshot.jobs],
+        "queue": [_waiting(job, snapshot) for job in snapshot.queue()],
+    }
+    return json.dumps(found, allow_nan=False)
+
+
+def _device(device: Device, snapshot: Snapshot, history: History) -> dict[str, Any]:
+    return asdict(device) | {"link_bytes_per_s": history.link_bytes_per_s(snapshot, device.name)}
+
+
+def _job(job: Job, snapshot: Snapshot, history: History) -> dict[str, Any]:
+    course = history.of(job)
+    return asdict(job) | {
+        "progress": job.progress,
+        "eta_s": course.eta_s(job),
+        "swap_bytes_per_s": course.swap_bytes_per_s,
+        "stall_share": course.stall_share,
+        "silent_s": snapshot.silent_s(job),
+    }
+
+
+def _waiting(job: Job, snapshot: Snapshot) -> dict[str, Any]:
+    return {
+        "job": job.job,
+        "model": job.model,
+        "state": job.state,
+        "reason": job.reason,
+        "priority": job.priority,
+        "waited_s": snapshot.waited_s(job),
+        "retry_in_s": snapshot.retry_in_s(job),
+    }

@@ -1,0 +1,147 @@
+"""The parts of the view around the tables: header, devices, the strip about the selected job, footer."""
+
+from __future__ import annotations
+
+import time
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from pg_tensile.tools.top import table
+from pg_tensile.tools.top.snapshot import Device, Job
+from pg_tensile.tools.top.state import Shown
+from pg_tensile.tools.top.text import count, duration, fit, join, loss, parts_bar, percent, plain, short, size, wrap
+
+STRIP = 3  # lines below its rule
+NAME = 10  # cells of a device's name
+BAR = 60  # cells at most
+KEYS = {
+    "jobs": ["q quit", "? help", "↑↓ select", "Enter details", "c cancel", "s order"],
+    "details": ["q quit", "Esc back", "↑↓ scroll", "c cancel"],
+    "help": ["q quit", "Esc back", "↑↓ scroll"],
+}
+
+
+def header(shown: Shown, width: int) -> list[Text]:
+    """One line, and the alarm."""
+    clock = time.strftime("%H:%M:%S", time.localtime(shown.snapshot.at))
+    right = f"{len(shown.running)} running, {len(shown.queue)} waiting  {clock}"
+    left = fit(f"pg-tensile top  {shown.where}", width - len(right) - 2)
+    alarm = wrap(shown.alarm, width, 2) if shown.alarm else []
+    return [Text.assemble((left, "bold"), "  ", right), *(Text(text, style="bold red") for text in alarm)]
+
+
+def footer(shown: Shown, width: int) -> Text:
+    if shown.note:
+        return Text(fit(shown.note, width).rstrip(), style="bold yellow")
+    return Text(join(KEYS[shown.page], width), style="dim")
+
+
+def rule(title: str, right: str, width: int) -> Text:
+    """A line across, with a title and something at its end."""
+    begin, end = f"── {plain(title)} ", f" {right} ──" if right else ""
+    begin = fit(begin, min(cell_len(begin), width))
+    return Text(begin + "─" * (width - cell_len(begin) - len(end)) + end, style="dim")
+
+
+# ---- devices --------------------------------------------------------------------------------------------------------
+
+
+def devices(shown: Shown, width: int, height: int | None) -> list[Text]:
+    """Two lines for each, or one where the terminal is low for them; at most a quarter of it."""
+    known = shown.snapshot.devices
+    if not known:
+        return [Text("no device is in use yet", style="dim")]
+    both = height is None or 2 * len(known) <= height // 5
+    most = len(known) if height is None else max(1, height // 4)
+    lines: list[Text] = []
+    for device in known[:most]:
+        lines.append(_memory(device, width))
+        if both:
+            lines.append(_link(shown, device, width))
+    if len(known) > most:
+        lines[-1] = Text(f"and {len(known) - most + 1} more devices", style="dim")
+    return lines
+
+
+def _memory(device: Device, width: int) -> Text:
+    granted, budget = device.granted_bytes, device.budget_bytes
+    text = f" {size(granted)} of {size(budget)} granted"
+    room, drawn = width - NAME - 1 - len(text), ""
+    if room >= 8:
+        drawn = parts_bar([(granted, "█"), (device.inference_bytes, "▒")], budget or 0, min(room, BAR))
+    over = budget is not None and granted + device.inference_bytes > budget
+    return Text.assemble((fit(device.name, NAME), "bold"), " ", (drawn, "green"), (text, "red" if over else ""))
+
+
+def _link(shown: Shown, device: Device, width: int) -> Text:
+    moved = shown.history.link_bytes_per_s(shown.snapshot, device.name)
+    out, back, link = device.out_bytes_per_s, device.in_bytes_per_s, None
+    if out is not None and back is not None:
+        mine = "" if shown.snapshot.sees_all else " by your jobs"
+        link = f"link {size(out)}/s out, {size(back)}/s in"
+        if moved is not None:
+            link = f"link {size(moved)}/s{mine}, {percent(moved / (out + back))} of {size(out + back)}/s"
+    parts = [
+        f"{device.jobs} job{'' if device.jobs == 1 else 's'}",
+        link,
+        None if device.utilisation is None else f"others' load {percent(device.utilisation)}",
+        f"predictor {size(device.inference_bytes)}" if device.inference_bytes else None,
+        f"{size(device.in_use_bytes)} kept between steps" if device.in_use_bytes else None,
+    ]
+    return Text(" " * (NAME + 1) + join(parts, width - NAME - 1), style="dim")
+
+
+# ---- the selected job -----------------------------------------------------------------------------------------------
+
+
+def strip(shown: Shown, width: int) -> list[Text]:
+    """A rule and STRIP lines; nothing if no job is selected."""
+    chosen = [job for job in shown.jobs if job.job == shown.selected]
+    if not chosen:
+        return []
+    job = chosen[0]
+    if job.waits:
+        texts = wrap(f"{job.state}: {table.reason(shown.snapshot, job) or 'no reason is known'}", width, STRIP)
+    else:
+        texts = [join(parts, width) for parts in (_pace(shown, job), _bytes(job), _costs(shown, job))]
+    texts += [""] * (STRIP - len(texts))
+    return [rule(f"job {job.job} {job.model}", "", width), *(Text(fit(text, width).rstrip()) for text in texts)]
+
+
+def _pace(shown: Shown, job: Job) -> list[str | None]:
+    return [
+        job.phase or job.state,
+        None if job.epoch is None else f"epoch {count(job.epoch)} of {count(job.epochs)}",
+        None if not job.steps else f"step {count(job.step)} of {count(job.steps)}",
+        None if job.loss is None else f"loss {loss(job.loss)}",
+        None if job.samples_per_s is None else f"{short(job.samples_per_s)} samples/s",
+        None if job.started_at is None else f"for {duration(shown.snapshot.at - job.started_at)}",
+    ]
+
+
+def _bytes(job: Job) -> list[str | None]:
+    named = [
+        ("planned", job.planned_bytes),
+        ("granted", job.granted_bytes),
+        ("peak", job.device_peak_bytes),
+        ("kept", job.device_bytes),
+        ("unplanned", job.vanilla_bytes),
+    ]
+    return [f"{name} {size(nbytes)}" for name, nbytes in named if nbytes is not None] or ["memory not known yet"]
+
+
+def _costs(shown: Shown, job: Job) -> list[str | None]:
+    course = shown.history.of(job)
+    moved, stalled = course.swap_bytes_per_s, course.stall_share
+    swap = "" if moved is None else f" ({size(moved)}/s)"
+    stall = "" if stalled is None else f" ({percent(stalled)})"
+    return [
+        None if job.bytes_swapped is None else f"swapped {size(job.bytes_swapped)}{swap}",
+        None if job.stall_s is None else f"stall {duration(job.stall_s)}{stall}",
+        None if job.plan_generation is None else f"plan {job.plan_generation}",
+        None if job.passive_swap_ins is None else f"passive {count(job.passive_swap_ins)}",
+        job.policy,
+        job.device and f"on {job.device}",
+        f"of {job.owner}",
+    ]

@@ -1,0 +1,65 @@
+"""The connection of a view: made again after it was lost, and what is asked over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from pg_tensile.tools.client.connection import Connection, ServerError, connect, extension_schema, refusals
+from pg_tensile.tools.top import details, snapshot
+from pg_tensile.tools.top.history import History
+from pg_tensile.tools.top.snapshot import Snapshot
+
+T = TypeVar("T")
+
+RECONNECT = {"connect_timeout": "3"}  # seconds; keys are not read meanwhile. The user's own comes first
+
+
+class Session:
+    """`close` closes `connection`, or the one that has taken its place."""
+
+    def __init__(self, connection: Connection) -> None:
+        info = connection.info
+        self._parameters: dict[str, Any] = RECONNECT | info.get_parameters() | {"password": info.password or None}
+        self._connection: Connection | None = connection
+        self.where = f"{info.dbname} as {info.user} on {info.host}:{info.port}"
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def observe(self, history: History) -> Snapshot:
+        """The server now; `history` knows it afterwards. Raises ServerError."""
+        found = self._ask(snapshot.read)
+        unknown = history.unknown(found)
+        history.add(found, self._ask(partial(snapshot.read_epochs, jobs=unknown)) if unknown else None)
+        return found
+
+    def details(self, job: int) -> details.Row:
+        """Raises ServerError."""
+        return self._ask(partial(details.read, job=job))
+
+    def cancel(self, job: int) -> bool:
+        """False: it had ended already. Raises ServerError."""
+        return self._ask(partial(_cancel, job=job))
+
+    def _ask(self, question: Callable[[Connection], T]) -> T:
+        """After an error the next question begins with a new connection: the one before may be lost, or may know the
+        extension as it was."""
+        try:
+            with refusals():
+                if self._connection is None:
+                    self._connection = connect(**self._parameters)
+                return question(self._connection)
+        except ServerError:
+            self.close()
+            raise
+
+
+def _cancel(connection: Connection, job: int) -> bool:
+    schema = extension_schema(connection).replace('"', '""').replace("%", "%%")
+    row = connection.execute(f'SELECT "{schema}".cancel_job(%s) AS cancelled', (job,)).fetchone()
+    assert row is not None
+    return bool(row["cancelled"])

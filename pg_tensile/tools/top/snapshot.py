@@ -1,0 +1,195 @@
+"""What a server is doing at one moment, read in one round trip: devices, open jobs and, derived, the queue.
+
+One prepared statement of one row; it reads open jobs only, and of a job's plan and trace nothing that is stored apart.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+from pg_tensile.tools.client.connection import Connection
+
+WAITING = ("waiting", "queued", "interrupted")  # states: for device memory, for a slot, for its next attempt
+
+SNAPSHOT = """
+    SELECT extract(epoch FROM clock_timestamp())::float8 AS at,
+           extract(epoch FROM current_setting('pg_tensile.ageing', true)::interval)::float8 AS ageing_s,
+           pg_has_role('pg_read_all_stats', 'USAGE') AS sees_all,
+           (SELECT json_agg(d) FROM (
+                SELECT name, total_bytes, budget_bytes, granted_bytes, in_use_bytes, inference_bytes, jobs,
+                       out_bytes_per_s, in_bytes_per_s, utilisation
+                FROM tensile.devices ORDER BY name) d) AS devices,
+           (SELECT json_agg(o) FROM (
+                SELECT p.job, left(p.model, 200) AS model, p.owner, j.kind, p.state, left(p.reason, 2000) AS reason,
+                       j.priority, coalesce(t.policy, j.policy) AS policy, t.device,
+                       coalesce(j.chosen_batch_size, j.batch_size) AS batch_size, j.attempts,
+                       j.options->>'early_stopping' IS NOT NULL AS may_stop_early,
+                       extract(epoch FROM j.submitted_at)::float8 AS submitted_at,
+                       extract(epoch FROM j.started_at)::float8 AS started_at,
+                       extract(epoch FROM j.not_before)::float8 AS not_before,
+                       extract(epoch FROM p.heartbeat)::float8 AS heartbeat_at,
+                       p.pid, p.phase, p.epoch, p.epochs, p.step, p.steps, p.loss, p.samples_per_s,
+                       p.device_bytes, p.device_peak_bytes, f.planned_bytes, f.granted_bytes, t.vanilla_bytes,
+                       p.bytes_swapped, p.stall_us / 1e6::float8 AS stall_s, p.passive_swap_ins, p.plan_generation
+                FROM tensile.progress p
+                     JOIN tensile.jobs j ON j.id = p.job
+                     LEFT JOIN tensile.traces t ON t.job = p.job
+                     LEFT JOIN tensile.footprints f ON f.job = p.job
+                ORDER BY p.job) o) AS jobs
+"""
+EPOCHS = """
+    SELECT o.job, m.epoch::float8 AS done, m.loss, extract(epoch FROM m.at)::float8 AS at
+    FROM unnest(%s::bigint[]) o (job) CROSS JOIN LATERAL (
+        SELECT x.epoch, x.loss, x.at FROM tensile.epoch_metrics x
+        WHERE x.job = o.job AND x.split = 'training' ORDER BY x.epoch DESC LIMIT 200) m
+    ORDER BY o.job, m.epoch
+"""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A row of tensile.devices; None: not known yet."""
+
+    name: str
+    total_bytes: int | None
+    budget_bytes: int | None
+    granted_bytes: int  # to jobs
+    in_use_bytes: int  # by jobs, between their steps
+    inference_bytes: int  # of the predictor
+    jobs: int  # of all roles
+    out_bytes_per_s: float | None
+    in_bytes_per_s: float | None
+    utilisation: float | None  # by others, 0 to 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """An open job; the live numbers are None until its executor has reported them. Moments are seconds since 1970."""
+
+    job: int
+    model: str
+    owner: str
+    kind: str  # train or calibrate
+    state: str
+    reason: str | None
+    priority: int
+    policy: str | None
+    device: str | None
+    batch_size: int
+    attempts: int
+    may_stop_early: bool
+    submitted_at: float
+    started_at: float | None
+    not_before: float | None  # an interrupted job starts again
+    heartbeat_at: float | None
+    pid: int | None
+    phase: str | None
+    epoch: int | None  # from 1
+    epochs: int
+    step: int | None  # done of this epoch's steps
+    steps: int | None
+    loss: float | None  # the mean of the epoch so far
+    samples_per_s: float | None
+    device_bytes: int | None  # between two steps
+    device_peak_bytes: int | None
+    planned_bytes: int | None
+    granted_bytes: int | None
+    vanilla_bytes: int | None  # without a plan
+    bytes_swapped: int | None  # both ways, since its executor began; so are the next two
+    stall_s: float | None
+    passive_swap_ins: int | None
+    plan_generation: int | None
+
+    @property
+    def waits(self) -> bool:
+        return self.state in WAITING
+
+    @property
+    def done(self) -> float | None:
+        """Epochs, with the part of this one; None before its first step is reported."""
+        if self.step is None or not self.steps:
+            return None
+        return min(max(self.epoch or 1, 1) - 1 + min(1.0, self.step / self.steps), float(self.epochs))
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """What its steps take of the device: by its plan, or without one at most so far."""
+        return self.device_peak_bytes if self.planned_bytes is None else self.planned_bytes
+
+    @property
+    def progress(self) -> float | None:
+        """The part of all epochs that is done, 0 to 1."""
+        return None if self.done is None or not self.epochs else self.done / self.epochs
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    at: float  # the server's clock, seconds since 1970
+    ageing_s: float | None  # of waiting that are worth a step of priority
+    sees_all: bool  # jobs of all roles
+    devices: tuple[Device, ...]
+    jobs: tuple[Job, ...]  # by number
+
+    def queue(self) -> list[Job]:
+        """The jobs that wait, in the order in which they will get their turn as things are now."""
+        return sorted((job for job in self.jobs if job.waits), key=self._turn)
+
+    def _turn(self, job: Job) -> tuple[bool, bool, float, float, int]:
+        """A job that waits for memory has started already; one that was interrupted may have to wait for its time."""
+        later = job.not_before is not None and job.not_before > self.at
+        return job.state != "waiting", later, -self.aged_priority(job), job.submitted_at, job.job
+
+    def aged_priority(self, job: Job) -> float:
+        return job.priority + ((self.at - job.submitted_at) / self.ageing_s if self.ageing_s else 0.0)
+
+    def waited_s(self, job: Job) -> float:
+        """Since it was submitted."""
+        return max(0.0, self.at - job.submitted_at)
+
+    def retry_in_s(self, job: Job) -> float | None:
+        """Until an interrupted job may start again; None: it may."""
+        return None if job.not_before is None or job.not_before <= self.at else job.not_before - self.at
+
+    def silent_s(self, job: Job) -> float | None:
+        """Since its last heartbeat."""
+        return None if job.heartbeat_at is None else max(0.0, self.at - job.heartbeat_at)
+
+
+def read(connection: Connection) -> Snapshot:
+    """Raises psycopg.Error."""
+    row = connection.execute(SNAPSHOT, prepare=True).fetchone()
+    assert row is not None
+    return Snapshot(
+        row["at"],
+        row["ageing_s"],
+        row["sees_all"],
+        tuple(Device(**_finite(each)) for each in row["devices"] or ()),
+        tuple(Job(**_finite(each)) for each in row["jobs"] or ()),
+    )
+
+
+class Epoch(NamedTuple):
+    """One that was trained to its end. `done`: epochs then; `at`: seconds since 1970."""
+
+    done: float
+    loss: float
+    at: float
+
+
+def read_epochs(connection: Connection, jobs: list[int]) -> dict[int, list[Epoch]]:
+    """The last epochs of each of the jobs, in their order. Raises psycopg.Error."""
+    found: dict[int, list[Epoch]] = {}
+    for row in connection.execute(EPOCHS, (jobs,)):
+        if row["loss"] is not None and math.isfinite(row["loss"]):
+            found.setdefault(row["job"], []).append(Epoch(row["done"], row["loss"], row["at"]))
+    return found
+
+
+NUMBERS = {field.name for kind in (Device, Job) for field in fields(kind) if "float" in str(field.type)}
+
+
+def _finite(row: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no word for what is not a number, or infinite: PostgreSQL writes it as text."""
+    return {name: None if name in NUMBERS and isinstance(value, str) else value for name, value in row.items()}

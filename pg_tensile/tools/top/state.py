@@ -1,0 +1,41 @@
+"""What the view is made of: the newest snapshot, what is remembered, and what the user has chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from pg_tensile.tools.top import details
+from pg_tensile.tools.top.history import History
+from pg_tensile.tools.top.snapshot import Job, Snapshot
+from pg_tensile.tools.top.table import ORDERS
+
+
+@dataclass(frozen=True)
+class Shown:
+    """`alarm`: why the snapshot is old. `note`: a question or an answer, for the footer."""
+
+    snapshot: Snapshot
+    history: History
+    where: str  # the server, and who asks
+    order: str = "job"  # one of ORDERS
+    selected: int | None = None  # a job
+    page: str = "jobs"  # or details, help
+    details: details.Row | None = None
+    offset: int = 0  # lines that details or help are scrolled down
+    alarm: str = ""
+    note: str = ""
+
+    @cached_property
+    def running(self) -> list[Job]:
+        """In the chosen order."""
+        return sorted((job for job in self.snapshot.jobs if not job.waits), key=ORDERS[self.order])
+
+    @cached_property
+    def queue(self) -> list[Job]:
+        return self.snapshot.queue()
+
+    @property
+    def jobs(self) -> list[Job]:
+        """In the order of the lines."""
+        return self.running + self.queue

@@ -1,0 +1,165 @@
+"""The columns of the two tables, and which of them there is room for.
+
+A column has a rank: when the terminal is narrow, those with the highest go first. What is left over makes those wider
+that can use it. The strip about the selected job (view.py) has every number, whatever the tables leave out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.cells import cell_len
+from rich.text import Text
+
+from pg_tensile.tools.top.history import SILENT_S, History
+from pg_tensile.tools.top.snapshot import Job, Snapshot
+from pg_tensile.tools.top.text import bar, count, duration, fit, loss, percent, plain, short, size, sparkline
+
+MARK = "▸"  # of the selected job
+
+
+@dataclass(frozen=True)
+class Column:
+    """`width`: cells that it needs; `most`: that it can use. `show`: the text of a job, in so many cells."""
+
+    title: str
+    rank: int
+    width: int
+    show: Callable[[Job, int], str]
+    most: int = 0
+    left: bool = False
+    style: str = ""
+
+
+Chosen = list[tuple[Column, int]]
+
+
+def choose(columns: Sequence[Column], room: int) -> Chosen:
+    """Columns that fit into so many cells, each after a space, and their widths; in their order."""
+    widths: dict[str, int] = {}
+    for column in sorted(columns, key=lambda each: each.rank):
+        if room <= column.width:
+            break
+        widths[column.title] = column.width
+        room -= column.width + 1
+    growing = [column for column in columns if column.title in widths and column.most > column.width]
+    while room and growing:
+        for column in growing[:room]:
+            widths[column.title] += 1
+        room -= min(room, len(growing))
+        growing = [column for column in growing if widths[column.title] < column.most]
+    return [(column, widths[column.title]) for column in columns if column.title in widths]
+
+
+def heading(chosen: Chosen) -> Text:
+    texts = [" " + fit(column.title, width, right=not column.left) for column, width in chosen]
+    return Text("".join(texts), style="bold")
+
+
+def line(chosen: Chosen, job: Job, selected: bool) -> Text:
+    """A job in the table."""
+    found = Text(style="reverse" if selected else "")
+    for place, (column, width) in enumerate(chosen):
+        found.append(MARK if selected and place == 0 else " ")
+        found.append(fit(column.show(job, width), width, right=not column.left), "" if selected else column.style)
+    return found
+
+
+# ---- running jobs ---------------------------------------------------------------------------------------------------
+
+
+def running(snapshot: Snapshot, history: History, jobs: Sequence[Job]) -> list[Column]:
+    """Of the jobs that have an executor."""
+    epochs = [_epoch(job) for job in jobs]
+    owners, devices = {job.owner for job in jobs}, {job.device for job in jobs} - {None}
+    of = history.of
+
+    def eta(job: Job) -> str:
+        seconds = of(job).eta_s(job)
+        return ("≤" if job.may_stop_early and seconds is not None else "") + duration(seconds)
+
+    def phase(job: Job) -> str:
+        silent = snapshot.silent_s(job) or 0.0
+        return f"silent {duration(silent)}" if silent > SILENT_S else job.phase or job.state
+
+    return [
+        *_names(jobs),
+        Column("PHASE", 1, 11, lambda job, width: phase(job), left=True, style="green"),
+        Column("EPOCH", 7, _widest(5, 11, epochs), lambda job, width: _epoch(job)),
+        Column("STEP", 16, 9, lambda job, width: _of(job.step, job.steps)),
+        Column("PROGRESS", 2, 8, lambda job, width: bar(job.progress, width), most=30, left=True, style="cyan"),
+        Column("ETA", 3, 7, lambda job, width: eta(job)),
+        Column("LOSS", 5, 7, lambda job, width: loss(job.loss)),
+        Column("COURSE", 8, 6, lambda job, width: sparkline(of(job).losses, width), most=24, left=True, style="cyan"),
+        Column("SAMP/S", 6, 6, lambda job, width: short(job.samples_per_s)),
+        Column("MEMORY", 4, 7, lambda job, width: size(job.memory_bytes)),
+        Column("PEAK", 13, 7, lambda job, width: size(job.device_peak_bytes)),
+        Column("KEPT", 15, 7, lambda job, width: size(job.device_bytes)),
+        Column("SWAPPED", 10, 7, lambda job, width: size(job.bytes_swapped)),
+        Column("SWAP/S", 11, 7, lambda job, width: size(of(job).swap_bytes_per_s)),
+        Column("STALL", 9, 6, lambda job, width: duration(job.stall_s)),
+        Column("STALL%", 14, 6, lambda job, width: percent(of(job).stall_share)),
+        Column("PLAN", 12, 4, lambda job, width: count(job.plan_generation)),
+        *([Column("DEVICE", 17, 8, lambda job, width: job.device or "", left=True)] if len(devices) > 1 else []),
+        *([Column("OWNER", 18, 10, lambda job, width: job.owner, left=True)] if len(owners) > 1 else []),
+        Column("STATE", 19, 8, lambda job, width: job.state, left=True),
+        Column("POLICY", 20, 8, lambda job, width: job.policy or "", left=True),
+        Column("PRIO", 21, 5, lambda job, width: str(job.priority)),
+    ]
+
+
+def _names(jobs: Sequence[Job]) -> list[Column]:
+    """How both tables begin."""
+    names = _widest(8, 30, [plain(job.model) for job in jobs])
+    return [
+        Column("JOB", 0, _widest(3, 19, [str(job.job) for job in jobs]), lambda job, width: str(job.job)),
+        Column("MODEL", 0, 8, lambda job, width: job.model, most=names, left=True, style="bold"),
+    ]
+
+
+def _widest(least: int, most: int, texts: Sequence[str]) -> int:
+    return min(most, max([least, *map(cell_len, texts)]))
+
+
+def _epoch(job: Job) -> str:
+    return _of(job.epoch, job.epochs)
+
+
+def _of(part: int | None, whole: int | None) -> str:
+    return "" if part is None or whole is None else f"{count(part)}/{count(whole)}"
+
+
+# ---- the queue ------------------------------------------------------------------------------------------------------
+
+
+def queue(snapshot: Snapshot, jobs: Sequence[Job]) -> list[Column]:
+    """Of the jobs that wait."""
+    return [
+        *_names(jobs),
+        Column("STATE", 1, 11, lambda job, width: job.state, left=True, style="yellow"),
+        Column("WAITED", 4, 6, lambda job, width: duration(snapshot.waited_s(job))),
+        Column("PRIO", 5, 5, lambda job, width: str(job.priority)),
+        Column("REASON", 2, 12, lambda job, width: reason(snapshot, job), most=1000, left=True),
+    ]
+
+
+def reason(snapshot: Snapshot, job: Job) -> str:
+    """Why it waits."""
+    again = snapshot.retry_in_s(job)
+    parts = (job.reason, None if again is None else f"again in {duration(again)}")
+    return "; ".join(part for part in parts if part)
+
+
+def _largest(name: str) -> Callable[[Job], Any]:
+    return lambda job: (-(getattr(job, name) or 0), job.job)
+
+
+ORDERS: dict[str, Callable[[Job], Any]] = {  # of the running jobs: by number, or the largest first
+    "job": lambda job: job.job,
+    "memory": _largest("memory_bytes"),
+    "stall": _largest("stall_s"),
+    "samples/s": _largest("samples_per_s"),
+    "start": _largest("started_at"),
+}

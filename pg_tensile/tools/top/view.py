@@ -1,0 +1,116 @@
+"""The view: what is shown, in so many lines of so many cells. A pure function.
+
+    header      which server, how many jobs, the server's time; an alarm below it
+    devices     memory granted, the link, how busy others keep it
+    running     a line for each job with an executor
+    queue       those that wait, the next one first, and why
+    strip       every number of the selected job
+    footer      keys, a question or an answer
+Lines of tables that do not fit are scrolled to the selected job. What a low terminal has no room for goes in this
+order: strip, second lines of devices, tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from pg_tensile.tools.top import details, panels, table
+from pg_tensile.tools.top.snapshot import Job
+from pg_tensile.tools.top.state import Shown
+from pg_tensile.tools.top.table import Chosen
+from pg_tensile.tools.top.text import fit, wrap
+
+LOW = 16  # lines: fewer have no room for the strip
+HELP = """\
+q, Ctrl-C      quit
+↑ ↓, k j       select a job; PgUp, PgDn: by ten; Home, End: the first, the last
+Enter          details of the selected job; Esc goes back
+c              cancel the selected job, after a question
+s              order: job, memory, stall, samples/s, start (newest first)
+?              this page
+
+Device memory  █ granted to jobs  ▒ the predictor's  · free
+Link           bytes moved now, both ways, of what both ways could
+ETA            at the pace of the last minutes; ≤: the job may stop earlier
+COURSE         the loss over the epochs, from its lowest to its highest
+MEMORY         of the device, for a step: by its plan, or without one at most
+PEAK, KEPT     measured: at most so far, and between two steps
+SWAPPED STALL  moved over the link, and waited for it, since its executor began
+PLAN           generation of the plan in use
+PRIO           priority; the queue is in the order of priority and waiting time
+PHASE          silent: nothing was heard of its executor for so long
+
+You see your own jobs; members of pg_read_all_stats see all of them."""
+
+
+def view(shown: Shown, width: int, height: int | None = None) -> list[Text]:
+    """At most `height` lines, each of at most `width` cells; None: as many as there are, without strip and footer."""
+    top = panels.header(shown, width)
+    bottom = [] if height is None else [panels.footer(shown, width)]
+    if shown.page == "jobs":
+        top += panels.devices(shown, width, height)
+        if height is not None and height >= LOW:
+            bottom = [*panels.strip(shown, width), *bottom]
+    room = None if height is None else max(0, height - len(top) - len(bottom))
+    middle = _tables(shown, width, room) if shown.page == "jobs" else _page(shown, width, room)
+    if room is not None:
+        middle = middle[:room] + [Text("")] * (room - len(middle))
+    lines = [*top, *middle, *bottom]
+    for line in lines:
+        line.truncate(width, overflow="crop")
+    return lines if height is None else lines[: max(0, height - 1)] + lines[-1:]
+
+
+def page_lines(shown: Shown, width: int) -> int:
+    """How many lines the page of details or help has, seen or not."""
+    return len(_page(shown, width, None))
+
+
+def _page(shown: Shown, width: int, room: int | None) -> list[Text]:
+    """Details or help, scrolled."""
+    if shown.page == "help":
+        lines = [Text(fit(text, width).rstrip()) for text in HELP.splitlines()]
+    else:
+        lines = details.page(shown.details, width) if shown.details else []
+    room = len(lines) if room is None else room
+    start = max(0, min(shown.offset, len(lines) - room))
+    return lines[start : start + room]
+
+
+def _tables(shown: Shown, width: int, room: int | None) -> list[Text]:
+    """Rule, heading and lines of the running jobs, and of the queue."""
+    running, queue = shown.running, shown.queue
+    if not shown.jobs:
+        mine = "" if shown.snapshot.sees_all else " You see your own jobs only."
+        return [Text(""), *map(Text, wrap(f"No open jobs: SELECT train_model(…) submits one.{mine}", width, 2))]
+    rows = None if room is None else room - 2 * bool(running) - 2 * bool(queue)
+    most, rest = _share(len(running), len(queue), rows)
+    lines: list[Text] = []
+    if running:
+        chosen = table.choose(table.running(shown.snapshot, shown.history, running), width)
+        lines += _table(f"running, by {shown.order}", chosen, running, shown.selected, most, width)
+    if queue:
+        chosen = table.choose(table.queue(shown.snapshot, queue), width)
+        lines += _table("queue, the next one first", chosen, queue, shown.selected, rest, width)
+    return lines
+
+
+def _share(running: int, queue: int, rows: int | None) -> tuple[int, int]:
+    """How many lines of each are shown: where not all fit, the queue gets a third, or what the others leave."""
+    if rows is None:
+        return running, queue
+    rows = max(0, rows)
+    most = max(0, min(running, max(rows - queue, rows - max(1, rows // 3))))
+    return most, min(queue, rows - most)
+
+
+def _table(title: str, chosen: Chosen, jobs: Sequence[Job], selected: int | None, rows: int, width: int) -> list[Text]:
+    """`rows` of the jobs, those around the selected one."""
+    place = next((place for place, job in enumerate(jobs) if job.job == selected), 0)
+    start = max(0, min(place - rows // 2, len(jobs) - rows))
+    seen = jobs[start : start + rows]
+    part = f"{start + 1}–{start + len(seen)} of {len(jobs)}" if 0 < len(seen) < len(jobs) else ""
+    lines = [table.line(chosen, job, job.job == selected) for job in seen]
+    return [panels.rule(title, part, width), table.heading(chosen), *lines]

@@ -1,0 +1,1 @@
+"""Processes beside the server that compute: PyTorch or numpy."""

@@ -1,0 +1,329 @@
+"""The batch size of a job that was submitted with batch_size => 0 (accudnn.txt, sections 4 and 6.1).
+
+What the planner makes of the step at a batch size says whether it fits and how fast it trains. Phases:
+
+- the step is captured at a few sizes, the traces of all others follow from them (planning/batchsize/traces.py); with
+  predicted latencies a first size is chosen;
+- the *lead*: the first steps of the first epoch are taken for real, with the job's own learning rate, in batches of a
+  few sizes up to that one. Their operators and workspaces are measured;
+- the size is chosen again, with what was measured. The CHOICE frame tells it, with the learning rate that goes with it
+  and what it was compared with; the job's graphs are captured and admitted, and training goes on after the lead.
+
+What is refused memory on the way, because workspaces or others take more than was thought, makes the next choice
+smaller. A checkpoint names the choice: a job that is resumed does not choose again.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pg_tensile.errors import BatchSizeError, MemoryRefusedError, TensileError
+from pg_tensile.execution.training.graphs import Graphs, capture_graphs, capture_lead, capture_step
+from pg_tensile.planning.batchsize.choose import Choice, choose, most_rows
+from pg_tensile.planning.batchsize.learning_rate import BASE_BATCH, RateLaw, scaled_learning_rate
+from pg_tensile.planning.batchsize.predict import Correction, Predictor
+from pg_tensile.planning.batchsize.throughput import Curves
+from pg_tensile.planning.batchsize.traces import BatchTraces
+from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.scheduling.device_scheduler import size as size_text
+from pg_tensile.planning.trace.trace import Floats, Trace
+from pyworker.wire import FrameType
+
+if TYPE_CHECKING:
+    from pg_tensile.execution.data.batches import Batch
+    from pg_tensile.execution.training.checkpoint import Checkpoint
+    from pg_tensile.execution.training.steps import PlannedSteps
+    from pg_tensile.execution.training.trainer import StepResult, Steps, Trainer
+    from pyworker.children.executor import Executor
+    from pyworker.children.memory import Job, MemoryClient
+
+LEAST = 8  # rows, where no range is given and they fit
+LEAD_SIZES = 3  # each half of the next
+LEAD_STEPS = 5  # of each size: one that checks, one for latencies, one for workspaces, two that are timed
+LATENCIES = 1  # number of the step that is for latencies
+TIMED = 2
+LEAD_PART = 0.55  # of the first epoch's rows, the most that the lead takes: enough for a sixteenth of them as a batch
+
+
+class Prospects:
+    """What is known, and predicted, of a job at every batch size. `latencies`: of each operator of a trace, in µs, as
+    far as nothing has been measured; `most_events`: of a plan; `alive` is called all the while."""
+
+    def __init__(
+        self,
+        job: Job,
+        profile: DeviceProfile,
+        budget_bytes: int,
+        most_events: int,
+        latencies: Callable[[Trace], Floats],
+        alive: Callable[[], object],
+    ) -> None:
+        """Raises CaptureError."""
+        self.job = job
+        self.measured_us: dict[int, float] = {}
+        self._expected = latencies
+        self._alive = alive
+        self._curves = Curves(profile.launch_us)
+        self._traces = BatchTraces(self._capture)
+        self.predict = Predictor(self._traces.trace_at, profile, budget_bytes, self._latencies, most_events=most_events)
+
+    def _capture(self, size: int) -> Trace:
+        self._alive()
+        return capture_step(*self.job.with_batch_size(size)).trace
+
+    def _latencies(self, trace: Trace) -> Floats:
+        self._alive()
+        return self._curves.predict(trace) if self.measured_us else self._expected(trace)
+
+    def learn(self, traces: Mapping[int, Trace], step_us: Mapping[int, float]) -> None:
+        """What was measured, by batch size: latencies and workspaces of operators, and whole steps in µs."""
+        for size, trace in traces.items():
+            self.add_workspaces(size, trace)
+            self._curves.add(trace)
+        self.measured_us.update(step_us)
+        self.predict.correction = Correction()
+        simulated = {size: self.predict(size) for size in sorted(self.measured_us)}
+        known = [candidate for candidate in simulated.values() if candidate.feasible]
+        self.predict.correction = Correction(
+            tuple(candidate.batch_size for candidate in known),
+            tuple(candidate.iteration_us for candidate in known),
+            tuple(self.measured_us[candidate.batch_size] for candidate in known),
+        )
+
+    def add_workspaces(self, size: int, trace: Trace) -> None:
+        self._traces.add_workspaces(size, trace.workspace_bytes)
+
+    def limit(self, budget_bytes: int) -> None:
+        """There is no more than that."""
+        self.predict.budget_bytes = min(self.predict.budget_bytes, budget_bytes)
+
+
+class Terms(NamedTuple):
+    """What a choice keeps to: `least` and `most` rows (None: not given), the learning rate of batches of 64 rows, and
+    how it follows the batch size."""
+
+    least: int | None
+    most: int | None
+    learning_rate: float
+    law: RateLaw
+
+    @staticmethod
+    def of(spec: dict[str, Any]) -> Terms:
+        """Those of a job's spec."""
+        options = spec["options"]
+        least, most = options.get("batch_size_range") or (None, None)
+        return Terms(least, most, spec["learning_rate"], options.get("learning_rate_scaling", "accudnn"))
+
+    def rate(self, batch_size: int) -> float:
+        """The learning rate that goes with a batch size."""
+        return scaled_learning_rate(self.learning_rate, BASE_BATCH, batch_size, self.law)
+
+
+def choose_within(prospects: Prospects, terms: Terms) -> Choice:
+    """The best batch size for what is known now. Raises BatchSizeError if none fits."""
+    if terms.least is None:
+        try:
+            return _choose_from(LEAST, prospects, terms)
+        except BatchSizeError:
+            pass  # a smaller one may
+    return _choose_from(terms.least or 1, prospects, terms)
+
+
+def _choose_from(least: int, prospects: Prospects, terms: Terms) -> Choice:
+    rows = prospects.job.sizes.training_rows
+    most = min(rows, most_rows(rows) if terms.most is None else terms.most)
+    try:
+        unstalled = prospects.predict.largest_without_stall(min(least, most), most)
+    except TensileError:  # a step that no trace can be had of
+        unstalled = None
+    return choose(
+        prospects.predict,
+        rows,
+        least,
+        most,
+        budget_bytes=prospects.predict.budget_bytes,
+        learning_rate=terms.learning_rate,
+        law=terms.law,
+        first=[*sorted(prospects.measured_us), *([unstalled.batch_size] if unstalled else [])],
+    )
+
+
+def lead_of(largest: int, least: int, rows: int) -> tuple[int, ...]:
+    """Rows of the first batches of a job: steps of `largest` rows and of halves of it, as far as they are not below
+    `least` and take no more than their part of the epoch; none if the epoch is too short."""
+    parts = sum(2.0**-place for place in range(LEAD_SIZES))
+    top = min(largest, int(rows * LEAD_PART / (LEAD_STEPS * parts)))
+    sizes = {top >> place for place in range(LEAD_SIZES)}
+    return tuple(size for size in sorted(sizes) if size >= max(least, 2) for _ in range(LEAD_STEPS))
+
+
+class Watched:
+    """The steps of a lead, which are measured and timed (training.Steps)."""
+
+    def __init__(self, steps: PlannedSteps) -> None:
+        self.model = steps.model
+        self.batch_device = steps.batch_device
+        self.evaluation_rows = steps.evaluation_rows
+        self.evaluate, self.state, self.load = steps.evaluate, steps.state, steps.load
+        self.memory, self.close = steps.memory, steps.close
+        self._steps = steps
+        self._times_us: defaultdict[int, list[float]] = defaultdict(list)
+
+    def train(self, batch: Batch) -> StepResult:
+        times = self._times_us[batch.rows]
+        if len(times) == LATENCIES:
+            self._steps.measure_step(batch.rows)
+        began = time.perf_counter()
+        result = self._steps.train(batch)  # with its loss: the device has done it
+        times.append((time.perf_counter() - began) * 1e6)
+        return result
+
+    def step_us(self) -> dict[int, float]:
+        """Of a step of each size, the median."""
+        return {size: statistics.median(times[-TIMED:]) for size, times in self._times_us.items()}
+
+
+class Begun(NamedTuple):
+    """A job whose batch size is chosen, admitted. `state`: after its lead; None without one."""
+
+    job: Job
+    steps: PlannedSteps
+    state: Checkpoint | None
+
+
+class Chooser:
+    """Chooses for one job. `trainer`: makes the run of a job with these steps."""
+
+    def __init__(self, executor: Executor, memory: MemoryClient, trainer: Callable[[Job, Steps], Trainer]) -> None:
+        self._executor = executor
+        self._memory = memory
+        self._trainer = trainer
+        self._job = memory.job
+        self._terms = Terms.of(executor._spec)
+
+    def run(self) -> Begun:
+        """Raises BatchSizeError, MemoryRefusedError, CaptureError, Stopped, TrainingError."""
+        self._memory.choosing = True
+        self._say("choosing")
+        memory = self._memory
+        prospects = Prospects(
+            self._job,
+            memory.profile,
+            budget_bytes(self._executor._spec, memory.profile, memory.overhead_bytes),
+            self._executor._spec["plan_events"],
+            lambda trace: memory.predicted(trace).latency_us,
+            lambda: memory.listen("choosing"),
+        )
+        state, lead = self._lead(prospects)
+        while True:
+            self._say("choosing")
+            choice = choose_within(prospects, self._terms)
+            job = self._chosen(choice, lead)
+            self._tell(choice, prospects, lead)
+            try:
+                steps = self._admit(job, capture_graphs(*job))
+            except MemoryRefusedError as refusal:
+                self._heed(refusal, choice.batch_size, prospects)
+                continue
+            self._memory.choosing = False
+            return Begun(job, steps, state)
+
+    # ---- the lead ----
+
+    def _lead(self, prospects: Prospects) -> tuple[Checkpoint | None, tuple[int, ...]]:
+        """Takes the first steps, and learns from them: the state after them, and their rows."""
+        while True:
+            choice = choose_within(prospects, self._terms)
+            lead = lead_of(choice.batch_size, self._terms.least or 1, self._job.sizes.training_rows)
+            if not lead:
+                return None, ()
+            job = self._chosen(choice, lead, self._terms.learning_rate)
+            try:
+                steps = self._admit(job, capture_lead(*job))
+            except MemoryRefusedError as refusal:
+                self._heed(refusal, max(lead), prospects)
+                continue
+            watched = Watched(steps)
+            state = self._take(job, watched)
+            prospects.learn(self._memory.leave(), watched.step_us())
+            return state, lead
+
+    def _take(self, job: Job, steps: Steps) -> Checkpoint:
+        from pyworker.children.executor import Stopped
+
+        trainer = self._trainer(job, steps)
+        if not trainer.run_lead():
+            raise Stopped(checkpoint=False)  # nothing is lost that a checkpoint would save
+        return trainer.state()
+
+    # ---- choosing ----
+
+    def _chosen(self, choice: Choice, lead: tuple[int, ...], learning_rate: float | None = None) -> Job:
+        rate = choice.learning_rate if learning_rate is None else learning_rate
+        settings = replace(self._job.settings, batch_size=choice.batch_size, learning_rate=rate, lead=lead)
+        return self._job._replace(settings=settings)
+
+    def _admit(self, job: Job, graphs: Graphs) -> PlannedSteps:
+        self._memory.job = job
+        return self._memory.admit(graphs)
+
+    def _heed(self, refusal: MemoryRefusedError, size: int, prospects: Prospects) -> None:
+        """What was refused is not tried again; the limit, and the workspaces that were found, count from now on. Raises
+        `refusal` if nothing is left."""
+        if size <= (self._terms.least or 1):
+            raise refusal
+        self._terms = self._terms._replace(most=size - 1)
+        prospects.limit(refusal.budget_bytes)
+        for rows, trace in self._memory.sent().items():
+            prospects.add_workspaces(rows, trace)
+
+    def _tell(self, choice: Choice, prospects: Prospects, lead: tuple[int, ...]) -> None:
+        chosen = {"batch_size": choice.batch_size, "learning_rate": choice.learning_rate, "lead": lead}
+        self._executor.choice = chosen
+        found = described(choice, self._terms, prospects.measured_us) | {"lead": lead, "device": str(self._job.device)}
+        self._executor._send(FrameType.CHOICE, found)
+
+    def _say(self, phase: str) -> None:
+        self._executor._send(FrameType.PROGRESS, {"phase": phase})
+
+
+def budget_bytes(spec: dict[str, Any], profile: DeviceProfile, overhead_bytes: int) -> int:
+    """Device memory that the job's tensors may take if nobody else is there."""
+    room = min(profile.memory_bytes, spec["device_memory_bytes"] or profile.memory_bytes) - overhead_bytes
+    return min(room, spec["memory_budget"] or room)
+
+
+def resumed(job: Job, chosen: dict[str, Any]) -> Job:
+    """The job as its checkpoint says that it was chosen."""
+    settings = replace(
+        job.settings,
+        batch_size=chosen["batch_size"],
+        learning_rate=chosen["learning_rate"],
+        lead=tuple(chosen["lead"]),
+    )
+    return job._replace(settings=settings)
+
+
+def described(choice: Choice, terms: Terms, measured_us: Mapping[int, float]) -> dict[str, Any]:
+    """A choice as JSON."""
+    candidates = [
+        each._asdict() | {"learning_rate": terms.rate(each.batch_size), "measured_us": measured_us.get(each.batch_size)}
+        for each in choice.candidates
+    ]
+    best = choice.candidates[0]
+    reason = (
+        f"{choice.batch_size} rows, of {len(candidates)} sizes: {best.samples_per_s:,.0f} rows/s with"
+        f" {size_text(best.device_bytes)}, learning rate {choice.learning_rate:g}"
+    )
+    return {
+        "batch_size": choice.batch_size,
+        "learning_rate": choice.learning_rate,
+        "law": choice.law,
+        "reason": reason,
+        "candidates": candidates,
+    }

@@ -1,0 +1,286 @@
+"""The executor of `tensile.calibrate()`: measures the device, then operators on it, and makes its latency models.
+
+Phases: the device's profile; training steps to measure, captured (those of models that were trained, and a standard set
+of the built-in architectures, so that a fresh database is calibrated as well); device memory, asked for as a job
+without plans does; the steps' operators, alone and beside other processes; the models, once without a part of the
+calls, which tells their error, and once with all. A quarter of the time at most goes into capturing; what compressing
+swaps takes is measured besides (compression.py). STATE frames with the models, then DONE; STOP is heeded between two
+visits to a graph, and then nothing is kept.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import wait
+from contextlib import closing
+from dataclasses import asdict
+from itertools import chain, count, zip_longest
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from pg_tensile.errors import MeasurementError, TensileError
+from pg_tensile.execution.data.preprocessing import ArrayInput, ModelInputs, Task, row_layout
+from pyworker.wire import FrameType, send_state
+
+if TYPE_CHECKING:
+    import torch
+
+    from pg_tensile.execution.capture import Captured
+    from pg_tensile.execution.runtime.cuda import CudaDevice
+    from pg_tensile.execution.runtime.host import HostDevice
+    from pg_tensile.planning.device.profile import DeviceProfile
+    from pg_tensile.planning.latency.features import Sample
+    from pg_tensile.planning.latency.mlp import LatencyModels
+    from pyworker.children.executor import Executor
+
+CAPTURING = 0.25  # of the time, at most
+CODECS = 0.1  # of the time, besides
+MEMORY = 0.25  # of the device's memory, at most
+HELD_OUT = 5  # one call in so many tells the error of models that have not seen it
+
+
+class Workload(NamedTuple):
+    """A training step to measure."""
+
+    architecture: dict[str, Any]
+    inputs: ModelInputs
+    outputs: int
+    task: Task
+    batch_size: int
+    optimizer: str
+    options: dict[str, Any]
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Workload:
+        """What tensile._calibration_workloads() returns for a model."""
+        inputs = value["inputs"]
+        arrays = tuple(ArrayInput(*array) for array in inputs["arrays"])
+        sizes = ModelInputs(inputs["numeric"], tuple(inputs["cardinalities"]), arrays)
+        return Workload(**(value | {"inputs": sizes, "task": Task(value["task"])}))
+
+
+def run(executor: Executor) -> None:
+    """The rest of the process's life after JOB."""
+    executor._wait_for_libraries()
+    import torch
+
+    from pg_tensile.execution.measuring.device import choose_device, measure, use_deterministic_algorithms
+    from pg_tensile.execution.measuring.operators import Calibration
+    from pg_tensile.planning.latency import mlp, model_bytes
+
+    spec = executor._spec
+    seconds = float(spec["options"]["seconds"])
+    torch.set_num_threads(spec["threads"])
+    use_deterministic_algorithms()
+    device = choose_device(spec["device"])
+    _report(executor, 0, 0)
+    profile = measure(device)
+    started = time.monotonic()
+    trained = [Workload.from_json(each) for each in spec["workloads"]]
+    captured, warnings = _capture(executor, trained, device, started + CAPTURING * seconds)
+    with closing(runtime_device(device, profile)) as runtime:
+        captured_s = time.monotonic() - started
+        limit_bytes = _claim(executor, device, profile, int(MEMORY * profile.memory_bytes))
+        calibration = Calibration(captured, runtime, limit_bytes, max(0.5, seconds - captured_s))
+        with closing(calibration.run()) as visits:
+            for progress in visits:
+                _report(executor, progress.done, progress.total)
+    codecs = _measure_codecs(executor, device, CODECS * seconds)
+    models = mlp.train(calibration.samples, profile)
+    meta = {
+        "device": str(device),
+        "profile": asdict(profile),
+        "kinds": len(models.kinds),
+        "samples": len(calibration.samples),
+        "error": held_out_error(calibration.samples, profile),
+        "codecs": codecs,
+    }
+    send_state(executor._connection, executor._job, 0, "latency_models", model_bytes.encode(models), meta)
+    executor._send(FrameType.DONE, {"stopped": False, "warnings": warnings})
+
+
+def runtime_device(device: torch.device, profile: DeviceProfile) -> HostDevice | CudaDevice:
+    from pg_tensile.execution.runtime.cuda import CudaDevice
+    from pg_tensile.execution.runtime.host import HostDevice
+
+    return CudaDevice(device.index or 0, profile=profile) if device.type == "cuda" else HostDevice(profile)
+
+
+def _claim(executor: Executor, device: torch.device, profile: DeviceProfile, size: int) -> int:
+    """Asks for so many bytes of the device, as a job without plans does, or for its budget where that is less; waits
+    until they are granted, and returns how many. Raises executor.Stopped."""
+    from pyworker.children.memory import CONTEXT_BYTES
+
+    overhead_bytes = CONTEXT_BYTES if device.type == "cuda" else 0
+    header: dict[str, Any] = {
+        "device": str(device),
+        "profile": asdict(profile),
+        "policy": "none",
+        "fingerprint": None,
+        "overhead_bytes": overhead_bytes,
+        "persistent_bytes": 0,
+        "parameters": 0,
+        "vanilla_bytes": None,
+        "operator": None,
+        "graphs": [],
+    }
+    for revision in count(1):
+        executor._send(FrameType.TRACE, header | {"revision": revision, "least_bytes": size})
+        answer = executor.wait_for_frame("waiting", {FrameType.PLAN, FrameType.REFUSE})
+        if answer.type == FrameType.PLAN:
+            executor._send(FrameType.PROGRESS, {"plan_generation": answer.header["generation"]})
+            break
+        size = min(size, answer.header["budget_bytes"] - overhead_bytes)
+    return size
+
+
+def _report(executor: Executor, step: int, steps: int) -> None:
+    """Says where it stands. Plans for others do not change what it was granted. Raises executor.Stopped."""
+    executor._send(FrameType.PROGRESS, {"phase": "calibrating", "step": step, "steps": steps})
+    executor.poll_early("calibrating", {FrameType.PLAN, FrameType.REFUSE})
+
+
+def _measure_codecs(executor: Executor, device: torch.device, seconds: float) -> dict[str, Any]:
+    """How long the device's codecs take. Raises executor.Stopped."""
+    from pyworker.children.compression import measure_codecs
+
+    measuring = executor._background.submit(measure_codecs, device, seconds)
+    while not wait([measuring], timeout=0.1).done:
+        executor.poll_early("calibrating", {FrameType.PLAN, FrameType.REFUSE})
+    return measuring.result()
+
+
+# ---- what is measured ------------------------------------------------------------------------------------------------
+
+
+def _capture(
+    executor: Executor, trained: list[Workload], device: torch.device, deadline: float
+) -> tuple[list[Captured], list[str]]:
+    """The steps that could be captured until the deadline, at least one, and why others could not."""
+    captured: list[Captured] = []
+    warnings: list[str] = []
+    for workload in workloads(trained):
+        if captured and time.monotonic() > deadline:
+            break
+        _report(executor, 0, 0)
+        try:
+            captured.append(capture_workload(workload, device))
+        except TensileError as error:
+            warnings.append(f"a model of type {workload.architecture['type']} was not measured: {error.message}")
+    if not captured:
+        raise MeasurementError("no training step could be captured", detail="; ".join(warnings))
+    return captured, list(dict.fromkeys(warnings))
+
+
+def workloads(trained: list[Workload]) -> Iterator[Workload]:
+    """Those of trained models; then the same with half and twice their batch size, and the standard ones, in turns."""
+    yield from trained
+    others = [
+        workload._replace(batch_size=size)
+        for factor in (0.5, 2.0)
+        for workload in trained
+        if (size := int(workload.batch_size * factor)) > 0
+    ]
+    for pair in zip_longest(others, standard_workloads()):
+        yield from filter(None, pair)
+
+
+def capture_workload(workload: Workload, device: torch.device) -> Captured:
+    """Its training step for that device. Raises ArchitectureError, CaptureError."""
+    from pg_tensile.execution import models
+    from pg_tensile.execution.training.graphs import Sizes, capture_step
+    from pg_tensile.execution.training.trainer import Settings
+
+    model = models.build(models.parse(workload.architecture), workload.inputs, workload.outputs)
+    options = {key: workload.options[key] for key in ("weight_decay", "momentum", "clip") if key in workload.options}
+    settings = Settings(1, workload.batch_size, workload.optimizer, **options)
+    sizes = Sizes(workload.batch_size, 0, tuple(row_layout(workload.inputs, workload.task)))
+    return capture_step(model, settings, workload.task, sizes, device)
+
+
+def standard_workloads() -> Iterator[Workload]:
+    """The built-in architectures over a range of widths and batch sizes, in turns."""
+    for workload in chain.from_iterable(zip(_tables(), _images(), _texts(), strict=True)):
+        yield from (workload, workload._replace(batch_size=workload.batch_size // 2))
+
+
+def _tables() -> Iterator[Workload]:
+    table = ModelInputs(24, (50, 200, 1000), ())
+    wide = ModelInputs(200, (), ())
+    shapes: list[tuple[list[int], str, ModelInputs, int, int, str]] = [
+        ([128, 64], "relu", table, 1, 256, "adamw"),
+        ([512, 256], "gelu", wide, 10, 256, "adamw"),
+        ([64], "tanh", table, 1, 64, "sgd"),
+        ([1024, 1024], "relu", wide, 1, 128, "adam"),
+        ([256, 128, 64], "silu", table, 5, 1024, "adamw"),
+        ([32, 16], "relu", table, 1, 32, "adamw"),
+        ([2048, 512], "relu", wide, 100, 512, "adamw"),
+        ([128, 64], "relu", table, 3, 4096, "adamw"),
+    ]
+    for place, (hidden, activation, inputs, outputs, batch, optimizer) in enumerate(shapes):
+        norm = ("none", "batch", "layer")[place % 3]
+        architecture = {"type": "mlp", "hidden": hidden, "activation": activation, "norm": norm, "dropout": 0.1}
+        yield _workload(architecture, inputs, outputs, batch, optimizer)
+
+
+def _images() -> Iterator[Workload]:
+    shapes: list[tuple[list[int], list[int], str, int, int]] = [
+        ([16, 32], [1, 28, 28], "none", 10, 64),
+        ([32, 64, 128], [3, 32, 32], "batch", 10, 32),
+        ([16, 32], [1, 8, 8], "batch", 10, 128),
+        ([64, 128], [3, 32, 32], "none", 100, 16),
+        ([16, 32, 64], [3, 64, 64], "batch", 2, 16),
+        ([8, 16], [1, 28, 28], "none", 10, 256),
+        ([64, 128, 256, 256], [3, 64, 64], "batch", 10, 8),
+        ([32, 32], [1, 16, 16], "layer", 10, 512),
+    ]
+    for channels, shape, norm, outputs, batch in shapes:
+        architecture = {"type": "cnn", "channels": channels, "shape": shape, "norm": norm}
+        yield _workload(architecture, ModelInputs(0, (), (ArrayInput(int(np.prod(shape)), 0),)), outputs, batch)
+
+
+def _texts() -> Iterator[Workload]:
+    shapes = [
+        (64, 2, 32, 1000, 2, 32),
+        (128, 2, 64, 5000, 5, 16),
+        (32, 1, 16, 500, 2, 128),
+        (256, 2, 64, 5000, 2, 8),
+        (64, 4, 128, 2000, 10, 16),
+        (128, 1, 32, 20000, 2, 64),
+        (256, 1, 128, 1000, 2, 32),
+        (64, 2, 32, 1000, 2, 256),
+    ]
+    for dim, layers, length, vocabulary, outputs, batch in shapes:
+        architecture = {"type": "transformer", "dim": dim, "layers": layers, "heads": 4, "dropout": 0.1}
+        yield _workload(architecture, ModelInputs(4, (), (ArrayInput(length, vocabulary),)), outputs, batch)
+
+
+def _workload(
+    architecture: dict[str, Any], inputs: ModelInputs, outputs: int, batch: int, optimizer: str = "adamw"
+) -> Workload:
+    task = Task.MULTICLASS if outputs > 2 else Task.BINARY
+    return Workload(architecture, inputs, outputs if outputs > 2 else 1, task, batch, optimizer, {})
+
+
+# ---- how good it is --------------------------------------------------------------------------------------------------
+
+
+def held_out_error(samples: list[Sample], profile: DeviceProfile) -> float | None:
+    """The median relative error of models trained without one call in `HELD_OUT`, on those calls; None without any."""
+    from pg_tensile.planning.latency import mlp
+
+    held = [sample for sample in samples if _is_held_out(sample)]
+    rest = [sample for sample in samples if not _is_held_out(sample)]
+    if not held or not rest:
+        return None
+    models: LatencyModels = mlp.train(rest, profile)
+    measured = np.array([sample.latency_us for sample in held])
+    return float(np.median(np.abs(models.predict_samples(held, profile) / measured - 1)))
+
+
+def _is_held_out(sample: Sample) -> bool:
+    """The same for all measurements of a call."""
+    return zlib.crc32(f"{sample.target} {sample.signature}".encode()) % HELD_OUT == 0

@@ -1,0 +1,261 @@
+"""The executor of `explain_training`: reads the job's rows, captures its graphs, plans them, and trains nothing.
+
+Phases: the rows, as for training; preprocessing fitted to them, because sizes follow from it (categories, lengths of
+arrays); the model, which stays on the CPU; its graphs, with predicted latencies; the plan that the scheduler would make
+if the job had the device to itself. Workspaces are measured where the device is the host, as the job itself would: on
+another device that takes memory which nobody has granted. One EXPLANATION frame ends it: header {"explanation": what
+explanation.explain returns, "lines": what render makes of it}. Whatever would fail the job while it
+starts fails the explanation with the same error.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pg_tensile.execution.data.fitting import FittedPreprocessing, Split, fit
+from pg_tensile.memory_limit import memory_bytes
+from pg_tensile.planning.device.profile import DeviceProfile
+from pyworker.wire import FrameType
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from pg_tensile.execution.training.graphs import Graphs
+    from pg_tensile.execution.training.trainer import Settings
+    from pg_tensile.planning.explain.explanation import Admission, Request
+    from pg_tensile.planning.trace.trace import Trace
+    from pyworker.children.executor import Executor
+    from pyworker.children.memory import Job
+
+
+def run(executor: Executor) -> None:
+    """The rest of the process's life after JOB."""
+    store = executor._receive_rows()
+    executor._wait_for_libraries()
+    from pg_tensile.execution import models
+    from pg_tensile.execution.training.trainer import check_batch_size
+    from pg_tensile.planning.explain import explanation
+    from pyworker.children.executor import least_batch_size
+
+    spec = executor._spec
+    architecture = models.parse(spec["architecture"])
+    split = Split(spec["seed"], spec["validation"])
+    fitted = fit(store, split, spec["options"].get("task"), models.token_limits(architecture))
+    check_batch_size(least_batch_size(spec), fitted)
+    subject, choice = _with_batch_size(executor, _build(executor, fitted))
+    request = _request(spec, subject)._replace(choice=choice)
+    traces, request = _traces(executor, subject, request)
+    executor._send(FrameType.PROGRESS, {"phase": "planning"})
+    found = explanation.explain(request, traces, subject.place.profile, _admission(spec, subject.place))
+    executor._send(FrameType.EXPLANATION, {"explanation": found, "lines": explanation.render(found)})
+
+
+class _Place(NamedTuple):
+    """Where the job would run. `name`: as the scheduler calls it. `approximate`: why this is not it."""
+
+    device: torch.device
+    name: str
+    profile: DeviceProfile
+    approximate: str | None
+
+
+class _Subject(NamedTuple):
+    """What would be trained, and where."""
+
+    model: nn.Module
+    settings: Settings
+    fitted: FittedPreprocessing
+    place: _Place
+
+
+def _build(executor: Executor, fitted: FittedPreprocessing) -> _Subject:
+    import torch
+
+    from pg_tensile.execution import models
+    from pg_tensile.execution.measuring.device import use_deterministic_algorithms
+    from pg_tensile.execution.training.trainer import check_model
+    from pyworker.children.executor import _settings
+
+    executor._send(FrameType.PROGRESS, {"phase": "building"})
+    torch.set_num_threads(executor._threads)
+    place = _place(executor._spec)
+    use_deterministic_algorithms()
+    settings, preprocessing = _settings(executor._spec), fitted.preprocessing
+    model = models.build(
+        models.parse(executor._spec["architecture"]), preprocessing.model_inputs, preprocessing.outputs
+    )
+    check_model(model, min(settings.batch_size, fitted.training_rows))
+    return _Subject(model, settings, fitted, place)
+
+
+def _with_batch_size(executor: Executor, subject: _Subject) -> tuple[_Subject, dict[str, Any] | None]:
+    """With the batch size and the learning rate that the job would choose, as far as that can be told before it runs;
+    the choice as JSON. A batch size that was given stays."""
+    from pg_tensile.errors import CaptureError
+    from pg_tensile.execution.training.graphs import Graphs, capture_step
+    from pyworker.children.batch_size import Prospects, Terms, choose_within, described
+    from pyworker.children.executor import _with_way_out
+
+    if subject.settings.batch_size:
+        return subject, None
+    executor._send(FrameType.PROGRESS, {"phase": "choosing"})
+    terms, place, job = Terms.of(executor._spec), subject.place, _job(subject)
+    try:
+        prospects = Prospects(
+            job,
+            place.profile,
+            _budget_bytes(executor._spec, place),
+            executor._spec["plan_events"],
+            lambda trace: _predicted(executor, trace, place).latency_us,
+            partial(executor.poll_early, "choosing"),
+        )
+        choice = choose_within(prospects, terms)
+        if place.name == "cpu":  # workspaces are measured here, as in the job's first steps
+            step = capture_step(*job.with_batch_size(choice.batch_size))
+            measured = _with_workspaces(executor, Graphs(step, None, None, None), place.profile).train.trace
+            prospects.add_workspaces(choice.batch_size, measured)
+            choice = choose_within(prospects, terms)
+    except CaptureError as error:
+        raise _with_way_out(error, chosen=True) from error
+    settings = replace(subject.settings, batch_size=choice.batch_size, learning_rate=choice.learning_rate)
+    return subject._replace(settings=settings), described(choice, terms, {}) | {"base_rate": terms.learning_rate}
+
+
+def _job(subject: _Subject) -> Job:
+    from pg_tensile.execution.training.graphs import Sizes
+    from pyworker.children.memory import Job
+
+    fitted, preprocessing = subject.fitted, subject.fitted.preprocessing
+    sizes = Sizes(fitted.training_rows, fitted.validation_rows, tuple(preprocessing.layout()))
+    return Job(subject.model, subject.settings, preprocessing.task, sizes, subject.place.device)
+
+
+def _budget_bytes(spec: dict[str, Any], place: _Place) -> int:
+    """What the job's tensors may take if it has the device to itself."""
+    room = _admission(spec, place).budget_bytes - _overhead_bytes(place)
+    return min(room, spec["memory_budget"] or room)
+
+
+def _overhead_bytes(place: _Place) -> int:
+    from pyworker.children.memory import CONTEXT_BYTES
+
+    return CONTEXT_BYTES if place.name.startswith("cuda") else 0
+
+
+def _place(spec: dict[str, Any]) -> _Place:
+    """The device that training would choose. One that is not at hand is explained with the CPU's graphs and, as far as
+    it has been measured, its own profile."""
+    import torch
+
+    from pg_tensile.errors import DeviceError
+    from pg_tensile.execution.measuring.device import choose_device, measure
+
+    profiles, approximate = spec["profiles"], None
+    try:
+        device = choose_device(spec["device"])
+        name = str(device)
+    except DeviceError as error:
+        device, name = torch.device("cpu"), spec["device"]
+        approximate = f"{error.message}; operators are the CPU's"
+    used = next((known for known in profiles if known.startswith("cuda")), None)
+    if spec["device"] == "auto" and device.type == "cpu" and used is not None:
+        name, approximate = used, f"jobs have used {used}, which is not there now; operators are the CPU's"
+    known = profiles.get(name)
+    profile = measure(device) if known is None else DeviceProfile(**known)
+    return _Place(device, name, profile, approximate)
+
+
+def _request(spec: dict[str, Any], subject: _Subject) -> Request:
+    from pg_tensile.execution.data.batches import division
+    from pg_tensile.execution.training.graphs import state_bytes
+    from pg_tensile.planning.explain.explanation import Request
+
+    fitted, place = subject.fitted, subject.place
+    state = state_bytes(subject.model, subject.settings)
+    architecture = spec["architecture"]
+    return Request(
+        model=spec["model"],
+        architecture=architecture.get("callable", architecture["type"]),
+        device=place.name,
+        policy=spec["policy"],
+        epochs=spec["epochs"],
+        batch_size=subject.settings.batch_size,
+        steps=division(fitted.training_rows, subject.settings.batch_size)[0],
+        training_rows=fitted.training_rows,
+        validation_rows=fitted.validation_rows,
+        skipped_rows=fitted.skipped_rows,
+        parameters=sum(parameter.numel() for parameter in subject.model.parameters()),
+        state_bytes=state,
+        claim_bytes=spec["memory_budget"] or state,
+        overhead_bytes=_overhead_bytes(place),
+        memory_budget=spec["memory_budget"],
+        open_job=spec["open_job"],
+        open_job_s=spec["open_job_s"],
+        approximate=place.approximate,
+        compression=None if subject.settings.compression == "none" else subject.settings.compression,
+    )
+
+
+def _traces(executor: Executor, subject: _Subject, request: Request) -> tuple[dict[str, Trace], Request]:
+    """The traces of the job's graphs, none where a job of policy none cannot be captured. Any other job would fail."""
+    from pg_tensile.errors import CaptureError
+    from pg_tensile.execution.training.graphs import capture_graphs
+    from pyworker.children.executor import _with_way_out
+
+    executor._send(FrameType.PROGRESS, {"phase": "capturing"})
+    place = subject.place
+    try:
+        graphs = capture_graphs(*_job(subject))
+    except CaptureError as error:
+        if request.policy != "none":
+            raise _with_way_out(error) from error
+        return {}, request._replace(uncaptured=error.message)
+    graphs = _with_latencies(executor, graphs, place)
+    if place.name == "cpu":
+        graphs = _with_workspaces(executor, graphs, place.profile)
+    calibrated = place.name in executor._latency_models
+    return graphs.traces(), request._replace(calibrated=calibrated, workspaces=place.name == "cpu")
+
+
+def _with_latencies(executor: Executor, graphs: Graphs, place: _Place) -> Graphs:
+    return graphs.with_traces({name: _predicted(executor, trace, place) for name, trace in graphs.traces().items()})
+
+
+def _predicted(executor: Executor, trace: Trace, place: _Place) -> Trace:
+    """With latencies as the device's models predict them for an idle device, or else the roofline's."""
+    from pg_tensile.planning.latency import model_bytes, roofline
+
+    data = executor._latency_models.get(place.name)
+    if data is None:
+        return trace.with_latencies(roofline.estimate(trace, place.profile))
+    return trace.with_latencies(model_bytes.decode(bytes(data)).predict(trace, place.profile))
+
+
+def _with_workspaces(executor: Executor, graphs: Graphs, profile: DeviceProfile) -> Graphs:
+    from pg_tensile.execution.measuring.workspaces import probe
+    from pg_tensile.execution.runtime.host import HostDevice
+
+    traces = {}
+    with closing(HostDevice(profile)) as host:
+        for name, graph in graphs.named().items():
+            workspace = probe(graph, host, profile.memory_bytes // 2)
+            traces[name] = graph.trace.with_latencies(graph.trace.latency_us, workspace)
+            executor.poll_early("measuring")
+    return graphs.with_traces(traces)
+
+
+def _admission(spec: dict[str, Any], place: _Place) -> Admission:
+    from pg_tensile.planning.explain.explanation import Admission, Ahead
+
+    half = memory_bytes() // 2
+    limits = {"host_bytes": spec["host_memory_bytes"] or half, "most_events": spec["plan_events"]}
+    known = spec["admission"].get(place.name)
+    if known is not None:
+        ahead = tuple(Ahead(**job) for job in known["ahead"])
+        return Admission(**(known | {"ahead": ahead}), **limits)
+    memory = place.profile.memory_bytes
+    return Admission(min(memory, spec["device_memory_bytes"] or memory), **limits)

@@ -1,0 +1,272 @@
+"""Model versions ready to predict: in one piece, or within a memory budget; and the cache that keeps them.
+
+A request's features become the model's inputs by the version's preprocessing, its outputs predictions; how the model is
+executed in between is what `LoadedModel` and `BudgetedModel` differ in.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Features, Inputs, Preprocessing, Task
+from pyworker.wire import Frame
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from pg_tensile.planning.device.profile import DeviceProfile
+
+FEW_ROWS = 16
+MOST_ROWS = 8192  # of a batch within a memory budget: as many as a PREDICT frame has at most
+
+
+class Key(NamedTuple):
+    """What models are known by: a version, and the device memory that it is executed within; 0: in one piece."""
+
+    version: int
+    memory_budget: int = 0
+
+
+class Malformed(Exception):
+    """A request that does not fit the model's features."""
+
+    hint = "The server's library and the predictor disagree; run make install and restart the server."
+
+
+class Answer(NamedTuple):
+    """What a PREDICTION frame carries; docs/internals.md, "Features (PREDICT)"."""
+
+    unknown: int
+    prediction: NDArray[np.float64]  # [rows]
+    probability: NDArray[np.float64]  # [rows]
+    label: NDArray[np.int32]  # [rows]
+
+
+class Version:
+    """A version with its preprocessing. `nbytes` of the device's memory are its, `host_bytes` of the host's beside
+    them. `planned_bytes`: what a prediction for one row takes within a memory budget."""
+
+    host_bytes = 0
+    planned_bytes: int | None = None
+
+    def __init__(self, preprocessing: Preprocessing, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._preprocessing = preprocessing
+        self._numbers = len(preprocessing.numbers)
+        self._categories = len(preprocessing.categories)
+        self._arrays = len(preprocessing.arrays)
+        values = preprocessing.label_values
+        self._label_values = np.array(values, np.float64) if values is not None else None
+
+    def predict(self, frame: Frame) -> Answer:
+        """Answers a PREDICT frame. Raises Malformed, or DataError for arrays of a wrong length."""
+        inputs, unknown = self._inputs(frame)
+        features = self._preprocessing.apply(inputs)
+        return self._answer(self._execute(features, inputs.rows).astype(np.float64), unknown)
+
+    def _execute(self, features: Features, rows: int) -> NDArray[Any]:
+        """The model's outputs [rows, outputs]."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Gives back what is not memory."""
+
+    def _inputs(self, frame: Frame) -> tuple[Inputs, int]:
+        rows, buffers = frame.header.get("rows"), frame.buffers
+        if not isinstance(rows, int) or rows < 0 or len(buffers) != 2 + 2 * self._arrays:
+            raise Malformed(f"a request has {len(buffers)} buffers and {rows} rows")
+        try:
+            numeric = np.frombuffer(buffers[0], np.float64).reshape(self._numbers, rows)
+            codes = np.frombuffer(buffers[1], np.int32).reshape(self._categories, rows)
+        except ValueError:
+            raise Malformed(f"a request's buffers do not fit {rows} rows") from None
+        categories, unknown = self._category_inputs(codes, frame.header.get("dict") or [])
+        arrays = [self._array_input(rows, *buffers[2 + 2 * i : 4 + 2 * i]) for i in range(self._arrays)]
+        return Inputs(rows, numeric, categories, arrays), unknown
+
+    def _category_inputs(self, codes: NDArray[np.int32], dictionaries: list[Any]) -> tuple[list[CategoryInput], int]:
+        """Categories, and how many of their strings are not null but were never seen in training."""
+        if len(dictionaries) != self._categories:
+            raise Malformed(f"a request has {len(dictionaries)} dictionaries for {self._categories} categories")
+        if not self._categories:
+            return [], 0
+        limits = [len(strings) for strings in dictionaries]
+        lowest, highest = codes.min(initial=0), codes.max(axis=1, initial=-1).tolist()
+        if lowest < -1 or any(map(operator.ge, highest, limits)):
+            raise Malformed("a request's category codes exceed their dictionary")
+        codes_of_strings = [self._preprocessing.codes(number, strings) for number, strings in enumerate(dictionaries)]
+        tables = np.array([code for known in codes_of_strings for code in (*known, 0)], np.int64)
+        categories: list[CategoryInput] = []
+        unknown = end = 0
+        for places, limit, known in zip(codes, limits, codes_of_strings, strict=True):
+            start, end = end, end + limit + 1
+            category = CategoryInput(places, tables[start:end])
+            if 0 in known:
+                unknown += int(((places >= 0) & (category.table[places] == 0)).sum())
+            categories.append(category)
+        return categories, unknown
+
+    @staticmethod
+    def _array_input(rows: int, lengths: memoryview, elements: memoryview) -> ArraysInput:
+        try:
+            array = ArraysInput(np.frombuffer(lengths, np.int32), np.frombuffer(elements, np.float64))
+        except ValueError as error:
+            raise Malformed(str(error)) from None
+        if len(array.lengths) != rows or array.lengths.clip(min=0).sum(dtype=np.int64) != len(array.elements):
+            raise Malformed(f"a request's array elements do not fit {rows} rows")
+        return array
+
+    def _answer(self, outputs: NDArray[np.float64], unknown: int) -> Answer:
+        """From the model's outputs [rows, outputs]."""
+        rows = len(outputs)
+        task = self._preprocessing.task
+        if task == Task.REGRESSION:
+            target = self._preprocessing.target
+            prediction = outputs[:, 0] * target.std + target.mean
+            return Answer(unknown, prediction, np.full(rows, np.nan), np.full(rows, -1, np.int32))
+        if task == Task.BINARY:
+            positive = _sigmoid(outputs[:, 0])
+            label = positive > 0.5
+            return Answer(unknown, positive, np.where(label, positive, 1.0 - positive), label.astype(np.int32))
+        odds = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+        label = outputs.argmax(axis=1)
+        values = self._label_values
+        prediction = values[label] if values is not None else np.full(rows, np.nan)
+        return Answer(unknown, prediction, odds.max(axis=1) / odds.sum(axis=1), label.astype(np.int32))
+
+
+def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """1 / (1 + e^−x); beyond ±700 it is 0 or 1 to the last bit anyway."""
+    return 1.0 / (1.0 + np.exp(np.minimum(np.maximum(-x, -700.0), 700.0)))
+
+
+class LoadedModel(Version):
+    """Executed in one piece."""
+
+    def __init__(self, preprocessing: Preprocessing, module: nn.Module, nbytes: int) -> None:
+        import torch
+
+        from pg_tensile.execution.models import few_rows
+
+        super().__init__(preprocessing, nbytes)
+        self._module = module.eval()
+        self._few_rows = few_rows(module)
+        self._from_numpy = torch.from_numpy
+
+    def _execute(self, features: Features, rows: int) -> NDArray[Any]:
+        if rows <= FEW_ROWS and self._few_rows is not None:
+            return self._few_rows(features)
+        tensors = [self._from_numpy(array) for array in features.flat()]
+        outputs: NDArray[Any] = self._module(Features.from_flat(tensors)).numpy()
+        return outputs
+
+
+class BudgetedModel(Version):
+    """Executed under plans within `memory_budget` bytes of the host device, which count as its. Raises TensileError."""
+
+    def __init__(
+        self,
+        preprocessing: Preprocessing,
+        module: nn.Module,
+        memory_budget: int,
+        profile: DeviceProfile,
+        host_bytes: int,
+    ) -> None:
+        import torch
+
+        from pg_tensile.execution.runtime.host import HostDevice
+        from pg_tensile.execution.training.prediction import FlatModel, Served
+
+        super().__init__(preprocessing, memory_budget)
+        self.host_bytes = host_bytes
+        self._from_numpy = torch.from_numpy
+        example = [torch.from_numpy(np.empty((1, *shape), dtype)) for shape, dtype in preprocessing.layout()[:-1]]
+        self._device = HostDevice(profile, memory_budget)
+        try:
+            self._served = Served(FlatModel(module.eval()), example, self._device, MOST_ROWS)
+        except BaseException:
+            self._device.close()
+            raise
+        self.planned_bytes = self._served.candidates[1].device_peak_bytes
+
+    def _execute(self, features: Features, rows: int) -> NDArray[Any]:
+        outputs: NDArray[Any] = self._served.predict([self._from_numpy(array) for array in features.flat()]).numpy()
+        return outputs
+
+    def close(self) -> None:
+        self._served.close()
+        self._device.close()
+
+
+def load(header: dict[str, Any], weights: bytes, profile: DeviceProfile | None) -> Version:
+    """The version in a MODEL frame's header; `profile`: of the device, for a version with a memory budget. Raises
+    TensileError."""
+    import torch
+
+    from pg_tensile.execution import models
+    from pg_tensile.execution.training import checkpoint
+
+    preprocessing = Preprocessing.from_json(header["preprocessing"])
+    architecture = models.parse(header["architecture"])
+    strings = sum(len(text) + 100 for f in preprocessing.categories for text in f.categories or ())
+    memory_budget = header.get("memory_budget") or 0
+    with torch.inference_mode(not memory_budget):  # an executor takes the tensors over
+        module = models.build(architecture, preprocessing.model_inputs, preprocessing.outputs)
+        checkpoint.load_model(module, checkpoint.from_bytes(weights))
+    if not memory_budget:
+        return LoadedModel(preprocessing, module, len(weights) + strings)
+    assert profile is not None
+    return BudgetedModel(preprocessing, module, memory_budget, profile, len(weights) + strings)
+
+
+class ModelCache:
+    """Loaded models, the least recently used first."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
+        self._models: OrderedDict[Key, Version] = OrderedDict()
+        self.nbytes = 0  # of the device
+        self._host_bytes = 0
+
+    def get(self, key: Key) -> Version | None:
+        model = self._models.get(key)
+        if model is not None:
+            self._models.move_to_end(key)
+        return model
+
+    def shown(self) -> list[dict[str, Any]]:
+        """What tensile.loaded_models shows of each."""
+        return [
+            {
+                "version": key.version,
+                "memory_budget": key.memory_budget or None,
+                "device_bytes": model.nbytes,
+                "planned_bytes": model.planned_bytes,
+                "host_bytes": model.host_bytes,
+            }
+            for key, model in self._models.items()
+        ]
+
+    def add(self, key: Key, model: Version) -> None:
+        """Keeps the model, and drops others to make room for it."""
+        self._models[key] = model
+        self.nbytes += model.nbytes
+        self._host_bytes += model.host_bytes
+        while self.nbytes + self._host_bytes > self._limit and len(self._models) > 1:
+            self._drop()
+
+    def shrink(self, limit_bytes: int) -> None:
+        """Drops models, the one unused for longest first, until they fit into so many bytes of the device."""
+        while self.nbytes > limit_bytes and self._models:
+            self._drop()
+
+    def _drop(self) -> None:
+        _, dropped = self._models.popitem(last=False)
+        self.nbytes -= dropped.nbytes
+        self._host_bytes -= dropped.host_bytes
+        dropped.close()

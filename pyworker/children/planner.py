@@ -1,0 +1,171 @@
+"""The planner process: makes the plans, where numpy may be imported. Its supervisor is the scheduler.
+
+It keeps the traces of the jobs that the scheduler has told it about, and what planning found out about them; anything
+else comes with each question. The frames (docs/internals.md, "Memory"):
+
+- TRACE: a job's trace of the training step, in one buffer. Replaces the one before.
+- LATENCY: the job's latencies now, float32[operators] in µs.
+- SPARSITY: what was counted in the job's tensors: int32 tensor, float32 for each of Statistics.
+- SCHEDULE: `request`, `device` (the fields of DeviceState, the profile as its fields), `jobs` (those of JobState;
+  instead of the trace `traced`; `given` null or {`known`, `granted_bytes`, `link_share`}) → of each known plan its
+  rows and its order, and of each plan that a search has found (`found`) for it, in the order of the jobs. Traces of
+  the device's jobs that are not among `jobs` are forgotten.
+- SCHEDULED, the answer: `request`, `device` (its name), `seconds`, `totals_us` {job: µs}, `notes` [{job, reason}],
+  `codings` {job: [{tensor, codec, coded_bytes, coded_us, plain_us, compressed}]} of jobs with compression, `jobs`
+  [{job, decision: planned, kept, waits, refused or failed, and its fields}] → for each plan: rows, its order,
+  then of each step under it: int32 operator, int64 bytes planned, int64 bytes without a plan.
+
+What is wrong with one job (a damaged trace) is a decision about that job; anything else ends the process with ERROR.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pg_tensile.errors import TraceError
+from pg_tensile.planning.compression.codec_times import CodecTimes
+from pg_tensile.planning.compression.sparsity import Statistics
+from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.plan.plan import Plan
+from pg_tensile.planning.scheduling.device_scheduler import (
+    Decision,
+    DeviceScheduler,
+    DeviceState,
+    Given,
+    JobState,
+    Planned,
+)
+from pg_tensile.planning.trace.trace import Trace
+from pyworker.wire import Buffer, Connection, Frame, FrameType, ProtocolError
+
+
+def run(connection: Connection, hello: dict[str, Any]) -> None:
+    """The body of the process: answers until the scheduler ends it."""
+    planner = Planner(connection)
+    while True:
+        frame = connection.recv()
+        assert frame is not None  # no time-out
+        planner.hear(frame)
+
+
+class Planner:
+    """What is known of the jobs, by their numbers."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._traces: dict[int, Trace] = {}
+        self._faults: dict[int, str] = {}  # of traces that cannot be used
+        self._devices: dict[int, str] = {}
+        self._statistics: dict[int, dict[int, Statistics]] = {}  # by tensor
+        self._schedulers: dict[str, DeviceScheduler] = {}
+
+    def hear(self, frame: Frame) -> None:
+        match frame.type:
+            case FrameType.TRACE:
+                self._keep_trace(frame)
+            case FrameType.LATENCY:
+                self._keep_latency(frame)
+            case FrameType.SPARSITY:
+                self._keep_sparsity(frame)
+            case FrameType.SCHEDULE:
+                self._schedule(frame)
+            case _:
+                raise ProtocolError(f"unexpected {frame.type.name} frame")
+
+    def _keep_trace(self, frame: Frame) -> None:
+        self._forget(frame.job)
+        self._devices[frame.job] = frame.header["device"]
+        try:
+            self._traces[frame.job] = Trace.from_bytes(bytes(frame.buffers[0]))
+        except TraceError as error:
+            self._faults[frame.job] = f"its trace cannot be read: {error}"
+
+    def _keep_latency(self, frame: Frame) -> None:
+        trace = self._traces.get(frame.job)
+        latency_us = np.frombuffer(frame.buffers[0], "<f4").astype(np.float64)
+        if trace is None or len(latency_us) != trace.operator_count:
+            return  # of a trace that was replaced meanwhile
+        known = np.isfinite(latency_us) & (latency_us >= 0)
+        self._traces[frame.job] = trace.with_latencies(np.where(known, latency_us, trace.latency_us))
+
+    def _keep_sparsity(self, frame: Frame) -> None:
+        kinds = ("<i4", "<f4", "<f4", "<f4")
+        columns = [np.frombuffer(buffer, kind).tolist() for buffer, kind in zip(frame.buffers, kinds, strict=True)]
+        self._statistics[frame.job] = {tensor: Statistics(*shares) for tensor, *shares in zip(*columns, strict=True)}
+
+    def _forget(self, job: int) -> None:
+        for memory in (self._traces, self._faults, self._devices, self._statistics):
+            memory.pop(job, None)
+
+    # ---- questions and answers ----
+
+    def _schedule(self, frame: Frame) -> None:
+        started = time.monotonic()
+        request, jobs = frame.header, frame.header["jobs"]
+        name = request["device"]["name"]
+        listed = {job["job"] for job in jobs}
+        for job in [job for job, device in self._devices.items() if device == name and job not in listed]:
+            self._forget(job)
+        faults = {
+            job["job"]: self._faults.get(job["job"], "its trace has not come")
+            for job in jobs
+            if job["traced"] and job["job"] not in self._traces
+        }
+        plans = iter(frame.buffers)
+        states = [self._state(job, plans) for job in jobs]
+        held = sum(state.given.granted_bytes for state in states if state.given and state.job in faults)
+        held += sum(state.overhead_bytes for state in states if state.job in faults)
+        device = _device(request["device"], held)
+        scheduler = self._schedulers.setdefault(name, DeviceScheduler())
+        schedule = scheduler.schedule(device, [state for state in states if state.job not in faults])
+        buffers: list[Any] = []
+        answers = [_answer(job, decision, buffers) for job, decision in schedule.decisions.items()]
+        answers += [{"job": job, "decision": "failed", "reason": reason} for job, reason in faults.items()]
+        header = {
+            "request": request["request"],
+            "device": name,
+            "seconds": time.monotonic() - started,
+            "totals_us": schedule.totals_us,
+            "notes": [note._asdict() for note in schedule.notes],
+            "codings": {job: [each._asdict() for each in listed] for job, listed in schedule.codings.items()},
+            "jobs": answers,
+        }
+        self._connection.send(FrameType.SCHEDULED, header=header, buffers=buffers)
+
+    def _state(self, job: dict[str, Any], plans: Iterator[Buffer]) -> JobState:
+        fields = {key: value for key, value in job.items() if key not in ("traced", "given", "found")}
+        given = None
+        if job["given"] is not None:
+            known, granted, share = (job["given"][key] for key in ("known", "granted_bytes", "link_share"))
+            given = Given(_plan(plans) if known else None, granted, share)
+        found = _plan(plans) if job.get("found") else None
+        trace = self._traces.get(job["job"]) if job["traced"] else None
+        statistics = self._statistics.get(job["job"], {})
+        return JobState(trace=trace, given=given, found=found, statistics=statistics, **fields)
+
+
+def _plan(buffers: Iterator[Buffer]) -> Plan:
+    """The next one: rows and order."""
+    rows, order = next(buffers), next(buffers)
+    return Plan.from_rows(bytes(rows), order=bytes(order))
+
+
+def _device(fields: dict[str, Any], held_bytes: int) -> DeviceState:
+    ending = fields["ending_bytes"] + held_bytes
+    times = fields.get("codec_times")
+    known = {"profile": DeviceProfile(**fields["profile"]), "codec_times": times and CodecTimes.from_json(times)}
+    return DeviceState(**fields | known | {"ending_bytes": ending})
+
+
+def _answer(job: int, decision: Decision, buffers: list[Buffer | Any]) -> dict[str, Any]:
+    """One job's part of SCHEDULED. Arrays go to `buffers`."""
+    fields = decision._asdict()
+    if isinstance(decision, Planned):
+        plan = fields.pop("plan")
+        buffers += [plan.rows, plan.order_bytes]
+        buffers += [fields.pop(name) for name in ("operators", "footprint", "vanilla")]
+    return {"job": job, "decision": type(decision).__name__.lower(), **fields}

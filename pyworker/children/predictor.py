@@ -1,0 +1,301 @@
+"""The predictor process: keeps models loaded and answers every session's predictions.
+
+One thread, one epoll loop over the supervisor's socket, the listening socket (for its owner only) and the sessions'.
+A session's requests are answered in order. A version that is not loaded is asked for once (LOAD) while the requests
+for it wait; MODEL and the weights load it (loaded_models.py). Models are dropped, the one unused for longest first,
+when together they exceed the cache. The same version in one piece and within each memory budget that sessions ask
+for are different models.
+
+A session cannot disturb others: a request that is wrong gets an ERROR, a stream that is not frames is closed, and a
+session that does not read its answers is not read from. Whatever a row does not need is done when a model is loaded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import os
+import resource
+import select
+import socket
+import struct
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyworker import child
+from pyworker.children.loaded_models import Key, ModelCache, Version, load
+from pyworker.version import VERSION
+from pyworker.wire import Connection, Frame, FrameType, ProtocolError, StateCollector
+
+if TYPE_CHECKING:
+    from pg_tensile.planning.device.profile import DeviceProfile
+
+SOCKET_VARIABLE = "PG_TENSILE_SOCKET"
+BACKLOG = 128
+SPIN_NS = 50_000  # see Predictor._events
+CACHE_VARIABLE = "PG_TENSILE_MODEL_CACHE"
+DEFAULT_CACHE = 1 << 30
+_INT64 = struct.Struct("<q")
+
+
+class Session:
+    """One session's connection and the requests it waits for."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.greeted = False
+        self.requests: deque[Frame] = deque()
+        self.blocked = False  # it does not read its answers: not read from until it does
+
+
+class Predictor:
+    """The epoll loop."""
+
+    def __init__(self, supervisor: Connection, cache_bytes: int, listener: socket.socket) -> None:
+        self._supervisor = supervisor
+        self._models = ModelCache(cache_bytes)
+        self._listener = listener
+        self._sessions: dict[int, Session] = {}
+        self._waiting: dict[Key, list[Session]] = {}  # by the model they wait for
+        self._arriving: tuple[Key, dict[str, Any], StateCollector] | None = None
+        self._profile: DeviceProfile | None = None  # of the host device, once it is needed
+        self._soon = False  # the last request came soon after the one before
+        self._epoll = select.epoll()
+        self._epoll.register(supervisor.fileno(), select.EPOLLIN)
+        self._epoll.register(listener.fileno(), select.EPOLLIN)
+
+    def run(self) -> None:
+        """Until the supervisor says STOP or goes away."""
+        while True:
+            for fd, _ in self._events():
+                session = self._sessions.get(fd)
+                if session is not None:
+                    self._serve(session)
+                elif fd == self._listener.fileno():
+                    self._accept()
+                elif fd == self._supervisor.fileno() and self._hear_supervisor():
+                    return
+
+    def _events(self) -> list[tuple[int, int]]:
+        """What to do next. A session often asks for one row after the other, and waking a core that went to sleep takes
+        longer than an answer: so the next request is watched for during a moment, if the last one came that soon."""
+        started = time.perf_counter_ns()
+        while self._soon and time.perf_counter_ns() - started < SPIN_NS:
+            events = self._epoll.poll(0)
+            if events:
+                return events
+            os.sched_yield()  # the session may be waiting for this very core
+        events = self._epoll.poll()
+        self._soon = time.perf_counter_ns() - started < SPIN_NS
+        return events
+
+    # ---- sessions ----
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._close_idle_session()
+            return  # else: it gave up already
+        sock.setblocking(False)
+        self._sessions[sock.fileno()] = Session(Connection(sock))
+        self._epoll.register(sock.fileno(), select.EPOLLIN)
+
+    def _close_idle_session(self) -> None:
+        """Makes room for another one: a session whose idle connection ends opens a new one without a word."""
+        for session in self._sessions.values():
+            if session.greeted and not session.requests and not session.blocked:
+                self._close(session)
+                return
+
+    def _close(self, session: Session) -> None:
+        fd = session.connection.fileno()
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(fd)
+        del self._sessions[fd]
+        session.requests.clear()
+        session.connection.close()
+
+    def _serve(self, session: Session) -> None:
+        """Takes what the session sent, answers what can be answered."""
+        connection = session.connection
+        try:
+            if session.blocked and not self._unblock(session):
+                return
+            frame = connection.poll()  # one, then the next session's turn
+            if frame is not None:
+                session.requests.append(frame)
+                self._answer_requests(session)
+        except (ProtocolError, OSError):
+            self._close(session)
+            return
+        if connection.closed:
+            self._close(session)
+
+    def _unblock(self, session: Session) -> bool:
+        if not session.connection.flush():
+            return False
+        session.blocked = False
+        self._epoll.modify(session.connection.fileno(), select.EPOLLIN)
+        self._answer_requests(session)
+        return True
+
+    def _answer_requests(self, session: Session) -> None:
+        """In order, until one must wait for its model or the session for its answers."""
+        while session.requests and not session.blocked:
+            frame = session.requests[0]
+            if frame.type == FrameType.HELLO and not session.greeted:
+                self._greet(session, frame)
+            elif frame.type != FrameType.PREDICT or not session.greeted:
+                raise ProtocolError(f"unexpected {frame.type.name} frame")
+            elif (model := self._models.get(key := _key(frame))) is not None:
+                self._predict(session, frame, model)
+            else:
+                self._wait_for_model(session, key)
+                return
+            session.requests.popleft()
+
+    def _greet(self, session: Session, frame: Frame) -> None:
+        if frame.header.get("version") != VERSION:
+            error = child.VersionMismatch(f"the predictor's version is {VERSION}, not {frame.header.get('version')}")
+            self._send(session, FrameType.ERROR, frame.job, child.error_header(error))
+            return
+        session.greeted = True
+        self._send(session, FrameType.HELLO, 0, {"version": VERSION, "python": sys.version, "pid": os.getpid()})
+
+    def _predict(self, session: Session, frame: Frame, model: Version) -> None:
+        try:
+            answer = model.predict(frame)
+        except Exception as error:  # whatever a user's model raises is that request's error
+            self._send(session, FrameType.ERROR, frame.job, child.error_header(error))
+            return
+        buffers = (_INT64.pack(answer.unknown), answer.prediction, answer.probability, answer.label)
+        self._send(session, FrameType.PREDICTION, frame.job, None, buffers)
+
+    def _send(
+        self, session: Session, type: FrameType, job: int, header: dict[str, Any] | None, buffers: tuple[Any, ...] = ()
+    ) -> None:
+        session.connection.queue(type, job, 0, header, buffers)
+        if not session.connection.flush():
+            session.blocked = True
+            self._epoll.modify(session.connection.fileno(), select.EPOLLOUT)
+
+    # ---- models ----
+
+    def _wait_for_model(self, session: Session, key: Key) -> None:
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            self._waiting[key] = [session]
+            self._supervisor.send(FrameType.LOAD, key.version, header={"memory_budget": key.memory_budget})
+        elif session not in waiting:
+            waiting.append(session)
+
+    def _hear_supervisor(self) -> bool:
+        """Models on their way from the supervisor; true when it says STOP or is gone."""
+        while (frame := self._supervisor.poll()) is not None:
+            if frame.type == FrameType.STOP:
+                return True
+            if frame.type == FrameType.MODEL and frame.header.get("error"):
+                self._arriving = None  # it may be about what has come in part
+                self._refuse(_key(frame), frame.header["error"])
+            elif frame.type == FrameType.MODEL:
+                self._arriving = (_key(frame), frame.header, StateCollector())
+            elif frame.type == FrameType.STATE and self._arriving is not None:
+                self._collect(frame, *self._arriving)
+            else:
+                raise ProtocolError(f"unexpected {frame.type.name} frame")
+        return self._supervisor.closed
+
+    def _collect(self, frame: Frame, key: Key, header: dict[str, Any], collector: StateCollector) -> None:
+        state = collector.add(frame)
+        if state is None:
+            return
+        self._arriving = None
+        self._models.shrink(header.get("keep_bytes", sys.maxsize))
+        try:
+            profile = self._device_profile(header.get("profile")) if key.memory_budget else None
+            model = load(header, state.data, profile)
+        except Exception as error:  # a user's architecture may raise anything
+            self._refuse(key, child.error_header(error))
+            self._report()
+            return
+        self._models.add(key, model)
+        gc.collect()
+        gc.freeze()  # models live long: later collections need not look at them
+        self._report()
+        for session in self._waiting.pop(key, []):
+            self._resume(session)
+
+    def _device_profile(self, known: dict[str, Any] | None) -> DeviceProfile:
+        """Of the host device: `known` from the catalogue, where a job has measured it, or measured now."""
+        from pg_tensile.execution.measuring.device import DeviceProfile, measure
+
+        if self._profile is None:
+            self._profile = measure("cpu") if known is None else DeviceProfile(**known)
+        return self._profile
+
+    def _report(self) -> None:
+        """The models that are there now and their memory, for the device's ledger and for people."""
+        header = {"model_bytes": self._models.nbytes, "models": self._models.shown()}
+        self._supervisor.send(FrameType.PROGRESS, header=header)
+
+    def _refuse(self, key: Key, error: dict[str, Any]) -> None:
+        """Answers everything that waits for this model with the error."""
+        for session in self._waiting.pop(key, []):
+            if session.requests:
+                session.requests.popleft()
+                with contextlib.suppress(OSError):
+                    self._send(session, FrameType.ERROR, key.version, error)
+                self._resume(session)
+
+    def _resume(self, session: Session) -> None:
+        """Goes on with a session that waited for a model."""
+        if session.connection.fileno() not in self._sessions:
+            return  # it left meanwhile
+        try:
+            self._answer_requests(session)
+        except (ProtocolError, OSError):
+            self._close(session)
+
+
+def _key(frame: Frame) -> Key:
+    """The model that a PREDICT or MODEL frame is about. Raises ProtocolError."""
+    memory_budget = frame.header.get("memory_budget") or 0
+    if not isinstance(memory_budget, int) or memory_budget < 0:
+        raise ProtocolError(f"a memory budget of {memory_budget!r}")
+    return Key(frame.job, memory_budget)
+
+
+def listen(path: Path) -> socket.socket:
+    """Listens on a Unix socket that only this user can reach, in place of one that an earlier predictor left."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(mask)
+    listener.setblocking(False)
+    listener.listen(BACKLOG)
+    return listener
+
+
+def run(connection: Connection, hello: dict[str, Any]) -> None:
+    """The body of the process."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a descriptor for each session that predicts
+    listener = listen(Path(os.environ[SOCKET_VARIABLE]))  # sessions may connect while torch is imported
+    import torch
+
+    import pg_tensile.execution.models  # noqa: F401
+
+    threads = int(os.environ.get("OMP_NUM_THREADS", "1"))
+    torch.set_num_threads(max(1, threads - 1))  # the session that packs the next rows needs a core as well
+    with torch.inference_mode():
+        Predictor(connection, int(os.environ.get(CACHE_VARIABLE, DEFAULT_CACHE)), listener).run()

@@ -1,0 +1,122 @@
+"""A search process: looks for a better plan of one job while that trains (policy swapadvisor). Its supervisor is the
+scheduler (search.py), which ends it when the job has no use for it any more. The frames (docs/internals.md):
+
+- SEARCH: `profile` (its fields), `link_share`, `budget_bytes`, `seconds`, `seed`, `processes` (0: one for each core),
+  `host_bytes`, `plan_events` → the trace, float32[operators] latencies now (µs; may be empty), rows and order of the
+  plan that the job has.
+- FOUND, the best plan so far, several a second at most: `first_us` (of the plan that the job has), `iteration_us`,
+  `device_peak_bytes`, `generation`, `evaluations`, `worth` (it is so much better than the last one that was worth it,
+  or than the first, that the job should change to it), `done` → its rows and its order.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.plan.plan import EVENT_ROW, ORDER, Plan
+from pg_tensile.planning.policies.swapadvisor.search import Found, search
+from pg_tensile.planning.scheduling.device_scheduler import GAIN
+from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
+from pg_tensile.planning.trace.trace import Trace
+from pyworker.wire import Connection, Frame, FrameType, ProtocolError
+
+INTERVAL_S = 0.5  # between two frames
+
+
+def run(connection: Connection, hello: dict[str, Any]) -> None:
+    """The body of the process: one search."""
+    frame = connection.recv()
+    assert frame is not None  # no time-out
+    if frame.type != FrameType.SEARCH:
+        raise ProtocolError(f"unexpected {frame.type.name} frame")
+    request, trace = frame.header, timed(frame)
+    start = Plan.from_rows(bytes(frame.buffers[2]), order=bytes(frame.buffers[3]))
+    profile = _profile(request["profile"], request["link_share"])
+    (before,) = simulate([SimulatedJob(trace, start)], profile)
+    order_rows = -(-trace.operator_count * ORDER.itemsize // EVENT_ROW.itemsize)
+    teller = Teller(connection, frame.job, trace, before.iteration_us)
+    with teller:
+        best = search(
+            trace,
+            profile,
+            request["budget_bytes"],
+            seconds=request["seconds"],
+            seed=request["seed"],
+            processes=request["processes"] or None,
+            start=start,
+            host_bytes=request["host_bytes"],
+            most_events=max(0, request["plan_events"] - order_rows),
+            found=teller.hear,
+        )
+    teller.tell(best, done=True)
+    connection.recv()  # until it is ended
+
+
+def timed(frame: Frame) -> Trace:
+    """The trace of a SEARCH frame with the latencies that are known now."""
+    trace = Trace.from_bytes(bytes(frame.buffers[0]))
+    latency_us = np.frombuffer(frame.buffers[1], "<f4").astype(np.float64)
+    if len(latency_us) != trace.operator_count:
+        return trace
+    known = np.isfinite(latency_us) & (latency_us >= 0)
+    return trace.with_latencies(np.where(known, latency_us, trace.latency_us))
+
+
+def _profile(given: dict[str, Any], share: float) -> DeviceProfile:
+    """The device with the part of its link that the job has."""
+    profile = DeviceProfile(**{field.name: given[field.name] for field in fields(DeviceProfile) if field.name in given})
+    return profile.with_link(profile.out_bytes_per_s * share, profile.in_bytes_per_s * share, profile.duplex_factor)
+
+
+class Teller:
+    """Sends the best plan so far every INTERVAL_S, if there is a new one, from a thread of its own: the search calls
+    `hear` now and then only."""
+
+    def __init__(self, connection: Connection, job: int, trace: Trace, first_us: float) -> None:
+        self._connection = connection
+        self._job = job
+        self._trace = trace
+        self._first_us = self._worth_us = first_us
+        self._newest: Found | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._repeat, daemon=True)
+
+    def __enter__(self) -> Teller:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def hear(self, found: Found) -> None:
+        self._newest = found
+
+    def _repeat(self) -> None:
+        told: Found | None = None
+        while not self._over.wait(INTERVAL_S):
+            newest = self._newest
+            if newest is not None and newest is not told:
+                self.tell(newest)
+                told = newest
+
+    def tell(self, found: Found, done: bool = False) -> None:
+        worth = found.iteration_us < (1 - GAIN) * self._worth_us
+        if worth:
+            self._worth_us = found.iteration_us
+        header = {
+            "first_us": self._first_us,
+            "iteration_us": found.iteration_us,
+            "device_peak_bytes": found.device_peak_bytes,
+            "generation": found.generation,
+            "evaluations": found.evaluations,
+            "worth": worth,
+            "done": done,
+        }
+        plan = found.plan.with_bytes(self._trace)
+        self._connection.send(FrameType.FOUND, self._job, header=header, buffers=[plan.rows, plan.order_bytes])

@@ -1,0 +1,1 @@
+"""Background workers' Python, inside the server: standard library only."""

@@ -1,0 +1,134 @@
+"""The controller: which queued job starts when, and what becomes of jobs whose worker is gone.
+
+It sleeps on its latch, which every change of a job's state sets at commit, and looks at the clock only while jobs run
+or wait for their time. A turn has two phases: reap (jobs that should have a worker and have none), then launch in the
+order of the queue while slots are free. Now and then ended jobs are deleted (pg_tensile.job_retention). Everything it
+knows is in the catalogue and in shared memory, so that it can be killed at any moment. SQL errors end the turn, not the
+controller (Server.loop).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from pyworker.supervisors.supervisor import Server
+from pyworker.supervisors.worker import TERMINATED
+
+BUSY = 1.0  # seconds between turns while jobs run
+IDLE = 30.0
+ATTACH_LIMIT = 30.0  # seconds that a launched worker may take to attach to its slot
+FREE_CRASHES = 3  # attempts that a restart of the server may cost a job before it counts as the job's fault
+RETENTION_PAUSE = 30.0  # seconds between two looks for ended jobs that are too old
+NO_WORKER = "no background worker is free (max_worker_processes)"
+NO_SLOT = "all job slots are taken (pg_tensile.max_jobs)"
+
+
+async def run(plpy: Any) -> None:
+    """The controller process."""
+    await Controller(Server(plpy)).run()
+
+
+class Controller:
+    """Its memory is only about not repeating itself: nothing here is needed after a restart."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._started = False
+        self._launch_after = 0.0  # after a failed launch: not before this time
+        self._launch_pause = BUSY
+        self._forget_after = 0.0
+
+    async def run(self) -> None:
+        await self._server.loop(self._turn)
+
+    async def _turn(self) -> float:
+        """One reap and one launch; seconds until the next."""
+        self._reap()
+        self._launch()
+        self._forget()
+        return self._pause()
+
+    # -- reaping ------------------------------------------------------------------------------------------------------
+
+    def _reap(self) -> None:
+        for row in self._server.rows("SELECT job, state, attempt, terminated, error FROM tensile._orphans()"):
+            if row["terminated"]:
+                self._server.call("tensile._reap_terminated(int8,text)", row["job"], TERMINATED)
+                self._server.commit()
+            elif row["error"] is not None:
+                self._interrupt(row["job"], f"its worker ended with an error: {row['error']}", retry=True)
+            elif self._started:
+                self._interrupt(row["job"], "its worker ended unexpectedly", retry=True)
+            else:
+                # A job that takes the server down with it must not do so for ever.
+                self._interrupt(row["job"], "the server was restarted", retry=row["attempt"] > FREE_CRASHES)
+        self._started = True
+        slow = "SELECT job FROM tensile._job_slots() WHERE state = 'reserved' AND seconds > $1"
+        for row in self._server.rows(slow, ["float8"], ATTACH_LIMIT):
+            self._interrupt(row["job"], f"its worker did not start within {ATTACH_LIMIT:.0f} s", retry=True)
+
+    def _interrupt(self, job: int, reason: str, *, retry: bool) -> None:
+        self._server.call("tensile._reap(int8,text,bool)", job, reason, retry)
+        self._server.commit()
+
+    # -- launching ----------------------------------------------------------------------------------------------------
+
+    def _launch(self) -> None:
+        if time.monotonic() < self._launch_after:
+            return
+        live = self._live_jobs()  # an interrupted job may be among them: its worker is still on its way out
+        most = self._server.number("pg_tensile.max_jobs")
+        free = self._server.call("tensile._free_slots()")  # sessions that explain have some
+        queue = self._server.rows("SELECT job FROM tensile._queue_next($1)", ["int4"], most)
+        self._server.commit()
+        waiting = [row["job"] for row in queue if row["job"] not in live]
+        for job in waiting[:free]:
+            if not self._start(job):
+                self._launch_after = time.monotonic() + self._launch_pause
+                self._launch_pause = min(2 * self._launch_pause, IDLE / 2)
+                return
+            self._launch_pause = BUSY
+
+    def _start(self, job: int) -> bool:
+        """False: no worker can be had now. `starting` is committed first, so that no worker runs unseen."""
+        owner = self._server.call("tensile._job_starting(int8)", job)
+        self._server.commit()
+        if owner is None:
+            return True  # cancelled meanwhile, or failed because its role or model is gone
+        answer = self._server.call("tensile._launch_worker(int8,oid)", job, owner)
+        if answer == "started":
+            self._server.commit()
+            return True
+        reason = NO_WORKER if answer == "no_worker" else NO_SLOT
+        news = self._server.call("tensile._job_requeue(int8,text)", job, reason)
+        self._server.commit()
+        if news:
+            self._server.plpy.log(f"pg_tensile: job {job} stays queued: {reason}")
+        return False
+
+    # -- retention ----------------------------------------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        if time.monotonic() < self._forget_after:
+            return
+        self._server.call("tensile._forget_jobs()")
+        self._server.commit()
+        self._forget_after = time.monotonic() + RETENTION_PAUSE
+
+    # -- the clock ----------------------------------------------------------------------------------------------------
+
+    def _live_jobs(self) -> set[int]:
+        return {row["job"] for row in self._server.rows("SELECT job FROM tensile._job_slots()")}
+
+    def _pause(self) -> float:
+        pauses = [IDLE]
+        if self._live_jobs():
+            pauses.append(BUSY)
+        if self._launch_after > time.monotonic():
+            pauses.append(self._launch_after - time.monotonic())
+        delay_ms = self._server.call("tensile._queue_delay_ms()")
+        if delay_ms is not None:
+            pauses.append(delay_ms / 1000)
+        self._server.commit()
+        return min(pauses)

@@ -1,0 +1,163 @@
+"""The supervisor of explain_training: a dry run of a job's executor inside the caller's session.
+
+It runs in the middle of the caller's transaction, so nothing is committed, and waiting keeps the transaction's
+snapshots: these are the coroutines of a background worker, but `Session.drive` waits for what they await, by
+tensile._explain_wait. The query's rows are read by the caller's rights (tensile._explain_feed knows which query).
+Cancel and time-out come out of a wait or out of the query; whatever happens, the executor is gone when `run` returns.
+
+Errors are returned as columns, not raised: PL/Python would put its exception's name in front of the message.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar, cast
+
+from pyworker.supervisors.supervisor import (
+    Child,
+    ChildDied,
+    Failure,
+    Request,
+    Server,
+    Wait,
+    cores,
+    failure_of_frame,
+    failure_of_sql,
+    spool_folder,
+)
+from pyworker.wire import FrameType, ProtocolError
+
+TICK = 1.0  # seconds of a wait
+CONNECTION_ERRORS = "08"  # class of SQLSTATEs
+UNEXPLAINED = ("08", "38", "58", "XX")
+ERROR_COLUMNS = ("sqlstate", "message", "hint", "detail", "traceback")
+
+Result = TypeVar("Result")
+
+
+class Session(Server):
+    """An ordinary session: its transaction is not ours to end."""
+
+    def drive(self, supervisor: Coroutine[Request, Wait, Result]) -> Result:
+        """The coroutine's result. An error of a wait is raised where it waits, so that it ends its child."""
+        resume: Callable[[], Request] = partial(supervisor.send, None)  # type: ignore[arg-type]
+        while True:
+            try:
+                request = resume()
+            except StopIteration as end:
+                return cast(Result, end.value)
+            try:
+                bits = self.call("tensile._explain_wait(int4,int4,bool)", *request)
+                resume = partial(supervisor.send, Wait(bits))
+            except self.plpy.SPIError as error:
+                resume = partial(supervisor.throw, error)
+
+    def commit(self) -> None:
+        pass
+
+    def rollback(self) -> None:
+        pass
+
+
+def run(plpy: Any, spec: str) -> dict[str, Any]:
+    """The body of `tensile._explain(spec, folder)`: its columns. `spec`: what tensile._explain_training made."""
+    server = Session(plpy)
+    asked = json.loads(spec)
+    try:
+        header = server.drive(_dry_run(server, asked))
+    except ChildDied as death:
+        hint = "The server's log may say more."
+        return _error(server, Failure("58000", death.reason, hint=hint, traceback=death.traceback))
+    except Failure as failure:
+        return _error(server, failure)
+    except ProtocolError as error:
+        return _error(server, Failure("08P01", f"the executor broke the protocol: {error}"))
+    except plpy.SPIError as error:
+        return _error(server, failure_of_sql(error))
+    except Exception as error:
+        return _error(server, Failure("XX000", f"the supervisor failed: {error!r}", traceback=traceback.format_exc()))
+    lines = header["lines"] if asked["format"] == "text" else [json.dumps(header["explanation"])]
+    return {"lines": [server.text(line) for line in lines]} | dict.fromkeys(ERROR_COLUMNS)
+
+
+def _error(server: Server, failure: Failure) -> dict[str, Any]:
+    """The child's traceback is for errors that nobody has put into words."""
+    if failure.sqlstate[:2] not in UNEXPLAINED and "traceback" not in (failure.hint or ""):
+        failure.traceback = None
+    return {"lines": None} | {column: server.text(getattr(failure, column)) for column in ERROR_COLUMNS}
+
+
+async def _dry_run(server: Server, asked: dict[str, Any]) -> dict[str, Any]:
+    """The header of the executor's EXPLANATION frame."""
+    threads = int(asked["options"].get("threads") or server.number("pg_tensile.threads")) or max(1, cores() - 1)
+    timeout = float(server.number("pg_tensile.executor_timeout"))
+    child = Child(server, "executor", threads=threads, timeout=timeout)
+    try:
+        server.check_version()
+        await child.start()
+        models = server.rows("SELECT device, models FROM tensile._explain_latency_models()")
+        header = _spec(server, asked, threads) | {"latency_models": [row["device"] for row in models]}
+        child.queue(FrameType.JOB, header=header, buffers=[row["models"] for row in models])
+        async for frame in child.drain():
+            _check(frame.type, frame.header)
+        await _feed(server, child)
+        return await _listen(child)
+    finally:
+        await child.close()
+
+
+def _spec(server: Server, asked: dict[str, Any], threads: int) -> dict[str, Any]:
+    """The JOB frame's header (docs/internals.md, "The job's spec")."""
+    return asked | {
+        "device": server.setting("pg_tensile.device"),
+        "device_memory_bytes": server.number("pg_tensile.device_memory") << 10,
+        "host_memory_bytes": server.number("pg_tensile.host_memory") << 20,
+        "plan_events": server.number("pg_tensile.plan_events"),
+        "threads": threads,
+        "dataset_cache_bytes": server.number("pg_tensile.dataset_cache") << 20,
+        "spool_directory": str(spool_folder()),
+        "checkpoint_interval_s": 0,
+        "latency_weight": 1.0,
+        "workloads": None,
+    }
+
+
+async def _feed(server: Server, child: Child) -> None:
+    """The query's rows. An executor that dies meanwhile is the reason, not the broken connection that the query saw."""
+    try:
+        server.call("tensile._explain_feed(int4)", child.fd)
+    except server.plpy.spiexceptions.QueryCanceled:
+        raise
+    except server.plpy.SPIError as error:
+        failure = failure_of_sql(error)
+        if failure.sqlstate.startswith(CONNECTION_ERRORS):
+            await _hear_out(child)
+        raise failure from None
+    child.patience()
+
+
+async def _hear_out(child: Child) -> None:
+    """Raises what the executor has to say for itself, if anything."""
+    while (frame := await child.receive(TICK)) is not None:
+        _check(frame.type, frame.header)
+
+
+async def _listen(child: Child) -> dict[str, Any]:
+    while True:
+        frame = await child.receive(TICK)
+        if frame is not None and _check(frame.type, frame.header):
+            return frame.header
+
+
+def _check(type: FrameType, header: dict[str, Any]) -> bool:
+    """True for the explanation; raises what the executor raised."""
+    if type == FrameType.ERROR:
+        raise failure_of_frame(header)
+    if type not in (FrameType.PROGRESS, FrameType.EXPLANATION):
+        raise ProtocolError(f"unexpected {type.name} frame")
+    return type == FrameType.EXPLANATION

@@ -1,0 +1,242 @@
+"""The supervisor of the predictor: one child for all sessions, which talk to it directly over its Unix socket.
+
+It starts the predictor, hands it model versions from the catalogue when it asks for them (LOAD), and starts it again,
+after a growing pause, when it dies. Weights are read and sent chunk by chunk, so that no model is ever whole in a
+server process: a version never changes, it can only be deleted, and then the predictor is told in the middle of it. The
+socket's file goes when the predictor goes.
+
+It writes no table, because it also runs on a standby: what is loaded lies in shared memory.
+
+Models take memory of the device that they are kept on, so the ledger is asked before one is loaded: for the bytes of
+its weights, or for the memory budget that it is executed within. Where there is no room, other models go, the least
+recently used first; where that is not enough, jobs are planned into less memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections import deque
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pg_tensile.memory_limit import memory_bytes
+from pyworker.supervisors.supervisor import Child, ChildDied, Failure, Server, Stopped, cores
+from pyworker.wire import Frame, FrameType
+
+SOCKET_VARIABLE = "PG_TENSILE_SOCKET"
+MODEL_CACHE_VARIABLE = "PG_TENSILE_MODEL_CACHE"  # bytes
+MAX_PAUSE = 30.0  # seconds between two attempts to start a predictor
+DEVICE = "cpu"  # which the predictor computes on
+ROOM_TIMEOUT = 10.0  # seconds that jobs may take to make room for a model
+STABLE = 60.0  # seconds after which a death is an accident, not a habit
+IDLE = 30.0
+SHOWN = ("version", "memory_budget", "device_bytes", "planned_bytes", "host_bytes")  # of a model: csrc/pg_tensile.h
+DELETED = ("42704", "this version of the model does not exist any more", "Deploy another one.")
+
+
+async def run(plpy: Any) -> None:
+    """The inference process."""
+    await Inference(Server(plpy)).run()
+
+
+class Inference:
+    """Keeps one predictor alive."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._socket = Path(server.call("tensile._predictor_socket()"))
+        self._pause = 1.0
+        self._wanted: deque[tuple[int, int]] = deque()  # version, memory budget or 0
+        self._kept_bytes = 0  # of the models that the predictor has
+        self._coming: deque[int] = deque()  # bytes of those on their way to it
+
+    async def run(self) -> None:
+        try:
+            await self._server.loop(self._life)
+        finally:
+            self._remove_socket()
+
+    async def _life(self) -> float:
+        """One predictor from start to end; seconds to wait before the next."""
+        server = self._server
+        threads = server.number("pg_tensile.threads") or cores()
+        cache = server.number("pg_tensile.model_cache") << 20
+        environment = {MODEL_CACHE_VARIABLE: str(cache), SOCKET_VARIABLE: str(self._socket)}
+        self._child = Child(server, "predictor", threads=threads, environment=environment, nice=False)
+        born = time.monotonic()
+        try:
+            await self._child.start()
+            await self._serve()
+        except Stopped:
+            pass
+        except ChildDied as death:
+            self._complain(death.reason, death.traceback)
+        except Failure as failure:
+            self._complain(failure.message, failure.hint)
+        finally:
+            await self._child.close()
+            self._remove_socket()
+            self._kept_bytes = 0
+            self._coming.clear()
+            self._wanted.clear()
+        self._settle()
+        self._show([])
+        if time.monotonic() - born > STABLE:
+            self._pause = 1.0
+            server.log_again()
+        pause, self._pause = self._pause, min(2 * self._pause, MAX_PAUSE)
+        return pause
+
+    async def _serve(self) -> None:
+        while not self._server.stopping:
+            frame = await self._child.receive(IDLE)
+            if frame is not None:
+                self._hear(frame)
+            while self._wanted:
+                await self._load(*self._wanted.popleft())
+                await self._drain()
+
+    async def _drain(self) -> None:
+        async for frame in self._child.drain():
+            self._hear(frame)
+
+    def _hear(self, frame: Frame) -> None:
+        if frame.type == FrameType.LOAD:
+            self._wanted.append((frame.job, int(frame.header.get("memory_budget", 0))))
+        elif frame.type == FrameType.PROGRESS:
+            self._kept_bytes = int(frame.header["model_bytes"])
+            self._coming.popleft()
+            self._settle()
+            self._show(frame.header["models"])
+        else:
+            raise Failure("08P01", f"the predictor sent an unexpected {frame.type.name} frame")
+
+    async def _load(self, version: int, memory_budget: int) -> None:
+        """Sends a model version: MODEL, then its weights; or MODEL with the error."""
+        server = self._server
+        refuse = partial(self._refuse, version, memory_budget)
+        try:
+            found = server.rows(
+                "SELECT architecture, preprocessing, weight_bytes FROM tensile.model_versions"
+                " WHERE id = $1 AND weight_bytes IS NOT NULL",
+                ["int8"],
+                version,
+            )
+            profile = self._profile() if memory_budget else None
+            limit = self._limit() if memory_budget else 0
+            server.commit()
+        except server.plpy.SPIError as error:
+            server.rollback()
+            refuse(*_unreadable(error))
+            return
+        if not found:
+            refuse(*DELETED)
+            return
+        weight_bytes = int(found[0]["weight_bytes"])
+        size = memory_budget or weight_bytes
+        if memory_budget > limit:
+            message = f'a memory_budget of {size:,} bytes is more than the {limit:,} of device "{DEVICE}"'
+            refuse("22023", message, "Use a smaller memory_budget, or none; pg_tensile.device_memory is what there is.")
+            return
+        granted = await self._reserve(size)
+        if granted is None:
+            self._settle()  # jobs need not make room any more
+            what = "memory_budget" if memory_budget else "this model"
+            message = f"there is no device memory for the {size:,} bytes of {what}"
+            refuse("53200", message, "Raise pg_tensile.device_memory, or wait until jobs have ended.")
+            return
+        header = {key: json.loads(found[0][key]) for key in ("architecture", "preprocessing")}
+        header |= {"error": None, "keep_bytes": granted - size - sum(self._coming)}
+        header |= {"memory_budget": memory_budget, "profile": profile}
+        self._coming.append(size)
+        self._child.queue(FrameType.MODEL, version, header=header)
+        failure = await self._send_weights(version, weight_bytes)
+        if failure is not None:
+            self._coming.pop()
+            self._settle()
+            refuse(*failure)
+
+    async def _send_weights(self, version: int, weight_bytes: int) -> tuple[str, str, str] | None:
+        """Sends the weights, each chunk when the one before has left; what went wrong, if anything."""
+        sent = seq = 0
+        while sent < weight_bytes:
+            await self._drain()
+            try:
+                chunk = self._chunk(version, seq)
+            except self._server.plpy.SPIError as error:
+                self._server.rollback()
+                return _unreadable(error)
+            if chunk is None:
+                return DELETED
+            sent += len(chunk)
+            header = {"kind": "weights", "seq": seq, "last": sent >= weight_bytes, "meta": None}
+            self._child.queue(FrameType.STATE, version, header=header, buffers=[chunk])
+            del chunk  # before the next one is read
+            seq += 1
+        return None
+
+    async def _reserve(self, size: int) -> int | None:
+        """Bytes of the device for another model of that size, and for those that are there already as far as there is
+        room. None: jobs need all of it, and do not make room in time."""
+        deadline = time.monotonic() + ROOM_TIMEOUT
+        coming = sum(self._coming) + size
+        while True:
+            granted = self._memory(coming, self._kept_bytes + coming)
+            if granted is not None or time.monotonic() > deadline:
+                return granted
+            await self._server.wait(-1, 0.05)
+
+    def _settle(self) -> None:
+        """What is not used is given back."""
+        used = self._kept_bytes + sum(self._coming)
+        self._memory(used, used)
+
+    def _show(self, models: list[dict[str, Any]]) -> None:
+        """What the predictor has, for tensile.loaded_models."""
+        numbers = [int(model[key] or 0) for model in models for key in SHOWN]
+        self._server.call("tensile._report_loaded(int8[])", numbers)
+        self._server.commit()
+
+    def _memory(self, least: int, wanted: int) -> int | None:
+        granted: int | None = self._server.call(
+            "tensile._inference_memory(text,int8,int8,int8)", DEVICE, memory_bytes(), least, wanted
+        )
+        self._server.commit()
+        return granted
+
+    def _chunk(self, version: int, seq: int) -> bytes | None:
+        read = "SELECT data FROM tensile.model_weights WHERE version = $1 AND seq = $2"
+        found = self._server.rows(read, ["int8", "int4"], version, seq)
+        return found[0]["data"] if found else None
+
+    def _profile(self) -> Any:
+        """The device's, if a job has measured it; a dictionary."""
+        found = self._server.rows("SELECT profile FROM tensile.device_profiles WHERE device = $1", ["text"], DEVICE)
+        return json.loads(found[0]["profile"]) if found else None
+
+    def _limit(self) -> int:
+        """What jobs and predictions may use of the device together."""
+        used = self._kept_bytes + sum(self._coming)
+        self._memory(used, used)  # enters the device if nobody has used it yet
+        budget = "SELECT budget_bytes FROM tensile._devices() WHERE name = $1"
+        return int(self._server.rows(budget, ["text"], DEVICE)[0]["budget_bytes"])
+
+    def _refuse(self, version: int, memory_budget: int, sqlstate: str, message: str, hint: str) -> None:
+        error = {"sqlstate": sqlstate, "message": message, "hint": hint}
+        header = {"architecture": None, "preprocessing": None, "error": error, "memory_budget": memory_budget}
+        self._child.queue(FrameType.MODEL, version, header=header)
+
+    def _complain(self, reason: str, more: str | None) -> None:
+        lines = (more or "").splitlines()
+        self._server.log_once(reason + (f" ({lines[-1]})" if lines else ""))
+
+    def _remove_socket(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._socket.unlink()
+
+
+def _unreadable(error: Exception) -> tuple[str, str, str]:
+    return "58000", f"the model cannot be read: {error}", "The server's log may say more."
