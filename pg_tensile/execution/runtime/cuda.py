@@ -79,7 +79,7 @@ class CudaTransfer:
 
 
 class CudaDevice:
-    """A `base.Device` on a CUDA device. `budget_bytes`: what registry and workspace may take together; None: no limit
+    """A `device.Device` on a CUDA device. `budget_bytes`: what registry and workspace may take together; None: no limit
     but the hardware's. `profile`: None measures the device when it is asked for.
 
     Makes PyTorch's algorithms deterministic for the process: a plan changes no bit. An operator that has no such

@@ -272,7 +272,7 @@ def _close_lanes(lanes: tuple[_Lane, _Lane]) -> None:
 
 
 class HostDevice:
-    """A `base.Device` on the CPU. `budget_bytes`: what registry and workspace may take together; None: no limit."""
+    """A `device.Device` on the CPU. `budget_bytes`: what registry and workspace may take together; None: no limit."""
 
     def __init__(self, profile: DeviceProfile, budget_bytes: int | None = None) -> None:
         if budget_bytes is not None:

@@ -1,4 +1,4 @@
-"""How a run takes its steps (`training.Steps`): eagerly, as PyTorch does, or by an executor under a plan.
+"""How a run takes its steps (`trainer.Steps`): eagerly, as PyTorch does, or by an executor under a plan.
 
 Both give the same numbers to the last bit on the CPU, and states of one can be loaded into the other.
 """
