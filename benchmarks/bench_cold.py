@@ -26,7 +26,7 @@ from pg_tensile.tools.bench.options import MODELS, ROOFLINE
 from pg_tensile.tools.bench.paper import PUBLISHED
 from pg_tensile.tools.bench.run import default_threads
 from pg_tensile.tools.bench.workload import build_model, prepare
-from pg_tensile.tools.cli.main import parse
+from pg_tensile.tools.cli.bench import parse
 from pyworker.children.calibrate import runtime_device
 
 BATCHES = (2, 8, 24)  # to calibrate with: what lies between them is predicted

@@ -43,7 +43,7 @@ from pg_tensile.tools.bench.options import BenchOptions
 from pg_tensile.tools.bench.progress import Progress
 from pg_tensile.tools.bench.run import default_threads
 from pg_tensile.tools.bench.workload import build_model, prepare
-from pg_tensile.tools.cli import main as cli
+from pg_tensile.tools.cli import bench as cli
 
 SECTION = "batch size"
 SIZES = 12  # of the exhaustive search

@@ -49,7 +49,7 @@ from pg_tensile.tools.bench.networks import ALEXNET, INCEPTION3, RESNET50, SQUEE
 from pg_tensile.tools.bench.planned import codecs_of
 from pg_tensile.tools.bench.progress import Progress
 from pg_tensile.tools.bench.run import default_threads
-from pg_tensile.tools.cli import main as cli
+from pg_tensile.tools.cli.bench import parse
 
 CONV_LINK = 0.25  # of an RTX A6000's balance
 COMPRESSIONS = ("none", "auto", "zvc")
@@ -106,7 +106,7 @@ class Case(NamedTuple):
 
 
 def prepared(network: Network, batch: int, quick: bool) -> Case:
-    options = cli.parse(["bench", *network.arguments(batch), "--optimizer", "momentum", "--policies", "none"])
+    options = parse(["bench", *network.arguments(batch), "--optimizer", "momentum", "--policies", "none"])
     torch.set_num_threads(default_threads("host"))
     with Progress() as progress:
         session = Session(options, progress)

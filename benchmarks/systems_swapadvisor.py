@@ -41,7 +41,7 @@ from pg_tensile.tools.bench.options import BenchOptions
 from pg_tensile.tools.bench.progress import Progress
 from pg_tensile.tools.bench.run import default_threads
 from pg_tensile.tools.bench.workload import Batch
-from pg_tensile.tools.cli import main as cli
+from pg_tensile.tools.cli.bench import parse
 
 PART = 8  # of the vanilla device peak
 FASTER = 2.0  # than lru
@@ -107,7 +107,7 @@ class Bed:
 
     def __init__(self, case: Case, steps: int) -> None:
         self.case = case
-        self.options: BenchOptions = cli.parse(["bench", *case.arguments])
+        self.options: BenchOptions = parse(["bench", *case.arguments])
         torch.set_num_threads(default_threads("host"))
         with Progress() as progress:
             self.session = Session(self.options, progress)

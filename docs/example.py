@@ -14,7 +14,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from sklearn.datasets import load_digits
 
-from pg_tensile.tools.client import connect
+from pg_tensile.client import connect
 
 client = connect()
 

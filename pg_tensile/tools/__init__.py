@@ -1,1 +1,1 @@
-"""Programs for people: the command line, the Python client, live view, reports, benchmarks."""
+"""Programs for people: the command line, the live view, reports, benchmarks."""

@@ -19,7 +19,7 @@ import pytest
 from pandas.testing import assert_frame_equal
 from psycopg import sql
 
-from pg_tensile.tools.client import (
+from pg_tensile.client import (
     ArgumentError,
     Client,
     ConnectionLost,
@@ -29,7 +29,7 @@ from pg_tensile.tools.client import (
     TrainingFailed,
     connect,
 )
-from pg_tensile.tools.client.frames import PLAN, frame
+from pg_tensile.client.frames import PLAN, frame
 from tests.server.support import FOREVER, MLP, ROWS, value
 
 Wait = Callable[..., Any]

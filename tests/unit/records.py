@@ -1,4 +1,4 @@
-"""Records of jobs, made by hand of a trace and a plan as pg_tensile.tools.client.record makes them of a database."""
+"""Records of jobs, made by hand of a trace and a plan as pg_tensile.client.record makes them of a database."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pg_tensile.client.record import JobRecord, Planned
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
 from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.memory import footprint
@@ -16,7 +17,6 @@ from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Phase, Trace
-from pg_tensile.tools.client.record import JobRecord, Planned
 from tests.unit.handmade import network
 
 SUBMITTED = datetime(2026, 5, 4, 12, 0, tzinfo=UTC)

@@ -25,7 +25,8 @@ from pg_tensile.tools.bench.contenders import PlanStepper, same_bits
 from pg_tensile.tools.bench.paper import PUBLISHED
 from pg_tensile.tools.bench.report import Row, rates, size
 from pg_tensile.tools.bench.workload import find_callable
-from pg_tensile.tools.cli.main import main, parse
+from pg_tensile.tools.cli.bench import parse
+from pg_tensile.tools.cli.main import main
 
 COMMAND = Path(sys.prefix) / "bin" / "pg-tensile"
 KEYS = """

@@ -397,7 +397,7 @@ def test_an_importing_program_keeps_its_matplotlib():
     """Neither torch nor matplotlib comes with the module; drawing imports no pyplot, chooses no backend."""
     program = """
 import sys, tempfile
-from pg_tensile.bench import looks, plots
+from pg_tensile.tools.bench import looks, plots
 assert not {"torch", "matplotlib"} & set(sys.modules)
 with tempfile.TemporaryDirectory() as folder:
     assert plots.draw([{"policy": "joint", "msr": 0.1, "eor": 1.1}], folder)

@@ -29,7 +29,7 @@ from pg_tensile.tools.bench.measured import Session
 from pg_tensile.tools.bench.options import CHECKPOINT, SAVE_ON_CPU, VANILLA, BenchOptions, PolicyChoice
 from pg_tensile.tools.bench.progress import Progress
 from pg_tensile.tools.bench.together import Contender, TogetherRow, empty_row, filled_row, run_together
-from pg_tensile.tools.cli.main import parse
+from pg_tensile.tools.cli.bench import parse
 from tests.unit.graphs import chain
 
 MODELS = '''

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from pg_tensile.client import ArgumentError, MissingPackageError, Report, ServerError, TrainingFailed, connect
+from pg_tensile.client.bar import Bar, note, share
+from pg_tensile.client.calls import ARGUMENTS, call, converted, noted
+from pg_tensile.client.frames import FOOTPRINT, JOBS, LATENCY, METRICS, MODELS, PLAN, PREDICTIONS, Shape, frame
+from pg_tensile.client.job import events_of, renderer
+from pg_tensile.client.training import SETTINGS
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
-from pg_tensile.tools.client import ArgumentError, MissingPackageError, Report, ServerError, TrainingFailed, connect
-from pg_tensile.tools.client.bar import Bar, note, share
-from pg_tensile.tools.client.calls import ARGUMENTS, call, converted, noted
-from pg_tensile.tools.client.frames import FOOTPRINT, JOBS, LATENCY, METRICS, MODELS, PLAN, PREDICTIONS, Shape, frame
-from pg_tensile.tools.client.job import events_of, renderer
-from pg_tensile.tools.client.training import SETTINGS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SHAPES = (FOOTPRINT, JOBS, LATENCY, METRICS, MODELS, PLAN, PREDICTIONS)
@@ -38,11 +38,11 @@ def loaded_by(program: str) -> set[str]:
 
 
 def test_what_is_imported_is_what_is_used() -> None:
-    assert not {"psycopg", "rich", "numpy"} & loaded_by("import pg_tensile.tools.client")
-    every = "import pg_tensile.tools.client as c\nassert dir(c) == c.__all__\nfor name in c.__all__: getattr(c, name)"
+    assert not {"psycopg", "rich", "numpy"} & loaded_by("import pg_tensile.client")
+    every = "import pg_tensile.client as c\nassert dir(c) == c.__all__\nfor name in c.__all__: getattr(c, name)"
     assert not {"torch", "pandas", "IPython", "matplotlib"} & loaded_by(every)
     with pytest.raises(AttributeError, match="no attribute 'conect'"):
-        sys.modules["pg_tensile.tools.client"].conect  # noqa: B018
+        sys.modules["pg_tensile.client"].conect  # noqa: B018
 
 
 # -- calls ------------------------------------------------------------------------------------------------------------

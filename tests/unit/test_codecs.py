@@ -196,11 +196,11 @@ def test_lz4_may_be_missing():
 import sys
 sys.modules["lz4"] = None
 import torch
-from pg_tensile.compression import formats
-from pg_tensile.compression.codec import Codec, available
+from pg_tensile.execution.codecs import host
+from pg_tensile.planning.compression.codec import Codec, available
 from pg_tensile.errors import CodecError
 print(available(Codec.LZ4), available(Codec.ZVC))
-for call in (formats.encode, formats.decode):
+for call in (host.encode, host.decode):
     try:
         call(Codec.LZ4, torch.zeros(9, dtype=torch.uint8), 4, torch.zeros(9, dtype=torch.uint8))
     except CodecError as error:

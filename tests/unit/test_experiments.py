@@ -25,7 +25,8 @@ from pg_tensile.tools.bench.optimum.best import MOST_OPERATORS
 from pg_tensile.tools.bench.options import DeviceChoice
 from pg_tensile.tools.bench.paper import PUBLISHED
 from pg_tensile.tools.bench.progress import Progress
-from pg_tensile.tools.cli.main import main, parse
+from pg_tensile.tools.cli.bench import parse
+from pg_tensile.tools.cli.main import main
 
 HOST = DeviceChoice("host")
 TINY = (*networks.SMALL_RESNET.arguments(2), "--rounds", "1", "--warmup", "0", "--iterations", "1", "--light")

@@ -263,8 +263,8 @@ def test_the_interpreter_ends_while_a_copy_is_under_way():
 import torch
 from dataclasses import replace
 from itertools import pairwise
-from pg_tensile.profile import RTX_A6000
-from pg_tensile.runtime.host import HostDevice
+from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.execution.runtime.host import HostDevice
 device = HostDevice(replace(RTX_A6000.with_link(1e5), kind="host"))
 transfer = device.copy_out(torch.zeros(10**7, dtype=torch.uint8), device.host_memory(10**7))
 print("ready")

@@ -23,6 +23,7 @@ from pg_tensile.tools.bench.paper import PUBLISHED, Published
 from pg_tensile.tools.bench.progress import Progress
 from pg_tensile.tools.bench.report import check_writable, plain, table_console
 from pg_tensile.tools.bench.together import run_together
+from pg_tensile.tools.cli.parser import Parser, add, count
 
 Row = dict[str, Any]
 SIMULATED = DeviceChoice("sim", profile="RTX_A6000")  # where an experiment is simulated
@@ -35,7 +36,7 @@ def run_case(case: Case, device: str, progress: Progress) -> list[Row]:
     """A row for each policy."""
     policies = ("--policies", ",".join(case.policies))
     if len(case.jobs) > 1:
-        from pg_tensile.tools.cli.main import parse
+        from pg_tensile.tools.cli.bench import parse
 
         jobs = [parse(["bench", *arguments, *policies, "--device", device]) for arguments in case.jobs]
         value = jobs[0]
@@ -129,8 +130,6 @@ def what(row: Row) -> str:
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    from pg_tensile.tools.cli.main import Parser, add, count
-
     parser = Parser(
         prog="pg-tensile bench",
         description="Measures the tables and figures of the TENSILE paper, memory against time at several savings, "

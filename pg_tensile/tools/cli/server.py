@@ -78,7 +78,7 @@ def _job(text: str) -> int:
 
 
 def _connect(arguments: argparse.Namespace) -> Any:
-    from pg_tensile.tools.client.connection import connect
+    from pg_tensile.client.connection import connect
 
     name = arguments.dbname or ""
     is_string = "=" in name or "://" in name
@@ -87,7 +87,7 @@ def _connect(arguments: argparse.Namespace) -> Any:
 
 
 def _top(arguments: argparse.Namespace) -> int:
-    from pg_tensile.tools.client.connection import refusals
+    from pg_tensile.client.connection import refusals
     from pg_tensile.tools.top.app import run
 
     with _connect(arguments) as connection, refusals():
@@ -108,8 +108,8 @@ def _trace(arguments: argparse.Namespace) -> int:
 
 def _write(arguments: argparse.Namespace, render: Callable[[Any], str]) -> int:
     """What `render` makes of the job's record, to the file: all of it or nothing."""
-    from pg_tensile.tools.client.connection import refusals
-    from pg_tensile.tools.client.record import read_job
+    from pg_tensile.client.connection import refusals
+    from pg_tensile.client.record import read_job
 
     path = None if arguments.output == "-" else Path(arguments.output)
     if path is not None:

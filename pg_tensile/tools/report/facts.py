@@ -24,7 +24,7 @@ from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.tools.report.iteration import Iteration
 
 if TYPE_CHECKING:
-    from pg_tensile.tools.client.record import JobRecord, Planned, Row
+    from pg_tensile.client.record import JobRecord, Planned, Row
 
 Facts = dict[str, Any]
 

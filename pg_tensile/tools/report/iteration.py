@@ -20,7 +20,7 @@ from pg_tensile.planning.simulator.simulator import Timeline
 from pg_tensile.planning.trace.trace import Trace
 
 if TYPE_CHECKING:
-    from pg_tensile.tools.client.record import JobRecord
+    from pg_tensile.client.record import JobRecord
 
 REQUESTING = (ActionKind.COPY_OUT, ActionKind.COPY_IN, ActionKind.PASSIVE_IN)
 WAITING = (ActionKind.WAIT_OUT, ActionKind.WAIT_IN, ActionKind.PASSIVE_IN)

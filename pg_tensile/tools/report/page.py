@@ -16,7 +16,7 @@ from pg_tensile.tools.report.iteration_charts import iteration_charts
 from pg_tensile.tools.report.tables import escape, script_data
 
 if TYPE_CHECKING:
-    from pg_tensile.tools.client.record import JobRecord
+    from pg_tensile.client.record import JobRecord
 
 # Nothing from anywhere: not even if a text of the database became markup
 POLICY = (

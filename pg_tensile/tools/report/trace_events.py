@@ -24,7 +24,7 @@ from pg_tensile.tools.report.iteration import WAITING, Instruction, Iteration, i
 from pg_tensile.tools.report.tables import clean
 
 if TYPE_CHECKING:
-    from pg_tensile.tools.client.record import JobRecord
+    from pg_tensile.client.record import JobRecord
 
 Event = dict[str, Any]
 

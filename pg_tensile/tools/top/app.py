@@ -13,8 +13,8 @@ import time
 
 from rich.console import Console, Group
 
+from pg_tensile.client.connection import Connection, ServerError
 from pg_tensile.errors import OptionError
-from pg_tensile.tools.client.connection import Connection, ServerError
 from pg_tensile.tools.top import keys
 from pg_tensile.tools.top.details import Row
 from pg_tensile.tools.top.history import History

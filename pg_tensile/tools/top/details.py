@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from pg_tensile.tools.client.connection import Connection, no_such_job
+from pg_tensile.client.connection import Connection, no_such_job
 from pg_tensile.tools.top.text import NONE, count, duration, flow, size, wrap
 
 Row = dict[str, Any]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from pg_tensile.tools.client.connection import Connection, ServerError, connect, extension_schema, refusals
+from pg_tensile.client.connection import Connection, ServerError, connect, extension_schema, refusals
 from pg_tensile.tools.top import details, snapshot
 from pg_tensile.tools.top.history import History
 from pg_tensile.tools.top.snapshot import Snapshot

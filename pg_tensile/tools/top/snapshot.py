@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
-from pg_tensile.tools.client.connection import Connection
+from pg_tensile.client.connection import Connection
 
 WAITING = ("waiting", "queued", "interrupted")  # states: for device memory, for a slot, for its next attempt
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from psycopg import sql
 
-from pg_tensile.tools.client.calls import call, noted
-from pg_tensile.tools.client.connection import Connection, ServerError, extension_schema, refusals
+from pg_tensile.client.calls import call, noted
+from pg_tensile.client.connection import Connection, ServerError, extension_schema, refusals
 
 Row = dict[str, Any]
 
@@ -20,7 +20,7 @@ class ConnectionLost(ServerError):
 
 
 class Session:
-    """A connection as `pg_tensile.tools.client.connection.connect` makes it, which the session closes.
+    """A connection as `pg_tensile.client.connection.connect` makes it, which the session closes.
 
     Threads may share it: each statement waits for its turn, and nothing keeps it for longer than a statement takes.
     """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pg_tensile.client.calls import noted
 from pg_tensile.errors import TensileError
-from pg_tensile.tools.client.calls import noted
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,5 +1,5 @@
 """A server with the extension, seen from outside: the Python client (training.py), and what the commands that look into
-a server stand on (connection.py, record.py, server.py).
+a server stand on (connection.py, record.py).
 
 Names are imported when they are asked for: `pg-tensile bench` passes here, and needs no psycopg.
 """
@@ -10,12 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pg_tensile.tools.client.calls import ArgumentError
-    from pg_tensile.tools.client.connection import ServerError
-    from pg_tensile.tools.client.frames import MissingPackageError
-    from pg_tensile.tools.client.job import Job, JobTimeout, Report, TrainingFailed
-    from pg_tensile.tools.client.session import ConnectionLost
-    from pg_tensile.tools.client.training import Client, connect
+    from pg_tensile.client.calls import ArgumentError
+    from pg_tensile.client.connection import ServerError
+    from pg_tensile.client.frames import MissingPackageError
+    from pg_tensile.client.job import Job, JobTimeout, Report, TrainingFailed
+    from pg_tensile.client.session import ConnectionLost
+    from pg_tensile.client.training import Client, connect
 
 __all__ = [
     "ArgumentError",

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
-from pg_tensile.tools.client.calls import ArgumentError, call, noted
-from pg_tensile.tools.client.connection import Connection, ServerError
-from pg_tensile.tools.client.connection import connect as open_connection
-from pg_tensile.tools.client.frames import JOBS, MODELS, PREDICTIONS, frame
-from pg_tensile.tools.client.job import Job
-from pg_tensile.tools.client.session import Session
+from pg_tensile.client.calls import ArgumentError, call, noted
+from pg_tensile.client.connection import Connection, ServerError
+from pg_tensile.client.connection import connect as open_connection
+from pg_tensile.client.frames import JOBS, MODELS, PREDICTIONS, frame
+from pg_tensile.client.job import Job
+from pg_tensile.client.session import Session
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -70,7 +70,7 @@ class Client:
     """
 
     def __init__(self, connection: Connection) -> None:
-        """`connection`: one of pg_tensile.tools.client.connection.connect, which the client closes."""
+        """`connection`: one of pg_tensile.client.connection.connect, which the client closes."""
         self._session = Session(connection)
 
     @property

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pg_tensile.client.connection import Connection, no_such_job
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate
 from pg_tensile.planning.trace.trace import Trace
-from pg_tensile.tools.client.connection import Connection, no_such_job
 
 Row = dict[str, Any]
 

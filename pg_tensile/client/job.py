@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 from psycopg.pq import TransactionStatus
 
+from pg_tensile.client.bar import ENDED, Bar
+from pg_tensile.client.calls import ArgumentError, converted, noted
+from pg_tensile.client.connection import ServerError, no_such_job
+from pg_tensile.client.frames import FOOTPRINT, LATENCY, METRICS, PLAN, MissingPackageError, frame
+from pg_tensile.client.session import Row, Session
 from pg_tensile.errors import TensileError
-from pg_tensile.tools.client.bar import ENDED, Bar
-from pg_tensile.tools.client.calls import ArgumentError, converted, noted
-from pg_tensile.tools.client.connection import ServerError, no_such_job
-from pg_tensile.tools.client.frames import FOOTPRINT, LATENCY, METRICS, PLAN, MissingPackageError, frame
-from pg_tensile.tools.client.session import Row, Session
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pg_tensile.tools.client.record import JobRecord
+    from pg_tensile.client.record import JobRecord
 
 INTERVAL_S = 0.25  # between two looks at a job
 LOOK = """
@@ -170,7 +170,7 @@ class Job:
     def report(self, path: str | PathLike[str] | None = None) -> Report:
         """One HTML page about the job, which a notebook shows inline; with `path` it is written to that file, too.
         The command `pg-tensile report` makes the same page."""
-        from pg_tensile.tools.client.record import read_job
+        from pg_tensile.client.record import read_job
 
         render = renderer()
         with self._session.asking() as connection:
