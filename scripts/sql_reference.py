@@ -67,7 +67,7 @@ SETTINGS = """
 
 ARGUMENTS = {
     "architecture": "`type` and its keys: [architectures](#architectures)",
-    "batch_size": "rows of one step, 1 to 10000000; 0: [chosen](../README.md#the-batch-size)",
+    "batch_size": "rows of one step, 1 to 10000000; 0: [chosen](training.md#the-batch-size)",
     "description": "of the model, for people",
     "device_seconds": "how long to measure, 1 to 86400",
     "epochs": "passes over the training rows, 1 to 1000000",
@@ -286,7 +286,7 @@ def render(connection: Connection) -> str:
     parts = [
         "# SQL reference",
         f"Written by `{COMMAND}` from the comments in the catalogues, which psql's `\\df+` and `\\d+` show, too: not to"
-        " be edited by hand. [README](../README.md#sql) has the overview, [tutorial.md](tutorial.md) is the way in.",
+        " be edited by hand. [tutorial.md](tutorial.md) is the way in.",
         "## Functions",
         "In the schema that the extension was created in, unless another one is named. What is for a model's or a job's"
         " owner is also for members of the owning role and for superusers.",

@@ -8,7 +8,7 @@
         job.wait()
         job.metrics()["loss"].unstack().plot()
 
-Each method names the SQL function that it calls; README.md describes them. Arguments that are not given are left to
+Each method names the SQL function that it calls; docs/sql.md describes them. Arguments that are not given are left to
 the function's defaults. What goes wrong is a TensileError with message, hint and detail: ServerError if the server has
 refused it, ConnectionLost if there is no server any more, ArgumentError if an argument is of a wrong type,
 TrainingFailed if a job has failed.

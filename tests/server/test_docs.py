@@ -1,8 +1,8 @@
 """Every SQL example of the documents is executed, in order, in a database of its own for each document; and the SQL
 reference is what the catalogues say.
 
-How a block is treated, the comment before it says (tests/documents.py). README shows calls side by side, not a session:
-it gets its tables here, and what needs a job's end waits for it, as a reader would.
+How a block is treated, the comment before it says (tests/documents.py). Documents WITH_FLIGHTS use the tables of the
+demo: they get them here, and what needs a job's end waits for it, as a reader would.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 Wait = Callable[..., Any]
 
 WITH_SQL = [path for path in DOCUMENTS if path != REFERENCE and blocks(path, "sql")]
+WITH_FLIGHTS = {"README.md", "training.md"}
 NOT_EXECUTED = 0  # blocks of all documents
 NOTES = re.compile(r"|no rows|until \d+ rows|setup:.+|not executed: .+", re.DOTALL)
 NEEDS_JOBS_TO_HAVE_ENDED = re.compile(r"\b(predict|predict_class|predict_rows|train_model)\(")
-README_TABLES = f"""
+FLIGHTS = f"""
     {demo.TABLES} {demo.DEPARTURES}
     INSERT INTO planes (tailnum, year, seats, engine)
         SELECT 'N' || i, 1990 + i, 100 + 10 * i, (ARRAY['Turbo-fan', 'Turbo-jet'])[1 + i % 2]
@@ -114,9 +115,9 @@ def follow(conn: Connection, block: Block, wait_until: Wait) -> None:
         assert found is None or bool(found) == (block.note != "no rows"), f"{statement}\nreturned {found}"
 
 
-def patient(conn: Connection, wait_until: Wait) -> Iterator[Block]:
-    """The README's statements one by one, each when it can be executed."""
-    for block in blocks(next(path for path in WITH_SQL if path.name == "README.md"), "sql"):
+def patient(document: Path, conn: Connection, wait_until: Wait) -> Iterator[Block]:
+    """The document's statements one by one, each when it can be executed."""
+    for block in blocks(document, "sql"):
         for statement in statements(block.text):
             if NEEDS_JOBS_TO_HAVE_ENDED.search(statement):
                 wait_until(lambda: value(conn, "SELECT count(*) FROM tensile.progress") == 0, 60, "jobs end")
@@ -130,10 +131,10 @@ def test_examples_work(document: Path, enter: Callable[[str], Connection], wait_
     found: Iterator[Block] = iter(blocks(document, "sql"))
     if not any("CREATE EXTENSION" in block.text for block in blocks(document, "sql")):
         conn.execute("CREATE EXTENSION pg_tensile CASCADE")
-    if document.name == "README.md":
-        for statement in statements(README_TABLES):
+    if document.name in WITH_FLIGHTS:
+        for statement in statements(FLIGHTS):
             conn.execute(statement.encode())
-        found = patient(conn, wait_until)
+        found = patient(document, conn, wait_until)
     for block in found:
         try:
             follow(conn, block, wait_until)
@@ -142,7 +143,7 @@ def test_examples_work(document: Path, enter: Callable[[str], Connection], wait_
 
 
 def test_nearly_all_examples_are_executed() -> None:
-    assert {"README.md", "tutorial.md", "operations.md"} <= {path.name for path in WITH_SQL}
+    assert {"README.md", "tutorial.md", "training.md", "operations.md"} <= {path.name for path in WITH_SQL}
     notes = [block.note for path in WITH_SQL for block in blocks(path, "sql")]
     assert sum(note.startswith("not executed") for note in notes) == NOT_EXECUTED
 

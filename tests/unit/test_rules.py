@@ -102,15 +102,13 @@ def test_the_file_is_plain_text() -> None:
     assert text.isascii() and json.loads(text) == RULES
 
 
-def test_the_readme_lists_every_architecture_and_option() -> None:
-    text = (REPOSITORY / "README.md").read_text()
-    for title, names in (
-        ("### Architectures", set(ARCHITECTURES)),
-        ("### Options of a job", set(OPTIONS["properties"])),
-    ):
-        section = text.partition(f"\n{title}\n")[2].partition("\n### ")[0]
-        rows = re.findall(r"^\| (`[^|]+`) \|", section, re.MULTILINE)
-        assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == names
+def test_the_reference_lists_every_architecture_and_option() -> None:
+    text = (REPOSITORY / "docs" / "sql.md").read_text()
+    types = text.partition("\n## Architectures\n")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^### (\w+)$", types, re.MULTILINE)) == set(ARCHITECTURES)
+    options = text.partition("\n## Options of a job\n")[2].partition("\n## ")[0]
+    keys = {name.partition(".")[0] for name in re.findall(r"^\| `([\w.]+)` \|", options, re.MULTILINE)}
+    assert keys == set(OPTIONS["properties"])
 
 
 def test_events_and_codecs_are_those_of_the_shim() -> None:

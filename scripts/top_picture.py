@@ -1,0 +1,81 @@
+"""Draws docs/images/top.svg, the picture of the README: `pg-tensile top` while two jobs share a device and a third waits.
+
+    python -m scripts.top_picture
+
+Trains on a server of its own, made for the picture and removed afterwards. The jobs get less device memory together
+than they take without plans, so that the scheduler has something to do.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.terminal_theme import MONOKAI
+
+from pg_tensile.client.connection import connect
+from pg_tensile.tools.top.history import History
+from pg_tensile.tools.top.reader import Session
+from pg_tensile.tools.top.state import Shown
+from pg_tensile.tools.top.view import view
+from scripts.cluster import REPOSITORY, temporary_cluster
+
+PICTURE = REPOSITORY / "docs" / "images" / "top.svg"
+SETTINGS = {"pg_tensile.device": "cpu", "pg_tensile.device_memory": "210MB", "pg_tensile.threads": 1}
+WIDTH, HEIGHT = 110, 21
+INTERVAL_S = 1.0
+COURSE = 30  # refreshes with two jobs under plans, for the course of their losses
+LIMIT_S = 600
+IMAGES = """
+    CREATE TABLE images AS
+    SELECT i % 10 AS label, array_agg((((i % 10) * p) % 17 + 4 * random())::float4 ORDER BY p) AS pixels
+    FROM generate_series(0, 1999) i, generate_series(1, 1024) p GROUP BY i
+"""
+MODEL = {"type": "cnn", "shape": [1, 32, 32], "channels": [24, 48]}
+JOBS = ("digit", "letter", "sign")
+
+
+def picture(folder: Path) -> str:
+    """The view as SVG. Raises TimeoutError when the jobs do not get that far."""
+    with temporary_cluster(folder, SETTINGS) as cluster, cluster.connect() as conn:
+        conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+        conn.execute(IMAGES)
+        for name in JOBS:
+            conn.execute("SELECT register_model(%s, %s)", (name, json.dumps(MODEL)))
+            conn.execute(
+                "SELECT train_model(%s, 'SELECT label, pixels FROM images', 'label', epochs => 60, batch_size => 256,"
+                """ options => '{"task": "classification"}')""",
+                (name,),
+            )
+        session, history = Session(connect(cluster.dsn())), History()
+        deadline, course = time.monotonic() + LIMIT_S, 0
+        while course < COURSE:
+            if time.monotonic() > deadline:
+                raise TimeoutError(cluster.log())
+            time.sleep(INTERVAL_S)
+            snapshot = session.observe(history)
+            shown = Shown(snapshot, history, "mydb as ada on localhost:5432", selected=1)
+            course += len(shown.queue) == 1 and sum(bool(job.bytes_swapped) for job in shown.running) == 2
+        session.close()
+    console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
+    for line in view(shown, WIDTH, HEIGHT):
+        console.print(line)
+    return console.export_svg(title="pg-tensile top", theme=MONOKAI, unique_id="top")
+
+
+def main() -> None:
+    folder = Path(tempfile.mkdtemp(prefix="pgt-picture-", dir="/tmp"))
+    folder.chmod(0o711)
+    try:
+        PICTURE.write_text(picture(folder / "cluster"))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
