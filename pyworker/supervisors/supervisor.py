@@ -48,7 +48,7 @@ BUSY_LIMIT = 1.0  # seconds without a wait, in which nobody hears of cancel, sto
 COMPUTING = 0.05  # of the time: how long a child is busy at least that is silent because it computes
 MAX_SILENCES = 10  # time-outs that it may be silent altogether
 LOG_TAIL = 64 << 10  # a fatal error shows the stacks of all threads, up to 100 lines each
-PYTHON_FOLDER = Path(__file__).resolve().parent.parent
+PYTHON_FOLDER = Path(__file__).resolve().parents[2]
 
 
 class Wait(IntFlag):

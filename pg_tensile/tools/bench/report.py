@@ -25,7 +25,7 @@ from pg_tensile.memory_limit import memory_bytes
 from pg_tensile.planning.device.profile import GB, DeviceProfile
 from pg_tensile.tools.bench.options import VANILLA, BenchOptions
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True)

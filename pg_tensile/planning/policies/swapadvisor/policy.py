@@ -1,6 +1,6 @@
 """SwapAdvisor (Huang, Jin, Li, ASPLOS 2020) as a policy: the operators' order, memory and swaps searched for together.
 
-The search itself is pg_tensile/swapadvisor/. Here it has a fixed number of generations, so that equal arguments give
+The search itself is search.py. Here it has a fixed number of generations, so that equal arguments give
 equal plans, and starts from the plan of `joint`, which is returned where nothing better is found.
 """
 
