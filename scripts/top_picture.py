@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import tempfile
 import time
@@ -26,17 +27,17 @@ from pg_tensile.tools.top.view import view
 from scripts.cluster import REPOSITORY, temporary_cluster
 
 PICTURE = REPOSITORY / "docs" / "images" / "top.svg"
-SETTINGS = {"pg_tensile.device": "cpu", "pg_tensile.device_memory": "210MB", "pg_tensile.threads": 1}
-WIDTH, HEIGHT = 110, 21
+SETTINGS = {"pg_tensile.device": "cpu", "pg_tensile.device_memory": "155MB", "pg_tensile.threads": 1}
+WIDTH, HEIGHT = 110, 18
 INTERVAL_S = 1.0
-COURSE = 30  # refreshes with two jobs under plans, for the course of their losses
+COURSE = 60  # refreshes with two jobs under plans, for the course of their losses
 LIMIT_S = 600
 IMAGES = """
     CREATE TABLE images AS
-    SELECT i % 10 AS label, array_agg((((i % 10) * p) % 17 + 4 * random())::float4 ORDER BY p) AS pixels
-    FROM generate_series(0, 1999) i, generate_series(1, 1024) p GROUP BY i
+    SELECT i % 10 AS label, array_agg((((i % 10) * p) % 17 + 40 * random())::float4 ORDER BY p) AS pixels
+    FROM generate_series(0, 1999) i, generate_series(1, 784) p GROUP BY i
 """
-MODEL = {"type": "cnn", "shape": [1, 32, 32], "channels": [24, 48]}
+MODEL = {"type": "cnn", "shape": [1, 28, 28], "channels": [32, 64, 64]}
 JOBS = ("digit", "letter", "sign")
 
 
@@ -65,7 +66,8 @@ def picture(folder: Path) -> str:
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     for line in view(shown, WIDTH, HEIGHT):
         console.print(line)
-    return console.export_svg(title="pg-tensile top", theme=MONOKAI, unique_id="top")
+    svg = console.export_svg(title="pg-tensile top", theme=MONOKAI, unique_id="top")
+    return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # fonts of the reader's machine will do
 
 
 def main() -> None:
