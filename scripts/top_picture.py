@@ -1,4 +1,4 @@
-"""Draws docs/images/top.svg, the picture of the README: `pg-tensile top` while two jobs share a device and a third waits.
+"""Draws docs/images/top.svg, the picture of the README: `pg-tensile top` while two jobs share a device.
 
     python -m scripts.top_picture
 
