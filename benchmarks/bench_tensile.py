@@ -1,4 +1,4 @@
-"""`make bench-tensile`: memory against time, beside tensile.txt's own numbers. How it runs: scenarios.py.
+"""`make bench-tensile`: memory against time, beside the TENSILE paper's own numbers. How it runs: scenarios.py.
 
 The sections:
 

@@ -1,4 +1,4 @@
-"""Compressed swaps on the host device (cswap.txt, section V): without, where it pays, and always.
+"""Compressed swaps on the host device (CSWAP, section V): without, where it pays, and always.
 
 Networks train with vDNN's plans and with `joint`'s, each without compression, with `auto` and with ZVC for every tensor
 that becomes smaller. The paper's vDNN moves what convolutions read, vDNN_conv. The link keeps an RTX A6000's balance,

@@ -1,4 +1,4 @@
-"""The batch size of a job that was submitted with batch_size => 0 (accudnn.txt, sections 4 and 6.1).
+"""The batch size of a job that was submitted with batch_size => 0 (AccUDNN, sections 4 and 6.1).
 
 What the planner makes of the step at a batch size says whether it fits and how fast it trains. Phases:
 

@@ -1,4 +1,4 @@
-"""An executor's part in compressing what is swapped (cswap.txt, sections IV-A and IV-C; docs/internals.md, "Memory").
+"""An executor's part in compressing what is swapped (CSWAP, sections IV-A and IV-C; docs/internals.md, "Memory").
 
 Before training it measures the device's codecs for a few seconds, if nobody has done so yet. While it trains, zeros are
 counted in the tensors that are swapped: in the first step, soon after, and in the first of each epoch; a plan that

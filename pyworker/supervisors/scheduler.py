@@ -1,4 +1,4 @@
-"""The scheduler: sees to it that every job has a plan and the memory for it (tensile.txt, section III-D).
+"""The scheduler: sees to it that every job has a plan and the memory for it (TENSILE, section III-D).
 
 It decides nothing about plans itself: that is the planner's part, a child process with numpy. A turn looks at the jobs
 that have a trace, the grants in the device ledger and the devices' budgets; where something has changed that matters,
@@ -323,7 +323,7 @@ class Scheduler:
             self._ask(view, "; ".join(changes), set(late))
 
     def _late(self, view: View) -> dict[int, float]:
-        """Jobs whose latency has left the one that they were planned with, and by how much (tensile.txt, IV-E)."""
+        """Jobs whose latency has left the one that they were planned with, and by how much (TENSILE, section IV-E)."""
         threshold = float(self._server.setting("pg_tensile.update_threshold"))
         self._server.commit()
         found = {}

@@ -169,7 +169,7 @@ def test_a_device_too_many_changes_nothing(new_cluster: Callable[..., Any], wait
 def event(
     kind: int, tensor: int = 0, version: int = 0, trigger: int = 0, delay_us: int = 0, deadline: int = 0, size: int = 0
 ) -> bytes:
-    """One event row (docs/internals.md, "Event rows")."""
+    """One event row (docs/internals.md, "Shared memory")."""
     return struct.pack("<B3xiiiiiq", kind, tensor, version, trigger, delay_us, deadline, size)
 
 

@@ -1,4 +1,4 @@
-"""The cost of a swap with and without compression, and the decision between both (cswap.txt, section IV-B)."""
+"""The cost of a swap with and without compression, and the decision between both (CSWAP, section IV-B)."""
 
 from __future__ import annotations
 

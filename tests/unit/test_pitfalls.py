@@ -1,4 +1,4 @@
-"""The runtime against independent witnesses, and against what goes wrong elsewhere (design.md section 6)."""
+"""The runtime against independent witnesses, and against what goes wrong elsewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Capturing a training step: forward, loss, backward, clipping and optimizer as one static graph (design.md section 5).
+"""Capturing a training step: forward, loss, backward, clipping and optimizer as one static graph.
 An evaluation, forward and loss only, and a prediction, forward only, are captured in the same way.
 
 `capture` runs the step once on fake tensors, so nothing is computed and no memory is taken, and records every call of a

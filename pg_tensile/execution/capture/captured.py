@@ -1,4 +1,4 @@
-"""What capturing yields: a trace, and the calls that realise its operators (design.md section 5, Trace).
+"""What capturing yields: a trace, and the calls that realise its operators.
 
 Every tensor *value* of the iteration has a slot, numbered from 0. A value is a view onto one storage, and two values of
 the same storage and layout are the same slot, so:

@@ -3,7 +3,7 @@
 In the captured order all updates stand at the end, so every gradient lives until then. This pass moves a parameter's
 update, with the increment of its step counter, up to right after the last operator that it depends on or that still
 needs what it changes: a gradient dies where it is made, and parameter and optimizer state may leave the device early
-(tensile.txt, section III, schedules across the optimizer phase). With clipping every update depends on all gradients,
+(TENSILE, section III, schedules across the optimizer phase). With clipping every update depends on all gradients,
 so nothing moves far. Operators are only reordered, those that draw random numbers not at all, and no operator moves
 past another that it shares a changing tensor with: the results are the same to the last bit.
 """

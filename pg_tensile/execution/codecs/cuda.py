@@ -1,4 +1,4 @@
-"""Codes and decodes chunks on a GPU, into the bytes that host.py gives (cswap.txt, section IV-D: launches).
+"""Codes and decodes chunks on a GPU, into the bytes that host.py gives (CSWAP, section IV-D: launches).
 
 Words are worked on in tiles. Where a tile's values go depends on all tiles before it, so that coding takes two passes:
 one counts in each tile, the counts are added up, one writes. Each pass is one kernel in which a program takes every

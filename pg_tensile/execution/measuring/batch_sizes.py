@@ -1,4 +1,4 @@
-"""Training with a few batch sizes, to see how fast each is (accudnn.txt, 3.2, dynamic information).
+"""Training with a few batch sizes, to see how fast each is (AccUDNN, section 3.2, dynamic information).
 
 The iterations count as training: all sizes are graphs of one executor, so that weights, optimizer state and generators
 go on from one to the next, and nothing that was computed is thrown away. Sizes ascend. So what a size takes, workspaces

@@ -1,4 +1,4 @@
-"""Measures what coding takes on a device: random tensors of many sizes and sparsities (cswap.txt, section IV-C)."""
+"""Measures what coding takes on a device: random tensors of many sizes and sparsities (CSWAP, section IV-C)."""
 
 from __future__ import annotations
 

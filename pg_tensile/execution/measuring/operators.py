@@ -1,4 +1,4 @@
-"""Measures operators on a device, for the latency models to be trained with (tensile.txt, section IV-A).
+"""Measures operators on a device, for the latency models to be trained with (TENSILE, section IV-A).
 
 Captured iterations, best of one model at several batch and input sizes, are executed call by call on random numbers,
 alone on the device and while other processes keep it busy. Whole iterations in their own order, because an operator

@@ -1,4 +1,4 @@
-"""Compiles a captured iteration and a plan into a program: a flat tuple of instructions (design.md section 5, Runtime).
+"""Compiles a captured iteration and a plan into a program: a flat tuple of instructions.
 
 The instructions are the actions of the plan's access sequence, one for one and in their order, with everything looked
 up beforehand: the executor's loop does no more than to go through them. Each operator becomes one Python function over

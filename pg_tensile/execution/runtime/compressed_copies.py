@@ -1,4 +1,4 @@
-"""Host copies that are coded, and samples of what is swapped (cswap.txt, sections IV-A and V-C).
+"""Host copies that are coded, and samples of what is swapped (CSWAP, sections IV-A and V-C).
 
 A coded copy lies in its place on the host chunk by chunk, each chunk's bytes where its raw bytes would begin, so places
 keep their sizes. A chunk that does not shrink is there as it is. What became of each chunk is known when the copy has

@@ -1,4 +1,4 @@
-"""The CUDA device: a compute stream, a stream for each direction of the link, events for order (design.md section 5).
+"""The CUDA device: a compute stream, a stream for each direction of the link, events for order.
 
 The host only gives work to the streams and waits for nothing, so it runs ahead of the device; how far is bounded by
 an event at the end of each iteration: at most one more is given while one is executed.

@@ -1,4 +1,4 @@
-"""Coded copies on CUDA (cswap.txt, section V): kernels code on a stream of their own, the lane's stream moves.
+"""Coded copies on CUDA (CSWAP, section V): kernels code on a stream of their own, the lane's stream moves.
 
 How many bytes a chunk takes is known when its kernel has ended, and a copy of so many can be asked for only then. So a
 thread sees to the copies that go out, and `wait` waits until it has asked for all of a transfer: the host runs ahead no

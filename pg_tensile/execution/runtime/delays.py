@@ -1,4 +1,4 @@
-"""What `delay_us` means on a device that runs ahead (design.md section 5, "Memory is indexed by operators").
+"""What `delay_us` means on a device that runs ahead (docs/library.md, "runtime/").
 
 The host gives work to such a device long before it is executed, so it cannot start a copy by the clock. Instead the
 copy is asked for later in the program: in the gap of the latest step that starts, by the trace's latencies, before the

@@ -1,4 +1,4 @@
-"""What the executor asks of a device: the protocol that host.py and cuda.py implement (design.md section 5, Runtime).
+"""What the executor asks of a device: the protocol that host.py and cuda.py implement.
 
 The executor decides *what* happens and in which order, the device *how*. "The compute" below is what executes the
 operators: on the host device the executor's own thread, on CUDA one stream. Each direction of the link is a lane of its

@@ -1,4 +1,4 @@
-"""Executes captured graphs under plans, iteration after iteration (design.md section 5, Runtime; TENSILE's Executor).
+"""Executes captured graphs under plans, iteration after iteration (the Executor of TENSILE, section III).
 One loop for the host device and for CUDA.
 
 - The graphs of one executor (a training step, the same for the last, smaller batch, an evaluation) work on the same
@@ -444,7 +444,7 @@ class Executor:
         return (graph or self._graphs[0]).measurement()
 
     def measure_sparsity(self) -> None:
-        """The first graph's next iteration takes a sample of every tensor that it swaps out (cswap.txt, IV-A). The
+        """The first graph's next iteration takes a sample of every tensor that it swaps out (CSWAP, section IV-A). The
         graph's very first iteration does not."""
         self._look_next = True
 

@@ -1,4 +1,4 @@
-"""The host device: the CPU plays the device, a part of its memory the device's, threads the link (design.md section 5).
+"""The host device: the CPU plays the device, a part of its memory the device's, threads the link.
 
 Nothing is pretended but the speed of the link: a swap is a copy into other memory and its source is freed; each
 direction has a thread that copies piece by piece and keeps to the profile's bandwidth by sleeping until the piece is

@@ -1,4 +1,4 @@
-"""Where the host copies of an executor lie (design.md section 5, Runtime: "pinned host buffers from an arena").
+"""Where the host copies of an executor lie.
 
 Persistent tensors are what all graphs of an executor share, so each one that a plan swaps has a place of its own, its
 home, whichever graph copies it there. All other copies end with the iteration: they lie in one arena, which the graphs

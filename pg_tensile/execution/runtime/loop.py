@@ -1,4 +1,4 @@
-"""The loop: goes through the instructions of a program, once an iteration (design.md section 5, Runtime).
+"""The loop: goes through the instructions of a program, once an iteration.
 
 The same for both devices and for every plan: what happens, and in which order, is in the program; how it is done is the
 swapper's and the device's.

@@ -1,6 +1,6 @@
 """Measuring operators on both devices: latencies, workspaces, and the allocator's own record of memory.
 
-The planner needs what each operator takes (design.md section 5, tensile.txt section III): its latency, and its
+The planner needs what each operator takes (TENSILE, section III): its latency, and its
 workspace, which is the allocator's high water inside it minus its outputs. A *meter* is started and stopped around
 every RUN of one iteration; a device has two, for different iterations: watching the allocator slows the host down.
 

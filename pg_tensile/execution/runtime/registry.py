@@ -1,4 +1,4 @@
-"""What is on the device: the executor's books, held against the budget (design.md section 5, `peak_bytes`)."""
+"""What is on the device: the executor's books, held against the budget."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The persistent tensors of a job: parameters, buffers, optimizer state, constants, wherever they are at the moment.
 
 They are loaded straight into the state that the plan starts from, read from their host copies where they are off the
-device, and go back into the model when the executor is closed. Nothing here reads a storage that has been emptied
-(design.md section 6, "Saving while state is out").
+device, and go back into the model when the executor is closed. Nothing here reads a storage that has been emptied.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Moves tensors between device and host memory (design.md section 5, Runtime; TENSILE's Swap Executor).
+"""Moves tensors between device and host memory (the Swap Executor of TENSILE, section III).
 
 A tensor is one storage. Swapped out, its bytes lie in host memory and its storage is emptied, but the storage object
 and the values on it (views, all of the same storage) are kept in a `Shell`; swapped in, the storage is filled again, so

@@ -1,4 +1,4 @@
-"""Holds the first real execution against the trace (design.md section 5: operators whose fake size is not the real).
+"""Holds the first real execution against the trace (operators whose fake size is not the real one).
 
 The trace was made on fake tensors. Sizes and aliasing that differ in reality would make every plan wrong, so the first
 iteration looks at what each operator creates. A difference fails with the operator's name, except for the sizes that

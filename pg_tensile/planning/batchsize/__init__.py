@@ -1,1 +1,1 @@
-"""Which batch size trains fastest within a memory budget, and with which learning rate (accudnn.txt)."""
+"""Which batch size trains fastest within a memory budget, and with which learning rate (AccUDNN)."""

@@ -1,4 +1,4 @@
-"""The batch size with the highest predicted throughput (accudnn.txt, section 4.1, eq. (7)).
+"""The batch size with the highest predicted throughput (AccUDNN, section 4.1, eq. (7)).
 
 The paper goes down from the largest batch that is trainable until nothing stalls. A batch may train faster although
 something stalls, and ours are predicted with plans that recompute as well; so what counts here is the predicted

@@ -1,4 +1,4 @@
-"""The learning rate of another batch size (accudnn.txt, 4.2)."""
+"""The learning rate of another batch size (AccUDNN, section 4.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The largest batch with which nothing stalls (accudnn.txt, Algorithm 2), by the paper's own scheme.
+"""The largest batch with which nothing stalls (AccUDNN, Algorithm 2), by the paper's own scheme.
 
 Memory grows with the batch: the bytes of every tensor do (traces.py demands it), and what is on the device at an
 operator is a sum of them. So the largest batch that is trainable is found by bisection. That nothing stalls is not

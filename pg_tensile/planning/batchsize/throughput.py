@@ -1,4 +1,4 @@
-"""How long operators take on batches of other sizes: throughput by work (accudnn.txt, 3.3.1).
+"""How long operators take on batches of other sizes: throughput by work (AccUDNN, section 3.3.1).
 
 The work of an operator is its floating point operations, or its bytes where it has none. Operators of one kind (target)
 make a curve: the more work, the more of the device is in use, until it is saturated and time grows in proportion to

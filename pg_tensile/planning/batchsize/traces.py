@@ -1,4 +1,4 @@
-"""What changes with the batch: the traces of a model for all batch sizes, from those of a few (accudnn.txt, 3.2).
+"""What changes with the batch: the traces of a model for all batch sizes, from those of a few (AccUDNN, section 3.2).
 
 The paper's static information: which operators there are and what they access does not depend on the batch size, the
 bytes of a tensor and the operations of an operator are affine in it (a + b·k: weights have no b, feature maps no a).

@@ -1,1 +1,1 @@
-"""Compressed swaps (cswap.txt): codecs for tensors on their way to the host and back, what they take, when they pay."""
+"""Compressed swaps (CSWAP): codecs for tensors on their way to the host and back, what they take, when they pay."""

@@ -1,4 +1,4 @@
-"""Which swapped tensors are compressed, and how (cswap.txt, section IV-A: the execution advisor).
+"""Which swapped tensors are compressed, and how (CSWAP, section IV-A: the execution advisor).
 
 For each tensor the codec with the least cost of section IV-B, or none where that is cheaper. Then the policy plans
 again with what that makes of the swaps, and the simulator says whether the whole iteration is faster.

@@ -1,4 +1,4 @@
-"""The codecs of swapped tensors (cswap.txt, section V-C), and how a coded tensor lies on the host.
+"""The codecs of swapped tensors (CSWAP, section V-C), and how a coded tensor lies on the host.
 
 A tensor is coded chunk by chunk, so that the link moves one chunk while the next is coded. Each chunk's coded bytes
 begin where its raw bytes would (`chunks`), so a place on the host keeps the tensor's raw size. The bytes carry no

@@ -1,4 +1,4 @@
-"""How long coding takes: linear regression on size and sparsity, a model for each range of sparsity (cswap.txt, IV-C).
+"""Time of coding: linear regression on size and sparsity, a model for each range of sparsity (CSWAP, section IV-C).
 
 The time of a codec in one direction, for words of one size, is a constant, and so much for each byte, each byte that is
 zero and each run of zeros. Runs stand for what sparsity alone does not tell, how zeros lie: a codec that stores runs
@@ -131,7 +131,7 @@ def fit(samples: Iterable[Sample]) -> CodecTimes:
 
 
 def relative_absolute_errors(times: CodecTimes, samples: Sequence[Sample]) -> dict[tuple[Codec, str], float]:
-    """By codec and direction ("encode", "decode"): Σ |predicted − measured| / Σ |mean − measured| (cswap.txt, V-C)."""
+    """Σ |predicted − measured| / Σ |mean − measured| by codec and direction (CSWAP, section V-C)."""
     errors = {}
     for codec in sorted({sample.codec for sample in samples}):
         group = [sample for sample in samples if sample.codec == codec]

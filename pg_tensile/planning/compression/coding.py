@@ -1,4 +1,4 @@
-"""What compressing its swaps does to each tensor of a trace, and a plan's codecs (cswap.txt, section IV).
+"""What compressing its swaps does to each tensor of a trace, and a plan's codecs (CSWAP, section IV).
 
 A coding is made by advisor.py and travels with a trace (`Trace.with_coding`): link.copy_us, and so the simulator and
 the policies, take a tensor's coded bytes and times from it. In a plan, the swap-out says how its host copy is coded.

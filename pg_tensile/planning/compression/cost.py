@@ -1,4 +1,4 @@
-"""What a swap costs with and without compression (cswap.txt, section IV-B, equations 1 to 4).
+"""What a swap costs with and without compression (CSWAP, section IV-B, equations 1 to 4).
 
 Both costs are what the iteration is longer for the swap: what of its transfers does not hide behind the compute, and
 with compression what coding adds to them. The equations are the paper's but for two things that our executor does.

@@ -1,4 +1,4 @@
-"""What a tensor's values tell about its coded size: the sparsity that the profiler collects (cswap.txt, IV-A)."""
+"""What a tensor's values tell about its coded size: the sparsity that the profiler collects (CSWAP, section IV-A)."""
 
 from __future__ import annotations
 

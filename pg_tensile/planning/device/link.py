@@ -1,4 +1,4 @@
-"""The simulated link between device and host: two lanes, shared by all jobs (design.md section 5).
+"""The simulated link between device and host: two lanes, shared by all jobs.
 
 Each lane serves one transfer at a time, in the order in which they may start. While both are busy, each runs at the
 duplex factor of its speed, so an end is certain only when it has been reached.
@@ -24,7 +24,7 @@ def moved_bytes(trace: Trace, tensor: int, codec: int) -> int:
 
 
 def copy_us(trace: Trace, tensor: int, codec: int, direction: Direction, profile: DeviceProfile) -> float:
-    """How long a transfer takes that has the link to itself, in µs (cswap.txt, section IV-B).
+    """How long a transfer takes that has the link to itself, in µs (CSWAP, section IV-B).
 
     `codec`: of the host copy. Coding and moving go on side by side, chunk by chunk: the slower of the two takes its
     time, and of the faster one a chunk is left over, before or after.

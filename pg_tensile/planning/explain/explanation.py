@@ -1,4 +1,4 @@
-"""What a training job would take, before anything of it runs: the EXPLAIN of a job (design.md section 4).
+"""What a training job would take, before anything of it runs: the EXPLAIN of a job.
 
 `explain` turns the traces of a job's graphs, a device and what others have on it into plain numbers; `render` turns
 those into lines for people. Bytes are those of the traces, workspaces as far as they have been measured.

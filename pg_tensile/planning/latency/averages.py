@@ -1,4 +1,4 @@
-"""Operators' latency while a job runs: predicted first, then corrected by what is measured (tensile.txt, section IV-E).
+"""Operators' latency while a job runs: predicted first, then corrected by what is measured (TENSILE, section IV-E).
 
 Each operator has an exponential moving average. What goes into it is the median of its last three measurements, so that
 one that is wrong by whatever factor changes nothing, and a lasting change shows with the second. `changed` is the

@@ -1,4 +1,4 @@
-"""Operators as the latency models see them: a kind and a vector of numbers (tensile.txt, section IV-A).
+"""Operators as the latency models see them: a kind and a vector of numbers (TENSILE, section IV-A).
 
 The *kind* is what one model is made for: the target, its type of numbers, and what makes PyTorch choose another
 algorithm. The *vector* has the sizes of the operands, the scalar arguments, flops and bytes, what caches may have

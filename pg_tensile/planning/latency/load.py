@@ -1,4 +1,4 @@
-"""How busy a device is with the work of others: the share of it that they use, 0 … 1 (tensile.txt, section IV-A).
+"""How busy a device is with the work of others: the share of it that they use, 0 … 1 (TENSILE, section IV-A).
 
 On the host it is the processors' time, from the kernel's counters, without this process; what a hypervisor takes away
 counts as theirs. On CUDA it is NVML's utilisation, which is everybody's: read it while this process computes nothing.

@@ -1,4 +1,4 @@
-"""Predicts operators' latency before anything ran: a small neural network for each kind (tensile.txt, section IV-A).
+"""Predicts operators' latency before anything ran: a small neural network for each kind (TENSILE, section IV-A).
 
 Four layers, of the logarithm of latency over roofline: where nothing is known that is 0, and the roofline stands. It is
 also what predictions fade to away from what was measured: features are kept within the range they were seen in, and the

@@ -1,6 +1,6 @@
 """Analytic latency of every operator: the roofline, so that there is never a cold start without numbers.
 
-An operator takes as long as its arithmetic or its traffic, whichever is slower, and a launch (tensile.txt, section IV-A
+An operator takes as long as its arithmetic or its traffic, whichever is slower, and a launch (TENSILE, section IV-A
 asks for a latency of every access before anything ran). Placeholder and output cross the link.
 """
 

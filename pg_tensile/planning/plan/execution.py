@@ -1,7 +1,7 @@
 """What a plan means on a trace: steps, residency, copies, actions, and the first thing that goes wrong.
 
 The one place that knows the semantics of docs/library.md ("Steps", "Plan"). Validation, peak analysis, the simulator
-and the runtime's compiler all read it, so they cannot disagree. The tensor access sequence of tensile.txt (section
+and the runtime's compiler all read it, so they cannot disagree. The tensor access sequence of TENSILE (section
 IV-A) is extended by the events of the plan (residency.py) and by the operators that are executed again (steps.py); what
 is wrong with a plan is put into words in messages.py.
 """
@@ -291,7 +291,7 @@ class AccessSequence:
 
     @cached_property
     def footprint(self) -> Int64s:
-        """int64[s]: bytes on the device after each step, transfers under way included (tensile.txt, Algorithm 1)."""
+        """int64[s]: bytes on the device after each step, transfers under way included (TENSILE, Algorithm 1)."""
         tensor, first, last = self._intervals
         change = np.zeros(len(self._layout.operator) + 1, np.int64)
         np.add.at(change, first, self.trace.tensor_bytes[tensor])

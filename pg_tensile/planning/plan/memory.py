@@ -1,4 +1,4 @@
-"""GPU memory peak analysis (tensile.txt, section IV-B, Algorithm 1): the footprint of a plan, and memory on the host.
+"""GPU memory peak analysis (TENSILE, section IV-B, Algorithm 1): the footprint of a plan, and memory on the host.
 
 Algorithm 1 is read as docs/library.md says: it starts from the plan's boundary state, a swap-in counts from its trigger
 on, a swap-out until its deadline, and what goes after an operator is subtracted after that operator's outputs are

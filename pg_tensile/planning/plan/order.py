@@ -1,4 +1,4 @@
-"""The orders in which the operators of a trace may be executed (swapadvisor.txt, section 4: the schedule).
+"""The orders in which the operators of a trace may be executed (SwapAdvisor, section 4: the schedule).
 
 An order is a permutation of the captured operators: order[k] is the k-th one that is executed. It is as good as the
 captured one if every operator finds each tensor as it found it when it was captured: then every result is the same, to

@@ -1,4 +1,4 @@
-"""Plans: which tensors are swapped, recomputed and released, and after which operators (tensile.txt, section III-A).
+"""Plans: which tensors are swapped, recomputed and released, and after which operators (TENSILE, section III-A).
 
 A plan is a generation, a list of events and maybe an order of the operators, nothing else; docs/library.md says what
 each of them does. Events are held as the 32-byte rows of the plan table in shared memory, sorted by trigger. What a

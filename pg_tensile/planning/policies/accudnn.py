@@ -1,6 +1,6 @@
 """AccUDNN (Guo et al.): all feature maps are swapped but those that would make backward wait.
 
-The memory optimizer of accudnn.txt, section 3, alone; choosing the batch size is batchsize/. A feature map goes when
+The memory optimizer of AccUDNN, section 3, alone; choosing the batch size is batchsize/. A feature map goes when
 forward has read it the last time and comes back as early as memory allows. Constraint (6) says which ones cannot be in
 time: they are pinned, as many as fit. Where they do not all fit, or where copies out take longer than forward, the job
 waits: the paper would take a smaller batch. It is one job's policy: each gets its share of the budget.

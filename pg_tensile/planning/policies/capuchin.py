@@ -1,6 +1,6 @@
 """Capuchin (Peng et al., ASPLOS 2020): swap what hides behind the computation, then whatever costs less a byte.
 
-A baseline for comparisons (tensile.txt, section V-A). Its first iteration is passive, as `lru` does it; then accesses
+A baseline for comparisons (TENSILE, section V-A). Its first iteration is passive, as `lru` does it; then accesses
 and times are known and a plan is made once, for a single job, within a single iteration.
 
 *Candidates* (its section 4.3) are tensors that are accessed before and after a time at which memory exceeds the budget.

@@ -1,4 +1,4 @@
-"""What every policy does alike for traces whose swaps are compressed (cswap.txt, section IV)."""
+"""What every policy does alike for traces whose swaps are compressed (CSWAP, section IV)."""
 
 from __future__ import annotations
 

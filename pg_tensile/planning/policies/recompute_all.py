@@ -1,7 +1,7 @@
 """Every tensor that can be made again is dropped between its accesses and recomputed before the next one.
 
 For tests and comparisons, not for use: it does not ask what a recomputation saves or costs. One whose inputs are gone
-recomputes them first, and so on (tensile.txt, section III-C; tensile-notes.md, MSPS: nested inputs). Chains of chains
+recomputes them first, and so on (TENSILE, section III-C). Chains of chains
 grow without bound, so some tensors are kept: those whose chain would be longer than a limit, which is halved until the
 iteration has at most `STEPS_PER_OPERATOR` recomputed steps for each operator.
 

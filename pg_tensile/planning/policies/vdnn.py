@@ -1,6 +1,6 @@
 """vDNN (Rhu et al., MICRO 2016): layers' inputs go out in forward and come back one layer ahead in backward.
 
-A baseline for comparisons (tensile.txt, section V-A). The static policies of the paper's section III-C: vDNN_conv and
+A baseline for comparisons (TENSILE, section V-A). The static policies of the paper's section III-C: vDNN_conv and
 vDNN_all; the dynamic one chooses convolution algorithms as well. Neither knows sizes, times or a budget.
 
 *Layers.* Operators that follow each other in the same module and phase are one; outside of modules each operator is.

@@ -1,4 +1,4 @@
-"""The memory scheduler's decisions: which jobs of a device run, and under which plans (tensile.txt, sections III-D,
+"""The memory scheduler's decisions: which jobs of a device run, and under which plans (TENSILE, sections III-D,
 IV-E and IV-F).
 
 A job is admitted when the smallest memory that it can run with fits beside the smallest of those that run already; then
@@ -9,7 +9,7 @@ Who loses how much: a job's relative loss of time counts twice as much for every
 it is above another one, up to `HEAVIEST` times as much.
 
 A job whose swaps may be compressed is planned as others are, then again with what the swaps of those plans would take
-compressed where that pays (cswap.txt, section IV-B); the better plans count. So what is compressed follows from trace
+compressed where that pays (CSWAP, section IV-B); the better plans count. So what is compressed follows from trace
 and sparsity, not from the plan that the job has now.
 
 No clock, no I/O: equal arguments give equal decisions, and `DeviceScheduler` remembers only what saves time.

@@ -1,4 +1,4 @@
-"""Discrete-event execution of plans: what they cost in time on a device, before anything runs (design.md section 5).
+"""Discrete-event execution of plans: what they cost in time on a device, before anything runs.
 
 Every job has a compute stream of its own, which executes the steps of its access sequence at the latencies of its trace
 (none known yet: at the roofline's). All jobs share one link (link.py). Copies are requested and waited for where

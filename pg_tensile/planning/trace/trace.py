@@ -1,4 +1,4 @@
-"""The trace: one training iteration of a job as operators, tensors and accesses (tensile.txt, sections III-A and IV-A).
+"""The trace: one training iteration of a job as operators, tensors and accesses (TENSILE, sections III-A and IV-A).
 
 Forward, backward and optimizer, in execution order; docs/library.md defines every word. A tensor is one storage. A
 trace is immutable and held by columns: operators and tensors in numpy arrays, so that plans are checked and analysed

@@ -35,7 +35,7 @@ class Sparsity(NamedTuple):
 
     statistics: dict[int, Statistics]
     times: CodecTimes
-    error: float  # relative and absolute, of the times (cswap.txt, section V-C)
+    error: float  # relative and absolute, of the times (CSWAP, section V-C)
 
 
 def measure_sparsity(workload: Workload, captured: Captured, device: Device, seconds: float) -> Sparsity:

@@ -1,4 +1,4 @@
-"""The tables and figures of tensile.txt, and more: what `pg-tensile bench NAME…` measures (suite.py).
+"""The tables and figures of TENSILE, and more: what `pg-tensile bench NAME…` measures (suite.py).
 
 An experiment is a list of cases, each a run of the command with several policies: of one training step, or of several
 jobs together. A method that appears everywhere is a line in METHODS, a network a line in networks.PAPER. Experiments

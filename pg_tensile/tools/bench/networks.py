@@ -32,7 +32,7 @@ INCEPTION3 = Network("Inception v3", f"{CV}.inceptionv3:inceptionv3", LARGE_IMAG
 INCEPTION4 = Network("Inception v4", f"{CV}.inceptionv4:inceptionv4", LARGE_IMAGE, step_s=13.0)
 RESNET50 = Network("ResNet-50", f"{CV}.resnet:resnet50", IMAGE, batch=2, step_s=4.8)
 DENSENET121 = Network("DenseNet-121", f"{CV}.densenet:densenet121", IMAGE, batch=2, step_s=5.0)
-PAPER = (RESNET50, DENSENET121, INCEPTION3, VGG16, INCEPTION4)  # of tensile.txt, section V-A
+PAPER = (RESNET50, DENSENET121, INCEPTION3, VGG16, INCEPTION4)  # of TENSILE, section V-A
 
 ALEXNET = Network("AlexNet", f"{CV}.alexnet:alexnet", IMAGE, batch=4)
 SQUEEZENET = Network("SqueezeNet", f"{CV}.squeezenet:squeezenet_v1_0", IMAGE, batch=4)

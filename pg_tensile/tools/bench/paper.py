@@ -1,4 +1,4 @@
-"""What the TENSILE paper reports (tensile.txt, tables I to IV), to stand beside what is measured."""
+"""What the TENSILE paper reports (tables I to IV), to stand beside what is measured."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[3]
 @dataclass(frozen=True)
 class Row:
     """One policy's result: sizes in bytes, times in milliseconds, both of one iteration in steady state. None: not
-    known, because the policy failed or nothing was executed. msr, eor and cbr are tensile.txt's (section V-A).
+    known, because the policy failed or nothing was executed. msr, eor and cbr are those of TENSILE, section V-A.
     `budget` is what was asked for, `latencies` what the plan was made with, `latency_error` their median relative
     error against what was measured before the rounds. `bytes_out` and `bytes_in` are moved over the link, the raw ones
     are the tensors'; `transfer_ms` is the sum of all transfers' times, `codecs` how many swap-outs each codec has.

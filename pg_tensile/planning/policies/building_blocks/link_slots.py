@@ -1,4 +1,4 @@
-"""When the transfers of one lane start and end: one at a time, each in one piece (tensile.txt, section IV-C).
+"""When the transfers of one lane start and end: one at a time, each in one piece (TENSILE, section IV-C).
 
 Unlike link_time.py, which shares out time, this says the very µs, so that what is planned is what happens: a transfer
 starts a whole number of µs after the end of an operator, as an event of a plan does.

@@ -1,6 +1,6 @@
 """Memory at every operator while a plan grows: a range changes, the peak is asked for, again and again.
 
-The incremental form of GPU Memory Peak Analysis (tensile.txt, Algorithm 1): a new swap or recomputation changes the
+The incremental form of GPU Memory Peak Analysis (TENSILE, Algorithm 1): a new swap or recomputation changes the
 footprint between two operators and nowhere else, so no new sweep over the iteration is needed. Square-root
 decomposition in numpy blocks: 12 µs for a change and the peak after it, whatever the number of operators; a segment
 tree of Python lists takes as long at 13,000 of them and twice as long at 100,000.

@@ -1,4 +1,4 @@
-"""When the data of each operator is on the device, if feature maps are swapped (accudnn.txt, 3.3 and 3.4).
+"""When the data of each operator is on the device, if feature maps are swapped (AccUDNN, sections 3.3 and 3.4).
 
 Algorithm 1 on our traces. A layer of the paper is an operator here. Feature maps that are not pinned go to the host
 after forward has read them the last time, and come back in the order in which backward reads them; one stream allocates

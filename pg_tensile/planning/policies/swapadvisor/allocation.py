@@ -1,4 +1,4 @@
-"""Memory allocations: which tensors may take whose place, and how new ones are bred (swapadvisor.txt, 4.1 and 5.3).
+"""Memory allocations: tensors that may take each other's place, and their breeding (SwapAdvisor, sections 4.1 and 5.3).
 
 The paper's framework has a pool of fixed objects for each class of sizes. Our runtime has none: its allocator serves
 every size, and a plan keeps the bytes of all tensors under a budget. What is left of an allocation is what it decides:

@@ -1,4 +1,4 @@
-"""The swap planner: what is swapped, and when, for one schedule and one allocation (swapadvisor.txt, 4.2).
+"""The swap planner: what is swapped, and when, for one schedule and one allocation (SwapAdvisor, section 4.2).
 
 A walk over the operators keeps the device within the budget. Where the next operator does not fit, the tensor goes that
 is needed again farthest in the future (Belady), if it was last used long enough ago for its copy to end in time. A

@@ -1,4 +1,4 @@
-"""Schedules: orders of an iteration's operators, and how new ones are bred from others (swapadvisor.txt, 5.2).
+"""Schedules: orders of an iteration's operators, and how new ones are bred from others (SwapAdvisor, section 5.2).
 
 A schedule is int32[n], the captured operators in the order of their execution, with every operator behind those that
 it depends on (order.py). Crossover and mutation keep that so. The first schedules of a search are made greedily: what

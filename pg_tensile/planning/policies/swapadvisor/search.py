@@ -1,4 +1,4 @@
-"""The search for a better plan: a genetic algorithm over schedules, allocations and planners (swapadvisor.txt, 5.1).
+"""Search for a better plan: a genetic algorithm over schedules, allocations and planners (SwapAdvisor, section 5.1).
 
 Each generation is bred from pairs of the population, four children a pair, on all the processes that there are; who
 survives is drawn with the softmax of the normalised time, and the best one always does. What a generation finds depends

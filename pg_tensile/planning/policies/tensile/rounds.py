@@ -1,6 +1,6 @@
 """TENSILE: swap the largest tensor of the peak while the link allows, recompute where that is not enough.
 
-Algorithms 2 and 3 of tensile.txt (sections IV-C, IV-D), read as tensile-notes.md decides. Round by round the memory
+Algorithms 2 and 3 of TENSILE (sections IV-C, IV-D), as docs/papers.md reads them. Round by round the memory
 peaks of all jobs are looked at; the largest tensor that lies idle there is swapped, out as early and in as late as the
 link has time, and so are its other gaps for which the host copy is good. No transfer makes anything wait. Where no
 swap is left and the budget is still exceeded, the tensor with the largest MSPS (bytes saved per µs of recomputation)

@@ -1,4 +1,4 @@
-"""Where swaps fit on a job's part of the link: feasible intervals and bookings (tensile.txt, Algorithm 2)."""
+"""Where swaps fit on a job's part of the link: feasible intervals and bookings (TENSILE, Algorithm 2)."""
 
 from __future__ import annotations
 
