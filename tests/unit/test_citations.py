@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -28,12 +29,8 @@ GONE = re.compile(r"\bdesign\.md\b|\b\w+-notes\.md\b|\b(?:tensile|cswap|accudnn|
 
 def headings(path: Path) -> list[str]:
     """Texts of a document's headings, without the marks of code."""
-    found = tokens(path)
-    return [
-        inline.content.replace("`", "")
-        for opening, inline in zip(found, found[1:], strict=False)
-        if opening.type == "heading_open"
-    ]
+    neighbours = pairwise(tokens(path))
+    return [inline.content.replace("`", "") for opening, inline in neighbours if opening.type == "heading_open"]
 
 
 def joined(path: Path) -> str:
