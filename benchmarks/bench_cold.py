@@ -1,9 +1,9 @@
-"""`make bench-cold`: the first iteration of a step that nothing was measured of. How it runs: scenarios.py.
+"""`make bench-cold`: the first iteration of a step without any measurements. How it runs: scenarios.py.
 
 Latency models are calibrated on the training steps of the paper's networks with small batches and stored in
-build/latency-models-<device>.bin. Then each network trains with a batch of 16, shapes that the models have not seen,
-under a plan that was made with predicted latencies before the first iteration; the same with the roofline's beside it.
-The first iteration is compared with vanilla's first, which takes its time for the same checks.
+build/latency-models-<device>.bin. Then each network trains with a batch of 16, whose shapes are new to the models,
+under a plan made with predicted latencies before the first iteration; and beside it under one made with the roofline's.
+The first iteration is compared with vanilla's first, which spends time on the same checks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pg_tensile.tools.bench.workload import build_model, prepare
 from pg_tensile.tools.cli.bench import parse
 from pyworker.children.calibrate import runtime_device
 
-BATCHES = (2, 8, 24)  # to calibrate with: what lies between them is predicted
+BATCHES = (2, 8, 24)  # for calibration: the predicted batch lies between them
 SECONDS = 400.0  # of calibration, at most
 ROUNDS = ("--rounds", "1", "--warmup", "0", "--iterations", "1", "--light")
 STEPS = 21  # of one scenario
@@ -62,7 +62,7 @@ def models_path(kind: str) -> Path:
 
 
 def calibrate(device: str, quick: bool) -> list[Row]:
-    """Writes the models' file and says how it was made."""
+    """Calibrate latency models, write their file, and return a row about the calibration."""
     kind = device.partition(":")[0]
     torch.set_num_threads(default_threads(kind))
     found = torch_device(device)
@@ -88,7 +88,7 @@ def step(network: Network, batch: int, device: torch.device) -> Captured:
 
 
 def first_eor(row: Row) -> float:
-    """Of the first iteration, against vanilla's first."""
+    """Return the time of the first iteration over vanilla's first."""
     return row["first_step_ms"] / row["vanilla_first_step_ms"]
 
 
@@ -97,7 +97,7 @@ def checks(results: Results) -> list[Check]:
 
 
 def row_checks(title: str, row: Row) -> Iterator[Check]:
-    """Bits of everything; times and errors of what was planned with the models."""
+    """Check the bits of every row, and times and errors of plans made with the models."""
     what = f"{title}, {row['label']}"
     if row["error"] is not None:
         yield Check("cold start", what, row["error"], "no error", False)

@@ -2,12 +2,12 @@
 
 The sections:
 
-- overhead: how a program without events compares with eager PyTorch (ResNet-50, batch 8);
+- overhead: the time of a program without events against eager PyTorch (ResNet-50, batch 8);
 - fidelity: networks whose steps take over 200 ms, with the policies none, swap_all and recompute_all: whether the
-  simulator predicts the device's step time and peak, and whether the executor's books agree with the allocator's;
+  simulator predicts the device's step time and peak, and whether the executor's records agree with the allocator's;
 - identity: whether five steps end in the same bits as eager PyTorch's, on many kinds of models;
-- capture: how long capturing takes at batch 16 and full resolution (nothing is executed);
-- planning: how validating, analysing and simulating plans grows to 100,000 operators (bench_planning.py).
+- capture: the time of capturing at batch 16 and full resolution (nothing is executed);
+- planning: the growth of validating, analysing and simulating plans up to 100,000 operators (bench_planning.py).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ PLANNING = {
     "simulate_ms": 300.0,
 }  # of 10,000 operators
 TRACE_BYTES = 2_000_000
-GROWTH = 15.0  # of times, from 10,000 to 100,000 operators: linear, with some room for the caches
+GROWTH = 15.0  # of times, from 10,000 to 100,000 operators: linear, with a margin for cache effects
 
 
 def scenarios(device: str, quick: bool) -> list[Scenario]:
@@ -106,7 +106,7 @@ def overhead_check(title: str, row: Row, limit: float) -> Check:
 
 
 def row_checks(section: str, what: str, row: Row) -> list[Check]:
-    """Of one policy's run. The allocator's record and the simulator's time are asked of the long steps only."""
+    """Check one policy's run; the allocator's record and the simulator's time for the long steps only."""
     if row["error"] is not None:
         return [Check(section, what, row["error"], "no error", False)]
     same = "identical" if row["bit_identical"] else "different"
@@ -123,7 +123,7 @@ def row_checks(section: str, what: str, row: Row) -> list[Check]:
 
 
 def planning_checks(rows: Iterable[Row]) -> list[Check]:
-    """Limits at 10,000 operators, and growth from there to 100,000."""
+    """Check the limits at 10,000 operators, and the growth from there to 100,000."""
     by_size = {round(row["operators"], -3): row for row in rows}
     found = []
     if ten := by_size.get(10_000):

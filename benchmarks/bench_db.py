@@ -1,16 +1,17 @@
-"""`make bench-db`: everything measured in a real server, and training in it against scripts outside.
+"""`make bench-db`: all measurements in a real server, and training in it against scripts outside.
 
 Jobs per hour: one to four jobs of the networks of bench_jobs.py run at once through train_model; the same number of
 scripts, each of which fetches the same rows with psycopg and trains the same network with plain PyTorch on all cores,
-run one after another, as without anything that would arbitrate between them. All of a job and all of a script counts:
-starting, fetching, training, storing the weights. In rounds that take turns, medians.
+run one after another, because nothing would arbitrate between them. Everything in a job and in a script counts:
+starting, fetching, training, storing the weights. Rounds are interleaved and medians taken.
 
 Memory: the resident (RSS) and proportional (PSS) set sizes of every process of the server while those jobs run: the
 samples at which all processes' PSS was largest.
 
-Then bench_feed, bench_predict, bench_training and bench_jobs, whose last lines of output are JSON, and how planning
-grows with the trace. All goes to benchmarks/results/db-host.json, as tables to docs/benchmarks.md and, as JSON, to the
-last line of output. `--only jobs` leaves the others out; `--document` writes the tables of the results that there are.
+Then bench_feed, bench_predict, bench_training and bench_jobs follow, whose last lines of output are JSON, and the
+growth of planning with the trace. All results go to benchmarks/results/db-host.json, as tables to docs/benchmarks.md
+and, as JSON, to the last line of output. `--only jobs` leaves the others out; `--document` writes the tables of the
+existing results.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ torch.save(model.state_dict(), sys.argv[2])
 
 
 def outside(cluster: Cluster, networks: Sequence[str], folder: Path) -> float:
-    """Seconds of the scripts, one after another."""
+    """Return the seconds of the scripts, one after another."""
     began = time.perf_counter()
     for seed, name in enumerate(networks):
         job = json.dumps([cluster.dsn(), NETWORKS[name], EPOCHS, BATCH_SIZE, seed])
@@ -101,7 +102,7 @@ def outside(cluster: Cluster, networks: Sequence[str], folder: Path) -> float:
 
 
 def inside(conn: Connection, networks: Sequence[str]) -> float:
-    """Seconds of the jobs, all at once."""
+    """Return the seconds of the jobs, all at once."""
     began = time.perf_counter()
     jobs = [
         conn.execute(f"SELECT train_model('{name} {seed}', {arguments(seed)})").fetchone()
@@ -146,7 +147,7 @@ def jobs_per_hour(cluster: Cluster, folder: Path) -> list[dict[str, Any]]:
 
 
 class Largest:
-    """The sample of the server's processes with the most PSS, by what they are."""
+    """The sample with the largest PSS of all the server's processes, by kind of process."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -161,7 +162,7 @@ class Largest:
 
 
 def by_kind(processes: Mapping[int, str]) -> list[dict[str, Any]]:
-    """A row for each kind of process; `processes`: command lines by process."""
+    """Return a row for each kind of process; `processes`: command lines by process."""
     kinds: dict[str, dict[str, Any]] = {}
     for pid, command in processes.items():
         try:
@@ -177,7 +178,8 @@ def by_kind(processes: Mapping[int, str]) -> list[dict[str, Any]]:
 
 
 def kind_of(command: str) -> str:
-    """ "executor", "planner", "scheduler", …; of PostgreSQL's own processes "server"."""
+    """Return the kind of a process: "executor", "planner", …; for pg_tensile's background workers their kind with
+    "(server)", for PostgreSQL's own processes "server"."""
     child = re.search(r"-m pyworker (\w+)", command)
     if child:
         return child[1]
@@ -203,7 +205,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 
 class Goal(NamedTuple):
-    """What another benchmark promises: its name and key, words and format of the table, and the least or the most."""
+    """A promise of another benchmark: its name and key, words and format of the table, and the least or the most."""
 
     benchmark: str
     key: str
@@ -253,7 +255,7 @@ def checks(results: Mapping[str, Any]) -> list[Check]:
 
 
 def page_part(results: Mapping[str, Any]) -> str:
-    """The section's generated part."""
+    """Return the generated part of the section."""
     lines = [
         *(measured_on("host", results["machine"], results["versions"], results["versions"]["revision"]), ""),
         *(verdicts(checks(results), ()), ""),
@@ -293,7 +295,7 @@ def together_rows(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
 
 
 def other(name: str) -> Any:
-    """What another benchmark says in its last line."""
+    """Run another benchmark and return the JSON in its last line."""
     print(f"{name} …", file=sys.stderr)
     command = [sys.executable, "-m", f"benchmarks.{name}"]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)

@@ -1,10 +1,10 @@
-"""How fast rows get from a table into one float32 array: the feed against ADBC and psycopg, in the same run.
+"""Speed of reading rows from a table into one float32 array: the feed against ADBC and psycopg, in the same run.
 
 336,776 rows × 12 columns of int2, int4, int8, float4, float8, numeric, boolean and date, some of them null. The feed is
 measured inside real jobs (benchmarks/feed_child.py stands in for the executor); the clients are measured in this
 process, connected beforehand, with the faster of two queries for ADBC (numeric as it is, or cast by the server). Rounds
 are interleaved and medians taken. The last line is JSON: rows_per_s, ratio_vs_adbc, ratio_vs_psycopg, and
-prepared_rows_per_s, which counts everything up to the executor's ordered, split and standardised tables.
+prepared_rows_per_s, which covers everything up to the executor's ordered, split and standardised tables.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ MIXED = """
     FROM generate_series(1, %s)
 """
 QUERY = "SELECT * FROM mixed"
-# What clients do about numeric: take it as it is, or let the server convert it
+# Clients either receive numeric as it is, or let the server convert it
 CAST_QUERY = """
     SELECT c_int2, c_int4, c_int4_null, c_int8, c_float4, c_float8, c_float8_null,
            c_numeric::float8 AS c_numeric, c_numeric4::float8 AS c_numeric4, c_bool, c_date, y FROM mixed
 """
-DATE = 10  # the column's number
+DATE = 10  # index of the column
 EPOCH = np.datetime64("2000-01-01", "D")
 
 Matrix = NDArray[np.float32]
 
 
 class Feed:
-    """Jobs whose executor measures."""
+    """Jobs whose executor measures instead of training."""
 
     def __init__(self, cluster: Cluster, conn: psycopg.Connection[Any]) -> None:
         self._cluster = cluster
@@ -72,14 +72,14 @@ class Feed:
         conn.execute("""SELECT register_model('bench', '{"type": "mlp"}')""")
 
     def use(self, mode: str) -> None:
-        """`array` or `prepared`: from the next job on."""
+        """Select the measurement, `array` or `prepared`, from the next job on."""
         script = self._folder / mode
         script.write_text(f'#!/bin/sh\nexec "{child_python()}" "{self._folder}/feed_child.py" {mode}\n')
         script.chmod(0o755)
         self._cluster.configure({"pg_tensile.python": script})
         self._cluster.reload()
         deadline = time.monotonic() + 10
-        while self._setting() != str(script):  # new sessions show what new workers get
+        while self._setting() != str(script):  # a new session has the settings of new workers
             if time.monotonic() > deadline:
                 raise SystemExit("the server did not reload its configuration")
             time.sleep(0.02)
@@ -105,7 +105,7 @@ class Feed:
 
 
 def arrow_to_float32(table: pa.Table) -> Matrix:
-    """[rows, columns], NaN where null."""
+    """Return the table as an array [rows, columns], NaN where it is null."""
     matrix = np.empty((table.num_rows, table.num_columns), np.float32)
     for index, column in enumerate(table.columns):
         if pa.types.is_date32(column.type):
@@ -122,7 +122,10 @@ def fetch_adbc(connection: Any, query: str) -> Matrix:
 
 
 def fetch_psycopg(conn: psycopg.Connection[Any]) -> Matrix:
-    """fetchall of the binary protocol; dates as the server's day numbers, as numpy converts no date to a float."""
+    """Fetch all rows by the binary protocol.
+
+    Dates are fetched as the server's day numbers, because numpy converts no date to a float.
+    """
     query = CAST_QUERY.replace("c_date,", "c_date - '2000-01-01'::date,")
     with conn.cursor(binary=True) as cursor:
         matrix = np.array(cursor.execute(query.encode()).fetchall(), np.float32)
@@ -140,7 +143,7 @@ def timed(fetch: Callable[[], Matrix], sums: list[float]) -> float:
 
 
 def run(cluster: Cluster) -> dict[str, list[float]]:
-    """Seconds of each round, by method."""
+    """Return the seconds of each round, by method."""
     with cluster.connect() as conn:
         conn.execute("SELECT setseed(0)")
         conn.execute(MIXED % ROWS)

@@ -1,11 +1,11 @@
-"""Several jobs on one device: in the database, together against one after another, in the same run.
+"""Several jobs on one device in the database: together against one after another, in the same run.
 
 Two, three and four jobs train at once, of one network and of several (ResNet-20, SE-ResNet-20 and a small convolutional
-network on images of 32 × 32), first on a device with room for all of them, then on one with so little that they do not
-fit together without plans: `TIGHT` of the sum of what they take alone. Told are the time of all jobs together as a
-ratio of the same jobs one after another on the device with room, medians of `ROUNDS` rounds; the most that the ledger
-and the executors' own books held, by samples of tensile.devices taken all the time; and whether every job made the same
-weights, to the bit, as it did alone. The last line is JSON.
+network on images of 32 × 32), first on a device with room for all of them, then on one with so little memory that they
+do not fit together without plans: `TIGHT` of the sum of what they take alone. Reported are the time of all jobs
+together as a ratio of the same jobs one after another on the device with room, medians of `ROUNDS` rounds; the largest
+values of the ledger and of the executors' own records, from continual samples of tensile.devices; and whether every job
+made the same weights, to the bit, as it did alone. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -68,17 +68,17 @@ Connection = psycopg.Connection[Any]
 
 
 class Outcome(NamedTuple):
-    """Of the same jobs, run together or one after another."""
+    """Results of the same jobs, run together or one after another."""
 
     seconds: float
-    weights: tuple[str, ...]  # digests, a job each
-    granted_bytes: int  # the most at any sample
+    weights: tuple[str, ...]  # digests, one for each job
+    granted_bytes: int  # the largest sample
     in_use_bytes: int
     budget_bytes: int
 
 
 class Watch:
-    """The most that the device's ledger said at any look."""
+    """The largest values of the device's ledger over all samples."""
 
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
@@ -146,7 +146,7 @@ def set_memory(cluster: Cluster, conn: Connection, megabytes: int) -> None:
 
 
 def compare(cluster: Cluster, title: str, networks: Sequence[str]) -> dict[str, Any]:
-    """One mix of jobs: `ROUNDS` times one after another, together, together on a small device."""
+    """Measure one mix of jobs `ROUNDS` times: one after another, together, and together on a small device."""
     models = [f"{name} {number}" for number, name in enumerate(networks)]
     with cluster.connect() as conn:
         for model, name in zip(models, networks, strict=True):

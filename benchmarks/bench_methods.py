@@ -1,8 +1,8 @@
-"""`make bench`: all methods on every network, side by side, beside the paper and the limits. How it runs: scenarios.py.
+"""`make bench`: all methods on every network, beside the paper's results and the limits. How it runs: scenarios.py.
 
 Each scenario is one case of the paper's tables and figures, of memory against time at several savings, or of small
-steps beside their best plan (pg_tensile.tools.bench.experiments). `joint` has to be ahead: of each method with right
-results it has to reach the measured peak in no more time.
+steps beside their best plan (pg_tensile.tools.bench.experiments). `joint` has to be ahead of each method with right
+results: it has to reach the method's measured peak in no more time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pg_tensile.tools.bench.experiments import EXPERIMENTS, FULL, QUICK, Run, Si
 from pg_tensile.tools.bench.plots import draw
 from pg_tensile.tools.bench.suite import method, published
 
-BATCH, ROUNDS = 8, 1  # with which the whole should take less than two hours on two cores
+BATCH, ROUNDS = 8, 1  # chosen to keep the whole below two hours on two cores
 LONGEST_S = 155.0  # of a case of a figure
 NOISE = 0.03  # of a ratio of two times measured in the same rounds
 SECTIONS = ("savings", "table1", "table2", "table3", "table4", "fig6", "fig7", "optimum")  # in the document
@@ -43,7 +43,7 @@ def scenarios(_device: str, quick: bool) -> list[Scenario]:
 
 
 def left_out(asked: Size) -> list[Run]:
-    """Of the figures: what would take too long."""
+    """Return the runs of the figures that would take too long."""
     return [run for run in runs(SECTIONS, asked) if run.seconds(asked) > LONGEST_S and "savings" not in run.wanted]
 
 
@@ -51,11 +51,14 @@ def nothing(_device: str, _quick: bool) -> list[Row]:
     return [{}]
 
 
-# ---- who is ahead ---------------------------------------------------------------------------------------------------
+# ---- joint against its rivals ---------------------------------------------------------------------------------------
 
 
 class Rival(NamedTuple):
-    """A method's row, and joint's EOR in the same rounds at its measured peak; None: joint was not measured so low."""
+    """A method's row, and joint's EOR in the same rounds at the row's measured peak.
+
+    `joint` is None if joint was not measured so low.
+    """
 
     case: str
     row: Row
@@ -67,13 +70,15 @@ class Rival(NamedTuple):
 
 
 def is_right(row: Row) -> bool:
-    """Whether it was measured and its results, or of a peer its gradients, are those of eager PyTorch."""
+    """Return whether a row was measured and its results, or a peer's gradients, are those of eager PyTorch."""
     return row.get("error") is None and row.get("eor") is not None and points.right(row)
 
 
 def rivals(rows: Iterable[Row]) -> Iterator[Rival]:
-    """Of `savings`; joint's points are those of all experiments, which have one run of each case. Those that save
-    nothing are not rivals."""
+    """Yield the rivals of `savings`; methods that save nothing are no rivals.
+
+    Joint's points come from all experiments, which have one run of each case.
+    """
     for case, found in groupby(sorted(rows, key=lambda row: row["case"]), lambda row: row["case"]):
         right = [row for row in found if is_right(row)]
         known = [(row["device_peak_bytes"], row["eor"]) for row in right if row["policy"] in ("none", "joint")]
@@ -83,8 +88,11 @@ def rivals(rows: Iterable[Row]) -> Iterator[Rival]:
 
 
 def eor_at(peak: int, points: Iterable[tuple[int, float]]) -> float | None:
-    """At a device peak, from (device peak, EOR): of a point that needs no more memory, or on the line from the next
-    smaller one to the next larger one. With all the memory joint is vanilla, so vanilla's is a point."""
+    """Return the EOR at a device peak, from points (device peak, EOR); None if all points need more memory.
+
+    It is the EOR of a point that needs no more memory, or interpolated between the next smaller and the next larger
+    one. With all the memory joint is vanilla, so vanilla's is a point.
+    """
     ordered = sorted(points)
     place = bisect_right(ordered, (peak, inf))
     smaller, larger = ordered[:place], ordered[place:]
@@ -110,7 +118,7 @@ def checks(results: Results) -> list[Check]:
 
 
 def row_checks(row: Row) -> Iterator[Check]:
-    """Bits and budgets of what was measured of policies. That one has no plan for its budget is told in its table."""
+    """Check bits and budgets of the policies measured. A missing plan for a budget only appears in the table."""
     if row.get("error") is not None or row["policy"] in options.PEERS:
         return
     what = f"{row['experiment']}, {row['case']}, {method(row)}"
@@ -123,7 +131,7 @@ def row_checks(row: Row) -> Iterator[Check]:
 
 
 def measurements(rows: Iterable[Row]) -> dict[tuple[str, str, float | None], Row]:
-    """One row of each policy's steps, by case, method and time: a run has several experiments, and they share it."""
+    """Return one row for each policy's steps, by case, method and time, because the experiments of a run share them."""
     return {
         (row["case"], method(row), row.get("step_ms_median")): row
         for row in rows
@@ -152,7 +160,7 @@ def tables(results: Results) -> list[str]:
 
 
 def pictures(rows: Sequence[Row], folder: Path) -> list[str]:
-    """Of what is not a table in the paper; memory over time of `savings` only."""
+    """Draw the figures of experiments that are not tables in the paper; memory over time of `savings` only."""
     if rows[0]["experiment"].startswith("table"):
         return []
     if rows[0]["experiment"] != "savings":
@@ -162,7 +170,7 @@ def pictures(rows: Sequence[Row], folder: Path) -> list[str]:
 
 
 def rivals_table(rows: Sequence[Row]) -> list[str]:
-    """Of each method in all cases of `savings`: how much slower it is than joint at its own measured peak."""
+    """Tabulate each method over all cases of `savings`: its time over joint's at its own measured peak."""
     lines = []
     ordered = sorted(rivals(rows), key=lambda rival: method(rival.row))
     for label, each in groupby(ordered, lambda rival: method(rival.row)):
@@ -194,7 +202,7 @@ def cells(row: Row) -> tuple[str, ...]:
 
 
 def spread(row: Row) -> str:
-    """Of the rounds, around their median."""
+    """Return the spread of the rounds around their median."""
     ms = row.get("round_ms") or []
     return f"± {(max(ms) - min(ms)) / 2 / statistics.median(ms):.1%}" if len(ms) > 1 else ""
 

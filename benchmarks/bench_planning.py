@@ -1,11 +1,10 @@
-"""How fast plans are checked and made: serialising, validating and analysing traces of 1k, 10k and 100k operators, and
-planning them by a policy.
+"""Speed of planning: serialising, validating and analysing traces of 1k, 10k and 100k operators, and policies.
 
 The traces are residual networks, layer by layer: convolution, batch norm with running statistics, an in-place ReLU and
 an in-place sum; their backward operators; one fused Adam update for each parameter. The plans swap a third of the
 activations, recompute a third, and keep the optimizer's state on the host between updates (cyclic swaps): an event for
-every other operator. Policies plan for half of the memory. Every number is the median of some rounds in which nothing
-is cached (a fresh trace each).
+every other operator. Policies plan for half of the memory. Every number is the median of several rounds in which
+nothing is cached (a fresh trace each).
 """
 
 from __future__ import annotations
@@ -64,12 +63,12 @@ class Layer(NamedTuple):
 
 
 class Builder:
-    """Collects operators and tensors."""
+    """Collector of operators and tensors."""
 
     def __init__(self) -> None:
         self.operators: list[Operator] = []
         self.tensors: list[Tensor] = []
-        self.noise = Random(0)  # measured latencies are never equal
+        self.noise = Random(0)  # no two measured latencies are equal
 
     def tensor(self, kind: Kind, shape: tuple[int, ...], name: str = "") -> int:
         self.tensors.append(Tensor(4 * int(np.prod(shape)), kind, name, "f32", shape))
@@ -89,7 +88,7 @@ class Builder:
 
 
 def build(operators: int) -> tuple[Trace, list[Layer]]:
-    """A residual network whose iteration has about as many operators."""
+    """Build a residual network with about `operators` operators in an iteration."""
     layers = max(1, (operators - 4) // LAYER_OPERATORS)
     make = Builder()
     batch = make.tensor(Kind.INPUT, (16, 64, 28, 28), "batch")
@@ -113,7 +112,7 @@ def build(operators: int) -> tuple[Trace, list[Layer]]:
 
 
 def width(number: int) -> tuple[int, ...]:
-    """The shape of a layer's activations."""
+    """Return the shape of a layer's activations."""
     return (16, 32 + 8 * (number % 61), 28, 28)
 
 
@@ -173,7 +172,7 @@ def layer(part: dict[str, int]) -> Layer:
 
 
 def plan(layers: Sequence[Layer]) -> Plan:
-    """Swaps, recomputations and releases all over the trace; valid."""
+    """Return a valid plan with swaps, recomputations and releases all over the trace."""
     events: list[Event] = []
     for number, part in enumerate(layers):
         out, back = part.last_forward + 2, part.first_backward
@@ -189,7 +188,7 @@ def plan(layers: Sequence[Layer]) -> Plan:
 
 
 def median_ms(work: Callable[[Trace], Any], trace: Trace, rounds: int) -> float:
-    """Of some rounds, each on a copy of the trace that has computed nothing yet."""
+    """Return the median of several rounds, each on a copy of the trace with nothing cached."""
     data, times = trace.to_bytes(), []
     for _ in range(rounds):
         fresh = Trace.from_bytes(data)
@@ -200,7 +199,7 @@ def median_ms(work: Callable[[Trace], Any], trace: Trace, rounds: int) -> float:
 
 
 def measure(sizes: Sequence[int] = SIZES, rounds: int = ROUNDS) -> list[Measurement]:
-    """One row for each size, in operators."""
+    """Return one measurement for each size, in operators."""
     return [measure_size(size, rounds) for size in sizes]
 
 
@@ -229,8 +228,10 @@ def measure_size(size: int, rounds: int) -> Measurement:
 
 
 class PolicyMeasurement(NamedTuple):
-    """Planning by one policy, for so many jobs of `operators` each: median seconds, the events of all plans, and the
-    share of the memory that is saved (of half of it, asked for). `error`: why there is no plan, or none that is valid.
+    """Planning by one policy, for `jobs` jobs of `operators` operators each.
+
+    `seconds` is the median, `events` that of all plans, and `saved` the share of the memory that they save (half of it
+    was requested). `error`: why there is no plan, or no valid one.
     """
 
     policy: str
@@ -243,7 +244,7 @@ class PolicyMeasurement(NamedTuple):
 
 
 def measure_policy(policy: str, operators: int, jobs: int = 1, rounds: int = 3) -> PolicyMeasurement:
-    """On an RTX A6000, with a budget of half of what the jobs take without a plan."""
+    """Measure planning on an RTX A6000, with a budget of half of the memory that the jobs take without a plan."""
     trace, _ = build(operators)
     data, found = trace.to_bytes(), PolicyMeasurement(policy, trace.operator_count, jobs)
     vanilla = memory.footprint(trace).device_peak_bytes

@@ -1,11 +1,11 @@
-"""How fast a trained model predicts: one row at a time inside a session, and whole queries against a client program.
+"""Speed of predictions with a trained model: one row at a time inside a session, and whole queries against a client.
 
-The model predicts the late arrival of the demo's flights, an MLP with embeddings, trained for one epoch: speed does
-not depend on what it learnt. Latency: `predict` of a row, timed in PL/pgSQL, row after row. Rate: `predict_rows` over
-the year's departures, against a program with psycopg and PyTorch that fetches the same rows, predicts in batches of
-the same size and throws the answers away (its model is loaded beforehand). The join behind the rows is done once for
-both. Rounds are interleaved and medians taken. Latency is taken with each of SPINS as pg_tensile.predict_spin in
-turn, too, beside the same load. The last line is JSON: p50_us, p99_us, rows_per_s, ratio_vs_client, and p50_us by
+The model predicts the late arrival of the demo's flights, an MLP with embeddings, trained for one epoch, because speed
+does not depend on the weights. Latency: `predict` of a row, timed in PL/pgSQL, row after row. Rate: `predict_rows` over
+the year's departures, against a program with psycopg and PyTorch that fetches the same rows, predicts in batches of the
+same size and discards the answers (its model is loaded beforehand). The join behind the rows is executed once for both.
+Rounds are interleaved and medians taken. Latency is also measured with each of SPINS as pg_tensile.predict_spin in
+turn, under the same load. The last line is JSON: p50_us, p99_us, rows_per_s, ratio_vs_client, and p50_us by
 predict_spin.
 """
 
@@ -39,7 +39,7 @@ SINGLE_ROWS = 20_000
 ARCHITECTURE = {"type": "mlp", "hidden": [128, 128, 128, 64]}
 ROUNDS = 5
 SPINS = (0, 50, 150, 500)  # microseconds
-SPIN_ROWS = 2000  # of a turn
+SPIN_ROWS = 2000  # in a turn
 BATCH = 8192
 QUERY = "SELECT * FROM rows"
 LATENCIES = """
@@ -74,7 +74,7 @@ class Client:
         read = "SELECT data FROM tensile.model_weights WHERE version = %s ORDER BY seq"
         chunks = conn.execute(read, (version,)).fetchall()
         checkpoint.load_model(self._module, checkpoint.from_bytes(b"".join(chunk for (chunk,) in chunks)))
-        # The server turns times into numbers: numpy takes no datetime of Python's
+        # The server converts times to numbers, because numpy does not accept Python's datetime
         expressions = [
             f"(extract(epoch FROM {f.name}) - 946684800)::float8 * 1e6" if f.kind == Kind.TIMESTAMP else f.name
             for f in fitted.features
@@ -83,7 +83,7 @@ class Client:
 
     @torch.inference_mode()
     def predict_all(self) -> float:
-        """The sum of all predictions."""
+        """Predict all rows and return the sum of the predictions."""
         total = 0.0
         with self._conn.cursor(binary=True) as cursor:
             cursor.execute(self._query.encode())
@@ -125,13 +125,13 @@ def set_up(conn: Connection) -> None:
 
 
 def measure_latencies(conn: Connection) -> list[float]:
-    """Microseconds of each call, sorted."""
+    """Return the microseconds of each call, sorted."""
     conn.execute("SELECT count(*) FROM latencies(1000)")  # warm up
     return sorted(row[0] for row in conn.execute("SELECT latencies(%s)", (SINGLE_ROWS,)).fetchall())
 
 
 def measure_spins(conn: Connection) -> dict[int, float]:
-    """The median microseconds of a call by pg_tensile.predict_spin; turns are short, so that all see the same load."""
+    """Return the median microseconds of a call by pg_tensile.predict_spin; turns are short, to share the same load."""
     latencies: dict[int, list[float]] = {spin: [] for spin in SPINS}
     for _ in range(ROUNDS):
         for spin, found in latencies.items():
@@ -142,7 +142,7 @@ def measure_spins(conn: Connection) -> dict[int, float]:
 
 
 def measure_rates(conn: Connection) -> tuple[int, list[float], list[float]]:
-    """Rows, and the seconds of each round of predict_rows and of the client."""
+    """Return the rows, and the seconds of each round of predict_rows and of the client."""
     client = Client(conn)
     ask = "SELECT count(*), sum(prediction) FROM predict_rows('late_arrival', %s)"
     inside: list[float] = []

@@ -1,6 +1,6 @@
-"""`make bench-systems`: SwapAdvisor, CSWAP and AccUDNN beside what their papers report. How it runs: scenarios.py.
+"""`make bench-systems`: SwapAdvisor, CSWAP and AccUDNN beside their papers' results. How it runs: scenarios.py.
 
-Each scenario is a case of one of the modules systems_*.py, which say what they measure and what has to hold.
+Each scenario is a case of one of the modules systems_*.py, which describe their measurements and checks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Column = tuple[str, str, str]  # heading, key of the row, format
 
 
 class System(NamedTuple):
-    """One module. `cases`: the arguments of each of its scenarios, by title, and about how many seconds each takes."""
+    """One module. `cases`: by title, the arguments of each scenario and its approximate duration in seconds."""
 
     section: str
     title: str

@@ -4,9 +4,10 @@ The sections:
 
 - memory: the paper's five networks, batch 16, AdamW. The policy `joint` with early updates has to save the share of the
   peak that the paper's tables name, and more, at a fraction of the paper's extra time. All plans for a network share a
-  run, in rounds that take turns, so every time is compared with vanilla's in the same rounds;
+  run, in interleaved rounds, so every time is compared with vanilla's in the same rounds;
 - the paper's policy: `tensile` in the same way, with and without early updates, on one lane and on two;
-- planning: how long the two policies plan traces of 5,000 to 100,000 operators, and four jobs (bench_planning.py).
+- planning: the time in which the two policies plan traces of 5,000 to 100,000 operators, and four jobs
+  (bench_planning.py).
 
 "Saves 30 %" means a budget of 70 % of vanilla's peak (the storages alive at once). The budget applies to storages and
 workspaces together, so the peak is at least 30 % below vanilla's, and the workspaces fit, too.
@@ -39,12 +40,12 @@ SECTION, PAPERS = "memory", "the paper's policy"
 BATCH = 16
 ROUNDS = ("--rounds", "3", "--warmup", "1", "--iterations", "1", "--light")
 POLICY_STEPS, OTHER_STEPS = 7, 25  # of one policy in these rounds; of calibration, eager PyTorch and vanilla
-SLOWER = 1.15  # than vanilla's: a policy's step, and what is done between steps
+SLOWER = 1.15  # times vanilla's step: a policy's step, with the work between steps
 PLANNING_S = {(1, 5_000): 0.5, (1, 13_000): 2.0, (4, 5_000): 3.0}  # (jobs, operators) → seconds, at most
 
 
 class Goal(NamedTuple):
-    """To save `percent` of the peak at an EOR of at most `eor`; None: it is only reported."""
+    """A saving of `percent` of the peak at an EOR of at most `eor`; None means that the EOR is only reported."""
 
     percent: int
     eor: float | None
@@ -68,7 +69,7 @@ GOALS = {
 
 
 def scenarios(device: str, quick: bool) -> list[Scenario]:
-    """All that something is asked of first."""
+    """Return the scenarios, those with goals first."""
     networks = (SMALL_RESNET, SMALL_DENSENET) if quick else PAPER
     return [scenario(SECTION, network) for network in networks] + [scenario(PAPERS, network) for network in networks]
 
@@ -100,15 +101,17 @@ def checks(results: Results) -> list[Check]:
 
 
 def goal_of(title: str, row: Row) -> Goal | None:
-    """The goal that a row is for: those of joint have one."""
+    """Return the goal of a row, or None; only rows of joint have one."""
     if row["policy"] != JOINT or row["latencies"] != MEASURED:
         return None
     return next((goal for goal in GOALS[title] if goal.budget == row["budget"]), None)
 
 
 def row_checks(title: str, row: Row) -> Iterator[Check]:
-    """Bits, budgets and simulated times of everything measured; savings and times where they are asked for. A policy
-    without a plan for its budget breaks a promise only where one was made."""
+    """Check bits, budgets and simulated times of every row, and savings and times where there is a goal.
+
+    A missing plan for a budget fails only if the goal demands a time.
+    """
     what = f"{title}, {row['label']}" + (f" at {row['budget']}" if row["budget"] else "")
     goal = goal_of(title, row)
     if row["error"] is not None:
@@ -129,7 +132,7 @@ def row_checks(title: str, row: Row) -> Iterator[Check]:
 
 
 def planning_checks(rows: Iterable[Row]) -> list[Check]:
-    """Every plan has to save half of the memory, the smaller ones in a certain time."""
+    """Check that every plan saves half of the memory, and that the smaller ones are made within PLANNING_S."""
     found = []
     for row in rows:
         limit = PLANNING_S.get((row["jobs"], round(row["operators"], -3)))
@@ -145,7 +148,7 @@ def planning_checks(rows: Iterable[Row]) -> list[Check]:
 
 
 def eor(row: Row) -> float:
-    """Of the medians of the same run."""
+    """Return the ratio of the medians of the same run."""
     return row["step_ms_median"] / row["vanilla_step_ms_median"]
 
 
@@ -189,7 +192,7 @@ def vanilla_table(results: Results) -> list[str]:
 
 
 def reached(row: Row) -> str:
-    """Of a row without a measurement: how near its plan comes to the budget, or why there is none."""
+    """Describe a row without a measurement: the saving of its plan, which exceeds the budget, or the error."""
     if row["predicted_peak_bytes"] is None or row["vanilla_peak_bytes"] is None:
         return row["error"]
     return f"{1 - row['predicted_peak_bytes'] / row['vanilla_peak_bytes']:.1%}, too little with the workspaces"

@@ -1,12 +1,12 @@
 """Training through the database against the same loop in plain PyTorch on arrays in memory, in the same run.
 
 The demo's late-arrival model: 300,000 flights of the three-table join, MLP [128, 64] with embeddings, AdamW, batches of
-1024. A job's rate is that of whole epochs, by the time at which their metrics were committed: batches, steps, training
-metrics, progress, checkpoints and their way into the catalogue all count. The plain loop runs in a process of its own,
-with the threads that a job takes by default (all cores but one), on tensors of the same shapes and types, drawing a new
-permutation every epoch; and once more on all cores, as a script of one's own would by default. A job leaves one core to
-the server, whose other work makes steps on all cores many times as slow. Rounds are interleaved and medians taken. The
-last line is JSON: rows_per_s, plain_rows_per_s, ratio and ratio_all_cores (the medians of the rounds').
+1024. A job's rate is that of whole epochs, by the time at which their metrics were committed, so it includes batches,
+steps, training metrics, progress, and checkpoints with their way into the catalogue. The plain loop runs in a process
+of its own, with the default threads of a job (all cores but one), on tensors of the same shapes and types, with a new
+permutation for every epoch; and once more on all cores, the default of a standalone script. A job leaves one core to
+the server, because the server's other work slows steps on all cores down many times. Rounds are interleaved and medians
+taken. The last line is JSON: rows_per_s, plain_rows_per_s, ratio and ratio_all_cores (the medians of the rounds').
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class PlainMLP(nn.Module):
-    """What one would write by hand."""
+    """The same model, written by hand."""
 
     def __init__(self, inputs: ModelInputs) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class PlainMLP(nn.Module):
 
 
 def train_plain(rows: int, inputs: ModelInputs, threads: int) -> float:
-    """Rows per second of EPOCHS epochs after a first one."""
+    """Train EPOCHS epochs after a first one, and return rows per second."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     numeric = torch.randn(rows, inputs.numeric)
@@ -84,7 +84,7 @@ def train_plain(rows: int, inputs: ModelInputs, threads: int) -> float:
 
 
 def plain(rows: int, inputs: ModelInputs, threads: int) -> float:
-    """`train_plain` in a process like the executor's."""
+    """Run `train_plain` in a process like the executor's."""
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONPATH": str(ROOT)}
     command = [child_python(), __file__, json.dumps([rows, inputs, threads])]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True, text=True)
@@ -92,7 +92,10 @@ def plain(rows: int, inputs: ModelInputs, threads: int) -> float:
 
 
 def train(conn: psycopg.Connection[Any]) -> tuple[float, int, ModelInputs]:
-    """A job: rows per second of EPOCHS epochs after the first, its training rows and its model's inputs."""
+    """Run a job and return its speed, its training rows and its model's inputs.
+
+    The speed is in rows per second over EPOCHS epochs after the first.
+    """
     row = conn.execute(
         "SELECT train_model('bench', %s, 'late', epochs => %s, batch_size => %s, validation => 0)",
         (QUERY, EPOCHS + 1, BATCH_SIZE),

@@ -1,4 +1,4 @@
-"""Looks at something again and again while a benchmark runs."""
+"""Sampling at intervals while a benchmark runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def sampled(look: Callable[[], None], every_s: float) -> Iterator[None]:
-    """Calls `look` in a thread of its own, so many seconds apart, until the block is left."""
+    """Call `look` every `every_s` seconds in a thread of its own, until the block is left."""
     ended = threading.Event()
 
     def run() -> None:

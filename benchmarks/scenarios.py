@@ -1,12 +1,12 @@
-"""Benchmarks that run scenarios of the command `pg-tensile bench`, hold promises against their rows and write tables.
+"""Benchmarks that run scenarios of the command `pg-tensile bench`, check promises against their rows and write tables.
 
-Each scenario is a run of the command in a process of its own, so that nothing of one is left in memory for the next,
-and its rows are what that command writes. Results go to benchmarks/results/<name>-<device>.json after every scenario. A
-run that was stopped goes on where it was, if code, machine and device are the same; `--keep` goes on with other code
+Each scenario is a run of the command in a process of its own, so that it leaves nothing in memory for the next one, and
+its rows are the command's output. Results go to benchmarks/results/<name>-<device>.json after every scenario. A run
+that was stopped continues where it was if code, machine and device are the same; `--keep` continues with other code
 (each row names its revision), `--fresh` starts over. At the end the tables go to docs/benchmarks.md; `--document`
 writes them again from the file of results, and measures nothing. `--minutes` starts no scenario later than that;
-`--only WORD` takes those whose name contains it; `--quick` tries everything on small models in a few minutes and writes
-to build/. Exit status 1 when something does not hold.
+`--only WORD` selects those whose name contains it; `--quick` tries everything on small models in a few minutes and
+writes to build/. The exit status is 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -35,16 +35,19 @@ from pg_tensile.tools.bench.report import machine, versions
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
-LONG_MS = 200.0  # steps that the simulator has to predict
+LONG_MS = 200.0  # the simulator's time is checked for longer steps only
 FIDELITY = (-0.04, 0.12)  # (simulated − measured) / measured
 
 Row = dict[str, Any]
 
 
 class Scenario(NamedTuple):
-    """One run of the command; `device` is added to the arguments, except where they have one. `seconds`: about how long
-    it takes on two cores that do nothing else; 0: not known. `program`: a module to run instead, which prints its rows
-    as lines of JSON; nothing is added to its arguments."""
+    """One run of the command.
+
+    `device` is added to the arguments unless they have one. `seconds`: approximate duration on two otherwise idle
+    cores; 0 means not known. `program`: a module to run instead, which prints its rows as lines of JSON; its arguments
+    stay as they are.
+    """
 
     section: str
     title: str
@@ -58,7 +61,7 @@ class Scenario(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A promise, what was found, and whether that is enough."""
+    """A promise, the finding, and whether the promise holds."""
 
     section: str
     what: str
@@ -68,10 +71,13 @@ class Check(NamedTuple):
 
 
 class Benchmark(NamedTuple):
-    """What one benchmark consists of. `name` is in the names of its files, its marks in the document and its target of
-    make; `scenarios` of a kind of device ("host", "cuda"), quick or not, the cheap and the important ones first, in
-    case time runs out; `planning` measures, before the scenarios, what needs no process of its own: on a device, quick
-    or not."""
+    """The parts of one benchmark.
+
+    `name` is in the names of its files, its marks in the document and its target of make. `scenarios` takes a kind of
+    device ("host", "cuda") and whether the run is quick; the cheap and the important ones come first, in case time runs
+    out. `planning` takes a device and whether the run is quick, and measures, before the scenarios, what needs no
+    process of its own.
+    """
 
     name: str
     description: str
@@ -82,7 +88,7 @@ class Benchmark(NamedTuple):
 
 
 class Results:
-    """The file of results. Scenarios in it are not run again while code, machine and device stay the same."""
+    """The file of results. Its scenarios are not run again while code, machine and device stay the same."""
 
     def __init__(self, path: Path, device: str, fresh: bool, keep: bool = False) -> None:
         self.path = path
@@ -101,7 +107,7 @@ class Results:
 
     @classmethod
     def read(cls, path: Path, figures: Path) -> Results:
-        """What the file has, whatever machine and code it is from. Figures go to that folder."""
+        """Read a file of any machine and code. Figures go to the folder `figures`."""
         results = cls.__new__(cls)
         results.path, results.data, results.figures = path, json.loads(path.read_text()), figures
         return results
@@ -123,7 +129,7 @@ class Results:
         return self.data["planning"]
 
     def rows(self, section: str) -> list[tuple[str, Row]]:
-        """(title, row) of everything measured in a section."""
+        """Return (title, row) of everything measured in a section."""
         named = [(name.partition(": "), each) for name, each in self.scenarios.items()]
         return [(title, row) for (found, _, title), each in named if found == section for row in each["rows"]]
 
@@ -142,7 +148,7 @@ def torch_device(device: str) -> torch.device:
 
 
 def code_fingerprint() -> str:
-    """Of everything that is measured."""
+    """Return a digest of all code that is measured."""
     digest = hashlib.sha256()
     for path in sorted([*(ROOT / "pg_tensile").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]):
         digest.update(path.read_bytes())
@@ -153,7 +159,7 @@ def code_fingerprint() -> str:
 
 
 def run_scenario(scenario: Scenario, device: str) -> dict[str, Any]:
-    """Its rows, or what went wrong in `error`."""
+    """Run a scenario and return its rows, with `error` if it failed."""
     started = time.perf_counter()
     arguments, done, lines = (run_program if scenario.program else run_command)(scenario, device)
     rows = [json.loads(line) for line in lines]
@@ -168,7 +174,7 @@ Done = subprocess.CompletedProcess[str]
 
 
 def run_command(scenario: Scenario, device: str) -> tuple[list[str], Done, list[str]]:
-    """Its arguments, how it ended, and its rows as lines."""
+    """Run the command and return its arguments, the completed process, and its rows as lines."""
     arguments = list(scenario.arguments) + ([] if "--device" in scenario.arguments else ["--device", device])
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [sys.executable, "-m", "pg_tensile", "bench", *arguments, "--json", file.name]
@@ -177,7 +183,7 @@ def run_command(scenario: Scenario, device: str) -> tuple[list[str], Done, list[
 
 
 def run_program(scenario: Scenario, _device: str) -> tuple[list[str], Done, list[str]]:
-    """The same of its own program."""
+    """Run a scenario's own program, and return the same as `run_command`."""
     assert scenario.program is not None
     arguments = list(scenario.arguments)
     done = subprocess.run(
@@ -187,7 +193,7 @@ def run_program(scenario: Scenario, _device: str) -> tuple[list[str], Done, list
 
 
 def run_all(results: Results, wanted: Sequence[Scenario], minutes: float) -> list[str]:
-    """Runs what is not there yet. Returns the names of scenarios that the time did not suffice for."""
+    """Run the scenarios without results, and return the names of those for which the time did not suffice."""
     ends = time.monotonic() + 60 * minutes
     left = [each for each in wanted if each.name not in results.scenarios]
     done: list[tuple[float, float]] = []  # (seconds, those expected) of each scenario
@@ -210,18 +216,18 @@ def run_all(results: Results, wanted: Sequence[Scenario], minutes: float) -> lis
 
 
 def time_left(left: Sequence[Scenario], done: Sequence[tuple[float, float]]) -> str:
-    """For people; the pace is that of the scenarios run so far."""
+    """Describe the time left, at the pace of the scenarios run so far."""
     spent, expected = (sum(part) for part in zip((0.0, 0.0), *done, strict=True))
     pace = spent / expected if expected else 1.0
     minutes = pace * sum(each.seconds for each in left) / 60
     return f", about {minutes:.0f} min left" if minutes >= 1 else ""
 
 
-# ---- what was found -------------------------------------------------------------------------------------------------
+# ---- the findings ---------------------------------------------------------------------------------------------------
 
 
 def failures(results: Results) -> list[Check]:
-    """Of scenarios that could not be run."""
+    """Return a failed check for each scenario that could not be run."""
     return [
         Check(name.partition(":")[0], name, each["error"].splitlines()[0], "rows", False)
         for name, each in results.scenarios.items()
@@ -234,7 +240,7 @@ def deviation(found: float, reference: float) -> float:
 
 
 def fidelity_checks(section: str, what: str, simulated_ms: float | None, measured_ms: float | None) -> Iterator[Check]:
-    """The simulator's time against the measured one, of long steps only; none where one of both is not known."""
+    """Check the simulator's time against the measured one, for long steps; none if one of both is not known."""
     if simulated_ms is not None and measured_ms is not None and measured_ms > LONG_MS:
         off = deviation(simulated_ms, measured_ms)
         holds = FIDELITY[0] <= off <= FIDELITY[1]
@@ -246,13 +252,13 @@ def seconds(ms: float | None) -> str:
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Lines of Markdown; none where there are no rows."""
+    """Return a table as lines of Markdown; none without rows."""
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings), *lines, ""] if lines else []
 
 
 def markdown(benchmark: Benchmark, results: Results, found: Sequence[Check], missing: Sequence[str]) -> str:
-    """The section's generated part."""
+    """Return the generated part of the section."""
     data = results.data
     measured = ", ".join(revisions(results)) or data["versions"]["revision"]
     lines = [
@@ -272,7 +278,7 @@ def measured_on(device: str, run: Mapping[str, Any], versions: Mapping[str, Any]
 
 
 def verdicts(found: Sequence[Check], missing: Sequence[str]) -> str:
-    """How many checks hold, and each that does not."""
+    """Describe the number of checks that hold, each that does not, and what was not measured."""
     broken = [each for each in found if not each.holds]
     return (
         f"{len(found) - len(broken)} of {len(found)} checks hold."
@@ -282,21 +288,21 @@ def verdicts(found: Sequence[Check], missing: Sequence[str]) -> str:
 
 
 def revisions(results: Results) -> list[str]:
-    """Of the code that measured the rows: several after --keep. +: with changes that were not committed."""
+    """Return the revisions of the code that measured the rows: several after --keep; + marks uncommitted changes."""
     scenarios = results.scenarios.values()
     rows = {row["versions"]["revision"] for each in scenarios for row in each["rows"] if row.get("versions")}
     return sorted(rows or {each.get("revision", results.data["versions"]["revision"]) for each in scenarios})
 
 
 def page_part(benchmark: Benchmark, path: Path, figures: Path) -> str:
-    """The section's generated part from the file of results."""
+    """Return the generated part of the section from the file of results."""
     results = Results.read(path, figures)
     missing = [each.name for each in benchmark.scenarios(results.kind, False) if each.name not in results.scenarios]
     return markdown(benchmark, results, failures(results) + benchmark.checks(results), missing)
 
 
 def write_document(name: str, kind: str, text: str) -> None:
-    """Between the marks of that benchmark and device."""
+    """Write the text between the marks of that benchmark and device."""
     begin, end = marks(name, kind)
     page = DOCUMENT.read_text()
     before, found, rest = page.partition(begin)
@@ -321,7 +327,7 @@ def print_checks(found: Sequence[Check], missing: Sequence[str]) -> None:
 
 
 def main(benchmark: Benchmark) -> int:
-    """Reads the command line, runs, writes; returns the exit status."""
+    """Run the benchmark from the command line, write its results, and return the exit status."""
     parser = argparse.ArgumentParser(prog=f"bench_{benchmark.name}", description=benchmark.description)
     parser.add_argument("--device", default="host", help="host (default), cuda or cuda:N")
     parser.add_argument("--quick", action="store_true", help="small models, one round; results to build/")
@@ -334,7 +340,7 @@ def main(benchmark: Benchmark) -> int:
     kind = options.device.partition(":")[0]
     folder = ROOT / "build" if options.quick else RESULTS
     if options.document:
-        with tempfile.TemporaryDirectory() as figures:  # those of the document stay as they are
+        with tempfile.TemporaryDirectory() as figures:  # discarded: those of the document stay as they are
             text = page_part(benchmark, folder / f"{benchmark.name}-{kind}.json", Path(figures) / kind)
         write_document(benchmark.name, kind, text)
         return 0

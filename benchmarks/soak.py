@@ -1,23 +1,22 @@
-"""Does anything grow? Many short jobs, then one job that writes a checkpoint every second, while a sample of everything
-that could grow is taken again and again.
+"""A soak test for growth: many short jobs, then one job with a checkpoint every second, under continual sampling.
 
     python -m benchmarks.soak [--jobs 1000] [--minutes 60] [--docs]
 
-The server has autovacuum as it is by default, but for a shorter pause between its rounds. What a user would delete is
-deleted: of ended jobs the newest KEPT stay, of versions the newest KEPT and the deployed one (docs/operations.md,
-"Disk"). Short jobs run RUNNING at once, each makes a version, and predictions are made with it.
+The server's autovacuum has its default settings, except for a shorter pause between its rounds. The test deletes what a
+user would delete: of ended jobs the newest KEPT stay, of versions the newest KEPT and the deployed one
+(docs/operations.md, "Disk"). Short jobs run RUNNING at once, each makes a version, and predictions are made with it.
 
 Sampled: the size and the dead rows of each table of the extension, with its indexes and its TOAST table; the memory
 (RSS, PSS and anonymous) and the file descriptors of each process; the job slots in use; the lines of the log.
 
-Judged, in each phase: the last third of the samples against the first third, after a warm-up of a tenth, 30 s at
-least. Sizes, dead rows and slots by the largest value, memory and descriptors by the median, log lines by their
-number. Memory of a process is judged by its anonymous part, because shared memory counts as the process touches it. A
-series is flat when its last third is at most the first times (1 + relative) + absolute of its kind's tolerance
-(TOLERANCES). Processes that did not live through the phase are counted, not judged.
+Judged, in each phase: the last third of the samples against the first third, after a warm-up of a tenth, 30 s at least.
+Sizes, dead rows and slots by the largest value, memory and descriptors by the median, log lines by their number. Memory
+of a process is judged by its anonymous part, because shared memory counts as the process touches it. A series is flat
+if its last third is at most the first times (1 + relative) + absolute of its kind's tolerance (TOLERANCES). Processes
+that did not exist throughout the phase are counted, not judged.
 
-Results go to benchmarks/results/soak-host.json, unless the run is shorter than the default one; --docs writes them into
-docs/operations.md and does nothing else. The exit status is 1 when something grows.
+Results go to benchmarks/results/soak-host.json, unless the run is shorter than the default one; --docs only writes them
+into docs/operations.md. The exit status is 1 if something grows.
 """
 
 from __future__ import annotations
@@ -108,7 +107,7 @@ TOLERANCES = {
 
 
 def process_sample(pid: int) -> tuple[dict[str, int], int]:
-    """Rss, Pss and Anonymous in bytes, and the number of descriptors. Raises OSError."""
+    """Return Rss, Pss and Anonymous in bytes, and the number of descriptors. Raises OSError."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     sizes = {key: int(number) << 10 for key, number in re.findall(r"^(\w+): +(\d+) kB", text, re.MULTILINE)}
     return {key: sizes[key] for key in ("Rss", "Pss", "Anonymous")}, len(os.listdir(f"/proc/{pid}/fd"))
@@ -153,7 +152,7 @@ class Soak:
         return total
 
     def judged(self) -> list[dict[str, Any]]:
-        """A row for each series that was there in all samples but the warm-up."""
+        """Return a row for each series that is in all samples after the warm-up."""
         samples = self.samples[max(len(self.samples) // 10, int(WARM_UP_S / SAMPLE_S)) :]
         third = len(samples) // 3
         if third < 3:
@@ -180,7 +179,7 @@ class Soak:
 
 
 def label(command: str) -> str:
-    """What the process is; PostgreSQL's own by their names."""
+    """Return the kind of a process; for PostgreSQL's own processes, their names."""
     kind = kind_of(command)
     if kind != "server":
         return kind
@@ -190,7 +189,7 @@ def label(command: str) -> str:
 
 @contextlib.contextmanager
 def phase(cluster: Cluster, name: str, console: Console, phases: list[dict[str, Any]]) -> Iterator[None]:
-    """Samples during the block and judges at its end."""
+    """Sample during the block, and judge at its end."""
     soak, started = Soak(cluster), time.monotonic()
     with sampled(soak.look, SAMPLE_S):
         yield
@@ -205,7 +204,7 @@ def phase(cluster: Cluster, name: str, console: Console, phases: list[dict[str, 
 
 
 def short_jobs(conn: Connection, count: int, console: Console) -> None:
-    """RUNNING at a time, each on a model of its own, so that each one's version is deployed."""
+    """Run jobs, RUNNING at a time, on models of their own, so that each job's version is deployed."""
     open_jobs: list[tuple[int, str]] = []
     for number in range(count + RUNNING):
         if number >= RUNNING:
@@ -228,7 +227,7 @@ def short_jobs(conn: Connection, count: int, console: Console) -> None:
 
 
 def checkpoints(conn: Connection, minutes: float) -> int:
-    """One job for so long, and a checkpoint every second; how many it wrote."""
+    """Run one job with a checkpoint every second for `minutes`, and return the number of checkpoints."""
     row = conn.execute(
         "SELECT train_model('large', 'SELECT * FROM points', 'y', epochs => %s,"
         """ options => '{"checkpoint_interval": 1}')""",
@@ -242,7 +241,7 @@ def checkpoints(conn: Connection, minutes: float) -> int:
 
 
 def slots_left(conn: Connection) -> int:
-    """Slots in use when every job has ended and every worker has had time to."""
+    """Return the slots in use after every job has ended and every worker has had time to end."""
     deadline = time.monotonic() + 30
     while True:
         (left,) = conn.execute("SELECT count(*) FROM tensile._progress()").fetchone() or (0,)
@@ -278,7 +277,7 @@ def amount(kind: str, value: float) -> str:
 
 
 def show(found: dict[str, Any], console: Console) -> None:
-    """What grew, and the largest of each kind."""
+    """Print the series that grew, and the largest of each kind."""
     table = Table(title=f"{found['name']}: {found['seconds']:,} s, {found['samples']:,} samples")
     for heading in ("", "", "first third", "last third", "flat up to", ""):
         table.add_column(heading, justify="right" if "third" in heading or "up" in heading else "left")
@@ -291,7 +290,7 @@ def show(found: dict[str, Any], console: Console) -> None:
 
 
 def notable(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """All that grow, and of each kind the four with the largest last third, without doubles."""
+    """Return all series that grow, and of each kind the four with the largest last third, without duplicates."""
     found = []
     for kind in TOLERANCES:
         of_kind = sorted((row for row in rows if row["kind"] == kind), key=lambda row: -row["last"])
@@ -303,7 +302,7 @@ BEGIN, END = "<!-- soak: written by python -m benchmarks.soak --docs -->", "<!--
 
 
 def section(results: dict[str, Any]) -> str:
-    """The figures for docs/operations.md."""
+    """Return the figures for docs/operations.md."""
     lines = [
         f"On {results['machine']['cores']} cores of {results['machine']['cpu']},"
         f" revision {results['versions']['revision']}:",

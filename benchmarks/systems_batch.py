@@ -2,12 +2,11 @@
 
 - choice: within a budget, the chosen batch size's throughput beside that of twelve others over the whole range, each
   measured under its plan. It has to reach 95 % of the best, and nothing may run out of memory.
-- memory: ResNet-152 within 8/24 of the memory that it takes without a plan, as the paper has it, beside vanilla's
-  speed: 95 % of it.
-- accuracy: scikit-learn's digits, learnt with the chosen batch size and the learning rate that goes with it, and with
-  64 rows: not more than half a percentage point apart on rows that were kept out.
+- memory: ResNet-152 within 8/24 of its memory without a plan, as in the paper, beside vanilla's speed: 95 % of it.
+- accuracy: scikit-learn's digits, trained with the chosen batch size and its learning rate, and with 64 rows: not more
+  than half a percentage point apart on held-out rows.
 
-A row is a plain dictionary, printed as a line of JSON; `checks(rows)` says what holds.
+A row is a plain dictionary, printed as a line of JSON; `checks(rows)` evaluates the promises.
 
     python -m benchmarks.systems_batch [--quick] [--only WORD]
 """
@@ -48,39 +47,39 @@ from pg_tensile.tools.cli import bench as cli
 SECTION = "batch size"
 SIZES = 12  # of the exhaustive search
 MOST_ROWS = 384
-ROUNDS, STEPS = 3, 3  # in each round of a size, after a first one
+ROUNDS, STEPS = 3, 3  # STEPS in each round of a size, after a first step
 PAPERS_SHARE = 8 / 24  # of vanilla's memory
 Row = dict[str, Any]
 
 
 class Asked(NamedTuple):
-    """What has to be reached: shares of the best throughput and of vanilla's speed, percentage points of accuracy."""
+    """Goals: shares of the best throughput and of vanilla's speed, and percentage points of accuracy."""
 
     of_best: float
     of_vanilla: float
     points: float
 
 
-FULL, QUICK = Asked(0.95, 0.95, 0.5), Asked(0.4, 0.1, 5.0)  # quick: of a few steps, which say little
+FULL, QUICK = Asked(0.95, 0.95, 0.5), Asked(0.4, 0.1, 5.0)  # quick: few steps, with inaccurate results
 
 
 def run(quick: bool, only: str = "") -> list[Row]:
-    """A row for each case; `quick` in it: with small networks and few steps."""
+    """Return a row for each case whose name contains `only`; `quick`: with small networks and few steps."""
     cases = {"choice": choice_row, "memory": memory_row, "accuracy": accuracy_row}
     torch.set_num_threads(default_threads("host"))
     return [{"case": name, "quick": quick, **measure(quick)} for name, measure in cases.items() if only in name]
 
 
 def checks(rows: Iterable[Row]) -> list[Check]:
-    """The promises, held against the rows."""
+    """Check the rows against the promises."""
     return [CHECKS[row["case"]](row, QUICK if row["quick"] else FULL) for row in rows]
 
 
-# ---- the choice, beside all others ----
+# ---- the choice, beside other sizes ----
 
 
 def choice_row(quick: bool) -> Row:
-    """Throughput of the chosen size and of SIZES others within the same budget, in rows a second."""
+    """Measure the throughput, in rows a second, of the chosen size and of SIZES others within the same budget."""
     model, budget = ("resnet20_cifar10", "60MB") if quick else ("resnet56_cifar10", "600MB")
     options = parse(f"pytorchcv.models.resnet_cifar:{model}", "float32:3x32x32", "0", f"joint:budget={budget}")
     most, rounds = (48, 1) if quick else (MOST_ROWS, ROUNDS)
@@ -115,7 +114,7 @@ def choice_row(quick: bool) -> Row:
 
 
 def measured_ms(options: BenchOptions, predict: Predictor, size: int, steps: int) -> tuple[float, ...]:
-    """So many steps, after a first one, under the plan that size would have."""
+    """Measure `steps` steps, after a first one, under the plan for batch size `size`."""
     workload = prepare(replace(options, batch=size), build_model(options), chosen_device(options))
     device = HostDevice(predict.profile, predict.budget_bytes)
     try:
@@ -142,7 +141,7 @@ def choice_check(row: Row, asked: Asked) -> Check:
 
 
 def memory_row(quick: bool) -> Row:
-    """The speed of `joint`, and of the paper's own plan, within a third of vanilla's memory."""
+    """Measure the speed of `joint`, and of the paper's own plan, within a third of vanilla's memory."""
     name, shape, batch, rounds = ("resnet:resnet152", "float32:3x224x224", 8, 2)
     if quick:
         name, shape, batch, rounds = ("resnet_cifar:resnet20_cifar10", "float32:3x32x32", 8, 1)
@@ -172,11 +171,11 @@ def memory_check(row: Row, asked: Asked) -> Check:
     return Check(SECTION, f"{row['model']} within 8/24 of its memory", found, f"{asked.of_vanilla:.0%}", holds)
 
 
-# ---- what it learns ----
+# ---- the accuracy ----
 
 
 class Digits(nn.Module):
-    """The demo's kind of network."""
+    """A network of the demo's kind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,7 +186,7 @@ class Digits(nn.Module):
 
 
 def accuracy_row(quick: bool) -> Row:
-    """On the last fifth of the digits, of several seeds."""
+    """Measure the accuracy on the last fifth of the digits, averaged over several seeds."""
     pixels, labels = (torch.tensor(each) for each in load_digits(return_X_y=True))
     pixels = (pixels / 16).float()
     kept = len(pixels) // 5
@@ -216,7 +215,7 @@ def accuracy_row(quick: bool) -> Row:
 def learnt(
     pixels: torch.Tensor, labels: torch.Tensor, rows: int, batch: int, rate: float, epochs: int, seed: int
 ) -> float:
-    """Accuracy on what comes after `rows` when the rest was learnt."""
+    """Return the accuracy on the rows from `rows` on, after training on the rows before."""
     torch.manual_seed(seed)
     step = EagerStep(Digits(), StepSpec(F.cross_entropy, OptimizerSpec("adamw", rate)))
     for _ in range(epochs):
@@ -239,7 +238,7 @@ CHECKS = {"choice": choice_check, "memory": memory_check, "accuracy": accuracy_c
 
 
 def parse(model: str, shape: str, batch: str, policies: str, *others: str) -> BenchOptions:
-    """The step as `pg-tensile bench` is told about it, on the host device."""
+    """Parse the step as `pg-tensile bench` does, on the host device."""
     arguments = ["--model", model, "--input", shape, "--classes", "10", "--batch", batch, "--policies", policies]
     return cli.parse(["bench", *arguments, *others, "--early-update"])
 

@@ -1,9 +1,10 @@
-"""The codecs of compressed swaps (CSWAP, sections IV-C and V-C): how much smaller, how fast, how well foreseen.
+"""The codecs of compressed swaps (CSWAP, sections IV-C and V-C): ratios, speeds, and errors of predicted times.
 
 A row is a plain dictionary, printed as a line of JSON; its `section` is one of:
 
 - codec: one codec on a float32 tensor, a share of whose words is zero, alone or in runs: raw over coded bytes, as
-  estimated from a sample and as it is, and gigabytes of raw data per second each way (medians; 0: it does not shrink);
+  estimated from a sample and as measured, and gigabytes of raw data per second each way (medians; 0: it does not
+  shrink);
 - model: relative absolute errors of the times that the model predicts for tensors it was not fitted to, by codec and
   direction, as the paper defines them (its own: 3 % on average).
 
@@ -52,10 +53,10 @@ Row = dict[str, Any]
 
 
 def run(quick: bool) -> list[Row]:
-    """All sections: on the GPU where there is one, and on the host device."""
+    """Measure all sections on the host device, and on the GPU if there is one."""
     devices = [torch.device("cpu")] + [torch.device("cuda", 0)] * torch.cuda.is_available()
     torch.set_num_threads(default_threads("host"))  # as jobs have
-    HostDevice(RTX_A6000).close()  # whose processes keep freed memory: what codes there does, too
+    HostDevice(RTX_A6000).close()  # makes this process keep freed memory, as every process with a host device does
     rows: list[Row] = []
     for device in devices:
         coder = coder_of(device)
@@ -89,7 +90,7 @@ def codec_rows(coder: Coder, device: torch.device, quick: bool) -> Iterator[Row]
 
 
 def coded_size(coder: Coder, codec: Codec, raw: torch.Tensor) -> int:
-    """Bytes that move: those of a chunk that does not shrink are its own."""
+    """Return the bytes that move; a chunk that does not shrink moves as it is."""
     sizes = [(part, coder.encode(codec, raw[part], 4, torch.empty_like(raw[part]))) for part in chunks(len(raw))]
     return sum(size if size >= 0 else part.stop - part.start for part, size in sizes)
 

@@ -1,13 +1,16 @@
-"""Compressed swaps on the host device (CSWAP, section V): without, where it pays, and always.
+"""Compressed swaps on the host device (CSWAP, section V): no compression, compression where it pays, and always.
 
 Networks train with vDNN's plans and with `joint`'s, each without compression, with `auto` and with ZVC for every tensor
-that becomes smaller. The paper's vDNN moves what convolutions read, vDNN_conv. The link keeps an RTX A6000's balance,
-at which a step hardly waits for what vDNN_conv moves, so vDNN_conv has a fourth of it. A row is a plain dictionary,
-printed as a line of JSON; ratios are over the same policy without compression.
-`oracle_ratio` is that of swap time if every tensor had the codec that makes it smallest and coding took no time (the
-paper's Orac): no compression of what the plan without it moves does better.
-`decision_accuracy`: for each tensor that the plan without compression swaps, whether the cost model and the measured
-times of its transfers, raw and coded, agree about compressing it (V-C); where these are about the same (TIE), they do.
+that it makes smaller. The paper's vDNN moves the inputs of convolutions, vDNN_conv. The link keeps an RTX A6000's
+balance, at which a step hardly waits for the transfers of vDNN_conv, so vDNN_conv has a fourth of that link. A row is a
+plain dictionary, printed as a line of JSON; ratios are over the same policy without compression.
+
+`oracle_ratio` is the ratio of swap times if every tensor had the codec that makes it smallest and coding took no time
+(the paper's Orac): no compression of the transfers of the plan without compression does better.
+
+`decision_accuracy` is the share of the tensors swapped by the plan without compression for which the cost model and the
+measured times of their transfers, raw and coded, agree about compressing them (V-C); if these times are equal within
+TIE, they agree with either decision.
 
     python -m benchmarks.systems_cswap [--quick] [--rounds 3] [--only WORD]
 """
@@ -53,14 +56,14 @@ from pg_tensile.tools.cli.bench import parse
 
 CONV_LINK = 0.25  # of an RTX A6000's balance
 COMPRESSIONS = ("none", "auto", "zvc")
-ROOM = 0.3  # of what lies between the least and the vanilla peak, for joint's budget
+ROOM = 0.3  # joint's budget, from the least peak (0) to the vanilla peak (1)
 SLOWER = 1.02  # auto over none
 SWAP_TIME = 0.7  # auto over none, where activations are sparse
 DECISIONS = 0.94
-TIE = 0.02  # of the raw transfers' time: where compressing saves or costs less, neither decision is wrong
+TIE = 0.02  # of the raw transfers' time: if compression saves or costs less, both decisions are right
 MODEL_ERROR = 0.05
 STEPS = 2  # with each plan, after the transition to it
-CODED = "coded"  # the plan without compression, whose tensors are all coded
+CODED = "coded"  # the plan made without compression, executed with every tensor coded
 SECTION = "CSWAP"
 SPARSE = ("AlexNet", "VGG-16", "SqueezeNet", "plain ReLU net")
 
@@ -68,7 +71,7 @@ Row = dict[str, Any]
 
 
 class Setting(NamedTuple):
-    """A policy, and the share that it has of the link."""
+    """A policy, and its share of the link."""
 
     policy: str
     options: Mapping[str, Any]
@@ -85,7 +88,7 @@ Way = tuple[int, Direction]  # a tensor's transfer
 
 
 def networks(quick: bool) -> list[tuple[Network, int]]:
-    """With their batches, at images small enough for two cores."""
+    """Return the networks and their batches, with images small enough for two cores."""
     if quick:
         return [(TINY[3]._replace(title="plain ReLU net"), 128)]
     larger = ("float32:3x128x128",)
@@ -118,7 +121,7 @@ def prepared(network: Network, batch: int, quick: bool) -> Case:
 
 
 def run(quick: bool, rounds: int = 3, only: str = "") -> list[Row]:
-    """Every network with each policy."""
+    """Compare every network with each policy."""
     rows: list[Row] = []
     for network, batch in networks(quick):
         if only in network.title:
@@ -130,7 +133,7 @@ def run(quick: bool, rounds: int = 3, only: str = "") -> list[Row]:
 
 
 def compare(case: Case, name: str, rounds: int) -> Iterator[Row]:
-    """A row for each compression with one of SETTINGS."""
+    """Yield a row for each compression with one of SETTINGS."""
     policy, options, share = SETTINGS[name]
     link = case.profile
     rates = link.out_bytes_per_s * share, link.in_bytes_per_s * share
@@ -176,7 +179,7 @@ def compare(case: Case, name: str, rounds: int) -> Iterator[Row]:
 
 
 def turn(case: Case, plan: Plan, budget: int | None) -> Turn:
-    """Some steps from the initial weights: whose bits are compared."""
+    """Take some steps from the initial weights, whose results are compared to the bit."""
     workload = case.session.workload
     with device_of(case, budget) as device:
         stepper = PlanStepper(workload, workload.vanilla, device, plan)
@@ -187,8 +190,11 @@ def turn(case: Case, plan: Plan, budget: int | None) -> Turn:
 
 
 def recorded(case: Case, plans: Mapping[str, Plan], rounds: int) -> dict[str, list[IterationRecord]]:
-    """What some steps of each plan were like, after as many as before sparsity was measured. One executor takes the
-    plans in turns, each for a transition and STEPS more, so that what else the machine does meets all of them."""
+    """Return the records of some steps of each plan, after as many steps as before sparsity was measured.
+
+    One executor alternates between the plans, for a transition and STEPS more steps each, so that other load of the
+    machine affects all of them.
+    """
     workload = case.session.workload
     records: dict[str, list[IterationRecord]] = {name: [] for name in plans}
     with device_of(case, None) as device:
@@ -222,7 +228,7 @@ def device_of(case: Case, budget: int | None) -> Iterator[HostDevice]:
 
 
 def measures(records: Sequence[IterationRecord]) -> dict[str, float]:
-    """Medians; `swap_ms` is what the transfers take, hidden or not."""
+    """Return medians; `swap_ms` is the time of all transfers, hidden or not."""
     return {
         "step_ms": statistics.median(record.step_us / 1e3 for record in records),
         "swap_ms": statistics.median(sum(map(duration_us, record.transfers)) / 1e3 for record in records),
@@ -237,7 +243,7 @@ def duration_us(transfer: Transfer) -> float:
 
 
 def oracle_ratio(trace: Trace, profile: DeviceProfile, plan: Plan, sparsity: Sparsity) -> float | None:
-    """The link's time for the plan's transfers if coding took none, over that without compression."""
+    """Return the link's time for the plan's transfers with coding that takes no time, over that without compression."""
     smallest, raw = 0.0, 0.0
     kinds = plan.rows["kind"].tolist()
     for event, tensor, size in zip(*(column.tolist() for column in AccessSequence(trace, plan).copies), strict=True):
@@ -259,7 +265,11 @@ def ratio(value: float, other: float) -> float | None:
 def decision_accuracy(
     case: Case, plan: Plan, coded: Trace, without: Sequence[IterationRecord], packed: Sequence[IterationRecord]
 ) -> Row:
-    """Of the tensors that the plan swaps and that get smaller in `coded`; records with and without coding them."""
+    """Compare the cost model's decisions with the measured gains.
+
+    They concern the tensors that the plan swaps and `coded` makes smaller. `without` and `packed` are records of the
+    plan without and with coding.
+    """
     coding = coded.coding
     assert coding is not None
     (timeline,) = simulate([SimulatedJob(case.trace, plan)], case.profile)
@@ -276,7 +286,7 @@ def decision_accuracy(
 
 
 def transfers_of(records: Sequence[IterationRecord]) -> dict[Way, Transfer]:
-    """Of each way the transfer of median duration."""
+    """Return the transfer of median duration for each way."""
     seen: dict[Way, list[Transfer]] = {}
     for record in records:
         for transfer in record.transfers:
@@ -285,7 +295,7 @@ def transfers_of(records: Sequence[IterationRecord]) -> dict[Way, Transfer]:
 
 
 def decided(coded: Trace, swaps: Sequence[Window], profile: DeviceProfile) -> bool:
-    """Whether the cost model has the tensor compressed."""
+    """Return whether the cost model decides to compress the tensor."""
     with_codec, without = (sum(swap_cost_us(coded, each, codec, profile) for each in swaps) for codec in (Codec.ZVC, 0))
     return with_codec < without
 
@@ -293,7 +303,7 @@ def decided(coded: Trace, swaps: Sequence[Window], profile: DeviceProfile) -> bo
 def gain(
     swaps: Sequence[Window], raw: Mapping[Way, Transfer], packed: Mapping[Way, Transfer], profile: DeviceProfile
 ) -> float:
-    """What compression saves by what the transfers took, as a share of the time that they took raw."""
+    """Return the saving of compression by the measured transfers, as a share of their raw time."""
     with_codec = without = taken = 0.0
     for window in swaps:
         way = window.tensor, window.direction
@@ -307,7 +317,7 @@ def gain(
     return (without - with_codec) / taken if taken else 0.0
 
 
-# ---- what has to hold ----
+# ---- checks ----
 
 
 def checks(rows: Sequence[Row]) -> list[Check]:
@@ -330,13 +340,13 @@ def checks(rows: Sequence[Row]) -> list[Check]:
 
 
 def decided_in(name: str, rows: Sequence[Row]) -> list[float]:
-    """The decision accuracies of the networks with one of SETTINGS."""
+    """Return the decision accuracies of the networks with one of SETTINGS."""
     of = [row for row in rows if row["policy"] == name and row["compression"] == "auto" and row["error"] is None]
     return [row["decision_accuracy"] for row in of if row["decisions"]]
 
 
 def right_on_average(name: str, rows: Sequence[Row]) -> Check:
-    """Over the networks, as the paper gives it (Figure 11)."""
+    """Check the mean accuracy over the networks, as the paper reports it (Figure 11)."""
     share = statistics.mean(decided_in(name, rows))
     what = f"{name}: decisions that are right, mean of networks"
     return Check(SECTION, what, f"{share:.1%}", f"{DECISIONS:.0%}", share >= DECISIONS)

@@ -2,12 +2,12 @@
 
 Two ways: `Served` in this process, on the host device (its link as measured, and one that keeps an RTX A6000's balance
 of link and arithmetic) or on CUDA; and SQL's `predict(…, memory_budget => …)` in a private cluster, whose model is
-trained for one step before, because speed does not depend on what it learnt. Each row (a plain dictionary, printed as
-a line of JSON) has the budget, its share of the parameters, the most that the executor's registry and workspaces took
-(None in SQL, where the session does not see it), the median latency within the budget and, in turns with it, of the
-model in one piece, the median of the rounds' ratios of both (`slowdown`), and whether the outputs are the same to the
-bit. `link_ms` is what the link alone takes to bring in what cannot stay: no plan is faster. Beside it the row has what
-the link was scaled by, so that a check can tell a link that is none.
+trained for one step before, because speed does not depend on the weights. Each row (a plain dictionary, printed as a
+line of JSON) has the budget, its share of the parameters, the peak of the executor's registry and workspaces (None in
+SQL, where the session cannot observe it), the median latency within the budget and, in turns with it, of the model in
+one piece, the median of the rounds' ratios of both (`slowdown`), and whether the outputs are the same to the bit.
+`link_ms` is the link's time to swap in the bytes that cannot stay: no plan is faster. The row also has the values by
+which the link was scaled, so that a check can detect a link that was not limited.
 
     python -m benchmarks.systems_inference [--side 128] [--rounds 20] [--device cuda] [--library | --sql]
 """
@@ -49,7 +49,7 @@ SECTION = "inference"
 SHARES = (0.12, 0.24, 0.5, 1.1)  # of the parameters' bytes
 SQL_SHARES = (0.12, 0.24)
 REFERENCE = RTX_A6000  # whose balance of link and arithmetic the scaled link has
-LINK_FIDELITY = 0.95  # a latency below that part of what the link alone takes was measured with another link
+LINK_FIDELITY = 0.95  # a latency below this part of the link's own time was measured with another link
 SLOWEST = 1.15  # times the larger of the link's time and that in one piece
 SOURCE = """
 import torch
@@ -80,7 +80,7 @@ IMAGES = """
 
 
 def network(classes: int = 1000) -> nn.Module:
-    """The same weights each time, in eval mode."""
+    """Return the network in eval mode, with the same weights each time."""
     namespace: dict[str, Any] = {}
     exec(SOURCE, namespace)
     torch.manual_seed(0)
@@ -89,7 +89,7 @@ def network(classes: int = 1000) -> nn.Module:
 
 
 def library_rows(side: int, rounds: int, device_name: str, shares: Iterable[float] = SHARES) -> Iterator[Row]:
-    """A row for each link and share."""
+    """Yield a row for each link and share."""
     torch_device = choose_device(device_name)
     use_deterministic_algorithms()
     image = torch.randn(1, 3 * side * side, generator=torch.Generator().manual_seed(1))
@@ -131,8 +131,10 @@ def library_rows(side: int, rounds: int, device_name: str, shares: Iterable[floa
 def links(
     profile: DeviceProfile, model: nn.Module, image: torch.Tensor, step_us: float
 ) -> Iterator[tuple[str, DeviceProfile, float | None]]:
-    """The device's own link; on the host also the one that keeps the reference's balance, with the µs that the
-    reference would compute for."""
+    """Yield the device's own link and, on the host, the one that keeps the reference's balance.
+
+    The latter comes with the µs that the reference would compute for; None for the former.
+    """
     yield "measured", profile, None
     if profile.kind == "host":
         with closing(HostDevice(profile)) as device, closing(Served(model, [image], device)) as served:
@@ -149,7 +151,7 @@ def make_device(profile: DeviceProfile, budget: int) -> Device:
 
 
 def bytes_to_bring(trace: Trace, budget: int) -> int:
-    """What cannot stay on the device from one prediction to the next."""
+    """Return the bytes that cannot stay on the device from one prediction to the next."""
     return max(0, int(trace.tensor_bytes[trace.persistent].sum()) - budget)
 
 
@@ -157,7 +159,7 @@ def bytes_to_bring(trace: Trace, budget: int) -> int:
 
 
 def server_rows(side: int, rounds: int, shares: Iterable[float] = SQL_SHARES) -> Iterator[Row]:
-    """A row for each share, by `predict_class` of one row."""
+    """Yield a row for each share, by `predict_class` of one row."""
     folder = Path(tempfile.mkdtemp(prefix="pgt-bench-", dir="/tmp"))
     folder.chmod(0o711)
     try:
@@ -170,7 +172,7 @@ def server_rows(side: int, rounds: int, shares: Iterable[float] = SQL_SHARES) ->
 
 
 def set_up(conn: Connection, side: int) -> int:
-    """Trains the model for one step; the bytes of its parameters."""
+    """Train the model for one step, and return the bytes of its parameters."""
     conn.execute("CREATE EXTENSION pg_tensile CASCADE")
     conn.execute("SET pg_tensile.predict_timeout = '300 s'")
     conn.execute(IMAGES.format(bytes=3 * side * side))
@@ -200,11 +202,11 @@ def server_row(conn: Connection, share: float, budget: int, parameter_bytes: int
     return {**row, "device": "cpu", "link": "measured", "peak_bytes": None, "load_ms": load_ms, "identical": same}
 
 
-# ---- what both have in common ---------------------------------------------------------------------------------------
+# ---- common parts ---------------------------------------------------------------------------------------------------
 
 
 def described(where: str, share: float, budget: int, parameter_bytes: int, times: Sequence[Sequence[float]]) -> Row:
-    """`times`: milliseconds of each round, within the budget and in one piece."""
+    """Return the common part of a row. `times`: milliseconds of each round, within the budget and in one piece."""
     within_ms, whole_ms = times
     return {
         "where": where,
@@ -221,14 +223,14 @@ def described(where: str, share: float, budget: int, parameter_bytes: int, times
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, Any]:
-    """Milliseconds, and what it returned."""
+    """Return the milliseconds of the call, and its result."""
     started = time.perf_counter()
     result = call()
     return (time.perf_counter() - started) * 1e3, result
 
 
 def in_turns(calls: list[Callable[[], Any]], rounds: int) -> list[list[float]]:
-    """The milliseconds of each in every round, called in turns."""
+    """Return the milliseconds of each call in every round, called in turns."""
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
         for call, taken in zip(calls, times, strict=True):
@@ -237,8 +239,11 @@ def in_turns(calls: list[Callable[[], Any]], rounds: int) -> list[list[float]]:
 
 
 def checks(rows: Sequence[Row]) -> list[Check]:
-    """The same bits everywhere, the executor within the budget, in SQL less than a quarter of the parameters, and as
-    slow as the link makes it: no slower, and no faster either, because then the link would be another one."""
+    """Check results, memory and speed.
+
+    The bits have to be the same everywhere, the executor within the budget, and in SQL within less than a quarter of
+    the parameters. The speed has to be the link's: not slower, and not faster either, which would mean another link.
+    """
     found = []
     for row in rows:
         title = f"{row['where']}, {row['link']} link, {row['share']:.0%} of the parameters"
@@ -258,7 +263,7 @@ def checks(rows: Sequence[Row]) -> list[Check]:
 
 
 def speed_checks(title: str, row: Row) -> list[Check]:
-    """The latency against what the link alone takes, and the link's rate against the reference's balance."""
+    """Check the latency against the link's own time, and the link's rate against the reference's balance."""
     least, most = LINK_FIDELITY * row["link_ms"], SLOWEST * max(row["link_ms"], row["whole_ms"])
     asked = f"{least:,.0f} … {most:,.0f} ms; in one piece {row['whole_ms']:,.0f}"
     within = least <= row["latency_ms"] <= most

@@ -1,10 +1,9 @@
 """Models eight times the budget (SwapAdvisor, section 6.2), and whether plans rank as they are simulated (Figure 11).
 
-A wide ResNet, and a deep LSTM written out time after time, whose layers share their weights over the sequence: within
-an eighth of the vanilla device peak, or the least that any plan takes, if that is more. `lru`, `joint` and
-`swapadvisor` (the policy, and a search with more time) are executed in turns with vanilla on the host device, whose
-link keeps an RTX A6000's balance. A row is a plain dictionary, printed as a line of JSON: `ideal` is vanilla's time
-over the policy's.
+A wide ResNet, and a deep LSTM unrolled over time, whose layers share their weights over the sequence: within an eighth
+of the vanilla device peak, or the minimum of any plan, if that is more. `lru`, `joint` and `swapadvisor` (the policy,
+and a search with more time) are executed in turns with vanilla on the host device, whose link keeps an RTX A6000's
+balance. A row is a plain dictionary, printed as a line of JSON: `ideal` is vanilla's time over the policy's.
 
     python -m benchmarks.systems_swapadvisor [--quick] [--seconds 60] [--only WORD] [--part policies|ranking]
 """
@@ -45,18 +44,18 @@ from pg_tensile.tools.cli.bench import parse
 
 PART = 8  # of the vanilla device peak
 FASTER = 2.0  # than lru
-BALANCE_STEPS = 9  # of vanilla, whose median the link is set by: something disturbs whole steps now and then
+BALANCE_STEPS = 9  # of vanilla, whose median sets the link, because single steps are disturbed now and then
 OF_IDEAL = 0.9
 RANKED, IN_RANK = 20, 19  # plans
 PARTS = 6  # budgets that the ranked plans are for
-NOISE = 0.02  # relative: times that differ by less are in either order
+NOISE = 0.02  # relative: times that differ by less count as ordered either way
 SECTION = "SwapAdvisor"
 
 Row = dict[str, Any]
 
 
 class UnrolledLSTM(nn.Module):
-    """Layers of LSTM cells over a sequence, time after time and in each all layers, as frameworks write it out."""
+    """Layers of LSTM cells over a sequence, unrolled: for each time step all layers."""
 
     def __init__(self, width: int = 256, layers: int = 8, classes: int = 10) -> None:
         super().__init__()
@@ -77,7 +76,7 @@ class UnrolledLSTM(nn.Module):
 
 
 class Case(NamedTuple):
-    """A training step, as the command `pg-tensile bench` is told about it."""
+    """A training step, given as arguments of the command `pg-tensile bench`."""
 
     title: str
     arguments: tuple[str, ...]
@@ -119,14 +118,14 @@ class Bed:
             vanilla_ms = statistics.median(vanilla.step_ms)
             self.session.set_link(vanilla_ms)
         self.profile = self.session.profile
-        # One by one, operators take longer than together: timing them takes time, too.
+        # Operators timed one by one take longer than together, because timing takes time, too.
         us = self.captured.trace.latency_us
         self.trace: Trace = self.captured.trace.with_latencies(us * (vanilla_ms * 1e3 / us.sum()))
         self.vanilla_bytes = footprint(self.trace).device_peak_bytes
         self.budget = max(self.vanilla_bytes // PART, least_bytes(self.trace))
 
     def turn(self, plan: Plan, budget: int | None, batches: Sequence[Batch] = ()) -> Turn:
-        """From the initial weights; the first step does not count."""
+        """Take a turn from the initial weights; the first step does not count."""
         device = HostDevice(self.profile, budget)
         try:
             stepper = PlanStepper(self.session.workload, self.captured, device, plan)
@@ -142,7 +141,7 @@ class Bed:
 
 
 def run(quick: bool, seconds: float = 60.0, rounds: int = 3, only: str = "", part: str = "") -> list[Row]:
-    """Every case: each policy's row, and the ranking's; `part`: "policies" or "ranking" alone."""
+    """Return each policy's row and the ranking's for every case; `part`: only "policies" or only "ranking"."""
     rows: list[Row] = []
     for case in cases(quick):
         if only in case.title:
@@ -155,7 +154,7 @@ def run(quick: bool, seconds: float = 60.0, rounds: int = 3, only: str = "", par
 
 
 def compare(bed: Bed, seconds: float, rounds: int) -> Iterator[Row]:
-    """Vanilla without a budget, and the policies within it."""
+    """Yield the rows of vanilla without a budget, and of the policies within it."""
     planned = {name: attempt(make) for name, make in makers(bed, seconds).items()}
     turns: dict[str, list[Turn]] = {name: [] for name in planned}
     for number in range(rounds):
@@ -194,7 +193,7 @@ def makers(bed: Bed, seconds: float) -> dict[str, Callable[[], Plan]]:
 
 
 def attempt(make: Callable[[], Plan]) -> tuple[Plan, float, str | None]:
-    """A plan, the seconds that it took, and why there is none."""
+    """Return a plan, the seconds of planning, and the error if there is no plan."""
     began = time.perf_counter()
     try:
         return make(), time.perf_counter() - began, None
@@ -210,7 +209,7 @@ def step_ms(turns: Iterable[Turn]) -> float:
 
 
 def rank(bed: Bed, count: int) -> Row:
-    """Plans from good to bad, simulated and executed."""
+    """Simulate and execute plans from good to bad."""
     plans = spread_plans(bed, count)
     simulated = [bed.simulated_us(plan) / 1e3 for plan in plans]
     measured = [step_ms([bed.turn(plan, bed.budget)]) for plan in plans]
@@ -221,7 +220,10 @@ def rank(bed: Bed, count: int) -> Row:
 
 
 def spread_plans(bed: Bed, count: int) -> list[Plan]:
-    """As far apart as possible among lru's and the individuals of first generations, some for less than the budget."""
+    """Return plans as far apart in time as possible.
+
+    They are lru's and individuals of first generations, some for less than the budget.
+    """
     plans = [POLICIES["lru"]({0: bed.trace}, bed.profile, bed.budget)[0]]
     for budget in np.linspace(bed.budget, least_bytes(bed.trace), PARTS, endpoint=False):
         breeder = Breeder(bed.trace, bed.profile, int(budget))
@@ -239,7 +241,7 @@ def spread_plans(bed: Bed, count: int) -> list[Plan]:
 
 
 def in_rank(simulated: Sequence[float], measured: Sequence[float]) -> int:
-    """The largest number of plans that are in the same order by both times."""
+    """Return the largest number of plans that are in the same order by both times."""
     times = [measured[place] for place in np.argsort(simulated)]
     longest: list[int] = []
     for place, ms in enumerate(times):
@@ -248,7 +250,7 @@ def in_rank(simulated: Sequence[float], measured: Sequence[float]) -> int:
     return max(longest, default=0)
 
 
-# ---- what has to hold ----
+# ---- checks ----
 
 
 def checks(rows: Sequence[Row]) -> list[Check]:

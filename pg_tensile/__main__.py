@@ -1,4 +1,4 @@
-"""`python -m pg_tensile` is the command `pg-tensile`."""
+"""Entry point of `python -m pg_tensile`, which is the command `pg-tensile`."""
 
 import sys
 

@@ -1,14 +1,17 @@
-"""The errors of the library: each says in one sentence what is wrong, and a hint says what to do.
+"""Errors of the library: each states in one sentence what is wrong, and a hint states what to do about it.
 
-The library knows no SQLSTATE; `pyworker/child.py` maps these classes to them.
+The library uses no SQLSTATEs; `pyworker/child.py` maps these classes to them.
 """
 
 from __future__ import annotations
 
 
 class TensileError(Exception):
-    """Base of all errors a user can cause. `message` is one lower-case sentence, `hint` says what to do about it,
-    `detail` gives the numbers; both may be None."""
+    """Base class of all errors that a user can cause.
+
+    `message` is one lower-case sentence, `hint` says what to do about it, `detail` gives the numbers. `hint` and
+    `detail` may be None.
+    """
 
     def __init__(self, message: str, hint: str | None = None, detail: str | None = None) -> None:
         super().__init__(message)
@@ -34,11 +37,11 @@ class CheckpointError(TensileError):
 
 
 class DeviceError(TensileError):
-    """The device asked for does not exist or cannot be used."""
+    """The requested device does not exist or cannot be used."""
 
 
 class TrainingError(TensileError):
-    """Training cannot go on. `step` counts optimizer steps over all epochs from 1."""
+    """Training cannot continue. `step` is the number of the optimizer step, counted over all epochs from 1, or None."""
 
     def __init__(
         self, message: str, hint: str | None = None, detail: str | None = None, step: int | None = None
@@ -56,7 +59,7 @@ class OptionError(TensileError):
 
 
 class MeasurementError(TensileError):
-    """Operators cannot be measured."""
+    """Operators cannot be measured, or stored latencies or latency models are invalid."""
 
 
 class LinkError(DeviceError):
@@ -64,8 +67,11 @@ class LinkError(DeviceError):
 
 
 class OutOfDeviceMemoryError(DeviceError):
-    """An operator needs more memory than the device or the budget has. All sizes are bytes; `budget` is None when the
-    hardware's memory was used up, `requested` is what the operator creates plus its workspace."""
+    """An operator needs more memory than the device or the budget provides.
+
+    All sizes are bytes. `requested` is what the operator creates plus its workspace; `budget` is None if the hardware's
+    memory was exhausted.
+    """
 
     def __init__(self, operator: str, requested: int, in_use: int, budget: int | None) -> None:
         limit = "the device's memory" if budget is None else f"the budget of {budget:,} bytes"
@@ -81,7 +87,7 @@ class OutOfDeviceMemoryError(DeviceError):
 
 
 class ExecutorError(TensileError):
-    """An executor cannot do what it was asked for in the state that it is in."""
+    """An executor cannot perform the requested operation in its current state."""
 
 
 class UnknownPolicyError(TensileError):
@@ -89,12 +95,15 @@ class UnknownPolicyError(TensileError):
 
 
 class SimulationError(TensileError):
-    """Jobs cannot be simulated as asked."""
+    """Jobs cannot be simulated with the given arguments."""
 
 
 class BudgetError(TensileError):
-    """No plan keeps jobs within a budget. `smallest_bytes`: the least with which one was found; `operator`: what needs
-    the most memory in the job that does not fit."""
+    """No plan keeps the jobs within a budget.
+
+    `smallest_bytes` is the smallest budget for which a plan was found; `operator` is the one that needs the most memory
+    in the job that does not fit.
+    """
 
     def __init__(self, budget_bytes: int, smallest_bytes: int, operator: str) -> None:
         super().__init__(
@@ -107,8 +116,11 @@ class BudgetError(TensileError):
 
 
 class BatchSizeError(TensileError):
-    """No batch size can be trained with. `batch_size`: the smallest that was tried; `least_bytes`: what it needs at
-    least, 0 if memory is not the reason; `reason`: what is, or what needs the most of it."""
+    """No batch size can be used for training.
+
+    `batch_size` is the smallest that was tried and `least_bytes` the least memory that it needs, 0 if memory is not the
+    cause. `reason` describes the cause, for example what needs the most memory.
+    """
 
     def __init__(self, batch_size: int, least_bytes: int, budget_bytes: int | None, reason: str = "") -> None:
         limit = "the device has less" if budget_bytes is None else f"the budget is {budget_bytes:,}"
@@ -124,7 +136,10 @@ class BatchSizeError(TensileError):
 
 
 class MemoryRefusedError(TensileError):
-    """A job needs more device memory than it may have. All sizes are bytes; `operator`: what needs the most of it."""
+    """A job needs more device memory than it may use.
+
+    All sizes are bytes; `operator` is the one that needs the most memory, or None.
+    """
 
     def __init__(self, least_bytes: int, budget_bytes: int, operator: str | None, hint: str | None = None) -> None:
         message = f"the job needs at least {least_bytes:,} bytes of device memory, but may have {budget_bytes:,}"
@@ -134,12 +149,14 @@ class MemoryRefusedError(TensileError):
 
 
 class CodecError(TensileError):
-    """A codec that does not exist or is not installed, a chunk it cannot code, or bytes it did not write."""
+    """A codec does not exist or is not installed, cannot code a chunk, or cannot decode the bytes given to it."""
 
 
 class ModelRefusedError(TensileError):
-    """A model that is to predict needs more device memory than it may have. All sizes are bytes; `operator`: what needs
-    the most of it."""
+    """A model for predictions needs more device memory than it may use.
+
+    All sizes are bytes; `operator` is the one that needs the most memory.
+    """
 
     def __init__(self, least_bytes: int, budget_bytes: int, operator: str) -> None:
         super().__init__(
@@ -152,16 +169,19 @@ class ModelRefusedError(TensileError):
 
 
 class TraceError(TensileError):
-    """A trace contradicts itself, or its bytes are not a trace."""
+    """A trace is inconsistent, or its bytes are not a trace."""
 
 
 class PlanError(TensileError):
-    """Rows or bytes that are not a plan of any trace."""
+    """Rows or bytes are not a plan of any trace."""
 
 
 class InvalidPlanError(PlanError):
-    """A plan that cannot be executed on its trace: `operator` is the first that breaks (-1: none does, the plan as a
-    whole is wrong), `tensor` and `event` (its place in the plan) are what it breaks on; -1: none."""
+    """A plan cannot be executed on its trace.
+
+    `operator` is the first at which the plan fails, −1 if the plan as a whole is wrong. `tensor` and `event` (its index
+    in the plan) are what it fails on, −1 where that does not apply.
+    """
 
     def __init__(
         self,
@@ -179,8 +199,10 @@ class InvalidPlanError(PlanError):
 
 
 class CaptureError(TensileError):
-    """A training step that cannot be captured as a static graph. `source` is the line of the model that is the reason
-    ("model.py:41"), None where it is not known."""
+    """A training step cannot be captured as a static graph.
+
+    `source` is the line of the model that is the cause ("model.py:41"), or None if it is not known.
+    """
 
     def __init__(
         self, message: str, hint: str | None = None, detail: str | None = None, source: str | None = None
@@ -190,4 +212,4 @@ class CaptureError(TensileError):
 
 
 class SearchError(TensileError):
-    """A search for a better plan cannot be made as asked."""
+    """A search for a better plan cannot be run with the given arguments."""

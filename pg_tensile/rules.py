@@ -1,14 +1,14 @@
-"""What the keys of an architecture and the options of a job may be (rules.json).
+"""Rules for the keys of an architecture and the options of a job (rules.json).
 
-The server compares what users write with the same file (`tensile._check_value` in sql/) and says the same about it;
-here the rules protect jobs of models that were stored by another version.
+The server checks user input against the same file (`tensile._check_value` in sql/) and reports the same errors; the
+checks here protect jobs whose models were stored by another version.
 
-The terms of the file are those of JSON Schema, as far as they are used, and these:
+The file uses a subset of JSON Schema with these definitions and additions:
 
-- `$ref`: the name of an entry of `shared`, whose rule it is;
-- `divisibleBy`: of an integer, the key of the same object that must divide it; a key that is left out has its default;
-- `ascending`: of an array of two numbers, the first one must not be larger;
-- `code`: of an architecture, it executes code of the user.
+- `$ref`: the name of the entry of `shared` whose rule applies;
+- `divisibleBy`: for an integer, the key of the same object that must divide it; an omitted key has its default value;
+- `ascending`: for an array of two numbers, the first must not be larger than the second;
+- `code`: for an architecture, whether it executes code of the user.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ TYPES: dict[str, type | tuple[type, ...]] = {
     "array": list,
     "object": dict,
 }
-MOST_SHOWN = 60  # characters of a value in a message
+MOST_SHOWN = 60  # most characters of a value that a message quotes
 
 
 def check_architecture(architecture: Any) -> None:
-    """Raises ArchitectureError, naming the key that is wrong by its path."""
+    """Raise ArchitectureError, which names the wrong key by its path, unless the architecture follows the rules."""
     types = f"The types are {_names(ARCHITECTURES)}."
     if not isinstance(architecture, dict):
         hint = """For example '{"type": "mlp", "hidden": [128, 64]}'."""
@@ -52,7 +52,7 @@ def check_architecture(architecture: Any) -> None:
 
 
 def check_options(options: Any) -> None:
-    """Raises OptionError, naming the key that is wrong by its path."""
+    """Raise OptionError, which names the wrong key by its path, unless the options follow the rules."""
     if not isinstance(options, dict):
         hint = """For example '{"early_stopping": {"patience": 3}}'."""
         raise OptionError("options must be a JSON object", hint)
@@ -60,12 +60,12 @@ def check_options(options: Any) -> None:
 
 
 def resolved(rule: Mapping[str, Any]) -> dict[str, Any]:
-    """The rule with what it refers to."""
+    """Return the rule merged with the shared rule that it refers to."""
     return RULES["shared"].get(rule.get("$ref"), {}) | rule
 
 
 def describe(rule: Mapping[str, Any]) -> str:
-    """What a value must be, for hints: "an integer from 1 to 100"."""
+    """Return what a value must be, in words for a hint: "an integer from 1 to 100"."""
     if "enum" in rule:
         return f"one of {_names(rule['enum'])}"
     kind = rule["type"]
@@ -86,14 +86,20 @@ def describe(rule: Mapping[str, Any]) -> str:
 
 
 class _Check:
-    """`what` is looked at, for messages: 'architecture "mlp"'."""
+    """Check of one JSON object against its rules.
+
+    `what` names the object in messages ('architecture "mlp"'); `error` is the class of the errors raised.
+    """
 
     def __init__(self, what: str, error: type[TensileError]) -> None:
         self._what = what
         self._error = error
 
     def object(self, value: Mapping[str, Any], rules: Mapping[str, Any], prefix: str) -> None:
-        """`prefix`: what stands before its keys in messages, "early_stopping."."""
+        """Raise an error for the first key that is unknown, missing or has a wrong value.
+
+        `prefix` precedes the keys in messages, for example "early_stopping.".
+        """
         properties = rules["properties"]
         for key, item in value.items():
             if key not in properties:
@@ -130,7 +136,7 @@ class _Check:
 
 
 def _fits(value: Any, rule: Mapping[str, Any]) -> bool:
-    """Whether the value is what the rule says, but for what it contains."""
+    """Return whether the value itself follows the rule; the items and keys that it contains are not checked."""
     kind = rule["type"]
     if not _is_a(kind, value):
         return False
@@ -161,7 +167,7 @@ def _number_fits(number: float, rule: Mapping[str, Any]) -> bool:
 
 
 def _double(number: float) -> float:
-    """As JSON's readers see it."""
+    """Return the number as a double, infinite where it overflows, as JSON readers treat it."""
     try:
         return float(number)
     except OverflowError:

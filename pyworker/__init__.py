@@ -1,1 +1,1 @@
-"""What runs under PostgreSQL: supervisors (inside the server, standard library only), child mains, the wire."""
+"""Processes under PostgreSQL: supervisors in the server (standard library only), their children, the wire."""

@@ -1,6 +1,7 @@
-"""`<pg_tensile.python> -m pyworker executor` (or `predictor`): a child process of a supervisor.
+"""Entry point of a child process: `<pg_tensile.python> -m pyworker executor`, or another module of children/.
 
-The handshake comes before the heavy imports, so that a Python without them is told from a child that dies.
+The handshake precedes the heavy imports, so that a supervisor can distinguish a Python without them from a child that
+dies.
 """
 
 import importlib
@@ -12,7 +13,7 @@ from pyworker.wire import Connection
 
 
 def run(connection: Connection, hello: dict[str, Any]) -> None:
-    """The body of the child that the command line names."""
+    """Run the body of the child that the command line names."""
     importlib.import_module(f"pyworker.children.{sys.argv[1]}").run(connection, hello)
 
 

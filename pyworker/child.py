@@ -1,12 +1,12 @@
-"""What every child process does first: bind its life to its supervisor's, shake hands, make exceptions ERROR frames.
+"""Startup of every child process: tie its life to its supervisor's, shake hands, send exceptions as ERROR frames.
 
-A child is started as `<pg_tensile.python> -m pyworker <module>` (pyworker/__main__.py), which gives `main` a body that
+A child is started as `<pg_tensile.python> -m pyworker <module>` (pyworker/__main__.py), which passes `main` a body that
 imports that module and calls its `run(connection, hello)`.
 
-Phases: die with the supervisor (PR_SET_PDEATHSIG), be the first the OOM killer takes, take no more of the machine than
-the settings allow (pg_tensile.nice, pg_tensile.child_memory), keep the output short, HELLO in both directions with a
-version check, the body. An exception that leaves the body is sent as an ERROR frame and ends the process with status 1.
-Standard library only.
+Phases: die with the supervisor (PR_SET_PDEATHSIG), become the first victim of the OOM killer, limit resources to the
+settings (pg_tensile.nice, pg_tensile.child_memory), keep the output short, exchange HELLO with a version check, run the
+body. An exception that leaves the body is sent as an ERROR frame and ends the process with status 1. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from pyworker.wire import Connection, FrameType, ProtocolError
 FD_VARIABLE = "PG_TENSILE_FD"
 PARENT_VARIABLE = "PG_TENSILE_PARENT"
 NICE_VARIABLE = "PG_TENSILE_NICE"
-MEMORY_VARIABLE = "PG_TENSILE_MEMORY"  # bytes; 0: no limit
+MEMORY_VARIABLE = "PG_TENSILE_MEMORY"  # bytes; 0 means no limit
 LOG_NAME = "pg_tensile"
-LOG_LIMIT = 4 << 20  # bytes of output, which are in memory
+LOG_LIMIT = 4 << 20  # bytes of output, which is held in memory
 CUT_INTERVAL = 0.5  # seconds
 
 _PR_SET_PDEATHSIG = 1
 
-# Exceptions that carry a meaning for SQL, by class name: the library knows no SQLSTATE and child.py imports no library.
-# The first name found along an exception's class hierarchy counts; the rest is external_routine_exception.
+# SQLSTATEs of exceptions by class name: the library defines none, and child.py does not import the library.
+# The first name found along an exception's class hierarchy counts; all others are external_routine_exception.
 SQLSTATES = {
     "VersionMismatch": "55000",
     "ProtocolError": "08P01",
@@ -66,29 +66,29 @@ SQLSTATES = {
 }
 DEFAULT_SQLSTATE = "38000"
 OUT_OF_MEMORY = "53200"
-# PyTorch's allocator on the CPU raises RuntimeError, and so does whatever starts a thread
+# Texts of exceptions that are not MemoryError: PyTorch's CPU allocator and the start of a thread raise RuntimeError
 ALLOCATION_FAILURES = ("can't allocate memory", "not enough memory", "Cannot allocate memory", "std::bad_alloc")
 
 
 class VersionMismatch(Exception):
-    """SQL, shim and Python are not of the same version."""
+    """SQL, shim and Python do not have the same version."""
 
     hint = "Run make install and ALTER EXTENSION pg_tensile UPDATE, then restart the server."
 
 
 def main(body: Callable[[Connection, dict[str, Any]], None]) -> NoReturn:
-    """Runs `body(connection, hello)` as this child's life and exits; `hello` is the supervisor's HELLO header."""
+    """Run `body(connection, hello)` in this child, and exit; `hello` is the header of the supervisor's HELLO."""
     faulthandler.enable()
     _die_with_parent()
     _limit_resources()
     threading.Thread(target=_keep_output_short, daemon=True).start()
-    inherited = int(os.environ.pop(FD_VARIABLE))  # never closed: the supervisor sees the end when the process has ended
+    inherited = int(os.environ.pop(FD_VARIABLE))  # never closed: the stream ends when the process has ended
     os.set_inheritable(inherited, False)
     connection = Connection(socket.socket(fileno=os.dup(inherited)))
     try:
         body(connection, _shake_hands(connection))
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        traceback.print_exc()  # the supervisor is gone: nobody to tell
+        traceback.print_exc()  # the supervisor is gone: there is nowhere to send an ERROR frame
         sys.exit(1)
     except Exception as error:
         traceback.print_exc()
@@ -98,20 +98,23 @@ def main(body: Callable[[Connection, dict[str, Any]], None]) -> NoReturn:
 
 
 def _die_with_parent() -> None:
-    """No child outlives its supervisor, and the OOM killer takes it before any server process."""
+    """Tie the child's life to its supervisor's, and make it the OOM killer's first choice."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != int(os.environ.pop(PARENT_VARIABLE)):
-        os._exit(1)  # it died before prctl took effect
+        os._exit(1)  # the supervisor died before prctl took effect
     try:
         with open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")
     except OSError:
-        pass  # not everywhere writable (some containers); protection only
+        pass  # not writable in some containers; it only protects other processes
 
 
 def _limit_resources() -> None:
-    """Private memory is what RLIMIT_DATA counts: the heap and private writable mappings. RLIMIT_AS would count mapped
-    files, too, and the address space that CUDA reserves. Without privileges no process can raise its limits again."""
+    """Apply the niceness and the limit of private memory that the supervisor has set.
+
+    RLIMIT_DATA counts private memory: the heap and private writable mappings. RLIMIT_AS would count mapped files, too,
+    and the address space that CUDA reserves. A process without privileges cannot raise its limits again.
+    """
     os.nice(int(os.environ.pop(NICE_VARIABLE, "0")))
     limit = int(os.environ.pop(MEMORY_VARIABLE, "0"))
     if limit:
@@ -119,19 +122,19 @@ def _limit_resources() -> None:
 
 
 def _memory_limit() -> int:
-    """Bytes of private memory; 0: no limit."""
+    """Return the limit of private memory in bytes; 0 means no limit."""
     limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
     return 0 if limit == resource.RLIM_INFINITY else limit
 
 
 def cut_output(fd: int) -> None:
-    """Empties the file with a child's output when it has become too long."""
+    """Truncate the file with a child's output when it has become too long."""
     if os.fstat(fd).st_size > LOG_LIMIT:
         os.ftruncate(fd, 0)
 
 
 def _keep_output_short() -> None:
-    """The supervisor cuts it, too, but not while it runs a job's training query."""
+    """Truncate the output from time to time, for the supervisor does not while it runs a training query."""
     while os.readlink("/proc/self/fd/1").startswith(f"/memfd:{LOG_NAME}"):
         cut_output(1)
         time.sleep(CUT_INTERVAL)
@@ -153,7 +156,7 @@ def _shake_hands(connection: Connection) -> dict[str, Any]:
 
 
 def error_header(error: BaseException, step: int | None = None) -> dict[str, Any]:
-    """The header of the ERROR frame for `error`; exceptions may carry `message`, `hint`, `detail` and `step`."""
+    """Return the ERROR frame's header for `error`, which may have `message`, `hint`, `detail` and `step`."""
     message = getattr(error, "message", None) or str(error)
     named = any(cls.__name__ in SQLSTATES for cls in type(error).__mro__)
     if not named and not hasattr(error, "hint"):
@@ -175,14 +178,14 @@ def error_header(error: BaseException, step: int | None = None) -> dict[str, Any
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Is it the host's memory that was not enough, here or in what caused the error?"""
+    """Return whether the error, or what caused it, is a lack of host memory."""
     if isinstance(error, MemoryError) or any(words in str(error) for words in ALLOCATION_FAILURES):
         return True
     return error.__cause__ is not None and is_out_of_memory(error.__cause__)
 
 
 def sqlstate(error: BaseException) -> str:
-    """The SQLSTATE that `error` stands for."""
+    """Return the SQLSTATE that `error` stands for."""
     for cls in type(error).__mro__:
         if cls.__name__ in SQLSTATES:
             return SQLSTATES[cls.__name__]

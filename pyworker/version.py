@@ -1,3 +1,3 @@
-"""The version that SQL, shim and Python must agree on."""
+"""Version that SQL, shim and Python must agree on."""
 
 VERSION = "0.2.0"

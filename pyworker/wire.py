@@ -1,16 +1,16 @@
-"""The frames that supervisors, children and sessions exchange over Unix stream sockets.
+"""Frames that supervisors, children and sessions exchange over Unix stream sockets.
 
-docs/internals.md, "Frames", has the format: a fixed prefix, a JSON header, a table of buffer lengths, then the raw
-buffers, each padded to a multiple of 8. The protocol is separate from the waiting: `encode` and `Decoder` never touch a
-socket, `Connection` adds one. A peer that breaks the format gets a `ProtocolError` and its connection is closed;
-nothing is ever resynchronised.
+docs/internals.md, "Frames", defines the format: a fixed prefix, a JSON header, a table of buffer lengths, then the raw
+buffers, each padded to a multiple of 8. The protocol is separate from the I/O: `encode` and `Decoder` never touch a
+socket, `Connection` adds one. A peer that breaks the format causes a `ProtocolError`, and its connection is closed; a
+stream is never resynchronised.
 
-Memory: everything behind a frame's prefix is received straight into one piece of memory, and the frame's buffers are
-views of it; a large piece is mapped, so that a prefix that promises a gibibyte costs nothing before the bytes come.
-Sending never joins or copies buffers. Locks: a connection's sends are serialised, so that any thread of a child
-may report; receiving belongs to one thread.
+Memory: everything after a frame's prefix is received directly into one allocation, and the frame's buffers are views of
+it. A large one is mapped, so that a prefix that announces a gibibyte costs nothing before the bytes arrive. Sending
+never joins or copies buffers. Locking: sends on a connection are serialised, so that any thread of a child may report;
+only one thread may receive.
 
-Standard library only: both sides import this module, one of them inside a PostgreSQL process.
+Standard library only: both sides import this module, and one of them runs inside a PostgreSQL process.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class FrameType(IntEnum):
-    """What a frame says; docs/internals.md lists direction, header and buffers of each."""
+    """Type of a frame; docs/internals.md lists the direction, header and buffers of each."""
 
     HELLO = 1
     JOB = 2
@@ -76,7 +76,7 @@ class FrameType(IntEnum):
 
 
 class Frame(NamedTuple):
-    """One message. `buffers` are views of the memory it was received into."""
+    """One message; `buffers` are views of the memory that it was received into."""
 
     type: FrameType
     job: int
@@ -86,7 +86,7 @@ class Frame(NamedTuple):
 
 
 class ProtocolError(Exception):
-    """The peer sent something that is not a frame, or not the frame that belongs here."""
+    """The peer sent something that is not a frame, or a frame that is not valid at this point."""
 
 
 def _padding(length: int) -> int:
@@ -94,7 +94,7 @@ def _padding(length: int) -> int:
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows no NaN and no infinities: they become null."""
+    """Return `value` with NaN and infinities, which JSON lacks, replaced by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -122,8 +122,11 @@ def encode(
     header: dict[str, Any] | None = None,
     buffers: Sequence[Buffer | Any] = (),
 ) -> list[Buffer]:
-    """The frame as a list of byte strings for `sendmsg`, in order. `buffers` may be anything with a contiguous
-    buffer interface (bytes, memoryview, numpy array). Raises ProtocolError if a limit is exceeded."""
+    """Return the frame as a list of byte strings for `sendmsg`, in order.
+
+    `buffers` may be anything with a contiguous buffer interface (bytes, memoryview, numpy array). Raises ProtocolError
+    if a limit is exceeded.
+    """
     head = _encode_header(header or {})
     views = [memoryview(buffer).cast("B") if memoryview(buffer).nbytes else memoryview(b"") for buffer in buffers]
     payload = sum(8 + view.nbytes + _padding(view.nbytes) for view in views)
@@ -145,10 +148,10 @@ def encode(
 
 
 class Decoder:
-    """Turns a byte stream into frames, however it is cut.
+    """Decoder of a byte stream into frames, wherever the stream is cut.
 
-    Receive into `space()`, tell how much came with `received(n)`, and take whole frames from `next_frame()`; `feed`
-    does the first two for bytes at hand. Any ProtocolError is final.
+    Receive into `space()`, report the number of bytes with `received(n)`, and take whole frames from `next_frame()`;
+    `feed` does the first two for bytes that are in memory already. Any ProtocolError is final.
     """
 
     def __init__(self) -> None:
@@ -160,16 +163,16 @@ class Decoder:
 
     @property
     def between_frames(self) -> bool:
-        """No frame has been received in part: the stream may end here."""
+        """Whether no frame has been received in part, so that the stream may end here."""
         return self._body is None and self._filled == 0
 
     def space(self) -> memoryview:
-        """Where the next bytes of the stream belong; never empty."""
+        """Return the memory for the next bytes of the stream; it is never empty."""
         target = self._prefix if self._body is None else self._body
         return memoryview(target)[self._filled :]
 
     def received(self, count: int) -> None:
-        """`count` bytes were written to `space()`."""
+        """Decode the `count` bytes that were written to `space()`."""
         self._filled += count
         if self._body is None:
             if self._filled < _PREFIX.size:
@@ -182,7 +185,7 @@ class Decoder:
             self._filled = 0
 
     def feed(self, data: Buffer) -> None:
-        """The next bytes of the stream, copied."""
+        """Copy the next bytes of the stream into the decoder."""
         rest = memoryview(data)
         while rest.nbytes:
             space = self.space()
@@ -192,7 +195,7 @@ class Decoder:
             rest = rest[count:]
 
     def next_frame(self) -> Frame | None:
-        """The oldest whole frame not yet taken, or None."""
+        """Return the oldest whole frame not yet taken, or None."""
         return self._frames.popleft() if self._frames else None
 
     def __iter__(self) -> Iterator[Frame]:
@@ -246,10 +249,10 @@ class Decoder:
 
 
 class Connection:
-    """A socket that carries frames.
+    """Socket that carries frames.
 
     Children use `send` and `recv`, which block whatever the socket's mode; a supervisor, which waits elsewhere, uses
-    `queue`, `flush` and `poll`, which never do. One side may use both.
+    `queue`, `flush` and `poll`, which never block. One side may use both.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -257,7 +260,7 @@ class Connection:
         self._decoder = Decoder()
         self._lock = threading.Lock()
         self._outgoing: deque[memoryview] = deque()
-        self.closed = False  # the peer closed its end
+        self.closed = False  # the peer has closed its end
 
     def fileno(self) -> int:
         return self._socket.fileno()
@@ -273,7 +276,10 @@ class Connection:
         header: dict[str, Any] | None = None,
         buffers: Sequence[Buffer | Any] = (),
     ) -> None:
-        """Sends one frame and blocks until the kernel has all of it. Any thread. Raises OSError if the peer is gone."""
+        """Send one frame, blocking until the kernel has all of it.
+
+        May be called from any thread. Raises OSError if the peer is gone.
+        """
         parts = encode(type, job, rank, header, buffers)
         with self._lock:
             self._outgoing.extend(memoryview(part) for part in parts)
@@ -288,14 +294,16 @@ class Connection:
         header: dict[str, Any] | None = None,
         buffers: Sequence[Buffer | Any] = (),
     ) -> None:
-        """Puts one frame in line; `flush` sends it. The buffers must not change until then."""
+        """Append one frame to the queue, which `flush` sends. The buffers must not change until then."""
         parts = encode(type, job, rank, header, buffers)
         with self._lock:
             self._outgoing.extend(memoryview(part) for part in parts)
 
     def flush(self) -> bool:
-        """Sends what the kernel takes without blocking; true when nothing is left. Raises OSError if the peer is
-        gone."""
+        """Send as much of the queue as the kernel takes without blocking; return whether it is empty.
+
+        Raises OSError if the peer is gone.
+        """
         with self._lock:
             return self._flush()
 
@@ -313,8 +321,11 @@ class Connection:
         return True
 
     def recv(self, timeout: float | None = None) -> Frame | None:
-        """The next frame; waits up to `timeout` seconds for it (None: for ever, 0: not at all) and returns None if it
-        did not come. Raises EOFError when the peer closed between frames, ProtocolError when within one."""
+        """Return the next frame, or None if it does not arrive within `timeout` seconds.
+
+        A `timeout` of None means to wait for ever, 0 not to wait. Raises EOFError if the peer has closed the connection
+        between frames, ProtocolError if within one.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             frame = self.poll()
@@ -328,7 +339,10 @@ class Connection:
             _wait(self._socket, select.POLLIN, left)
 
     def poll(self) -> Frame | None:
-        """The next frame if it is already there, else None; never blocks. Sets `closed` at the end of the stream."""
+        """Return the next frame if it has arrived, else None; never block.
+
+        Sets `closed` at the end of the stream. Raises ProtocolError if the stream ends within a frame.
+        """
         while not self.closed:
             frame = self._decoder.next_frame()
             if frame is not None:
@@ -357,7 +371,7 @@ def _wait(sock: socket.socket, events: int, seconds: float | None) -> None:
 def state_frames(
     kind: str, data: Buffer, meta: dict[str, Any] | None = None
 ) -> Iterator[tuple[dict[str, Any], memoryview]]:
-    """Header and buffer of each STATE frame that `data` (a safetensors file) is sent in; `meta` goes with the last."""
+    """Yield header and buffer of each STATE frame for `data` (a safetensors file); the last has `meta`."""
     view = memoryview(data)
     count = max(1, -(-view.nbytes // STATE_CHUNK))
     for seq in range(count):
@@ -367,7 +381,7 @@ def state_frames(
 
 
 class StateChunk(NamedTuple):
-    """A STATE frame that is in its place; `meta` comes with the last one."""
+    """STATE frame that has come in its order; `meta` comes with the last one."""
 
     kind: str
     seq: int
@@ -377,12 +391,12 @@ class StateChunk(NamedTuple):
 
 
 class StateReader:
-    """Checks that STATE frames come in order; raises ProtocolError when one is missing, doubled or out of place."""
+    """Checks the order of STATE frames: raises ProtocolError if one is missing, duplicated or out of place."""
 
     def __init__(self) -> None:
         self._kind = ""
         self._next = 0
-        self.bytes = 0  # of the state so far, the last chunk included
+        self.bytes = 0  # of the current state, the newest chunk included
 
     def chunk(self, frame: Frame) -> StateChunk:
         kind, seq, last = frame.header.get("kind"), frame.header.get("seq"), frame.header.get("last")
@@ -400,7 +414,7 @@ class StateReader:
 
 
 class State(NamedTuple):
-    """A state that came whole: its kind ("checkpoint" or "weights"), its meta and the safetensors file."""
+    """Complete state: its kind ("checkpoint" or "weights"), its meta and the safetensors file."""
 
     kind: str
     meta: dict[str, Any]
@@ -408,14 +422,14 @@ class State(NamedTuple):
 
 
 class StateCollector:
-    """Puts STATE frames together again; raises ProtocolError like StateReader."""
+    """Assembles a state from its STATE frames; raises ProtocolError as StateReader does."""
 
     def __init__(self) -> None:
         self._reader = StateReader()
         self._chunks: list[memoryview] = []
 
     def add(self, frame: Frame) -> State | None:
-        """The whole state when `frame` is its last frame, else None."""
+        """Add a frame; return the complete state if it was the last one, else None."""
         chunk = self._reader.chunk(frame)
         self._chunks.append(chunk.data)
         if not chunk.last:
@@ -427,6 +441,6 @@ class StateCollector:
 def send_state(
     connection: Connection, job: int, rank: int, kind: str, data: Buffer, meta: dict[str, Any] | None = None
 ) -> None:
-    """Sends `data` in as many STATE frames as it takes; blocks like `Connection.send`."""
+    """Send `data` in as many STATE frames as it takes; blocks like `Connection.send`."""
     for header, chunk in state_frames(kind, data, meta):
         connection.send(FrameType.STATE, job, rank, header, [chunk])

@@ -1,9 +1,9 @@
 """A private PostgreSQL cluster with pg_tensile, for the tests, the demo and the benchmarks.
 
-PostgreSQL refuses to run as root, so everything of the server runs as `os_user`: the invoking user, or `postgres` when
+PostgreSQL refuses to run as root, so all processes of the server run as `os_user`: the invoking user, or `postgres` if
 that is root. The folder (0700, owned by that user) holds the data directory, the log and the Unix socket; local
-connections are trusted because nobody else can enter it. Connections over TCP need a password, and no role has one
-until somebody sets it.
+connections are trusted because no other user can enter it. Connections over TCP need a password, and no role has one
+until it is set.
 """
 
 from __future__ import annotations
@@ -33,26 +33,29 @@ class ClusterError(RuntimeError):
 
 
 def child_python() -> str:
-    """The venv's interpreter by a path the server's user can follow (`.venv` may be a link out of a private folder)."""
+    """Return the venv's interpreter by a path that the server's user can follow.
+
+    `.venv` may be a link out of a private folder.
+    """
     venv = (REPOSITORY / ".venv").resolve()
     return str(venv / "bin" / "python")
 
 
 def server_bin() -> Path:
-    """The folder of initdb, postgres and pg_ctl that the extension was installed for."""
+    """Return the folder of initdb, postgres and pg_ctl that the extension was installed for."""
     pg_config = os.environ.get("PG_CONFIG", "pg_config")
     return Path(subprocess.run([pg_config, "--bindir"], check=True, capture_output=True, text=True).stdout.strip())
 
 
 def server_user() -> str:
-    """The operating-system user of our servers: the invoking one, or `postgres` (PG_TENSILE_USER) for root."""
+    """Return the operating-system user of the servers: the invoking one, or `postgres` (PG_TENSILE_USER) for root."""
     if os.geteuid() != 0:
         return pwd.getpwuid(os.geteuid()).pw_name
     return os.environ.get("PG_TENSILE_USER", "postgres")
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on now."""
+    """Return a TCP port that is not in use now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -61,7 +64,7 @@ def free_port() -> int:
 class Cluster:
     """One private cluster in `folder`; nothing is touched until `create` or `start`.
 
-    `tcp`: listen on localhost too. Everything raises ClusterError when the server does not do as it is told.
+    `tcp`: listen on localhost too. Methods raise ClusterError if a command for the server fails.
     """
 
     def __init__(self, folder: Path, *, tcp: bool = False, port: int | None = None) -> None:
@@ -80,7 +83,7 @@ class Cluster:
     def create(
         self, settings: Mapping[str, object] | None = None, *, template: Path | None = None, durable: bool = True
     ) -> None:
-        """initdb, or a copy of the data directory `template`, and the configuration."""
+        """Create the data directory, by initdb or as a copy of the data directory `template`, and its configuration."""
         self._make_folder()
         if template is not None:
             self._run("cp", "-a", "--reflink=auto", str(template), str(self.data))
@@ -137,7 +140,8 @@ class Cluster:
         self._pg_ctl("reload")
 
     def kill(self) -> None:
-        """SIGKILL the postmaster, as the OOM killer would, and wait until every process of the cluster is gone."""
+        """Kill the postmaster with SIGKILL, as the OOM killer would, and wait for the end of all processes of the
+        cluster."""
         postmaster = self.postmaster_pid()
         os.kill(postmaster, signal.SIGKILL)
         deadline = time.monotonic() + 30
@@ -151,14 +155,17 @@ class Cluster:
         return self.data.exists() and self._pg_ctl("status", check=False) == 0
 
     def version(self) -> str:
-        """The server's version line, whether it runs or not."""
+        """Return the server's version line, whether it runs or not."""
         return subprocess.run([self.bin / "postgres", "--version"], check=True, capture_output=True, text=True).stdout
 
     def postmaster_pid(self) -> int:
         return int((self.data / "postmaster.pid").read_text().splitlines()[0])
 
     def processes(self) -> dict[int, str]:
-        """Live processes of this cluster, children included: they all work in the data directory."""
+        """Return the command lines of the cluster's live processes by process id.
+
+        Children are included: all work in the data directory.
+        """
         found = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -184,7 +191,7 @@ class Cluster:
     # -- helpers ------------------------------------------------------------------------------------------------------
 
     def _make_folder(self) -> None:
-        """Makes the folder, which must not exist: a folder or link that somebody else put there is not taken over."""
+        """Make the folder, which must not exist: a folder or link made by another user is not taken over."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         try:
             self.folder.mkdir(mode=0o700)
@@ -209,7 +216,10 @@ class Cluster:
             raise ClusterError(f"{' '.join(command)} failed: {done.stderr.strip() or done.stdout.strip()}")
 
     def _pg_ctl(self, action: str, *arguments: str, check: bool = True) -> int:
-        """Runs pg_ctl -w; its output goes to a file, because a pipe would be inherited and kept open by the server."""
+        """Run pg_ctl, with -w to start or stop.
+
+        Its output is discarded, because the server would inherit a pipe and keep it open.
+        """
         command = (str(self.bin / "pg_ctl"), action, "-D", str(self.data), "-s")
         waits = ("-w",) if action in ("start", "stop") else ()
         done = subprocess.run(
@@ -226,7 +236,7 @@ class Cluster:
         return done.returncode
 
     def _environment(self) -> dict[str, str]:
-        """The caller's environment without what would steer libpq, PostgreSQL or the children's Python elsewhere."""
+        """Return the caller's environment without variables that would redirect libpq, PostgreSQL or the children."""
         return {
             k: v for k, v in os.environ.items() if not k.startswith(("PG", "PYTHON", "VIRTUAL_ENV")) and k != "HOME"
         }
@@ -234,7 +244,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def temporary_cluster(folder: Path, settings: Mapping[str, object] | None = None) -> Iterator[Cluster]:
-    """A started cluster without durability that is removed at the end; for the benchmarks."""
+    """Yield a started cluster without durability, which is removed at the end; for the benchmarks."""
     cluster = Cluster(folder)
     cluster.create(settings, durable=False)
     try:

@@ -2,9 +2,9 @@
 
     python -m scripts.demo [run | stop | remove]
 
-The cluster lies in DEMO_DIR (default /var/tmp/pg_tensile-demo-<uid>), listens on a free port, runs as an unprivileged
-user, beside whatever PostgreSQL the machine has. It keeps running at the end; the next run uses it again with all that
-is in it, unless it was made by another version of pg_tensile.
+The cluster is in DEMO_DIR (default /var/tmp/pg_tensile-demo-<uid>), listens on a free port and runs as an unprivileged
+user, independently of any other PostgreSQL on the machine. It keeps running at the end; the next run uses it again with
+all its contents, unless it was made by another version of pg_tensile.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ CREATE TABLE planes (
 CREATE TABLE digits (id int PRIMARY KEY, label int2, image int2[]);
 """
 
-# Nothing in it is known only after the departure.
+# It has no features that are known only after the departure.
 DEPARTURES = """
 CREATE OR REPLACE VIEW departures AS
 SELECT f.arr_delay > 15 AS late,
@@ -76,8 +76,8 @@ SELECT register_model('digit', '{"type": "cnn", "shape": [8, 8], "channels": [64
                       replace => true);
 """
 
-# The arguments of explain_training and train_model. What a step keeps for its backward pass grows with its rows: with
-# this many the first job would take some 150 MB, of which its weights are less than one.
+# The arguments of explain_training and train_model. The tensors saved for the backward pass grow with the rows of a
+# step: with this many the first job would take some 150 MB, of which its weights are less than one.
 TRAIN = {
     "late_arrival": """('late_arrival', target => 'late',
     query => $$SELECT * FROM departures WHERE time_hour < '2013-12-01'$$,
@@ -86,7 +86,7 @@ TRAIN = {
     query => 'SELECT label, image FROM digits WHERE id <= 1500',
     epochs => 24, options => '{{"task": "classification"{options}}}'{more})""",
 }
-SHARE = 0.6  # of the memory that both take without a plan
+SHARE = 0.6  # of the memory that both jobs take without a plan
 
 # During the training
 MEMORY = """
@@ -165,7 +165,7 @@ GROUP BY label ORDER BY label;
 
 
 class DemoError(Exception):
-    """Something the user can understand and act upon; the demo ends with it."""
+    """An error that the user can understand and act upon; it ends the demo."""
 
 
 # ---- the cluster ----------------------------------------------------------------------------------------------------
@@ -176,19 +176,22 @@ def demo_folder() -> Path:
 
 
 def open_cluster(folder: Path) -> Cluster:
-    """The cluster as an earlier run left it (its port is in its configuration), or a new object on a free port."""
+    """Return the cluster of an earlier run (its port is in its configuration), or a new object on a free port."""
     port_file = folder / "port"
     return Cluster(folder, tcp=True, port=int(port_file.read_text()) if port_file.exists() else None)
 
 
 def made_from(cluster: Cluster) -> str:
-    """What a cluster depends on: the extension's catalogue and the server's major version."""
+    """Return a digest of what a cluster depends on: the extension's catalogue and the server's major version."""
     scripts = sorted((REPOSITORY / "sql").glob("*.sql"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in scripts) + cluster.version().encode()).hexdigest()
 
 
 def start_cluster() -> Cluster:
-    """A running cluster with database, role and extension; made anew where none is or another version made it."""
+    """Return a running cluster with database, role and extension.
+
+    It is created if there is none, or if another version made it.
+    """
     cluster = open_cluster(demo_folder())
     stamp = cluster.folder / "made-from"
     if stamp.exists() and stamp.read_text() == made_from(cluster):
@@ -219,7 +222,7 @@ def start_cluster() -> Cluster:
 
 
 def package_file(package: str, name: str) -> Path:
-    """A data file of a Python package, which is not imported: that would take seconds."""
+    """Return a data file of a Python package without importing the package, which would take seconds."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise DemoError(f"the Python package {package} is missing; run make venv")
@@ -232,7 +235,7 @@ def flights_csv(name: str) -> IO[bytes]:
 
 
 def digit_rows() -> Iterator[tuple[int, int, list[list[int]]]]:
-    """Number, label and 8 × 8 image of scikit-learn's digits; a line of the file is 64 pixels and the label."""
+    """Yield number, label and 8 × 8 image of scikit-learn's digits; a line of the file is 64 pixels and the label."""
     with gzip.open(package_file("sklearn", "datasets/data/digits.csv.gz"), "rt") as file:
         for number, line in enumerate(file, start=1):
             *pixels, label = map(int, map(float, line.split(",")))
@@ -240,7 +243,7 @@ def digit_rows() -> Iterator[tuple[int, int, list[list[int]]]]:
 
 
 def load(conn: Connection) -> None:
-    """The four tables, in one transaction; nothing if they are there."""
+    """Load the four tables, in one transaction, unless they exist."""
     if conn.execute("SELECT to_regclass('public.digits')").fetchone() != (None,):
         return
     started = time.monotonic()
@@ -276,14 +279,14 @@ def print_sql(sql: str) -> None:
 
 
 class Rows(NamedTuple):
-    """What a query returned."""
+    """The result of a query."""
 
     columns: list[str]
     rows: list[tuple[Any, ...]]
 
 
 def rows_of(conn: Connection, sql: str, **parameters: Any) -> Rows | None:
-    """None: not a query, or no rows."""
+    """Return the rows of a query; None if it is no query, or has no rows."""
     cursor = conn.execute(sql.encode(), parameters or None)
     rows = cursor.fetchall() if cursor.description is not None else []
     return Rows([column.name for column in cursor.description or []], rows) if rows else None
@@ -301,7 +304,7 @@ def print_rows(found: Rows) -> None:
 
 
 def show(conn: Connection, sql: str, **parameters: Any) -> None:
-    """Prints SQL as one would type it, runs it, and prints the rows of a query as a table."""
+    """Print SQL as a user would type it, run it, and print the rows of a query as a table."""
     print_sql(
         sql % {name: f"'{{{','.join(map(str, value))}}}'" for name, value in parameters.items()} if parameters else sql
     )
@@ -328,14 +331,17 @@ class Job:
 
 
 class SpeedColumn(ProgressColumn):
-    """What a job does now: its phase, or the loss and the speed."""
+    """Current activity of a job: its phase, or the loss and the speed."""
 
     def render(self, task: Any) -> str:
         return f"{task.fields['note']:<31.31}"
 
 
 def command(function: str, model: str, more: str = "", options: str = "") -> str:
-    """SELECT function(…) for a model's training; `more`: further arguments, `options`: further keys of its options."""
+    """Return SELECT function(…) for a model's training.
+
+    `more`: further arguments; `options`: further keys of its options.
+    """
     return f"\nSELECT {function}{TRAIN[model].format(more=more, options=options)};\n"
 
 
@@ -351,14 +357,14 @@ def submit(conn: Connection, model: str, bars: Progress, more: str = "") -> Job:
 
 
 def cancel_leftovers(conn: Connection) -> None:
-    """Jobs of a demo that was interrupted."""
+    """Cancel the jobs of a demo that was interrupted."""
     for (job,) in conn.execute("SELECT job FROM tensile.progress WHERE model = ANY(%s)", (list(TRAIN),)).fetchall():
         conn.execute("SELECT cancel_job(%s)", (job,))
         conn.execute("SELECT tensile._wait_for_change(0)")
 
 
 def memory_of_both(conn: Connection) -> int:
-    """Bytes that both jobs take together without a plan, as explain_training says; shows what it prints."""
+    """Return the bytes that both jobs take together without a plan, according to explain_training."""
     total = 0
     for model in TRAIN:
         arguments = {"options": ', "format": "json"'} if "{options}" in TRAIN[model] else {}
@@ -370,7 +376,7 @@ def memory_of_both(conn: Connection) -> int:
 
 
 def set_memory(cluster: Cluster, conn: Connection, size: str | None) -> None:
-    """`size` None: the whole device."""
+    """Set the device memory; `size` None means the whole device."""
     what = "RESET pg_tensile.device_memory" if size is None else f"SET pg_tensile.device_memory = '{size}'"
     with cluster.connect(DATABASE) as admin:
         print_sql(f"ALTER SYSTEM {what}; SELECT pg_reload_conf();")
@@ -382,8 +388,10 @@ def set_memory(cluster: Cluster, conn: Connection, size: str | None) -> None:
 
 
 def train(conn: Connection, more: str = "", during: Sequence[str] = ()) -> tuple[list[int], dict[str, Rows]]:
-    """Submits both jobs and shows them until both have ended. Returns them, and what the queries `during` found at the
-    last of the moments when the first of them had most rows, the first job among them."""
+    """Submit both jobs and show them until both have ended; return them, and the results of the queries `during`.
+
+    The results are from the last of the moments at which the first query had the most rows, the first job among them.
+    """
     bars = Progress(
         TextColumn("{task.description:<12}"), BarColumn(bar_width=24), TextColumn("{task.percentage:>3.0f}%"),
         SpeedColumn(), console=console,
@@ -408,13 +416,13 @@ def train(conn: Connection, more: str = "", during: Sequence[str] = ()) -> tuple
 
 
 def rows_in(found: dict[str, Rows], model: str) -> int:
-    """How many rows the first query has found; none counts where the first of them is another model's."""
+    """Return the number of rows of the first query's result, or 0 if its first row belongs to another model."""
     rows = next((table.rows for table in found.values()), [])
     return len(rows) if rows and rows[0][0] == model else 0
 
 
 def train_within(cluster: Cluster, conn: Connection) -> list[int]:
-    """Both jobs at once on a device too small for both, with their plans and latencies; the jobs."""
+    """Train both jobs at once on a device too small for both, show their plans and latencies, and return the jobs."""
     show(conn, command("explain_training", "late_arrival"))
     both = memory_of_both(conn)
     console.print(
@@ -436,7 +444,7 @@ def train_within(cluster: Cluster, conn: Connection) -> list[int]:
 
 
 def report(cluster: Cluster, job: int) -> None:
-    """A page about the job and its plan."""
+    """Write a page about the job and its plan."""
     arguments = ["report", str(job), *address(cluster), "-o", str(cluster.folder / "report.html")]
     console.print(f"\n.venv/bin/pg-tensile {shlex.join(arguments)}", soft_wrap=True, style="bold")
     if pg_tensile(arguments) != 0:
@@ -445,12 +453,12 @@ def report(cluster: Cluster, job: int) -> None:
 
 
 def address(cluster: Cluster) -> list[str]:
-    """For psql and pg-tensile."""
+    """Return the connection options for psql and pg-tensile."""
     return ["-h", str(cluster.folder), "-p", str(cluster.port), "-U", ROLE, "-d", DATABASE]
 
 
 def compare_weights(conn: Connection, jobs: list[int]) -> None:
-    """Trains both models again without plans: the weights are the same."""
+    """Train both models again without plans, and check that the weights are the same."""
     again, _ = train(conn, ", policy => 'none'")
     show(conn, WEIGHTS, jobs=jobs + again)
     digests = conn.execute(
@@ -471,7 +479,7 @@ def show_and_register(conn: Connection) -> None:
 
 
 def update(conn: Connection, job: Job, bars: Progress) -> None:
-    """Brings the bar of a job up to date and prints the epochs that have ended."""
+    """Update the bar of a job and print the epochs that have ended."""
     row = conn.execute(
         "SELECT state, coalesce(reason, ''), coalesce(phase, ''), coalesce(epoch, 0), coalesce(step, 0),"
         " coalesce(steps, 0), loss, samples_per_s FROM tensile.progress WHERE job = %s",
@@ -509,7 +517,7 @@ def print_epochs(conn: Connection, job: Job) -> None:
 
 
 def next_steps(cluster: Cluster) -> None:
-    """What to type next; all of it works as printed."""
+    """Print commands to try next, which work as printed."""
     sudo = "sudo " if os.geteuid() == 0 and os.environ.get("SUDO_USER") else ""
     psql = "psql" if shutil.which("psql") else str(cluster.bin / "psql")
     where = shlex.join(address(cluster))

@@ -1,9 +1,9 @@
-"""Executes docs/example.py as a notebook, and writes it with what its cells have shown.
+"""Execution of docs/example.py as a notebook, which is written with the output of its cells.
 
     python -m scripts.notebook [--server] [FILE]
 
-FILE is docs/example.ipynb unless said otherwise. A private server is made for the run and removed; with --server it is
-the one that PGHOST, PGPORT, PGUSER and PGDATABASE name. When a cell fails, the error is printed and no file is written.
+FILE defaults to docs/example.ipynb. A private server is made for the run and removed; with --server it is the one that
+PGHOST, PGPORT, PGUSER and PGDATABASE name. If a cell fails, the error is printed and no file is written.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ class Cell(NamedTuple):
 
 
 def cells(text: str) -> list[Cell]:
-    """Of a file in the percent format; what stands before the first cell is a comment for its readers."""
+    """Return the cells of a file in the percent format.
+
+    Text before the first cell is a comment for the file's readers.
+    """
     found = []
     for part in re.split(r"^# %%", text, flags=re.MULTILINE)[1:]:
         head, _, body = part.partition("\n")
@@ -46,7 +49,7 @@ def cells(text: str) -> list[Cell]:
 
 
 def build(parts: list[Cell]) -> Any:
-    """A notebook that was not executed; its cells are numbered, so that another run gives the same names."""
+    """Return a notebook that was not executed; its cells are numbered, so that another run produces the same ids."""
     from nbformat import v4
 
     make = {"markdown": v4.new_markdown_cell, "code": v4.new_code_cell}
@@ -55,9 +58,11 @@ def build(parts: list[Cell]) -> Any:
 
 
 def executed(server: Mapping[str, str]) -> str:
-    """The notebook with its outputs, as JSON. `server`: the environment variables that say where the server is. Raises
-    CellExecutionError."""
-    import matplotlib.font_manager  # noqa: F401  # makes its cache, which the notebook would tell of
+    """Return the executed notebook with its outputs, as JSON.
+
+    `server`: the environment variables that locate the server. Raises CellExecutionError.
+    """
+    import matplotlib.font_manager  # noqa: F401  # builds its cache here, so that the notebook does not report it
     import nbformat
     from nbclient import NotebookClient
     from traitlets.config import Config
@@ -79,7 +84,7 @@ def executed(server: Mapping[str, str]) -> str:
 
 
 def without_paths(text: str, host: str | None) -> str:
-    """Where things lie on this machine is nobody's business."""
+    """Replace the paths of this machine, which do not belong in a published notebook."""
     environment = str(Path(child_python()).parents[1])
     for path, name in ((environment, ".venv"), (str(REPOSITORY), "."), (host, "server")):
         if path and path.startswith("/"):
@@ -89,7 +94,7 @@ def without_paths(text: str, host: str | None) -> str:
 
 @contextmanager
 def private_server() -> Iterator[dict[str, str]]:
-    """The variables that name a server which ends with the context."""
+    """Yield the variables that name a server which is removed with the context."""
     folder = Path(tempfile.mkdtemp(prefix="pgt-notebook-", dir="/tmp"))
     folder.chmod(0o711)
     try:

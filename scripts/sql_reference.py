@@ -1,13 +1,13 @@
-"""docs/sql.md: every function, table, view and setting as the catalogues describe them, and every SQLSTATE.
+"""Generator of docs/sql.md: all functions, tables, views and settings from the catalogues, and every SQLSTATE.
 
     python -m scripts.sql_reference [--check]
 
-Writes the file; with --check it only says whether the file is what would be written (exit status 1: it is not). It asks
-a server of its own, with the extension as it is installed, which goes away afterwards. Functions, tables, views and
-columns are described by their COMMENTs in sql/, settings by csrc/guc.c, architectures and options by
-pg_tensile/rules.json, arguments and SQLSTATEs by the tables here,
-which tests hold against the catalogues and the sources (tests/server/test_docs.py, tests/unit/test_docs.py). What is
-private (its name begins with an underscore, or its comment with "private:") is left out.
+Writes the file; with --check it only reports whether the file is up to date (exit status 1: it is not). The catalogues
+are those of a temporary server with the extension as it is installed. Functions, tables, views and columns are
+described by their COMMENTs in sql/, settings by pg_tensile/csrc/guc.c, architectures and options by
+pg_tensile/rules.json, arguments and SQLSTATEs by the tables here, which tests compare with the catalogues and the
+sources (tests/server/test_docs.py, tests/unit/test_docs.py). Private objects (a name that begins with an underscore, or
+a comment with "private:") are left out.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ ARGUMENTS = {
     "version": "its number, 1 for a model's first",
 }
 
-# What is wrong, and what to do about it
+# SQLSTATE: the error, and its remedy
 ERRORS = {
     "08000": ("The predictor cannot be reached.", "The message ends with the operating system's reason."),
     "08006": (
@@ -235,7 +235,7 @@ class Function(NamedTuple):
 
 
 class Column(NamedTuple):
-    """Of a table or view, about which is told as well."""
+    """A column of a table or view, with the description of that relation."""
 
     relation: str
     kind: str
@@ -246,7 +246,7 @@ class Column(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """As pg_settings has it."""
+    """A setting as described in pg_settings."""
 
     name: str
     type: str
@@ -260,21 +260,21 @@ class Setting(NamedTuple):
     details: str | None
 
 
-# ---- what there is --------------------------------------------------------------------------------------------------
+# ---- the catalogues -------------------------------------------------------------------------------------------------
 
 
 def functions(connection: Connection) -> list[Function]:
-    """By name; overloads by their arguments."""
+    """Return the functions by name; overloads by their arguments."""
     return connection.cursor(row_factory=class_row(Function)).execute(FUNCTIONS).fetchall()
 
 
 def columns(connection: Connection) -> list[Column]:
-    """Of all tables and views, by name of those and in their order."""
+    """Return the columns of all tables and views, by name of the relation and in its order."""
     return connection.cursor(row_factory=class_row(Column)).execute(COLUMNS).fetchall()
 
 
 def settings(connection: Connection) -> list[Setting]:
-    """By name."""
+    """Return the settings by name."""
     return connection.cursor(row_factory=class_row(Setting)).execute(SETTINGS).fetchall()
 
 
@@ -282,7 +282,7 @@ def settings(connection: Connection) -> list[Setting]:
 
 
 def render(connection: Connection) -> str:
-    """The whole document, from a database that has the extension."""
+    """Render the whole document, from a database that has the extension."""
     parts = [
         "# SQL reference",
         f"Written by `{COMMAND}` from the comments in the catalogues, which psql's `\\df+` and `\\d+` show, too: not to"
@@ -334,7 +334,7 @@ def _functions(found: Iterable[Function]) -> Iterator[str]:
 
 
 def signature(function: Function) -> str:
-    """As one would write it in SQL: on one line, or an argument a line where that is too long."""
+    """Format a function's signature as SQL: on one line, or with one argument a line if that is too long."""
     arguments = re.sub(r"(DEFAULT (?:'[^']*'|NULL))::[a-z ]+", r"\1", function.arguments)
     name = function.qualified
     before, after = ("CALL ", "") if function.result is None else ("", f" → {function.result}")
@@ -381,13 +381,13 @@ def _setting(setting: Setting) -> tuple[str, ...]:
 
 
 def condition(code: str) -> str:
-    """The SQLSTATE's name in PL/pgSQL: "invalid_parameter_value"."""
+    """Return the SQLSTATE's name in PL/pgSQL: "invalid_parameter_value"."""
     name = psycopg.errors.lookup(code).__name__
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).rstrip("_").lower()
 
 
 def sentence(comment: str | None) -> str:
-    """A comment of the catalogue as a sentence; "" for none, which a test forbids."""
+    """Return a comment of the catalogue as a sentence; "" if there is no comment, which a test forbids."""
     return f"{comment[0].upper()}{comment[1:]}." if comment else ""
 
 
@@ -400,9 +400,9 @@ def _table(heads: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def generate() -> str:
-    """The document from a server of its own."""
+    """Generate the document from a temporary server."""
     folder = Path(tempfile.mkdtemp(prefix="pgt-", dir="/tmp"))
-    folder.chmod(0o711)  # the server's user has to get through
+    folder.chmod(0o711)  # the server's user has to pass through it
     try:
         with temporary_cluster(folder / "cluster") as cluster, cluster.connect() as connection:
             connection.execute("CREATE EXTENSION pg_tensile CASCADE")

@@ -1,9 +1,9 @@
-"""Draws docs/images/top.svg, the picture of the README: `pg-tensile top` while two jobs share a device.
+"""Generator of docs/images/top.svg, the picture of the README: `pg-tensile top` while two jobs share a device.
 
     python -m scripts.top_picture
 
-Trains on a server of its own, made for the picture and removed afterwards. The jobs get less device memory together
-than they take without plans, so that the scheduler has something to do.
+Trains on a temporary server. The jobs are given less device memory together than they take without plans, so that the
+scheduler has something to do.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ JOBS = ("digit", "letter", "sign")
 
 
 def picture(folder: Path) -> str:
-    """The view as SVG. Raises TimeoutError when the jobs do not get that far."""
+    """Return the view as SVG. Raises TimeoutError if the jobs do not reach that state."""
     with temporary_cluster(folder, SETTINGS) as cluster, cluster.connect() as conn:
         conn.execute("CREATE EXTENSION pg_tensile CASCADE")
         conn.execute(IMAGES)
@@ -67,7 +67,7 @@ def picture(folder: Path) -> str:
     for line in view(shown, WIDTH, HEIGHT):
         console.print(line)
     svg = console.export_svg(title="pg-tensile top", theme=MONOKAI, unique_id="top")
-    return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # fonts of the reader's machine will do
+    return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)  # the reader's machine has fonts
 
 
 def main() -> None:

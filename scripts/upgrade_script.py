@@ -1,17 +1,17 @@
-"""The generated part of the newest upgrade script, sql/pg_tensile--OLD--NEW.sql.
+"""Generator of the newest upgrade script, sql/pg_tensile--OLD--NEW.sql, except for its part written by hand.
 
     python -m scripts.upgrade_script [--check]
 
-Writes the file; with --check it only says whether the file is what would be written (exit status 1: it is not).
+Writes the file; with --check it only reports whether the file is up to date (exit status 1: it is not).
 
 The two full scripts are split into statements and compared. Functions that are new or changed are created or replaced;
-views that are changed, or whose functions or views change, are dropped and created anew; functions and views that are
-gone are dropped; comments follow, and all grants and DO
-blocks are repeated, but for statements whose comment begins with "A fresh installation only:". A new function is taken
-from PUBLIC, unless the full script grants it. What concerns tables (and the data in them) cannot be
-derived: it is written by hand between the two generated parts, stays as it is, and may drop functions and views
-itself. What differs and seems to be missing there is listed on stderr; whether the result is right, the comparison of
-the catalogues in tests/server/test_upgrade.py tells.
+views that are changed, or whose functions or views change, are dropped and created again; functions and views that no
+longer exist are dropped; comments follow, and all grants and DO blocks are repeated, except statements whose comment
+begins with "A fresh installation only:". EXECUTE on a new function outside of schema tensile is revoked from PUBLIC,
+unless the full script grants it. Changes of tables (and the data in them) cannot be derived: they are written by hand
+between the two generated parts; the part by hand stays as it is, and may drop functions and views itself. Differences
+that seem to be missing there are listed on stderr; the test in tests/server/test_upgrade.py compares the catalogues to
+check that the result is right.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ DROPPED = re.compile(rf"DROP (?:FUNCTION|PROCEDURE|VIEW) (?:IF EXISTS )?{NAME}",
 COMMENT = re.compile(rf"COMMENT ON (?P<kind>\w+) {NAME}(?P<rest>[^']*?)\s+IS\s", re.I)
 REPEATED = re.compile(r"(GRANT|REVOKE|DO)\b", re.I)
 FRESH_ONLY = "-- A fresh installation only:"  # begins the comment of a statement that an upgrade leaves out
-CALL = re.compile(r"SELECT tensile\.", re.I)  # what a script does at its end
+CALL = re.compile(r"SELECT tensile\.", re.I)  # calls at the end of a script
 BY_HAND = re.compile(r"(CREATE|ALTER|DROP|SELECT)\b", re.I)
 # strings, quoted names, dollar-quoted bodies and comments, as wholes
 TOKEN = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|(\$\w*\$).*?\1|--[^\n]*|/\*.*?\*/|.", re.S)
 
 
 class Statement(NamedTuple):
-    """One statement of a script without its semicolon, and the lines of comment right before it."""
+    """One statement of a script without its semicolon, and the comment lines right before it."""
 
     text: str
     comment: str = ""
@@ -58,7 +58,7 @@ class Statement(NamedTuple):
 
 
 class Routine(NamedTuple):
-    """A function or procedure; `arguments` without their defaults, and how many have one."""
+    """A function or procedure; `arguments` without their defaults, whose number is `defaults`."""
 
     kind: str
     name: str
@@ -68,16 +68,16 @@ class Routine(NamedTuple):
 
     @property
     def identity(self) -> str:
-        """What DROP and a later look at the script know it by."""
+        """The signature that DROP and the comparison of scripts use."""
         return f"{self.kind} {self.name}({', '.join(self.arguments)})"
 
     def replaces(self, old: Routine) -> bool:
-        """CREATE OR REPLACE takes neither another result nor fewer defaults."""
+        """Return whether CREATE OR REPLACE is possible: it accepts neither another result nor fewer defaults."""
         return self.identity == old.identity and self.result == old.result and self.defaults >= old.defaults
 
 
 def statements(script: str) -> Iterator[Statement]:
-    """The statements of an extension script in their order. Rulers and free-standing comments belong to none."""
+    """Yield the statements of an extension script in their order. Rulers and free-standing comments belong to none."""
     text, comment, empty_line = "", "", False
     for match in TOKEN.finditer(re.sub(r"^\\.*$", "", script, flags=re.M)):
         token = match.group()
@@ -99,7 +99,7 @@ def statements(script: str) -> Iterator[Statement]:
 
 
 def split_arguments(arguments: str) -> list[str]:
-    """At commas outside of brackets and strings."""
+    """Split arguments at commas outside of brackets and strings."""
     found, depth = [""], 0
     for match in TOKEN.finditer(arguments):
         token = match.group()
@@ -113,7 +113,7 @@ def split_arguments(arguments: str) -> list[str]:
 
 
 def routine(statement: Statement) -> Routine | None:
-    """The function or procedure that a statement creates, if it does."""
+    """Return the function or procedure that a statement creates, or None if it creates neither."""
     head = ROUTINE.match(statement.text)
     if head is None:
         return None
@@ -131,7 +131,7 @@ def routine(statement: Statement) -> Routine | None:
 
 
 class Script:
-    """A full script, by what it creates."""
+    """A full script, indexed by the objects that it creates."""
 
     def __init__(self, text: str) -> None:
         self.statements = list(statements(text))
@@ -152,7 +152,7 @@ class Script:
 
 
 class Upgrade:
-    """From one full script to another, around what is written by hand."""
+    """The generated statements from one full script to another, around the part written by hand."""
 
     def __init__(self, old: Script, new: Script, by_hand: str) -> None:
         self.old, self.new, self.by_hand = old, new, by_hand
@@ -165,7 +165,7 @@ class Upgrade:
         return successor is not None and successor[0].replaces(routine)
 
     def _dropped_views(self) -> list[str]:
-        """Those that are changed or gone, and those that use what is dropped; in the order of their creation."""
+        """Return the changed and removed views, and those that use a dropped object, in the order of their creation."""
         changed = {name for name, view in self.old.views.items() if name not in self.new.views}
         changed |= {name for name, view in self.old.views.items() if view.text not in self.new.texts}
         gone = changed | self.dropped_by_hand | {routine.name for routine in self.dropped_routines}
@@ -175,7 +175,7 @@ class Upgrade:
         return [name for name in self.old.views if name in gone]
 
     def goes(self) -> Iterator[str]:
-        """The statements before those written by hand."""
+        """Yield the statements before those written by hand."""
         views = [name for name in self.dropped_views if name not in self.dropped_by_hand]
         if views:
             yield "DROP VIEW " + ",\n    ".join(views) + ";"
@@ -184,7 +184,7 @@ class Upgrade:
                 yield f"DROP {made.identity};"
 
     def comes(self) -> Iterator[str]:
-        """The statements after those written by hand, in the order of the full script."""
+        """Yield the statements after those written by hand, in the order of the full script."""
         renewed = {routine.name for routine in self.dropped_routines}
         for statement in self.new.statements:
             made, view, comment = routine(statement), VIEW.match(statement.text), COMMENT.match(statement.text)
@@ -205,14 +205,17 @@ class Upgrade:
                 yield statement.complete
 
     def _replacing(self, statement: Statement, existing: bool, name: str) -> str:
-        """With OR REPLACE where there is one to be replaced: elsewhere it would take over what others have made."""
+        """Return the statement, with OR REPLACE only if an object is replaced.
+
+        Otherwise it could take over another owner's object.
+        """
         by_hand = re.search(rf"CREATE (OR REPLACE )?(FUNCTION|PROCEDURE|VIEW) {re.escape(name)}\b", self.by_hand, re.I)
         stays = existing and name not in {made.name for made in self.dropped_routines} | self.dropped_by_hand
         verb = "CREATE OR REPLACE" if stays or by_hand else "CREATE"
         return f"{statement.comment}{re.sub(r'^CREATE( OR REPLACE)?', verb, statement.text, flags=re.I)};"
 
     def _is_new(self, comment: re.Match[str], renewed: set[str]) -> bool:
-        """A comment on what was dropped and made anew, or on a table that the part by hand makes or renames."""
+        """Return whether a comment is on an object dropped and created again, or on a table made or renamed by hand."""
         name = comment["name"]
         if comment["kind"].upper() == "COLUMN":
             name += comment["rest"].split()[0] if comment["rest"].split() else ""
@@ -222,7 +225,7 @@ class Upgrade:
         return name in renewed or name in self.dropped_views or named is not None
 
     def left_to_the_hand(self) -> list[str]:
-        """Beginnings of statements about tables that only one of the scripts has."""
+        """Return the first lines of statements about tables that only one of the scripts has."""
         found = []
         for sign, script, other in (("-", self.old, self.new), ("+", self.new, self.old)):
             for statement in script.statements:
@@ -237,13 +240,13 @@ def part(title: str, texts: Iterator[str]) -> str:
 
 
 def hand_written(upgrade: str) -> str:
-    """An upgrade script without its generated parts."""
+    """Return an upgrade script without its generated parts."""
     generated = re.compile(rf"^{re.escape(BEGIN.format(''))}.*?^{re.escape(END)}$", re.M | re.S)
     return generated.sub("", upgrade).replace(GUARD, "").strip()
 
 
 def generate(old: str, new: str, upgrade: str) -> tuple[str, list[str]]:
-    """The upgrade script anew, and what seems to be missing in the part by hand."""
+    """Return the new upgrade script, and the statements that seem to be missing in the part by hand."""
     by_hand = hand_written(upgrade)
     made = Upgrade(Script(old), Script(new), by_hand)
     parts = (GUARD, part(WHAT_GOES, made.goes()), by_hand, part(WHAT_COMES, made.comes()))
@@ -251,7 +254,7 @@ def generate(old: str, new: str, upgrade: str) -> tuple[str, list[str]]:
 
 
 def newest() -> tuple[Path, Path, Path]:
-    """The full scripts of the version before and of this one, and the upgrade script between them."""
+    """Return the full scripts of the previous version and of this one, and the upgrade script between them."""
     control = (REPOSITORY / "pg_tensile.control").read_text()
     match = re.search(r"default_version = '(.+)'", control)
     assert match is not None, "pg_tensile.control has no default_version"

@@ -1,7 +1,7 @@
-"""A server with the extension, seen from outside: the Python client (training.py), and what the commands that look into
-a server stand on (connection.py, record.py).
+"""Access to a server with the extension from outside: the Python client (training.py), and the modules that the
+commands `pg-tensile top`, `report` and `trace` are built on (connection.py, record.py).
 
-Names are imported when they are asked for: `pg-tensile bench` passes here, and needs no psycopg.
+Names are imported on first use, so that importing this package needs no psycopg: `pg-tensile bench` works without it.
 """
 
 from __future__ import annotations

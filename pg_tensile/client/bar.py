@@ -1,5 +1,7 @@
-"""The bar that `Job.wait` shows: in a terminal one that rich keeps up to date, in a notebook one output that is
-replaced (rich's own bar for notebooks needs ipywidgets); where output goes to a file, its last state only.
+"""The progress bar of `Job.wait`.
+
+In a terminal rich keeps it up to date; in a notebook one output is replaced each time, because rich's own bar for
+notebooks needs ipywidgets; where the output is a file, only the last state is written.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ ENDED = ("finished", "failed", "cancelled")
 
 
 def share(row: Mapping[str, Any]) -> float:
-    """How much of the job is done, from 0 to 1, by its training steps. 1 is for finished jobs only. `row`: the columns
-    of tensile.progress, of which those without a worker's report are None."""
+    """Return the share of the job's training steps that is done, from 0 to 1; only finished jobs have 1.
+
+    `row` has the columns of tensile.progress; those that the job's worker has not reported are None."""
     if row["state"] == "finished":
         return 1.0
     epoch, steps = row["epoch"] or 1, row["steps"] or 0
@@ -29,7 +32,7 @@ def share(row: Mapping[str, Any]) -> float:
 
 
 def note(row: Mapping[str, Any]) -> str:
-    """What the job does now, or what it waits for; what matters least comes last, where a narrow terminal cuts."""
+    """Return what the job does or waits for, as text, with the least important part last (narrow terminals cut it)."""
     state, phase, reason = row["state"], row["phase"], row["reason"]
     if state in ENDED:
         return str(state)
@@ -49,7 +52,7 @@ def note(row: Mapping[str, Any]) -> str:
 
 
 class Cut(TextColumn):
-    """A text that is cut where the terminal is too narrow for it, before the other columns are."""
+    """A text column that is shortened before the other columns are if the terminal is too narrow."""
 
     def __init__(self, template: str) -> None:
         super().__init__(template, markup=False, table_column=Column())
@@ -59,7 +62,7 @@ class Cut(TextColumn):
 
 
 class Bar:
-    """A context in which `show` brings the bar up to date. `shown` False: it does nothing."""
+    """A context in which `show` updates the bar. If `shown` is False, nothing is displayed."""
 
     def __init__(self, title: str, shown: bool = True, console: Console | None = None) -> None:
         self._shown = shown
@@ -72,7 +75,7 @@ class Bar:
             console=console or get_console(),
         )
         self._task = self._progress.add_task(title, total=1.0, note="")
-        self._output: Any = None  # of a notebook
+        self._output: Any = None  # in a notebook: the output to replace
 
     def __enter__(self) -> Bar:
         if not self._shown:
@@ -86,7 +89,7 @@ class Bar:
         return self
 
     def show(self, row: Mapping[str, Any]) -> None:
-        """`row` as in `share`."""
+        """Update the bar; `row` as in `share`."""
         self._progress.update(self._task, completed=share(row), note=note(row))
         if self._output is not None:
             self._output.update(self._progress)

@@ -1,5 +1,7 @@
-"""Calls of the extension's SQL functions: each argument goes by the function's own name for it, as a parameter of the
-query with the type that the function declares. Nothing is written into SQL but quoted names.
+"""Calls of the extension's SQL functions.
+
+Arguments are passed by name, as parameters of the query, with the types that the functions declare. Only quoted names
+are written into the SQL.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ class ArgumentError(TensileError):
 
 
 def noted(error: Error) -> Error:
-    """The error with its detail and hint in what Python prints of it, below the message."""
+    """Return the error, with its detail and hint added as notes, which Python prints below the message."""
     if getattr(error, "__notes__", None):
         return error
     for word in ("detail", "hint"):
@@ -67,7 +69,7 @@ def _json(value: Any) -> str:
 
 
 class Kind(NamedTuple):
-    """Of an argument: its type in SQL, what makes a parameter of a Python value, and what it wants, in words."""
+    """A type of arguments: its name in SQL, the conversion of Python values to it, and what it accepts, in words."""
 
     type: str
     convert: Callable[[Any], Any]
@@ -95,7 +97,7 @@ ARGUMENTS = {
 
 
 def converted(name: str, value: Any) -> Any:
-    """The parameter of an argument of that name. Raises ArgumentError."""
+    """Return the query parameter for argument `name`. Raises ArgumentError if the value does not fit its type."""
     kind = ARGUMENTS[name]
     try:
         return kind.convert(value)
@@ -107,8 +109,9 @@ def converted(name: str, value: Any) -> Any:
 def call(
     schema: str, function: str, required: Mapping[str, Any], optional: Mapping[str, Any] | None = None
 ) -> tuple[sql.Composed, dict[str, Any]]:
-    """`schema.function(name => value, …)` and the query's parameters; what is None of `optional` is left to the
-    function's default. Raises ArgumentError."""
+    """Return the SQL of `schema.function(name => value, …)` and the query's parameters.
+
+    Arguments of `optional` that are None are left to the function's defaults. Raises ArgumentError."""
     given = dict(required) | {name: value for name, value in (optional or {}).items() if value is not None}
     parameters = {name: converted(name, value) for name, value in given.items()}
     arguments = [

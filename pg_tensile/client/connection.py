@@ -1,5 +1,5 @@
-"""Connections to a server that has the extension, made as psql makes them: a connection string, a service, or the PG…
-variables of the environment say where it is.
+"""Connections to a server that has the extension. The server is found as psql finds it: by a connection string, a
+service, or the PG… variables of the environment.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ EXTENSION = """
 
 
 class ServerError(TensileError):
-    """There is no server, no extension or no such job, or the server has refused what it was asked."""
+    """The server, the extension or the job was not found, or the server has refused a statement."""
 
 
 def connect(conninfo: str = "", **parameters: Any) -> Connection:
-    """A connection whose statements commit at once and whose rows are dicts. `conninfo`: a connection string or URI;
-    `parameters`: libpq's, as host, port, user, dbname, password; None means that it is not given.
+    """Return a connection whose statements commit at once and whose rows are dicts.
 
-    Raises ServerError if there is no server or nobody is let in, and if the database has no pg_tensile of this version.
+    `conninfo` is a connection string or URI; `parameters` are those of libpq, such as host, port, user, dbname and
+    password, and None means that a parameter is not given.
+
+    Raises ServerError if no server answers, if it refuses the login, or if the database does not have pg_tensile in
+    this version.
     """
     given = {name: value for name, value in parameters.items() if value is not None}
     try:
@@ -60,7 +63,7 @@ def connect(conninfo: str = "", **parameters: Any) -> Connection:
 
 
 def extension_schema(connection: Connection) -> str:
-    """The schema of train_model and the others. Raises ServerError if there is no extension of this version."""
+    """Return the schema of the extension's functions. Raises ServerError if the database lacks this version of it."""
     found = connection.execute(EXTENSION).fetchone()
     assert found is not None
     if found["extversion"] is None:
@@ -81,7 +84,7 @@ def extension_schema(connection: Connection) -> str:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Makes ServerErrors of what the server or the connection complains about, with its hint and detail."""
+    """Raise errors of psycopg as ServerError, with the server's hint and detail."""
     try:
         yield
     except psycopg.Error as error:

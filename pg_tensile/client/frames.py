@@ -1,4 +1,4 @@
-"""What the client returns as DataFrames: columns, types and index of each, the same where there are no rows."""
+"""The DataFrames that the client returns: columns, types and index of each, which do not depend on the rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MissingPackageError(TensileError):
 
 
 class Shape(NamedTuple):
-    """Of a frame: the columns that are its index, and the type of every column, index included."""
+    """Shape of a DataFrame: the columns that form its index, and the type of every column, index included."""
 
     key: tuple[str, ...]
     columns: dict[str, str]
@@ -60,8 +60,10 @@ MODELS = Shape(
 
 
 def frame(shape: Shape, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """The rows as a DataFrame of that shape; columns of theirs that it does not name are left out. None is NaN, NaT or
-    <NA>. Raises MissingPackageError without pandas."""
+    """Return the rows as a DataFrame of that shape.
+
+    Columns that the shape does not name are left out; None becomes NaN, NaT or <NA>. Raises MissingPackageError if
+    pandas is not installed."""
     try:
         import pandas as pd
     except ImportError:

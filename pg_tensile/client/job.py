@@ -1,4 +1,4 @@
-"""A job as an object: how far it is, what it has measured, and its report."""
+"""A job as an object: its state and progress, its measurements, and its report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from pg_tensile.client.record import JobRecord
 
-INTERVAL_S = 0.25  # between two looks at a job
+INTERVAL_S = 0.25  # between two queries of a job's state
 LOOK = """
     SELECT j.state, j.reason, j.epochs, j.sqlstate, j.error, j.hint, j.detail, j.traceback,
            p.phase, p.epoch, p.step, p.steps, p.loss, p.samples_per_s
@@ -48,8 +48,9 @@ SUMMARY = """
 
 
 class TrainingFailed(TensileError):
-    """A job has failed: message, hint and detail are the job's own, as `wait_for_job` would raise them in SQL.
-    `traceback` is that of the process that trained, if it came from there."""
+    """Error of a failed job: message, hint and detail are the job's own, as `wait_for_job` would raise them in SQL.
+
+    `traceback` is that of the training process, or None if the error did not occur there."""
 
     def __init__(self, job: int, row: Row) -> None:
         super().__init__(row["error"] or f"job {job} has failed", row["hint"], row["detail"])
@@ -59,18 +60,18 @@ class TrainingFailed(TensileError):
 
 
 class JobTimeout(TensileError):
-    """A job has not ended in the time that was given to `wait`. It goes on."""
+    """A job has not ended within the timeout of `wait`. The job continues."""
 
 
 class Report:
-    """A job's report, one HTML page that needs nothing else. A notebook shows it inline, in a frame of its own."""
+    """A job's report: one self-contained HTML page. A notebook shows it inline, in a frame of its own."""
 
     def __init__(self, job: int, html: str) -> None:
         self.job = job
         self.html = html
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Raises ArgumentError if the file cannot be written."""
+        """Write the page to a file. Raises ArgumentError if the file cannot be written."""
         try:
             Path(path).write_text(self.html, encoding="utf-8")
         except OSError as error:
@@ -87,8 +88,8 @@ class Report:
 
 
 class Job:
-    """A job of the server, as `Client.train` and `Client.job` return it. Nothing happens to it when this object or the
-    connection ends."""
+    """A job of the server, as `Client.train` and `Client.job` return it. The job does not depend on this object or on
+    the connection."""
 
     def __init__(self, session: Session, number: int) -> None:
         self._session = session
@@ -103,17 +104,17 @@ class Job:
 
     @property
     def state(self) -> str:
-        """queued, starting, running, waiting (for device memory), finished, failed, cancelled, or interrupted, which
-        goes on by itself."""
+        """The state now: queued, starting, running, waiting (for device memory), finished, failed, cancelled, or
+        interrupted. An interrupted job is continued by the server."""
         return str(self._one("SELECT state FROM tensile.jobs WHERE id = %s")["state"])
 
     def wait(self, progress: bool = True, timeout: float | None = None) -> str:
-        """Waits until the job has ended and returns "finished" or "cancelled"; `progress` shows a bar meanwhile.
+        """Wait until the job has ended and return "finished" or "cancelled"; `progress` shows a bar meanwhile.
 
-        As SQL's wait_for_job it raises what the job failed with (TrainingFailed) and, after `timeout` seconds,
-        JobTimeout. Raises ConnectionLost when the server goes away, and ServerError in an open transaction, in which
-        the job could not even start. Ctrl-C ends the waiting and leaves the job running; cancel() stops it. The
-        connection is free between two looks, so that other threads can use the client.
+        As SQL's wait_for_job it raises TrainingFailed if the job has failed, and JobTimeout after `timeout` seconds
+        (None means to wait without limit). Raises ConnectionLost if the connection breaks, and ServerError in an open
+        transaction, in which the job could not even start. Ctrl-C ends the waiting and leaves the job running;
+        cancel() stops it. The connection is free between two queries, so that other threads can use the client.
         """
         deadline = None if timeout is None else time.monotonic() + converted("timeout", timeout)
         with self._session.asking() as connection:
@@ -132,7 +133,7 @@ class Job:
         return str(row["state"])
 
     def _left(self, deadline: float, row: Row) -> float:
-        """Seconds until the next look. Raises JobTimeout after the deadline."""
+        """Return the seconds until the next query. Raises JobTimeout after the deadline."""
         left = deadline - time.monotonic()
         if left <= 0:
             hint = f"Wait longer, or stop it with job({self.number}).cancel()."
@@ -141,35 +142,39 @@ class Job:
         return min(left, INTERVAL_S)
 
     def cancel(self) -> bool:
-        """Stops the job (SQL: cancel_job). False: it had ended already."""
+        """Stop the job (SQL: cancel_job). Return False if it had ended already."""
         return bool(self._session.answer("cancel_job", {"job": self.number})[0])
 
     def set_priority(self, priority: int) -> bool:
-        """Another priority, from -1000 to 1000 (SQL: set_job_priority). False: the job had ended already."""
+        """Set the priority, from -1000 to 1000 (SQL: set_job_priority). Return False if the job had ended already."""
         return bool(self._session.answer("set_job_priority", {"job": self.number, "priority": priority})[0])
 
     def metrics(self) -> pd.DataFrame:
-        """The view tensile.epoch_metrics: a row for each epoch and split. `metrics()["loss"].unstack().plot()` draws
-        the losses."""
+        """Return the view tensile.epoch_metrics: a row for each epoch and split.
+
+        `metrics()["loss"].unstack().plot()` draws the losses."""
         return frame(METRICS, self._rows("SELECT * FROM tensile.epoch_metrics WHERE job = %s ORDER BY epoch, split"))
 
     def plan(self) -> pd.DataFrame:
-        """The events of the job's newest memory plan, with the columns of the view tensile.plan, also after the job has
-        ended. No rows: nothing has to be swapped or computed again, or there is no plan. Only the last job of a model
-        keeps its plan."""
+        """Return the events of the job's newest memory plan, with the columns of the view tensile.plan.
+
+        The frame is empty if the plan neither swaps nor recomputes anything, or if the job has no plan. An ended job
+        still has its plan, until a later job of its model replaces it."""
         return frame(PLAN, [event for row in self._rows(PLANNED) for event in events_of(row)])
 
     def latency(self) -> pd.DataFrame:
-        """The view tensile.latency: microseconds of each operator, predicted, measured last, and on average."""
+        """Return the view tensile.latency: microseconds of each operator, predicted, measured last, and on average."""
         return frame(LATENCY, self._rows("SELECT * FROM tensile.latency WHERE job = %s ORDER BY operator"))
 
     def footprint(self) -> pd.DataFrame:
-        """The view tensile.footprint: bytes on the device at each step of an iteration, under the plan and without."""
+        """Return the view tensile.footprint: device bytes at each step of an iteration, with and without the plan."""
         return frame(FOOTPRINT, self._rows("SELECT * FROM tensile.footprint WHERE job = %s ORDER BY sequence"))
 
     def report(self, path: str | PathLike[str] | None = None) -> Report:
-        """One HTML page about the job, which a notebook shows inline; with `path` it is written to that file, too.
-        The command `pg-tensile report` makes the same page."""
+        """Return one HTML page about the job, which a notebook shows inline; unless `path` is None, write it there too.
+
+        The command `pg-tensile report` makes the same page. Raises MissingPackageError if a package that reports need
+        is not installed, ArgumentError if the file cannot be written."""
         from pg_tensile.client.record import read_job
 
         render = renderer()
@@ -196,7 +201,7 @@ class Job:
 
 
 def renderer() -> Callable[[JobRecord], str]:
-    """What makes the page of a report. Raises MissingPackageError if what it draws with is not installed."""
+    """Return the function that renders a report. Raises MissingPackageError if a package that it needs is missing."""
     try:
         from pg_tensile.tools.report.page import render
     except ModuleNotFoundError as error:
@@ -207,7 +212,7 @@ def renderer() -> Callable[[JobRecord], str]:
 
 
 def events_of(row: Row) -> list[Row]:
-    """The rows of the view tensile.plan, of a row of PLANNED."""
+    """Return the rows of the view tensile.plan, made from one row of PLANNED."""
     from pg_tensile.planning.plan.plan import CODECS, EventKind, Plan
 
     plan = Plan.from_rows(row["events"], row["generation"], row["plan_order"])
@@ -228,7 +233,7 @@ def events_of(row: Row) -> list[Row]:
 
 
 def _facts(row: Row) -> dict[str, str]:
-    """What a notebook shows of a job: names and texts."""
+    """Return what a notebook shows about a job, by title, from a row of SUMMARY."""
     from pg_tensile.planning.scheduling.device_scheduler import size
 
     because = row["error"] or row["reason"]

@@ -1,4 +1,4 @@
-"""All that the database knows of a job, read at once: what reports and trace files are made of (tools/report)."""
+"""The complete record of a job, read in one transaction: the input of reports and trace files (tools/report)."""
 
 from __future__ import annotations
 
@@ -36,37 +36,42 @@ SETTINGS = """
 
 @dataclass(frozen=True, eq=False)
 class Planned:
-    """The newest plan of a job, on the trace it was made for. s steps of an iteration under the plan.
+    """The newest plan of a job, with the job's newest trace. Arrays have one entry for each of the s steps of an
+    iteration under the plan.
 
-    `trace` has the moving averages of the latencies, `numbers` are the columns of tensile.footprints (iteration_us,
-    vanilla_us, planned_bytes, granted_bytes, host_bytes, out_bytes, in_bytes, stall_us, recomputes).
+    `trace` has the moving averages of the measured latencies; `numbers` are the columns of tensile.footprints
+    (iteration_us, vanilla_us, planned_bytes, granted_bytes, host_bytes, out_bytes, in_bytes, stall_us, recomputes).
     """
 
     trace: Trace
     plan: Plan
-    profile: DeviceProfile  # its link as far as the job has it
-    operators: NDArray[np.int32]  # [s] executed
+    profile: DeviceProfile  # of the device, with the share of its link that the plan counts on
+    operators: NDArray[np.int32]  # [s] operator that each step executes
     planned_bytes: NDArray[np.int64]  # [s] on the device, workspaces included
     vanilla_bytes: NDArray[np.int64]  # [s] at the same operators without a plan
     numbers: Row
 
     def timeline(self) -> Timeline:
-        """An iteration under the plan, the link to itself. Raises InvalidPlanError: the trace is another one by now."""
+        """Simulate an iteration under the plan, alone on the link.
+
+        Raises InvalidPlanError if the job has sent another trace since the plan was made."""
         return simulate([SimulatedJob(self.trace, self.plan)], self.profile)[0]
 
     def vanilla(self) -> Timeline:
-        """An iteration without a plan."""
+        """Simulate an iteration without a plan."""
         return simulate([SimulatedJob(self.trace)], self.profile)[0]
 
 
 @dataclass(frozen=True, eq=False)
 class JobRecord:
-    """A job in one snapshot of the database. `planned` is None for a job that has no plan: it is executed eagerly, or
-    waits, or a later job of its model has taken its place (only the last one's memory is kept)."""
+    """A job in one snapshot of the database.
+
+    `planned` is None for a job without a plan: it is executed eagerly, it still waits for a plan, or the plan of a
+    later job of the same model has replaced it (the database keeps only the last one)."""
 
     read_at: datetime
-    job: Row  # of tensile.jobs, of tensile.traces if there is one, and the architecture that the model has now
-    progress: Row | None  # of tensile.progress; None: it has ended
+    job: Row  # of tensile.jobs and, once captured, tensile.traces; with the architecture that the model has now
+    progress: Row | None  # of tensile.progress; None if the job has ended
     metrics: list[Row]  # of tensile.epoch_metrics, by epoch and split
     latency: list[Row]  # of tensile.latency, by operator; operators that never ran have None
     tensors: list[Row]  # of tensile.tensors, by tensor
@@ -77,7 +82,9 @@ class JobRecord:
 
 
 def read_job(connection: Connection, job: int) -> JobRecord:
-    """Raises ServerError if there is no such job, or it is not the role's; psycopg.Error."""
+    """Return the record of a job, read in one read-only transaction.
+
+    Raises ServerError if the job does not exist or the role may not see it, and psycopg.Error."""
     with connection.transaction():
         connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 
@@ -134,7 +141,7 @@ def _planned(connection: Connection, job: int, log: list[Row]) -> Planned | None
 
 
 def _with_share(profile: DeviceProfile, log: list[Row], generation: int) -> DeviceProfile:
-    """The device with the part of its link that the plan of that generation counts on."""
+    """Return the profile with the share of the link that the plan of that generation counts on."""
     planned = [line for line in log if line["event"] == "planned" and line["generation"] == generation]
     share = float(planned[-1]["details"]["link_share"]) if planned else 1.0
     return profile.with_link(profile.out_bytes_per_s * share, profile.in_bytes_per_s * share, profile.duplex_factor)

@@ -1,4 +1,4 @@
-"""What the client and its jobs share: one connection, used by one thread at a time, and what its errors become."""
+"""The connection that a client and its jobs share: used by one thread at a time, with its errors translated."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ Row = dict[str, Any]
 
 
 class ConnectionLost(ServerError):
-    """The connection is closed, or has broken. Jobs go on without it."""
+    """The connection is closed, or has broken. Jobs continue without it."""
 
 
 class Session:
-    """A connection as `pg_tensile.client.connection.connect` makes it, which the session closes.
+    """A connection opened by `pg_tensile.client.connection.connect`, which the session closes.
 
-    Threads may share it: each statement waits for its turn, and nothing keeps it for longer than a statement takes.
+    Threads may share it: a lock serialises their uses, each of which lasts for one statement, or for reading one job's
+    record.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -41,8 +42,10 @@ class Session:
 
     @contextmanager
     def asking(self) -> Iterator[Connection]:
-        """The connection, for this thread alone. What goes wrong is raised as ServerError, or as ConnectionLost if
-        there is no connection any more."""
+        """Lock the connection for this thread and yield it.
+
+        Errors of the server and texts that cannot be encoded are raised as ServerError, and as ConnectionLost if the
+        connection is closed or broken."""
         with self._lock:
             try:
                 with refusals():
@@ -60,7 +63,7 @@ class Session:
         return ConnectionLost(f"the connection to the server is lost: {error.message.splitlines()[0]}", hint)
 
     def rows(self, query: str | sql.Composed, parameters: Mapping[str, Any] | tuple[Any, ...] = ()) -> list[Row]:
-        """What a query returns. Raises ServerError."""
+        """Return the rows of a query. Raises ServerError."""
         with self.asking() as connection:
             return connection.execute(query, parameters).fetchall()
 
@@ -71,6 +74,8 @@ class Session:
         optional: Mapping[str, Any] | None = None,
         schema: str | None = None,
     ) -> list[Any]:
-        """The values that a function returns (see calls.call), one for each row. Raises ArgumentError, ServerError."""
+        """Return the values of a call (see calls.call), one for each row that the function returns.
+
+        `schema` is that of the function; None means the extension's. Raises ArgumentError, ServerError."""
         called, parameters = call(schema or self.schema, function, required, optional)
         return [row["answer"] for row in self.rows(sql.SQL("SELECT {} AS answer").format(called), parameters)]

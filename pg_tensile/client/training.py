@@ -8,10 +8,10 @@
         job.wait()
         job.metrics()["loss"].unstack().plot()
 
-Each method names the SQL function that it calls; docs/sql.md describes them. Arguments that are not given are left to
-the function's defaults. What goes wrong is a TensileError with message, hint and detail: ServerError if the server has
-refused it, ConnectionLost if there is no server any more, ArgumentError if an argument is of a wrong type,
-TrainingFailed if a job has failed.
+The docstring of each method names the SQL function that it calls; docs/sql.md describes them. Arguments that are None
+are left to the function's defaults. Errors are TensileErrors with message, hint and detail: ServerError if the server
+has refused the call, ConnectionLost if the connection is closed or broken, ArgumentError if an argument has a wrong
+type, TrainingFailed if a job has failed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pg_tensile.client.session import Session
 if TYPE_CHECKING:
     import pandas as pd
 
-Json = dict[str, Any] | str  # or JSON as a text
+Json = dict[str, Any] | str  # a dict, or JSON as text
 SETTINGS = (
     *("epochs", "batch_size", "optimizer", "learning_rate", "validation", "seed", "policy", "memory_budget"),
     *("priority", "options"),
@@ -52,10 +52,13 @@ MODELS_OF_ROLE = """
 
 
 def connect(conninfo: str = "", **parameters: Any) -> Client:
-    """A client of the server that `conninfo` (a connection string or URI) or `parameters` (libpq's: host, port, user,
-    dbname, …) name; what they leave out comes from PGSERVICE, PGHOST, PGPORT, PGUSER, PGDATABASE or ~/.pgpass.
+    """Return a client of the server that `conninfo` and `parameters` name.
 
-    Raises ServerError if there is no server, nobody is let in, or the database has no pg_tensile of this version.
+    `conninfo` is a connection string or URI, `parameters` are those of libpq (host, port, user, dbname, …). Settings
+    that both leave out come from PGSERVICE, PGHOST, PGPORT, PGUSER, PGDATABASE or ~/.pgpass.
+
+    Raises ServerError if no server answers, if it refuses the login, or if the database does not have pg_tensile in
+    this version.
     """
     try:
         return Client(open_connection(conninfo, **parameters))
@@ -64,19 +67,19 @@ def connect(conninfo: str = "", **parameters: Any) -> Client:
 
 
 class Client:
-    """A connection to a server with the extension, and a context that closes it. Jobs go on without it.
+    """A connection to a server with the extension, and a context that closes it. Jobs continue without it.
 
-    Threads may share a client: their statements take turns.
+    Threads may share a client: a lock serialises their statements.
     """
 
     def __init__(self, connection: Connection) -> None:
-        """`connection`: one of pg_tensile.client.connection.connect, which the client closes."""
+        """Take over `connection`, one that pg_tensile.client.connection.connect has opened; the client closes it."""
         self._session = Session(connection)
 
     @property
     def connection(self) -> Connection:
-        """The psycopg connection, for SQL of your own: statements commit at once, rows are dicts. One thread at a
-        time."""
+        """The psycopg connection, for SQL of your own: statements commit at once, rows are dicts. To be used by one
+        thread at a time."""
         return self._session.connection
 
     def close(self) -> None:
@@ -93,29 +96,29 @@ class Client:
     # -- models -------------------------------------------------------------------------------------------------------
 
     def register(self, name: str, architecture: Json, description: str | None = None, replace: bool = False) -> None:
-        """Makes a model, or with `replace` gives one of yours another architecture (SQL: register_model)."""
+        """Register a model, or with `replace` give one of yours another architecture (SQL: register_model)."""
         optional = {"description": description, "replace": replace}
         self._session.answer("register_model", {"name": name, "architecture": architecture}, optional)
 
     def deploy(self, model: str, version: int) -> None:
-        """The version that predictions use from now on (SQL: deploy_model)."""
+        """Use `version` for predictions from now on (SQL: deploy_model)."""
         self._session.answer("deploy_model", {"model": model, "version": version})
 
     def drop(self, model: str) -> None:
-        """Removes a model with its versions, and ends its job (SQL: drop_model)."""
+        """Remove a model with its versions, and end its job (SQL: drop_model)."""
         self._session.answer("drop_model", {"name": model})
 
     def drop_version(self, model: str, version: int) -> None:
-        """Removes a version that is not deployed (SQL: drop_version)."""
+        """Remove a version that is not deployed (SQL: drop_version)."""
         self._session.answer("drop_version", {"model": model, "version": version})
 
     def keep_versions(self, model: str, count: int | None) -> None:
-        """Keeps the newest `count` versions and the deployed one at the end of each job, None: all of them (SQL:
-        set_model_retention)."""
+        """Keep only the newest `count` versions and the deployed one at the end of each job (SQL: set_model_retention).
+        None means to keep all versions."""
         self._session.answer("set_model_retention", {"model": model, "keep_versions": count})
 
     def models(self) -> pd.DataFrame:
-        """The models that you may see, of the table tensile.models, with the number of their versions."""
+        """Return the models of tensile.models that you may see, with the number of their versions."""
         return frame(MODELS, self._session.rows(MODELS_OF_ROLE))
 
     # -- training -----------------------------------------------------------------------------------------------------
@@ -137,8 +140,9 @@ class Client:
         priority: int | None = None,
         options: Json | None = None,
     ) -> Job:
-        """Submits a job that trains the model on the rows of a query, and returns at once (SQL: train_model).
-        `memory_budget`: a size such as "2GB", or a number of bytes."""
+        """Submit a job that trains the model on the rows of a query, and return at once (SQL: train_model).
+
+        `memory_budget` is a size such as "2GB", or a number of bytes."""
         settings = {
             "epochs": epochs,
             "batch_size": batch_size,
@@ -154,8 +158,11 @@ class Client:
         return Job(self._session, self._submitted("train_model", model, query, target, settings)[0])
 
     def explain(self, model: str, query: str, target: str, **settings: Any) -> str:
-        """What `train` with the same arguments would take, its memory plan, and whether the job would start: lines of
-        text, or JSON with `options={"format": "json"}` (SQL: explain_training). Trains nothing."""
+        """Return the cost and the memory plan of `train` with the same arguments, and whether the job would start
+        (SQL: explain_training).
+
+        The answer is lines of text, or JSON with `options={"format": "json"}`. Trains nothing. Raises ArgumentError if
+        `train` does not have one of the `settings`."""
         for name in settings:
             if name not in SETTINGS:
                 hint = f"It has those of train: {', '.join(SETTINGS)}."
@@ -166,24 +173,26 @@ class Client:
         return self._session.answer(function, {"model": model, "query": query, "target": target}, settings)
 
     def job(self, number: int) -> Job:
-        """The job of that number. Raises ServerError if there is none, or it is somebody else's."""
+        """Return the job of that number. Raises ServerError if it does not exist, or if your role may not see it."""
         return Job(self._session, number)
 
     def jobs(self) -> pd.DataFrame:
-        """The jobs that you may see, of the table tensile.jobs, ended ones included."""
+        """Return the jobs of tensile.jobs that you may see, ended ones included."""
         return frame(JOBS, self._session.rows(JOBS_OF_ROLE))
 
     def calibrate(self, device_seconds: int | None = None) -> Job:
-        """Submits a job that measures the device, so that times are predicted well (SQL: tensile.calibrate)."""
+        """Submit a job that measures the device, so that times are predicted well (SQL: tensile.calibrate)."""
         optional = {"device_seconds": device_seconds}
         return Job(self._session, self._session.answer("calibrate", {}, optional, schema="tensile")[0])
 
     # -- predictions --------------------------------------------------------------------------------------------------
 
     def predict(self, model: str, query: str, memory_budget: int | str | None = None) -> pd.DataFrame:
-        """A prediction for every row of a query, in its order (SQL: predict_rows): the number, or for classes the label
-        and its probability. The index is the number of the row, from 1. `memory_budget`: device memory that the model
-        may take, in bytes or as '200MB'; None: the model's own, or all that it needs."""
+        """Return a prediction for every row of a query, in the query's order (SQL: predict_rows).
+
+        A prediction is the number, or for classes the label and its probability. The index is the number of the row,
+        from 1. `memory_budget` is the device memory that the model may take, in bytes or as '200MB'; None means the
+        model's own budget, or all that it needs."""
         optional = {"memory_budget": memory_budget}
         called, parameters = call(self._session.schema, "predict_rows", {"model": model, "query": query}, optional)
         return frame(PREDICTIONS, self._session.rows(sql.SQL("SELECT * FROM {}").format(called), parameters))

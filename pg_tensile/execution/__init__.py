@@ -1,1 +1,1 @@
-"""Training and predicting with PyTorch: capture, the executor, models, data, measuring."""
+"""Training and prediction with PyTorch: capture, the executor, models, data and measurements."""

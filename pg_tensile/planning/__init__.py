@@ -1,1 +1,1 @@
-"""Plans and what they take, before anything runs: traces, plans, policies, the simulator. Needs numpy only."""
+"""Planning of memory and time before anything runs: traces, plans, policies, the simulator. Needs numpy only."""

@@ -1,6 +1,6 @@
-"""Lower bounds for a trace of any size, whatever the policy: of memory, and of time within a budget.
+"""Lower bounds for a trace of any size, whatever the policy: on memory, and on time within a budget.
 
-Both hold for the trace as it is given: early updates make another one.
+Both hold for the trace as given; with early updates it is another trace.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pg_tensile.planning.plan.memory import floor_bytes
 from pg_tensile.planning.plan.plan import NO_EVENTS
 from pg_tensile.planning.trace.trace import Bools, Floats, Int64s, Kind, Mode, Trace
 
-STRETCHES = 16  # of an iteration; in each one, the operator that has the most bytes too many is looked at
-WEIGHTS = tuple(  # that are tried: of the cut, and in it of the copies out and in
+STRETCHES = 16  # of an iteration; in each, the operator that exceeds the peak by the most bytes gives a bound
+WEIGHTS = tuple(  # grid of weights: of the cut, and in it of the copies out and in; and the lane of (2)
     (cut, out, back, lane)
     for cut in (0.0, 0.5, 0.75, 1.0) for out in (0.0, 0.5, 1.0) for back in (0.0, 0.25, 0.5, 0.75, 0.95, 1.0)
     for lane in Direction
@@ -27,38 +27,40 @@ WEIGHTS = tuple(  # that are tried: of the cut, and in it of the copies out and 
 
 
 def smallest_peak(trace: Trace) -> int:
-    """Bytes: the largest working set of one operator, workspace included. No device peak is below it."""
+    """Return the largest working set of one operator in bytes, workspace included. No device peak is below it."""
     return floor_bytes(trace)
 
 
 def largest_operator(trace: Trace) -> str:
-    """The operator with that working set."""
+    """Return the label of the operator with the largest working set."""
     accessed = np.concatenate(([0], np.cumsum(trace.tensor_bytes[trace.access_tensor])))
     return trace.operator_label(int(np.argmax(np.diff(accessed[trace.access_start]) + trace.workspace_bytes)))
 
 
 def check_budget(trace: Trace, peak_bytes: int) -> None:
-    """Raises BudgetError for a peak below the smallest."""
+    """Raise BudgetError if `peak_bytes` is below the smallest possible peak."""
     if peak_bytes < smallest_peak(trace):
         raise BudgetError(peak_bytes, smallest_peak(trace), largest_operator(trace))
 
 
 def least_us(trace: Trace, profile: DeviceProfile, peak_bytes: int) -> float:
-    """µs that no iteration in the steady state of a plan within `peak_bytes` (device peak) goes below. Raises
-    BudgetError where there is none.
+    """Return a lower bound, in µs, on a steady-state iteration of any plan with a device peak within `peak_bytes`.
 
-    Every operator is executed once, so the sum of all latencies is a bound. Another one for each operator t at which
-    vanilla's tensors exceed the peak by D bytes: of those that t does not access, at least D bytes are away then. Let
-    x + y be the part of a tensor that is away and comes back by a swap-in (x) or a recomputation (y). A tensor of this
-    iteration was copied out before t and comes back after t, so the iteration, cut at t, takes at least
+    Raises BudgetError if `peak_bytes` is below the smallest possible peak.
+
+    Every operator is executed once, so the sum of all latencies is a bound. There is another one for each operator t at
+    which vanilla's tensors exceed the peak by D bytes: of those that t does not access, at least D bytes are off the
+    device then. Let x + y be the part of a tensor that is off the device and comes back by a swap-in (x) or a
+    recomputation (y). A tensor of this iteration is copied out before t and comes back after t, so the iteration, cut
+    at t, takes at least
 
         max(latencies before t, Σ out·x) + latency of t + max(latencies after t + Σ recompute·y, Σ in·x)   (1)
 
     and each lane alone has to be served within the iteration, persistent tensors included: Σ in·x, Σ out·x (2); a
-    persistent tensor is copied out only if an operator writes it, and never recomputed. A recompute event repeats at
-    least the operator that created its tensor, and makes one tensor. Any weighted mean of (1) and (2), with any
-    weighted mean in place of each maximum, is a bound as well; it is linear in x and y, so the least that D bytes can
-    cost is a fractional knapsack: the cheapest bytes first. (A linear program's dual; weights are tried on a grid.)
+    persistent tensor is copied out only if an operator writes it, and never recomputed. A recompute event executes at
+    least the operator that created its tensor, and produces one tensor. Any weighted mean of (1) and (2), with any
+    weighted mean in place of each maximum, is a bound as well; it is linear in x and y, so the least cost of D bytes is
+    a fractional knapsack: the cheapest bytes first. (This is the dual of a linear program, with weights on a grid.)
     """
     check_budget(trace, peak_bytes)
     trace = roofline.timed(trace, profile)
@@ -74,7 +76,7 @@ def least_us(trace: Trace, profile: DeviceProfile, peak_bytes: int) -> float:
 
 
 class _Cut(NamedTuple):
-    """An iteration cut at an operator: µs, and the k tensors that may be away there."""
+    """An iteration cut at an operator: durations, and the k tensors that may be off the device there."""
 
     before_us: float
     at_us: float
@@ -82,15 +84,18 @@ class _Cut(NamedTuple):
     bytes: Int64s  # [k]
     out_us: Floats  # [k]
     in_us: Floats  # [k]
-    made_us: Floats  # [k]: infinite for what cannot be recomputed
+    made_us: Floats  # [k]: of a recomputation; infinite for tensors that cannot be recomputed
     persistent: Bools  # [k]
 
     def least_us(self, excess_bytes: int) -> float:
-        """For that many bytes away."""
+        """Return the largest bound, in µs, if `excess_bytes` have to be off the device at the operator."""
         return max(self._weighted(excess_bytes, *weights) for weights in WEIGHTS)
 
     def _weighted(self, excess_bytes: int, cut: float, out: float, back: float, direction: Direction) -> float:
-        """(1) weighs `cut`, in which the copies weigh `out` before and `back` after; the rest is (2) of one lane."""
+        """Return the bound in which (1) has the weight `cut`, and (2) of one lane the rest.
+
+        Within (1), the copies have the weight `out` in the first maximum and `back` in the second.
+        """
         lane = (1 - cut) * (self.out_us if direction is Direction.OUT else self.in_us)
         made = cut * (1 - back) * self.made_us if cut * (1 - back) > 0 else np.where(self.made_us < np.inf, 0, np.inf)
         swapped = lane + np.where(self.persistent, 0.0, cut * (out * self.out_us + back * self.in_us))
@@ -119,7 +124,7 @@ def _cut(trace: Trace, profile: DeviceProfile, vanilla: AccessSequence, operator
 
 
 def _made_us(trace: Trace) -> Floats:
-    """float64[m]: latency of the operator that creates each tensor; infinite where it must not be repeated."""
+    """Return float64[m]: the latency of each tensor's creator; infinite if that must not be executed again."""
     creates = trace.access_mode == Mode.CREATE
     creates &= trace.tensor_kind[trace.access_tensor] != Kind.INPUT
     writes = np.bincount(trace.access_operator[trace.access_mode == Mode.WRITE], minlength=trace.operator_count) > 0

@@ -1,1 +1,1 @@
-"""Processes beside the server that compute: PyTorch or numpy."""
+"""Processes beside the server that compute with PyTorch or numpy."""

@@ -1,16 +1,17 @@
-"""The batch size of a job that was submitted with batch_size => 0 (AccUDNN, sections 4 and 6.1).
+"""The choice of the batch size for a job that was submitted with batch_size => 0 (AccUDNN, sections 4 and 6.1).
 
-What the planner makes of the step at a batch size says whether it fits and how fast it trains. Phases:
+Planning the step at a batch size shows whether it fits and how fast it trains. Phases:
 
 - the step is captured at a few sizes, the traces of all others follow from them (planning/batchsize/traces.py); with
   predicted latencies a first size is chosen;
 - the *lead*: the first steps of the first epoch are taken for real, with the job's own learning rate, in batches of a
   few sizes up to that one. Their operators and workspaces are measured;
-- the size is chosen again, with what was measured. The CHOICE frame tells it, with the learning rate that goes with it
-  and what it was compared with; the job's graphs are captured and admitted, and training goes on after the lead.
+- the size is chosen again, from the measurements. The CHOICE frame reports it, with the learning rate that goes with it
+  and the sizes that it was compared with; the job's graphs are captured and admitted, and training continues after the
+  lead.
 
-What is refused memory on the way, because workspaces or others take more than was thought, makes the next choice
-smaller. A checkpoint names the choice: a job that is resumed does not choose again.
+If memory is refused meanwhile, because workspaces or other jobs take more than expected, the next choice is smaller. A
+checkpoint records the choice: a job that is resumed does not choose again.
 """
 
 from __future__ import annotations
@@ -42,17 +43,20 @@ if TYPE_CHECKING:
     from pyworker.children.executor import Executor
     from pyworker.children.memory import Job, MemoryClient
 
-LEAST = 8  # rows, where no range is given and they fit
-LEAD_SIZES = 3  # each half of the next
-LEAD_STEPS = 5  # of each size: one that checks, one for latencies, one for workspaces, two that are timed
-LATENCIES = 1  # number of the step that is for latencies
+LEAST = 8  # rows, if no range is given and they fit
+LEAD_SIZES = 3  # each is half of the next
+LEAD_STEPS = 5  # of each size: one checks, one measures latencies, one workspaces, two are timed
+LATENCIES = 1  # number (from 0) of the step that measures latencies
 TIMED = 2
-LEAD_PART = 0.55  # of the first epoch's rows, the most that the lead takes: enough for a sixteenth of them as a batch
+LEAD_PART = 0.55  # share of the first epoch's rows, at most: enough for a lead with a sixteenth of them as a batch
 
 
 class Prospects:
-    """What is known, and predicted, of a job at every batch size. `latencies`: of each operator of a trace, in µs, as
-    far as nothing has been measured; `most_events`: of a plan; `alive` is called all the while."""
+    """Measurements and predictions of a job at every batch size.
+
+    `latencies` returns those of a trace's operators, in µs, until some have been measured; `most_events` limits a plan;
+    `alive` is called repeatedly.
+    """
 
     def __init__(
         self,
@@ -63,7 +67,7 @@ class Prospects:
         latencies: Callable[[Trace], Floats],
         alive: Callable[[], object],
     ) -> None:
-        """Raises CaptureError."""
+        """Capture the step at a few sizes. Raises CaptureError."""
         self.job = job
         self.measured_us: dict[int, float] = {}
         self._expected = latencies
@@ -81,7 +85,7 @@ class Prospects:
         return self._curves.predict(trace) if self.measured_us else self._expected(trace)
 
     def learn(self, traces: Mapping[int, Trace], step_us: Mapping[int, float]) -> None:
-        """What was measured, by batch size: latencies and workspaces of operators, and whole steps in µs."""
+        """Take over what was measured, by batch size: operators' latencies and workspaces, whole steps in µs."""
         for size, trace in traces.items():
             self.add_workspaces(size, trace)
             self._curves.add(trace)
@@ -99,13 +103,16 @@ class Prospects:
         self._traces.add_workspaces(size, trace.workspace_bytes)
 
     def limit(self, budget_bytes: int) -> None:
-        """There is no more than that."""
+        """Lower the budget to `budget_bytes`, if it is larger."""
         self.predict.budget_bytes = min(self.predict.budget_bytes, budget_bytes)
 
 
 class Terms(NamedTuple):
-    """What a choice keeps to: `least` and `most` rows (None: not given), the learning rate of batches of 64 rows, and
-    how it follows the batch size."""
+    """Constraints of a choice.
+
+    `least` and `most` are rows (None if not given), `learning_rate` is that of batches of 64 rows, and `law` how it
+    follows the batch size.
+    """
 
     least: int | None
     most: int | None
@@ -114,23 +121,23 @@ class Terms(NamedTuple):
 
     @staticmethod
     def of(spec: dict[str, Any]) -> Terms:
-        """Those of a job's spec."""
+        """Return the terms of a job's spec."""
         options = spec["options"]
         least, most = options.get("batch_size_range") or (None, None)
         return Terms(least, most, spec["learning_rate"], options.get("learning_rate_scaling", "accudnn"))
 
     def rate(self, batch_size: int) -> float:
-        """The learning rate that goes with a batch size."""
+        """Return the learning rate that goes with a batch size."""
         return scaled_learning_rate(self.learning_rate, BASE_BATCH, batch_size, self.law)
 
 
 def choose_within(prospects: Prospects, terms: Terms) -> Choice:
-    """The best batch size for what is known now. Raises BatchSizeError if none fits."""
+    """Return the best batch size as far as is known now. Raises BatchSizeError if none fits."""
     if terms.least is None:
         try:
             return _choose_from(LEAST, prospects, terms)
         except BatchSizeError:
-            pass  # a smaller one may
+            pass  # a smaller one may fit
     return _choose_from(terms.least or 1, prospects, terms)
 
 
@@ -139,7 +146,7 @@ def _choose_from(least: int, prospects: Prospects, terms: Terms) -> Choice:
     most = min(rows, most_rows(rows) if terms.most is None else terms.most)
     try:
         unstalled = prospects.predict.largest_without_stall(min(least, most), most)
-    except TensileError:  # a step that no trace can be had of
+    except TensileError:  # the step cannot be traced
         unstalled = None
     return choose(
         prospects.predict,
@@ -154,8 +161,11 @@ def _choose_from(least: int, prospects: Prospects, terms: Terms) -> Choice:
 
 
 def lead_of(largest: int, least: int, rows: int) -> tuple[int, ...]:
-    """Rows of the first batches of a job: steps of `largest` rows and of halves of it, as far as they are not below
-    `least` and take no more than their part of the epoch; none if the epoch is too short."""
+    """Return the rows of a job's first batches: steps of `largest` rows and of halves of it, ascending.
+
+    All are smaller if the steps would take more than LEAD_PART of the epoch; sizes below `least` are left out. Empty if
+    the epoch is too short.
+    """
     parts = sum(2.0**-place for place in range(LEAD_SIZES))
     top = min(largest, int(rows * LEAD_PART / (LEAD_STEPS * parts)))
     sizes = {top >> place for place in range(LEAD_SIZES)}
@@ -163,7 +173,7 @@ def lead_of(largest: int, least: int, rows: int) -> tuple[int, ...]:
 
 
 class Watched:
-    """The steps of a lead, which are measured and timed (training.Steps)."""
+    """The steps of a lead, measured and timed (training.Steps)."""
 
     def __init__(self, steps: PlannedSteps) -> None:
         self.model = steps.model
@@ -179,17 +189,17 @@ class Watched:
         if len(times) == LATENCIES:
             self._steps.measure_step(batch.rows)
         began = time.perf_counter()
-        result = self._steps.train(batch)  # with its loss: the device has done it
+        result = self._steps.train(batch)  # returns the loss, so the device has ended the step
         times.append((time.perf_counter() - began) * 1e6)
         return result
 
     def step_us(self) -> dict[int, float]:
-        """Of a step of each size, the median."""
+        """Return the median time of a step of each size, in µs."""
         return {size: statistics.median(times[-TIMED:]) for size, times in self._times_us.items()}
 
 
 class Begun(NamedTuple):
-    """A job whose batch size is chosen, admitted. `state`: after its lead; None without one."""
+    """Admitted job whose batch size is chosen; `state` is that after its lead, or None without one."""
 
     job: Job
     steps: PlannedSteps
@@ -197,7 +207,7 @@ class Begun(NamedTuple):
 
 
 class Chooser:
-    """Chooses for one job. `trainer`: makes the run of a job with these steps."""
+    """Chooses one job's batch size; `trainer` makes the run of a job with given steps."""
 
     def __init__(self, executor: Executor, memory: MemoryClient, trainer: Callable[[Job, Steps], Trainer]) -> None:
         self._executor = executor
@@ -207,7 +217,10 @@ class Chooser:
         self._terms = Terms.of(executor._spec)
 
     def run(self) -> Begun:
-        """Raises BatchSizeError, MemoryRefusedError, CaptureError, Stopped, TrainingError."""
+        """Choose the batch size, and return the admitted job.
+
+        Raises BatchSizeError, MemoryRefusedError, CaptureError, Stopped, TrainingError.
+        """
         self._memory.choosing = True
         self._say("choosing")
         memory = self._memory
@@ -236,7 +249,10 @@ class Chooser:
     # ---- the lead ----
 
     def _lead(self, prospects: Prospects) -> tuple[Checkpoint | None, tuple[int, ...]]:
-        """Takes the first steps, and learns from them: the state after them, and their rows."""
+        """Take the first steps and learn from them; return the state after them, and their rows.
+
+        (None, ()) if the epoch is too short for a lead.
+        """
         while True:
             choice = choose_within(prospects, self._terms)
             lead = lead_of(choice.batch_size, self._terms.least or 1, self._job.sizes.training_rows)
@@ -273,8 +289,10 @@ class Chooser:
         return self._memory.admit(graphs)
 
     def _heed(self, refusal: MemoryRefusedError, size: int, prospects: Prospects) -> None:
-        """What was refused is not tried again; the limit, and the workspaces that were found, count from now on. Raises
-        `refusal` if nothing is left."""
+        """Exclude the size that was refused; use the limit and the workspaces that are known now.
+
+        Raises `refusal` if no smaller size is left.
+        """
         if size <= (self._terms.least or 1):
             raise refusal
         self._terms = self._terms._replace(most=size - 1)
@@ -293,13 +311,13 @@ class Chooser:
 
 
 def budget_bytes(spec: dict[str, Any], profile: DeviceProfile, overhead_bytes: int) -> int:
-    """Device memory that the job's tensors may take if nobody else is there."""
+    """Return the device memory that the job's tensors may take if no other job uses the device."""
     room = min(profile.memory_bytes, spec["device_memory_bytes"] or profile.memory_bytes) - overhead_bytes
     return min(room, spec["memory_budget"] or room)
 
 
 def resumed(job: Job, chosen: dict[str, Any]) -> Job:
-    """The job as its checkpoint says that it was chosen."""
+    """Return the job with the choice that its checkpoint records."""
     settings = replace(
         job.settings,
         batch_size=chosen["batch_size"],
@@ -310,7 +328,7 @@ def resumed(job: Job, chosen: dict[str, Any]) -> Job:
 
 
 def described(choice: Choice, terms: Terms, measured_us: Mapping[int, float]) -> dict[str, Any]:
-    """A choice as JSON."""
+    """Return a choice as a JSON object."""
     candidates = [
         each._asdict() | {"learning_rate": terms.rate(each.batch_size), "measured_us": measured_us.get(each.batch_size)}
         for each in choice.candidates

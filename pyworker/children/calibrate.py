@@ -1,10 +1,10 @@
-"""The executor of `tensile.calibrate()`: measures the device, then operators on it, and makes its latency models.
+"""The executor of `tensile.calibrate()`: measures the device, then operators on it, and trains its latency models.
 
-Phases: the device's profile; training steps to measure, captured (those of models that were trained, and a standard set
-of the built-in architectures, so that a fresh database is calibrated as well); device memory, asked for as a job
-without plans does; the steps' operators, alone and beside other processes; the models, once without a part of the
-calls, which tells their error, and once with all. A quarter of the time at most goes into capturing; what compressing
-swaps takes is measured besides (compression.py). STATE frames with the models, then DONE; STOP is heeded between two
+Phases: the device's profile; capturing training steps to measure (those of models that were trained, and a standard set
+of the built-in architectures, so that a fresh database is calibrated as well); device memory, requested like that of a
+job without plans; the steps' operators, alone and beside other processes; the models, once without some of the calls,
+which gives their error, and once with all. Capturing takes a quarter of the time at most; the cost of compressing swaps
+is measured in addition (compression.py). STATE frames with the models follow, then DONE. STOP is honoured between two
 visits to a graph, and then nothing is kept.
 """
 
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from pg_tensile.planning.latency.mlp import LatencyModels
     from pyworker.children.executor import Executor
 
-CAPTURING = 0.25  # of the time, at most
-CODECS = 0.1  # of the time, besides
-MEMORY = 0.25  # of the device's memory, at most
-HELD_OUT = 5  # one call in so many tells the error of models that have not seen it
+CAPTURING = 0.25  # share of the time, at most
+CODECS = 0.1  # share of the time, in addition
+MEMORY = 0.25  # share of the device's memory, at most
+HELD_OUT = 5  # one call in HELD_OUT measures the error of models that have not seen it
 
 
 class Workload(NamedTuple):
-    """A training step to measure."""
+    """Training step to measure."""
 
     architecture: dict[str, Any]
     inputs: ModelInputs
@@ -55,7 +55,7 @@ class Workload(NamedTuple):
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Workload:
-        """What tensile._calibration_workloads() returns for a model."""
+        """Return the workload of a model as tensile._calibration_workloads() returns it."""
         inputs = value["inputs"]
         arrays = tuple(ArrayInput(*array) for array in inputs["arrays"])
         sizes = ModelInputs(inputs["numeric"], tuple(inputs["cardinalities"]), arrays)
@@ -63,7 +63,7 @@ class Workload(NamedTuple):
 
 
 def run(executor: Executor) -> None:
-    """The rest of the process's life after JOB."""
+    """Run the calibration: the rest of the process after JOB."""
     executor._wait_for_libraries()
     import torch
 
@@ -110,8 +110,10 @@ def runtime_device(device: torch.device, profile: DeviceProfile) -> HostDevice |
 
 
 def _claim(executor: Executor, device: torch.device, profile: DeviceProfile, size: int) -> int:
-    """Asks for so many bytes of the device, as a job without plans does, or for its budget where that is less; waits
-    until they are granted, and returns how many. Raises executor.Stopped."""
+    """Request `size` bytes of the device, or its budget if that is less, and return the bytes granted.
+
+    The request is that of a job without plans; this waits until it is granted. Raises executor.Stopped.
+    """
     from pyworker.children.memory import CONTEXT_BYTES
 
     overhead_bytes = CONTEXT_BYTES if device.type == "cuda" else 0
@@ -138,13 +140,16 @@ def _claim(executor: Executor, device: torch.device, profile: DeviceProfile, siz
 
 
 def _report(executor: Executor, step: int, steps: int) -> None:
-    """Says where it stands. Plans for others do not change what it was granted. Raises executor.Stopped."""
+    """Report the progress. Raises executor.Stopped.
+
+    Any PLAN or REFUSE that arrives is ignored, for plans of others do not change what was granted.
+    """
     executor._send(FrameType.PROGRESS, {"phase": "calibrating", "step": step, "steps": steps})
     executor.poll_early("calibrating", {FrameType.PLAN, FrameType.REFUSE})
 
 
 def _measure_codecs(executor: Executor, device: torch.device, seconds: float) -> dict[str, Any]:
-    """How long the device's codecs take. Raises executor.Stopped."""
+    """Return the times of the device's codecs, measured in a thread. Raises executor.Stopped."""
     from pyworker.children.compression import measure_codecs
 
     measuring = executor._background.submit(measure_codecs, device, seconds)
@@ -159,7 +164,7 @@ def _measure_codecs(executor: Executor, device: torch.device, seconds: float) ->
 def _capture(
     executor: Executor, trained: list[Workload], device: torch.device, deadline: float
 ) -> tuple[list[Captured], list[str]]:
-    """The steps that could be captured until the deadline, at least one, and why others could not."""
+    """Return the steps captured until the deadline, at least one, and the reasons why others could not be."""
     captured: list[Captured] = []
     warnings: list[str] = []
     for workload in workloads(trained):
@@ -176,7 +181,10 @@ def _capture(
 
 
 def workloads(trained: list[Workload]) -> Iterator[Workload]:
-    """Those of trained models; then the same with half and twice their batch size, and the standard ones, in turns."""
+    """Yield the workloads of trained models, then variants of these and the standard ones, in turns.
+
+    A variant has half or twice the batch size.
+    """
     yield from trained
     others = [
         workload._replace(batch_size=size)
@@ -189,7 +197,7 @@ def workloads(trained: list[Workload]) -> Iterator[Workload]:
 
 
 def capture_workload(workload: Workload, device: torch.device) -> Captured:
-    """Its training step for that device. Raises ArchitectureError, CaptureError."""
+    """Return the workload's training step, captured for the device. Raises ArchitectureError, CaptureError."""
     from pg_tensile.execution import models
     from pg_tensile.execution.training.graphs import Sizes, capture_step
     from pg_tensile.execution.training.trainer import Settings
@@ -202,7 +210,7 @@ def capture_workload(workload: Workload, device: torch.device) -> Captured:
 
 
 def standard_workloads() -> Iterator[Workload]:
-    """The built-in architectures over a range of widths and batch sizes, in turns."""
+    """Yield the built-in architectures over a range of widths and batch sizes, in turns."""
     for workload in chain.from_iterable(zip(_tables(), _images(), _texts(), strict=True)):
         yield from (workload, workload._replace(batch_size=workload.batch_size // 2))
 
@@ -269,7 +277,10 @@ def _workload(
 
 
 def held_out_error(samples: list[Sample], profile: DeviceProfile) -> float | None:
-    """The median relative error of models trained without one call in `HELD_OUT`, on those calls; None without any."""
+    """Return the median relative error, on one call in `HELD_OUT`, of models trained without those calls.
+
+    None if there are no such calls, or no others.
+    """
     from pg_tensile.planning.latency import mlp
 
     held = [sample for sample in samples if _is_held_out(sample)]
@@ -282,5 +293,5 @@ def held_out_error(samples: list[Sample], profile: DeviceProfile) -> float | Non
 
 
 def _is_held_out(sample: Sample) -> bool:
-    """The same for all measurements of a call."""
+    """Return whether the sample's call is held out; the same for all measurements of a call."""
     return zlib.crc32(f"{sample.target} {sample.signature}".encode()) % HELD_OUT == 0

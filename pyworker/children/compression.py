@@ -1,9 +1,9 @@
-"""An executor's part in compressing what is swapped (CSWAP, sections IV-A and IV-C; docs/internals.md, "Memory").
+"""The executor's part in compressing swaps (CSWAP, sections IV-A and IV-C; docs/internals.md, "Memory").
 
-Before training it measures the device's codecs for a few seconds, if nobody has done so yet. While it trains, zeros are
-counted in the tensors that are swapped: in the first step, soon after, and in the first of each epoch; a plan that
-swaps others has them counted again. What was counted goes up as SPARSITY. Its revision rises when it is so different
-from what it was at the last one that other plans may be better: the scheduler plans anew then.
+Before training it measures the device's codecs for a few seconds, unless that has been done already. During training,
+zeros are counted in the tensors that are swapped: in the first step, soon after, in the first of each epoch, and after
+a change of plan. The counts are sent as SPARSITY. Its revision rises when they differ so much from those of the last
+revision that other plans may be better: the scheduler then plans anew.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ if TYPE_CHECKING:
     from pg_tensile.planning.trace.trace import Int64s
     from pyworker.children.executor import Executor
 
-SECONDS = 2.0  # for measuring the codecs before training
-QUICK_SIZES = (1 << 18, 1 << 20)  # bytes of what is measured then
+SECONDS = 2.0  # of measuring the codecs before training
+QUICK_SIZES = (1 << 18, 1 << 20)  # bytes of the tensors that are measured then
 THOROUGH_SECONDS = 20.0
-RECOUNTS = (10, 100)  # steps: early on momentum fills up, and units die
-NEWS = 0.02  # of the bytes that are swapped: so many more or fewer zeros are a reason to plan anew
+RECOUNTS = (10, 100)  # steps with another count: early on, momentum builds up and units die
+NEWS = 0.02  # share of the swapped bytes by which zeros must change to be a reason to plan anew
 
 
 def measure_codecs(device: torch.device, seconds: float) -> dict[str, Any]:
-    """A row of tensile.codec_times. With time enough tensors of all sizes and word sizes are measured."""
+    """Measure the device's codecs for `seconds`; return a row of tensile.codec_times.
+
+    With THOROUGH_SECONDS or more, tensors of all sizes and word sizes are measured.
+    """
     from pg_tensile.execution.measuring.codecs import SIZES, calibrate
     from pg_tensile.planning.compression.coding import CHUNK_BYTES
 
@@ -44,22 +47,22 @@ def measure_codecs(device: torch.device, seconds: float) -> dict[str, Any]:
 
 
 class CompressionClient:
-    """One job's side of it. Without the option `compression` it does nothing."""
+    """One job's side of compression; does nothing without the option `compression`."""
 
     def __init__(self, executor: Executor, device: torch.device, compression: str) -> None:
         self._executor = executor
         self._device = device
         self._wanted = compression != "none"
-        self._measured: dict[str, Any] | None = None  # of the codecs, until it is sent
+        self._measured: dict[str, Any] | None = None  # the codecs' times, until they are sent
         self._steps: PlannedSteps | None = None
         self._counting = False
         self._ticks = 0
         self._found: dict[int, Statistics] = {}
-        self._told: dict[int, Statistics] = {}  # at the last revision
+        self._told: dict[int, Statistics] = {}  # statistics at the last revision
         self._revision = 0
 
     def learn_codecs(self, listen: Callable[[], None]) -> None:
-        """Measures the codecs, if that has not been done on this device; `listen` is called all the time."""
+        """Measure the codecs unless this device's are known, calling `listen` repeatedly meanwhile."""
         if not self._wanted or str(self._device) in self._executor._spec["codecs"]:
             return
         measuring = self._executor._background.submit(measure_codecs, self._device, SECONDS)
@@ -68,18 +71,18 @@ class CompressionClient:
         self._measured = measuring.result()
 
     def begin(self, steps: PlannedSteps) -> None:
-        """The first step is next."""
+        """Have the first step, which is next, count zeros."""
         self._steps = steps
         self.count()
 
     def count(self) -> None:
-        """An epoch has ended, or another plan is used: the next step counts zeros."""
+        """Have the next step count zeros: an epoch has ended, or another plan is used."""
         if self._wanted and self._steps is not None:
             self._steps.measure_sparsity()
             self._counting = True
 
     def tick(self) -> None:
-        """Between two steps: sends what has been counted."""
+        """Send what has been counted; called between two steps."""
         self._ticks += 1
         if self._ticks in RECOUNTS:
             self.count()
@@ -88,7 +91,7 @@ class CompressionClient:
             return
         assert self._steps is not None
         self._counting = False
-        self._found |= found  # another plan swaps others
+        self._found |= found  # another plan may swap other tensors
         if not self._found:
             return
         if is_news(self._found, self._told, self._steps.traces()["train"].tensor_bytes):
@@ -106,7 +109,10 @@ class CompressionClient:
 
 
 def is_news(found: Mapping[int, Statistics], told: Mapping[int, Statistics], tensor_bytes: Int64s) -> bool:
-    """Other plans may be better than with what was told before: there are more tensors, or other zeros in them."""
+    """Return whether other plans may be better with the statistics `found` than with `told`, which were sent before.
+
+    True if there are more tensors, or if the zeros of more than NEWS of the bytes have changed.
+    """
     if not found.keys() <= told.keys():
         return True
     changed = sum(abs(found[tensor].zero_share - told[tensor].zero_share) * tensor_bytes[tensor] for tensor in found)

@@ -1,13 +1,13 @@
-"""The executor process: receives one job and its rows, trains, and sends back what comes of it.
+"""The executor process: receives one job and its rows, trains, and sends back the results.
 
-Phases: JOB (and the checkpoint to continue from), COLUMNS, ROWS … ROWS_END, while a thread imports torch; then
+Phases: JOB (and the checkpoint to resume from), COLUMNS, ROWS … ROWS_END, while a thread imports torch; then
 preprocessing, capturing and waiting for memory (memory.py), training, and at the end the weights and DONE. A STOP is
-honoured in every phase: between frames, between blocks of rows, between steps. The main thread alone reads and writes
+honoured in every phase: between frames, between blocks of rows, between steps. Only the main thread reads and writes
 the socket.
 
-A job of another kind is handed on: calibrations to calibrate.py, what explain_training asks for to explain.py.
+A job of another kind is handed on: calibrations to calibrate.py, those of explain_training to explain.py.
 
-While rows arrive nothing may block in sending: the feed on the other side writes and does not read.
+While rows arrive, sending must never block: the feed on the other side writes and does not read.
 """
 
 from __future__ import annotations
@@ -33,16 +33,17 @@ if TYPE_CHECKING:
     from pyworker.children.memory import Job, MemoryClient
 
 REPORT_INTERVAL_S = 0.5
-SILENCE_S = 1.0  # at most, while it waits
+SILENCE_S = 1.0  # at most, while it waits for a frame
 OTHER_KINDS = {"calibrate": "pyworker.children.calibrate", "explain": "pyworker.children.explain"}
-MAX_PREPROCESSING = 12 << 20  # bytes of JSON: it travels in a frame's header
+MAX_PREPROCESSING = 12 << 20  # bytes of JSON, which has to fit into a frame's header
 
 
 def run(connection: Connection, hello: dict[str, Any]) -> None:
-    """The body of the process: one job."""
+    """Run the process: one job."""
     importer = ThreadPoolExecutor(1)
     libraries = importer.submit(_import_libraries)
-    importer.submit(importlib.import_module, "torch._dynamo")  # capturing would, or the first step: most of a second
+    # Otherwise capturing, or the first step, would import it, which takes most of a second.
+    importer.submit(importlib.import_module, "torch._dynamo")
     Executor(connection, importer, libraries).run()
 
 
@@ -51,7 +52,7 @@ def _import_libraries() -> None:
 
 
 class Stopped(Exception):
-    """STOP came where nothing is lost by ending at once. `checkpoint`: it asks for one."""
+    """STOP came where ending at once loses nothing; `checkpoint` says whether it requests one."""
 
     def __init__(self, checkpoint: bool) -> None:
         super().__init__("the job was told to stop")
@@ -66,7 +67,7 @@ class Prepared(NamedTuple):
 
 
 class Executor:
-    """One job's life. It is also the run's observer (`pg_tensile.execution.training.trainer.Observer`)."""
+    """One job's process; also the run's observer (`pg_tensile.execution.training.trainer.Observer`)."""
 
     def __init__(self, connection: Connection, background: ThreadPoolExecutor, libraries: Future[None]) -> None:
         self._connection = connection
@@ -77,12 +78,12 @@ class Executor:
         self._memory: MemoryClient | None = None
         self._job = 0
         self._spec: dict[str, Any] = {}
-        self._latency_models: dict[str, memoryview] = {}  # by device: planning/latency/model_bytes.py
+        self._latency_models: dict[str, memoryview] = {}  # by device, as planning/latency/model_bytes.py encodes them
         self._reported = 0.0
-        self._written: Callable[[float], None] | None = None  # who waits to hear that the checkpoint is stored
+        self._written: Callable[[float], None] | None = None  # called when the checkpoint is stored
         self._warnings: list[str] = []
         self._threads = 1
-        self.choice: dict[str, Any] | None = None  # of the batch size, where the job leaves it open: batch_size.py
+        self.choice: dict[str, Any] | None = None  # of the batch size, if the job leaves it open (batch_size.py)
 
     def run(self) -> None:
         try:
@@ -102,10 +103,10 @@ class Executor:
         self._job, self._spec = frame.job, frame.header
         self._latency_models = dict(zip(self._spec["latency_models"], frame.buffers, strict=True))
         resume = self._spec["resume"] or {}
-        self._threads = resume.get("threads") or self._spec["threads"]  # other threads, other sums: not to the bit
+        self._threads = resume.get("threads") or self._spec["threads"]  # another number would change sums' last bits
 
     def _receive_checkpoint(self) -> tuple[bytes, dict[str, Any]] | None:
-        """The checkpoint to continue from: safetensors file and meta."""
+        """Return the checkpoint to resume from (safetensors file and meta), or None."""
         if self._spec["resume"] is None:
             return None
         collector = StateCollector()
@@ -138,7 +139,7 @@ class Executor:
         return frame
 
     def wait_for_frame(self, phase: str, expected: set[FrameType]) -> Frame:
-        """The next frame, with signs of life until it comes. Raises Stopped."""
+        """Return the next frame, sending signs of life until it comes. Raises Stopped."""
         while True:
             self._report_phase(phase)
             frame = self._connection.recv(SILENCE_S)
@@ -146,14 +147,19 @@ class Executor:
                 return self._expected(frame, expected)
 
     def poll_early(self, phase: str, expected: Collection[FrameType] = ()) -> Frame | None:
-        """Between two parts of something that takes time, before training: a sign of life, and a frame of the types
-        `expected` if one came. Raises Stopped."""
+        """Send a sign of life, and return a frame of the types `expected` if one came, else None.
+
+        For lengthy work before training, between two parts of it. Raises Stopped.
+        """
         self._report_phase(phase)
         frame = self._poll()
         return None if frame is None else self._expected(frame, expected)
 
     def _poll(self) -> Frame | None:
-        """A frame if one came; never blocks. The one that says that a checkpoint is stored is taken here."""
+        """Return a frame if one came, else None; never block.
+
+        SAVED, which confirms that a checkpoint is stored, is handled here.
+        """
         while (frame := self._connection.poll()) is not None and frame.type == FrameType.SAVED:
             if self._written is None:
                 raise ProtocolError("a SAVED frame came without a checkpoint")
@@ -163,11 +169,11 @@ class Executor:
         return frame
 
     def _poll_data(self) -> None:
-        """Between blocks of rows."""
+        """Poll between blocks of rows."""
         self.poll_early("preparing")
 
     def _wait_for(self, future: Future[Any], phase: str) -> Any:
-        """The result of what a thread does, with signs of life until it comes."""
+        """Return the result of a thread's work, sending signs of life until it is done."""
         while not wait([future], timeout=0.1).done:
             self.poll_early(phase)
         return future.result()
@@ -194,7 +200,7 @@ class Executor:
         return Prepared(fitted, prepare(store, fitted, split, spec["dataset_cache_bytes"], spec["spool_directory"]))
 
     def _build(self, prepared: Prepared) -> Job:
-        """The model, on the CPU, from the generators as the job's seed sets them."""
+        """Return the job with its model, built on the CPU from generators seeded with the job's seed."""
         import torch
 
         from pg_tensile.execution import models
@@ -216,8 +222,10 @@ class Executor:
         return Job(model, settings, preprocessing.task, sizes, device)
 
     def _measure_device(self) -> DeviceProfile:
-        """The profile of the job's device: the one that is known, or measured now. In the background, after the
-        libraries."""
+        """Return the profile of the job's device: the known one, or one that is measured now.
+
+        Runs in the background, after the libraries have been imported.
+        """
         from pg_tensile.execution.measuring.device import choose_device, measure
 
         device = choose_device(self._spec["device"])
@@ -234,7 +242,7 @@ class Executor:
     # ---- training ----
 
     def _train(self) -> None:
-        """From the rows to the weights."""
+        """Train, from the rows to the weights."""
         profile = self._background.submit(self._measure_device)
         checkpoint = self._receive_checkpoint()
         store = self._receive_rows()
@@ -262,7 +270,7 @@ class Executor:
         return MemoryClient(self, job, profile, load)
 
     def _begin(self, job: Job, prepared: Prepared, checkpoint: tuple[bytes, dict[str, Any]] | None) -> Trainer:
-        """The run, at its beginning or where the checkpoint was made."""
+        """Return the run, at its beginning or in the checkpoint's state."""
         from pg_tensile.execution.training import checkpoint as ckpt
         from pg_tensile.execution.training.trainer import Trainer, disagreement
 
@@ -293,7 +301,7 @@ class Executor:
         return run
 
     def _choose(self, trainer: Callable[[Job, Steps], Trainer]) -> Trainer:
-        """The run of a job whose batch size is chosen, after its first steps."""
+        """Return the run of a job whose batch size is chosen, after its first steps."""
         from pyworker.children.batch_size import Chooser
 
         assert self._memory is not None
@@ -307,7 +315,7 @@ class Executor:
         return run
 
     def _plan(self, job: Job) -> Steps:
-        """How the run will take its steps, when its memory has been granted."""
+        """Return the `Steps` of the run, once its memory has been granted."""
         from pg_tensile.execution.training.graphs import capture_graphs, evaluation_rows
         from pg_tensile.execution.training.steps import EagerSteps
 
@@ -325,7 +333,7 @@ class Executor:
         return self._memory.admit(graphs)
 
     def _send_version(self, outcome: Outcome, prepared: Prepared) -> None:
-        """What the weights that follow belong to."""
+        """Describe the version that the weights belong to, which are sent next."""
         fitted = prepared.fitted
         preprocessing = fitted.preprocessing.to_json()
         rows = {"training": fitted.training_rows, "validation": fitted.validation_rows, "skipped": fitted.skipped_rows}
@@ -372,7 +380,7 @@ class Executor:
         self._connection.send(type, self._job, header=header, buffers=buffers)
 
     def _report_phase(self, phase: str) -> None:
-        """Says what goes on, unless what was said before still waits to be read."""
+        """Report the phase, at most every REPORT_INTERVAL_S and not while earlier frames wait to be sent."""
         now = time.monotonic()
         if now - self._reported >= REPORT_INTERVAL_S and self._connection.flush():
             self._connection.queue(FrameType.PROGRESS, self._job, header={"phase": phase})
@@ -381,7 +389,10 @@ class Executor:
 
 
 def _with_way_out(error: CaptureError, chosen: bool = False) -> CaptureError:
-    """The same with a hint that says how such a model can be trained. `chosen`: the batch size was to be."""
+    """Return the error with a hint at how such a model can be trained.
+
+    `chosen`: the batch size was to be chosen.
+    """
     hint = (error.hint or "").replace("the policy none", "policy => 'none'")
     if "policy => 'none'" not in hint:
         hint = f"{hint} Or train it with policy => 'none', which runs the model as it is.".strip()
@@ -391,7 +402,7 @@ def _with_way_out(error: CaptureError, chosen: bool = False) -> CaptureError:
 
 
 def least_batch_size(spec: dict[str, Any]) -> int:
-    """The batch size, or where it is to be chosen the smallest that may be."""
+    """Return the batch size or, if it is to be chosen, the smallest one allowed."""
     least, _ = spec["options"].get("batch_size_range", (1, 1))
     return int(spec["batch_size"] or least)
 
@@ -400,7 +411,7 @@ _IDENTITY = ("batch_size", "optimizer", "learning_rate", "seed")
 
 
 def _settings(spec: dict[str, Any]) -> Settings:
-    """The job's spec as the library's settings."""
+    """Return the library's settings for the job's spec."""
     from pg_tensile.execution.training.trainer import EarlyStopping, Settings
     from pg_tensile.rules import check_options
 

@@ -2,10 +2,10 @@
 
 Phases: the rows, as for training; preprocessing fitted to them, because sizes follow from it (categories, lengths of
 arrays); the model, which stays on the CPU; its graphs, with predicted latencies; the plan that the scheduler would make
-if the job had the device to itself. Workspaces are measured where the device is the host, as the job itself would: on
-another device that takes memory which nobody has granted. One EXPLANATION frame ends it: header {"explanation": what
-explanation.explain returns, "lines": what render makes of it}. Whatever would fail the job while it
-starts fails the explanation with the same error.
+if the job had the device to itself. Workspaces are measured if the device is the host, as the job itself would do: on
+another device that takes memory that has not been granted. One EXPLANATION frame ends it: header {"explanation": the
+result of explanation.explain, "lines": that of render}. An error that would fail the job while it starts fails the
+explanation in the same way.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def run(executor: Executor) -> None:
-    """The rest of the process's life after JOB."""
+    """Run the explanation: the rest of the process after JOB."""
     store = executor._receive_rows()
     executor._wait_for_libraries()
     from pg_tensile.execution import models
@@ -55,7 +55,10 @@ def run(executor: Executor) -> None:
 
 
 class _Place(NamedTuple):
-    """Where the job would run. `name`: as the scheduler calls it. `approximate`: why this is not it."""
+    """Device that the job would run on.
+
+    `name` is the scheduler's name of it; `approximate` is why `device` is not the same one, or None if it is.
+    """
 
     device: torch.device
     name: str
@@ -64,7 +67,7 @@ class _Place(NamedTuple):
 
 
 class _Subject(NamedTuple):
-    """What would be trained, and where."""
+    """Model, settings and data that would be trained, and the device."""
 
     model: nn.Module
     settings: Settings
@@ -93,8 +96,10 @@ def _build(executor: Executor, fitted: FittedPreprocessing) -> _Subject:
 
 
 def _with_batch_size(executor: Executor, subject: _Subject) -> tuple[_Subject, dict[str, Any] | None]:
-    """With the batch size and the learning rate that the job would choose, as far as that can be told before it runs;
-    the choice as JSON. A batch size that was given stays."""
+    """Return the subject with the batch size and learning rate that the job would choose, and the choice as JSON.
+
+    They are chosen as well as that is possible before the job runs. A given batch size stays; the choice is then None.
+    """
     from pg_tensile.errors import CaptureError
     from pg_tensile.execution.training.graphs import Graphs, capture_step
     from pyworker.children.batch_size import Prospects, Terms, choose_within, described
@@ -135,7 +140,7 @@ def _job(subject: _Subject) -> Job:
 
 
 def _budget_bytes(spec: dict[str, Any], place: _Place) -> int:
-    """What the job's tensors may take if it has the device to itself."""
+    """Return the memory that the job's tensors may take if it has the device to itself."""
     room = _admission(spec, place).budget_bytes - _overhead_bytes(place)
     return min(room, spec["memory_budget"] or room)
 
@@ -147,8 +152,10 @@ def _overhead_bytes(place: _Place) -> int:
 
 
 def _place(spec: dict[str, Any]) -> _Place:
-    """The device that training would choose. One that is not at hand is explained with the CPU's graphs and, as far as
-    it has been measured, its own profile."""
+    """Return the device that training would choose.
+
+    One that is not available is explained with the CPU's graphs and, if it has been measured, its own profile.
+    """
     import torch
 
     from pg_tensile.errors import DeviceError
@@ -201,7 +208,10 @@ def _request(spec: dict[str, Any], subject: _Subject) -> Request:
 
 
 def _traces(executor: Executor, subject: _Subject, request: Request) -> tuple[dict[str, Trace], Request]:
-    """The traces of the job's graphs, none where a job of policy none cannot be captured. Any other job would fail."""
+    """Return the traces of the job's graphs, and the request with what is known of them.
+
+    If a job of policy none cannot be captured, there are no traces; any other job would fail, so the error is raised.
+    """
     from pg_tensile.errors import CaptureError
     from pg_tensile.execution.training.graphs import capture_graphs
     from pyworker.children.executor import _with_way_out
@@ -226,7 +236,7 @@ def _with_latencies(executor: Executor, graphs: Graphs, place: _Place) -> Graphs
 
 
 def _predicted(executor: Executor, trace: Trace, place: _Place) -> Trace:
-    """With latencies as the device's models predict them for an idle device, or else the roofline's."""
+    """Return the trace with the latencies of the device's models for an idle device, or else the roofline's."""
     from pg_tensile.planning.latency import model_bytes, roofline
 
     data = executor._latency_models.get(place.name)

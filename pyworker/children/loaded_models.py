@@ -1,7 +1,7 @@
-"""Model versions ready to predict: in one piece, or within a memory budget; and the cache that keeps them.
+"""Model versions ready to predict, in one piece or within a memory budget, and the cache that keeps them.
 
-A request's features become the model's inputs by the version's preprocessing, its outputs predictions; how the model is
-executed in between is what `LoadedModel` and `BudgetedModel` differ in.
+The version's preprocessing turns a request's features into the model's inputs, and its outputs into predictions;
+`LoadedModel` and `BudgetedModel` differ in how the model is executed in between.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from pg_tensile.planning.device.profile import DeviceProfile
 
 FEW_ROWS = 16
-MOST_ROWS = 8192  # of a batch within a memory budget: as many as a PREDICT frame has at most
+MOST_ROWS = 8192  # of a batch within a memory budget: the most that a PREDICT frame has
 
 
 class Key(NamedTuple):
-    """What models are known by: a version, and the device memory that it is executed within; 0: in one piece."""
+    """Key of a loaded model: a version, and the device memory that it is executed within (0 means in one piece)."""
 
     version: int
     memory_budget: int = 0
 
 
 class Malformed(Exception):
-    """A request that does not fit the model's features."""
+    """A request does not fit the model's features."""
 
     hint = "The server's library and the predictor disagree; run make install and restart the server."
 
 
 class Answer(NamedTuple):
-    """What a PREDICTION frame carries; docs/internals.md, "Features (PREDICT)"."""
+    """Contents of a PREDICTION frame; docs/internals.md, "Features (PREDICT)"."""
 
     unknown: int
     prediction: NDArray[np.float64]  # [rows]
@@ -48,8 +48,11 @@ class Answer(NamedTuple):
 
 
 class Version:
-    """A version with its preprocessing. `nbytes` of the device's memory are its, `host_bytes` of the host's beside
-    them. `planned_bytes`: what a prediction for one row takes within a memory budget."""
+    """A version with its preprocessing.
+
+    `nbytes` is the device memory that it takes, `host_bytes` the host memory beside that, and `planned_bytes` what a
+    prediction for one row takes within a memory budget, or None without one.
+    """
 
     host_bytes = 0
     planned_bytes: int | None = None
@@ -64,17 +67,17 @@ class Version:
         self._label_values = np.array(values, np.float64) if values is not None else None
 
     def predict(self, frame: Frame) -> Answer:
-        """Answers a PREDICT frame. Raises Malformed, or DataError for arrays of a wrong length."""
+        """Return the answer to a PREDICT frame. Raises Malformed, or DataError for arrays of a wrong length."""
         inputs, unknown = self._inputs(frame)
         features = self._preprocessing.apply(inputs)
         return self._answer(self._execute(features, inputs.rows).astype(np.float64), unknown)
 
     def _execute(self, features: Features, rows: int) -> NDArray[Any]:
-        """The model's outputs [rows, outputs]."""
+        """Return the model's outputs [rows, outputs]."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Gives back what is not memory."""
+        """Release resources that are not memory."""
 
     def _inputs(self, frame: Frame) -> tuple[Inputs, int]:
         rows, buffers = frame.header.get("rows"), frame.buffers
@@ -90,7 +93,7 @@ class Version:
         return Inputs(rows, numeric, categories, arrays), unknown
 
     def _category_inputs(self, codes: NDArray[np.int32], dictionaries: list[Any]) -> tuple[list[CategoryInput], int]:
-        """Categories, and how many of their strings are not null but were never seen in training."""
+        """Return the categories, and the number of values whose strings were never seen in training."""
         if len(dictionaries) != self._categories:
             raise Malformed(f"a request has {len(dictionaries)} dictionaries for {self._categories} categories")
         if not self._categories:
@@ -122,7 +125,7 @@ class Version:
         return array
 
     def _answer(self, outputs: NDArray[np.float64], unknown: int) -> Answer:
-        """From the model's outputs [rows, outputs]."""
+        """Return the answer for the model's outputs [rows, outputs]."""
         rows = len(outputs)
         task = self._preprocessing.task
         if task == Task.REGRESSION:
@@ -141,12 +144,12 @@ class Version:
 
 
 def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """1 / (1 + e^−x); beyond ±700 it is 0 or 1 to the last bit anyway."""
+    """Return 1 / (1 + e^−x), with x clipped to ±700 against overflow: beyond, it is 0 or 1 to within 1e-304."""
     return 1.0 / (1.0 + np.exp(np.minimum(np.maximum(-x, -700.0), 700.0)))
 
 
 class LoadedModel(Version):
-    """Executed in one piece."""
+    """Version that is executed in one piece."""
 
     def __init__(self, preprocessing: Preprocessing, module: nn.Module, nbytes: int) -> None:
         import torch
@@ -167,7 +170,10 @@ class LoadedModel(Version):
 
 
 class BudgetedModel(Version):
-    """Executed under plans within `memory_budget` bytes of the host device, which count as its. Raises TensileError."""
+    """Version that is executed under plans within `memory_budget` bytes of the host device.
+
+    The whole budget counts as memory that it takes. Raises TensileError.
+    """
 
     def __init__(
         self,
@@ -204,8 +210,10 @@ class BudgetedModel(Version):
 
 
 def load(header: dict[str, Any], weights: bytes, profile: DeviceProfile | None) -> Version:
-    """The version in a MODEL frame's header; `profile`: of the device, for a version with a memory budget. Raises
-    TensileError."""
+    """Load the version that a MODEL frame's header describes.
+
+    `profile` is the device's, and required with a memory budget. Raises TensileError.
+    """
     import torch
 
     from pg_tensile.execution import models
@@ -215,7 +223,7 @@ def load(header: dict[str, Any], weights: bytes, profile: DeviceProfile | None) 
     architecture = models.parse(header["architecture"])
     strings = sum(len(text) + 100 for f in preprocessing.categories for text in f.categories or ())
     memory_budget = header.get("memory_budget") or 0
-    with torch.inference_mode(not memory_budget):  # an executor takes the tensors over
+    with torch.inference_mode(not memory_budget):  # within a budget, an executor takes over the tensors
         module = models.build(architecture, preprocessing.model_inputs, preprocessing.outputs)
         checkpoint.load_model(module, checkpoint.from_bytes(weights))
     if not memory_budget:
@@ -230,7 +238,7 @@ class ModelCache:
     def __init__(self, limit_bytes: int) -> None:
         self._limit = limit_bytes
         self._models: OrderedDict[Key, Version] = OrderedDict()
-        self.nbytes = 0  # of the device
+        self.nbytes = 0  # of device memory
         self._host_bytes = 0
 
     def get(self, key: Key) -> Version | None:
@@ -240,7 +248,7 @@ class ModelCache:
         return model
 
     def shown(self) -> list[dict[str, Any]]:
-        """What tensile.loaded_models shows of each."""
+        """Return the rows of tensile.loaded_models."""
         return [
             {
                 "version": key.version,
@@ -253,7 +261,7 @@ class ModelCache:
         ]
 
     def add(self, key: Key, model: Version) -> None:
-        """Keeps the model, and drops others to make room for it."""
+        """Keep the model, dropping others to make room for it."""
         self._models[key] = model
         self.nbytes += model.nbytes
         self._host_bytes += model.host_bytes
@@ -261,7 +269,7 @@ class ModelCache:
             self._drop()
 
     def shrink(self, limit_bytes: int) -> None:
-        """Drops models, the one unused for longest first, until they fit into so many bytes of the device."""
+        """Drop models, the least recently used first, until they take at most `limit_bytes` of the device."""
         while self.nbytes > limit_bytes and self._models:
             self._drop()
 

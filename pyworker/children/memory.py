@@ -1,10 +1,10 @@
-"""How an executor comes by device memory, and keeps to it (docs/internals.md, "Memory").
+"""An executor's side of the memory scheduling: obtains device memory and keeps within it (docs/internals.md, "Memory").
 
-Phases. Before training: the job's graphs, with predicted latencies, go up as TRACE; the process waits for its first
-PLAN, then executes each operator once to see its workspace, and asks again (TRACE with a higher revision) where the
-plan does not fit with them. While it trains, `tick` and `receive`, between steps: a newer PLAN is compiled by a thread
-and used from a step on; once a second an iteration is measured, and what changes goes up as LATENCY; zeros
-are counted once an epoch (compression.py). REFUSE ends the job, with the batch size that would fit.
+Phases. Before training: the job's graphs, with predicted latencies, are sent as TRACE; the process waits for its first
+PLAN, then executes each operator once to measure its workspace, and requests another plan (TRACE with a higher
+revision) if the first does not fit with them. During training, `tick` and `receive` are called between steps: a newer
+PLAN is compiled by a thread and used from a step on; once a second an iteration is measured, and changes are sent as
+LATENCY; zeros are counted once an epoch (compression.py). REFUSE ends the job, with the batch size that would fit.
 
 A job without plans (policy none) claims its memory with a TRACE that has no graphs.
 """
@@ -58,13 +58,13 @@ if TYPE_CHECKING:
     from pyworker.children.executor import Executor
 
 MEASURE_INTERVAL_S = 1.0
-MAX_REVISIONS = 8  # of the trace, until a plan that cannot be used is an error
-SEARCH_S = 20.0  # for a batch size that fits
-CONTEXT_BYTES = 512 << 20  # what a process takes on a CUDA device besides its tensors, before it can be measured
+MAX_REVISIONS = 8  # of the trace, after which a plan that cannot be used is an error
+SEARCH_S = 20.0  # limit of the search for a batch size that fits
+CONTEXT_BYTES = 512 << 20  # of a process on a CUDA device besides its tensors, until it can be measured
 
 
 class Job(NamedTuple):
-    """What is trained: all that its graphs depend on."""
+    """Job to be trained: everything that its graphs depend on."""
 
     model: nn.Module
     settings: Settings
@@ -77,7 +77,7 @@ class Job(NamedTuple):
 
 
 class MemoryClient:
-    """One job's side of the memory scheduling. `load`: reads how busy others keep the device."""
+    """One job's side of the memory scheduling; `load` reads how busy others keep the device."""
 
     def __init__(self, executor: Executor, job: Job, profile: DeviceProfile, load: LoadMeter) -> None:
         self.job = job
@@ -85,14 +85,14 @@ class MemoryClient:
         self.overhead_bytes = CONTEXT_BYTES if job.device.type == "cuda" else 0  # on the device, besides its tensors
         self._executor = executor
         self._load = load
-        self._described = False  # its tables have been sent
+        self._described = False  # whether the tables of its trace have been sent
         self._device: Device | None = None
-        self.choosing = False  # tries batch sizes: others measure the steps, and REFUSE is raised without a hint
+        self.choosing = False  # while batch sizes are tried: tick measures nothing, a refusal suggests no batch size
         self._revision = 0
-        self._generation = 0  # of the newest plan that came
+        self._generation = 0  # of the newest plan that has come
         self._newest: Grant | None = None
-        self._rows: dict[str, int] = {}  # of a batch of each graph
-        self._sent: dict[str, Trace] = {}  # with the last TRACE
+        self._rows: dict[str, int] = {}  # of a batch, by graph
+        self._sent: dict[str, Trace] = {}  # in the last TRACE, by graph
         self._steps: PlannedSteps | None = None
         self._taking: deque[tuple[int, Future[None]]] = deque()  # plans that are being compiled
         self._compression = CompressionClient(executor, job.device, job.settings.compression)
@@ -104,14 +104,14 @@ class MemoryClient:
     # ---- before training ----
 
     def claim(self) -> None:
-        """Asks for the memory of a job without plans, and waits until it is granted."""
+        """Request the memory of a job without plans, and wait until it is granted."""
         needed = state_bytes(self.job.model, self.job.settings)
         sizes = {"persistent_bytes": needed, "vanilla_bytes": None, "operator": None, "fingerprint": None}
         self._send_trace(sizes | {"least_bytes": self._executor._spec["memory_budget"] or needed}, {})
         self._await_grant()
 
     def admit(self, graphs: Graphs) -> PlannedSteps:
-        """Has the graphs planned, and returns what executes them under the first plan that they fit into."""
+        """Have the graphs planned, and return their steps under the first plan that they fit into."""
         self._rows = {name: rows_of(graph) for name, graph in graphs.named().items()}
         graphs = self._with_latencies(graphs)
         self._announce(graphs.traces())
@@ -119,7 +119,7 @@ class MemoryClient:
         device = self._make_device(grant)
         self._compression.learn_codecs(self.listen)
         graphs = self._with_workspaces(graphs, device, grant)
-        if self._newest is not None and self._newest is not grant:  # it came meanwhile
+        if self._newest is not None and self._newest is not grant:  # a newer one came meanwhile
             grant, device = self._newest, self._make_device(self._newest)
         while (steps := self._try(graphs, device, grant)) is None:
             self._announce(graphs.traces())
@@ -133,8 +133,10 @@ class MemoryClient:
         return steps
 
     def leave(self) -> dict[int, Trace]:
-        """Ends what `admit` has begun, so that other graphs may be admitted: the model has its weights again. The
-        traces with what was measured, by rows of a batch."""
+        """End what `admit` has begun, so that other graphs may be admitted: the model has its weights again.
+
+        Returns the traces with what was measured, by rows of a batch.
+        """
         steps = self._steps
         assert steps is not None
         wait([future for _, future in self._taking])
@@ -146,11 +148,14 @@ class MemoryClient:
         return {self._rows[name]: trace for name, trace in traces.items()}
 
     def sent(self) -> dict[int, Trace]:
-        """The training steps of the last TRACE, by rows of a batch, with workspaces as far as they are known."""
+        """Return the training steps' traces in the last TRACE, by rows of a batch, with workspaces known then."""
         return {self._rows[name]: trace for name, trace in self._sent.items() if name.startswith("train")}
 
     def _try(self, graphs: Graphs, device: Device, grant: Grant) -> PlannedSteps | None:
-        """None: the plan does not fit with the workspaces that are known now, or cannot be used."""
+        """Return steps under the plan, or None if it does not fit with known workspaces or cannot be used.
+
+        From MAX_REVISIONS on, a plan that cannot be used is raised as an error.
+        """
         if needed_bytes(graphs, grant.plan) > grant.granted_bytes:
             return None
         try:
@@ -162,12 +167,15 @@ class MemoryClient:
             return None
 
     def _with_latencies(self, graphs: Graphs) -> Graphs:
-        """With those that the device's models predict for the load that it has now; without models the roofline's."""
+        """Return the graphs with latencies predicted for the load that the device has now."""
         load = self._load.read()
         return graphs.with_traces({name: self.predicted(trace, load) for name, trace in graphs.traces().items()})
 
     def predicted(self, trace: Trace, load: float = 0.0) -> Trace:
-        """The trace with predicted latencies. `load`: of the device by others."""
+        """Return the trace with latencies predicted by the device's models or, without models, by the roofline.
+
+        `load` is that of the device by others.
+        """
         models = self._latency_models()
         if models is None:
             return trace.with_latencies(roofline.estimate(trace, self.profile))
@@ -186,14 +194,16 @@ class MemoryClient:
         return graphs.with_traces(traces)
 
     def listen(self, phase: str = "waiting") -> None:
-        """A sign of life while something takes time before training. A newer plan counts; what REFUSE means is
-        raised."""
+        """Send a sign of life during lengthy work before training, and take a newer plan if one came.
+
+        Raises the error that a REFUSE frame means.
+        """
         frame = self._executor.poll_early(phase, {FrameType.PLAN, FrameType.REFUSE})
         if frame is not None:
             self._heed(frame)
 
     def _make_device(self, grant: Grant) -> Device:
-        """With the granted bytes, instead of the one before."""
+        """Return a device with the granted bytes, which replaces the one before."""
         if self._device is not None:
             self._device.close()
         index = self.job.device.index or 0
@@ -209,7 +219,7 @@ class MemoryClient:
     # ---- frames up ----
 
     def _announce(self, traces: dict[str, Trace]) -> None:
-        """The graphs, to be planned."""
+        """Send the graphs as TRACE, to be planned."""
         least = {name: least_bytes(trace) for name, trace in traces.items()}
         hungriest = traces[max(least, key=lambda name: least[name])]
         first = traces["train"]
@@ -242,18 +252,18 @@ class MemoryClient:
         self._executor._send(FrameType.PROGRESS, {"phase": "waiting"})
 
     def _reject(self, generation: int, error: TensileError) -> None:
-        """Says that a plan cannot be used."""
+        """Report that a plan cannot be used."""
         self._executor._send(FrameType.PROGRESS, {"plan_rejected": {"generation": generation, "reason": error.message}})
 
     def progress(self) -> dict[str, Any]:
-        """What PROGRESS tells of the memory, besides bytes."""
+        """Return the fields of PROGRESS about memory, besides bytes."""
         generation = self._generation if self._steps is None else self._steps.generation
         return {"plan_generation": generation, "utilisation": self._utilisation}
 
     # ---- frames down ----
 
     def _await_grant(self) -> Grant:
-        """The next plan. Raises what `_refusal` makes of a REFUSE frame, Stopped."""
+        """Return the next plan's grant. Raises Stopped, and the error that a REFUSE frame means."""
         while True:
             frame = self._executor.wait_for_frame("waiting", {FrameType.PLAN, FrameType.REFUSE})
             grant = self._heed(frame)
@@ -261,13 +271,13 @@ class MemoryClient:
                 return grant
 
     def _heed(self, frame: Frame) -> Grant | None:
-        """What a PLAN grants, if it is news. Raises what REFUSE means."""
+        """Return a PLAN frame's grant, or None if it is not new. Raises the error that a REFUSE frame means."""
         if frame.type == FrameType.REFUSE:
             raise self._refusal(frame.header)
         return self._grant(frame)
 
     def _grant(self, frame: Frame) -> Grant | None:
-        """What a PLAN frame grants; None if it is older than what is known, or no plan."""
+        """Return the grant of a PLAN frame, or None if it is older than the newest one, or not a plan."""
         generation = frame.header["generation"]
         if generation <= self._generation:
             return None
@@ -281,14 +291,16 @@ class MemoryClient:
         return self._newest
 
     def receive(self, frame: Frame) -> None:
-        """A frame that came between two steps. A plan is compiled by a thread, while training goes on."""
+        """Process a frame that came between two steps; a plan is compiled by a thread during training."""
         grant = self._heed(frame)
         if grant is not None and self._steps is not None:
             self._taking.append((grant.plan.generation, self._steps.offer(grant)))
 
     def renegotiate(self, shortage: OutOfDeviceMemoryError) -> None:
-        """Gets a plan made with the workspaces that are known now, in place of one that does not fit with them. Raises
-        `shortage` if it was sent them already, StopTraining, and what REFUSE means."""
+        """Replace a plan that does not fit with the workspaces that are known now by one made with them.
+
+        Raises `shortage` if they were sent already, StopTraining, and the error that a REFUSE frame means.
+        """
         steps = self._steps
         assert steps is not None
         traces = steps.traces()
@@ -301,7 +313,7 @@ class MemoryClient:
             except Stopped as stop:
                 raise StopTraining(stop.checkpoint) from None
             if footprint(traces["train"], grant.plan).device_peak_bytes > grant.granted_bytes:
-                continue  # it was made before the scheduler has seen these workspaces: another one comes
+                continue  # made before the scheduler had these workspaces: another one will come
             self._taking.append((grant.plan.generation, steps.offer(grant)))
             wait([future for _, future in self._taking])
             if self._taking[-1][1].exception() is None:
@@ -310,7 +322,10 @@ class MemoryClient:
             self._settle()
 
     def _settle(self) -> None:
-        """Says which of the plans that were compiled cannot be used; the one before stays in use."""
+        """Process the plans whose compilation has ended.
+
+        One that cannot be used is rejected, and the plan before stays in use; with any other, zeros are counted anew.
+        """
         while self._taking and self._taking[0][1].done():
             generation, future = self._taking.popleft()
             error = future.exception()
@@ -324,7 +339,7 @@ class MemoryClient:
     # ---- while it trains ----
 
     def tick(self) -> None:
-        """Between two steps: costs nothing most of the time."""
+        """Do the periodic work between two steps; costs nothing most of the time."""
         if self._taking and self._taking[0][1].done():
             self._settle()
         self._compression.tick()
@@ -341,7 +356,7 @@ class MemoryClient:
         self._compression.count()
 
     def report_latency(self) -> None:
-        """Adds what was measured since the last time to the averages, and sends them up."""
+        """Add what was measured since the last report to the averages, and send them as LATENCY."""
         steps, averages = self._steps, self._averages
         if steps is None or averages is None:
             return
@@ -358,7 +373,7 @@ class MemoryClient:
     # ---- refused ----
 
     def _refusal(self, refusal: dict[str, Any]) -> MemoryRefusedError:
-        """The error that ends the job, with the batch size that would fit."""
+        """Return the error that ends the job, with the batch size that would fit as its hint."""
         least, budget = refusal["least_bytes"], refusal["budget_bytes"]
         error = MemoryRefusedError(least, budget, refusal["operator"])
         if self.choosing:
@@ -376,16 +391,18 @@ class MemoryClient:
         return error
 
     def _largest_batch(self, budget_bytes: int, factor: float) -> int:
-        """The largest batch size found in SEARCH_S whose least memory, times `factor`, is within the budget; 0: none.
-        Halves until one fits, then looks between that and the last one that did not."""
+        """Return the largest batch size found in SEARCH_S whose least memory, times `factor`, is within the budget.
+
+        0 means that none was found. Halves until one fits, then bisects between that and the last one that did not.
+        """
         deadline = time.monotonic() + SEARCH_S
         fits, exceeds = 0, self.job.settings.batch_size
         while exceeds - fits > 1 and time.monotonic() < deadline:
-            self._executor.poll_early("waiting", {FrameType.PLAN, FrameType.REFUSE})  # too late for either
+            self._executor.poll_early("waiting", {FrameType.PLAN, FrameType.REFUSE})  # it is too late for either
             size = exceeds // 2 if not fits else (fits + exceeds) // 2
             try:
                 least = factor * least_bytes(capture_step(*self.job.with_batch_size(size)).trace)
-            except (CaptureError, TrainingError):  # batch normalisation of one row
+            except (CaptureError, TrainingError):  # such as batch normalisation of one row
                 least = math.inf
             if least <= budget_bytes:
                 fits = size
@@ -395,7 +412,7 @@ class MemoryClient:
 
 
 def _tables(trace: Trace) -> dict[str, Any]:
-    """The trace for people: rows of the catalogue's tables operators and tensors."""
+    """Return the trace as rows of the catalogue's tables operators and tensors, for people."""
     start = trace.access_start.tolist()
     operators = [
         {

@@ -1,21 +1,21 @@
 """The planner process: makes the plans, where numpy may be imported. Its supervisor is the scheduler.
 
-It keeps the traces of the jobs that the scheduler has told it about, and what planning found out about them; anything
-else comes with each question. The frames (docs/internals.md, "Memory"):
+It keeps the traces of the jobs that the scheduler has sent, and cached results of planning them; anything else
+comes with each request. The frames (docs/internals.md, "Memory"):
 
 - TRACE: a job's trace of the training step, in one buffer. Replaces the one before.
 - LATENCY: the job's latencies now, float32[operators] in µs.
-- SPARSITY: what was counted in the job's tensors: int32 tensor, float32 for each of Statistics.
+- SPARSITY: statistics of the job's tensors: int32 tensor, float32 for each field of Statistics.
 - SCHEDULE: `request`, `device` (the fields of DeviceState, the profile as its fields), `jobs` (those of JobState;
-  instead of the trace `traced`; `given` null or {`known`, `granted_bytes`, `link_share`}) → of each known plan its
-  rows and its order, and of each plan that a search has found (`found`) for it, in the order of the jobs. Traces of
-  the device's jobs that are not among `jobs` are forgotten.
+  `traced` instead of the trace; `given` null or {`known`, `granted_bytes`, `link_share`}) → for each job in this order,
+  the rows and order of its plan if that is known, and of the plan that a search has found for it (`found`). Traces of
+  the device's jobs that are not among `jobs` are dropped.
 - SCHEDULED, the answer: `request`, `device` (its name), `seconds`, `totals_us` {job: µs}, `notes` [{job, reason}],
   `codings` {job: [{tensor, codec, coded_bytes, coded_us, plain_us, compressed}]} of jobs with compression, `jobs`
-  [{job, decision: planned, kept, waits, refused or failed, and its fields}] → for each plan: rows, its order,
-  then of each step under it: int32 operator, int64 bytes planned, int64 bytes without a plan.
+  [{job, decision: planned, kept, waits, refused or failed, and its fields}] → for each plan: rows, its order, then of
+  each step under it: int32 operator, int64 bytes planned, int64 bytes without a plan.
 
-What is wrong with one job (a damaged trace) is a decision about that job; anything else ends the process with ERROR.
+An error in one job's data (a damaged trace) is a decision about that job; any other ends the process with ERROR.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from pyworker.wire import Buffer, Connection, Frame, FrameType, ProtocolError
 
 
 def run(connection: Connection, hello: dict[str, Any]) -> None:
-    """The body of the process: answers until the scheduler ends it."""
+    """Run the process: answer until the scheduler ends it."""
     planner = Planner(connection)
     while True:
         frame = connection.recv()
@@ -53,14 +53,14 @@ def run(connection: Connection, hello: dict[str, Any]) -> None:
 
 
 class Planner:
-    """What is known of the jobs, by their numbers."""
+    """State of the jobs, by their numbers."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._traces: dict[int, Trace] = {}
-        self._faults: dict[int, str] = {}  # of traces that cannot be used
+        self._faults: dict[int, str] = {}  # reasons why traces cannot be used
         self._devices: dict[int, str] = {}
-        self._statistics: dict[int, dict[int, Statistics]] = {}  # by tensor
+        self._statistics: dict[int, dict[int, Statistics]] = {}  # by job and tensor
         self._schedulers: dict[str, DeviceScheduler] = {}
 
     def hear(self, frame: Frame) -> None:
@@ -101,7 +101,7 @@ class Planner:
         for memory in (self._traces, self._faults, self._devices, self._statistics):
             memory.pop(job, None)
 
-    # ---- questions and answers ----
+    # ---- requests and answers ----
 
     def _schedule(self, frame: Frame) -> None:
         started = time.monotonic()
@@ -149,7 +149,7 @@ class Planner:
 
 
 def _plan(buffers: Iterator[Buffer]) -> Plan:
-    """The next one: rows and order."""
+    """Return the next plan, from its rows and order."""
     rows, order = next(buffers), next(buffers)
     return Plan.from_rows(bytes(rows), order=bytes(order))
 
@@ -162,7 +162,7 @@ def _device(fields: dict[str, Any], held_bytes: int) -> DeviceState:
 
 
 def _answer(job: int, decision: Decision, buffers: list[Buffer | Any]) -> dict[str, Any]:
-    """One job's part of SCHEDULED. Arrays go to `buffers`."""
+    """Return one job's part of SCHEDULED, appending its arrays to `buffers`."""
     fields = decision._asdict()
     if isinstance(decision, Planned):
         plan = fields.pop("plan")

@@ -1,13 +1,14 @@
 """The predictor process: keeps models loaded and answers every session's predictions.
 
-One thread, one epoll loop over the supervisor's socket, the listening socket (for its owner only) and the sessions'.
-A session's requests are answered in order. A version that is not loaded is asked for once (LOAD) while the requests
-for it wait; MODEL and the weights load it (loaded_models.py). Models are dropped, the one unused for longest first,
-when together they exceed the cache. The same version in one piece and within each memory budget that sessions ask
-for are different models.
+One thread runs one epoll loop over the supervisor's socket, the listening socket (for its owner only) and the
+sessions'. A session's requests are answered in order. A version that is not loaded is requested once (LOAD) while the
+requests for it wait; MODEL and the weights load it (loaded_models.py). Models are dropped, the least recently used
+first, when together they exceed the cache. The same version in one piece and within each memory budget that sessions
+use are different models.
 
-A session cannot disturb others: a request that is wrong gets an ERROR, a stream that is not frames is closed, and a
-session that does not read its answers is not read from. Whatever a row does not need is done when a model is loaded.
+A session cannot disturb others: a request that is wrong is answered with ERROR, a stream that is not frames is closed,
+and a session that does not read its answers is not read from. Work that does not depend on a row is done when a model
+is loaded.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Session:
         self.connection = connection
         self.greeted = False
         self.requests: deque[Frame] = deque()
-        self.blocked = False  # it does not read its answers: not read from until it does
+        self.blocked = False  # it does not read its answers, and is not read from until it does
 
 
 class Predictor:
@@ -60,16 +61,16 @@ class Predictor:
         self._models = ModelCache(cache_bytes)
         self._listener = listener
         self._sessions: dict[int, Session] = {}
-        self._waiting: dict[Key, list[Session]] = {}  # by the model they wait for
+        self._waiting: dict[Key, list[Session]] = {}  # sessions by the model that they wait for
         self._arriving: tuple[Key, dict[str, Any], StateCollector] | None = None
-        self._profile: DeviceProfile | None = None  # of the host device, once it is needed
+        self._profile: DeviceProfile | None = None  # of the host device; None until it is needed
         self._soon = False  # the last request came soon after the one before
         self._epoll = select.epoll()
         self._epoll.register(supervisor.fileno(), select.EPOLLIN)
         self._epoll.register(listener.fileno(), select.EPOLLIN)
 
     def run(self) -> None:
-        """Until the supervisor says STOP or goes away."""
+        """Serve until the supervisor sends STOP or closes its end."""
         while True:
             for fd, _ in self._events():
                 session = self._sessions.get(fd)
@@ -81,8 +82,11 @@ class Predictor:
                     return
 
     def _events(self) -> list[tuple[int, int]]:
-        """What to do next. A session often asks for one row after the other, and waking a core that went to sleep takes
-        longer than an answer: so the next request is watched for during a moment, if the last one came that soon."""
+        """Return the next events.
+
+        A session often predicts one row after the other, and waking a sleeping core takes longer than an answer: so the
+        loop polls for SPIN_NS before it sleeps, if the last request came that soon.
+        """
         started = time.perf_counter_ns()
         while self._soon and time.perf_counter_ns() - started < SPIN_NS:
             events = self._epoll.poll(0)
@@ -101,13 +105,16 @@ class Predictor:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 self._close_idle_session()
-            return  # else: it gave up already
+            return  # otherwise the session has already given up
         sock.setblocking(False)
         self._sessions[sock.fileno()] = Session(Connection(sock))
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
     def _close_idle_session(self) -> None:
-        """Makes room for another one: a session whose idle connection ends opens a new one without a word."""
+        """Close an idle session to make room for another one.
+
+        A session whose idle connection has ended reconnects without an error.
+        """
         for session in self._sessions.values():
             if session.greeted and not session.requests and not session.blocked:
                 self._close(session)
@@ -122,12 +129,12 @@ class Predictor:
         session.connection.close()
 
     def _serve(self, session: Session) -> None:
-        """Takes what the session sent, answers what can be answered."""
+        """Take one frame of the session, and answer what can be answered."""
         connection = session.connection
         try:
             if session.blocked and not self._unblock(session):
                 return
-            frame = connection.poll()  # one, then the next session's turn
+            frame = connection.poll()  # only one, so that sessions take turns
             if frame is not None:
                 session.requests.append(frame)
                 self._answer_requests(session)
@@ -146,7 +153,7 @@ class Predictor:
         return True
 
     def _answer_requests(self, session: Session) -> None:
-        """In order, until one must wait for its model or the session for its answers."""
+        """Answer in order, until a request must wait for its model or the session must read its answers."""
         while session.requests and not session.blocked:
             frame = session.requests[0]
             if frame.type == FrameType.HELLO and not session.greeted:
@@ -171,7 +178,7 @@ class Predictor:
     def _predict(self, session: Session, frame: Frame, model: Version) -> None:
         try:
             answer = model.predict(frame)
-        except Exception as error:  # whatever a user's model raises is that request's error
+        except Exception as error:  # anything that a user's model raises is that request's error
             self._send(session, FrameType.ERROR, frame.job, child.error_header(error))
             return
         buffers = (_INT64.pack(answer.unknown), answer.prediction, answer.probability, answer.label)
@@ -196,12 +203,12 @@ class Predictor:
             waiting.append(session)
 
     def _hear_supervisor(self) -> bool:
-        """Models on their way from the supervisor; true when it says STOP or is gone."""
+        """Receive models from the supervisor; return True after STOP or the end of the connection."""
         while (frame := self._supervisor.poll()) is not None:
             if frame.type == FrameType.STOP:
                 return True
             if frame.type == FrameType.MODEL and frame.header.get("error"):
-                self._arriving = None  # it may be about what has come in part
+                self._arriving = None  # the error may be about a model that has come in part
                 self._refuse(_key(frame), frame.header["error"])
             elif frame.type == FrameType.MODEL:
                 self._arriving = (_key(frame), frame.header, StateCollector())
@@ -226,13 +233,13 @@ class Predictor:
             return
         self._models.add(key, model)
         gc.collect()
-        gc.freeze()  # models live long: later collections need not look at them
+        gc.freeze()  # models live long: exempts them from later collections
         self._report()
         for session in self._waiting.pop(key, []):
             self._resume(session)
 
     def _device_profile(self, known: dict[str, Any] | None) -> DeviceProfile:
-        """Of the host device: `known` from the catalogue, where a job has measured it, or measured now."""
+        """Return the host device's profile: `known` from the catalogue, or measured now if that is None."""
         from pg_tensile.execution.measuring.device import DeviceProfile, measure
 
         if self._profile is None:
@@ -240,12 +247,12 @@ class Predictor:
         return self._profile
 
     def _report(self) -> None:
-        """The models that are there now and their memory, for the device's ledger and for people."""
+        """Report the loaded models and their memory, for the device's ledger and tensile.loaded_models."""
         header = {"model_bytes": self._models.nbytes, "models": self._models.shown()}
         self._supervisor.send(FrameType.PROGRESS, header=header)
 
     def _refuse(self, key: Key, error: dict[str, Any]) -> None:
-        """Answers everything that waits for this model with the error."""
+        """Answer everything that waits for this model with the error."""
         for session in self._waiting.pop(key, []):
             if session.requests:
                 session.requests.popleft()
@@ -254,9 +261,9 @@ class Predictor:
                 self._resume(session)
 
     def _resume(self, session: Session) -> None:
-        """Goes on with a session that waited for a model."""
+        """Continue a session that waited for a model."""
         if session.connection.fileno() not in self._sessions:
-            return  # it left meanwhile
+            return  # it has disconnected meanwhile
         try:
             self._answer_requests(session)
         except (ProtocolError, OSError):
@@ -264,7 +271,7 @@ class Predictor:
 
 
 def _key(frame: Frame) -> Key:
-    """The model that a PREDICT or MODEL frame is about. Raises ProtocolError."""
+    """Return the model that a PREDICT or MODEL frame is about. Raises ProtocolError."""
     memory_budget = frame.header.get("memory_budget") or 0
     if not isinstance(memory_budget, int) or memory_budget < 0:
         raise ProtocolError(f"a memory budget of {memory_budget!r}")
@@ -272,7 +279,7 @@ def _key(frame: Frame) -> Key:
 
 
 def listen(path: Path) -> socket.socket:
-    """Listens on a Unix socket that only this user can reach, in place of one that an earlier predictor left."""
+    """Listen on a Unix socket that only this user can reach, replacing one that an earlier predictor left."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
     path.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -287,7 +294,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def run(connection: Connection, hello: dict[str, Any]) -> None:
-    """The body of the process."""
+    """Run the process."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a descriptor for each session that predicts
     listener = listen(Path(os.environ[SOCKET_VARIABLE]))  # sessions may connect while torch is imported

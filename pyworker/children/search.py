@@ -1,12 +1,14 @@
-"""A search process: looks for a better plan of one job while that trains (policy swapadvisor). Its supervisor is the
-scheduler (search.py), which ends it when the job has no use for it any more. The frames (docs/internals.md):
+"""The search process: looks for a better plan of one job while that trains (policy swapadvisor).
+
+Its supervisor is the scheduler (supervisors/search.py), which ends it when the job has no use for it any more. The
+frames (docs/internals.md):
 
 - SEARCH: `profile` (its fields), `link_share`, `budget_bytes`, `seconds`, `seed`, `processes` (0: one for each core),
   `host_bytes`, `plan_events` → the trace, float32[operators] latencies now (µs; may be empty), rows and order of the
   plan that the job has.
-- FOUND, the best plan so far, several a second at most: `first_us` (of the plan that the job has), `iteration_us`,
-  `device_peak_bytes`, `generation`, `evaluations`, `worth` (it is so much better than the last one that was worth it,
-  or than the first, that the job should change to it), `done` → its rows and its order.
+- FOUND, the best plan so far, at most one every INTERVAL_S: `first_us` (of the plan that the job has), `iteration_us`,
+  `device_peak_bytes`, `generation`, `evaluations`, `worth` (whether it is better by GAIN than the last one that was
+  worth it, or than the first, so that the job should change to it), `done` → its rows and its order.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ INTERVAL_S = 0.5  # between two frames
 
 
 def run(connection: Connection, hello: dict[str, Any]) -> None:
-    """The body of the process: one search."""
+    """Run the process: one search."""
     frame = connection.recv()
     assert frame is not None  # no time-out
     if frame.type != FrameType.SEARCH:
@@ -54,11 +56,11 @@ def run(connection: Connection, hello: dict[str, Any]) -> None:
             found=teller.hear,
         )
     teller.tell(best, done=True)
-    connection.recv()  # until it is ended
+    connection.recv()  # waits until the scheduler ends the process
 
 
 def timed(frame: Frame) -> Trace:
-    """The trace of a SEARCH frame with the latencies that are known now."""
+    """Return the trace of a SEARCH frame with the latencies that are known now."""
     trace = Trace.from_bytes(bytes(frame.buffers[0]))
     latency_us = np.frombuffer(frame.buffers[1], "<f4").astype(np.float64)
     if len(latency_us) != trace.operator_count:
@@ -68,14 +70,16 @@ def timed(frame: Frame) -> Trace:
 
 
 def _profile(given: dict[str, Any], share: float) -> DeviceProfile:
-    """The device with the part of its link that the job has."""
+    """Return the device's profile with the share of the link that the job has."""
     profile = DeviceProfile(**{field.name: given[field.name] for field in fields(DeviceProfile) if field.name in given})
     return profile.with_link(profile.out_bytes_per_s * share, profile.in_bytes_per_s * share, profile.duplex_factor)
 
 
 class Teller:
-    """Sends the best plan so far every INTERVAL_S, if there is a new one, from a thread of its own: the search calls
-    `hear` now and then only."""
+    """Sends the best plan so far every INTERVAL_S, if there is a new one.
+
+    It uses a thread of its own, because the search calls `hear` only now and then.
+    """
 
     def __init__(self, connection: Connection, job: int, trace: Trace, first_us: float) -> None:
         self._connection = connection

@@ -1,1 +1,1 @@
-"""Background workers' Python, inside the server: standard library only."""
+"""Python of the background workers, inside the server: standard library only."""

@@ -1,9 +1,9 @@
-"""The controller: which queued job starts when, and what becomes of jobs whose worker is gone.
+"""The controller: starts queued jobs, and settles the jobs whose worker is gone.
 
-It sleeps on its latch, which every change of a job's state sets at commit, and looks at the clock only while jobs run
-or wait for their time. A turn has two phases: reap (jobs that should have a worker and have none), then launch in the
-order of the queue while slots are free. Now and then ended jobs are deleted (pg_tensile.job_retention). Everything it
-knows is in the catalogue and in shared memory, so that it can be killed at any moment. SQL errors end the turn, not the
+It sleeps on its latch, which every change of a job's state sets at commit, and uses the clock only while jobs run or
+wait for their time. A turn has two phases: reap (jobs that should have a worker and have none), then launch in the
+order of the queue while slots are free. From time to time, ended jobs are deleted (pg_tensile.job_retention). All its
+state is in the catalogue and in shared memory, so that it can be killed at any moment. SQL errors end the turn, not the
 controller (Server.loop).
 """
 
@@ -18,24 +18,24 @@ from pyworker.supervisors.worker import TERMINATED
 BUSY = 1.0  # seconds between turns while jobs run
 IDLE = 30.0
 ATTACH_LIMIT = 30.0  # seconds that a launched worker may take to attach to its slot
-FREE_CRASHES = 3  # attempts that a restart of the server may cost a job before it counts as the job's fault
-RETENTION_PAUSE = 30.0  # seconds between two looks for ended jobs that are too old
+FREE_CRASHES = 3  # attempts that restarts of the server may cost a job before they count as its fault
+RETENTION_PAUSE = 30.0  # seconds between two deletions of expired jobs
 NO_WORKER = "no background worker is free (max_worker_processes)"
 NO_SLOT = "all job slots are taken (pg_tensile.max_jobs)"
 
 
 async def run(plpy: Any) -> None:
-    """The controller process."""
+    """Run the controller process."""
     await Controller(Server(plpy)).run()
 
 
 class Controller:
-    """Its memory is only about not repeating itself: nothing here is needed after a restart."""
+    """Launches and reaps jobs; its attributes only prevent repetition, so that a restart loses nothing."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._started = False
-        self._launch_after = 0.0  # after a failed launch: not before this time
+        self._launch_after = 0.0  # after a failed launch: the earliest time of the next
         self._launch_pause = BUSY
         self._forget_after = 0.0
 
@@ -43,7 +43,7 @@ class Controller:
         await self._server.loop(self._turn)
 
     async def _turn(self) -> float:
-        """One reap and one launch; seconds until the next."""
+        """Reap, launch and delete expired jobs; return the seconds until the next turn."""
         self._reap()
         self._launch()
         self._forget()
@@ -61,7 +61,7 @@ class Controller:
             elif self._started:
                 self._interrupt(row["job"], "its worker ended unexpectedly", retry=True)
             else:
-                # A job that takes the server down with it must not do so for ever.
+                # A job that crashes the server must not do so for ever.
                 self._interrupt(row["job"], "the server was restarted", retry=row["attempt"] > FREE_CRASHES)
         self._started = True
         slow = "SELECT job FROM tensile._job_slots() WHERE state = 'reserved' AND seconds > $1"
@@ -77,9 +77,9 @@ class Controller:
     def _launch(self) -> None:
         if time.monotonic() < self._launch_after:
             return
-        live = self._live_jobs()  # an interrupted job may be among them: its worker is still on its way out
+        live = self._live_jobs()  # may include an interrupted job, whose worker is still exiting
         most = self._server.number("pg_tensile.max_jobs")
-        free = self._server.call("tensile._free_slots()")  # sessions that explain have some
+        free = self._server.call("tensile._free_slots()")  # sessions in explain_training take some
         queue = self._server.rows("SELECT job FROM tensile._queue_next($1)", ["int4"], most)
         self._server.commit()
         waiting = [row["job"] for row in queue if row["job"] not in live]
@@ -91,7 +91,10 @@ class Controller:
             self._launch_pause = BUSY
 
     def _start(self, job: int) -> bool:
-        """False: no worker can be had now. `starting` is committed first, so that no worker runs unseen."""
+        """Launch a worker for the job; return False if none can be had now.
+
+        `starting` is committed first, so that no worker runs unseen.
+        """
         owner = self._server.call("tensile._job_starting(int8)", job)
         self._server.commit()
         if owner is None:

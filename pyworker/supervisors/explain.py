@@ -1,9 +1,9 @@
 """The supervisor of explain_training: a dry run of a job's executor inside the caller's session.
 
 It runs in the middle of the caller's transaction, so nothing is committed, and waiting keeps the transaction's
-snapshots: these are the coroutines of a background worker, but `Session.drive` waits for what they await, by
-tensile._explain_wait. The query's rows are read by the caller's rights (tensile._explain_feed knows which query).
-Cancel and time-out come out of a wait or out of the query; whatever happens, the executor is gone when `run` returns.
+snapshots: the coroutines are those of a background worker, but `Session.drive` waits for what they await, by
+tensile._explain_wait. The query's rows are read with the caller's rights (tensile._explain_feed has the query already).
+Cancel and time-out are raised by a wait or by the query; in every case, the executor is gone when `run` returns.
 
 Errors are returned as columns, not raised: PL/Python would put its exception's name in front of the message.
 
@@ -33,7 +33,7 @@ from pyworker.supervisors.supervisor import (
 from pyworker.wire import FrameType, ProtocolError
 
 TICK = 1.0  # seconds of a wait
-CONNECTION_ERRORS = "08"  # class of SQLSTATEs
+CONNECTION_ERRORS = "08"  # a class of SQLSTATEs
 UNEXPLAINED = ("08", "38", "58", "XX")
 ERROR_COLUMNS = ("sqlstate", "message", "hint", "detail", "traceback")
 
@@ -41,10 +41,13 @@ Result = TypeVar("Result")
 
 
 class Session(Server):
-    """An ordinary session: its transaction is not ours to end."""
+    """An ordinary session, whose transaction is the caller's to end."""
 
     def drive(self, supervisor: Coroutine[Request, Wait, Result]) -> Result:
-        """The coroutine's result. An error of a wait is raised where it waits, so that it ends its child."""
+        """Run the coroutine and return its result.
+
+        An error of a wait is raised where the coroutine waits, so that it ends its child.
+        """
         resume: Callable[[], Request] = partial(supervisor.send, None)  # type: ignore[arg-type]
         while True:
             try:
@@ -65,7 +68,7 @@ class Session(Server):
 
 
 def run(plpy: Any, spec: str) -> dict[str, Any]:
-    """The body of `tensile._explain(spec, folder)`: its columns. `spec`: what tensile._explain_training made."""
+    """Return the columns of `tensile._explain(spec, folder)`; `spec` is made by tensile._explain_training."""
     server = Session(plpy)
     asked = json.loads(spec)
     try:
@@ -86,14 +89,14 @@ def run(plpy: Any, spec: str) -> dict[str, Any]:
 
 
 def _error(server: Server, failure: Failure) -> dict[str, Any]:
-    """The child's traceback is for errors that nobody has put into words."""
+    """Return the columns of an error, with the child's traceback only if its cause is not explained otherwise."""
     if failure.sqlstate[:2] not in UNEXPLAINED and "traceback" not in (failure.hint or ""):
         failure.traceback = None
     return {"lines": None} | {column: server.text(getattr(failure, column)) for column in ERROR_COLUMNS}
 
 
 async def _dry_run(server: Server, asked: dict[str, Any]) -> dict[str, Any]:
-    """The header of the executor's EXPLANATION frame."""
+    """Run the executor; return the header of its EXPLANATION frame."""
     threads = int(asked["options"].get("threads") or server.number("pg_tensile.threads")) or max(1, cores() - 1)
     timeout = float(server.number("pg_tensile.executor_timeout"))
     child = Child(server, "executor", threads=threads, timeout=timeout)
@@ -112,7 +115,7 @@ async def _dry_run(server: Server, asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def _spec(server: Server, asked: dict[str, Any], threads: int) -> dict[str, Any]:
-    """The JOB frame's header (docs/internals.md, "The job's spec")."""
+    """Return the JOB frame's header (docs/internals.md, "The job's spec")."""
     return asked | {
         "device": server.setting("pg_tensile.device"),
         "device_memory_bytes": server.number("pg_tensile.device_memory") << 10,
@@ -128,7 +131,10 @@ def _spec(server: Server, asked: dict[str, Any], threads: int) -> dict[str, Any]
 
 
 async def _feed(server: Server, child: Child) -> None:
-    """The query's rows. An executor that dies meanwhile is the reason, not the broken connection that the query saw."""
+    """Send the query's rows to the executor.
+
+    If the executor dies meanwhile, its error or death is raised, not the broken connection that the query saw.
+    """
     try:
         server.call("tensile._explain_feed(int4)", child.fd)
     except server.plpy.spiexceptions.QueryCanceled:
@@ -142,7 +148,7 @@ async def _feed(server: Server, child: Child) -> None:
 
 
 async def _hear_out(child: Child) -> None:
-    """Raises what the executor has to say for itself, if anything."""
+    """Read the frames that are left, so that an error of the executor is raised."""
     while (frame := await child.receive(TICK)) is not None:
         _check(frame.type, frame.header)
 
@@ -155,7 +161,7 @@ async def _listen(child: Child) -> dict[str, Any]:
 
 
 def _check(type: FrameType, header: dict[str, Any]) -> bool:
-    """True for the explanation; raises what the executor raised."""
+    """Return whether the frame is the explanation. Raises what the executor raised."""
     if type == FrameType.ERROR:
         raise failure_of_frame(header)
     if type not in (FrameType.PROGRESS, FrameType.EXPLANATION):

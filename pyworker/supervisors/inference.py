@@ -1,15 +1,15 @@
 """The supervisor of the predictor: one child for all sessions, which talk to it directly over its Unix socket.
 
-It starts the predictor, hands it model versions from the catalogue when it asks for them (LOAD), and starts it again,
-after a growing pause, when it dies. Weights are read and sent chunk by chunk, so that no model is ever whole in a
-server process: a version never changes, it can only be deleted, and then the predictor is told in the middle of it. The
-socket's file goes when the predictor goes.
+It starts the predictor, sends it model versions from the catalogue on request (LOAD), and starts it again, after a
+growing pause, when it dies. Weights are read and sent chunk by chunk, so that no model is ever whole in a server
+process: a version never changes, it can only be deleted, and if that happens in between, the predictor is sent the
+error. The socket's file is removed when the predictor ends.
 
-It writes no table, because it also runs on a standby: what is loaded lies in shared memory.
+It writes no table, because it also runs on a standby: the list of loaded models is in shared memory.
 
-Models take memory of the device that they are kept on, so the ledger is asked before one is loaded: for the bytes of
-its weights, or for the memory budget that it is executed within. Where there is no room, other models go, the least
-recently used first; where that is not enough, jobs are planned into less memory.
+Models take memory of the device that they are kept on, so the ledger has to grant it before one is loaded: the bytes of
+its weights, or the memory budget that it is executed within. Without room, other models are dropped, the least recently
+used first; if that is not enough, jobs are planned into less memory.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from pyworker.wire import Frame, FrameType
 SOCKET_VARIABLE = "PG_TENSILE_SOCKET"
 MODEL_CACHE_VARIABLE = "PG_TENSILE_MODEL_CACHE"  # bytes
 MAX_PAUSE = 30.0  # seconds between two attempts to start a predictor
-DEVICE = "cpu"  # which the predictor computes on
+DEVICE = "cpu"  # that the predictor computes on
 ROOM_TIMEOUT = 10.0  # seconds that jobs may take to make room for a model
-STABLE = 60.0  # seconds after which a death is an accident, not a habit
+STABLE = 60.0  # seconds of life after which the next pause is short again
 IDLE = 30.0
-SHOWN = ("version", "memory_budget", "device_bytes", "planned_bytes", "host_bytes")  # of a model: csrc/pg_tensile.h
+SHOWN = ("version", "memory_budget", "device_bytes", "planned_bytes", "host_bytes")  # in csrc/pg_tensile.h's order
 DELETED = ("42704", "this version of the model does not exist any more", "Deploy another one.")
 
 
 async def run(plpy: Any) -> None:
-    """The inference process."""
+    """Run the inference process."""
     await Inference(Server(plpy)).run()
 
 
@@ -49,9 +49,9 @@ class Inference:
         self._server = server
         self._socket = Path(server.call("tensile._predictor_socket()"))
         self._pause = 1.0
-        self._wanted: deque[tuple[int, int]] = deque()  # version, memory budget or 0
-        self._kept_bytes = 0  # of the models that the predictor has
-        self._coming: deque[int] = deque()  # bytes of those on their way to it
+        self._wanted: deque[tuple[int, int]] = deque()  # (version, memory budget or 0) to be loaded
+        self._kept_bytes = 0  # of the models that the predictor has loaded
+        self._coming: deque[int] = deque()  # bytes of each model that is being sent
 
     async def run(self) -> None:
         try:
@@ -60,7 +60,7 @@ class Inference:
             self._remove_socket()
 
     async def _life(self) -> float:
-        """One predictor from start to end; seconds to wait before the next."""
+        """Run one predictor from start to end; return the seconds to wait before the next."""
         server = self._server
         threads = server.number("pg_tensile.threads") or cores()
         cache = server.number("pg_tensile.model_cache") << 20
@@ -115,7 +115,7 @@ class Inference:
             raise Failure("08P01", f"the predictor sent an unexpected {frame.type.name} frame")
 
     async def _load(self, version: int, memory_budget: int) -> None:
-        """Sends a model version: MODEL, then its weights; or MODEL with the error."""
+        """Send a model version: MODEL, then its weights; or MODEL with the error."""
         server = self._server
         refuse = partial(self._refuse, version, memory_budget)
         try:
@@ -143,7 +143,7 @@ class Inference:
             return
         granted = await self._reserve(size)
         if granted is None:
-            self._settle()  # jobs need not make room any more
+            self._settle()  # withdraws the request that jobs make room
             what = "memory_budget" if memory_budget else "this model"
             message = f"there is no device memory for the {size:,} bytes of {what}"
             refuse("53200", message, "Raise pg_tensile.device_memory, or wait until jobs have ended.")
@@ -160,7 +160,7 @@ class Inference:
             refuse(*failure)
 
     async def _send_weights(self, version: int, weight_bytes: int) -> tuple[str, str, str] | None:
-        """Sends the weights, each chunk when the one before has left; what went wrong, if anything."""
+        """Send the weights, each chunk when the one before has left; return the error, or None."""
         sent = seq = 0
         while sent < weight_bytes:
             await self._drain()
@@ -174,13 +174,15 @@ class Inference:
             sent += len(chunk)
             header = {"kind": "weights", "seq": seq, "last": sent >= weight_bytes, "meta": None}
             self._child.queue(FrameType.STATE, version, header=header, buffers=[chunk])
-            del chunk  # before the next one is read
+            del chunk  # frees it before the next one is read
             seq += 1
         return None
 
     async def _reserve(self, size: int) -> int | None:
-        """Bytes of the device for another model of that size, and for those that are there already as far as there is
-        room. None: jobs need all of it, and do not make room in time."""
+        """Reserve device memory for one more model of `size` bytes, and for those loaded if there is room.
+
+        Returns the bytes granted to all of them, or None if jobs need all memory and do not make room in time.
+        """
         deadline = time.monotonic() + ROOM_TIMEOUT
         coming = sum(self._coming) + size
         while True:
@@ -190,12 +192,12 @@ class Inference:
             await self._server.wait(-1, 0.05)
 
     def _settle(self) -> None:
-        """What is not used is given back."""
+        """Return unused memory to the ledger."""
         used = self._kept_bytes + sum(self._coming)
         self._memory(used, used)
 
     def _show(self, models: list[dict[str, Any]]) -> None:
-        """What the predictor has, for tensile.loaded_models."""
+        """Publish the list of loaded models, for tensile.loaded_models."""
         numbers = [int(model[key] or 0) for model in models for key in SHOWN]
         self._server.call("tensile._report_loaded(int8[])", numbers)
         self._server.commit()
@@ -213,14 +215,14 @@ class Inference:
         return found[0]["data"] if found else None
 
     def _profile(self) -> Any:
-        """The device's, if a job has measured it; a dictionary."""
+        """Return the device's profile as a dictionary, or None if no job has measured it."""
         found = self._server.rows("SELECT profile FROM tensile.device_profiles WHERE device = $1", ["text"], DEVICE)
         return json.loads(found[0]["profile"]) if found else None
 
     def _limit(self) -> int:
-        """What jobs and predictions may use of the device together."""
+        """Return the bytes of the device that jobs and predictions may use together."""
         used = self._kept_bytes + sum(self._coming)
-        self._memory(used, used)  # enters the device if nobody has used it yet
+        self._memory(used, used)  # registers the device if it has not been used yet
         budget = "SELECT budget_bytes FROM tensile._devices() WHERE name = $1"
         return int(self._server.rows(budget, ["text"], DEVICE)[0]["budget_bytes"])
 

@@ -1,16 +1,16 @@
-"""The scheduler: sees to it that every job has a plan and the memory for it (TENSILE, section III-D).
+"""The scheduler: ensures that every job has a plan and the memory for it (TENSILE, section III-D).
 
-It decides nothing about plans itself: that is the planner's part, a child process with numpy. A turn looks at the jobs
-that have a trace, the grants in the device ledger and the devices' budgets; where something has changed that matters,
-the planner is asked (one question at a time for a device, with the newest state), and what it answers is published.
-While it plans, jobs go on, and so does this loop: waiting for the planner is waiting like any other.
+It makes no plans itself: the planner does, a child process with numpy. A turn reads the jobs that have a trace, the
+grants in the device ledger and the devices' budgets; after a change that matters it sends the planner a request (one at
+a time for a device, with the newest state) and later publishes the plans of the answer. While the planner works, jobs
+go on, and so does this loop: waiting for the planner is waiting like any other.
 
 What shrinks is published first. The ledger refuses what does not fit yet; that is tried again whenever a job has
 acknowledged a smaller plan or has ended. So the grants of a device never exceed its budget, in whatever order things
 happen.
 
-What is remembered here only saves work, for everything that counts is in the catalogue and in shared memory: a
-scheduler that starts anew knows the grants, and asks for plans of all jobs.
+The state that is held here only saves work, for everything that counts is in the catalogue and in shared memory: a
+scheduler that is started anew reads the grants, and requests plans for all jobs.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from pyworker.supervisors.supervisor import Child, ChildDied, Failure, Server, S
 from pyworker.wire import Frame, FrameType
 
 BUSY = 1.0  # seconds between turns while there are jobs
-SEARCHING = 0.25  # and while a search for a better plan goes on
+SEARCHING = 0.25  # seconds between turns while a search for a better plan runs
 IDLE = 30.0
 PLANNER_IDLE = 300.0  # seconds without jobs after which the planner ends
 REQUEST_TIMEOUT = 120.0  # seconds for one answer
 MAX_PAUSE = 30.0  # seconds between two starts of the planner
-MOST_DEATHS = 3  # of planners, one after the other, before a trace that they all had got is not planned any more
+MOST_DEATHS = 3  # of planners in a row, after which a trace that all of them had received is set aside
 PENDING = "its plan is made; it waits until other jobs have given memory back"
 JOBS = """
     SELECT s.*, j.priority AS own_priority, t.captured_at::text AS captured, t.largest_operator,
@@ -55,25 +55,28 @@ FOOTPRINT_FIELDS = (
 
 
 async def run(plpy: Any) -> None:
-    """The scheduler process."""
+    """Run the scheduler process."""
     await Scheduler(Server(plpy)).run()
 
 
 class Situation(NamedTuple):
-    """What decides about the plans of a device. Another one is a reason to plan."""
+    """Inputs of a device's plans; a change of them is a reason to plan."""
 
     budget_bytes: int
     inference_bytes: int
-    ending_bytes: int  # granted to jobs that need no plan any more
+    ending_bytes: int  # granted to jobs that are not planned any more
     host_bytes: int
-    traces: dict[int, tuple[str, bool]]  # by job: when it was captured, is it pinned
+    traces: dict[int, tuple[str, bool]]  # by job: when it was captured, and whether the job is pinned
     priorities: dict[int, int]
-    found: dict[int, int]  # the plans that searches have found, by number
-    queue: tuple[tuple[int, bool], ...]  # jobs without a plan, first first, and whether they have waited long
-    sparsities: dict[int, int]  # by job: how often its tensors' zeros have become other ones
+    found: dict[int, int]  # by job: number of the plan that a search has found
+    queue: tuple[tuple[int, bool], ...]  # jobs without a plan, in their order, and whether they have aged
+    sparsities: dict[int, int]  # by job: revision of its tensors' statistics
 
     def changes(self, before: Situation | None) -> list[str]:
-        """In words, what is different. The end of a job counts when its memory is there."""
+        """Describe the differences from `before` in words; None means that the device has no plans yet.
+
+        The end of a job counts when its memory has been given back.
+        """
         if before is None:
             return [f"job {job} has come" for job in sorted(self.traces)]
         stay = sorted(self.traces.keys() & before.traces.keys())
@@ -105,14 +108,14 @@ class View(NamedTuple):
     """A device as a turn finds it."""
 
     name: str
-    jobs: dict[int, dict[str, Any]]  # rows of JOBS, without those that were refused
-    grants: dict[int, dict[str, Any]]  # of all slots on the device
+    jobs: dict[int, dict[str, Any]]  # rows of JOBS, without jobs refused or set aside
+    grants: dict[int, dict[str, Any]]  # by job, of all slots on the device
     situation: Situation
 
 
 @dataclass
 class Request:
-    """A question that the planner has not answered yet."""
+    """Request that the planner has not answered yet."""
 
     number: int
     view: View
@@ -121,12 +124,12 @@ class Request:
 
 
 class Plan(NamedTuple):
-    """A plan as the planner has made it."""
+    """Plan as the planner has made it."""
 
     device: str
     captured: str
     fields: dict[str, Any]
-    buffers: list[memoryview]  # rows; order; of each step: operator, bytes under the plan, bytes without one
+    buffers: list[memoryview]  # rows; order; for each step: operator, bytes under the plan, bytes without one
     reason: str
 
     @property
@@ -152,27 +155,27 @@ class Plan(NamedTuple):
 
 @dataclass
 class Memory:
-    """What is remembered of a job: what the planner knows of it, and what was published for it last."""
+    """State of a job: what the planner has been sent of it, and what was published for it last."""
 
-    captured: str  # the trace that the rest is about
+    captured: str  # the trace that the rest refers to
     sent: bool = False
-    sparsity: int = 0  # the revision that was sent
+    sparsity: int = 0  # revision of the statistics that were sent
     planned_us: float | None = None  # sum of the latencies that the planner plans with
-    generation: int = 0  # of the plan that was published last; 0: it is of no use
+    generation: int = 0  # of the plan that was published last; 0 if that is of no use
     published: Plan | None = None
-    in_force: Plan | None = None  # that the executor has made an iteration under
-    pinned: bool = False  # its executor has rejected a plan since jobs came or went: it keeps what it has
-    answered: bool = False  # a planner has had the trace and lived
-    deaths: int = 0  # of planners before that
+    in_force: Plan | None = None  # the plan under which the executor has run an iteration
+    pinned: bool = False  # its executor has rejected a plan since jobs came or went: it keeps its plan
+    answered: bool = False  # a planner that had this trace has answered
+    deaths: int = 0  # in a row, of planners that had this trace
     set_aside: bool = False
 
     def is_of(self, row: dict[str, Any]) -> bool:
-        """The newest plan was made for this trace."""
+        """Return whether the newest plan was made for this trace."""
         return self.published is not None and self.published.captured == row["captured"]
 
 
 class Scheduler:
-    """One a server."""
+    """The scheduler; one per server."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -183,9 +186,9 @@ class Scheduler:
         self._requests = 0
         self._memory: dict[int, Memory] = {}
         self._asked: dict[str, Request] = {}  # by device
-        self._settled: dict[str, Situation] = {}  # by device: what its plans are made for
-        self._pending: dict[int, Plan] = {}  # not published yet
-        self._tried: Any = None  # the ledger when the pending plans were tried last
+        self._settled: dict[str, Situation] = {}  # by device: the one that its plans are made for
+        self._pending: dict[int, Plan] = {}  # by job: not published yet
+        self._tried: Any = None  # the ledger at the last attempt to publish pending plans
         self._searches = Searches(server)
 
     async def run(self) -> None:
@@ -196,7 +199,7 @@ class Scheduler:
             await self._close()
 
     async def _turn(self) -> float:
-        """One look at everything; seconds until the next."""
+        """Read the state and act on it once; return the seconds until the next turn."""
         self._server.woken = False
         views = self._look()
         while self._fall_back(views):
@@ -216,7 +219,7 @@ class Scheduler:
             await self._mourn(failure.message, failure.traceback or failure.hint)
         return 0.0
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- reading the state --------------------------------------------------------------------------------------------
 
     def _look(self) -> dict[str, View]:
         server = self._server
@@ -247,7 +250,11 @@ class Scheduler:
         return limit or memory_bytes() // 2
 
     def _remember(self, jobs: dict[int, dict[str, Any]], grants: dict[int, dict[str, Any]]) -> None:
-        """Forgets jobs that have ended, and what was published for an attempt before."""
+        """Update `_memory` from the catalogue and the ledger.
+
+        Ended jobs are dropped, and so is what was published for an earlier attempt. If the set of jobs has changed,
+        none is pinned any more.
+        """
         if jobs.keys() != self._memory.keys():
             for memory in self._memory.values():
                 memory.pinned = False
@@ -289,7 +296,7 @@ class Scheduler:
         )
 
     def _searched(self, views: dict[str, View]) -> dict[int, Wanted]:
-        """The jobs that a better plan is searched for: those of that policy whose plan does anything."""
+        """Return the jobs to search better plans for: those of policy swapadvisor whose plan has events."""
         seconds = float(self._server.number("pg_tensile.search_time"))
         self._server.commit()
         found = {}
@@ -307,10 +314,10 @@ class Scheduler:
                 )
         return found
 
-    # -- asking -------------------------------------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------------------------------
 
     async def _consider(self, view: View) -> None:
-        """Asks the planner if there is a reason to, and it has answered the question before."""
+        """Send the planner a request if there is a reason to, and it has answered the one before."""
         if view.name in self._asked:
             return
         if not view.jobs:
@@ -323,7 +330,7 @@ class Scheduler:
             self._ask(view, "; ".join(changes), set(late))
 
     def _late(self, view: View) -> dict[int, float]:
-        """Jobs whose latency has left the one that they were planned with, and by how much (TENSILE, section IV-E)."""
+        """Return jobs whose latency has changed beyond the threshold, with the change (TENSILE, section IV-E)."""
         threshold = float(self._server.setting("pg_tensile.update_threshold"))
         self._server.commit()
         found = {}
@@ -352,7 +359,7 @@ class Scheduler:
         self._asked[view.name] = Request(self._requests, view, reason)
 
     def _send_trace(self, job: int, row: dict[str, Any], late: bool) -> None:
-        """What the planner does not have yet: the trace of the training step, and latencies that are newer."""
+        """Send what the planner lacks: the training step's trace, and newer latencies and statistics."""
         assert self._child is not None
         memory = self._memory[job]
         if not memory.sent:
@@ -381,7 +388,7 @@ class Scheduler:
     def _given(
         self, job: int, row: dict[str, Any], grant: dict[str, Any] | None
     ) -> tuple[dict[str, Any] | None, list[bytes]]:
-        """What the job has been given, and the rows and the order of its plan if they are of use."""
+        """Return the job's grant (None without one), and the rows and the order of its plan if they are of use."""
         if grant is None or not grant["generation"]:
             return None, []
         memory = self._memory[job]
@@ -432,14 +439,14 @@ class Scheduler:
     # -- the planner --------------------------------------------------------------------------------------------------
 
     async def _ready(self) -> bool:
-        """There is a planner, or it could be started. Raises ChildDied, Failure."""
+        """Return whether the planner runs, starting it if necessary and possible. Raises ChildDied, Failure."""
         if self._child is None and time.monotonic() >= self._start_after:
             self._child = Child(self._server, "planner", threads=1)
             await self._child.start()
         return self._child is not None
 
     async def _listen(self, busy: bool) -> float:
-        """Waits for the planner if there is one; seconds that are left to wait without."""
+        """Wait for the planner if it runs; return the seconds that are left to wait without it."""
         now = time.monotonic()
         self._busy_at = now if busy else self._busy_at
         pause = SEARCHING if self._searches.searching else BUSY if busy or self._asked else IDLE
@@ -463,7 +470,7 @@ class Scheduler:
         request = self._asked.get(frame.header.get("device", ""))
         if frame.type != FrameType.SCHEDULED or request is None or request.number != frame.header["request"]:
             raise Failure("08P01", f"the planner sent an unexpected {frame.type.name} frame")
-        del self._asked[request.view.name]  # should what follows fail, it is asked again
+        del self._asked[request.view.name]  # if the rest fails, the request is sent again
         for job, row in request.view.jobs.items():
             if self._is_current(row):
                 self._memory[job].answered, self._memory[job].deaths = True, 0
@@ -473,7 +480,7 @@ class Scheduler:
         self._server.log_again()
 
     async def _mourn(self, reason: str, traceback: str | None) -> None:
-        """The planner is gone. Jobs go on with the plans that they have; those that wait are told."""
+        """Record that the planner is gone: jobs go on under their plans, and those that wait are given the reason."""
         await self._close()
         lines = (traceback or "").splitlines()
         more = f" ({lines[-1]})" if lines else ""
@@ -490,8 +497,11 @@ class Scheduler:
         self._pause = min(2 * self._pause, MAX_PAUSE)
 
     def _suspect(self, request: Request, reason: str) -> None:
-        """A trace may have been too much for the planner that was given it. If no planner survives, the last one that
-        came is set aside; should that not help, the one before it."""
+        """Set a trace aside if too many planners have died that were sent it.
+
+        A trace may have been too much for the planner. If no planner survives, the newest trace is set aside first; if
+        that does not help, the one before it.
+        """
         traced = [row for row in request.view.jobs.values() if row["traced"] and self._is_current(row)]
         new = [row for row in traced if not self._memory[row["job"]].answered]
         for row in new:
@@ -514,10 +524,10 @@ class Scheduler:
         for memory in self._memory.values():
             memory.sent = False
 
-    # -- following ----------------------------------------------------------------------------------------------------
+    # -- answers ------------------------------------------------------------------------------------------------------
 
     def _follow(self, request: Request, frame: Frame) -> None:
-        """Does what the planner has decided: what shrinks first."""
+        """Carry out the planner's decisions; what shrinks is published first."""
         view, header = request.view, frame.header
         for job, total_us in header["totals_us"].items():
             memory = self._memory.get(int(job))
@@ -551,12 +561,12 @@ class Scheduler:
         self._tried = None
 
     def _is_current(self, row: dict[str, Any]) -> bool:
-        """The job still is what the planner was told."""
+        """Return whether the job still has the trace that the planner was sent."""
         memory = self._memory.get(row["job"])
         return memory is not None and memory.captured == row["captured"]
 
     def _tell(self, device: str, answer: dict[str, Any]) -> None:
-        """What is no plan, to the job's row and to the log."""
+        """Record a decision that is no plan in the job's row and in the log."""
         job, decision = answer["job"], answer["decision"]
         if decision in ("waits", "failed"):
             news = self._server.call("tensile._job_waits(int8,text)", job, answer["reason"])
@@ -584,7 +594,7 @@ class Scheduler:
     # -- publishing ---------------------------------------------------------------------------------------------------
 
     def _publish_pending(self, views: dict[str, View]) -> None:
-        """Tries again what did not fit, if the ledger has changed since."""
+        """Try to publish pending plans again if the ledger has changed since the last attempt."""
         ledger = [(view.situation.budget_bytes, view.situation.inference_bytes, view.grants) for view in views.values()]
         if ledger == self._tried or not self._pending:
             return
@@ -594,9 +604,11 @@ class Scheduler:
         self._tried = ledger
 
     def _fall_back(self, views: dict[str, View]) -> bool:
-        """An executor that rejects a plan stays with the one before: that one is published again, so that ledger and
-        plan table say what is so. The same plan would be rejected again: so the job is left alone until its trace or
-        the set of jobs is another one. True: there was such a job."""
+        """Publish the previous plan for each job whose executor has rejected one; return whether any has.
+
+        The executor stays with the previous plan, so the ledger and the plan table must have that one. The same plan
+        would be rejected again, so the job is pinned until its trace or the set of jobs changes.
+        """
         found = False
         for view in views.values():
             for job, row in view.jobs.items():
@@ -615,7 +627,7 @@ class Scheduler:
         return found
 
     def _publish(self, job: int, plan: Plan) -> None:
-        """Publishes a plan if the ledger has room for it; else it is pending."""
+        """Publish a plan if the ledger has room for it; else it is pending."""
         self._pending.pop(job, None)
         memory = self._memory.get(job)
         if memory is None or memory.captured != plan.captured:
@@ -649,7 +661,7 @@ class Scheduler:
 
     def _cannot_publish(self, job: int, plan: Plan, failure: Failure) -> None:
         if failure.sqlstate == "42704":
-            return  # its worker has gone
+            return  # its worker is gone
         reason = f"its plan cannot be published: {failure.message}"
         self._server.call("tensile._job_waits(int8,text)", job, reason)
         self._log("failed", job, plan.device, reason)

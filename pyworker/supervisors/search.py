@@ -1,10 +1,11 @@
-"""The searches for better plans of jobs of policy swapadvisor, as the scheduler has them: one at a time, the others
-queue. Each is a child process of its own (search.py), which ends when the job ends, sends another trace or is given
-other memory. What it finds is remembered in the catalogue, by the graph's fingerprint and the memory: another job with
-both takes it at once and need not search.
+"""The scheduler's searches for better plans, for jobs of policy swapadvisor.
 
-Nothing here decides about plans: what a search has found is one more plan that the planner may choose.
-Standard library only.
+One search runs at a time, the others queue. Each is a child process of its own (children/search.py), which ends when
+the job ends, sends another trace or is given other memory. Results are stored in the catalogue, by the graph's
+fingerprint and the memory: another job with both takes the result at once and need not search.
+
+Nothing is decided about plans here: the result of a search is one more plan that the planner may choose. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from typing import Any, NamedTuple
 from pyworker.supervisors.supervisor import Child, ChildDied, Failure, Server, Stopped, failure_of_frame
 from pyworker.wire import Frame, FrameType
 
-PATIENCE = 60.0  # seconds that a search may take longer than it should
+PATIENCE = 60.0  # seconds by which a search may exceed its time
 POLICY = "swapadvisor"
 
 
 class Wanted(NamedTuple):
-    """A job whose plan may be improved: that it was given, with what it was made for."""
+    """Job whose plan may be improved: the plan that it was given, and what that was made for."""
 
     job: int
     device: str
-    captured: str  # the trace
-    budget_bytes: int  # that a plan for it may take
+    captured: str  # when its trace was captured
+    budget_bytes: int  # that a plan may take
     link_share: float
     host_bytes: int
     iteration_us: float
@@ -39,7 +40,11 @@ class Wanted(NamedTuple):
 
 @dataclass
 class Search:
-    """One job's. `number` counts the plans that were worth a change; `rows` and `order` are the last of these."""
+    """Search for one job.
+
+    `number` identifies the newest plan that was worth a change, counted over all jobs (0 if none was); `rows` and
+    `order` are that plan.
+    """
 
     wanted: Wanted
     state: str = "queued"
@@ -52,7 +57,10 @@ class Search:
     evaluations: int = 0
 
     def serves(self, wanted: Wanted) -> bool:
-        """It is about this trace and, unless what the job was given is its own result, about this memory."""
+        """Return whether the search is still of use for `wanted`.
+
+        It has to be about the same trace and, unless the job's plan is its own result, about the same memory.
+        """
         if wanted.captured != self.wanted.captured:
             return False
         own = self.number > 0 and (wanted.rows, wanted.order) == (self.rows, self.order)
@@ -60,27 +68,27 @@ class Search:
 
 
 class Searches:
-    """One a scheduler."""
+    """Searches of the scheduler; one instance per scheduler."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._searches: dict[int, Search] = {}
         self._child: Child | None = None
-        self._job = 0  # that is searched for
+        self._job = 0  # whose search runs
         self._until = 0.0
-        self._found = 0  # plans that were worth a change, of all jobs
+        self._found = 0  # number of plans that were worth a change, of all jobs
 
     @property
     def searching(self) -> bool:
         return self._child is not None
 
     def of(self, job: int) -> Search | None:
-        """The job's search, if it has found anything for it."""
+        """Return the job's search if it has found a plan, else None."""
         search = self._searches.get(job)
         return search if search is not None and search.number else None
 
     async def turn(self, wanted: dict[int, Wanted]) -> bool:
-        """Ends what is of no use, hears what is found, and starts the next search. True: a better plan was found."""
+        """End searches that are of no use, receive results, start the next; return whether one is a better plan."""
         found = self._found
         for job in [
             job for job, search in self._searches.items() if job not in wanted or not search.serves(wanted[job])
@@ -105,10 +113,10 @@ class Searches:
             await self._child.close()
             self._child = None
 
-    # ---- beginning and ending ----
+    # ---- start and end ----
 
     def _begin(self, wanted: Wanted) -> None:
-        """Takes the result of an earlier search, and queues for one of its own if that is not as good."""
+        """Take the result of an earlier search, and queue a new search unless that one is as good."""
         search = self._searches[wanted.job] = Search(wanted)
         sql = "SELECT * FROM tensile._searched($1, $2)"
         for found in self._server.rows(sql, ["int8", "int8"], wanted.job, wanted.budget_bytes):
@@ -132,7 +140,7 @@ class Searches:
             self._tell(search)
 
     async def _fail(self, reason: str) -> None:
-        """The search process is gone: the job goes on with the best plan that it has."""
+        """End the search after its process has failed: the job goes on with the best plan that it has."""
         await self.close()
         search = self._searches[self._job]
         search.state = "failed"
@@ -160,7 +168,7 @@ class Searches:
         self._tell(search)
 
     def _request(self, wanted: Wanted) -> tuple[dict[str, Any], bytes, bytes] | None:
-        """Header of SEARCH, the trace, its latencies now. None: the job is on its way out."""
+        """Return the header of SEARCH, the trace and its latencies now, or None if the job is ending."""
         sql = """
             SELECT t.traces[1] AS trace, l.average, j.seed, p.profile::text AS profile
             FROM tensile.traces t JOIN tensile.jobs j ON j.id = t.job
@@ -223,7 +231,7 @@ class Searches:
         details |= {"evaluations": search.evaluations, "budget_bytes": wanted.budget_bytes, "seconds": wanted.seconds}
         self._log(search, "the search for a better plan has ended", details)
 
-    # ---- telling ----
+    # ---- reporting ----
 
     def _tell(self, search: Search) -> None:
         wanted = search.wanted
@@ -240,7 +248,9 @@ class Searches:
 
 
 def bucket(nbytes: int) -> int:
-    """Rounded down to one of 32 steps between two powers of two: so that memory that is nearly the same is the same for
-    searches and their results."""
+    """Round down to one of 32 steps between two powers of two.
+
+    So searches and their results treat nearly equal memory as equal.
+    """
     step = 1 << max(0, nbytes.bit_length() - 6)
     return nbytes // step * step

@@ -1,17 +1,17 @@
-"""What every supervisor shares: the server seen through PL/Python, and one class for every kind of child process.
+"""Foundation of all supervisors: the server seen through PL/Python, and one class for every kind of child process.
 
-A supervisor is a coroutine inside a background worker. `step` starts it and resumes it, once in each CALL of
+A supervisor is a coroutine inside a background worker. `step` starts and resumes it, once in each CALL of
 tensile._step; what it awaits (`Server.wait`) is that CALL's row, and the process waits for it when the CALL has ended
-(csrc/worker.c). It never imports what is heavy: that runs in its child, whose death is an event like any other. Three
-rules keep the server well:
+(csrc/worker.c). A supervisor never imports heavy modules: its child does, whose death is an event like any other. Three
+rules protect the server:
 
 - Waiting is `await`, nothing else; it ends the transaction. So no snapshot and no xmin is held while a child works, and
   the statistics of what was written are reported.
-- Sending never blocks: frames wait in a queue while the child is writing itself, so the two cannot lock each other up.
-- A child ends with its supervisor, whatever ends first: `Child.close` kills the whole process group and reaps it, and
-  the child asks the kernel for SIGKILL when its parent dies (pyworker/child.py).
+- Sending never blocks: frames wait in a queue while the child is writing itself, so the two cannot deadlock.
+- A child ends with its supervisor, whichever ends first: `Child.close` kills the whole process group and reaps it, and
+  the child has the kernel send it SIGKILL when its parent dies (pyworker/child.py).
 
-A child's output goes to a memfd, not a file: nothing is left behind, and its tail says why a child died.
+A child's output goes to a memfd, not a file: nothing is left behind, and its tail shows why a child died.
 
 Standard library only.
 """
@@ -41,18 +41,18 @@ from pyworker.child import FD_VARIABLE, LOG_NAME, MEMORY_VARIABLE, NICE_VARIABLE
 from pyworker.version import VERSION
 from pyworker.wire import Buffer, Connection, Frame, FrameType, ProtocolError
 
-HELLO_TIMEOUT = 60.0  # seconds; an interpreter that takes longer to start is none
-EXIT_LIMIT = 2.0  # seconds that a child may take to end when it has closed its connection
+HELLO_TIMEOUT = 60.0  # seconds; an interpreter that takes longer to start cannot be used
+EXIT_LIMIT = 2.0  # seconds that a child may take to exit when it has closed its connection
 KILL_LIMIT = 10.0  # seconds after which SIGKILL has had no effect
-BUSY_LIMIT = 1.0  # seconds without a wait, in which nobody hears of cancel, stop or drop
-COMPUTING = 0.05  # of the time: how long a child is busy at least that is silent because it computes
-MAX_SILENCES = 10  # time-outs that it may be silent altogether
-LOG_TAIL = 64 << 10  # a fatal error shows the stacks of all threads, up to 100 lines each
+BUSY_LIMIT = 1.0  # seconds without a wait, at most; cancel, stop and drop go unnoticed meanwhile
+COMPUTING = 0.05  # share of its silence that a child must spend computing so as not to count as hung
+MAX_SILENCES = 10  # time-outs after which a silent child is killed even if it computes
+LOG_TAIL = 64 << 10  # bytes; a fatal error prints the stacks of all threads, up to 100 lines each
 PYTHON_FOLDER = Path(__file__).resolve().parents[2]
 
 
 class Wait(IntFlag):
-    """What ended a wait (csrc/pg_tensile.h)."""
+    """Causes of the end of a wait (csrc/pg_tensile.h)."""
 
     READABLE = 1
     WRITABLE = 2
@@ -64,10 +64,10 @@ class Wait(IntFlag):
 
 
 class Request(NamedTuple):
-    """What a step of a supervisor asks for: the arguments of the wait that follows it."""
+    """Arguments of the wait that follows a step of a supervisor."""
 
     fd: int
-    timeout_ms: int | None  # None: there is no next step
+    timeout_ms: int | None  # None means that there is no next step
     writable: bool
 
 
@@ -110,8 +110,10 @@ class Failure(Exception):
 
 
 class ChildDied(Exception):
-    """The child ended, or had to be ended, without having said why. `traceback` is the tail of its output, `code` that
-    of subprocess.Popen."""
+    """The child ended, or had to be killed, without having sent an ERROR frame.
+
+    `traceback` is the tail of its output, `code` its `subprocess.Popen.returncode`; each is None if it is not known.
+    """
 
     def __init__(self, reason: str, traceback: str | None, code: int | None = None) -> None:
         super().__init__(reason)
@@ -121,7 +123,7 @@ class ChildDied(Exception):
 
 
 def failure_of_sql(error: Any) -> Failure:
-    """The PostgreSQL error behind a plpy.SPIError."""
+    """Return the PostgreSQL error behind a plpy.SPIError."""
     spidata = getattr(error, "spidata", None) or (None, None, None)
     code, detail, hint = spidata[:3]
     sqlstate = getattr(error, "sqlstate", "XX000") if code is None else unpack_sqlstate(code)
@@ -129,12 +131,15 @@ def failure_of_sql(error: Any) -> Failure:
 
 
 def unpack_sqlstate(code: int) -> str:
-    """Five characters out of PostgreSQL's packed form, six bits each."""
+    """Return the five characters of a SQLSTATE in PostgreSQL's packed form, six bits each."""
     return "".join(chr(ord("0") + (code >> 6 * position & 0x3F)) for position in range(5))
 
 
 def failure_of_frame(header: Mapping[str, Any]) -> Failure:
-    """What a child's ERROR frame says. A SQLSTATE that the server could not raise (csrc/owner.c) becomes XX000."""
+    """Return the failure that a child's ERROR frame reports.
+
+    A SQLSTATE that the server could not raise (csrc/owner.c) becomes XX000.
+    """
     sqlstate = header.get("sqlstate")
     if not isinstance(sqlstate, str) or not re.fullmatch("(?!0[0-2])[0-9A-Z]{5}", sqlstate):
         sqlstate = "XX000"
@@ -144,21 +149,25 @@ def failure_of_frame(header: Mapping[str, Any]) -> Failure:
 
 @types.coroutine
 def suspend(request: Request) -> Generator[Request, Wait, Wait]:
-    """Ends the step; the value is what ended the wait."""
+    """End the step; return what ended the wait that follows it."""
     return (yield request)
 
 
-_supervisor: Coroutine[Request, Wait, None] | None = None  # this process's, from its first step on
+_supervisor: Coroutine[Request, Wait, None] | None = None  # of this process; None before its first step
 
 
 def step(plpy: Any, process: str, bits: int) -> Request:
-    """The body of `tensile._step`. The module `pyworker.supervisors.<process>` has the coroutine `run(plpy)`."""
+    """Start or resume this process's supervisor: the body of `tensile._step`.
+
+    The module `pyworker.supervisors.<process>` has the coroutine `run(plpy)`; `bits` are those of the wait that has
+    ended.
+    """
     global _supervisor
     if _supervisor is None:
         _supervisor = importlib.import_module(f"pyworker.supervisors.{process}").run(plpy)
         return _resume(_supervisor, None)
     if inspect.getcoroutinestate(_supervisor) == inspect.CORO_CLOSED:
-        return DONE  # it has ended with an error that did not end the process
+        return DONE  # it ended with an error that did not end the process
     return _resume(_supervisor, Wait(bits))
 
 
@@ -174,8 +183,8 @@ class Server:
 
     def __init__(self, plpy: Any) -> None:
         self.plpy = plpy
-        self.stopping = False  # SIGTERM has come; sticky
-        self.woken = False  # somebody set the latch: look what has changed; whoever looks resets it
+        self.stopping = False  # SIGTERM has come; never reset
+        self.woken = False  # the latch was set: something may have changed; reset by the code that checks
         self.resumed_at = time.monotonic()  # when the last wait ended
         self._plans: dict[str, Any] = {}
         self._logged: set[str] = set()
@@ -188,20 +197,20 @@ class Server:
         self._extension = row["extension"]
 
     def check_version(self) -> None:
-        """Raises Failure unless these files are of the version of the library that the server has loaded."""
+        """Raise Failure unless these files have the version of the library that the server has loaded."""
         if self._library != VERSION:
             message = f"the Python files of pg_tensile have version {VERSION}, the server's library has {self._library}"
             raise Failure("55000", message, hint="Run make install, then restart the server.")
 
     def rows(self, sql: str, types: Sequence[str] = (), *values: Any) -> list[dict[str, Any]]:
-        """The rows of a query, prepared at its first use."""
+        """Return the rows of a query, which is prepared at its first use."""
         plan = self._plans.get(sql)
         if plan is None:
             plan = self._plans[sql] = self.plpy.prepare(sql, list(types))
         return list(self.plpy.execute(plan, list(values)))
 
     def call(self, signature: str, *values: Any) -> Any:
-        """Calls a function and returns its value: `call("tensile._job_metric(jsonb)", {...})`; jsonb is made here."""
+        """Return a function's value: `call("tensile._job_metric(jsonb)", {...})`; jsonb is encoded here."""
         name, _, types = signature.rstrip(")").partition("(")
         names = [type for type in types.split(",") if type]
         parameters = ", ".join(f"${number}" for number in range(1, len(names) + 1))
@@ -212,7 +221,7 @@ class Server:
         return str(self.call("pg_catalog.current_setting(text)", name))
 
     def number(self, name: str) -> int:
-        """A numeric setting in its base unit (pg_settings.unit: MB are MB, milliseconds are milliseconds)."""
+        """Return a numeric setting in its base unit (pg_settings.unit: MB are MB, milliseconds are milliseconds)."""
         sql = "SELECT setting AS value FROM pg_catalog.pg_settings WHERE name = $1"
         return int(self.rows(sql, ["text"], name)[0]["value"])
 
@@ -223,18 +232,20 @@ class Server:
         self.plpy.rollback()
 
     def log_once(self, cause: str) -> None:
-        """One line in the server's log per cause, until `log_again`."""
+        """Write one line per cause to the server's log, until `log_again`."""
         if cause not in self._logged:
             self._logged.add(cause)
             self.plpy.log(f"pg_tensile: {cause}")
 
     def log_again(self) -> None:
-        """What was wrong is over; if it comes back, that is news."""
+        """Have `log_once` log all causes anew: what was wrong is over, so a recurrence is news."""
         self._logged.clear()
 
     async def wait(self, fd: int, seconds: float, writable: bool = False) -> Wait:
-        """Ends the transaction and sleeps until the socket is ready (-1: no socket), the latch is set or `seconds` have
-        passed. Raises Gone and CancelRequest."""
+        """End the transaction and wait until the socket is ready, the latch is set or `seconds` have passed.
+
+        An `fd` of -1 means no socket. Raises Gone and CancelRequest.
+        """
         bits = await self._suspend(fd, seconds, writable)
         if bits & Wait.GONE:
             raise Gone
@@ -243,15 +254,17 @@ class Server:
         return bits
 
     async def sleep(self, seconds: float) -> None:
-        """Lets that time pass, whatever happens meanwhile; ends early when the supervisor is to stop. Raises Gone."""
+        """Let `seconds` pass, whatever happens meanwhile, or less if the supervisor is to stop. Raises Gone."""
         end = time.monotonic() + seconds
         while not self.stopping and (left := end - time.monotonic()) > 0:
             if await self._suspend(-1, left) & Wait.GONE:
                 raise Gone
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """The condition, asked again and again for so long, or for a second when the supervisor is to stop. Raises
-        nothing: for ends, which happen whatever comes."""
+        """Poll the condition until it is true or `seconds` have passed (one if the supervisor is to stop); return it.
+
+        Cancellation and drops raise nothing here, because cleaning up must go on in spite of them.
+        """
         start, pause = time.monotonic(), 0.005
         while not (true := condition()):
             if time.monotonic() - start > (min(1.0, seconds) if self.stopping else seconds):
@@ -268,8 +281,10 @@ class Server:
         return bits
 
     async def loop(self, turn: Callable[[], Awaitable[float]]) -> None:
-        """Calls `turn` until STOP or GONE, sleeping as many seconds as it answers or until the latch is set. An SQL
-        error is logged once per cause and ends only its turn; the pause doubles up to 30 s while it lasts."""
+        """Call `turn` until STOP or GONE, each time sleeping for the seconds that it returns or until the latch is set.
+
+        An SQL error is logged once per cause and ends only its turn; while errors last, the pause doubles up to 30 s.
+        """
         try:
             self.check_version()
         except Failure as failure:
@@ -293,13 +308,15 @@ class Server:
                 pause = min(2 * pause, 30.0)
 
     def installed(self) -> bool:
-        """The extension still exists; asked when a call failed in a way that DROP EXTENSION explains. One that was
-        created again is another one."""
+        """Return whether the extension still exists; one that was dropped and created again does not count.
+
+        Called after a failure that DROP EXTENSION would explain.
+        """
         sql = "SELECT 1 FROM pg_catalog.pg_extension WHERE extname = 'pg_tensile' AND oid = $1"
         return bool(self.rows(sql, ["oid"], self._extension))
 
     def text(self, value: str | None) -> str | None:
-        """A child's text as the server can store it."""
+        """Return a child's text as the server can store it."""
         if value is None:
             return None
         errors = ("utf-8", "replace") if self._utf8 else ("ascii", "backslashreplace")
@@ -307,7 +324,7 @@ class Server:
 
     @staticmethod
     def json(value: Any) -> str:
-        """JSON that jsonb takes: strings without NUL and lone surrogates."""
+        """Return JSON that jsonb takes: strings without NUL and lone surrogates."""
 
         def clean(item: Any) -> Any:
             if isinstance(item, str):
@@ -326,7 +343,7 @@ class Child:
     """One child process and the connection to it.
 
     `start` spawns it and shakes hands; `queue` and `receive` exchange frames; `close` ends it, always. Raises Failure
-    when it cannot be started, ChildDied whenever it ends by itself or hangs.
+    if it cannot be started, ChildDied whenever it ends by itself or hangs.
     """
 
     def __init__(
@@ -339,8 +356,11 @@ class Child:
         environment: Mapping[str, str] | None = None,
         nice: bool = True,
     ) -> None:
-        """`pyworker/children/<name>.py` is run with `threads` computing threads; a child that is silent and computes
-        nothing for `timeout` seconds counts as hung (0: never). `nice`: pg_tensile.nice applies to it."""
+        """Prepare to run `pyworker/children/<name>.py` with `threads` computing threads.
+
+        A child that is silent and computes nothing for `timeout` seconds counts as hung (0 means never). `environment`
+        has further variables; `nice` says whether pg_tensile.nice applies.
+        """
         self._server = server
         self._name = name
         limits = {
@@ -354,18 +374,18 @@ class Child:
         self._connection: Connection | None = None
         self._log = -1
         self._heard = time.monotonic()
-        self._silence: tuple[float, float] | None = None  # a time since then, and the busy_seconds until then
+        self._silence: tuple[float, float] | None = None  # start of the current time-out, and busy_seconds then
 
-    # -- life ---------------------------------------------------------------------------------------------------------
+    # -- start and end ------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Spawns the child and exchanges HELLO."""
+        """Spawn the child and exchange HELLO."""
         unreaped[:] = [process for process in unreaped if process.poll() is None]
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         ours.setblocking(False)
         self._connection = Connection(ours)
         self._log = os.memfd_create(LOG_NAME)
-        fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)  # writes go to the end, also after it was truncated
+        fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)  # writes go to the end, even after it was truncated
         with theirs:
             bindings = {FD_VARIABLE: str(theirs.fileno()), PARENT_VARIABLE: str(os.getpid())}
             try:
@@ -376,7 +396,7 @@ class Child:
                     stderr=self._log,
                     env=self._environment | bindings,
                     pass_fds=(theirs.fileno(),),
-                    start_new_session=True,  # signals to the supervisor's process group are not for the child
+                    start_new_session=True,  # signals to the supervisor's process group must not reach the child
                 )
             except (OSError, ValueError) as error:
                 reason = error.strerror if isinstance(error, OSError) else error
@@ -385,7 +405,7 @@ class Child:
         self._check_hello(await self._first_frame())
 
     async def close(self) -> None:
-        """Kills the child with everything it started, and reaps it."""
+        """Kill the child with everything it started, and reap it."""
         try:
             await self._end()
         finally:
@@ -397,8 +417,11 @@ class Child:
                 self._log = -1
 
     async def _end(self) -> int | None:
-        """Its exit code. One that cannot be reaped (it is stuck in a device's driver) must not keep its supervisor: the
-        next start of a child reaps it, or init."""
+        """Kill the child and return its exit code, or None if there is no child or it cannot be reaped.
+
+        A child that is stuck in a device's driver must not hold up its supervisor: the next start of a child reaps it,
+        or init.
+        """
         process, self._process = self._process, None
         if process is None:
             return None
@@ -417,7 +440,7 @@ class Child:
                 frame = await self.receive(1)
             except ChildDied as death:
                 if (death.code or 0) < 0:
-                    raise  # killed: that may pass
+                    raise  # killed, which may be temporary
                 raise self._unusable(f'"{self._python}" cannot run the {self._name}: {death.reason}') from death
             if frame is not None:
                 return frame
@@ -447,7 +470,7 @@ class Child:
 
     @property
     def fd(self) -> int:
-        """The supervisor's end of the connection; non-blocking."""
+        """Supervisor's end of the connection: a non-blocking socket's descriptor."""
         assert self._connection is not None
         return self._connection.fileno()
 
@@ -464,12 +487,12 @@ class Child:
         header: dict[str, Any] | None = None,
         buffers: Sequence[Buffer] = (),
     ) -> None:
-        """Puts a frame in line; `receive` and `drain` send it."""
+        """Append a frame to the queue, which `receive` and `drain` send."""
         assert self._connection is not None
         self._connection.queue(type, job, rank, header, buffers)
 
     async def drain(self) -> AsyncIterator[Frame]:
-        """Sends all that is in line and yields the frames that arrive meanwhile. Raises Stopped."""
+        """Send the whole queue, yielding the frames that arrive meanwhile. Raises Stopped."""
         while not self._flush():
             frame = await self.receive(1)
             if frame is not None:
@@ -478,12 +501,14 @@ class Child:
                 raise Stopped
 
     async def receive(self, seconds: float) -> Frame | None:
-        """The child's next frame, or None when something else ended the wait (time-out, latch, STOP). Raises
-        ChildDied."""
+        """Return the child's next frame, or None if something else ended the wait (time-out, latch, STOP).
+
+        Raises ChildDied.
+        """
         frame = self._poll()
         if frame is None:
             await self._server.wait(self.fd, seconds, writable=not self._flush())
-            exited = has_exited(self.pid)  # asked first: what it sent before it died counts
+            exited = has_exited(self.pid)  # checked first, so that frames sent before it died are read
             frame = self._poll()
             if frame is None:
                 await self._check_alive(exited)
@@ -495,7 +520,7 @@ class Child:
         return frame
 
     def patience(self) -> None:
-        """The child was heard, or the supervisor was busy and did not listen: the child has its whole time again."""
+        """Restart the child's time-out: it was heard, or the supervisor was busy and did not listen."""
         self._heard = time.monotonic()
         self._silence = None
 
@@ -514,7 +539,7 @@ class Child:
         try:
             return self._connection.flush()
         except OSError:
-            return True  # its end is closed: what it said before and how it died will be seen by reading
+            return True  # its end is closed: reading will return its last frames and show how it died
 
     async def _check_alive(self, exited: bool) -> None:
         assert self._connection is not None
@@ -524,8 +549,11 @@ class Child:
             self._check_hung()
 
     def _check_hung(self) -> None:
-        """A graph that is captured, or one long step, sends nothing; but it computes, which a deadlock does not. One
-        that computes for ever is ended, too, after MAX_SILENCES times the time-out."""
+        """Raise ChildDied if the child has been silent for the time-out without computing.
+
+        While it captures a graph, or in one long step, it sends nothing; but it computes, which a deadlock does not. A
+        child that computes without end is killed, too, after MAX_SILENCES times the time-out.
+        """
         now, computed = time.monotonic(), busy_seconds(self.pid)
         since, before = self._silence = self._silence or (now, computed)
         if now - since <= self._timeout:
@@ -540,9 +568,9 @@ class Child:
         raise ChildDied(f"{self._name} {reason}", self.output() or None)
 
     async def _death(self) -> ChildDied:
-        """Waits for the rest of an exit, ends what the child started, and says how it died."""
+        """Wait for the exit to complete, kill what the child started, and return how it died."""
         reason = "closed its connection and had to be killed"
-        # Its socket is closed: it is on its way out. Until it is reaped, the process group cannot be anybody else's.
+        # Its socket is closed, so it is exiting. Until it is reaped, its process group's number cannot be reused.
         exited = await self._server.until(partial(has_exited, self.pid), EXIT_LIMIT)
         code = await self._end()
         if exited and code is not None:
@@ -550,7 +578,7 @@ class Child:
         return ChildDied(f"{self._name} {reason}", self.output() or None, code)
 
     def output(self) -> str:
-        """The tail of what the child wrote to its standard output and error."""
+        """Return the tail of what the child wrote to its standard output and error."""
         if self._log < 0:
             return ""
         size = os.fstat(self._log).st_size
@@ -558,13 +586,15 @@ class Child:
 
 
 def has_exited(pid: int) -> bool:
-    """Looks at a child without reaping it."""
+    """Return whether a child has exited, without reaping it."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def busy_seconds(pid: int) -> float:
-    """What a process has computed, with the children that it has waited for, and how long its threads have waited for a
-    core; 0 if it is gone."""
+    """Return the CPU seconds of a process and its reaped children, plus its threads' waiting time for a core.
+
+    0 if the process is gone.
+    """
     folder = Path(f"/proc/{pid}")
     try:
         fields = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -572,13 +602,13 @@ def busy_seconds(pid: int) -> float:
         return 0.0
     delays = 0
     for thread in folder.glob("task/*/schedstat"):
-        with contextlib.suppress(OSError, IndexError):  # it has ended, or the kernel does not count
+        with contextlib.suppress(OSError, IndexError):  # the thread has ended, or the kernel does not count
             delays += int(thread.read_text().split()[1])
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") + delays / 1e9
 
 
 def describe_exit(code: int) -> str:
-    """In words: `subprocess.Popen.returncode`."""
+    """Describe a `subprocess.Popen.returncode` in words."""
     if code >= 0:
         return f"exited with status {code}"
     try:
@@ -589,28 +619,28 @@ def describe_exit(code: int) -> str:
 
 
 def child_environment(threads: int) -> dict[str, str]:
-    """The server's environment without what concerns PostgreSQL (passwords among it) or another Python."""
+    """Return the server's environment without PostgreSQL's variables (passwords among them) and another Python's."""
     foreign = ("PG", "PYTHON", "VIRTUAL_ENV")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return inherited | {
         "PYTHONPATH": str(PYTHON_FOLDER),
-        "PYTHONSAFEPATH": "1",  # the working directory is the data directory
+        "PYTHONSAFEPATH": "1",  # keeps the working directory, the data directory, out of sys.path
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(threads),
-        # Threads that spin for long make a step ten times as slow when another process wants a core, threads that never
-        # spin make it twice as slow when none does.
+        # Long spinning makes a step ten times as slow when another process wants a core; no spinning makes it twice as
+        # slow when none does.
         "GOMP_SPINCOUNT": "5000",
         "MKL_NUM_THREADS": str(threads),
     }
 
 
 def spool_folder() -> Path:
-    """The server's own folder for temporary files: backups leave it out, and a start of the server cleans it up."""
+    """Return the server's folder for temporary files: backups omit it, and a start of the server cleans it."""
     folder = Path.cwd() / "base" / "pgsql_tmp"  # in the data directory
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
 
 def cores() -> int:
-    """Cores this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))

@@ -1,11 +1,11 @@
 """The supervisor of one job: feeds the executor, keeps the job's state in the catalogue, and decides how the job ends.
 
-Phases, each of its own transactions: begin (`running` is committed before anything starts), executor and handshake, the
-job's spec and the checkpoint it continues from, the data (one transaction, committed at once), then listening: the
-trace goes to the catalogue, where the scheduler finds it (`waiting`), the plans that the scheduler makes of it to the
-executor, progress to shared memory, metrics and checkpoints to the catalogue, and at the end the weights, as they come,
-to a version of the model that becomes complete together with `finished`. A calibration is a job without data: its
-result is a device's latency models.
+Phases, each in transactions of its own: begin (`running` is committed before anything starts), executor and handshake,
+the job's spec and the checkpoint that it resumes from, the data (one transaction, committed at once), then listening:
+the trace goes to the catalogue, where the scheduler finds it (`waiting`), the plans that the scheduler makes for it to
+the executor, progress to shared memory, metrics and checkpoints to the catalogue, and at the end the weights, chunk by
+chunk, to a version of the model that becomes complete together with `finished`. A calibration is a job without data:
+its result is a device's latency models.
 
 How a job ends, and what its row says:
 
@@ -14,9 +14,10 @@ How a job ends, and what its row says:
     cancel_job, pg_cancel_backend          cancelled, and so is a job whose worker pg_terminate_backend stops
     the executor dies or hangs             interrupted, tried again after a pause, failed after pg_tensile.max_retries
     server stop, another pg_tensile.database   interrupted, with a checkpoint if the executor makes one in time
-    role or extension dropped              nothing is written; the controller does what is left to do
+    role or extension dropped              nothing is written; the controller does the rest
 
-The process runs as the role that submitted the job and stays it; the bookkeeping functions know the job by the process.
+The process runs as the role that submitted the job throughout; the bookkeeping functions identify the job by the
+process.
 """
 
 from __future__ import annotations
@@ -42,15 +43,15 @@ from pyworker.supervisors.supervisor import (
 )
 from pyworker.wire import Frame, FrameType, ProtocolError, StateChunk, StateReader
 
-TICK = 1.0  # seconds between two looks at cancel_job and the model
+TICK = 1.0  # seconds between two checks for cancel_job and of the model
 STOP_GRACE = 2.0  # seconds that the executor has for its last checkpoint
-MOST_LATENCY_BYTES = 64 << 20  # of a calibration's result, which is kept in memory
-# What the JOB frame takes from the job's row as it is
+MOST_LATENCY_BYTES = 64 << 20  # of a calibration's result, which is held in memory
+# Columns of the job's row that the JOB frame has unchanged
 COPIED = (
     *("attempt", "architecture", "target", "epochs", "batch_size", "optimizer", "learning_rate", "validation", "seed"),
     *("policy", "memory_budget", "options"),
 )
-# What PROGRESS frames report besides phase and epoch, in the order of tensile._report's arguments
+# Fields of PROGRESS frames besides phase and epoch, in the order of tensile._report's arguments
 REPORTED = (
     *("step", "steps", "loss", "samples_per_s", "device_bytes", "device_peak_bytes", "bytes_swapped", "stall_us"),
     *("passive_swap_ins", "utilisation", "raw_bytes_swapped"),
@@ -60,8 +61,8 @@ END = "tensile._job_end(text,text,text,text,text,text,text[],text)"
 INTERRUPTED = {"server": "the server was stopped", "launcher": "pg_tensile.database was changed"}
 TERMINATED = "its worker was terminated (pg_terminate_backend)"
 CANCELLED = "cancelled by pg_cancel_backend"
-SILENCE = 300.0  # seconds that an executor may take to answer REFUSE where pg_tensile.executor_timeout is 0
-MOST_REFUSALS = 1000  # in a row: each is followed by another trace, of a smaller batch
+SILENCE = 300.0  # seconds that an executor may take to answer REFUSE if pg_tensile.executor_timeout is 0
+MOST_REFUSALS = 1000  # in a row: the executor follows each with the trace of a smaller batch
 
 
 class Cancelled(Exception):
@@ -69,14 +70,14 @@ class Cancelled(Exception):
 
 
 async def run(plpy: Any) -> None:
-    """The worker process."""
+    """Run the worker process."""
     server = Server(plpy)
     job = server.call("tensile._my_job()")
     try:
         row = json.loads(server.call("tensile._job_begin(int4)", os.getpid()))
         server.commit()
     except plpy.spiexceptions.ObjectNotInPrerequisiteState:
-        return  # cancelled, or reaped because this worker came too late
+        return  # cancelled, or reaped because this worker started too late
     await Worker(server, job, row).run()
 
 
@@ -89,17 +90,17 @@ class Worker:
         self._row = row
         self._options: dict[str, Any] = row["options"]
         checkpoint = row["checkpoint"] or {}
-        self._generation = int(checkpoint.get("generation", 0)) + 1  # of checkpoints
+        self._generation = int(checkpoint.get("generation", 0)) + 1  # of the next checkpoint
         self._states = StateReader()
         self._most_bytes = server.number("pg_tensile.max_state_size") << 20
-        self._version: int | None = None  # of the model: its id
+        self._version: int | None = None  # id of the model's version
         self._complete = False  # the version has all of its weights
         self._latency_models: list[memoryview] = []
         self._result_meta: dict[str, Any] = {}
-        self._generation_sent = 0  # of plans
+        self._generation_sent = 0  # of the newest plan sent to the executor
         self._generation_used = 0
         self._waiting = self._refused = False
-        self._refusals = 0  # since there was a plan
+        self._refusals = 0  # since the last plan
         self._refused_at = 0.0
         self._listening = False  # the executor has its data
         self._last_look = time.monotonic()
@@ -109,7 +110,7 @@ class Worker:
         self._child = Child(server, "executor", threads=self._threads, timeout=timeout)
 
     async def run(self) -> None:
-        """Trains, and writes the end whatever it is."""
+        """Train, and record the job's end whatever it is."""
         plpy = self._server.plpy
         try:
             await self._train()
@@ -131,7 +132,7 @@ class Worker:
             self._end("failed", Failure("08P01", message, traceback=self._child.output()))
         except plpy.SPIError as error:
             self._end_after(failure_of_sql(error))
-        except Exception as error:  # a fault of ours must not leave the job running
+        except Exception as error:  # a bug here must not leave the job running
             self._end("failed", Failure("XX000", f"the supervisor failed: {error!r}", traceback=traceback.format_exc()))
         finally:
             await self._child.close()
@@ -139,7 +140,10 @@ class Worker:
     # -- phases -------------------------------------------------------------------------------------------------------
 
     async def _train(self) -> None:
-        """An interrupt of the query that turns out to be needless costs the executor its data: another one starts."""
+        """Run the job, starting over after an interrupt that turns out to be needless.
+
+        Such an interrupt of the query costs the executor its data, so another executor is started.
+        """
         while True:
             try:
                 await self._attempt()
@@ -148,9 +152,9 @@ class Worker:
                 self._server.rollback()
                 if not self._server.call("tensile._take_interrupt()"):
                     raise Cancelled from None
-                await self._server.wait(-1, 0)  # role or extension dropped?
+                await self._server.wait(-1, 0)  # raises Gone if the role or the extension was dropped
                 self._look()
-            if self._listening:  # so late that it may have hit the bookkeeping
+            if self._listening:  # so late that it may have interrupted the bookkeeping
                 self._interrupt("its worker was interrupted", retry=False)
                 return
             await self._child.close()
@@ -174,7 +178,7 @@ class Worker:
         self._child.queue(FrameType.JOB, self._job, header=spec, buffers=buffers)
 
     def _spec(self) -> dict[str, Any]:
-        """The JOB frame's header (docs/internals.md, "The job's spec")."""
+        """Return the JOB frame's header (docs/internals.md, "The job's spec")."""
         interval = self._options.get("checkpoint_interval", self._server.number("pg_tensile.checkpoint_interval"))
         call = self._server.call
         workloads = call("tensile._calibration_workloads()") if self._row["kind"] == "calibrate" else "null"
@@ -198,7 +202,7 @@ class Worker:
 
     def _choose_threads(self) -> int:
         asked = self._options.get("threads") or self._server.number("pg_tensile.threads")
-        return int(asked) or max(1, (cores() - 1) // max(1, self._row["running"]))  # one core is the server's
+        return int(asked) or max(1, (cores() - 1) // max(1, self._row["running"]))  # one core is left to the server
 
     async def _send_checkpoint(self) -> None:
         if self._row["checkpoint"] is None:
@@ -221,10 +225,13 @@ class Worker:
             self._handle(frame)
 
     async def _feed(self) -> None:
-        """Query results to the executor, in one transaction. An executor that dies meanwhile is the reason, not the
-        broken connection that the query saw. Whoever cancels the job, or drops what it needs, interrupts the query."""
+        """Send the query's results to the executor, in one transaction.
+
+        If the executor dies meanwhile, its error or death is raised, not the broken connection that the query saw.
+        Cancelling the job, or dropping what it needs, interrupts the query.
+        """
         self._report({"phase": "loading"})
-        await self._server.wait(-1, 0)  # forgets older wake-ups: those from here on interrupt the query
+        await self._server.wait(-1, 0)  # clears older wake-ups: those from here on interrupt the query
         self._look()
         plpy = self._server.plpy
         row = self._row
@@ -248,14 +255,18 @@ class Worker:
         self._server.commit()
 
     async def _hear_out(self, seconds: float) -> None:
-        """Raises what the executor has to say for itself, if anything."""
+        """Handle the frames that are left, so that an error of the executor is raised; wait `seconds` for each."""
         frame = await self._child.receive(seconds)
         while frame is not None:
             self._handle(frame)
             frame = await self._child.receive(seconds)
 
     async def _listen(self) -> None:
-        """Until the executor is done; on STOP it is asked for a checkpoint and gets STOP_GRACE seconds."""
+        """Handle frames until the executor is done.
+
+        On SIGTERM the executor is sent STOP with a request for a checkpoint, and has STOP_GRACE seconds; if the worker
+        alone was terminated, Stopped is raised at once.
+        """
         self._listening = True
         deadline: float | None = None
         while True:
@@ -274,7 +285,7 @@ class Worker:
                 self._look()
 
     def _look(self) -> None:
-        """Is there a plan? Was the job cancelled or refused, or its model dropped?"""
+        """Forward a new plan, and check whether the job was cancelled or refused, or its model or row deleted."""
         self._last_look = time.monotonic()
         self._server.woken = False
         status = self._server.call("tensile._job_status()")
@@ -296,7 +307,7 @@ class Worker:
         self._check_refused()
 
     def _check_refused(self) -> None:
-        """An executor that goes on although it was refused memory must not keep that of others."""
+        """Raise Failure if an executor that was refused memory goes on: it must not keep memory of others."""
         silent = self._refused and time.monotonic() - self._refused_at > self._silence
         if silent or self._refusals > MOST_REFUSALS:
             message = "the executor goes on although there is no device memory for it"
@@ -305,7 +316,7 @@ class Worker:
     # -- memory -------------------------------------------------------------------------------------------------------
 
     def _forward_plan(self) -> None:
-        """A newer plan goes to the executor; the first one ends the job's waiting."""
+        """Send newer plans to the executor; the first one ends the job's waiting."""
         plans = self._server.rows("SELECT * FROM tensile._fetch_plan($1)", ["int8"], self._generation_sent)
         self._server.commit()
         for plan in plans:
@@ -319,7 +330,7 @@ class Worker:
                 self._server.commit()
 
     def _keep_trace(self, frame: Frame) -> None:
-        """To the catalogue, where the scheduler finds it."""
+        """Store a TRACE frame in the catalogue, where the scheduler finds it."""
         header, profile = frame.header, frame.header["profile"]
         graphs = len(header["graphs"])
         traces = [bytes(buffer) for buffer in frame.buffers[:graphs]]
@@ -338,7 +349,7 @@ class Worker:
         self._server.commit()
         self._waiting = self._waiting or self._generation_sent == 0
         if self._refused:
-            self._refused = False  # what was asked for before may have been
+            self._refused = False  # the refusal was of an earlier trace
             self._refusals += 1
 
     def _keep_latency(self, frame: Frame) -> None:
@@ -347,7 +358,7 @@ class Worker:
         self._server.commit()
 
     def _keep_sparsity(self, frame: Frame) -> None:
-        """What was counted in the tensors that are swapped, and what was measured of the codecs before."""
+        """Store the statistics of the swapped tensors, and the times of the codecs if the frame has them."""
         measured = frame.header["codecs"]
         if measured is not None:
             self._keep_codecs(measured)
@@ -362,7 +373,7 @@ class Worker:
         self._server.call("tensile._job_codec_times(text,jsonb,float8)", *fields)
 
     def _follow_plan(self, progress: dict[str, Any]) -> None:
-        """What the executor says about its plan: that an iteration was made under it, or that it cannot be used."""
+        """Record what the executor reports of its plan: an iteration under it, or that it cannot be used."""
         used = progress.get("plan_generation") or 0
         if used > self._generation_used:
             self._generation_used = used
@@ -375,7 +386,7 @@ class Worker:
     # -- frames -------------------------------------------------------------------------------------------------------
 
     def _handle(self, frame: Frame) -> bool:
-        """Does what the frame asks for; true after the last one."""
+        """Process a frame; return True after the last one."""
         match frame.type:
             case FrameType.PROGRESS:
                 self._report(frame.header)
@@ -407,7 +418,7 @@ class Worker:
         return False
 
     def _report(self, progress: dict[str, Any]) -> None:
-        """Live numbers, to shared memory; what is missing stays as it was."""
+        """Write live numbers to shared memory; those that are absent stay as they were."""
         self._server.call(
             REPORT,
             progress.get("phase"),
@@ -419,7 +430,7 @@ class Worker:
         self._server.commit()
 
     def _keep(self, frame: Frame) -> None:
-        """A chunk of a checkpoint, of weights or of latency models."""
+        """Keep a chunk of a checkpoint, of weights or of latency models."""
         chunk = self._states.chunk(frame)
         calibration = self._row["kind"] == "calibrate"
         most = MOST_LATENCY_BYTES if calibration else self._most_bytes
@@ -438,8 +449,11 @@ class Worker:
             raise ProtocolError(f"unexpected STATE frame of kind {chunk.kind!r}")
 
     def _keep_checkpoint(self, chunk: StateChunk) -> None:
-        """To the catalogue; the one before is valid until this one is whole. The executor hears when that was: so it
-        knows what its checkpoints cost (the machine's processes have one monotonic clock)."""
+        """Store a chunk of a checkpoint in the catalogue; the checkpoint before is valid until this one is complete.
+
+        SAVED gives the executor the time of the commit, by the monotonic clock that the machine's processes share, so
+        that it can determine the cost of its checkpoints.
+        """
         generation = self._generation
         self._server.call("tensile._job_checkpoint(int4,int4,bytea)", generation, chunk.seq, bytes(chunk.data))
         if chunk.last:
@@ -451,7 +465,7 @@ class Worker:
             self._child.queue(FrameType.SAVED, self._job, header={"at": time.monotonic()})
 
     def _begin_version(self, header: dict[str, Any]) -> None:
-        """The version that the weights belong to; nobody sees it before DONE."""
+        """Create the version that the weights belong to; it is invisible before DONE."""
         if self._version is not None:
             raise ProtocolError("a second VERSION frame")
         self._report({"phase": "saving"})
@@ -460,7 +474,10 @@ class Worker:
         self._server.commit()
 
     def _keep_weights(self, chunk: StateChunk) -> None:
-        """To the version, chunk by chunk: a model may be larger than what a process of the server should hold."""
+        """Store a chunk of weights in the version.
+
+        Chunks are stored as they come, because a model may be larger than what a process of the server should hold.
+        """
         self._server.call("tensile._job_weights(int8,int4,bytea)", self._version, chunk.seq, bytes(chunk.data))
         self._server.commit()
         self._complete = chunk.last
@@ -468,7 +485,7 @@ class Worker:
     # -- ends ---------------------------------------------------------------------------------------------------------
 
     def _finish(self, done: dict[str, Any]) -> None:
-        """The version is complete, or the calibration stored, and the job `finished`: in one transaction."""
+        """Complete the version, or store the calibration, and make the job `finished`, in one transaction."""
         if self._version is not None and not self._complete:
             raise ProtocolError("DONE came before the end of the weights")
         if self._row["kind"] == "calibrate":
@@ -501,13 +518,13 @@ class Worker:
             self._settle(END, state, failure.sqlstate, *(text(field) for field in fields), None, reason)
 
     def _stop_cause(self) -> str:
-        """server, launcher or terminated."""
+        """Return the cause of SIGTERM: server, launcher or terminated."""
         cause = self._server.call("tensile._stop_cause()")
         self._server.commit()
         return str(cause)
 
     def _stop(self) -> None:
-        """SIGTERM has come: a job whose worker somebody terminated stays where it is, others go on later."""
+        """End the attempt after SIGTERM: cancelled by pg_terminate_backend, else interrupted, to be resumed later."""
         self._server.rollback()
         cause = self._stop_cause()
         if cause == "terminated":
@@ -516,7 +533,10 @@ class Worker:
             self._interrupt(INTERRUPTED[cause], retry=False)
 
     def _end_after(self, failure: Failure) -> None:
-        """After an SQL error in the bookkeeping: the extension may be gone, a full disk or a deadlock may pass."""
+        """End the attempt after an SQL error in the bookkeeping.
+
+        The extension may be gone; a full disk or a deadlock may be temporary, so the job is tried again.
+        """
         self._server.rollback()
         if not self._server.installed():
             return
@@ -530,7 +550,7 @@ class Worker:
         self._settle("tensile._job_interrupt(text,bool,text)", text(reason), retry, text(traceback))
 
     def _settle(self, signature: str, *values: Any) -> None:
-        """Writes the job's last state. A cancel that arrives only now changes nothing any more."""
+        """Write the job's last state; a cancel that arrives only now has no effect."""
         for _ in range(3):
             self._server.rollback()
             try:

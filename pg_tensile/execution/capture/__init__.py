@@ -1,8 +1,10 @@
-"""Capturing a training step: forward, loss, backward, clipping and optimizer as one static graph.
-An evaluation, forward and loss only, and a prediction, forward only, are captured in the same way.
+"""Capture of a training step: forward, loss, backward, clipping and optimizer as one static graph.
 
-`capture` runs the step once on fake tensors, so nothing is computed and no memory is taken, and records every call of a
-PyTorch operator below autograd. The calls become operators of a `Trace`, their storages its tensors.
+An evaluation (forward and loss) and a prediction (forward) are captured in the same way.
+
+`capture` runs the step on fake tensors, so nothing is computed and no memory is allocated, and records every call of a
+PyTorch operator below autograd. It does so twice and raises CaptureError if the two recordings differ. The calls become
+the operators of a `Trace`, their storages its tensors.
 """
 
 from pg_tensile.execution.capture.capture import capture, capture_evaluation, capture_inference

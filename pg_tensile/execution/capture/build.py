@@ -1,4 +1,7 @@
-"""From recorded calls to operators, tensors and accesses: drops what nobody needs, folds views, classifies."""
+"""Conversion of recorded calls to operators, tensors and accesses.
+
+Unused calls are dropped, views are folded into the operators that create their tensors, and tensors are classified.
+"""
 
 from __future__ import annotations
 
@@ -22,17 +25,17 @@ aten = torch.ops.aten
 
 @dataclass
 class Recording:
-    """A recorded step. Slots and tensors are numbered as they were first seen."""
+    """A recorded step. Slots and tensors are numbered in the order in which they were first seen."""
 
     records: list[Record]
     values: list[Value]
     tensor_bytes: list[int]
     persistents: list[Persistent]
-    inputs: tuple[int, ...]  # slots, as the next ones
+    inputs: tuple[int, ...]  # slots
     input_names: tuple[str, ...]
-    learning_rate: int | None  # None: an evaluation
-    loss: int | None
-    outputs: tuple[int, ...]
+    learning_rate: int | None  # slot; None for an evaluation
+    loss: int | None  # slot
+    outputs: tuple[int, ...]  # slots
     gradients: dict[int, str]  # slot → name of the parameter
     device: torch.device
 
@@ -44,14 +47,14 @@ class Recording:
 
 
 def build(recording: Recording, spec: StepSpec) -> Captured:
-    """The captured iteration; takes the recording to pieces."""
+    """Return the captured iteration. The recording is modified and must not be used afterwards."""
     _drop_dead(recording)
     _accumulate_in_place(recording)
     return _Builder(recording, spec).captured()
 
 
 def slots_in(template: Any) -> Iterator[int]:
-    """The slots in arguments of a call."""
+    """Yield the slots in the arguments of a call."""
     if isinstance(template, Slot):
         yield template.index
     elif isinstance(template, (tuple, list)):
@@ -60,7 +63,7 @@ def slots_in(template: Any) -> Iterator[int]:
 
 
 def operands(call: Call) -> Iterator[int]:
-    """The slots that a call reads or changes."""
+    """Yield the slots that a call reads or changes."""
     yield from slots_in(call.args)
     yield from slots_in(tuple(call.kwargs.values()))
 
@@ -69,7 +72,9 @@ def operands(call: Call) -> Iterator[int]:
 
 
 def _drop_dead(recording: Recording) -> None:
-    """Drops calls whose results nobody needs, unless they change something, draw random numbers or return nothing."""
+    """Drop calls whose results are unused, and assertions on metadata.
+
+    All other calls that change an argument, draw random numbers or return nothing are kept."""
     needed = {*recording.results(), *recording.gradients}
     kept = []
     for record in reversed(recording.records):
@@ -85,14 +90,15 @@ def _drop_dead(recording: Recording) -> None:
 
 
 def _accumulate_in_place(recording: Recording) -> None:
-    """Sums of the backward pass take the place of a term that is not used again, as autograd's own sums of gradients
-    do when nobody watches them. The bits are the same."""
+    """Compute sums of the backward pass in place of a term that is not used again, with the same bits.
+
+    Autograd does the same with its sums of gradients, unless a dispatch mode observes them."""
     values = recording.values
     last_use = {values[slot].tensor: len(recording.records) for slot in recording.results()}
     for place in reversed(range(len(recording.records))):
         for slot in operands(recording.records[place].call):
             last_use.setdefault(values[slot].tensor, place)
-    made: set[int] = set()  # tensors that the backward pass made
+    made: set[int] = set()  # tensors that the backward pass has created
     slots_of: dict[int, list[int]] = {}
     for slot, value in enumerate(values):
         slots_of.setdefault(value.tensor, []).append(slot)
@@ -129,7 +135,7 @@ def _accumulate_in_place(recording: Recording) -> None:
 
 
 def _rename(call: Call, renamed: dict[int, int]) -> Call:
-    """The same call of other slots; those not named stay."""
+    """Return the call with its slots renamed; slots that `renamed` lacks stay."""
 
     def rename(template: Any) -> Any:
         if isinstance(template, Slot):
@@ -149,13 +155,13 @@ def _rename(call: Call, renamed: dict[int, int]) -> Call:
 
 
 class _Builder:
-    """Makes operators of a recording's calls, and tensors of what they access."""
+    """Creates operators from a recording's calls, and tensors from the storages that they access."""
 
     def __init__(self, recording: Recording, spec: StepSpec) -> None:
         self.recording = recording
         self.spec = spec
         self.values = recording.values
-        self.operators: list[Operator] = []  # their accesses by the recording's numbers
+        self.operators: list[Operator] = []  # their accesses use the recording's indices of tensors
         self.calls: list[Call | None] = []
         self.views: list[list[Call]] = []
         self.persistent_views: list[Call] = []
@@ -264,7 +270,7 @@ class _Builder:
         return ", ".join(parts)
 
     def _describe(self, argument: Any) -> str:
-        """An argument in a signature: type, shape, and strides where they are not the usual ones."""
+        """Return the text of an argument in a signature: type, shape, and strides unless it is contiguous."""
         if isinstance(argument, Slot):
             value = self.values[argument.index]
             text = f"{_abbreviation(value.dtype)}[{','.join(map(str, value.shape))}]"
@@ -274,7 +280,7 @@ class _Builder:
         return str(argument)
 
     def _used_slots(self, used: set[int]) -> dict[int, int]:
-        """The slots that something defines, with new numbers in the order of their definition."""
+        """Return the new index of each slot that is defined, in the order of definition."""
         slots = [entry.slot for entry in self.recording.persistents if entry.tensor in used]
         slots += self.recording.given()
         operators = ((call, *views) for call, views in zip(self.calls, self.views, strict=True))
@@ -286,7 +292,7 @@ class _Builder:
 
     def _tensors(self, order: Sequence[int]) -> list[Tensor]:
         names = self._names()
-        later = {  # accessed after the forward pass by something else than the output
+        later = {  # accessed after the forward pass by an operator other than the output
             access.tensor
             for operator in self.operators[:-1]
             if operator.phase != Phase.FORWARD
@@ -333,7 +339,7 @@ def _renumbered(operator: Operator, tensors: dict[int, int]) -> tuple[Access, ..
 
 
 def _abbreviation(dtype: torch.dtype) -> str:
-    """f32, bf16, i64, c64, bool"""
+    """Return the short name of a type: f32, bf16, i64, c64, bool."""
     name = str(dtype).removeprefix("torch.")
     for long, short in (("bfloat", "bf"), ("float", "f"), ("uint", "u"), ("int", "i"), ("complex", "c")):
         if name.startswith(long):

@@ -1,5 +1,7 @@
-"""`capture`, `capture_evaluation` and `capture_inference`: run a model's step on fake tensors, twice, and refuse what
-would be silently wrong as a static graph."""
+"""`capture`, `capture_evaluation` and `capture_inference`: a model's step as a static graph.
+
+The step runs twice on fake tensors. A model that would silently give wrong results as a static graph is refused.
+"""
 
 from __future__ import annotations
 
@@ -47,19 +49,19 @@ def capture(
     early_update: bool = False,
     device: torch.device | str | None = None,
 ) -> Captured:
-    """One training step of `model` as a static graph: forward, loss, backward, clipping, one fused update a parameter.
+    """Capture one training step of `model`: forward, loss, backward, clipping and one fused update per parameter.
 
-    Of `inputs` (of the model) and `targets` (of the loss) only shapes, strides and types count; they may be fake. No
-    memory is taken for tensors and nothing is computed; model and generators are left as they were. `device`: of the
-    graph, if it is not the parameters'. With `early_update` the optimizer's operators are moved up to where their
-    gradients are final. The model is captured in training mode.
+    Of `inputs` (of the model) and `targets` (of the loss) only shapes, strides and types matter; they may be fake. No
+    memory is allocated for tensors and nothing is computed; model and generators are left unchanged. `device` is the
+    device of the graph; None means that of the parameters. With `early_update` the optimizer's operators are moved up
+    to where their gradients are final. The model is captured in training mode.
 
-    Raises CaptureError, with the model's source line where there is one, for a step that cannot be captured or would be
-    trained silently wrong, and DeviceError if the device is not there."""
+    Raises CaptureError, with the line of the model if it is known, if the step cannot be captured or would silently be
+    trained wrongly, and DeviceError if the device is not available."""
     captured = _capture(model, inputs, targets, spec, device, training=True, run=training_step.run)
     if early_update:
         from pg_tensile.execution.capture.early_update import (
-            early_update as move_updates,  # which is built on this package
+            early_update as move_updates,  # imported here because it imports this package
         )
 
         return move_updates(captured)
@@ -75,19 +77,21 @@ def capture_evaluation(
     training: bool | None = False,
     with_loss: bool | None = None,
 ) -> Captured:
-    """The forward pass of `model` without gradients as a static graph, and `spec.loss` of its output: one evaluation of
-    the whole batch, under the spec's autocast. It returns all tensors in what `spec.pick` picks of the outputs.
+    """Capture one evaluation of the whole batch: forward without gradients, and `spec.loss` of its output.
 
-    `with_loss`: None is whether there are targets. `training`: the mode that the model is captured in; None: as it is.
-    Optimizer, clipping and accumulation of the spec do not count; all operators are in the phase FORWARD. Everything
-    else is as in `capture`. Raises CaptureError, DeviceError."""
+    The spec's autocast applies; its optimizer, clipping and accumulation are ignored. The graph returns all tensors in
+    the part of the outputs that `spec.pick` selects. `with_loss` None means that there is a loss if there are targets.
+    `training` is the mode in which the model is captured; None keeps the current one. All operators are in the phase
+    FORWARD. Everything else is as in `capture`. Raises CaptureError, DeviceError."""
     run = partial(training_step.evaluate, with_loss=bool(targets) if with_loss is None else with_loss)
     return _capture(model, inputs, targets, spec, device, training, run)
 
 
 def capture_inference(model: nn.Module, inputs: Sequence[Tensor], device: torch.device | str | None = None) -> Captured:
-    """One prediction as a static graph: the forward pass in eval mode without gradients. It returns all tensors in the
-    model's output. Everything else is as in `capture_evaluation`. Raises CaptureError, DeviceError."""
+    """Capture one prediction: the forward pass in eval mode without gradients.
+
+    The graph returns all tensors in the model's output. Everything else is as in `capture_evaluation`. Raises
+    CaptureError, DeviceError."""
     return capture_evaluation(model, inputs, (), StepSpec(_no_loss), device)
 
 
@@ -123,7 +127,7 @@ def _capture(
 
 
 class Session:
-    """Records steps of one model; the attributes that a call leaves behind stay for the next, as in training."""
+    """Records steps of one model; attributes set by one call are kept for the next, as in training."""
 
     def __init__(
         self,
@@ -140,10 +144,10 @@ class Session:
         self.model, self.inputs, self.targets, self.spec, self.state = model, inputs, targets, spec, state
         self.parameters = dict(model.named_parameters())
         self.buffers = dict(model.named_buffers())
-        # A device that is not there would end the process, deep in PyTorch.
+        # PyTorch would end the process if the device did not exist.
         self.device = choose_device(str(next(iter(self.parameters.values())).device if device is None else device))
         self.module_names = {id(module): name for name, module in model.named_modules()}
-        self.places = [  # where each registered tensor is
+        self.places = [  # (registry, key, tensor, qualified name) of each registered tensor
             (registry, key, tensor, f"{name}.{key}".lstrip("."))
             for name, module in model.named_modules()
             for registry in (module._parameters, module._buffers)
@@ -153,7 +157,7 @@ class Session:
         self.previous: dict[str, Tensor] = {}
 
     def record(self, seed: int) -> Recording:
-        """One recorded step, with these seeds in the generators of Python and NumPy."""
+        """Record one step, with the generators of Python and NumPy seeded by `seed`."""
         random.seed(seed)
         np.random.seed(seed)
         registered = {
@@ -199,7 +203,7 @@ class Session:
         )
 
     def _fakes(self) -> tuple[training_step.StepTensors, dict[str, Tensor]]:
-        """Fake tensors for all that the step starts with; the buffers apart."""
+        """Return fake tensors for everything with which the step starts, and those of the buffers by name."""
         parameters = {name: self._fake_parameter(real) for name, real in self.parameters.items()}
         kept = optimizers.states(self.spec.optimizer)
         tensors = training_step.StepTensors(
@@ -227,7 +231,7 @@ class Session:
         return fake
 
     def _substitute(self, fakes: dict[str, Tensor]) -> None:
-        """Puts fake tensors into the places of the model's own, or of those of the last recording."""
+        """Replace the model's own tensors, or those of the last recording, by fake tensors."""
         named = {id(real): name for name, real in {**self.buffers, **self.parameters}.items()}
         by_id = {number: fakes[name] for number, name in named.items()}
         by_id |= {id(fake): fakes[name] for name, fake in self.previous.items()}
@@ -239,8 +243,9 @@ class Session:
     def _keep_buffers(
         self, fakes: dict[str, Tensor], buffers: dict[str, Tensor], slots: dict[str, int], recorder: Recorder
     ) -> None:
-        """A buffer that the model has assigned anew gets its new value at the end of the step, in its own memory.
-        Raises CaptureError for parameters, and for buffers where that would not be the same."""
+        """Copy the new value of each buffer that the model has reassigned into the buffer, at the end of the step.
+
+        Raises CaptureError if a parameter was reassigned, or a buffer for which the copy would not be equivalent."""
         named = {id(real): name for name, real in {**self.buffers, **self.parameters}.items()}
         now: dict[str, list[Any]] = {}
         for registry, key, real, _ in self.places:
@@ -277,7 +282,7 @@ def _buffer_error(name: str) -> CaptureError:
 def _persistents(
     tensors: training_step.StepTensors, buffers: dict[str, Tensor], spec: StepSpec, recorder: Recorder
 ) -> list[Persistent]:
-    """The persistent tensors of a step, entered into the recorder in this order: buffers, parameters, their states."""
+    """Enter a step's persistent tensors into the recorder and return them: parameters, buffers, optimizer state."""
     initial = {state.key: state.initial for state in optimizers.states(spec.optimizer)}
     entries = []
 
@@ -297,7 +302,7 @@ def _persistents(
 
 @contextmanager
 def _surroundings(device_type: str) -> Iterator[None]:
-    """What a step must not depend on: the caller's gradient mode, autocast, anomaly detection and compiler."""
+    """Make a step independent of the caller's gradient mode, autocast, anomaly detection and compiler."""
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
@@ -315,7 +320,7 @@ def _surroundings(device_type: str) -> Iterator[None]:
 
 @contextmanager
 def _modules_followed(recorder: Recorder, names: dict[int, str]) -> Iterator[None]:
-    """The recorder knows which module runs, in this thread."""
+    """Keep `recorder.modules`, the stack of the modules that run in this thread."""
     thread = threading.get_ident()
 
     def enter(module: nn.Module, args: Any) -> None:
@@ -337,7 +342,7 @@ def _modules_followed(recorder: Recorder, names: dict[int, str]) -> Iterator[Non
 
 @contextmanager
 def _errors_explained() -> Iterator[None]:
-    """Every error in a step becomes a CaptureError that names the line of the model."""
+    """Convert every error in a step to a CaptureError that names the line of the model, if it is known."""
     try:
         yield
     except CaptureError as error:
@@ -366,7 +371,7 @@ def _explained(message: str, reason: str, error: Exception, hint: str) -> Captur
 
 
 def _compare(first: Recording, second: Recording) -> None:
-    """Raises CaptureError unless two calls of the model have done the same."""
+    """Raise CaptureError unless the recordings of two calls of the model are the same."""
     for one, two in zip(first.records, second.records, strict=False):
         if repr(one.call) != repr(two.call):
             raise _difference(one.source or two.source)
@@ -382,7 +387,7 @@ def _compare(first: Recording, second: Recording) -> None:
 
 
 def _refuse_changed_constants(trace: Trace) -> None:
-    """A tensor that no module has registered is in no checkpoint: a step must not change it."""
+    """Raise CaptureError if the step changes a tensor that no module has registered: checkpoints do not contain it."""
     for operator in trace.operators:
         for tensor, mode in operator.accesses:
             if mode != Mode.READ and trace.tensor_kind[tensor] == Kind.CONSTANT:

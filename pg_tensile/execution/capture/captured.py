@@ -1,11 +1,11 @@
-"""What capturing yields: a trace, and the calls that realise its operators.
+"""Result of capturing: a trace, and the calls that realise its operators.
 
 Every tensor *value* of the iteration has a slot, numbered from 0. A value is a view onto one storage, and two values of
-the same storage and layout are the same slot, so:
+the same storage and layout share a slot, so:
 
-- an operator changes a tensor in place without defining a slot: the slots of a tensor are defined by the operator that
-  creates it and by the views that hang off that operator, once an iteration (once for ever for persistent tensors);
-- a view costs no memory and reads no data; it may be evaluated whenever the storage object exists, filled or not.
+- an operator that changes a tensor in place defines no slot: the slots of a tensor are defined by the operator that
+  creates it and by the views attached to that operator, once per iteration (only once for persistent tensors);
+- a view takes no memory and reads no data; it may be evaluated whenever the storage object exists, filled or not.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from pg_tensile.planning.trace.trace import Kind, Trace
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Stands in the arguments of a call for the value in that place."""
+    """Placeholder, in the arguments of a call, for the value with that index."""
 
     index: int
 
 
 class Value(NamedTuple):
-    """The layout of a slot's value on the storage of one tensor; `offset` in elements of `dtype`."""
+    """Layout of a slot's value on the storage of one tensor; `offset` counts elements of `dtype`."""
 
     tensor: int  # index in the trace
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
-    device: torch.device  # a CUDA trace may hold CPU scalars, the learning rate for one: their trace.tensor_bytes is 0
+    device: torch.device  # a CUDA trace may hold CPU scalars (the learning rate), whose trace.tensor_bytes are 0
 
 
 class Call(NamedTuple):
-    """One call of a PyTorch operator: `target(*args, **kwargs)`, every Slot in them replaced by its value.
+    """One call of a PyTorch operator: `target(*args, **kwargs)`, with every Slot in them replaced by its value.
 
-    `results[i]` is the slot that the i-th item of `flat_results(returned)` defines. None: it is no tensor, or one that
-    has a slot already, as an in-place operator's result has."""
+    `results[i]` is the slot that the i-th item of `flat_results(returned)` defines, or None if that item is not a
+    tensor or has a slot already, as the result of an in-place operator has."""
 
     target: Callable[..., Any]
     args: tuple[Any, ...]
@@ -52,20 +52,22 @@ class Call(NamedTuple):
 
 
 class CapturedOperator(NamedTuple):
-    """What realises one operator of the trace. `call` is None for the placeholder (which defines the slots
-    `Captured.given`) and for the output (which reads `Captured.returned`).
-    `views`: to be evaluated after the call, in this order; each shows a tensor that this operator creates."""
+    """Realisation of one operator of the trace.
+
+    `call` is None for the placeholder (which defines the slots `Captured.given`) and for the output (which reads
+    `Captured.returned`). `views` are evaluated after the call, in this order; each is a view of a tensor that this
+    operator creates."""
 
     call: Call | None
     views: tuple[Call, ...] = ()
 
 
 class Persistent(NamedTuple):
-    """What a persistent tensor is: `value_of` makes its value.
+    """Identity and initial value of a persistent tensor; `value_of` creates that value.
 
-    `name` is the qualified name of the parameter or buffer; for optimizer state that of its parameter, and `key` is
-    the state's own (exp_avg, exp_avg_sq, max_exp_avg_sq, step, momentum_buffer), filled with `initial` at the start.
-    Constants have a value and no name."""
+    `name` is the qualified name of the parameter or buffer. For optimizer state it is that of its parameter, and `key`
+    is the name of the state (exp_avg, exp_avg_sq, max_exp_avg_sq, step, momentum_buffer), which is filled with
+    `initial` at the start. Constants have a value and no name."""
 
     tensor: int
     slot: int
@@ -73,14 +75,14 @@ class Persistent(NamedTuple):
     name: str = ""
     key: str = ""
     initial: float = (
-        0.0  # −0.0 for momentum buffers: −0.0 × momentum + g is g to the last bit, as in PyTorch's 1st step
+        0.0  # −0.0 for momentum buffers: −0.0 × momentum + g equals g to the last bit, as in PyTorch's first step
     )
     constant: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Captured:
-    """One iteration, a training step or an evaluation, ready to be planned and executed. Holds no weights."""
+    """One iteration (a training step, an evaluation or a prediction) to plan and execute. Holds no weights."""
 
     trace: Trace
     operators: tuple[CapturedOperator, ...]  # as trace.operators
@@ -88,31 +90,31 @@ class Captured:
     persistents: tuple[Persistent, ...]  # one for each persistent tensor of the trace, in its order
     persistent_views: tuple[Call, ...]  # views of persistent tensors, in order: evaluated once
     inputs: tuple[int, ...]  # slots: the inputs and then the targets, as given to `capture`
-    learning_rate: int | None  # slot of the learning rate: float64, no dimensions, on the CPU; None: an evaluation
-    loss: int | None  # slot; None: an evaluation without targets
-    # slots: of a training step the picked output of each micro-batch if spec.returns_outputs, else none; of an
-    # evaluation all tensors in the picked output
+    learning_rate: int | None  # slot of the learning rate: float64, no dimensions, on the CPU; None for an evaluation
+    loss: int | None  # slot; None for an evaluation that returns no loss
+    # slots: for a training step, the picked output of each micro-batch if spec.returns_outputs, else empty; for an
+    # evaluation, all tensors in the picked output
     outputs: tuple[int, ...]
-    unknown_sizes: frozenset[int]  # tensors whose real size shows when the operator runs: see `with_tensor_bytes`
+    unknown_sizes: frozenset[int]  # tensors whose size is only known once the operator runs: see `with_tensor_bytes`
     spec: StepSpec
 
     @property
     def trains(self) -> bool:
-        """Whether it is a training step, and not an evaluation."""
+        """Whether this is a training step, not an evaluation."""
         return self.learning_rate is not None
 
     @property
     def given(self) -> tuple[int, ...]:
-        """Slots that the placeholder defines: the inputs, and of a training step the learning rate."""
+        """Slots that the placeholder defines: the inputs and, for a training step, the learning rate."""
         return self.inputs if self.learning_rate is None else (*self.inputs, self.learning_rate)
 
     @property
     def returned(self) -> tuple[int, ...]:
-        """Slots that the output reads: the loss, if there is one, and the outputs."""
+        """Slots that the output operator reads: the loss, if any, and the outputs."""
         return self.outputs if self.loss is None else (self.loss, *self.outputs)
 
     def with_tensor_bytes(self, sizes: Mapping[int, int]) -> Captured:
-        """The same with other sizes (tensor → bytes) for tensors of `unknown_sizes`."""
+        """Return a copy with other sizes (tensor → bytes) for tensors of `unknown_sizes`."""
         tensor_bytes = self.trace.tensor_bytes.copy()
         for tensor, size in sizes.items():
             tensor_bytes[tensor] = size
@@ -120,7 +122,7 @@ class Captured:
 
 
 def fill(template: Any, values: Sequence[Any]) -> Any:
-    """Arguments of a call (nested tuples and lists), every Slot replaced by `values[slot.index]`."""
+    """Return the arguments of a call (nested tuples and lists) with every Slot replaced by `values[slot.index]`."""
     if isinstance(template, Slot):
         return values[template.index]
     if isinstance(template, (tuple, list)):
@@ -129,19 +131,19 @@ def fill(template: Any, values: Sequence[Any]) -> Any:
 
 
 def flat_results(returned: Any) -> list[Any]:
-    """What a call returned, nested tuples and lists flattened."""
+    """Return the result of a call with nested tuples and lists flattened."""
     if isinstance(returned, (tuple, list)):
         return [leaf for item in returned for leaf in flat_results(item)]
     return [returned]
 
 
 def empty_like_value(value: Value, device: torch.device | None = None) -> torch.Tensor:
-    """New memory in the layout of a value with offset 0, uninitialised; its storage has the bytes of the trace."""
+    """Return an uninitialised tensor in the layout of a value with offset 0; its storage has the bytes of the trace."""
     return torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device=device or value.device)
 
 
 def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copies values between equal shapes; the target may be expanded (several elements in one place)."""
+    """Copy values between equal shapes; the target may be expanded (several elements at one address)."""
     for dimension, stride in enumerate(target.stride()):
         if stride == 0 and target.shape[dimension] > 1:
             target, source = target.narrow(dimension, 0, 1), source.narrow(dimension, 0, 1)
@@ -149,8 +151,9 @@ def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def value_of(persistent: Persistent, captured: Captured, model: nn.Module) -> torch.Tensor:
-    """New memory with the value that a persistent tensor has before the first step, in the layout that the calls
-    expect. Parameters and buffers are copied from `model`."""
+    """Return a new tensor with the value that a persistent tensor has before the first step.
+
+    It has the layout that the calls expect. Parameters and buffers are copied from `model`."""
     tensor = empty_like_value(captured.values[persistent.slot])
     with torch.no_grad():
         if persistent.kind == Kind.OPTIMIZER_STATE:

@@ -1,4 +1,4 @@
-"""What cannot be captured, as far as it shows before the model is called."""
+"""Checks of model and inputs before capturing, without calling the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEVICES = ("cpu", "cuda")
 
 
 def check_inputs(inputs: Sequence[Any], targets: Sequence[Any]) -> None:
-    """Raises CaptureError unless all are dense tensors."""
+    """Raise CaptureError unless there is an input and all inputs and targets are dense tensors."""
     if not inputs:
         raise CaptureError("a training step needs at least one input")
     for what, tensors in (("input", inputs), ("target", targets)):
@@ -29,8 +29,9 @@ def check_inputs(inputs: Sequence[Any], targets: Sequence[Any]) -> None:
 
 
 def check_model(model: nn.Module, trains: bool) -> None:
-    """Raises CaptureError for a model whose parameters or modules are of a kind that cannot be captured; `trains`: in a
-    training step."""
+    """Raise CaptureError if the model has parameters or modules that cannot be captured.
+
+    If `trains`, the checks for a training step apply; otherwise those for an evaluation."""
     if not isinstance(model, nn.Module):
         raise CaptureError(f"the model is of type {type(model).__name__}, not a module", "Wrap it in an nn.Module.")
     for name, module in model.named_modules():
@@ -90,7 +91,7 @@ def _check_devices(named: list[tuple[str, Tensor]]) -> None:
 
 
 def _check_overlaps(named: list[tuple[str, Tensor]]) -> None:
-    """Tied parameters are one tensor under several names; tensors that share a part of their memory are refused."""
+    """Raise CaptureError if different tensors share memory. Tied parameters are one tensor under several names."""
     spans = []
     for name, tensor in named:
         if tensor.numel():

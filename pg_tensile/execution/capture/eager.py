@@ -1,8 +1,8 @@
-"""The eager reference of a captured step: the same `StepSpec` run by PyTorch itself, with autograd and torch.optim.
+"""Eager reference of a captured step: the same `StepSpec` executed by PyTorch itself, with autograd and torch.optim.
 
-Results of every plan are compared with it, bit by bit, so it uses what the captured step uses: the fused optimizer with
-one parameter group for each parameter, and clipping that is not foreach. It is also how models that cannot be captured
-are trained (policy none).
+Results of every plan are compared with it, bit by bit, so it uses the same kernels as the captured step: the fused
+optimizer with one parameter group for each parameter, and clipping with foreach=False. It also trains models that
+cannot be captured (policy none).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pg_tensile.execution.capture.training_step import forward_loss, micro_batch
 
 
 class EagerResult(NamedTuple):
-    """The loss (one element) and, if the spec returns outputs, those picked from each micro-batch."""
+    """Loss (one element) and, if the spec returns outputs, those picked from each micro-batch."""
 
     loss: Tensor
     outputs: tuple[Tensor, ...]
 
 
 def make_optimizer(model: nn.Module, optimizer: OptimizerSpec) -> Optimizer:
-    """torch.optim's optimizer, fused, with a parameter group for each parameter that is trained."""
+    """Return torch.optim's optimizer, fused, with a parameter group for each trainable parameter."""
     groups: list[dict[str, Any]] = [{"params": [each]} for each in model.parameters() if each.requires_grad]
     decay = WEIGHT_DECAY[optimizer.name] if optimizer.weight_decay is None else optimizer.weight_decay
     options: dict[str, Any] = {
@@ -42,7 +42,7 @@ def make_optimizer(model: nn.Module, optimizer: OptimizerSpec) -> Optimizer:
 
 
 class EagerStep:
-    """Trains `model` in place. Random operators draw from PyTorch's default generators."""
+    """Trains `model` in place; random operators draw from PyTorch's default generators."""
 
     def __init__(self, model: nn.Module, spec: StepSpec) -> None:
         self.model = model.train()
@@ -53,8 +53,9 @@ class EagerStep:
     def step(
         self, inputs: Sequence[Tensor], targets: Sequence[Tensor], learning_rate: float | None = None
     ) -> EagerResult:
-        """One training step. `learning_rate`: None is the spec's. Raises CaptureError where the loss or the outputs
-        are not what the spec says, and whatever the model raises."""
+        """Execute one training step. `learning_rate` None means the spec's.
+
+        Raises CaptureError if the loss or the outputs do not fit the spec, and any exception of the model."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.spec.optimizer.learning_rate if learning_rate is None else learning_rate
         self.optimizer.zero_grad(set_to_none=True)

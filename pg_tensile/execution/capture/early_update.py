@@ -1,11 +1,11 @@
-"""The graph pass `early_update`: every parameter is updated as soon as its gradient is final.
+"""Graph pass `early_update`: update every parameter as soon as its gradient is final.
 
-In the captured order all updates stand at the end, so every gradient lives until then. This pass moves a parameter's
-update, with the increment of its step counter, up to right after the last operator that it depends on or that still
-needs what it changes: a gradient dies where it is made, and parameter and optimizer state may leave the device early
-(TENSILE, section III, schedules across the optimizer phase). With clipping every update depends on all gradients,
-so nothing moves far. Operators are only reordered, those that draw random numbers not at all, and no operator moves
-past another that it shares a changing tensor with: the results are the same to the last bit.
+In the captured order all updates come last, so every gradient lives until then. This pass moves a parameter's update,
+with the increment of its step counter, to right after the last operator that it depends on or that still needs what it
+changes: a gradient is freed soon after it is computed, and parameter and optimizer state may leave the device early
+(TENSILE, section III, schedules across the optimizer phase). With clipping, every update depends on all gradients, so
+no update moves far. Operators are only reordered, random operators keep their order, and no operator moves past another
+with which it shares a tensor that either changes: the results are the same to the last bit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UPDATES = frozenset(str(update) for update in FUSED_UPDATES)
 
 
 def early_update(captured: Captured) -> Captured:
-    """The same step with its updates moved up. Tensors, slots and persistent values keep their numbers."""
+    """Return the same step with its updates moved up. Tensors, slots and persistent values keep their indices."""
     trace = captured.trace
     operators = list(trace.operators)
     order = _order(operators, _updates(operators, trace))
@@ -33,8 +33,10 @@ def early_update(captured: Captured) -> Captured:
 
 
 def _updates(operators: Sequence[Operator], trace: Trace) -> list[list[int]]:
-    """The operators of each update, in execution order: what changes nothing but optimizer state that the fused kernel
-    then reads (the step counter), and the kernel."""
+    """Return the operators of each update, in execution order.
+
+    An update consists of the operators that only change optimizer state which the fused kernel then reads (the step
+    counter), and of the kernel."""
     updates = []
     counters: dict[int, list[int]] = {}  # tensor → operators that changed it and wait for their kernel
     for index, operator in enumerate(operators):
@@ -49,11 +51,11 @@ def _updates(operators: Sequence[Operator], trace: Trace) -> list[list[int]]:
 
 
 def _order(operators: Sequence[Operator], updates: Sequence[Sequence[int]]) -> list[int]:
-    """All operators with each update right after the last one that it must not pass."""
+    """Return the order of all operators with each update right after the last operator that it must not pass."""
     moved = {index: place for place, update in enumerate(updates) for index in update}
-    accessed: dict[int, int] = {}  # tensor → the operator after which the next change of it may come
-    changed: dict[int, int] = {}  # tensor → the operator after which the next use of it may come
-    following: dict[int, list[int]] = {}  # operator → what comes right after it
+    accessed: dict[int, int] = {}  # tensor → operator after which it may be changed next
+    changed: dict[int, int] = {}  # tensor → operator after which it may be used next
+    following: dict[int, list[int]] = {}  # operator → operators moved to right after it
     for index, operator in enumerate(operators):
         if index not in moved:
             _note(operator, index, accessed, changed)
@@ -71,7 +73,7 @@ def _order(operators: Sequence[Operator], updates: Sequence[Sequence[int]]) -> l
 
 
 def _barrier(operator: Operator, accessed: dict[int, int], changed: dict[int, int]) -> int:
-    """The last operator that this one must come after; the placeholder at the least."""
+    """Return the last operator that this one must come after; operator 0, the placeholder, if there is no other."""
     last = (accessed if mode != Mode.READ else changed for _, mode in operator.accesses)
     return max((where.get(tensor, 0) for where, (tensor, _) in zip(last, operator.accesses, strict=True)), default=0)
 

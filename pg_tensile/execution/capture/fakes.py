@@ -1,7 +1,7 @@
-"""Where PyTorch's kernels for fake tensors do not say what the real ones do: layouts, sizes, and missing kernels.
+"""Corrections where PyTorch's kernels for fake tensors differ from the real ones: layouts, sizes and missing kernels.
 
-All of it was found by running every operator of PyTorch's own test samples both ways, in several memory layouts; the
-tests repeat that for what is listed here. The rules for layouts are the CPU's: on CUDA other libraries decide.
+All differences were found by running every operator of PyTorch's own test samples both ways, in several memory layouts;
+the tests repeat that for the operators listed here. The rules for layouts apply to the CPU: CUDA uses other libraries.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch._prims_common import suggest_memory_format
 
 aten = torch.ops.aten
 
-# ---- kernels that are missing, fail (on empty tensors) or are slow: from fake tensors they make the results ----
+# ---- kernels that are missing, fail (on empty tensors) or are slow: these create the results from fake tensors ----
 
 
 def _like_second(gradient: Tensor, like: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -23,7 +23,7 @@ def _like_second(gradient: Tensor, like: Tensor, *args: Any, **kwargs: Any) -> T
 
 
 def _parameters_type(default: torch.dtype, parameters: Iterable[Any]) -> torch.dtype:
-    """The type of what a norm computes for each channel: its parameters' (under autocast not that of its input)."""
+    """Return the type of a norm's values per channel: its parameters' (under autocast not that of its input)."""
     return next((tensor.dtype for tensor in parameters if isinstance(tensor, Tensor)), default)
 
 
@@ -53,17 +53,17 @@ KERNELS: dict[Any, Callable[..., Any]] = {
     aten.huber_loss_backward.default: _like_second,
     aten.multi_margin_loss_backward.default: _like_second,
     aten.multilabel_margin_loss_backward.default: _like_second,
-    # fused updates return nothing; the fake mode would execute those that it has no kernel for
+    # fused updates return nothing; without an entry here, the fake mode would execute those that it has no kernel for
     aten._fused_adamw_.tensor_lr: lambda *args, **kwargs: None,
     aten._fused_adam_.tensor_lr: lambda *args, **kwargs: None,
     aten._fused_sgd_.tensor_lr: lambda *args, **kwargs: None,
 }
-CPU_KERNELS: dict[Any, Callable[..., Any]] = {  # PyTorch's own take 13 ms each
+CPU_KERNELS: dict[Any, Callable[..., Any]] = {  # PyTorch's fake kernels take 13 ms each
     aten.native_batch_norm.default: _batch_norm,
     aten.native_batch_norm_backward.default: _batch_norm_backward,
 }
 
-# ---- layouts: make a result anew, in the layout or type that it really has ----
+# ---- layouts: functions that create a result again, in the layout or type of the real kernel ----
 
 
 def _contiguous(result: Tensor, args: tuple[Any, ...]) -> Tensor:
@@ -83,12 +83,12 @@ def _of_parameters_type(result: Tensor, args: tuple[Any, ...]) -> Tensor:
 
 
 def _of_inputs_type(result: Tensor, args: tuple[Any, ...]) -> Tensor:
-    """The gradient of a norm's input."""
+    """Return the gradient of a norm's input in the type of that input."""
     return torch.empty_like(result, dtype=args[1].dtype, memory_format=suggest_memory_format(result))
 
 
 def _if_gradients(result: Tensor, args: tuple[Any, ...]) -> Tensor | None:
-    """The workspace for the backward: an evaluation has none."""
+    """Return the workspace for backward, or None in an evaluation, which has none."""
     return result if torch.is_grad_enabled() else None
 
 
@@ -97,7 +97,7 @@ def _if_weights_needed(result: Tensor, args: tuple[Any, ...]) -> Tensor | None:
 
 
 NORM = {1: _of_parameters_type, 2: _of_parameters_type}
-LAYOUTS: dict[Any, Mapping[int, Callable[[Tensor, tuple[Any, ...]], Tensor | None]]] = {  # by place of the result
+LAYOUTS: dict[Any, Mapping[int, Callable[[Tensor, tuple[Any, ...]], Tensor | None]]] = {  # by index of the result
     aten.mkldnn_rnn_layer.default: {3: _if_gradients},
     aten._native_multi_head_attention.default: {1: _if_weights_needed},
     aten.native_group_norm.default: NORM,
@@ -116,25 +116,25 @@ LAYOUTS: dict[Any, Mapping[int, Callable[[Tensor, tuple[Any, ...]], Tensor | Non
 
 # ---- sizes ----
 
-# losses whose result keeps the memory of all the terms that were added up
+# losses whose result keeps the storage of all the terms that were summed
 REDUCED_IN_PLACE = (
     aten.mse_loss.default,
     aten.smooth_l1_loss.default,
     aten.soft_margin_loss.default,
     aten.binary_cross_entropy.default,
 )
-# results, by place, whose size only the real kernel knows
+# indices of the results whose size only the real kernel determines
 UNKNOWN_SIZES: dict[Any, tuple[int, ...]] = {
     aten.mkldnn_rnn_layer.default: (3,),  # workspace
     aten._cudnn_rnn.default: (3, 4),  # reserve space, weights
     aten.cudnn_batch_norm.default: (3,),  # reserve space
     aten._batch_norm_with_update.default: (3,),
-    aten._embedding_bag.default: (1, 2, 3),  # depend on which kernel is taken
+    aten._embedding_bag.default: (1, 2, 3),  # depend on the kernel chosen
 }
 
 
 def fake_call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What an operator returns for fake tensors, under a fake mode."""
+    """Return the result of an operator for fake tensors, under a fake mode."""
     kernel = KERNELS.get(func)
     if kernel is not None:
         return kernel(*args, **kwargs)

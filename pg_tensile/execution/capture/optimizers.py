@@ -1,7 +1,7 @@
-"""The optimizers as one fused update for each parameter, with state that is part of the trace.
+"""Optimizers as one fused update per parameter, with state that is part of the trace.
 
-torch.optim's own fused kernels, called for one parameter at a time: the same bits as torch.optim with `fused=True` and
-a parameter group for each parameter.
+torch.optim's fused kernels are called for one parameter at a time, which gives the same bits as torch.optim with
+`fused=True` and a parameter group for each parameter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ WEIGHT_DECAY = {"sgd": 0.0, "adam": 0.0, "adamw": 1e-2}  # PyTorch's defaults
 
 
 class StateSpec(NamedTuple):
-    """One tensor of a parameter's optimizer state. `is_scalar`: one float32, else of the parameter's layout."""
+    """One tensor of a parameter's optimizer state: one float32 if `is_scalar`, else in the parameter's layout."""
 
     key: str
     is_scalar: bool = False
@@ -27,23 +27,23 @@ class StateSpec(NamedTuple):
 
 
 def states(optimizer: OptimizerSpec) -> tuple[StateSpec, ...]:
-    """What an optimizer keeps for each parameter that has a gradient."""
+    """Return the state that an optimizer keeps for each parameter that has a gradient."""
     if optimizer.name == "sgd":
-        # −0.0 × momentum + gradient is the gradient to the last bit, as in PyTorch's first step
+        # −0.0 × momentum + gradient equals the gradient to the last bit, as in PyTorch's first step
         return (StateSpec("momentum_buffer", initial=-0.0),) if optimizer.momentum else ()
     moments = (StateSpec("exp_avg"), StateSpec("exp_avg_sq"), StateSpec("step", is_scalar=True))
     return (*moments, StateSpec("max_exp_avg_sq")) if optimizer.amsgrad else moments
 
 
 def make_state(spec: StateSpec, parameter: Tensor) -> Tensor:
-    """An uninitialised tensor of a parameter's optimizer state."""
+    """Return an uninitialised tensor for one entry of a parameter's optimizer state."""
     if spec.is_scalar:
         return torch.empty((), dtype=torch.float32, device=parameter.device)
     return torch.empty_like(parameter, requires_grad=False)
 
 
 def check_parameter(name: str, parameter: Tensor) -> None:
-    """Raises CaptureError if the fused kernels cannot update a parameter."""
+    """Raise CaptureError if the fused kernels cannot update a parameter."""
     if not parameter.is_floating_point():
         hint = "Keep complex weights as two real parameters, or train with the policy none."
         raise CaptureError(f'the parameter "{name}" is of type {parameter.dtype}, which fused optimizers lack', hint)
@@ -52,7 +52,7 @@ def check_parameter(name: str, parameter: Tensor) -> None:
 def update(
     optimizer: OptimizerSpec, parameter: Tensor, gradient: Tensor, state: dict[str, Tensor], learning_rate: Tensor
 ) -> None:
-    """One step of one parameter. `learning_rate`: float64, no dimensions, on the CPU."""
+    """Update one parameter by one step. `learning_rate`: float64, no dimensions, on the CPU."""
     weight_decay = optimizer.weight_decay
     if weight_decay is None:
         weight_decay = WEIGHT_DECAY[optimizer.name]

@@ -1,7 +1,7 @@
-"""Records every call of a PyTorch operator that a step makes on fake tensors, below autograd.
+"""Recorder of every call of a PyTorch operator that a step makes on fake tensors, below autograd.
 
-Tensors are told apart by their storage and layout, not by their Python object: whatever autograd, hooks or `.data` make
-of a tensor, it is the same value as long as it shows the same memory in the same way.
+Tensors are identified by storage and layout, not by their Python object: whichever objects autograd, hooks or `.data`
+create, two tensors are the same value if they view the same memory with the same layout.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from pg_tensile.planning.trace.trace import Phase
 
 aten = torch.ops.aten
 PLAIN = "Or train it with the policy none, which runs the model as it is."
-DISABLED = torch.Tensor.__torch_dispatch__  # what a class without a dispatcher of its own has
+DISABLED = torch.Tensor.__torch_dispatch__  # attribute of a class without a dispatcher of its own
 LIFTS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
-# operators with the same result that leave the layout of their argument as it is
+# in-place operators on the layout → operators with the same result that leave their argument unchanged
 AS_VIEWS: dict[Callable[..., Any], Callable[..., Any]] = {
     aten.t_.default: aten.t.default,
     aten.transpose_.default: aten.transpose.int,
@@ -46,7 +46,7 @@ AS_VIEWS: dict[Callable[..., Any], Callable[..., Any]] = {
 
 
 class Record(NamedTuple):
-    """One call, where it comes from, and its floating point operations. `is_view`: it only shows memory that exists."""
+    """One call with its source and floating point operations. `is_view`: its result is a view of existing memory."""
 
     call: Call
     is_view: bool
@@ -57,7 +57,7 @@ class Record(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """A real tensor that the step reads (kept alive), its value then, its slot and the fake tensor in its place."""
+    """A real tensor that the step reads (kept alive), a copy of its value, its slot and the fake tensor for it."""
 
     tensor: torch.Tensor
     value: torch.Tensor
@@ -67,8 +67,9 @@ class Constant(NamedTuple):
 
 
 class Recorder(TorchDispatchMode):
-    """Inside it, and inside `fake_mode` around it, operators are recorded. `registered`: the model's real parameters
-    and buffers by storage."""
+    """Dispatch mode that records operators; to be entered inside `fake_mode`.
+
+    `registered`: names of the model's real parameters and buffers by the address of their storage."""
 
     def __init__(self, fake_mode: FakeTensorMode, registered: dict[int, str]) -> None:
         super().__init__()
@@ -76,11 +77,11 @@ class Recorder(TorchDispatchMode):
         self._caches = fake_mode.cache_enabled
         self.records: list[Record] = []
         self.values: list[Value] = []
-        self.storages: list[torch.UntypedStorage] = []  # by tensor; kept, so that no address is used twice
+        self.storages: list[torch.UntypedStorage] = []  # by tensor; kept alive, so that no address is reused
         self.constants: dict[int, Constant] = {}  # by id of the real tensor
-        self.started = 0  # how many tensors there are when the step starts
+        self.started = 0  # number of tensors when the step starts
         self.phase = Phase.FORWARD
-        self.modules: list[str] = []  # that run now, the innermost last
+        self.modules: list[str] = []  # names of the modules that run now, the innermost last
         self._registered = registered
         self._tensors: dict[int, int] = {}  # by address of the storage
         self._slots: dict[tuple[Any, ...], int] = {}  # by layout
@@ -92,7 +93,7 @@ class Recorder(TorchDispatchMode):
     # ---- values ----
 
     def slot(self, tensor: torch.Tensor) -> int:
-        """The slot of a tensor, a new one for a value not seen before."""
+        """Return the slot of a tensor, a new one for a value not seen before."""
         layout = _layout(tensor)
         slot = self._slots.get(layout)
         if slot is None:
@@ -106,15 +107,15 @@ class Recorder(TorchDispatchMode):
         return slot
 
     def tensor(self, tensor: torch.Tensor) -> int:
-        """The index of the tensor, i.e. the storage, that a value shows."""
+        """Return the index of the tensor, i.e. the storage, that a value views."""
         return self.values[self.slot(tensor)].tensor
 
     def knows(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is a value of this step."""
+        """Return whether a tensor is a value of this step."""
         return _layout(tensor) in self._slots
 
     def _operand(self, tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
-        """Slot of an argument, and what to call the operator with."""
+        """Return the slot of an argument, and the tensor with which to call the operator."""
         _check_tensor(tensor)
         if not isinstance(tensor, FakeTensor):
             constant = self.constants.get(id(tensor)) or self._add_constant(tensor)
@@ -160,10 +161,10 @@ class Recorder(TorchDispatchMode):
         template_kwargs, call_kwargs = {}, {}
         for name, argument in kwargs.items():
             template_kwargs[name], call_kwargs[name] = self._operands(argument, slots)
-        if func in LIFTS:  # of a new tensor, by the fake mode's rules: a copy, as somebody may change it
+        if func in LIFTS:  # of a new tensor, which the fake mode converts; a copy, because it may be changed later
             func, call_args = aten.lift_fresh_copy.default, args
         self._check_call(func)
-        # its cache forgets that an operator may return one tensor twice
+        # the fake mode's cache forgets that an operator may return one tensor twice
         self._fake_mode.cache_enabled = self._caches and len(func._schema.returns) == 1
         returned = fake_call(func, call_args, call_kwargs)
         results = self._results(func, returned)
@@ -173,7 +174,7 @@ class Recorder(TorchDispatchMode):
         return returned
 
     def _operands(self, argument: Any, slots: list[int]) -> tuple[Any, Any]:
-        """An argument as a template, and as what to call the operator with; adds the slots in it."""
+        """Return an argument as a template and as passed to the operator; append its slots to `slots`."""
         if isinstance(argument, torch.Tensor):
             slot, tensor = self._operand(argument)
             slots.append(slot)
@@ -188,7 +189,7 @@ class Recorder(TorchDispatchMode):
         return argument, argument
 
     def _results(self, func: Any, returned: Any) -> tuple[int | None, ...] | None:
-        """Slots that the call defines; None for a question about tensors, which is answered once and for all."""
+        """Return the slots that the call defines; None for a query that returns no tensor, whose answer is constant."""
         results: list[int | None] = []
         tensors = 0
         for item in flat_results(returned):
@@ -207,14 +208,14 @@ class Recorder(TorchDispatchMode):
         is_view = not mutates(call.target) and len(old) == 1 and bool(call.results)
         is_view = is_view and all(self.values[slot].tensor in old for slot in new)
         if is_view and not new:
-            return  # shows what has a slot already
+            return  # a view that has a slot already
         module, source = self._place()
         if self.phase == Phase.FORWARD:
             self._check_draws(source)
         self.records.append(Record(call, is_view, self.phase, module, source, flops))
 
     def _change_layout(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operator that changes no data but the layout of its argument: the new layout is a view of the old."""
+        """Record an operator that changes only the layout of its argument as a view of the old layout."""
         slots: list[int] = []
         template_args, call_args = self._operands(args, slots)
         returned = func(*call_args, **kwargs)
@@ -223,7 +224,7 @@ class Recorder(TorchDispatchMode):
         return returned
 
     def _is_composite(self, func: Any) -> bool:
-        """Whether it is made of other operators, which are then recorded instead: one without a kernel of its own."""
+        """Return whether the operator has no kernel but is composed of others, which are recorded instead."""
         composite = self._composite.get(func)
         if composite is None:
             has_kernel = partial(torch._C._dispatch_has_kernel_for_dispatch_key, func.name())
@@ -246,21 +247,21 @@ class Recorder(TorchDispatchMode):
             raise self._error("the model repeats random operators of its forward in its backward", hint)
 
     def _check_draws(self, source: str) -> None:
-        """Random numbers from Python or NumPy would be the same in every step."""
+        """Raise CaptureError if the model drew from Python or NumPy: the numbers would be the same in every step."""
         if drawn_states() != self._drawn_states:
             hint = f"Draw them with PyTorch, torch.rand for example. {PLAIN}"
             raise CaptureError("the model draws random numbers with Python or NumPy", hint, source=source or None)
 
     def check_end(self) -> None:
-        """Raises CaptureError if a global generator is not as it was at the start."""
+        """Raise CaptureError if a global generator is not in its state at the start."""
         self._check_draws("")
         if _torch_state() != self._torch_state:
             raise CaptureError("the model seeds PyTorch's generator", f"Seed it once, before training. {PLAIN}")
 
-    # ---- places ----
+    # ---- source of a call ----
 
     def _place(self) -> tuple[str, str]:
-        """Module and line of the model that the call comes from; of a backward operator those of its forward."""
+        """Return module and line of the model that make the call; for a backward operator those of its forward."""
         source = running_line()
         node = _autograd_node()
         if node is not None:
@@ -272,7 +273,7 @@ class Recorder(TorchDispatchMode):
 
 
 def drawn_states() -> Any:
-    """States of the generators that Python code draws from without PyTorch's dispatcher seeing it."""
+    """Return the states of the generators of Python and NumPy, whose draws PyTorch's dispatcher does not see."""
     state: Any = np.random.get_state(legacy=True)
     return random.getstate(), state[0], state[1].tobytes(), state[2:]
 
@@ -283,13 +284,13 @@ def _torch_state() -> bytes:
 
 
 def _autograd_node() -> Any:
-    """The node of autograd's graph that runs now, if one does and this PyTorch can tell."""
+    """Return the node of autograd's graph that runs now; None if there is none or this PyTorch cannot provide it."""
     current = getattr(torch._C, "_current_autograd_node", None)
     return current() if current else None
 
 
 def _sequence_number() -> int:
-    """The number that autograd gives to the next node that it makes."""
+    """Return the sequence number that autograd assigns to the next node; 0 if this PyTorch cannot provide it."""
     number = getattr(torch.autograd, "_get_sequence_nr", None)
     return number() if number else 0
 
@@ -322,22 +323,22 @@ def _check_tensor(tensor: torch.Tensor) -> None:
 
 
 def _flops(func: Any, args: Any, kwargs: Any, returned: Any) -> int:
-    """Floating point operations, 0 where nobody knows them."""
+    """Return the floating point operations of a call, 0 if they are unknown."""
     count = FLOPS.get(func) or flop_registry.get(func._overloadpacket)
     if count is None:
         return 0
     try:
         return int(count(*args, **kwargs, out_val=returned))
     except (TypeError, ValueError, AssertionError, AttributeError, IndexError, RuntimeError):
-        return 0  # shapes that the formula was not made for
+        return 0  # shapes that the formula does not support
 
 
 def _recurrent_flops(x: torch.Tensor, *weights: Any, times: int = 1, **kwargs: Any) -> int:
-    """Two for each weight of one layer and each step of each sequence."""
+    """Return two operations for each weight of one layer and each step of each sequence, multiplied by `times`."""
     return 2 * times * x.shape[0] * x.shape[1] * (weights[0].numel() + weights[1].numel())
 
 
-FLOPS: dict[Any, Callable[..., int]] = {  # that PyTorch's registry lacks
+FLOPS: dict[Any, Callable[..., int]] = {  # formulas that PyTorch's registry lacks
     aten.mkldnn_rnn_layer.default: _recurrent_flops,
     aten.mkldnn_rnn_layer_backward.default: partial(_recurrent_flops, times=2),
 }

@@ -1,4 +1,4 @@
-"""What an operator does to its arguments: from its schema, and from knowledge where the schema is silent or wrong."""
+"""Effects of an operator on its arguments: from its schema, and from tables where the schema is incomplete or wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from pg_tensile.planning.trace.trace import Mode
 
 aten = torch.ops.aten
-BATCH_NORMS = (  # they change running_mean and running_var, which nothing else they return depends on
+BATCH_NORMS = (  # change running_mean and running_var; in training no other result depends on them
     aten.native_batch_norm.default,
     aten.cudnn_batch_norm.default,
     aten.miopen_batch_norm.default,
@@ -20,7 +20,7 @@ BATCH_NORMS = (  # they change running_mean and running_var, which nothing else 
 )
 STATISTICS = ("running_mean", "running_var")
 UNDECLARED_WRITES = {aten.mkldnn_rnn_layer_backward.default: ("workspace",)}  # arguments used as scratch
-FUSED_UPDATES = (  # they change their gradients only to unscale them, for which we do not use them
+FUSED_UPDATES = (  # declared to change their gradients, but only do so to unscale them, which is never requested here
     aten._fused_adamw_.tensor_lr,
     aten._fused_adam_.tensor_lr,
     aten._fused_sgd_.tensor_lr,
@@ -29,7 +29,7 @@ FUSED_UPDATES = (  # they change their gradients only to unscale them, for which
 
 @cache
 def mutates(func: Callable[..., Any]) -> bool:
-    """Whether the operator may change one of its arguments."""
+    """Return whether the operator may change one of its arguments."""
     declared = any(argument.is_write for argument in func._schema.arguments)  # type: ignore[attr-defined]
     return declared or func in BATCH_NORMS or func in UNDECLARED_WRITES
 
@@ -40,7 +40,7 @@ def is_random(func: Callable[..., Any]) -> bool:
 
 
 def arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """Every argument of the schema that is given, with its value."""
+    """Yield every argument of the schema that is given, with its value."""
     for place, argument in enumerate(func._schema.arguments):
         if place < len(args):
             yield argument, args[place]
@@ -49,7 +49,7 @@ def arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> It
 
 
 def modes(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, Mode]]:
-    """Every argument with how the operator accesses the tensors in it."""
+    """Yield the value of every given argument, with the mode in which the operator accesses the tensors in it."""
     given = {argument.name: value for argument, value in arguments(func, args, kwargs)}
     for argument, value in arguments(func, args, kwargs):
         writes = argument.is_write or argument.name in UNDECLARED_WRITES.get(func, ())

@@ -1,4 +1,4 @@
-"""Which line of the model runs: the innermost Python frame that is not PyTorch's, the standard library's or ours."""
+"""Line of the model that runs: the innermost Python frame outside PyTorch, the standard library and this package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STANDARD = f"{sysconfig.get_path('stdlib')}/"
 
 @cache
 def _owner(code: CodeType) -> str:
-    """Whose code it is: "library", "capture" (which calls the model) or "model"."""
+    """Return the owner of the code: "library", "capture" (which calls the model) or "model"."""
     file = code.co_filename
     if file in RECORDING or file.startswith((TORCH, "<frozen", "<eval_with_key")):
         return "library"
@@ -28,7 +28,7 @@ def _owner(code: CodeType) -> str:
 
 
 def running_line() -> str:
-    """The line of the model that runs now, as "model.py:41"; "" if none does."""
+    """Return the line of the model that runs now, as "model.py:41", or "" if there is no such line."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (owner := _owner(frame.f_code)) != "capture":
         if owner == "model":
@@ -38,7 +38,7 @@ def running_line() -> str:
 
 
 def failing_line(traceback: TracebackType | None) -> str | None:
-    """The line of the model nearest to where an error was raised; None if no line of a model was on the way there."""
+    """Return the line of the model nearest to where an error was raised; None if the traceback has no such line."""
     found = None
     while traceback is not None:
         code = traceback.tb_frame.f_code

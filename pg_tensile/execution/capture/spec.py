@@ -1,4 +1,4 @@
-"""What a training step is, besides its model: the loss, the optimizer, clipping, autocast, accumulation."""
+"""Specification of a training step, apart from its model: loss, optimizer, clipping, autocast and accumulation."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ OPTIMIZERS = ("sgd", "adam", "adamw")
 
 
 class OptimizerSpec(NamedTuple):
-    """An optimizer of torch.optim by its name, with its arguments; None stands for PyTorch's default.
+    """Name and arguments of an optimizer of torch.optim.
 
-    `momentum`, `dampening` and `nesterov` are of sgd; `betas`, `eps` and `amsgrad` of adam and adamw. The learning
-    rate is an input of every step, so a schedule may change it."""
+    `momentum`, `dampening` and `nesterov` apply to sgd; `betas`, `eps` and `amsgrad` to adam and adamw. None as
+    `weight_decay` means PyTorch's default. The learning rate is an input of every step, so a schedule may change it."""
 
     name: str = "adamw"
     learning_rate: float = 1e-3
@@ -34,12 +34,13 @@ class OptimizerSpec(NamedTuple):
 
 @dataclass(frozen=True)
 class StepSpec:
-    """One training step.
+    """One training step, apart from its model.
 
-    `loss(outputs, *targets)` returns a tensor of one element. `output_key` picks what `loss` gets (and what the step
-    returns, if it `returns_outputs`) from outputs that are not a single tensor: a key, an attribute or a place.
-    `clip`: the largest norm of all gradients together. `autocast`: "bf16", over forward and loss.
-    `accumulation`: the batch is cut into that many equal parts along dimension 0; the loss is the mean of theirs."""
+    `loss(outputs, *targets)` returns a tensor of one element. `output_key` (a key, an attribute or an index) selects
+    the argument of `loss`, and the result of the step if it `returns_outputs`, from outputs that are not a single
+    tensor. `clip` is the largest norm of all gradients together. `autocast` is None or "bf16", which covers forward
+    and loss. `accumulation` is the number of equal parts into which the batch is cut along dimension 0; the loss is the
+    mean of their losses."""
 
     loss: Callable[..., Tensor]
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
@@ -50,12 +51,12 @@ class StepSpec:
     returns_outputs: bool = False
 
     def __post_init__(self) -> None:
-        """Raises CaptureError on a step that does not exist or would be trained silently wrong."""
+        """Raise CaptureError if the specification is invalid, or would silently be trained wrongly."""
         optimizer = self.optimizer
         if optimizer.name not in OPTIMIZERS:
             raise CaptureError(f'unknown optimizer "{optimizer.name}"', hint="Use sgd, adam or adamw.")
         if optimizer.dampening:
-            # the first step of a run ignores dampening, all others do not: they have different graphs
+            # the first step of a run ignores dampening, the others apply it: their graphs differ
             hint = "Use SGD without dampening, or train with the policy none."
             raise CaptureError("SGD with dampening cannot be captured: its first step differs", hint=hint)
         if optimizer.nesterov and not optimizer.momentum:
@@ -69,7 +70,7 @@ class StepSpec:
             raise CaptureError(f"accumulation is {self.accumulation}, but must be at least 1")
 
     def pick(self, outputs: Any) -> Any:
-        """What the loss gets of a model's outputs."""
+        """Return the part of a model's outputs that the loss takes. Raises CaptureError if `output_key` is missing."""
         key = self.output_key
         if key is None:
             return outputs

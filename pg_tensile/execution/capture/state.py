@@ -1,4 +1,4 @@
-"""What a call of a model can change in Python: kept before capturing and put back after it, whatever happens."""
+"""Python state that a call of a model can change: saved before capturing and restored after it, even on errors."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from torch.utils import checkpoint
 Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 CONTAINERS = (dict, OrderedDict, defaultdict, list, set, deque)
 LEAVES = (str, bytes, int, float, complex, type(None), type, ModuleType, FunctionType, MethodType, BuiltinFunctionType)
-LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy"} - {"__main__"}  # whose objects keep nothing from call to call
+LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy"} - {"__main__"}  # their objects keep no state between calls
 
 
 class ModelState:
-    """The attributes of a model's modules, and the containers, objects and generators that they lead to."""
+    """Attributes of a model's modules, and the containers, objects and generators reachable from them."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._containers: list[tuple[Container, Container]] = []  # with a copy
-        self._generators: list[tuple[Any, Any]] = []  # with its state
+        self._containers: list[tuple[Container, Container]] = []  # each with its copy
+        self._generators: list[tuple[Any, Any]] = []  # each with its state
         self._walk([vars(module) for module in model.modules()])
 
     def _walk(self, reached: list[Any]) -> None:
@@ -38,7 +38,7 @@ class ModelState:
                 continue
             seen.add(id(item))
             if isinstance(item, (dict, list, set, deque)):
-                if type(item) in CONTAINERS:  # others may not let themselves be filled again
+                if type(item) in CONTAINERS:  # subclasses may not support being refilled
                     self._containers.append((item, item.copy()))
                 reached.extend(item.values() if isinstance(item, dict) else item)
             elif isinstance(item, (tuple, frozenset)):
@@ -49,7 +49,7 @@ class ModelState:
                 reached.append(getattr(item, "__dict__", None))
 
     def substitute(self, tensors: Mapping[int, torch.Tensor]) -> None:
-        """Puts other tensors in the places of those with these ids, in every dictionary and list."""
+        """Replace the tensors with these ids by others, in every dictionary and list."""
         for container, _ in self._containers:
             if isinstance(container, (dict, list)):
                 for key, item in list(container.items() if isinstance(container, dict) else enumerate(container)):
@@ -57,7 +57,7 @@ class ModelState:
                         container[key] = tensors[id(item)]
 
     def draws(self) -> bool:
-        """Whether a generator that the model keeps was drawn from."""
+        """Return whether a generator that the model holds was drawn from."""
         return any(not _same(_generator_state(generator), state) for generator, state in self._generators)
 
     def restore(self) -> None:
@@ -73,14 +73,14 @@ class ModelState:
 
 
 def _identities(container: Container) -> Any:
-    """What is in a container, by identity and, if it has one, in its order."""
+    """Return the items of a container by identity, in order if it has one."""
     if isinstance(container, dict):
         return [(key, id(item)) for key, item in container.items()]
     return container if isinstance(container, set) else [id(item) for item in container]
 
 
 def _generator_state(item: Any) -> Any:
-    """The state of a random number generator, None for anything else."""
+    """Return the state of a random number generator, or None for any other object."""
     if isinstance(item, random.Random):
         return item.getstate()
     if isinstance(item, np.random.Generator):
@@ -107,7 +107,7 @@ def _same(a: Any, b: Any) -> bool:
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """The global generators of Python, NumPy and PyTorch end as they began."""
+    """Restore the global generators of Python, NumPy and PyTorch at the end."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     try:
@@ -122,7 +122,7 @@ def generators_kept() -> Iterator[None]:
 
 @contextmanager
 def logs_silenced() -> Iterator[None]:
-    """PyTorch logs a traceback for every error of a fake kernel; we raise it."""
+    """Silence PyTorch's log of every error of a fake kernel; the error is raised anyway."""
     log = logging.getLogger("torch._subclasses.fake_tensor")
     level = log.level
     log.setLevel(logging.CRITICAL + 1)
@@ -134,8 +134,9 @@ def logs_silenced() -> Iterator[None]:
 
 @contextmanager
 def checkpoints_bypassed() -> Iterator[None]:
-    """`torch.utils.checkpoint`, by whatever name it was imported, runs its function once and keeps what it needs: what
-    is recomputed is a plan's business, and a captured recomputation would draw other random numbers."""
+    """Make `torch.utils.checkpoint`, under any imported name, run its function once and save its activations.
+
+    Plans decide what is recomputed, and a captured recomputation would draw different random numbers."""
     names = ("CheckpointFunction", "_checkpoint_without_reentrant_generator")
     originals = {name: getattr(checkpoint, name) for name in names if hasattr(checkpoint, name)}
     for name, bypass in zip(names, (ReentrantBypass, _bypass), strict=True):
@@ -149,7 +150,9 @@ def checkpoints_bypassed() -> Iterator[None]:
 
 
 class ReentrantBypass:
-    """In the place of CheckpointFunction. It, too, lets no gradient in if no tensor among the arguments needs one."""
+    """Replacement of CheckpointFunction.
+
+    Like the original, it disables gradients unless a tensor among its arguments requires one."""
 
     @staticmethod
     def apply(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
@@ -159,5 +162,5 @@ class ReentrantBypass:
 
 
 def _bypass(*args: Any, **kwargs: Any) -> Iterator[None]:
-    """In the place of the generator that surrounds a checkpointed function that is not reentrant."""
+    """Replace the generator that surrounds a non-reentrant checkpointed function."""
     yield

@@ -1,7 +1,7 @@
-"""One training step on tensors in the places of the model's own: forward, loss, backward, clipping, update; and one
-evaluation: forward, and the loss.
+"""One training step and one evaluation on tensors substituted for those of the model.
 
-`forward_loss` and `micro_batches` are what the eager reference (pg_tensile/execution/capture/eager.py) runs, too.
+A training step is forward, loss, backward, clipping and update; an evaluation is forward and loss. The eager reference
+(pg_tensile/execution/capture/eager.py) uses `forward_loss` and `micro_batches`, too.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ from pg_tensile.planning.trace.trace import Phase
 
 
 class StepTensors(NamedTuple):
-    """Fake tensors that a step works on: trainable parameters by name, all others it starts with."""
+    """Fake tensors with which a step starts, apart from the buffers."""
 
-    parameters: dict[str, nn.Parameter]  # all of them
+    parameters: dict[str, nn.Parameter]  # by name, trainable or not
     states: dict[str, dict[str, Tensor]]  # by name of the parameter and key
     inputs: tuple[Tensor, ...]
     targets: tuple[Tensor, ...]
-    learning_rate: Tensor | None  # None: an evaluation
+    learning_rate: Tensor | None  # None for an evaluation
 
 
 class StepResult(NamedTuple):
-    """What a step yields: the loss, the picked outputs of each micro-batch, and the gradient of each parameter. Of an
-    evaluation: the loss, if it is wanted, and all tensors in the picked output."""
+    """Result of a step: the loss, the picked output of each micro-batch, and the gradients by name of the parameter.
+
+    For an evaluation: the loss (None if not requested) and all tensors in the picked output. `outputs` of a training
+    step is empty unless the spec returns outputs."""
 
     loss: Tensor | None
     outputs: tuple[Tensor, ...]
@@ -42,7 +44,7 @@ class StepResult(NamedTuple):
 def micro_batches(
     inputs: Sequence[Tensor], targets: Sequence[Tensor], count: int
 ) -> list[tuple[tuple[Tensor, ...], tuple[Tensor, ...]]]:
-    """Inputs and targets of each of `count` equal parts of the batch, cut along dimension 0."""
+    """Return inputs and targets of each of `count` equal parts of the batch, cut along dimension 0."""
     if count == 1:
         return [(tuple(inputs), tuple(targets))]
     cut = [[_cut(tensor, count) for tensor in tensors] for tensors in (inputs, targets)]
@@ -59,7 +61,7 @@ def _cut(tensor: Tensor, count: int) -> tuple[Tensor, ...]:
 def forward_loss(
     model: nn.Module, inputs: Sequence[Tensor], targets: Sequence[Tensor], spec: StepSpec
 ) -> tuple[Any, Tensor]:
-    """The picked outputs of one micro-batch and its share of the loss."""
+    """Return the picked outputs of one micro-batch and its share of the loss."""
     with _autocast(model, spec):
         outputs = spec.pick(model(*inputs))
         loss = spec.loss(outputs, *targets)
@@ -86,7 +88,7 @@ def _check_loss(loss: Any) -> None:
 
 
 def run(model: nn.Module, tensors: StepTensors, spec: StepSpec, recorder: Recorder) -> StepResult:
-    """One step; the model's parameters must have been substituted by `tensors.parameters`."""
+    """Execute one training step; `tensors.parameters` must have been substituted for the model's parameters."""
     trainable = {name: parameter for name, parameter in tensors.parameters.items() if parameter.requires_grad}
     gradients = Gradients(recorder)
     assert tensors.learning_rate is not None
@@ -121,7 +123,7 @@ def run(model: nn.Module, tensors: StepTensors, spec: StepSpec, recorder: Record
 
 
 def evaluate(model: nn.Module, tensors: StepTensors, spec: StepSpec, recorder: Recorder, with_loss: bool) -> StepResult:
-    """One evaluation of the whole batch, whatever the accumulation, without gradients."""
+    """Evaluate the whole batch at once, whatever the accumulation, without gradients."""
     with torch.no_grad(), _autocast(model, spec):
         picked = spec.pick(model(*tensors.inputs))
         loss = spec.loss(picked, *tensors.targets) if with_loss else None
@@ -135,8 +137,9 @@ def evaluate(model: nn.Module, tensors: StepTensors, spec: StepSpec, recorder: R
 
 
 class Gradients:
-    """The gradients of a step, kept as autograd's AccumulateGrad keeps them: each in memory of its own and in its
-    parameter's layout; those of later micro-batches are added in place."""
+    """Gradients of a step, stored as autograd's AccumulateGrad does: each in its own memory, in its parameter's layout.
+
+    The gradients of later micro-batches are added in place."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.kept: dict[str, Tensor] = {}
@@ -155,7 +158,9 @@ class Gradients:
 
 
 def _has_layout(gradient: Tensor, parameter: Tensor) -> bool:
-    """The layout contract of AccumulateGrad: a dense parameter's strides, else contiguous."""
+    """Return whether a gradient has the layout that AccumulateGrad requires.
+
+    That is the strides of the parameter if it is dense, else contiguous."""
     if not _is_dense(parameter):
         return gradient.is_contiguous()
     return all(
@@ -173,7 +178,7 @@ def _copy(gradient: Tensor, parameter: Tensor) -> Tensor:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether no two elements share a place and no place between them is unused."""
+    """Return whether no two elements share an address and no address between them is unused."""
     expected = 1
     for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1:

@@ -1,1 +1,1 @@
-"""Codecs of swapped tensors: on the host and on a GPU."""
+"""Codecs of swapped tensors, on the host and on a GPU."""

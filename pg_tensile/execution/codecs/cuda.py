@@ -1,11 +1,11 @@
-"""Codes and decodes chunks on a GPU, into the bytes that host.py gives (CSWAP, section IV-D: launches).
+"""Coding and decoding of chunks on a GPU, with the same bytes as host.py (CSWAP, section IV-D: launches).
 
-Words are worked on in tiles. Where a tile's values go depends on all tiles before it, so that coding takes two passes:
-one counts in each tile, the counts are added up, one writes. Each pass is one kernel in which a program takes every
-`grid`-th tile. The number of coded bytes is needed on the host, which therefore waits for the first pass.
+Words are processed in tiles. The position of a tile's values depends on all tiles before it, so coding takes two
+passes: one counts the values in each tile, the counts are summed, and one writes. Each pass is one kernel in which a
+program takes every `grid`-th tile. The host needs the number of coded bytes and therefore waits for the first pass.
 
-LZ4 is nvCOMP's, where that is installed: in its own container, which holds many small blocks for a GPU to work on at
-once, and which only nvCOMP reads.
+LZ4 is nvCOMP's, where that is installed. It has its own container, which holds many small blocks for a GPU to process
+at once and which only nvCOMP reads.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @triton.jit
 def _starts_of_runs(words, index, count, used, ROW: tl.constexpr):
-    """1 where a run of zeros starts; the word before the first one counts as used."""
+    """Return 1 where a run of zeros starts; the word before the first one counts as used."""
     before = tl.load(words + index - 1, mask=(index > 0) & (index < count), other=1)
     return ((index < count) & (used == 0) & ((index % ROW == 0) | (before != 0))).to(tl.int32)
 
 
 @triton.jit
 def _ends_of_runs(words, index, count, used, ROW: tl.constexpr):
-    """1 where the last word of a run of zeros is."""
+    """Return 1 at the last word of each run of zeros."""
     after = tl.load(words + index + 1, mask=index + 1 < count, other=1)
     return ((index < count) & (used == 0) & ((index % ROW == ROW - 1) | (after != 0))).to(tl.int32)
 
@@ -47,7 +47,7 @@ def _count(
     words, count, tiles, values_of_tile, runs_of_tile, bits,
     BITS: tl.constexpr, RUNS: tl.constexpr, TILE: tl.constexpr, ROW: tl.constexpr,
 ):  # fmt: skip
-    """Counts what is not zero in each tile; writes the mask (BITS), or counts the runs that start there (RUNS)."""
+    """Count the nonzero words in each tile; write the mask (BITS), or count the runs that start there (RUNS)."""
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         index = tile * TILE + tl.arange(0, TILE)
         used = (tl.load(words + index, mask=index < count, other=0) != 0).to(tl.int32)
@@ -65,8 +65,10 @@ def _gather(
     words, count, tiles, value_ends, run_ends, values, columns, lasts,
     COLUMNS: tl.constexpr, RUNS: tl.constexpr, TILE: tl.constexpr, ROW: tl.constexpr,
 ):  # fmt: skip
-    """Writes the used words side by side, and their columns (COLUMNS) or those of runs' first and last words (RUNS).
-    `value_ends`, `run_ends`: how many there are up to each tile's end."""
+    """Write the used words in a row, and their columns (COLUMNS) or those of runs' first and last words (RUNS).
+
+    `value_ends` and `run_ends` are the cumulative counts at each tile's end.
+    """
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         index = tile * TILE + tl.arange(0, TILE)
         word = tl.load(words + index, mask=index < count, other=0)
@@ -79,7 +81,7 @@ def _gather(
             starts = _starts_of_runs(words, index, count, used, ROW)
             ends = _ends_of_runs(words, index, count, used, ROW)
             before = tl.load(run_ends + tile) - tl.sum(starts, axis=0)
-            # A run that goes on over the tile's border has started before it, but not ended.
+            # A run that crosses the tile's border started before it but has not ended.
             goes_on = (index == tile * TILE) & (index < count) & (used == 0) & (starts == 0)
             ended = before - tl.sum(goes_on.to(tl.int32), axis=0)
             column = (index % ROW).to(tl.int16)
@@ -89,7 +91,7 @@ def _gather(
 
 @triton.jit
 def _used(mask, index, count, BITS: tl.constexpr):
-    """1 for words that have a value: from a bit for each (BITS), or a byte."""
+    """Return 1 for words that have a value, from a mask of bits (BITS) or bytes."""
     if BITS:
         octet = tl.load(mask + index // 8, mask=index < count, other=0).to(tl.int32)
         return (octet >> (index % 8)) & 1
@@ -106,7 +108,7 @@ def _count_used(mask, count, tiles, values_of_tile, BITS: tl.constexpr, TILE: tl
 
 @triton.jit
 def _scatter(mask, count, tiles, value_ends, values, words, BITS: tl.constexpr, TILE: tl.constexpr):
-    """Writes every word: its value, or zero."""
+    """Write every word: its value, or zero."""
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         index = tile * TILE + tl.arange(0, TILE)
         used = _used(mask, index, count, BITS)
@@ -116,7 +118,7 @@ def _scatter(mask, count, tiles, value_ends, values, words, BITS: tl.constexpr, 
 
 @triton.jit
 def _place(row_ends, tiles, columns, values, words, TILE: tl.constexpr, ROW: tl.constexpr):
-    """Writes values to their columns. Each row has as many tiles as it needs when it is full."""
+    """Write values to their columns. Each row has as many tiles as a full row needs."""
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         row = tile // (ROW // TILE)
         begin = tl.load(row_ends + row - 1, mask=row > 0, other=0)
@@ -129,7 +131,7 @@ def _place(row_ends, tiles, columns, values, words, TILE: tl.constexpr, ROW: tl.
 
 @triton.jit
 def _mark(row_ends, tiles, columns, lengths, change, ENDS: tl.constexpr, TILE: tl.constexpr, ROW: tl.constexpr):
-    """Subtracts 1 where runs start, or adds 1 behind them (ENDS). No two runs start, or end, at the same word."""
+    """Subtract 1 where runs start, or add 1 after they end (ENDS). No two runs start, or end, at the same word."""
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         row = tile // (ROW // TILE)
         begin = tl.load(row_ends + row - 1, mask=row > 0, other=0)
@@ -145,7 +147,7 @@ def _mark(row_ends, tiles, columns, lengths, change, ENDS: tl.constexpr, TILE: t
 
 
 class CudaCoder:
-    """A `coder.Coder`. Kernels run on the current stream."""
+    """`device.Coder` for CUDA. Kernels run on the current stream."""
 
     def __init__(self, device: torch.device, launch: Launch = DEFAULT_LAUNCH) -> None:
         self._device = device
@@ -159,8 +161,10 @@ class CudaCoder:
         return time.perf_counter()
 
     def encode(self, codec: Codec, source: torch.Tensor, word_bytes: int, target: torch.Tensor) -> int:
-        """`formats.encode` for bytes on the device; returns when their number is known, which the target's may not be
-        yet."""
+        """Code bytes on the device as `host.encode` does.
+
+        Returns as soon as their number is known; the kernels may still be writing `target`.
+        """
         if len(target) < len(source):
             raise CodecError(f"{len(source):,} bytes need a place of as many, not of {len(target):,}")
         width = word_of(word_bytes)
@@ -172,8 +176,10 @@ class CudaCoder:
             return self._encode_words(codec, source, width, target)
 
     def decode(self, codec: Codec, source: torch.Tensor, word_bytes: int, target: torch.Tensor) -> None:
-        """`formats.decode` for bytes on the device that were coded there or on the host. What `encode` did not write
-        is not noticed."""
+        """Decode bytes on the device, coded there or on the host, as `host.decode` does.
+
+        Bytes that `encode` did not write are not detected.
+        """
         with torch.cuda.device(self._device):
             if codec == Codec.NONE:
                 target.copy_(source)
@@ -250,7 +256,7 @@ class CudaCoder:
         )
 
     def _between_runs(self, source: torch.Tensor, nbytes: int, width: int, count: int) -> tuple[torch.Tensor, int]:
-        """A byte for each word, 1 where it has a value; where the values start."""
+        """Return a byte for each word, 1 where it has a value, and the offset at which the values start."""
         row_ends, rules = self._rows(Codec.RLE, source, nbytes, width)
         _, columns, lengths, values, _ = parts(Codec.RLE, nbytes, width, 0, int(row_ends[-1]))
         change = torch.zeros(count + 1, dtype=torch.int8, device=self._device)
@@ -275,7 +281,7 @@ class CudaCoder:
         if len(coded) >= len(source):
             return -1
         target[: len(coded)].copy_(coded)
-        torch.cuda.current_stream(self._device).synchronize()  # nvCOMP's memory goes with its array
+        torch.cuda.current_stream(self._device).synchronize()  # nvCOMP frees its memory with its array
         return len(coded)
 
     def _decode_lz4(self, source: torch.Tensor, target: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What codes on which device: numpy on the host, kernels on a GPU."""
+"""Choice of the coder for a device: numpy on the host, kernels on a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pg_tensile.planning.compression.codec import DEFAULT_LAUNCH, Codec, Launch
 
 
 class Coder(Protocol):
-    """One for each kind of device. Tensors are of that device; the same bytes come out of each."""
+    """Coder for one kind of device, on which its tensors are. All coders produce the same bytes, except for LZ4."""
 
     def available(self, codec: Codec) -> bool: ...
 
@@ -21,12 +21,14 @@ class Coder(Protocol):
 
     def decode(self, codec: Codec, source: torch.Tensor, word_bytes: int, target: torch.Tensor) -> None: ...
 
-    def clock(self) -> float: ...  # s; once all that was coded has ended
+    def clock(self) -> float: ...  # s, after all queued coding has ended
 
 
 def coder_of(device: torch.device, launch: Launch = DEFAULT_LAUNCH) -> Coder:
-    """The coder of a device's tensors; kernels are compiled when they are first used. CodecError: the compiler of
-    kernels is not installed."""
+    """Return the coder for a device's tensors, whose kernels are compiled on first use.
+
+    Raises CodecError if the compiler of kernels is not installed.
+    """
     if device.type != "cuda":
         return HostCoder()
     try:
@@ -38,7 +40,7 @@ def coder_of(device: torch.device, launch: Launch = DEFAULT_LAUNCH) -> Coder:
 
 
 class HostCoder:
-    """host.py."""
+    """Coder for the host: the functions of host.py."""
 
     available = staticmethod(host.available)
     encode = staticmethod(host.encode)
@@ -46,5 +48,5 @@ class HostCoder:
 
     @staticmethod
     def clock() -> float:
-        """Time of this thread on the processor, so that whatever else the machine does is not measured."""
+        """Return the processor time of this thread, which excludes other work of the machine."""
         return time.thread_time()

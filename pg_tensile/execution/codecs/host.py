@@ -1,7 +1,7 @@
-"""Codes and decodes chunks on the host: the reference for cuda.py. The formats are described in codec.py.
+"""Coding and decoding of chunks on the host, the reference for cuda.py. codec.py describes the formats.
 
-numpy gives up the interpreter's lock in every call here that takes time. Words are found with `flatnonzero` and moved
-by their numbers: at any sparsity several times as fast as by a mask, whose branches cannot be predicted.
+numpy releases the interpreter's lock in every call here that takes time. Words are found with `flatnonzero` and moved
+by index, which at any sparsity is several times as fast as by a mask, whose branches cannot be predicted.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ __all__ = ["available", "decode", "encode"]
 
 
 def encode(codec: Codec, source: torch.Tensor, word_bytes: int, target: torch.Tensor) -> int:
-    """Codes `source` (uint8[n], on the CPU, elements of `word_bytes`) into the first bytes of `target` (uint8[n]).
-    Returns their number, or −1 if it would not be less than n. CodecError: the codec is not available."""
+    """Code `source` (uint8[n], on the CPU, elements of `word_bytes`) into the first bytes of `target`.
+
+    Returns the number of coded bytes, or −1 if they would not be fewer than n. Raises CodecError if the codec is not
+    available or `target` has fewer than n bytes.
+    """
     raw, coded = source.numpy(), target.numpy()
     if len(coded) < len(raw):
         raise CodecError(f"{len(raw):,} bytes need a place of as many, not of {len(coded):,}")
@@ -46,7 +49,7 @@ def encode(codec: Codec, source: torch.Tensor, word_bytes: int, target: torch.Te
         columns = coded[places[1]].view(np.uint16)
     else:
         coded[places[0]].view(np.uint32)[:] = np.searchsorted(starts, _row_ends(len(words)))
-        coded[places[1]].view(np.uint16)[:] = starts.astype(np.uint16)  # the remainder: columns
+        coded[places[1]].view(np.uint16)[:] = starts.astype(np.uint16)  # modulo ROW_WORDS: columns
         coded[places[2]].view(np.uint16)[:] = (ends - starts - 1).astype(np.uint16)
     _gather(words, used, coded[places[-2]].view(words.dtype), columns)
     coded[places[-1]] = tail
@@ -54,8 +57,10 @@ def encode(codec: Codec, source: torch.Tensor, word_bytes: int, target: torch.Te
 
 
 def decode(codec: Codec, source: torch.Tensor, word_bytes: int, target: torch.Tensor) -> None:
-    """The inverse: `source` (uint8[k]) is all that `encode` wrote, `target` (uint8[n]) gets the chunk. CodecError: the
-    bytes are not those of a chunk of that size, or the codec is not available."""
+    """Decode `source` (uint8[k], all bytes that `encode` wrote) into `target` (uint8[n]).
+
+    Raises CodecError if the bytes are not those of a chunk of that size, or the codec is not available.
+    """
     coded, raw = source.numpy(), target.numpy()
     try:
         if codec == Codec.NONE:
@@ -96,7 +101,7 @@ def _check_size(coded: np.ndarray, places: tuple[slice, ...]) -> None:
 
 
 def _split(raw: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """The whole words of a chunk and the bytes after them, both the chunk's own memory."""
+    """Return the whole words of a chunk and the bytes after them, both as views of the chunk."""
     end = len(raw) // width * width
     return raw[:end].view(f"u{width}"), raw[end:]
 
@@ -110,13 +115,13 @@ def _row_ends(words: int) -> np.ndarray:
 
 
 def _positions(row_ends: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Numbers of the words whose columns are given, row by row up to `row_ends`."""
+    """Return the indices of the words whose columns are given, row by row up to `row_ends`."""
     first_words = np.arange(0, len(row_ends) * ROW_WORDS, ROW_WORDS)
     return np.repeat(first_words, np.diff(row_ends, prepend=0)) + columns
 
 
 def _gather(words: np.ndarray, used: np.ndarray, values: np.ndarray, columns: np.ndarray | None) -> None:
-    """Writes the used words, and their columns if wanted, one after the other."""
+    """Write the used words one after the other, and their columns if `columns` is given."""
     end = 0
     for row, row_used in zip(_rows(words), _rows(used), strict=True):
         numbers = np.flatnonzero(row_used)
@@ -128,7 +133,7 @@ def _gather(words: np.ndarray, used: np.ndarray, values: np.ndarray, columns: np
 
 
 def _scatter(values: np.ndarray, used: np.ndarray, words: np.ndarray) -> None:
-    """The inverse: writes every word."""
+    """Write all words from the used ones and zeros, the inverse of `_gather`."""
     words.fill(0)
     end = 0
     for row, row_used in zip(_rows(words), _rows(used), strict=True):
@@ -138,11 +143,11 @@ def _scatter(values: np.ndarray, used: np.ndarray, words: np.ndarray) -> None:
 
 
 def _runs(used: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """First word and end of each run of zeros; runs end with their rows."""
+    """Return the first word and the end of each run of zeros; runs end with their rows."""
     if not len(used):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     edges = np.flatnonzero(used[1:] != used[:-1]) + 1
-    bounds = np.concatenate(([0], edges, [len(used)]))  # of runs of zeros and of values, in turn
+    bounds = np.concatenate(([0], edges, [len(used)]))  # of alternating runs of zeros and of values
     bounds = bounds[int(used[0]) :]
     starts, ends = bounds[: len(bounds) // 2 * 2 : 2], bounds[1::2]
     cuts = np.arange(ROW_WORDS, len(used), ROW_WORDS)
@@ -155,7 +160,7 @@ def _merged(positions: np.ndarray, more: np.ndarray) -> np.ndarray:
 
 
 def _between_runs(coded: np.ndarray, width: int, nbytes: int, words: int) -> tuple[np.ndarray, int]:
-    """Which words a chunk in RLE has values for, and the number of its runs."""
+    """Return which words of a chunk in RLE have values, and the number of its runs."""
     row_ends = coded[parts(Codec.RLE, nbytes, width, 0, 0)[0]].view(np.uint32).astype(np.int64)
     runs = int(row_ends[-1])
     _, columns, lengths, *_ = parts(Codec.RLE, nbytes, width, 0, runs)

@@ -1,1 +1,1 @@
-"""Rows of a query as columns, fitted preprocessing, datasets and batches. Needs numpy only."""
+"""Rows of a query as columns, fitted preprocessing, datasets and batches. Only batches.py needs torch."""

@@ -1,11 +1,11 @@
-"""Batches of a table, in an order that a resumed job can take up again in the middle of an epoch.
+"""Batches of a table, in an order that a resumed job can continue in the middle of an epoch.
 
-An epoch's order is a pure function of (seed, epoch): the table's blocks of neighbouring rows are permuted, so many of
-them as fit 64 MiB make a *window*, and the rows of a window are permuted again. A table that fits one window (most do)
-is so permuted completely; the rows of a larger one lie in hash order anyway, which is as good as random. Windows are
-brought into their shuffled order, and to the device, as a whole; a batch is a slice of one. Of tables in mapped files
-the next window is read ahead by a thread while the current one trains. The order does not depend on where a table
-lies.
+An epoch's order is a pure function of (seed, epoch): the table's blocks of neighbouring rows are permuted, the blocks
+that fit 64 MiB form a *window*, and the rows of a window are permuted again. A table that fits one window, as most do,
+is thus permuted completely; the rows of a larger one are in hash order, which is as good as random. A window is
+shuffled and copied to the device as a whole; a batch is a slice of it, or of neighbouring windows. For tables in mapped
+files, a thread reads the next window ahead while the current one is in use. The order does not depend on whether a
+table is in memory or in a file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_BLOCK_ROWS = 4096
 
 
 class Batch(NamedTuple):
-    """Features and target of some rows, as tensors on the training device."""
+    """Features and target of some rows, as tensors on the device for which the batches are made."""
 
     features: Features
     target: Tensor
@@ -40,7 +40,7 @@ class Batch(NamedTuple):
 
 
 def division(rows: int, batch_size: int) -> tuple[int, int]:
-    """Batches of an epoch, and rows of the last one, which has the single row that may be left over besides."""
+    """Return the number of batches of an epoch, and the rows of the last one, which takes a single left-over row."""
     full, rest = divmod(rows, batch_size)
     if full and rest == 1 and batch_size > 1:
         return full, batch_size + 1
@@ -48,8 +48,10 @@ def division(rows: int, batch_size: int) -> tuple[int, int]:
 
 
 class Batches:
-    """The batches of one table. A last batch of a single row is joined to the one before it, because batch
-    normalisation cannot train on one row; no row is ever left out. `read_ahead`: prepare windows in a thread."""
+    """Batches of one table.
+
+    A last batch of a single row is joined to the one before it, because batch normalisation cannot train on one row; no
+    row is left out. With `read_ahead` a thread prepares the windows."""
 
     def __init__(
         self,
@@ -60,8 +62,10 @@ class Batches:
         read_ahead: bool,
         lead: tuple[int, ...] = (),
     ) -> None:
-        """`lead`: rows of the first batches of the first epoch, all together no more than the table's; what is left of
-        it is divided like any other epoch."""
+        """Prepare the batches of `table`.
+
+        `lead`: rows of the first batches of the first epoch, in total at most those of the table. The remaining rows of
+        that epoch are divided like any other epoch."""
         self._arrays: list[NDArray[Any]] = [*table.features.flat(), table.target]
         self._rows = table.rows
         self._batch_size = batch_size
@@ -73,12 +77,12 @@ class Batches:
         self._window_blocks = max(WINDOW_BYTES // max(table.row_bytes * self._block_rows, 1), 1)
 
     def steps(self, epoch: int) -> int:
-        """Batches of an epoch."""
+        """Return the number of batches of an epoch (from 0)."""
         lead = self._lead if epoch == 0 else ()
         return len(lead) + division(self._rows - sum(lead), self._batch_size)[0]
 
     def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
-        """The shuffled batches of an epoch from `first_step` on."""
+        """Return an iterator over the shuffled batches of an epoch (from 0), starting with batch `first_step`."""
         blocks = np.random.default_rng([self._seed, epoch]).permutation(-(-self._rows // self._block_rows))
         windows = [blocks[i : i + self._window_blocks] for i in range(0, len(blocks), self._window_blocks)]
         ends = np.cumsum([self._block_sizes(window).sum() for window in windows])
@@ -90,12 +94,12 @@ class Batches:
         return self._cut(self._windows(loads), sizes, skip)
 
     def in_order(self, batch_size: int) -> Iterator[Batch]:
-        """All rows in the table's order, in batches of `batch_size`."""
+        """Yield all rows in the table's order, in batches of `batch_size`; the last batch may be smaller."""
         for start in range(0, self._rows, batch_size):
             yield self._batch(self._to_device([array[start : start + batch_size] for array in self._arrays]))
 
     def _sizes(self, epoch: int) -> Iterator[int]:
-        """Rows of each batch of an epoch."""
+        """Yield the number of rows of each batch of an epoch."""
         lead = self._lead if epoch == 0 else ()
         steps, last = division(self._rows - sum(lead), self._batch_size)
         yield from lead
@@ -121,12 +125,12 @@ class Batches:
                 yield ahead.result()
 
     def _window(self, epoch: int, number: int, blocks: NDArray[np.int64]) -> list[Tensor]:
-        """The rows of a window in their order, on the device."""
+        """Return the arrays of a window on the device, with the rows shuffled."""
         sizes = self._block_sizes(blocks)
         starts = blocks * self._block_rows
         order = np.random.default_rng([self._seed, epoch, number]).permutation(int(sizes.sum()))
         arrays = self._arrays
-        if self._read_ahead:  # from files: read each block from its start to its end
+        if self._read_ahead:  # the table is a file: read each block sequentially
             spans = list(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
             arrays = [np.concatenate([array[a:b] for a, b in spans]) for array in arrays]
         else:
@@ -134,8 +138,8 @@ class Batches:
         return self._to_device([array.take(order, 0) for array in arrays])  # twice as fast as torch's indexing
 
     def _cut(self, windows: Iterator[list[Tensor]], sizes: Iterator[int], skip: int) -> Iterator[Batch]:
-        """Batches of these numbers of rows from the windows' rows after `skip`."""
-        parts: list[list[Tensor]] = []  # of a batch that is not complete yet
+        """Yield batches with the numbers of rows in `sizes`, cut from the windows after skipping `skip` rows."""
+        parts: list[list[Tensor]] = []  # tensors of a batch that is not complete yet
         missing = next(sizes, 0)
         for window in windows:
             start, rows = skip, len(window[-1])

@@ -1,8 +1,8 @@
-"""Training columns as numpy arrays: what one pass over a query's rows is made of.
+"""Training columns as numpy arrays, decoded from the frames of one pass over a query's rows.
 
-A `Chunk` is some rows of all columns, with a 64-bit hash of each row's content; the executor decodes one from every
-frame without copying or touching single values. docs/internals.md, "Training columns", has the element types and the
-order of the buffers. A column of arrays keeps all its elements in one flat array and the offsets of its rows in it.
+A `Chunk` holds some rows of all columns, with a 64-bit hash of each row's content; the executor decodes one from every
+frame without copying or visiting single values. docs/internals.md, "Training columns", lists the element types and the
+order of the buffers. A column of arrays holds all its elements in one flat array, and the offset of each row in it.
 
 Needs numpy only, so that rows can be received before torch is imported.
 """
@@ -55,16 +55,16 @@ class Column(NamedTuple):
 
 
 class Values(NamedTuple):
-    """One column of a chunk. What stands at a null is undefined."""
+    """One column of a chunk. The data at a null is undefined."""
 
     nulls: NDArray[np.bool_]  # [rows]
     data: NDArray[Any]  # scalars: [rows]; arrays: [elements of all rows]
-    offsets: NDArray[np.int64] | None = None  # arrays only: [rows + 1], where each row's elements start in `data`
-    element_nulls: NDArray[np.bool_] | None = None  # arrays only: [elements], None when there are none
+    offsets: NDArray[np.int64] | None = None  # arrays only: [rows + 1], start of each row's elements in `data`
+    element_nulls: NDArray[np.bool_] | None = None  # arrays only: [elements], None if no element is null
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Elements of each row [rows], of a column of arrays."""
+        """Number of elements in each row [rows], for a column of arrays."""
         assert self.offsets is not None
         return np.diff(self.offsets)
 
@@ -81,13 +81,15 @@ class Chunk(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes that hold the chunk's rows."""
+        """Bytes of all arrays of the chunk."""
         arrays = [self.hashes] + [array for values in self.columns for array in values if array is not None]
         return sum(array.nbytes for array in arrays)
 
 
 def columns_from_header(header: Sequence[dict[str, Any]]) -> list[Column]:
-    """The columns that a feed announces; raises DataError when there is nothing to learn or to learn from."""
+    """Return the columns that a feed announces.
+
+    Raises DataError if a type is unknown, or unless there are exactly one target and at least one feature."""
     columns = [Column(item["name"], item["type"], bool(item.get("target"))) for item in header]
     for column in columns:
         if column.type not in SCALAR_TYPES and column.type not in ARRAY_TYPES:
@@ -100,8 +102,9 @@ def columns_from_header(header: Sequence[dict[str, Any]]) -> list[Column]:
 
 
 def decode(columns: Sequence[Column], rows: int, buffers: Sequence[Buffer]) -> Chunk:
-    """The chunk in one frame's buffers: the row hashes, then each column's buffers. Arrays are views of the buffers.
-    Raises DataError when they do not fit the columns."""
+    """Return the chunk in one frame's buffers: the row hashes, then the buffers of each column.
+
+    Hashes and values are views of the buffers. Raises DataError if they do not fit the columns."""
     remaining = iter(buffers)
     try:
         hashes = np.frombuffer(next(remaining), np.uint64)
@@ -132,7 +135,7 @@ def _decode_column(column: Column, rows: int, buffers: Any) -> Values:
 
 
 def _bits(bitmap: Buffer, count: int) -> NDArray[np.bool_]:
-    """The first `count` bits, least significant first, as booleans."""
+    """Return the first `count` bits, least significant first, as booleans."""
     return np.unpackbits(_bytes(bitmap, count), count=count, bitorder="little").view(np.bool_)
 
 
@@ -148,14 +151,14 @@ def _bytes(bitmap: Buffer, count: int) -> NDArray[np.uint8]:
 
 
 def decode_dictionary(lengths: Buffer, text: Buffer) -> list[str]:
-    """The strings of a text column, by code: int32 byte lengths and all the UTF-8 bytes."""
+    """Return the strings of a text column by code, from int32 lengths in bytes and the concatenated UTF-8 text."""
     ends = np.cumsum(np.frombuffer(lengths, "<i4"), dtype=np.int64).tolist()
     data = bytes(text)
     return [data[start:end].decode("utf-8") for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def concatenate(chunks: Sequence[Chunk]) -> Chunk:
-    """The rows of all chunks, in order; at least one chunk."""
+    """Return the rows of all chunks, in order; there must be at least one chunk."""
     if len(chunks) == 1:
         return chunks[0]
     hashes = np.concatenate([chunk.hashes for chunk in chunks])
@@ -177,7 +180,7 @@ def _concatenate_values(parts: Sequence[Values]) -> Values:
 
 
 def cut(chunk: Chunk, start: int, stop: int) -> Chunk:
-    """Rows `start` to `stop` as views."""
+    """Return rows `start` to `stop` (exclusive) as views."""
     if start == 0 and stop == chunk.rows:
         return chunk
     return Chunk(chunk.hashes[start:stop], [_cut_values(values, start, stop) for values in chunk.columns])
@@ -193,7 +196,7 @@ def _cut_values(values: Values, start: int, stop: int) -> Values:
 
 
 def take(chunk: Chunk, index: NDArray[np.intp]) -> Chunk:
-    """The rows at `index`, in that order, copied."""
+    """Return copies of the rows at `index`, in that order."""
     return Chunk(chunk.hashes[index], [_take_values(values, index) for values in chunk.columns])
 
 
@@ -201,7 +204,7 @@ def _take_values(values: Values, index: NDArray[np.intp]) -> Values:
     if values.offsets is None:
         return Values(values.nulls[index], values.data[index])
     lengths = values.lengths
-    if len(lengths) and (lengths == lengths[0]).all():  # the usual case, without an index for every element
+    if len(lengths) and (lengths == lengths[0]).all():  # the usual case, which needs no index for each element
         width = int(lengths[0])
         shape = (len(lengths), width)
         nulls = None if values.element_nulls is None else values.element_nulls.reshape(shape)[index].ravel()

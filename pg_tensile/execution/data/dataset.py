@@ -1,18 +1,18 @@
-"""From one pass over a query's rows to the training and validation tables that batches are cut from.
+"""Training and validation tables, built from one pass over a query's rows; batches are cut from them.
 
-Phases. `RowStore.add` takes chunks as they arrive, in whatever order the scan returned them. When half of the cache is
-full they become a *run*: sorted by row hash and moved to a packed file. `finish` sorts the rest; from then on
-`RowStore.blocks` returns all rows in hash order, as often as asked: the runs are cut at the same hash values and merged
-block by block, so neither the arrival order nor the number of runs shows. `preprocessing.fit` reads the blocks twice,
+Phases: `RowStore.add` takes chunks as they arrive, in any order of the scan. When half of the cache is full, they
+become a *run*: sorted by row hash and moved to a packed file. `finish` sorts the rest; from then on `RowStore.blocks`
+returns all rows in hash order, any number of times: the runs are cut at the same hash values and merged block by block,
+so the result depends neither on the arrival order nor on the number of runs. `fitting.fit` reads the blocks twice,
 `prepare` a third time to fill the tables.
 
-Order and split depend on nothing but content: rows are ordered by the hash of their content and dictionary codes by
-their strings, and a row belongs to validation if a hash of (row hash, seed) says so, which puts equal rows on the same
+Order and split depend on content and seed alone: rows are ordered by the hash of their content and dictionary codes by
+their strings, and a hash of (row hash, seed) assigns each row to training or validation, so equal rows are on the same
 side.
 
-Memory: at most about one and a half times the cache, plus a block. Tables larger than the cache are packed files too.
-All files are mapped into memory and have no name from the start, so nothing is left behind however the process ends;
-their space is reserved first, because a full disk under a mapping kills the process.
+Memory: at most about one and a half times the cache, plus a block. Tables larger than the cache are packed files, too.
+All files are mapped into memory and have no name from the start, so none is left behind however the process ends; their
+space is reserved first, because a full disk under a mapping kills the process.
 """
 
 from __future__ import annotations
@@ -44,14 +44,16 @@ from pg_tensile.execution.data.preprocessing import Features
 
 HASHES = 1 << 64
 BLOCK_BYTES = 16 << 20
-MIN_RUN_BYTES = 4 << 20  # however small the cache: every run costs a file and a part of every block
+MIN_RUN_BYTES = 4 << 20  # even for a smaller cache, because every run costs a file and a part of every block
 BLOCK_ROWS = (1024, 1 << 17)
 ALIGNMENT = 64
 
 
 class RowStore:
-    """All rows of one pass over a query. `cache_bytes`: memory for them; more goes to files in `spool_directory`;
-    `poll` is called before each block that is read, and may raise to end the reading."""
+    """All rows of one pass over a query.
+
+    `cache_bytes` limits the memory for them; further rows are written to files in `spool_directory`. `poll` is called
+    before each block is read and may raise to stop reading."""
 
     def __init__(
         self,
@@ -63,7 +65,7 @@ class RowStore:
         self.columns = tuple(columns)
         self.rows = 0
         self.fingerprint = ""
-        self.dictionaries: list[list[str] | None] = [None] * len(self.columns)  # sorted, by column
+        self.dictionaries: list[list[str] | None] = [None] * len(self.columns)  # by column; strings are sorted
         self.spooled = False
         self._cache_bytes = cache_bytes
         self._spool_directory = spool_directory
@@ -71,10 +73,10 @@ class RowStore:
         self._pending: list[Chunk] = []
         self._pending_bytes = 0
         self._runs: list[Chunk] = []  # each sorted by hash
-        self._ranks: list[NDArray[np.int32] | None] = [None] * len(self.columns)  # code of appearance → sorted code
+        self._ranks: list[NDArray[np.int32] | None] = [None] * len(self.columns)  # code by appearance → sorted code
 
     def add(self, rows: int, buffers: Sequence[Buffer]) -> None:
-        """The next rows, as one frame's buffers; keeps views of them."""
+        """Add the next rows, given as the buffers of one frame; views of the buffers are kept."""
         chunk = decode(self.columns, rows, buffers)
         self._pending.append(chunk)
         self._pending_bytes += chunk.nbytes
@@ -83,8 +85,10 @@ class RowStore:
             self._finish_run(spool=True)
 
     def finish(self, rows: int, fingerprint: str, dictionary_buffers: Sequence[Buffer]) -> None:
-        """No more rows. The buffers are lengths and bytes of each text column's strings, by code of appearance.
-        Raises DataError when rows are missing or there are none."""
+        """End the pass after `rows` rows.
+
+        `dictionary_buffers` are lengths and bytes of each text column's strings, in order of first appearance. Raises
+        DataError if rows are missing or there are none."""
         if rows != self.rows:
             raise DataError(f"{self.rows} rows came, but {rows} were announced")
         if rows == 0:
@@ -103,7 +107,7 @@ class RowStore:
             self._finish_run(spool=False)
 
     def blocks(self) -> Iterator[Chunk]:
-        """All rows in hash order, in blocks that do not depend on how they arrived; text as sorted codes, null = −1."""
+        """Yield all rows in hash order, in blocks independent of their arrival; text as sorted codes, null = −1."""
         data_bytes = sum(values.data.nbytes for run in self._runs for values in run.columns)
         row_bytes = data_bytes // self.rows + 1
         limit = min(max(BLOCK_BYTES // row_bytes, BLOCK_ROWS[0]), BLOCK_ROWS[1])
@@ -117,14 +121,15 @@ class RowStore:
             yield Chunk(block.hashes, [self._sorted_codes(i, values) for i, values in enumerate(block.columns)])
 
     def _cut_runs(self, starts: list[int], stops: list[int], low: int, high: int, limit: int) -> Iterator[list[Chunk]]:
-        """Rows starts[i]..stops[i] of each run i, which have hashes from `low` to below `high`, at most `limit` at
-        once."""
+        """Yield rows starts[i] to stops[i] of all runs i in hash order, at most `limit` rows at once.
+
+        These rows have hashes from `low` to below `high`. Each item has the rows of each run, not merged."""
         rows = sum(stops) - sum(starts)
         if rows == 0:
             return
         if rows <= limit:
             yield [cut(run, a, b) for run, a, b in zip(self._runs, starts, stops, strict=True) if a < b]
-        elif high - low == 1:  # the same row over and over
+        elif high - low == 1:  # many copies of one row
             for run, start, stop in zip(self._runs, starts, stops, strict=True):
                 for first in range(start, stop, limit):
                     yield [cut(run, first, min(first + limit, stop))]
@@ -161,7 +166,7 @@ class RowStore:
 
 
 class Table(NamedTuple):
-    """Rows ready for training: features as numpy arrays and the target, float32 [rows] or int64 labels [rows]."""
+    """Preprocessed rows: features as numpy arrays and the target, float32 [rows] or int64 labels [rows]."""
 
     features: Features
     target: NDArray[Any]
@@ -178,7 +183,7 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class Dataset:
-    """What a model is trained on and validated with, in hash order."""
+    """Training and validation tables of a run, in hash order."""
 
     training: Table
     validation: Table
@@ -189,7 +194,9 @@ class Dataset:
 def prepare(
     store: RowStore, fitted: FittedPreprocessing, split: Split, cache_bytes: int, spool_directory: str
 ) -> Dataset:
-    """Applies the fitted preprocessing to every row with a target and divides them."""
+    """Preprocess all rows with a target and divide them into the training and the validation table.
+
+    The tables are in mapped files in `spool_directory` if both together exceed `cache_bytes`."""
     preprocessing = fitted.preprocessing
     counts = (fitted.training_rows, fitted.validation_rows)
     layout = preprocessing.layout()
@@ -212,8 +219,10 @@ def prepare(
 
 
 def allocate(shapes: Sequence[tuple[tuple[int, ...], DTypeLike]], directory: str | None) -> list[NDArray[Any]]:
-    """Uninitialised arrays of these shapes: in memory, or all in one mapped file without a name in `directory`.
-    Raises SpoolError when the file cannot be made that large."""
+    """Return uninitialised arrays of these shapes and types.
+
+    They are in memory if `directory` is None, else all in one mapped file without a name in `directory`. Raises
+    SpoolError if the space for the file cannot be reserved."""
     if directory is None:
         return [np.empty(shape, dtype) for shape, dtype in shapes]
     sizes = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in shapes]

@@ -1,8 +1,8 @@
-"""Learns a preprocessing from the rows of a training query.
+"""Fitting of a preprocessing on the rows of a training query.
 
-`fit` reads the rows twice: ranges and counts first, then sums of values that the ranges scaled into −1…1, so that no
-magnitude overflows and no mean swallows the variance. All statistics are float64, and of the training rows alone; which
-rows these are depends on nothing but their content and the seed (`Split`).
+`fit` reads the rows twice: first ranges and counts, then sums of values scaled by these ranges to −1…1, so that large
+numbers do not overflow and a large mean does not cancel the variance. All statistics are float64 and taken from the
+training rows alone; which rows these are depends only on their content and the seed (`Split`).
 
 Needs numpy only.
 """
@@ -41,19 +41,19 @@ _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?([eE][-+]?\d+)?")
 
 
 class Split(NamedTuple):
-    """Which rows are for validation. `fraction`: 0 ≤ fraction < 1."""
+    """Assignment of rows to training or validation; about `fraction` of them (0 ≤ fraction < 1) are for validation."""
 
     seed: int
     fraction: float
 
     def validation_rows(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """True for rows [rows] that belong to validation: a function of each row's hash and the seed alone."""
+        """Return whether each row [rows] belongs to validation: a function of its hash and the seed alone."""
         salt = _mix(np.array([self.seed & 0xFFFFFFFFFFFFFFFF], np.uint64))
         return _mix(hashes ^ salt) < np.uint64(int(self.fraction * 2.0**64))
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64."""
+    """Return the splitmix64 hash of each number."""
     x = x + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -61,7 +61,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 class Fitter(Protocol):
-    """Learns one column: `observe` sees the rows in a first pass, `observe_again` in a second."""
+    """Fits one column: `observe` takes the rows in a first pass, `observe_again` in a second."""
 
     def observe(self, values: Values) -> None: ...
 
@@ -93,7 +93,7 @@ class _Moments:
         return self.low / 2 + self.high / 2, self.high / 2 - self.low / 2
 
     def result(self) -> tuple[float, float]:
-        """Mean and deviation; (0, 0) if there was nothing, deviation 0 if all were the same."""
+        """Return mean and standard deviation: (0, 0) without numbers, deviation 0 if all are equal."""
         if self.count == 0:
             return 0.0, 0.0
         middle, half = self._range()
@@ -105,7 +105,7 @@ class _Moments:
 
 
 class _NumberFitter:
-    """Numeric, boolean and timestamp columns, and the target of a regression."""
+    """Fitter of numeric, boolean and timestamp columns, and of a regression's target."""
 
     def __init__(self, column: Column) -> None:
         self._column = column
@@ -135,7 +135,7 @@ class _NumberFitter:
 
 
 class _CategoryFitter:
-    """Text columns. Codes are those of the sorted dictionary, so their order is the strings'."""
+    """Fitter of text columns. Codes refer to the sorted dictionary, so they are ordered as the strings."""
 
     def __init__(self, column: Column, strings: Sequence[str]) -> None:
         self._column = column
@@ -158,7 +158,7 @@ class _CategoryFitter:
 
 
 class _ArrayFitter:
-    """Arrays of one length."""
+    """Fitter of arrays of one length."""
 
     def __init__(self, column: Column) -> None:
         self._column = column
@@ -195,7 +195,7 @@ class _ArrayFitter:
 
 
 class _TokenFitter:
-    """Arrays of token numbers, of any length."""
+    """Fitter of arrays of token numbers, of any length."""
 
     DEFAULT_LENGTH = 512
 
@@ -230,7 +230,7 @@ class _TokenFitter:
 
 
 class _ValueFitter:
-    """The distinct numbers of a classification's target."""
+    """Collects the distinct numbers of a classification's target."""
 
     def __init__(self, column: Column) -> None:
         self._column = column
@@ -254,7 +254,7 @@ def _too_many_labels(column: Column) -> DataError:
 
 
 def _most_frequent(counts: NDArray[np.int64], limit: int) -> NDArray[np.intp]:
-    """The `limit` positions with the highest counts above 0, the first among equals, in ascending order."""
+    """Return the `limit` positions with the highest counts above 0, ascending; among equal counts the first ones."""
     present = np.flatnonzero(counts)
     if len(present) <= limit:
         return present
@@ -262,14 +262,14 @@ def _most_frequent(counts: NDArray[np.int64], limit: int) -> NDArray[np.intp]:
 
 
 def _numbers(values: Values) -> NDArray[np.float64]:
-    """A column's values as float64 [rows], null and ±infinity = NaN."""
+    """Return a column's values as float64 [rows]; null and ±infinity become NaN."""
     x = values.data.astype(np.float64)
     x[values.nulls | ~np.isfinite(x)] = np.nan
     return x
 
 
 def _finite(values: Values) -> NDArray[np.float64]:
-    """A column's finite values as float64, the others left out."""
+    """Return a column's finite values as float64, without the others."""
     x = values.data.astype(np.float64)
     valid = np.isfinite(x)
     valid &= ~values.nulls
@@ -277,7 +277,7 @@ def _finite(values: Values) -> NDArray[np.float64]:
 
 
 def _elements(values: Values) -> NDArray[np.float64]:
-    """All elements of a column of arrays as float64, null = NaN."""
+    """Return all elements of a column of arrays as float64; null becomes NaN."""
     x = values.data.astype(np.float64)
     if values.element_nulls is not None:
         x[values.element_nulls] = np.nan
@@ -291,23 +291,23 @@ def _finite_elements(values: Values) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class FittedPreprocessing:
-    """A preprocessing together with the columns it was fitted on: applies it to their chunks."""
+    """A preprocessing and the columns on which it was fitted, to apply it to their chunks."""
 
     preprocessing: Preprocessing
     columns: tuple[Column, ...]
     training_rows: int
     validation_rows: int
     skipped_rows: int
-    tables: tuple[NDArray[np.int64], ...]  # of each category, by sorted dictionary code
-    label_codes: NDArray[np.int64] | None  # text targets: label by sorted dictionary code
+    tables: tuple[NDArray[np.int64], ...]  # for each category: its codes by sorted dictionary code, then 0 for null
+    label_codes: NDArray[np.int64] | None  # text targets: label by sorted dictionary code, −1 if it is no label
 
     def with_target(self, chunk: Chunk) -> Chunk:
-        """The chunk without rows that have no target."""
+        """Return the chunk without the rows that have no target."""
         known = _known(self.columns, chunk)
         return chunk if known.all() else take(chunk, np.flatnonzero(known))
 
     def inputs(self, chunk: Chunk) -> Inputs:
-        """The chunk's features as a PREDICT frame would carry them."""
+        """Return the chunk's features in the form of a PREDICT frame."""
         features = [(c, v) for c, v in zip(self.columns, chunk.columns, strict=True) if not c.target]
         numbers = [_numbers(v) for c, v in features if c.type != "text" and not c.is_array]
         text = [v.data for c, v in features if c.type == "text"]
@@ -316,7 +316,9 @@ class FittedPreprocessing:
         return Inputs(chunk.rows, np.array(numbers).reshape(len(numbers), chunk.rows), categories, arrays)
 
     def encode_target(self, chunk: Chunk) -> NDArray[Any]:
-        """What the loss compares with: float32 [rows] (regression, binary) or int64 labels [rows]. No nulls allowed."""
+        """Return the target as the loss takes it: float32 [rows] (regression, binary) or int64 labels [rows].
+
+        The chunk must have no row without a target (`with_target`)."""
         preprocessing = self.preprocessing
         values = chunk.columns[[column.target for column in self.columns].index(True)]
         if preprocessing.task == Task.REGRESSION:
@@ -330,7 +332,7 @@ class FittedPreprocessing:
 
 
 def _known(columns: Sequence[Column], chunk: Chunk) -> NDArray[np.bool_]:
-    """Rows [rows] that have a target."""
+    """Return whether each row [rows] has a target: not null and, if it is a float, finite."""
     values = chunk.columns[[column.target for column in columns].index(True)]
     if values.data.dtype.kind == "f":
         return ~values.nulls & np.isfinite(values.data)
@@ -338,7 +340,7 @@ def _known(columns: Sequence[Column], chunk: Chunk) -> NDArray[np.bool_]:
 
 
 class Rows(Protocol):
-    """What `fit` reads: `dataset.RowStore`."""
+    """Interface of the rows that `fit` reads; `dataset.RowStore` implements it."""
 
     columns: tuple[Column, ...]
     rows: int
@@ -348,10 +350,11 @@ class Rows(Protocol):
 
 
 def fit(rows: Rows, split: Split, task: str | None = None, tokens: TokenLimits | None = None) -> FittedPreprocessing:
-    """Fits all features on the training rows, and the labels on all rows with a target.
+    """Fit all features on the training rows, and the labels on all rows with a target.
 
-    `task`: regression or classification, None = by the target's type; `tokens`: integer arrays are tokens.
-    Raises DataError when there is nothing to learn: no target, one label only, no training rows.
+    `task`: regression or classification; None means classification for text and boolean targets, else regression.
+    `tokens`: integer arrays are tokens with these limits; None means that they are numbers. Raises DataError if there
+    is no target or no training row, if there is only one label or too many, and for columns that cannot be used.
     """
     columns = rows.columns
     target = next(column for column in columns if column.target)
@@ -406,7 +409,7 @@ def _observe(
     validation: NDArray[np.bool_],
     classify: bool,
 ) -> None:
-    """The first pass over one block: features of training rows, labels of all known rows, lengths of all arrays."""
+    """Observe one block in the first pass: features of training rows, labels and array lengths of all known rows."""
     training = take(block, np.flatnonzero(known & ~validation))
     rest = take(block, np.flatnonzero(validation))
     for column, fitter, values, others in zip(columns, fitters, training.columns, rest.columns, strict=True):
@@ -433,7 +436,7 @@ def _preprocessing(columns: Sequence[Column], fitters: Sequence[Any], classify: 
 
 
 def _labels(column: Column, fitter: Any) -> tuple[tuple[str, ...], tuple[float, ...] | None]:
-    """The labels in sorted order, and the same as numbers if they are."""
+    """Return the labels in sorted order, and their values, or None unless all labels are finite numbers."""
     if column.type == "text":
         labels = tuple(fitter.labels())
         numbers = all(_NUMBER.fullmatch(label) for label in labels)
@@ -449,7 +452,7 @@ def _labels(column: Column, fitter: Any) -> tuple[tuple[str, ...], tuple[float, 
 
 
 def _tables(rows: Rows, preprocessing: Preprocessing) -> tuple[tuple[NDArray[np.int64], ...], NDArray[np.int64] | None]:
-    """Codes of the categories, and labels, by sorted dictionary code."""
+    """Return `tables` and `label_codes` of a `FittedPreprocessing`."""
     text = [(c, rows.dictionaries[i] or []) for i, c in enumerate(rows.columns) if c.type == "text"]
     strings = [dictionary for column, dictionary in text if not column.target]
     tables = tuple(np.array([*preprocessing.codes(i, dictionary), 0], np.int64) for i, dictionary in enumerate(strings))

@@ -1,8 +1,8 @@
-"""Loss, accuracy, F1, RMSE and R² of an epoch, summed up batch by batch in float64. Needs numpy only.
+"""Loss, accuracy, F1, RMSE and R² of an epoch, accumulated batch by batch in float64 or integers. Needs numpy only.
 
-F1 is that of `labels[1]` for two labels and the unweighted mean over the labels that occur (in target or prediction)
-for more, as scikit-learn's "macro". RMSE is in the target's own unit; R² compares with the mean of the same rows'
-target.
+F1 is that of `labels[1]` for two labels; for more it is the unweighted mean over the labels that occur in target or
+prediction, as scikit-learn's "macro". RMSE is in the target's own unit; the reference of R² is the mean target of the
+same rows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pg_tensile.execution.data.preprocessing import Task
 
 @dataclass(frozen=True)
 class Metrics:
-    """Quality over `samples` rows; what does not apply to the task is None."""
+    """Metrics over `samples` rows; those that do not apply to the task are None."""
 
     samples: int
     loss: float | None
@@ -32,8 +32,10 @@ class Metrics:
 
 
 class MetricSums:
-    """What metrics are computed from. `std`: the target's unit for regression. `arrays` is the whole state, to be
-    stored and restored."""
+    """Sums from which metrics are computed.
+
+    `std` is the standard deviation of a regression's target, the unit of its encoded values. `arrays` is the complete
+    state, to be stored and restored."""
 
     def __init__(self, task: Task, labels: int, std: float) -> None:
         self._task = task
@@ -44,7 +46,7 @@ class MetricSums:
             self.arrays = {name: np.zeros(labels, np.int64) for name in ("hits", "predicted", "actual")}
 
     def add(self, outputs: NDArray[np.float32], target: NDArray[Any]) -> None:
-        """Model outputs [rows, outputs] and encoded targets [rows]."""
+        """Add a batch: model outputs [rows, outputs] and encoded targets [rows]."""
         if self._task == Task.REGRESSION:
             y = target.astype(np.float64)
             error = outputs[:, 0].astype(np.float64) - y
@@ -58,7 +60,7 @@ class MetricSums:
         self.arrays["actual"] += np.bincount(actual, minlength=labels)
 
     def result(self, samples: int, loss_sum: float) -> Metrics:
-        """Metrics of the `samples` rows added, whose losses sum up to `loss_sum`."""
+        """Return the metrics of the `samples` rows added, whose losses sum to `loss_sum`."""
         if samples == 0:
             return Metrics(0, None)
         loss = loss_sum / samples

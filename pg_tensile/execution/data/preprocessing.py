@@ -1,17 +1,18 @@
-"""From column values to what models take: fitted once on the training rows (fitting.py), applied alike in training and
-prediction.
+"""Preprocessing of column values to model inputs.
 
-`Preprocessing` is what was fitted, as JSON stored with the model's version. Its `apply` is the only way from `Inputs`
-to `Features`: the executor and the predictor both call it with the same float64 inputs, so a model sees the same bits
-in both. All arithmetic is float64 (float32 cannot hold epoch seconds); float32 is only the result.
+It is fitted once on the training rows (fitting.py) and applied in the same way in training and prediction.
+`Preprocessing` holds the fitted values and is stored as JSON with the model's version. Its `apply` is the only way from
+`Inputs` to `Features`: the executor and the predictor both call it with the same float64 inputs, so a model gets the
+same bits in both. All arithmetic is float64 (float32 cannot hold epoch seconds); only the result is float32.
 
-    numeric     standardised; nulls and non-finite numbers become the mean, plus a column that says so if training had
-                any
+    numeric     standardised; nulls and non-finite numbers become the mean, plus an indicator column of such values if
+                the training rows have any
     timestamp   the same, plus sine and cosine of the day in the week and in the year, and of the time of day unless
                 all are midnight
     category    code of the string in sorted order from 1; 0 = unknown or null
-    array       standardised by the mean and deviation over all elements; nulls become the mean
-    tokens      code of the number in sorted order from 2; 1 = unknown or null, 0 = padding
+    array       standardised by the mean and deviation over all elements; nulls become the mean, plus an indicator
+                column of null arrays if the training rows have any
+    tokens      code of the number in sorted order from 2; 1 = unknown or null, 0 = padding; the same indicator column
     target      standardised for regression, position in the sorted labels for classification
 
 Needs numpy only.
@@ -30,13 +31,13 @@ from numpy.typing import DTypeLike, NDArray
 
 from pg_tensile.errors import DataError
 
-# No standardised training value lies farther out (it is at most the square root of the rows): this only keeps a wild
-# value at prediction time from becoming infinite in float32.
+# Standardised training values are never larger (at most the square root of the number of rows). The limit only prevents
+# an extreme value at prediction time from becoming infinite in float32.
 LIMIT = 1e6
 HUGE = 1e300
 DAY_US = 86_400e6
 EPOCH_DAYS = 10_957  # 2000-01-01 in days since 1970-01-01
-_RADIANS = 2.0 * np.pi / np.array([[7.0], [365.25], [1.0]])  # of a day in the week, in the year, and of the day itself
+_RADIANS = 2.0 * np.pi / np.array([[7.0], [365.25], [1.0]])  # per day, for the cycles of the week, year and day
 PADDING, UNKNOWN_TOKEN, FIRST_TOKEN = 0, 1, 2
 
 
@@ -54,15 +55,17 @@ class Kind(StrEnum):
 
 
 class TokenLimits(NamedTuple):
-    """How integer arrays become tokens: at most `length` a row (None: the longest seen, at most 512) of the
-    `vocabulary` most frequent ones."""
+    """Limits for integer arrays that are tokens.
+
+    Rows have the length of the longest training row, but at most `length` (None means 512); only the `vocabulary` most
+    frequent tokens have codes of their own."""
 
     length: int | None
     vocabulary: int
 
 
 class ArrayInput(NamedTuple):
-    """One array that a model takes: float32 [rows, length], or int64 codes below `vocabulary` (0: no tokens)."""
+    """One array input of a model: float32 [rows, length] if `vocabulary` is 0, else int64 codes below `vocabulary`."""
 
     length: int
     vocabulary: int
@@ -77,7 +80,7 @@ class ModelInputs(NamedTuple):
 
 
 class Features(NamedTuple):
-    """What models take: numpy arrays here, tensors in training.
+    """Inputs of a model: numpy arrays here, tensors in training.
 
     numeric: float32 [rows, numeric]; categories: int64 [rows, categories]; each array: float32 or int64 [rows, length].
     """
@@ -95,7 +98,7 @@ class Features(NamedTuple):
 
 
 def row_layout(inputs: ModelInputs, task: Task) -> list[tuple[tuple[int, ...], DTypeLike]]:
-    """Shape of a row and dtype of each flat feature and of the target."""
+    """Return the shape of a row and the dtype of each flat feature, and of the target."""
     layout: list[tuple[tuple[int, ...], DTypeLike]] = [((inputs.numeric,), np.float32)]
     layout.append(((len(inputs.cardinalities),), np.int64))
     layout.extend(((array.length,), np.int64 if array.vocabulary else np.float32) for array in inputs.arrays)
@@ -103,7 +106,9 @@ def row_layout(inputs: ModelInputs, task: Task) -> list[tuple[tuple[int, ...], D
 
 
 class CategoryInput(NamedTuple):
-    """Strings of one category: places [rows] in `table`, −1 = null. `table`: code of each string, a 0 at its end."""
+    """Strings of one category: indices `places` [rows] into `table`, −1 = null.
+
+    `table` holds the code of each string and a 0 at its end, which −1 selects."""
 
     places: NDArray[Any]
     table: NDArray[np.int64]
@@ -117,8 +122,9 @@ class ArraysInput(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Raw values by kind, as a PREDICT frame has them. numeric: float64 [numeric and timestamp features, rows],
-    timestamps in microseconds since 2000-01-01, NaN = null."""
+    """Raw values by kind, as in a PREDICT frame.
+
+    numeric: float64 [numeric and timestamp features, rows], timestamps in microseconds since 2000-01-01, NaN = null."""
 
     rows: int
     numeric: NDArray[np.float64]
@@ -127,10 +133,12 @@ class Inputs(NamedTuple):
 
 
 class Scaling(NamedTuple):
-    """x ↦ (x · unit − center) / scale, as numbers or as columns of them. An infinite scale makes 0 of a constant
-    whatever comes; a unit of ¼ (exact in binary) keeps differences of the largest numbers from overflowing."""
+    """The map x ↦ (x · unit − center) / scale; its fields are numbers or columns of numbers.
 
-    unit: Any  # None: 1 throughout
+    An infinite scale maps every value of a feature that was constant in training to 0; a unit of ¼ (exact in binary)
+    keeps differences of the largest numbers from overflowing."""
+
+    unit: Any  # None means 1
     center: Any
     scale: Any
 
@@ -143,7 +151,9 @@ class Scaling(NamedTuple):
 
 @dataclass(frozen=True)
 class Feature:
-    """One feature as fitted. `nulls` counts training rows; `std` 0 means constant."""
+    """One fitted feature.
+
+    `nulls` is the number of training rows that are null (or not finite, for numbers); a `std` of 0 means constant."""
 
     name: str
     kind: Kind
@@ -151,8 +161,8 @@ class Feature:
     nulls: int = 0
     mean: float = 0.0
     std: float = 0.0
-    hour: bool = False  # timestamps: not all are midnight
-    length: int | None = None  # arrays
+    hour: bool = False  # timestamps: whether some are not at midnight
+    length: int | None = None  # arrays: elements per row
     categories: tuple[str, ...] | None = None
     tokens: tuple[int, ...] | None = None
 
@@ -171,7 +181,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Target:
-    """The target as fitted; mean and deviation for regression."""
+    """The fitted target; mean and standard deviation are those of a regression."""
 
     name: str
     type: str
@@ -181,7 +191,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What was fitted, in the features' order."""
+    """A fitted preprocessing; `features` are in the order of the query's columns."""
 
     task: Task
     target: Target
@@ -189,7 +199,7 @@ class Preprocessing:
     label_values: tuple[float, ...] | None
     features: tuple[Feature, ...]
 
-    # Computed once: what `apply` would otherwise work out again for every single row.
+    # Cached, because `apply` would otherwise compute these again for every single row that is predicted.
 
     @cached_property
     def numbers(self) -> tuple[Feature, ...]:
@@ -216,12 +226,12 @@ class Preprocessing:
 
     @cached_property
     def _means(self) -> NDArray[np.float64]:
-        """Of the numbers [numbers, 1]."""
+        """Means of the numbers, [numbers, 1]."""
         return np.array([feature.mean for feature in self.numbers], np.float64).reshape(-1, 1)
 
     @cached_property
     def _scaling(self) -> Scaling:
-        """Of the numbers, [numbers, 1] each."""
+        """Scaling of the numbers; each field is [numbers, 1]."""
         units, centers, scales = (
             np.array(
                 [[s.unit or 1.0, s.center, s.scale] for s in (feature.scaling for feature in self.numbers)], np.float64
@@ -249,16 +259,16 @@ class Preprocessing:
         return len(self.labels or ()) if self.task == Task.MULTICLASS else 1
 
     def layout(self) -> list[tuple[tuple[int, ...], DTypeLike]]:
-        """Shape of a row and dtype of each flat feature and of the target."""
+        """Return the shape of a row and the dtype of each flat feature, and of the target."""
         return row_layout(self.model_inputs, self.task)
 
     def codes(self, category: int, strings: Iterable[str]) -> list[int]:
-        """The codes of `strings` for the category of that number; 0 for those never seen in training."""
+        """Return the codes of `strings` for the category with that index; 0 for those that it lacks."""
         get = self._codes[category].get
         return [get(text, 0) for text in strings]
 
     def apply(self, inputs: Inputs) -> Features:
-        """The features [rows, …] of raw values. Raises DataError for arrays of a wrong length."""
+        """Return the features [rows, …] of raw values. Raises DataError if an array has the wrong length."""
         numeric = np.empty((inputs.rows, self.model_inputs.numeric), np.float32)
         x = inputs.numeric
         valid = np.isfinite(x)
@@ -282,7 +292,7 @@ class Preprocessing:
         return Features(numeric, categories, tuple(arrays))
 
     def to_json(self) -> dict[str, Any]:
-        """As stored with the version; docs/internals.md, "Features (PREDICT)"."""
+        """Return the JSON that is stored with the version; docs/internals.md, "Features (PREDICT)"."""
         return {
             "task": self.task,
             "target": vars(self.target),
@@ -303,14 +313,14 @@ class Preprocessing:
 
 
 def standardise(x: NDArray[np.float64], scaling: Scaling) -> NDArray[np.float64]:
-    """The scaled numbers within ±LIMIT; x must be finite and is overwritten."""
+    """Return the scaled numbers, limited to ±LIMIT; x must be finite and is overwritten."""
     unit, center, scale = scaling
     if unit is not None:
         x *= unit
     with np.errstate(over="ignore"):
         x -= center
         x /= scale
-    np.minimum(x, LIMIT, out=x)  # np.clip takes longer than both for one row
+    np.minimum(x, LIMIT, out=x)  # for one row, both together are faster than np.clip
     return np.maximum(x, -LIMIT, out=x)
 
 
@@ -319,8 +329,9 @@ def _cycle_width(feature: Feature) -> int:
 
 
 def _cycles(microseconds: NDArray[np.float64], valid: NDArray[np.bool_], hour: bool) -> NDArray[np.float64]:
-    """Sine and cosine of the day in the week, the day in the year and, if `hour`, of the time of day [rows, 4 or 6];
-    all 0 for nulls."""
+    """Return the sines, then the cosines, of the day in the week and in the year and, if `hour`, of the time of day.
+
+    The result is [rows, 4], or [rows, 6] if `hour`; all are 0 for nulls."""
     angles = np.empty((3 if hour else 2, len(microseconds)))
     days_exact = np.where(valid, microseconds, 0.0)
     np.maximum(np.minimum(days_exact, 9.2e18, out=days_exact), -9.2e18, out=days_exact)
@@ -372,5 +383,5 @@ def _apply_tokens(feature: Feature, array: ArraysInput, length: int) -> NDArray[
     result = np.full((len(lengths), length), PADDING, np.int64)
     inside = position < length
     result[rows[inside], position[inside]] = codes[inside]
-    result[lengths == 0, 0] = UNKNOWN_TOKEN  # attention needs something to attend to
+    result[lengths == 0, 0] = UNKNOWN_TOKEN  # attention needs at least one token that is no padding
     return result

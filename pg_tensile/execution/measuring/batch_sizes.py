@@ -1,9 +1,9 @@
-"""Training with a few batch sizes, to see how fast each is (AccUDNN, section 3.2, dynamic information).
+"""Training with a few batch sizes to measure their speed (AccUDNN, section 3.2, dynamic information).
 
-The iterations count as training: all sizes are graphs of one executor, so that weights, optimizer state and generators
-go on from one to the next, and nothing that was computed is thrown away. Sizes ascend. So what a size takes, workspaces
-included, is predicted from smaller ones that were measured before it is tried, and whatever would take longer than the
-time allowed, or does not fit, is left out.
+The iterations count as training: all sizes are graphs of one executor, so weights, optimizer state and generators carry
+over from one to the next and no work is lost. Sizes ascend, so the needs of a size, workspaces included, are predicted
+from measurements of smaller ones before it is tried. A size that does not fit, or would exceed the time limit, is left
+out.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from pg_tensile.planning.batchsize.throughput import Curves
 from pg_tensile.planning.batchsize.traces import BatchTraces
 
 PARTS = (1 / 8, 1 / 4, 1 / 2, 2 / 3, 1.0)  # of the largest trainable batch
-STEPS = 6  # of each size: one for latencies, one for workspaces, and those that are timed
-SETTLING = 3  # sizes that are chosen and then trained with, at most, before the choice is final
+STEPS = 6  # of each size: one measures latencies, one workspaces, the others are timed
+SETTLING = 3  # most chosen sizes that are trained with before the choice is final
 
 Rows = tuple[Sequence[Tensor], Sequence[Tensor]]  # inputs and targets of one batch, on the device
 
 
 class Probe(NamedTuple):
-    """A batch size that was trained with: the median µs of the steps that nothing was measured in."""
+    """Batch size that was trained with, and the median µs of its steps without measurements inside."""
 
     batch_size: int
     step_us: float
@@ -44,14 +44,17 @@ class Probe(NamedTuple):
 
 
 def probe_sizes(largest: int, parts: Iterable[float] = PARTS, least: int = 1) -> tuple[int, ...]:
-    """The sizes to train with, ascending; none twice, none below `least`."""
+    """Return the sizes to train with, ascending, without duplicates, none below `least`."""
     return tuple(sorted({max(least, round(part * largest)) for part in parts if round(part * largest) <= largest}))
 
 
 class Probing:
-    """Trains `model` on `device`. `capture(size)`: the captured step; `traces` and `curves`, which `predictor` predicts
-    with, learn what is measured. A context manager; `close` puts everything back into the model, unless the caller goes
-    on with `executor` (None before the first probe)."""
+    """Training of `model` on `device` with several batch sizes.
+
+    `capture(size)` returns the captured step. `predictor` predicts with `traces` and `curves`, to which measurements
+    are added. A context manager: `close` moves everything back into the model, unless the caller continues with
+    `executor` (None before the first probe).
+    """
 
     def __init__(
         self,
@@ -73,9 +76,11 @@ class Probing:
         self._graphs: dict[int, Graph] = {}
 
     def run(self, sizes: Iterable[int], rows: Callable[[int], Iterator[Rows]], limit_s: float) -> list[Probe]:
-        """Trains with each size in turn; `rows(size)` gives its batches. Ends before a size that does not fit, or for
-        which the time that is left does not suffice; the first one is not held against the time. Afterwards the
-        predictor knows what iterations really take."""
+        """Train with each size in turn, on the batches of `rows(size)`.
+
+        Stops before a size that does not fit or needs more than the remaining time; the time limit does not apply to
+        the first size. Afterwards the predictor corrects simulated iterations by the measured ones.
+        """
         ends = time.monotonic() + limit_s
         probes: list[Probe] = []
         for size in sizes:
@@ -88,8 +93,10 @@ class Probing:
         return probes
 
     def settle(self, choose: Callable[[], Choice], rows: Callable[[int], Iterator[Rows]], limit_s: float) -> Choice:
-        """What is chosen once the size that is chosen has been trained with: its measurement may change the choice. At
-        most SETTLING sizes and about so much time."""
+        """Return the choice once the chosen size has been trained with, since its measurement may change the choice.
+
+        Trains with at most SETTLING sizes, and starts none after `limit_s` seconds.
+        """
         ends = time.monotonic() + limit_s
         choice = choose()
         for _ in range(SETTLING):
@@ -107,8 +114,10 @@ class Probing:
         self.predictor.correction = Correction(tuple(probe.batch_size for probe in probes), simulated, measured)
 
     def measure(self, size: int, rows: Iterator[Rows]) -> Probe:
-        """STEPS steps of that size, under the plan that it would have. Raises BudgetError where it does not fit,
-        CaptureError, DeviceError, ExecutorError."""
+        """Train STEPS steps of that size under its predicted plan.
+
+        Raises BudgetError if the size does not fit, CaptureError, DeviceError or ExecutorError.
+        """
         graph = self._graph(size)
         executor = self.executor
         assert executor is not None
@@ -138,7 +147,10 @@ class Probing:
         return self._graphs[size]
 
     def close(self) -> None:
-        """The model has all that was learnt; the optimizer's state is `executor.state_dict()`'s, taken before."""
+        """Move all learned state back into the model.
+
+        The optimizer's state has to be taken from `executor.state_dict()` before.
+        """
         if self.executor is not None:
             self.executor.close()
             self.executor = None

@@ -1,4 +1,4 @@
-"""Measures what coding takes on a device: random tensors of many sizes and sparsities (CSWAP, section IV-C)."""
+"""Measurement of coding times on a device: random tensors of many sizes and sparsities (CSWAP, section IV-C)."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from pg_tensile.planning.latency.load import BusyProcesses
 SIZES = (1 << 19, 1 << 21, 3 << 21)  # bytes; the largest takes two chunks
 WORD_BYTES = (1, 2, 4, 8)
 ZERO_SHARES = (0.05, 0.12, 0.2, 0.28, 0.37, 0.45, 0.53, 0.62, 0.7, 0.78, 0.86, 0.92, 0.95, 0.98)
-RUN_WORDS = (1, 6, 64)  # zeros at random, and in runs
-HELD_OUT = 4  # each fourth sample
-_VISITS = 3  # of each tensor, at least
+RUN_WORDS = (1, 6, 64)  # zeros at random positions, and in runs
+HELD_OUT = 4  # every fourth sample
+_VISITS = 3  # least number of visits to each tensor
 _BATCH_BYTES = 48 << 20
 _WAKING_PARTS = (32, 4, 1)  # of a chunk
 _WAKING_WIDTH = 4
 _WAKING_COPIES = 40
 _WAKING_RATE = 5e8  # bytes/s: a link on which half a chunk takes 0.5 ms
-_WAKING_DELAY_US = 3000  # between transfers: each has the lane to itself
+_WAKING_DELAY_US = 3000  # between transfers, so that each has the lane to itself
 
 
 class TensorKind(NamedTuple):
-    """A tensor of random bits, a share of whose words is zero, in runs of `run_words` at random places."""
+    """Tensor of random bits with a share of zero words, in runs of `run_words` at random positions."""
 
     nbytes: int
     word_bytes: int
@@ -54,10 +54,12 @@ def calibrate(
     seed: int = 0,
     busy: bool = False,
 ) -> tuple[CodecTimes, float]:
-    """The time model of all codecs that are available on the device, and its relative absolute error for samples that
-    it was not fitted to. Measures for about `seconds`, but each tensor three times in any case. `busy`: on the host,
-    while another process computes, because coding shares caches and memory with the training step.
-    CodecError: there is too little to fit; MeasurementError: that process did not start."""
+    """Return the time model of all codecs available on the device, and its relative absolute error on held-out samples.
+
+    Measures for about `seconds`, but each tensor at least three times. `busy` means to measure while another process
+    computes on the host, because coding shares caches and memory with the training step. Raises CodecError if there are
+    too few samples to fit, and MeasurementError if that process does not start.
+    """
     with computing_beside(device) if busy else nullcontext():
         samples = measure_samples(coder_of(device), device, seconds, chunk_bytes, sizes, word_bytes, seed)
     fitted, held_out = hold_out(samples, seed)
@@ -66,12 +68,15 @@ def calibrate(
 
 
 def computing_beside(device: torch.device) -> AbstractContextManager[object]:
-    """On the host another process computes meanwhile. MeasurementError: it did not start."""
+    """Return a context in which another process computes, if the device is the host.
+
+    Raises MeasurementError if the process does not start.
+    """
     return BusyProcesses(1, "cpu", torch.get_num_threads()) if device.type == "cpu" else nullcontext()
 
 
 def hold_out(samples: Sequence[Sample], seed: int = 0) -> tuple[list[Sample], list[Sample]]:
-    """Three quarters of the samples to fit, and a quarter, at random, to see how well they were fitted."""
+    """Split the samples at random into three quarters to fit and one quarter to validate the fit."""
     order = random.Random(seed).sample(samples, len(samples))
     return [sample for place, sample in enumerate(order) if place % HELD_OUT], order[::HELD_OUT]
 
@@ -85,8 +90,10 @@ def measure_samples(
     word_bytes: Sequence[int],
     seed: int,
 ) -> list[Sample]:
-    """One sample for each tensor and codec that makes all its chunks smaller; the same tensors for the same seed.
-    The shortest of its times counts: what disturbs makes them longer, never shorter."""
+    """Return one sample for each tensor and codec that shrinks all its chunks; equal seeds give equal tensors.
+
+    The shortest of its times counts, because disturbances only ever lengthen it.
+    """
     codecs = [codec for codec in Codec if codec != Codec.NONE and coder.available(codec)]
     kinds = [TensorKind(*kind) for kind in product(sizes, word_bytes, ZERO_SHARES, RUN_WORDS)]
     order = random.Random(seed)
@@ -118,7 +125,7 @@ def measure_samples(
 
 
 def _batches(kinds: Sequence[TensorKind]) -> list[list[TensorKind]]:
-    """Tensors that together fill the caches, so that none is found there when its turn comes: as in training."""
+    """Group tensors into batches that fill the caches, so that each is cold when its turn comes, as in training."""
     batches: list[list[TensorKind]] = [[]]
     for kind in kinds:
         if sum(other.nbytes for other in batches[-1]) >= _BATCH_BYTES:
@@ -128,7 +135,10 @@ def _batches(kinds: Sequence[TensorKind]) -> list[list[TensorKind]]:
 
 
 def random_tensor(kind: TensorKind, bits: np.ndarray) -> np.ndarray:
-    """Words made of `bits`, which has twice as many bytes, none of them zero."""
+    """Return a tensor of that kind, made of `bits`.
+
+    `bits` has at least twice as many bytes, none of them zero.
+    """
     count = kind.nbytes // kind.word_bytes
     runs = -(-count // kind.run_words)
     random_numbers = np.random.default_rng([*kind[:2], int(1000 * kind.zero_share), kind.run_words]).integers(
@@ -140,13 +150,16 @@ def random_tensor(kind: TensorKind, bits: np.ndarray) -> np.ndarray:
 
 
 def measure_waking_us(times: CodecTimes, chunk_bytes: int) -> float:
-    """What a lane of the host device needs for a coded transfer besides its link and `times`, while this thread is
-    computing: the median, which is what to expect, of tensors of a chunk at most that go out and come back."""
+    """Return the µs that a coded transfer on a lane of the host device takes beyond its link and `times`.
+
+    This thread computes meanwhile. The result is the median, which is the value to expect, over tensors of at most one
+    chunk that are copied out and back in.
+    """
     bits = np.random.default_rng(0).integers(1, 256, 2 * chunk_bytes, np.uint8)
     kinds = [TensorKind(chunk_bytes // part, _WAKING_WIDTH, 0.5, 1) for part in _WAKING_PARTS] * _WAKING_COPIES
     tensors = [torch.from_numpy(random_tensor(kind, bits).view(np.uint8)) for kind in kinds]
     codings = [Chunks(Codec.ZVC, kind.word_bytes, chunk_bytes) for kind in kinds]
-    images, weights = torch.ones(1, 64, 112, 112), torch.ones(64, 64, 3, 3)  # no random number is taken from a job
+    images, weights = torch.ones(1, 64, 112, 112), torch.ones(64, 64, 3, 3)  # draws none of a job's random numbers
     device = HostDevice(RTX_A6000.with_link(_WAKING_RATE, _WAKING_RATE, 1.0))
     try:
         copies = [device.host_memory(kind.nbytes) for kind in kinds]
@@ -173,8 +186,10 @@ def measure_waking_us(times: CodecTimes, chunk_bytes: int) -> float:
 def time_coding(
     coder: Coder, codec: Codec, tensors: Sequence[torch.Tensor], word_bytes: Sequence[int], chunk_bytes: int
 ) -> list[tuple[float, float] | None]:
-    """µs to code each tensor chunk by chunk, and to decode it; None if a chunk does not shrink. All are coded before
-    the first is decoded."""
+    """Return the µs to code each tensor chunk by chunk and to decode it, or None if one of its chunks does not shrink.
+
+    All tensors are coded before the first is decoded.
+    """
     coded = [torch.empty_like(raw) for raw in tensors]
     results: list[tuple[float, list[int]]] = []
     for raw, place, width in zip(tensors, coded, word_bytes, strict=True):

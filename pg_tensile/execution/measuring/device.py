@@ -1,8 +1,8 @@
-"""Choosing the device that a job trains on, and measuring it.
+"""Choice of the device that a job trains on, and its measurement.
 
-`measure` makes the profile (profile.py) that plans are made for. It takes the best of a few short rounds of each
-number: what disturbs a measurement only ever slows it down. Lanes are measured with pinned buffers on CUDA; on the host
-a transfer is a copy in memory.
+`measure` makes the profile (profile.py) for which plans are made. Rates are the best of a few short rounds, because
+disturbances only ever slow a measurement down. Lanes are measured with pinned buffers on CUDA; on the host a transfer
+is a copy in memory.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ _BUFFER = 64 << 20
 
 
 def choose_device(name: str) -> torch.device:
-    """The device named `auto`, `cpu`, `cuda` or `cuda:N`; auto is the first CUDA device if there is one that works.
-    Raises DeviceError if it is not there."""
+    """Return the device named `auto`, `cpu`, `cuda` or `cuda:N`.
+
+    `auto` is the first CUDA device if CUDA works, else the CPU. Raises DeviceError if the device does not exist.
+    """
     if name == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     try:
@@ -47,21 +49,24 @@ def choose_device(name: str) -> torch.device:
 
 
 def use_deterministic_algorithms() -> None:
-    """Equal runs give equal bits, where CUDA can; the CPU's operators do so anyway."""
+    """Make equal runs give equal bits, as far as CUDA can; the CPU's operators always do."""
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
 
 
 def measure(device: torch.device | str) -> DeviceProfile:
-    """The profile of a device of this machine: memory that this process may take (bytes), link each way and both ways
-    at once, arithmetic (float32 matmul), memory bandwidth, launch overhead. Under 2 s on the CPU; takes some 300 MiB of
-    memory on the device for that time. Raises DeviceError if the device is not there or cannot be measured, for want
-    of memory for example."""
+    """Return the profile of a device of this machine.
+
+    It contains the memory that this process may use (bytes), the rates of the link in each direction and in both at
+    once, arithmetic (float32 matmul), memory bandwidth and launch overhead. Takes less than 2 s on the CPU, and some
+    300 MiB of device memory meanwhile. Raises DeviceError if the device does not exist or cannot be measured, for
+    example for lack of memory.
+    """
     chosen = choose_device(str(device))
     try:
         with torch.no_grad():
             return _measure_cuda(chosen) if chosen.type == "cuda" else _measure_host()
-    except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError and failures of CUDA are RuntimeErrors
+    except (RuntimeError, MemoryError) as error:  # includes torch.OutOfMemoryError and failures of CUDA
         hint = "Free memory on it, or wait until other jobs have ended."
         raise DeviceError(f'the device "{chosen}" cannot be measured', hint=hint, detail=str(error)) from None
 
@@ -94,8 +99,11 @@ def _measure_host() -> DeviceProfile:
 
 
 def _handover_us(profile: DeviceProfile) -> float:
-    """How much longer than the link it takes to swap a small tensor out or in and to wait for that, on the host device:
-    the median, because every swap has to wake threads up, not only the luckiest."""
+    """Measure how much longer than the link it takes to swap a small tensor and wait for it on the host device, in µs.
+
+    Each sample averages a swap-out and a swap-in. Their median counts, not the best, because every swap has to wake
+    threads up.
+    """
     from pg_tensile.execution.runtime.host import HostDevice  # which needs a profile
 
     host = HostDevice(profile)
@@ -149,7 +157,7 @@ def _measure_cuda(device: torch.device) -> DeviceProfile:
 
 
 def _best(work: Callable[[], object]) -> float:
-    """Seconds of the fastest round; the first one warms up."""
+    """Return the seconds of the fastest round; the first round warms up and is not counted."""
     times = [time.perf_counter()]
     for _ in range(_ROUNDS + 1):
         work()
@@ -158,7 +166,7 @@ def _best(work: Callable[[], object]) -> float:
 
 
 def _best_cuda(work: Callable[[], object]) -> float:
-    """The same where work is only queued: each round waits for the device."""
+    """Return the same for queued work: each round waits for the device."""
 
     def finished() -> None:
         work()
@@ -169,7 +177,7 @@ def _best_cuda(work: Callable[[], object]) -> float:
 
 
 def _duplex_factor(alone_s: float, together_s: float) -> float:
-    """What each lane keeps of its rate while the other one is busy: 1.0 … 0.5 (one after the other)."""
+    """Return the share of its rate that each lane keeps while both are busy: 1.0 … 0.5 (one after the other)."""
     return min(1.0, max(0.5, alone_s / together_s))
 
 
@@ -180,14 +188,14 @@ def _flops_per_s(device: torch.device, size: int, best: Callable[[Callable[[], o
 
 
 def _bytes_per_s(device: torch.device, nbytes: int, best: Callable[[Callable[[], object]], float]) -> float:
-    """Reads one buffer, writes another: what most operators without arithmetic do."""
+    """Measure reading one buffer and writing another, as most operators without arithmetic do."""
     source = torch.zeros(nbytes // 4, device=device)
     target = torch.empty_like(source)
     return 2.0 * nbytes / best(lambda: torch.add(source, 1.0, out=target))
 
 
 def _launch_us(device: torch.device, best: Callable[[Callable[[], object]], float]) -> float:
-    """Of one operator that has next to nothing to do, in a row of a thousand."""
+    """Return the µs of one operator with negligible work, in a sequence of a thousand."""
     value = torch.zeros(16, device=device)
 
     def row() -> None:

@@ -1,9 +1,9 @@
-"""Measures operators on a device, for the latency models to be trained with (TENSILE, section IV-A).
+"""Measurement of operators on a device, to train the latency models (TENSILE, section IV-A).
 
-Captured iterations, best of one model at several batch and input sizes, are executed call by call on random numbers,
-alone on the device and while other processes keep it busy. Whole iterations in their own order, because an operator
-finds its operands in the cache or does not, which makes a factor of two; by itself, on operands made for it, an
-operator is executed only where the iteration as a whole does not fit into the memory that may be used.
+Captured iterations, ideally of one model at several batch and input sizes, are executed call by call on random numbers,
+alone on the device and while other processes keep it busy. Iterations are executed as a whole and in order, because an
+operator whose operands are in the cache can be twice as fast. An operator is executed by itself, on operands made for
+it, only if the whole iteration does not fit into the allowed memory or cannot be executed on random numbers.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from pg_tensile.planning.latency.load import BusyProcesses, LoadMeter
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.trace.trace import Kind, Trace
 
-LOADS = (0, 1, 2)  # other processes at work
-ROUNDS = 2  # over all graphs, because what disturbs measurements comes and goes
-ITERATIONS = 3  # timed in each, at least
-_SETTLE_S = 0.25  # the load is read after a pause of this length, in which this process does nothing
-_WARM_S, _TIMED_S = 0.1, 0.2  # of iterations before and while they are timed, at least: processors slow down in a pause
-_SHARE = 0.5  # of what is left of the time: for each load but the last
+LOADS = (0, 1, 2)  # numbers of other busy processes
+ROUNDS = 2  # over all graphs, because disturbances are temporary
+ITERATIONS = 3  # least number timed in each
+_SETTLE_S = 0.25  # the load is measured over a pause of this length, in which this process is idle
+_WARM_S, _TIMED_S = 0.1, 0.2  # least time of iterations before and during timing: processors slow down in a pause
+_SHARE = 0.5  # of the remaining time, for each load but the last
 _PR_SET_PDEATHSIG = 1
 
 
 class Progress(NamedTuple):
-    """Where a calibration stands: `done` of `total` visits to graphs, `samples` so far, what comes next."""
+    """Progress of a calibration: `done` of `total` visits to graphs, `samples` so far, and what comes next."""
 
     done: int
     total: int
@@ -53,7 +53,7 @@ class Progress(NamedTuple):
 
 
 class Calibration:
-    """One calibration of a device. `run` does it; `samples` is what was measured, also when it was stopped early."""
+    """Calibration of a device. `run` performs it; `samples` holds the results, also if it is stopped early."""
 
     def __init__(
         self,
@@ -64,12 +64,16 @@ class Calibration:
         loads: Sequence[int] = LOADS,
         seed: int = 0,
     ) -> None:
-        """`captured`: of this device's type. `limit_bytes`: of device memory. `limit_s`: begins with `run`. `loads`:
-        numbers of busy processes, each for a part of the time."""
+        """Prepare the calibration.
+
+        `captured` are iterations captured for this type of device, `limit_bytes` limits the device memory, and
+        `limit_s` the time from the start of `run`. `loads` are numbers of busy processes, each of which gets a part of
+        the time. Raises MeasurementError if `captured` is empty.
+        """
         if not captured:
             raise MeasurementError("there is nothing to calibrate with", hint="Give at least one captured iteration.")
-        self.skipped: set[str] = set()  # operators that were never executed, for want of memory or because they failed
-        # One list of visits, (load, µs), for each number of busy processes, graph and call
+        self.skipped: set[str] = set()  # targets of calls that did not fit into memory, or failed, by themselves
+        # One list of visits, (load, µs), for each index into `loads`, graph and call.
         self._visits: dict[tuple[int, int, _Call], list[tuple[float, float]]] = {}
         self._captured, self._device = captured, device
         self._calls = [_calls(each.trace) for each in captured]
@@ -79,8 +83,11 @@ class Calibration:
         self._meter = LoadMeter(device.profile.kind, device.torch_device.index or 0)
 
     def run(self) -> Generator[Progress, None, None]:
-        """Measures, and yields before each graph and at the end. Ends in time, but for the graph begun. Closing the
-        generator, or an exception in it, ends the busy processes."""
+        """Measure, yielding before each graph and at the end.
+
+        Stops at the time limit, after the graph in progress. Closing the generator, or an exception in it, ends the
+        busy processes.
+        """
         start = time.monotonic()
         total = len(self._loads) * len(self._captured) * ROUNDS
         done = 0
@@ -103,7 +110,7 @@ class Calibration:
 
     @property
     def samples(self) -> list[Sample]:
-        """One for each call of each graph at each number of busy processes: the median of the visits."""
+        """One sample for each call of each graph at each number of busy processes: the median of the visits."""
         samples = []
         for (_, graph, call), visits in self._visits.items():
             trace, operator = self._captured[graph].trace, self._calls[graph][call][0]
@@ -119,7 +126,7 @@ class Calibration:
         load = self._meter.read()
         readings = None
         if footprint(captured.trace).device_peak_bytes <= self._limit_bytes:
-            with contextlib.suppress(RuntimeError):  # the model cannot be executed on random numbers, or no memory
+            with contextlib.suppress(RuntimeError):  # random numbers do not suit the model, or memory is exhausted
                 readings = self._execute(lambda: _Replay(captured, self._device), deadline)
         if readings is None:
             alone = Alone(captured, self._device, self._limit_bytes)
@@ -128,7 +135,7 @@ class Calibration:
         self._collect(busy, graph, readings, load)
 
     def _execute(self, make: Callable[[], _Replay | Alone], deadline: float) -> np.ndarray:
-        """float64[iterations, operators], µs."""
+        """Return the latencies, float64[iterations, operators], µs."""
         readings: list[np.ndarray] = []
         with executing(self._device), self._device.iteration():
             replay = make()
@@ -144,7 +151,7 @@ class Calibration:
         return np.array(readings)
 
     def _collect(self, busy: int, graph: int, readings: np.ndarray, load: float) -> None:
-        """`readings`: float64[iterations, operators], NaN where an operator was not executed."""
+        """Add the medians of `readings`, float64[iterations, operators], NaN where an operator was not executed."""
         for call, operators in self._calls[graph].items():
             measured = readings[:, operators]
             measured = measured[np.isfinite(measured) & (measured > 0)]
@@ -153,16 +160,16 @@ class Calibration:
 
 
 class _Call(NamedTuple):
-    """What operators have in common of which one sample is made."""
+    """Properties shared by the operators that are combined into one sample."""
 
     target: str
     signature: str
-    reuse: float  # to a factor of 2
-    before: float  # to a factor of 4
+    reuse: float  # rounded to a factor of 2
+    before: float  # rounded to a factor of 4
 
 
 def _calls(trace: Trace) -> dict[_Call, list[int]]:
-    """The operators of each call."""
+    """Return the operators of each call."""
     calls: dict[_Call, list[int]] = {}
     reuse, before = np.asarray(caches_of(trace))
     reuse, before = reuse.round(), 2 * (before / 2).round()
@@ -173,7 +180,10 @@ def _calls(trace: Trace) -> dict[_Call, list[int]]:
 
 
 class _Replay:
-    """A whole iteration, in its order, with weights of the usual size: no number grows without end or fades away."""
+    """Execution of a whole iteration in order.
+
+    Weights have the usual magnitude, so that no number grows without bound or vanishes.
+    """
 
     def __init__(self, captured: Captured, device: Device) -> None:
         self.failed: set[str] = set()
@@ -187,7 +197,7 @@ class _Replay:
         self._dying = _dying_slots(captured, self._functions)
 
     def iteration(self, clock: Meter) -> np.ndarray:
-        """float64[operators], µs."""
+        """Execute the iteration; return float64[operators], µs."""
         values, functions = self._values, self._functions
         values[functions.feed : functions.taken] = self._feed
         with clock:
@@ -202,7 +212,7 @@ class _Replay:
 
 
 def _dying_slots(captured: Captured, functions: Functions) -> list[list[int]]:
-    """The slots of the tensors that each operator accesses last."""
+    """Return for each operator the slots of the tensors that it is the last to access."""
     trace = captured.trace
     dying: list[list[int]] = [[] for _ in range(trace.operator_count)]
     for tensor in np.flatnonzero(~trace.persistent).tolist():
@@ -216,13 +226,13 @@ def _dying_slots(captured: Captured, functions: Functions) -> list[list[int]]:
 
 
 def _input(value: Value, is_rate: bool) -> torch.Tensor:
-    """With a learning rate of 0 nothing is learned: iterations are alike."""
+    """Return an input; a learning rate is 0, so that nothing is learned and all iterations are alike."""
     tensor = torch.empty(value.shape, dtype=value.dtype, device=value.device)
     return tensor.zero_() if is_rate else randomised(tensor)
 
 
 def _initial(persistent: Persistent, captured: Captured) -> torch.Tensor:
-    """A value of the kind that a network begins with."""
+    """Return an initial value as a network would have it."""
     tensor = empty_like_value(captured.values[persistent.slot])
     if persistent.constant is not None:
         copy_into(tensor, persistent.constant.detach())
@@ -240,12 +250,14 @@ def _initial(persistent: Persistent, captured: Captured) -> torch.Tensor:
 
 
 def keep_busy(parent: int, device: str, threads: int) -> None:
-    """What a process of `BusyProcesses` does: convolutions on the device, until its standard input ends. `parent`: the
-    process that started it."""
+    """Run convolutions on the device until standard input ends: the program of `BusyProcesses`.
+
+    `parent` is the id of the process that started this one.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
-        return  # it ended before this process asked to be told
+        return  # it ended before this process requested the signal
     torch.set_num_threads(threads)
     image = torch.rand(8, 64, 56, 56, device=device)
     weight = torch.rand(64, 64, 3, 3, device=device)

@@ -1,4 +1,4 @@
-"""Executes single operators of a captured iteration, by themselves, on operands made for them."""
+"""Execution of single operators of a captured iteration on operands made for them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pg_tensile.execution.runtime.measure import Meter
 
 @contextlib.contextmanager
 def executing(device: Device) -> Iterator[None]:
-    """How calls are executed: as the executor does, and without changing the caller's random numbers."""
+    """Execute calls as the executor does, and restore the caller's random number generators at the end."""
     state = device.generator_state()
     try:
         with (
@@ -32,8 +32,10 @@ def executing(device: Device) -> Iterator[None]:
 
 
 class Alone:
-    """Each distinct call of an iteration once, on operands made for it. `failed`: the targets of those that do not fit
-    into `limit_bytes`, or that cannot be executed on random numbers."""
+    """Execution of each distinct call of an iteration once, on operands made for it.
+
+    `failed` holds the targets of calls that do not fit into `limit_bytes` or cannot be executed on random numbers.
+    """
 
     def __init__(self, captured: Captured, device: Device, limit_bytes: int) -> None:
         self.failed: set[str] = set()
@@ -45,7 +47,7 @@ class Alone:
         self._operators = sorted(row for row in first.values() if self._is_possible(row))
 
     def _is_possible(self, operator: int) -> bool:
-        """Whether its operands fit, and are such that it does not matter what they contain."""
+        """Return whether the operands fit into memory and may have any contents; if not, add the target to `failed`."""
         trace = self._captured.trace
         tensors = trace.access_tensor[slice(*trace.access_start[operator : operator + 2])]
         needed = trace.tensor_bytes[tensors].sum() + trace.workspace_bytes[operator]
@@ -55,7 +57,7 @@ class Alone:
         return possible
 
     def iteration(self, meter: Meter) -> np.ndarray:
-        """float64[operators], what the meter read; NaN where none was executed."""
+        """Execute the calls; return the meter's readings, float64[operators], NaN for operators not executed."""
         reading = np.full(self._captured.trace.operator_count, np.nan)
         with meter:
             worked = [self._execute(operator, meter) for operator in self._operators]
@@ -77,7 +79,7 @@ class Alone:
         try:
             function(self._values)
             return True
-        except (RuntimeError, ValueError, IndexError, TypeError):  # random numbers are not what it takes
+        except (RuntimeError, ValueError, IndexError, TypeError):  # it does not accept random numbers
             return False
         finally:
             meter.stop()
@@ -95,7 +97,7 @@ def _slots(template: Any) -> Iterator[int]:
 
 
 def make_operands(captured: Captured, slots: set[int]) -> dict[int, torch.Tensor]:
-    """New memory for these slots: those of one tensor share it."""
+    """Allocate memory for these slots; slots of one tensor share it."""
     storages: dict[int, torch.UntypedStorage] = {}
     operands = {}
     for slot in slots:
@@ -113,5 +115,8 @@ def make_operands(captured: Captured, slots: set[int]) -> dict[int, torch.Tensor
 
 
 def randomised(tensor: torch.Tensor) -> torch.Tensor:
-    """0 … 1, which no operator fails on or is slow with; 0 where they are integers: it is an index everywhere."""
+    """Fill a tensor with values that no operator fails on or is slow with.
+
+    Floating point numbers are uniform in 0 … 1; integers are 0, which is a valid index everywhere.
+    """
     return tensor.uniform_() if tensor.is_floating_point() else tensor.zero_()

@@ -1,7 +1,7 @@
-"""Operators' workspaces before the first iteration: what they take besides what they create.
+"""Workspaces of operators before the first iteration: the memory that they use besides what they create.
 
-A plan made without them may not fit once they are known, so each operator is executed once by itself, on random
-numbers, while the allocator is watched.
+A plan made without workspaces may not fit once they are known. So each operator is executed once by itself, on random
+numbers, while the allocator is observed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from pg_tensile.planning.trace.trace import Int64s, Mode
 
 
 def probe(captured: Captured, device: Device, limit_bytes: int) -> Int64s:
-    """int64[operators], bytes: the trace's workspaces, measured where they are 0. They stay 0 where an operator with
-    what it accesses takes more than `limit_bytes`, or cannot be executed on random numbers. Takes as much device memory
-    as the hungriest operator, and leaves the random number generators as they are."""
+    """Return the workspaces of a trace, int64[operators], bytes, measured by executing each distinct call once.
+
+    The larger of the trace's workspace and the measured one counts. The trace's remains if the operator with the
+    tensors that it accesses takes more than `limit_bytes`, or cannot be executed on random numbers; that of the output
+    is at least the copies that it returns. Uses as much device memory as the operator that needs the most, and leaves
+    the random number generators unchanged.
+    """
     trace = captured.trace
     alone = Alone(captured, device, limit_bytes)
     with executing(device), device.iteration():
@@ -34,6 +38,6 @@ def probe(captured: Captured, device: Device, limit_bytes: int) -> Int64s:
     workspace = trace.workspace_bytes.copy()
     for operators in calls.values():
         workspace[operators] = np.maximum(workspace[operators], measured[operators].max())
-    returned = [captured.values[slot] for slot in captured.returned]  # the caller's own: copied, if something views it
+    returned = [captured.values[slot] for slot in captured.returned]  # the caller's own: copied if something views them
     workspace[-1] = max(workspace[-1], sum(math.prod(value.shape) * value.dtype.itemsize for value in returned))
     return workspace

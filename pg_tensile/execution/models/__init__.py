@@ -1,4 +1,4 @@
-"""Models: built-in architectures and those of users, all mapping the same Features to outputs [rows, outputs]."""
+"""Models: built-in architectures and those of users, all of which map the same Features to outputs [rows, outputs]."""
 
 from pg_tensile.execution.models.mlp import few_rows
 from pg_tensile.execution.models.registry import build, parse, token_limits

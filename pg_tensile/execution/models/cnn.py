@@ -1,4 +1,4 @@
-"""Small convolutional network over one array feature, the image; all other features join behind the convolutions."""
+"""Small convolutional network over one array feature, the image; all other features join after the convolutions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pg_tensile.errors import ArchitectureError
 from pg_tensile.execution.data.preprocessing import ArrayInput, Features, ModelInputs
 from pg_tensile.execution.models.layers import ACTIVATIONS, JoinedFeatures, dense, others
 
-POOLED_SIDE = 4  # the dense layers see at most this many positions in each direction
+POOLED_SIDE = 4  # most positions in each direction that the dense layers see
 
 
 @dataclass(frozen=True)
 class CNNArchitecture:
-    """See rules.json."""
+    """Architecture `cnn`; rules.json describes its keys."""
 
     channels: tuple[int, ...] = (16, 32)
     kernel: int = 3
@@ -32,7 +32,10 @@ class CNNArchitecture:
         return CNN(self, inputs, outputs)
 
     def image_shape(self, length: int) -> tuple[int, int, int]:
-        """Channels, height and width of an image of `length` elements; a square of one channel unless said."""
+        """Return channels, height and width of an image of `length` elements.
+
+        Without a `shape` it is a square of one channel. Raises ArchitectureError if the length does not fit.
+        """
         if self.shape is None:
             side = math.isqrt(length)
             if side * side != length:
@@ -49,7 +52,11 @@ class CNNArchitecture:
 
 
 class CNN(nn.Module):
-    """Per entry of `channels`: convolution, normalisation, activation, 2×2 max pooling while something is to pool."""
+    """Convolutional network over the image; all other features join before the dense layers.
+
+    Each entry of `channels` gives a convolution, normalisation, activation and 2×2 max pooling, the latter until a
+    single position is left.
+    """
 
     def __init__(self, architecture: CNNArchitecture, inputs: ModelInputs, outputs: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Models that users bring: a callable of an installed module, or Python source that defines `build`.
+"""Models provided by users: a callable of an installed module, or Python source that defines `build`.
 
-Both are called as f(n_inputs, n_outputs, **kwargs), return a torch.nn.Module and get one float32 matrix
-[rows, n_inputs]. Whatever goes wrong in them becomes an ArchitectureError with their exception as its cause.
+Both are called as f(n_inputs, n_outputs, **kwargs) and return a torch.nn.Module whose input is one float32 matrix
+[rows, n_inputs]. Any exception in them becomes the cause of an ArchitectureError.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SOURCE_NAME = "<architecture>"
 
 @dataclass(frozen=True)
 class ImportArchitecture:
-    """`callable`: package.module:function."""
+    """Architecture `import`; `callable` is package.module:function."""
 
     callable: str
     kwargs: dict[str, Any] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class ImportArchitecture:
 
 @dataclass(frozen=True)
 class PythonArchitecture:
-    """`source` defines build(n_inputs, n_outputs)."""
+    """Architecture `python`; `source` defines build(n_inputs, n_outputs)."""
 
     source: str
 
@@ -66,7 +66,7 @@ class PythonArchitecture:
 
 
 class FlatModel(nn.Module):
-    """Hands a user's module the features as one matrix: numeric, one-hot categories, array elements."""
+    """Adapter that passes a user's module one matrix: numeric features, one-hot categories, array elements."""
 
     def __init__(self, module: nn.Module, inputs: ModelInputs, outputs: int) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class FlatModel(nn.Module):
 def _wrap(
     function: Callable[..., Any], kwargs: dict[str, Any], inputs: ModelInputs, outputs: int, name: str
 ) -> nn.Module:
-    """The model that `function` builds, tried on two rows of zeros."""
+    """Return the model that `function` builds, after a trial on two rows of zeros."""
     width = inputs.numeric + sum(inputs.cardinalities) + sum(array.length for array in inputs.arrays)
     if width > MAX_INPUTS:
         hint = "Leave out or group categories with many values; they are one-hot encoded."

@@ -1,4 +1,4 @@
-"""What the built-in models share: activations, normalisation, and the join of all features but the main one."""
+"""Layers shared by the built-in models: activations, normalisation, and the join of all features but the main one."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ NORMS_1D: dict[str, type[nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.Lay
 
 
 class JoinedFeatures(nn.Module):
-    """Numeric features, embedded categories and `arrays` (by position) side by side: float32 [rows, width].
+    """Numeric features, embedded categories and `arrays` (by index) side by side: float32 [rows, width].
 
-    All categories share one embedding table, each with its own range of rows: one gather for all of them.
+    All categories share one embedding table, each with its own range of rows, so that one gather serves all of them.
     """
 
     offsets: Tensor
@@ -39,7 +39,7 @@ class JoinedFeatures(nn.Module):
 
 
 def dense(width: int, hidden: Sequence[int], outputs: int, activation: str, dropout: float, norm: str) -> nn.Sequential:
-    """Hidden layers, each with normalisation, activation and dropout, and the output layer."""
+    """Return hidden layers, each with normalisation, activation and dropout, followed by the output layer."""
     layers: list[nn.Module] = []
     for size in hidden:
         layers.append(nn.Linear(width, size))
@@ -54,5 +54,5 @@ def dense(width: int, hidden: Sequence[int], outputs: int, activation: str, drop
 
 
 def others(arrays: Sequence[ArrayInput], main: int) -> list[int]:
-    """Positions of the arrays other than the main one."""
+    """Return the indices of the arrays other than the main one."""
     return [i for i in range(len(arrays)) if i != main]

@@ -1,7 +1,7 @@
 """Multi-layer perceptron over features of every kind.
 
-`few_rows` is the same function in numpy: for a single row torch spends more time on dispatching ten operators than on
-the arithmetic (57 µs against 14 µs for the demo's model).
+`few_rows` is the same function in numpy: for a single row, torch spends more time dispatching ten operators than on the
+arithmetic (57 µs against 14 µs for the demo's model).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pg_tensile.execution.models.layers import JoinedFeatures, dense
 
 @dataclass(frozen=True)
 class MLPArchitecture:
-    """See rules.json."""
+    """Architecture `mlp`; rules.json describes its keys."""
 
     hidden: tuple[int, ...] = (128, 64)
     activation: str = "relu"
@@ -50,8 +50,10 @@ class MLP(nn.Module):
 
 
 def few_rows(model: nn.Module) -> Callable[[Features], NDArray[np.float32]] | None:
-    """The trained model as a function of numpy features, equal to it but for float32 rounding; None for other models,
-    and for layers that numpy has no operator for."""
+    """Return the trained model as a function of numpy features, equal to it but for float32 rounding.
+
+    None means that the model is not an MLP, or has a layer without an equivalent in numpy.
+    """
     if not isinstance(model, MLP):
         return None
     operators: list[Callable[[NDArray[Any]], NDArray[Any]]] = []

@@ -1,5 +1,8 @@
-"""From the JSON of an architecture to a model. `pg_tensile/rules.json` says which keys there are and what they may be;
-a type of that file is a dataclass here, with a field for each key."""
+"""Construction of models from the JSON of an architecture.
+
+`pg_tensile/rules.json` defines the keys and their values; each type in that file is a dataclass here, with a field for
+each key.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +32,14 @@ TYPES: dict[str, Any] = {
 
 
 def _whole(value: Any) -> Any:
-    """JSON's 16.0 is the integer 16."""
+    """Convert floats without a fraction to integers: JSON's 16.0 is the integer 16."""
     if isinstance(value, list):
         return [_whole(item) for item in value]
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def parse(architecture: dict[str, Any]) -> Architecture:
-    """The architecture with its defaults. Raises ArchitectureError naming the key that is wrong."""
+    """Return the architecture with its defaults. Raises ArchitectureError, which names the wrong key."""
     check_architecture(architecture)
     given = {key: _whole(value) for key, value in architecture.items() if key != "type"}
     built: Architecture = TYPES[architecture["type"]](
@@ -46,10 +49,10 @@ def parse(architecture: dict[str, Any]) -> Architecture:
 
 
 def token_limits(architecture: Architecture) -> TokenLimits | None:
-    """How integer arrays become tokens; None: the architecture takes them as numbers."""
+    """Return the limits for turning integer arrays into tokens, or None if the architecture takes them as numbers."""
     return architecture.token_limits if isinstance(architecture, TransformerArchitecture) else None
 
 
 def build(architecture: Architecture, inputs: ModelInputs, outputs: int) -> nn.Module:
-    """The model, initialised from torch's random numbers. Raises ArchitectureError."""
+    """Return the model, initialised from torch's random numbers. Raises ArchitectureError."""
     return architecture.build(inputs, outputs)

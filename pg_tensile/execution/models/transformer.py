@@ -1,4 +1,4 @@
-"""Transformer encoder over one feature of token arrays; the mean over its tokens joins all other features."""
+"""Transformer encoder over one feature of token arrays; the mean over its tokens is joined with all other features."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pg_tensile.execution.models.layers import JoinedFeatures, others
 
 @dataclass(frozen=True)
 class TransformerArchitecture:
-    """See rules.json."""
+    """Architecture `transformer`; rules.json describes its keys."""
 
     dim: int = 64
     heads: int = 4

@@ -1,6 +1,6 @@
-"""What is moved between two iterations: into the state that the next one starts from, and out of its way.
+"""Moves between two iterations: into the state that the next one starts from, and to make room for it.
 
-Inside the executor's context, by the thread that executes. Tensors by key.
+Called inside the executor's context, in the executing thread. Tensors are given by key.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from pg_tensile.execution.runtime.swapper import Swapper
 
 
 def move_to(program: Program, swapper: Swapper, registry: Registry, host: HostMemory) -> None:
-    """As far as possible without bringing anything in: copies out what the plan expects on the host between two
-    iterations, and frees what it expects to be away."""
+    """Approach the program's boundary state without swapping anything in.
+
+    Copies out the tensors that the plan expects on the host between two iterations, and frees those that it expects off
+    the device."""
     _copy_out(swapper, {tensor: host.homes[tensor] for tensor in sorted(program.host - swapper.copies.keys())})
     for tensor in sorted(registry.resident.keys() & program.away):
         swapper.empty(tensor)
 
 
 def send_away(sizes: Mapping[int, int], enough: int, swapper: Swapper, host: HostMemory) -> None:
-    """Swaps out as many of these tensors as have so many bytes: first those that need no copy, then large ones."""
+    """Swap out tensors (key → bytes) until `enough` bytes are free: first those that need no copy, then the largest."""
     going: list[int] = []
     for tensor in sorted(sizes, key=lambda tensor: (tensor not in swapper.copies, -sizes[tensor])):
         if enough <= 0:

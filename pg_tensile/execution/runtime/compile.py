@@ -1,13 +1,13 @@
-"""Compiles a captured iteration and a plan into a program: a flat tuple of instructions.
+"""Compiler from a captured iteration and a plan to a program: a flat tuple of instructions.
 
-The instructions are the actions of the plan's access sequence, one for one and in their order, with everything looked
-up beforehand: the executor's loop does no more than to go through them. Each operator becomes one Python function over
-the list of values, generated once a graph, so that executing it costs what the call itself costs.
+The instructions are the actions of the plan's access sequence, one for one and in their order, with all lookups done
+beforehand, so the executor's loop only steps through them. Each operator becomes one Python function over the list of
+values, generated once per graph, so that executing it costs little more than the call itself.
 
-Tensors have their numbers in the trace, and keys: their numbers among all tensors of an executor, whose graphs share
-the persistent ones. Instructions name keys.
+A tensor has an index in the trace, and a key: its number among all tensors of an executor, whose graphs share the
+persistent ones. Instructions refer to keys.
 
-- `Functions`: the operators as functions, alone and as they are executed again by a recompute event.
+- `Functions`: the operators as functions, both plain and as executed again by a recompute event.
 - `compile_program`: the sequence as instructions.
 """
 
@@ -32,12 +32,12 @@ from pg_tensile.planning.plan.following import swapped_persistents
 from pg_tensile.planning.plan.memory import Arena
 from pg_tensile.planning.trace.trace import Int64s, Kind, Mode, Trace
 
-Values = list[Any]  # by slot; None: not there. Behind the slots: what the caller gave, and what the output took
+Values = list[Any]  # by slot, None if not resident; after the slots: the inputs, then the copies returned
 Function = Callable[[Values], None]
 
 
 class Code(IntEnum):
-    """What an instruction does. The first seven are `ActionKind`'s."""
+    """Kind of an instruction. The first seven are those of `ActionKind`."""
 
     PASSIVE_IN = 0
     WAIT_IN = 1
@@ -46,22 +46,24 @@ class Code(IntEnum):
     WAIT_OUT = 4
     COPY_OUT = 5
     COPY_IN = 6
-    ALLOCATE = 7  # for a COPY_IN that follows later
+    ALLOCATE = 7  # device memory for a COPY_IN that follows later
 
 
 class Work(NamedTuple):
-    """What a RUN executes."""
+    """The operator call that a RUN executes."""
 
     function: Function
-    operator: int  # by its captured number
-    created: Mapping[int, int]  # key → bytes: on the device from here on
-    bytes: int  # of these, and of what is discarded after the sample
-    scratch: int  # bytes discarded after the sample
+    operator: int  # index in the captured trace
+    created: Mapping[int, int]  # key → bytes of the tensors resident from here on
+    bytes: int  # of these and of `scratch`
+    scratch: int  # bytes that are discarded after the footprint is sampled
 
 
 class Instruction(NamedTuple):
-    """One action of the program. `keeps`: a tensor that goes is filled again later, so its storage object and values
-    are kept, empty; otherwise they are dropped. `event`: its place in the plan, −1: none."""
+    """One action of the program.
+
+    `keeps` is set if the tensor freed here is swapped in again later: its emptied storage object and its values are
+    kept then, and dropped otherwise. `event` is the index into the plan, −1 if none."""
 
     code: Code
     step: int
@@ -75,13 +77,13 @@ class Instruction(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """One iteration under a plan, from the state it was compiled for. S steps."""
+    """One iteration of S steps under a plan, from the state that it was compiled for."""
 
     sequence: AccessSequence
     instructions: tuple[Instruction, ...]
-    arena: Arena  # of copies that have no home (host_memory.py)
+    arena: Arena  # layout of the copies that have no home (host_memory.py)
     first_change: int  # the first step that changes a persistent tensor; S if none does
-    keys: Sequence[int]  # of each tensor of the trace
+    keys: Sequence[int]  # [m]: key of each tensor of the trace
 
     def operator_label(self, step: int) -> str:
         return self.sequence.trace.operator_label(int(self.sequence.steps[step]))
@@ -90,7 +92,7 @@ class Program:
         return next(each.work for each in self.instructions if each.work is not None and each.step == step)
 
     def check_budget(self, budget_bytes: int, workspace_bytes: Int64s) -> None:
-        """`workspace_bytes`: int64[operators]. Raises OutOfDeviceMemoryError for the first step that needs too much."""
+        """Raise OutOfDeviceMemoryError for the first step above the budget. `workspace_bytes`: int64[operators]."""
         needed = self.sequence.footprint + workspace_bytes[self.sequence.operators] + self.staging_bytes
         over = np.flatnonzero(needed > budget_bytes)
         if over.size:
@@ -101,7 +103,7 @@ class Program:
             )
 
     def bytes_of(self, key: int) -> int:
-        """Of a tensor, by the trace."""
+        """Return the bytes of a tensor according to the trace."""
         return self._bytes[key]
 
     @cached_property
@@ -113,11 +115,11 @@ class Program:
 
     @cached_property
     def staging_bytes(self) -> int:
-        """What coded copies take on the device."""
+        """Device memory for the staging of compressed copies."""
         return staging_bytes(self.sequence.trace, self.sequence.plan)
 
     def look_up(self) -> None:
-        """Works out now what is asked for between two iterations."""
+        """Compute the cached properties now, so that none is computed between two iterations."""
         for each in ("device", "host", "away", "homes", "recomputes", "places", "staging_bytes", "_bytes"):
             getattr(self, each)
         self.sequence.footprint  # noqa: B018 - it keeps it, too
@@ -129,47 +131,47 @@ class Program:
 
     @cached_property
     def host(self) -> frozenset[int]:
-        """Keys of those with a current host copy then."""
+        """Keys of the persistent tensors that have a current host copy between two iterations."""
         return frozenset(self.keys[tensor] for tensor in self.sequence.boundary.host)
 
     @cached_property
     def away(self) -> frozenset[int]:
-        """Keys of those that are not on the device then."""
+        """Keys of the persistent tensors that are off the device between two iterations."""
         return frozenset(self.keys[t] for t in np.flatnonzero(self.sequence.trace.persistent).tolist()) - self.device
 
     @cached_property
     def homes(self) -> Mapping[int, int]:
-        """Key → bytes of the persistent tensors that the plan swaps."""
+        """Bytes of the persistent tensors that the plan swaps, by key."""
         trace = self.sequence.trace
         return {self.keys[t]: int(trace.tensor_bytes[t]) for t in swapped_persistents(trace, self.sequence.plan)}
 
     @cached_property
     def recomputes(self) -> int:
-        """Steps of recompute events."""
+        """Number of steps that belong to recompute events."""
         return int(np.count_nonzero(self.sequence.step_event >= 0))
 
     @cached_property
     def places(self) -> Mapping[tuple[int, int], int]:
-        """(key, step after which its copy begins) → offset in the arena."""
+        """Offset in the arena of each host copy, by key and the step after which the copy begins."""
         keys, rows = self.keys, self.arena.offsets.items()
         return {(keys[tensor], copy.first): copy.offset for tensor, row in rows for copy in row}
 
 
 class Functions:
-    """The operators of a captured iteration as functions over the values, and where everything lies among them.
+    """The operators of a captured iteration as functions over the list of values, and the layout of that list.
 
-    `keys`: of each tensor; None: its number in the trace."""
+    `keys` is the key of each tensor; None means its index in the trace."""
 
     def __init__(self, captured: Captured, device: Device, keys: Sequence[int] | None = None) -> None:
         self.captured = captured
         self.keys = range(captured.trace.tensor_count) if keys is None else keys
         self._device = device
         self.slots = _slots_by_tensor(captured)
-        # Behind the slots: what the placeholder is given, and then what the output operator takes.
+        # The inputs that the placeholder receives follow the slots, then the copies that the output operator makes.
         self.feed = len(captured.values)
         self.taken = self.feed + len(captured.given)
         self.size = self.taken + len(captured.returned)
-        self._generator_states: dict[int, torch.Tensor] = {}  # of random operators that the plan executes again
+        self._generator_states: dict[int, torch.Tensor] = {}  # by random operator that the plan recomputes
         self._again: dict[tuple[int, int], Function] = {}
         source = _Source()
         for number, operator in enumerate(captured.operators):
@@ -190,16 +192,16 @@ class Functions:
         self._plain = [special.get(number) or made[f"operator_{number}"] for number in range(last + 1)]
 
     def make_persistent_views(self, tensor: int, values: Values) -> None:
-        """All other values on the storage of a persistent tensor, once its own is there."""
+        """Create all other values (views) on the storage of a persistent tensor from its first value."""
         if tensor in self._persistent_views:
             self._persistent_views[tensor](values)
 
     def plain(self, operator: int) -> Function:
-        """An operator as it stands in the trace."""
+        """Return the function of an operator as captured."""
         return self._plain[operator]
 
     def remembering(self, operator: int) -> Function:
-        """The same for a random operator that is executed again later: keeps the generator's state from before."""
+        """Return the function of a random operator that is recomputed later; it saves the generator's state first."""
         function, device, states = self._plain[operator], self._device, self._generator_states
 
         def run(values: Values) -> None:
@@ -209,8 +211,10 @@ class Functions:
         return run
 
     def again(self, operator: int, tensor: int) -> Function:
-        """An operator executed again for `tensor`: what else it makes is discarded, statistics that it changes are
-        copies, random numbers are those of its first execution, after which the generator goes on where it was."""
+        """Return the function that recomputes `tensor` by an operator.
+
+        Other outputs are discarded, statistics are changed on scratch copies, and random numbers are those of the first
+        execution; the generator's state is restored afterwards."""
         key = (operator, tensor)
         if key not in self._again:
             self._again[key] = self._make_again(operator, tensor)
@@ -246,7 +250,7 @@ class Functions:
         return call._replace(results=tuple(kept))
 
     def _place(self, values: Values) -> None:
-        """The placeholder: the caller's inputs come into memory of our own, in the layout of the trace."""
+        """Execute the placeholder: copy the caller's inputs into new tensors, in the layout of the trace."""
         captured = self.captured
         for place, slot in enumerate(captured.given, self.feed):
             value = captured.values[slot]
@@ -259,7 +263,7 @@ class Functions:
         self._placeholder_views(values)
 
     def _take(self, values: Values) -> None:
-        """The output: copies of what the step returns, which the caller may keep."""
+        """Execute the output operator: copy the tensors that the step returns, so that the caller may keep them."""
         for place, slot in enumerate(self.captured.returned, self.taken):
             values[place] = values[slot].clone()
 
@@ -268,7 +272,7 @@ def _slots_by_tensor(captured: Captured) -> tuple[tuple[int, ...], ...]:
     slots: list[list[int]] = [[] for _ in range(captured.trace.tensor_count)]
     for slot, value in enumerate(captured.values):
         slots[value.tensor].append(slot)
-    for persistent in captured.persistents:  # first the one that is there at the start
+    for persistent in captured.persistents:  # the value that exists at the start comes first
         slots[persistent.tensor].sort(key=lambda slot: slot != persistent.slot)
     return tuple(map(tuple, slots))
 
@@ -291,8 +295,9 @@ def make_feed(
     targets: Sequence[torch.Tensor],
     learning_rate: float | None,
 ) -> list[torch.Tensor]:
-    """What the placeholder takes; `learning_rate`: of a training step, None is the captured one. Raises ExecutorError
-    on inputs that are not as captured."""
+    """Return the tensors that the placeholder receives: inputs, targets and, for a training step, the learning rate.
+
+    `learning_rate` None means the captured one. Raises ExecutorError if the inputs are not as captured."""
     if isinstance(inputs, torch.Tensor) or isinstance(targets, torch.Tensor):
         raise ExecutorError("inputs and targets are sequences of tensors", hint="Put a single tensor into a list.")
     feed = (*inputs, *targets)
@@ -314,7 +319,7 @@ def make_feed(
 
 
 def takes(captured: Captured, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> bool:
-    """Whether inputs and targets have the shapes and types of those captured."""
+    """Return whether inputs and targets have the shapes and types of those captured."""
     try:
         make_feed(captured, inputs, targets, None)
     except ExecutorError:
@@ -326,7 +331,7 @@ def takes(captured: Captured, inputs: Sequence[torch.Tensor], targets: Sequence[
 
 
 class _Source:
-    """Collects functions over the list of values as Python source, and the constants that they use."""
+    """Python source of functions over the list of values, with the constants that they use."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -335,7 +340,7 @@ class _Source:
         self._copied: frozenset[int] = frozenset()
 
     def define(self, name: str, calls: Sequence[Call], copied: frozenset[int] = frozenset()) -> None:
-        """A function that makes these calls; slots in `copied` are copied wherever they are used."""
+        """Add a function that makes these calls; values in the slots `copied` are cloned wherever they are used."""
         self._copied = copied
         self._lines.append(f"def {name}(v):")
         for call in calls:
@@ -382,12 +387,14 @@ class _Source:
 
 
 def _direct(target: Callable[..., Any]) -> Callable[..., Any]:
-    """What an OpOverload calls, without a detour through Python."""
+    """Return the built-in function that an OpOverload calls, which saves a call in Python."""
     return target._op if isinstance(target, torch._ops.OpOverload) else target
 
 
 def _returned_form(call: Call) -> str:
-    """How the i-th result is got: "one": it is the returned value; "several": by index; "nested": flattened first."""
+    """Return how results are read from the returned value.
+
+    "one": it is the only result; "several": results by index; "nested": by index, after flattening."""
     if not isinstance(call.target, torch._ops.OpOverload):
         return "nested"
     types = [str(returned.type) for returned in call.target._schema.returns]
@@ -406,7 +413,7 @@ def _has_slot(argument: Any) -> bool:
 
 
 class Placed(NamedTuple):
-    """An instruction before everything is looked up."""
+    """An instruction before its lookups are done."""
 
     code: Code
     step: int
@@ -415,8 +422,10 @@ class Placed(NamedTuple):
 
 
 def compile_program(functions: Functions, sequence: AccessSequence, arena: Arena, delays_in_program: bool) -> Program:
-    """The program of an access sequence of `functions.captured.trace`. `arena`: where the plan's host copies lie;
-    `delays_in_program`: the device does not know delays (`Device.runs_ahead`). Raises InvalidPlanError."""
+    """Compile an access sequence of `functions.captured.trace`.
+
+    `arena` is the layout of the plan's host copies. With `delays_in_program`, for devices that ignore delays
+    (`Device.runs_ahead`), delayed copies are moved to later gaps. Raises InvalidPlanError."""
     actions = sequence.actions()
     codes, keys = tuple(Code), functions.keys
     if delays_in_program:
@@ -436,7 +445,7 @@ def compile_program(functions: Functions, sequence: AccessSequence, arena: Arena
 
 
 def _delayed(sequence: AccessSequence, actions: Sequence[Action]) -> list[Placed]:
-    """Copies that are delayed stand at the end of a later gap; a swap-in still allocates where the plan has it."""
+    """Place delayed copies at the end of a later gap; a delayed swap-in still allocates where the plan has it."""
     delayed = delayed_steps(sequence, actions)
     placed: list[Placed] = []
     due: dict[int, list[Placed]] = {}
@@ -456,8 +465,8 @@ def _delayed(sequence: AccessSequence, actions: Sequence[Action]) -> list[Placed
 
 
 def _kept(sequence: AccessSequence, keys: Sequence[int], works: Sequence[Work], placed: Sequence[Placed]) -> list[bool]:
-    """For each instruction, whether its tensor comes back by a swap-in before it is made anew, if it comes back."""
-    comes_in = dict(zip(keys, sequence.trace.persistent.tolist(), strict=True))  # from behind: persistent ones always
+    """Return for each instruction whether its tensor is next restored by a swap-in, not by being created again."""
+    comes_in = dict(zip(keys, sequence.trace.persistent.tolist(), strict=True))  # at the iteration's end
     kept = [False] * len(placed)
     for place in range(len(placed) - 1, -1, -1):
         code, step, tensor, _ = placed[place]
@@ -472,7 +481,7 @@ def _kept(sequence: AccessSequence, keys: Sequence[int], works: Sequence[Work], 
 
 
 def _works(functions: Functions, sequence: AccessSequence) -> list[Work]:
-    """What each step executes."""
+    """Return the operator call of each step."""
     trace, sizes, made_by = sequence.trace, sequence.trace.tensor_bytes.tolist(), _created(sequence.trace)
     steps, events, scratch = sequence.steps.tolist(), sequence.step_event.tolist(), sequence.scratch_bytes.tolist()
     captured = trace.captured_operator.tolist()
@@ -493,7 +502,7 @@ def _works(functions: Functions, sequence: AccessSequence) -> list[Work]:
 
 
 def _created(trace: Trace) -> list[list[int]]:
-    """The tensors that each operator creates."""
+    """Return the tensors that each operator creates."""
     created: list[list[int]] = [[] for _ in range(trace.operator_count)]
     chosen = trace.access_mode == Mode.CREATE
     for operator, tensor in zip(

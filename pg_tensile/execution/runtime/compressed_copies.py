@@ -1,8 +1,8 @@
-"""Host copies that are coded, and samples of what is swapped (CSWAP, sections IV-A and V-C).
+"""Compressed host copies, and samples of swapped tensors (CSWAP, sections IV-A and V-C).
 
-A coded copy lies in its place on the host chunk by chunk, each chunk's bytes where its raw bytes would begin, so places
-keep their sizes. A chunk that does not shrink is there as it is. What became of each chunk is known when the copy has
-been made, and stays with it: whoever reads the copy decodes it, whatever plan is in force by then.
+A compressed copy is stored chunk by chunk, each chunk beginning where its raw bytes would, so its host memory is as
+large as the tensor. A chunk that does not shrink is stored raw. The codec and size of each chunk are known when the
+copy has been made, and stay with it, so that the copy can be decoded whatever plan is in force by then.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pg_tensile.planning.compression.codec import Codec, CodedChunk, chunks, wor
 from pg_tensile.planning.compression.coding import CHUNK_BYTES
 from pg_tensile.planning.compression.sparsity import Statistics, measure
 
-SAMPLES = 512  # of a tensor, at equal distances: of a matrix whole rows are zero, so that few would say little
+SAMPLES = 512  # of a tensor, at equal distances: matrices have whole rows of zeros, so few samples would say little
 SAMPLE_BYTES = 1 << 10
-_STEP_BYTES = 64  # an odd number of these is from sample to sample: most rows have even ones, and are seen elsewhere
+_STEP_BYTES = 64  # the distance is an odd multiple; most rows are even ones, so the sampled offsets vary
 
 
 @dataclass(slots=True)
 class Chunks:
-    """How a tensor is coded; `coded` is filled in while it is copied out, `moved_bytes` is their sum."""
+    """Encoding of a tensor; `coded` is filled in while it is copied out, `moved_bytes` is the sum of the sizes."""
 
     codec: Codec
     word_bytes: int  # of the tensor's elements
@@ -35,7 +35,7 @@ class Chunks:
 
     @classmethod
     def of(cls, codec: int, value: torch.Tensor) -> Chunks:
-        """For a tensor whose values look like `value`."""
+        """Return an empty encoding for a tensor with the element size and device of `value`."""
         return cls(Codec(codec), value.element_size(), CHUNK_BYTES[value.device.type])
 
     @property
@@ -43,38 +43,39 @@ class Chunks:
         return sum(chunk.coded_bytes for chunk in self.coded)
 
     def places(self, nbytes: int) -> Iterator[slice]:
-        """Where the chunks of a tensor of that size lie, raw."""
+        """Return the ranges of the raw chunks of a tensor of `nbytes` bytes."""
         return chunks(nbytes, self.chunk_bytes)
 
     def encode(self, source: torch.Tensor, target: torch.Tensor) -> CodedChunk:
-        """Codes one chunk (uint8[n], on the CPU) into `target` (uint8[n]). Of a chunk that does not shrink nothing is
-        to be found there: it is to be copied."""
+        """Encode one chunk (uint8[n], on the CPU) into `target` (uint8[n]) and append it to `coded`.
+
+        If the chunk does not shrink, its codec is NONE, `target` is undefined, and the caller has to copy the chunk."""
         size = encode(self.codec, _seen(source), self.word_bytes, _seen(target))
         chunk = CodedChunk(Codec.NONE, source.numel()) if size < 0 else CodedChunk(self.codec, size)
         self.coded.append(chunk)
         return chunk
 
     def decode(self, chunk: CodedChunk, source: torch.Tensor, target: torch.Tensor) -> None:
-        """One chunk back, on the CPU: `source` begins with what `encode` has written or, raw, with all of it."""
+        """Decode one chunk into `target`, on the CPU; `source` begins with the encoded or, for NONE, raw bytes."""
         decode(chunk.codec, _seen(source[: chunk.coded_bytes]), self.word_bytes, _seen(target))
 
 
 def _seen(memory: torch.Tensor) -> torch.Tensor:
-    """The same bytes (uint8[n], on the CPU) on a storage that is none of ours: a storage that numpy has once looked at
-    can never be emptied again."""
+    """Return the same bytes (uint8[n], on the CPU) viewed through a foreign storage, because PyTorch refuses to resize
+    a storage that numpy has exported."""
     if memory.numel() == 0:
         return torch.empty(0, dtype=torch.uint8)
     return torch.frombuffer((ctypes.c_ubyte * memory.numel()).from_address(memory.data_ptr()), dtype=torch.uint8)
 
 
 class HostCopy(NamedTuple):
-    """A copy on the host: `memory` is uint8[bytes of the tensor]; `chunks`: None where it is as on the device."""
+    """A host copy: `memory` is uint8[bytes of the tensor]; `chunks` is None if the copy is not compressed."""
 
     memory: torch.Tensor
     chunks: Chunks | None = None
 
     def read(self) -> torch.Tensor:
-        """The tensor's bytes, uint8[bytes], in memory of its own."""
+        """Return the tensor's decoded bytes, uint8[bytes], in new memory."""
         if self.chunks is None:
             return self.memory.clone()
         raw = torch.empty_like(self.memory)
@@ -85,13 +86,13 @@ class HostCopy(NamedTuple):
 
 @dataclass(slots=True)
 class Look:
-    """A sample of a tensor that is swapped out, for its statistics."""
+    """A sample of a tensor that is swapped out, from which its statistics are computed."""
 
     word_bytes: int  # of the tensor's elements
-    sample: torch.Tensor | None = None  # on the CPU, once the device has taken it
+    sample: torch.Tensor | None = None  # on the CPU; None until the device has taken it
 
     def take(self, source: torch.Tensor) -> None:
-        """Samples uint8[n], by whoever copies it out: all of it, or pieces of it."""
+        """Sample uint8[n]: all of it, or SAMPLES pieces. Called by the thread that copies the tensor out."""
         if source.numel() > SAMPLES * SAMPLE_BYTES:
             distance = (source.numel() // SAMPLES // _STEP_BYTES - 1 | 1) * _STEP_BYTES
             source = source.as_strided((SAMPLES, SAMPLE_BYTES), (distance, 1))
@@ -99,7 +100,7 @@ class Look:
         self.sample = sample.copy_(source, non_blocking=True)
 
     def statistics(self) -> Statistics | None:
-        """Of the sample, when what was given to the device has ended; None: none was taken."""
+        """Return the statistics of the sample, or None if none was taken. The device has to have completed its work."""
         if self.sample is None:
             return None
         width = word_of(self.word_bytes)

@@ -1,19 +1,19 @@
-"""The CUDA device: a compute stream, a stream for each direction of the link, events for order.
+"""The CUDA device: a compute stream, a stream for each direction of the link, and events that order them.
 
-The host only gives work to the streams and waits for nothing, so it runs ahead of the device; how far is bounded by
-an event at the end of each iteration: at most one more is given while one is executed.
+The host only gives work to the streams and does not wait, so it runs ahead of the device. An event at the end of each
+iteration bounds the distance: at most one more iteration is submitted while one is executed.
 
-- A copy's stream first waits for an event of the compute stream: for a swap-out the operators before it have written
-  the source by then, for a swap-in they have stopped reading the block that the target was given.
-- The compute stream waits for the copy's own event. Only after that the executor frees the source. Every block belongs
-  to the compute stream, so what reuses it comes later in that stream; `record_stream` is never needed.
-- Large copies are given in pieces, because the copy engines serve one request after the other whosever it is.
-- The caller's stream and the compute stream wait for each other where an iteration begins and ends: the caller may hand
-  in tensors that are still being computed, and read results without thinking of streams.
+- A copy's stream first waits for an event of the compute stream: by then, operators before a swap-out have written its
+  source, and operators before a swap-in have stopped reading the block that its target was allocated in.
+- The compute stream waits for the copy's own event. Only after that does the executor free the source. Every block
+  belongs to the compute stream, so it is reused later in that stream; `record_stream` is never needed.
+- Large copies are split into pieces, because the copy engines serve the requests of all processes one after the other.
+- The caller's stream and the compute stream wait for each other where an iteration begins and ends: the caller may pass
+  tensors that are still being computed, and read results without synchronising streams.
 
-Host memory is pinned by registering pages of our own: PyTorch's pinned allocator rounds up to a power of two.
+Host memory is pinned by registering our own pages: PyTorch's pinned allocator rounds up to a power of two.
 
-Not in the allocator's books: the context (300 to 500 MB a process), `CudaDevice.overhead_bytes`.
+The allocator does not count the context (300 to 500 MB per process); see `CudaDevice.overhead_bytes`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context
 
 
 class CudaTransfer:
-    """A `base.Transfer` on CUDA. It holds both ends until the compute stream has been told to wait for the copy."""
+    """A `device.Transfer` on CUDA. It refers to source and target until the compute stream waits for the copy."""
 
     __slots__ = (
         "asked", "begun", "bytes", "direction", "end_us", "ended", "raw_bytes", "source", "stall_us", "start_us",
@@ -57,7 +57,7 @@ class CudaTransfer:
     def __init__(self, direction: Direction, source: torch.Tensor, target: torch.Tensor, timed: bool) -> None:
         self.direction = direction
         self.raw_bytes = self.bytes = source.numel()
-        self.asked: Asked | None = None  # of a thread that sees to it; None: all is given to the lane
+        self.asked: Asked | None = None  # submission by a thread; None if submitted directly
         self.source: torch.Tensor | None = source
         self.target: torch.Tensor | None = target
         self.start_us = self.end_us = self.stall_us = 0.0
@@ -69,7 +69,7 @@ class CudaTransfer:
         return (self.asked is None or not self.asked.lock.locked()) and self.ended.query()
 
     def take_times(self, zero: torch.cuda.Event) -> None:
-        """Fills in the times, once all events have passed."""
+        """Fill in the times, once all events have completed."""
         if self.begun is None:
             return
         self.start_us = zero.elapsed_time(self.begun) * 1e3
@@ -79,12 +79,14 @@ class CudaTransfer:
 
 
 class CudaDevice:
-    """A `device.Device` on a CUDA device. `budget_bytes`: what registry and workspace may take together; None: no limit
-    but the hardware's. `profile`: None measures the device when it is asked for.
+    """A `device.Device` on a CUDA device.
 
-    Makes PyTorch's algorithms deterministic for the process: a plan changes no bit. An operator that has no such
-    algorithm warns, and fused attention takes its usual one; with `strict`, the operator raises RuntimeError and
-    attention is deterministic too. Raises DeviceError if the device is not there."""
+    `budget_bytes` limits registry and workspace together; None means only the hardware's limit. With `profile` None
+    the device is measured at the first use of the property.
+
+    Makes PyTorch's algorithms deterministic for the process, so that a plan changes no bit of the results. An operator
+    without a deterministic algorithm warns, and fused attention uses its default one; with `strict`, the operator
+    raises RuntimeError and attention is deterministic, too. Raises DeviceError if the device does not exist."""
 
     def __init__(
         self,
@@ -103,8 +105,8 @@ class CudaDevice:
         self._lanes = (torch.cuda.Stream(self._device), torch.cuda.Stream(self._device))
         self._in_flight: tuple[deque[CudaTransfer], deque[CudaTransfer]] = (deque(), deque())
         self._iterations: deque[torch.cuda.Event] = deque()
-        self._coded: CodedLink | None = None  # from the first coded copy on
-        self._zero: torch.cuda.Event | None = None  # of an iteration that is timed, while it lasts
+        self._coded: CodedLink | None = None  # created at the first compressed copy
+        self._zero: torch.cuda.Event | None = None  # start of the current iteration, if timed
         self._timed: tuple[torch.cuda.Event, list[CudaTransfer]] | None = None
         self._library_bytes = self._warm_up()
         streams = (self._compute, *self._lanes)
@@ -127,12 +129,14 @@ class CudaDevice:
 
     @property
     def library_bytes(self) -> int:
-        """What cuBLAS keeps for the compute stream in the allocator; in no operator's workspace."""
+        """Bytes that cuBLAS keeps allocated for the compute stream, in no operator's workspace."""
         return self._library_bytes
 
     def overhead_bytes(self) -> int:
-        """What this process takes on the device outside PyTorch's allocator: the context and the libraries' code. Where
-        the driver does not tell a process what it takes (in a container), all that is taken there by others counts."""
+        """Return this process's device memory outside PyTorch's allocator: the context and the libraries' code.
+
+        Where the driver does not report the memory of a process (in a container), all memory in use on the device
+        counts, that of other processes included."""
         taken = _process_bytes(self._device)
         if taken is None:
             free, total = torch.cuda.mem_get_info(self._device)
@@ -144,13 +148,13 @@ class CudaDevice:
         return True
 
     def share_link(self, share: float) -> None:
-        """The copy engines serve all processes in turns: there is nothing to set."""
+        """Only check `share`: the copy engines serve all processes in turn, so there is nothing to set."""
         check_share(share)
 
     def upload(self, source: torch.Tensor, target: torch.Tensor) -> None:
         if source.is_cpu and target.is_cuda:
-            # From pageable memory the host would wait for the stream; and the caller may change the source at once.
-            # PyTorch's pinned allocator uses a block again only when the copy has ended.
+            # A copy from pageable memory would make the host wait for the stream, and the caller may change the source
+            # at once. PyTorch's pinned allocator reuses a block only when the copy has ended.
             staged = torch.empty_like(source, pin_memory=True)
             source = staged.copy_(source)
         target.copy_(source, non_blocking=True)
@@ -209,8 +213,8 @@ class CudaDevice:
         if source.numel() != target.numel():
             raise ValueError(f"{source.numel()} bytes cannot be copied to {target.numel()}")
         if source.is_cpu and target.is_cpu:
-            # What operators keep on the host (attention its random seeds) is copied by the host, at once: so after
-            # everything that has used the place in host memory before.
+            # Tensors that operators keep on the host (the random seeds of attention) are copied by the host
+            # immediately, so everything that used their host memory before has to have ended.
             self._compute.synchronize()
         if chunks is not None:
             if self._coded is None:
@@ -218,7 +222,7 @@ class CudaDevice:
             self._coded.used = True
         transfer = CudaTransfer(direction, source, target, timed=self._zero is not None)
         give = partial(self._give, transfer, source, target, self._compute.record_event(), chunks, look)
-        if direction == Direction.OUT and self._coded is not None:  # in the order of the lane, coded or not
+        if direction == Direction.OUT and self._coded is not None:  # plain ones too, to keep the lane's order
             transfer.asked = self._coded.ask(give)
         else:
             give()
@@ -236,7 +240,7 @@ class CudaDevice:
         chunks: Chunks | None,
         look: Look | None,
     ) -> None:
-        """Gives a transfer to its lane, where it starts after `ready`."""
+        """Submit a transfer to its lane, where it starts after `ready`."""
         lane = self._lanes[transfer.direction]
         lane.wait_event(ready)
         with torch.cuda.stream(lane):
@@ -256,7 +260,7 @@ class CudaDevice:
         transfer.ended.record(lane)
 
     def _drop_staging(self) -> None:
-        """If the last iteration had no coded copies: its plan does not count the staging."""
+        """Free the staging if the last iteration had no compressed copies: its plan does not count the staging."""
         coded = self._coded
         if coded is None or coded.used:
             if coded is not None:
@@ -269,7 +273,7 @@ class CudaDevice:
         self._coded = None
 
     def _hold(self, transfer: CudaTransfer) -> None:
-        """Keeps both ends of copies alive that nobody has waited for, while they last (an iteration was given up)."""
+        """Keep source and target of a copy alive until it is waited for or has ended (its iteration may be aborted)."""
         held = self._in_flight[transfer.direction]
         while held and (held[0].source is None or held[0].has_ended()):
             held.popleft()
@@ -286,7 +290,7 @@ class CudaDevice:
         transfer.source = transfer.target = None
 
     def _join(self, transfer: CudaTransfer) -> None:
-        """Until then the event that ends it is none."""
+        """Wait until the transfer is submitted: its event `ended` is not recorded before. Raises LinkError."""
         if transfer.asked is not None:
             try:
                 transfer.asked.join()
@@ -342,7 +346,9 @@ class CudaDevice:
             raise LinkError("the link is of no use any more: it was closed")
 
     def _warm_up(self) -> int:
-        """Has the libraries take what they keep, so that no operator's workspace contains it. Returns the bytes."""
+        """Make the libraries allocate the memory that they keep, so that no operator's workspace contains it.
+
+        Returns its bytes."""
         before = torch.cuda.memory_allocated(self._device)
         with torch.cuda.stream(self._compute):
             for dtype in (torch.float32, torch.bfloat16):
@@ -355,17 +361,17 @@ class CudaDevice:
 
 
 def make_deterministic(strict: bool = False) -> None:
-    """What `CudaDevice` does to PyTorch, for those who capture or execute something before they make one."""
+    """Make PyTorch deterministic as `CudaDevice` does, for code that captures or executes before creating one."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
     use_deterministic_algorithms()
     torch.use_deterministic_algorithms(True, warn_only=not strict)
-    # Otherwise torch.empty fills what it returns.
+    # Otherwise torch.empty fills the tensors that it returns.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def _give_back(streams: tuple[torch.cuda.Stream, ...], in_flight: tuple[deque[CudaTransfer], ...]) -> None:
-    """What is being copied may only go when the copy has ended; then cached memory goes back to the driver."""
-    with contextlib.suppress(RuntimeError):  # after a fault of the device nothing is to be had from it
+    """Wait for the streams, so that nothing being copied is freed; then return cached memory to the driver."""
+    with contextlib.suppress(RuntimeError):  # after a fault of the device every call raises
         for stream in streams:
             stream.synchronize()
         torch.cuda.empty_cache()
@@ -374,7 +380,7 @@ def _give_back(streams: tuple[torch.cuda.Stream, ...], in_flight: tuple[deque[Cu
 
 
 def _process_bytes(device: torch.device) -> int | None:
-    """What this process takes on the device by the driver's count; None where it does not tell."""
+    """Return the device memory of this process by the driver's count, or None if it does not report it."""
     import pynvml
 
     try:
@@ -391,7 +397,7 @@ def _process_bytes(device: torch.device) -> int | None:
 
 
 def _pinned(size: int, device: torch.device) -> torch.Tensor:
-    """uint8[size] of pinned memory near the device, not rounded but to pages. Raises DeviceError."""
+    """Return uint8[size] of pinned memory near the device, rounded to pages only. Raises DeviceError."""
     if size == 0:
         return torch.empty(0, dtype=torch.uint8)
     hint = "Use a plan that keeps less on the host, a machine with more memory, or a higher limit of locked memory."
@@ -400,31 +406,32 @@ def _pinned(size: int, device: torch.device) -> torch.Tensor:
         pages = mmap.mmap(-1, size)
     except (OSError, OverflowError, ValueError) as error:
         raise DeviceError(message, hint=hint, detail=str(error)) from None
-    with contextlib.suppress(OSError):  # fewer and larger pages, where the kernel can
+    with contextlib.suppress(OSError):  # fewer and larger pages, where the kernel supports them
         pages.madvise(mmap.MADV_HUGEPAGE)
     memory = torch.frombuffer(pages, dtype=torch.uint8)
     address = memory.data_ptr()
     with torch.cuda.device(device), _near(device):
         status = int(torch.cuda.cudart().cudaHostRegister(address, size, _PORTABLE))
     if status != 0:
-        with contextlib.suppress(RuntimeError):  # takes the error that CUDA keeps for the next launch
+        with contextlib.suppress(RuntimeError):  # consumes the error that CUDA keeps for the next launch
             torch.zeros(1, device=device)
         raise DeviceError(message, hint=hint, detail=f"cudaHostRegister answers {status}")
-    # Runs before the pages are unmapped. Not at exit, when CUDA may have gone and all memory goes anyway.
+    # Runs before the pages are unmapped. Not at exit, when CUDA may be shut down and all memory is freed anyway.
     weakref.finalize(pages, _unpin, address, device).atexit = False
     return memory
 
 
 def _unpin(address: int, device: torch.device) -> None:
-    """Once per plan, so it may wait for a copy that is still under way."""
+    """Unpin memory. It may wait for copies still in flight, because it runs only about once per plan."""
     torch.cuda.synchronize(device)
     torch.cuda.cudart().cudaHostUnregister(address)
 
 
 @contextlib.contextmanager
 def _near(device: torch.device) -> Iterator[None]:
-    """Keeps this thread on the CPUs next to the device, so that the pages it touches first lie there, where that can be
-    found out."""
+    """Keep this thread on the CPUs next to the device, if these can be determined.
+
+    The pages that it touches first are then allocated there."""
     before = os.sched_getaffinity(0)
     near = _cpus_near(device) & before
     if near:
@@ -446,6 +453,6 @@ def _cpus_near(device: torch.device) -> set[int]:
 
 
 def parse_cpus(text: str) -> set[int]:
-    """The kernel's list of CPUs, "0-3,8" for example."""
+    """Parse the kernel's list of CPUs, "0-3,8" for example."""
     ranges = [part.split("-") for part in text.strip().split(",") if part]
     return {cpu for bounds in ranges for cpu in range(int(bounds[0]), int(bounds[-1]) + 1)}

@@ -1,9 +1,9 @@
-"""Coded copies on CUDA (CSWAP, section V): kernels code on a stream of their own, the lane's stream moves.
+"""Compressed copies on CUDA (CSWAP, section V): kernels encode and decode on a stream of their own, the lane's moves.
 
-How many bytes a chunk takes is known when its kernel has ended, and a copy of so many can be asked for only then. So a
-thread sees to the copies that go out, and `wait` waits until it has asked for all of a transfer: the host runs ahead no
-further than that. What comes in is known beforehand and asked for at once. Each direction has two chunks of staging: in
-one a chunk is coded while the other is on the link.
+The encoded size of a chunk is only known when its kernel has ended, and its copy can only be submitted then. So a
+thread submits the copies out, and `wait` blocks until it has submitted all of a transfer: the host runs ahead no
+further than that. Sizes of copies in are known beforehand, so they are submitted at once. Each direction has two
+chunks of staging: one is encoded or decoded while the other is on the link.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pg_tensile.planning.device.profile import Direction
 
 
 class Buffer:
-    """One chunk of staging on the device; `free`: after this event it may be filled again."""
+    """One chunk of staging on the device. After the event `free` it may be filled again; None: not used yet."""
 
     def __init__(self, device: torch.device) -> None:
         self.memory = torch.empty(CHUNK_BYTES["cuda"], dtype=torch.uint8, device=device)
@@ -31,7 +31,7 @@ class Buffer:
 
 
 class Asked(NamedTuple):
-    """A lock that is held until everything of a transfer has been given to the streams, or failed."""
+    """A submission: the lock is held until all work of a transfer has been given to the streams, or has failed."""
 
     lock: threading.Lock
     errors: list[BaseException]
@@ -43,7 +43,7 @@ class Asked(NamedTuple):
         return cls(lock, [])
 
     def join(self) -> None:
-        """Raises what went wrong."""
+        """Wait until everything is submitted. Raises the error of a failed submission."""
         self.lock.acquire()
         self.lock.release()
         if self.errors:
@@ -51,10 +51,12 @@ class Asked(NamedTuple):
 
 
 class CodedLink:
-    """Both directions of one device. Made inside `iteration()`, so that its staging belongs to the compute's stream."""
+    """Both directions of one device's link.
+
+    It is created inside `iteration()`, so that its staging belongs to the compute's stream."""
 
     def __init__(self, device: torch.device, lanes: tuple[torch.cuda.Stream, torch.cuda.Stream]) -> None:
-        self.used = True  # in the iteration under way
+        self.used = True  # by the current iteration
         self._device = device
         self._lanes = lanes
         self._coding = (torch.cuda.Stream(device), torch.cuda.Stream(device))
@@ -71,13 +73,13 @@ class CodedLink:
     # ---- out ----
 
     def ask(self, copy: Callable[[], None]) -> Asked:
-        """Has the thread call `copy`, after all that it was asked before."""
+        """Have the thread call `copy` after all earlier requests."""
         self._last = asked = Asked.new()
         self._queue.put((copy, asked))
         return asked
 
     def encode(self, chunks: Chunks, source: torch.Tensor, target: torch.Tensor, ready: torch.cuda.Event) -> None:
-        """Asks for all copies of a transfer out, which starts after `ready`. Of the thread."""
+        """Submit all work of a transfer out, which starts after `ready`. Runs in the thread."""
         lane, coding = self._lanes[Direction.OUT], self._coding[Direction.OUT]
         for stream in (lane, coding):
             stream.wait_event(ready)
@@ -108,7 +110,7 @@ class CodedLink:
     # ---- in ----
 
     def decode(self, chunks: Chunks, source: torch.Tensor, target: torch.Tensor, ready: torch.cuda.Event) -> None:
-        """Asks for all of a transfer in, which starts after `ready`; the lane has ended it when it is there."""
+        """Submit all work of a transfer in, which starts after `ready`. The lane waits for the decoding at the end."""
         lane, coding = self._lanes[Direction.IN], self._coding[Direction.IN]
         for stream in (lane, coding):
             stream.wait_event(ready)
@@ -133,14 +135,14 @@ class CodedLink:
     # ---- the end ----
 
     def idle(self) -> None:
-        """Returns when everything asked for has ended."""
+        """Wait until everything submitted so far has been encoded or decoded; the lanes may still be copying."""
         if self._last is not None:
             self._last.join()
         for stream in self._coding:
             stream.synchronize()
 
     def close(self) -> None:
-        """Ends the thread, when it has done what it was asked for. Staging may go when the streams are synchronised."""
+        """End the thread after its pending requests. Staging may be freed once the lanes are synchronised, too."""
         self._queue.put(None)
         if self._thread is not threading.current_thread():
             self._thread.join()

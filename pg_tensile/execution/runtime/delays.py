@@ -1,8 +1,8 @@
-"""What `delay_us` means on a device that runs ahead (docs/library.md, "runtime/").
+"""Meaning of `delay_us` on a device that runs ahead (docs/library.md, "runtime/").
 
 The host gives work to such a device long before it is executed, so it cannot start a copy by the clock. Instead the
-copy is asked for later in the program: in the gap of the latest step that starts, by the trace's latencies, before the
-delay has passed. Allocation and deadline stay where the plan has them.
+copy is requested later in the program: in the gap of the latest step that starts, by the trace's latencies, before the
+delay has passed. Allocation and deadline stay where the plan puts them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ _COPIES = (ActionKind.COPY_OUT, ActionKind.COPY_IN)
 
 
 def delayed_steps(sequence: AccessSequence, actions: Sequence[Action]) -> dict[int, int]:
-    """For each event whose copy is asked for later than at its trigger: the step in whose gap that is, the last before
-    its deadline at the latest. A lane stays first in, first out: a copy is not asked for before an earlier one of its
-    lane, unless its deadline wants it. Without latencies nothing is delayed."""
+    """Return the step in whose gap each delayed copy is requested, by event; events without delay are left out.
+
+    A copy is requested in the last gap before its deadline at the latest. Each lane stays first in, first out: a copy
+    is not requested before an earlier one of its lane, unless its deadline requires it. Without latencies nothing is
+    delayed."""
     rows = sequence.plan.rows
     latency = sequence.trace.latency_us[sequence.steps]
     if not rows["delay_us"].any() or not latency.any():

@@ -1,19 +1,20 @@
-"""Executes captured graphs under plans, iteration after iteration (the Executor of TENSILE, section III).
-One loop for the host device and for CUDA.
+"""Executor: runs captured graphs under plans, iteration after iteration (the Executor of TENSILE, section III).
 
-- The graphs of one executor (a training step, the same for the last, smaller batch, an evaluation) work on the same
-  persistent tensors, in turns, under one budget; each has a plan.
-- Plan and graph change between two iterations only. The first iteration after a change starts from where the tensors
-  are: what its plan expects on the host is copied out first, the rest comes in passively while that iteration runs.
+The host device and CUDA share one loop.
+
+- The graphs of one executor (a training step, the same for the last, smaller batch, an evaluation) share their
+  persistent tensors and one budget, and run one at a time; each has a plan of its own.
+- Plan and graph change between two iterations only. The first iteration after a change starts from the current state:
+  tensors that its plan expects on the host are copied out first, missing ones are swapped in passively while it runs.
   Persistent tensors that a graph does not use stay where they are, unless the budget needs their memory.
-- While an executor has a model, the model's parameters and buffers belong to it: `resident()` lends them out,
-  `close()` gives them back.
-- An iteration that fails, or is interrupted, before it has changed a persistent tensor leaves the state of the last
-  one: the next step may be taken. After that the weights are a mixture, and the executor says so until
-  `load_state_dict`.
-- The random number generator is the device's global one. A failed iteration does not put it back.
+- While an executor has a model, it owns the model's parameters and buffers: `resident()` lends them out, `close()`
+  gives them back.
+- An iteration that fails or is interrupted before it has changed a persistent tensor leaves the state of the previous
+  one, so the next step may be taken. A later failure leaves the weights a mixture of two steps; the executor then
+  raises ExecutorError until `load_state_dict`.
+- The random number generator is the device's global one. A failed iteration does not restore its state.
 
-Methods may be called from several threads; they wait for the step under way, except `change_plan`, which never waits.
+Methods may be called from several threads; they wait for the current step, except `change_plan`, which never does.
 """
 
 from __future__ import annotations
@@ -53,26 +54,27 @@ from pg_tensile.planning.trace.trace import Int64s, Trace
 
 
 class StepResult(NamedTuple):
-    """The loss and the outputs of a step, on the device; the caller's own."""
+    """The loss and the outputs of a step, on the device; owned by the caller."""
 
     loss: torch.Tensor
     outputs: tuple[torch.Tensor, ...]
 
 
 class EvaluationResult(NamedTuple):
-    """The loss, if it was captured, and the outputs, on the device; the caller's own."""
+    """The loss (None if it was not captured) and the outputs, on the device; owned by the caller."""
 
     loss: torch.Tensor | None
     outputs: tuple[torch.Tensor, ...]
 
 
 class Executor:
-    """Runs `captured` on `device` with the weights of `model`, which it holds until `close()`.
+    """Executor of `captured` on `device` with the weights of `model`, which it holds until `close()`.
 
-    `recording`: whether the next iterations are recorded; `record`: the last one that was. `counters`: totals of all
-    graphs. `measure_every`: latencies and workspaces of each graph are measured in that rhythm of its iterations, None:
-    when `measure()` is called. Where a method takes a graph, None is the first one, of `captured`.
-    Raises InvalidPlanError, OutOfDeviceMemoryError, ExecutorError; the model is left as it was."""
+    `recording` switches the recording of the next iterations on or off; `record` is the last one recorded. `counters`
+    are totals over all graphs. Every `measure_every` iterations of a graph, its latencies are measured, and its
+    workspaces once; None means only after a call of `measure()`. Where a method takes a graph, None means the first,
+    that of `captured`; `step` and `evaluate` choose one by the inputs instead.
+    Raises InvalidPlanError, OutOfDeviceMemoryError and ExecutorError; the model is then left as it was."""
 
     def __init__(
         self,
@@ -93,16 +95,16 @@ class Executor:
         self._swapper = Swapper(device, self._registry)
         self._state = State(model, device, self._swapper, self._registry)
         self._closed = self._lending = self._iterating = self._displaced = False
-        self._poison: str | None = None  # why the weights are not to be used
+        self._poison: str | None = None  # why the weights must not be used; None if they may
         self._samples: list[int] | None = None
-        self._looks: dict[int, Look] | None = None  # of the last iteration in which sparsity was measured, by key
+        self._looks: dict[int, Look] | None = None  # by key, from the last iteration that measured sparsity
         self._look_next = False
         self._loop = Loop(device, self._host, self._registry, self._swapper)
-        self._fits: tuple[Program, Int64s, int] | None = None  # found to fit last, into this budget
+        self._fits: tuple[Program, Int64s, int] | None = None  # last found to fit; the int is the budget
         self._graphs: list[Graph] = []
         self._changes = Changes(self._graphs, self._host, self._registry)
         try:
-            self._current = self._join(captured, plan)  # the graph that runs, or ran last
+            self._current = self._join(captured, plan)  # the graph that is running, or ran last
         except BaseException:
             self.close()
             raise
@@ -111,15 +113,17 @@ class Executor:
 
     @property
     def graphs(self) -> tuple[Graph, ...]:
-        """The graph that the executor was made with, and those added."""
+        """The graph given to the constructor, then those added."""
         return tuple(self._graphs)
 
     def add(self, captured: Captured, plan: Plan | None = None) -> Graph:
-        """Another graph of the same model: a step of another batch shape, an evaluation. `plan`: None is one that
-        starts and ends where the first graph's plan does, and changes with it: the same plan, if the graph has the same
-        structure, else one that brings in what is away when it is needed (following.py). Persistent tensors that no
-        graph has used so far are put on the host. Raises InvalidPlanError, DeviceError, and ExecutorError if it was
-        captured of another model; the executor stays as it was."""
+        """Add another graph of the same model: a step of another batch shape, an evaluation.
+
+        With `plan` None the graph follows the first one: its plan has the boundary state of the first graph's plan and
+        changes with it. It is the same plan if both graphs have the same structure, else one that swaps in each tensor
+        that is off the device when it is needed (following.py). Persistent tensors that no graph has used so far are
+        put on the host. Raises InvalidPlanError, DeviceError, and ExecutorError if the graph was captured from another
+        model; the executor then stays as it was."""
         with self._lock, self._changes.none_asked():
             self._check_usable()
             self._take_over()
@@ -146,7 +150,7 @@ class Executor:
     def _choose(
         self, graph: Graph | None, trains: bool, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
     ) -> Graph:
-        """The graph for these inputs: the one asked for, else the first of the kind that they fit, if any do."""
+        """Return `graph` if given, else the first graph of the kind that the inputs fit, else the first of the kind."""
         candidates = [each for each in self._graphs if each.captured.trains == trains]
         if graph is not None and graph not in candidates:
             raise ExecutorError(f"the graph is not {'a training step' if trains else 'an evaluation'} of this executor")
@@ -159,28 +163,28 @@ class Executor:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the last step, or of the first one to come."""
+        """The first graph's plan in force: that of its last step, or of its first step if none was taken yet."""
         return self._graphs[0].plan
 
     @property
     def host_bytes(self) -> int:
-        """The host memory that the plans take (following.py, `host_bytes`), without what is moved out of an
-        evaluation's way."""
+        """The host memory that the plans take (following.py, `host_bytes`), without the copies of tensors that were
+        swapped out to make room for another graph."""
         return self._host.bytes
 
     @property
     def budget_bytes(self) -> int | None:
-        """What the executor's memory is held against now, workspaces included. None: no limit but the hardware's."""
+        """The current limit of the executor's device memory, workspaces included; None means only the hardware's."""
         return self._registry.budget_bytes
 
     @property
     def device_bytes(self) -> int:
-        """The bytes on the device now, without workspaces. From any thread."""
+        """The bytes on the device now, without workspaces. May be read from any thread."""
         return self._registry.in_use
 
     @property
     def trace(self) -> Trace:
-        """The trace, with sizes corrected by the first execution and with what has been measured."""
+        """The first graph's trace, with sizes corrected by the first execution and with the measurements so far."""
         return self._graphs[0].trace
 
     # ---- steps ----
@@ -192,9 +196,11 @@ class Executor:
         learning_rate: float | None = None,
         graph: Graph | None = None,
     ) -> StepResult:
-        """One training step, of the graph that fits the inputs, or of `graph`. `learning_rate`: None is the captured
-        one. Raises ExecutorError on inputs that are not as captured, OutOfDeviceMemoryError before anything is executed
-        if the plan's memory exceeds the budget, and what an operator raises, with a note that names it."""
+        """Take one training step with `graph`, by default the first one that the inputs fit.
+
+        `learning_rate` None means the captured one. Raises ExecutorError if the inputs are not as captured,
+        OutOfDeviceMemoryError before anything is executed if the plan's memory exceeds the budget, and any error of an
+        operator, with a note that names the operator."""
         graph = self._choose(graph, True, inputs, targets)
         loss, *outputs = self._execute(graph, make_feed(graph.captured, inputs, targets, learning_rate))
         return StepResult(loss, tuple(outputs))
@@ -202,14 +208,14 @@ class Executor:
     def evaluate(
         self, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor] = (), graph: Graph | None = None
     ) -> EvaluationResult:
-        """One evaluation, of the graph that fits the inputs, or of `graph`. Raises as `step` does."""
+        """Run one evaluation with `graph`, by default the first one that the inputs fit. Raises as `step` does."""
         graph = self._choose(graph, False, inputs, targets)
         returned = self._execute(graph, make_feed(graph.captured, inputs, targets, None))
         loss = None if graph.captured.loss is None else returned.pop(0)
         return EvaluationResult(loss, tuple(returned))
 
     def _execute(self, graph: Graph, feed: list[torch.Tensor]) -> list[torch.Tensor]:
-        """One iteration; what the output took."""
+        """Execute one iteration and return the copies that the output operator made."""
         values, functions = graph.values, graph.functions
         with self._lock:
             self._check_usable()
@@ -218,7 +224,7 @@ class Executor:
             program, transition = self._next_program(graph)
             self._make_room(graph)
             values[functions.feed : functions.taken] = feed
-            feed.clear()  # the placeholder takes it
+            feed.clear()  # drops this reference: the placeholder consumes the tensors
             verifier = None
             if not graph.verified:
                 verifier = Verifier(graph, self._device.torch_device, self._registry, self._swapper)
@@ -236,15 +242,17 @@ class Executor:
             raise ExecutorError("the executor is closed")
         if self._lending:
             raise ExecutorError("the model is lent out", hint="Leave `with executor.resident():` first.")
-        if self._iterating:  # an interrupt came while another failure was dealt with
+        if self._iterating:  # an interrupt hit the handling of an earlier failure
             self._recover()
         if self._poison is not None:
             hint = "Restore the last checkpoint with load_state_dict()."
             raise ExecutorError(f"the weights are a mixture of two steps: {self._poison}", hint)
 
     def _make_room(self, graph: Graph) -> None:
-        """Persistent tensors that the graph does not use go, if the budget needs it. Raises OutOfDeviceMemoryError if
-        that is not enough. No iteration from another state takes more than the plan's own, so that one is asked."""
+        """Swap out persistent tensors that the graph does not use, as far as the budget requires it.
+
+        Raises OutOfDeviceMemoryError if that is not enough. Only the steady-state program is checked, because an
+        iteration of the plan from another state never takes more memory."""
         registry, program, workspace = self._registry, graph.program, graph.meters.workspace_bytes
         budget, fits = registry.wanted_bytes, self._fits
         if budget is None:
@@ -261,8 +269,9 @@ class Executor:
 
     @contextlib.contextmanager
     def _context(self, timed: bool = False, gradients: bool = True) -> Iterator[None]:
-        """Below autograd, but with gradients enabled as in the captured iteration: recurrent layers return no workspace
-        otherwise. Whatever modes the caller is in do not count."""
+        """Run below autograd and in the device's iteration, independently of the caller's modes.
+
+        Gradients are enabled as in the captured iteration: recurrent layers return no workspace otherwise."""
         with (
             torch.inference_mode(False),
             self._device.iteration(timed),
@@ -273,7 +282,7 @@ class Executor:
             yield
 
     def _iterate(self, graph: Graph, program: Program, verifier: Verifier | None) -> None:
-        """One iteration. Raises what goes wrong in it, after everything has been put in order."""
+        """Run one iteration. An error is raised again once the executor has recovered from it."""
         self._samples = [] if self.recording else None
         looking = self._look_next and graph is self._graphs[0] and verifier is None
         self._swapper.looks = {} if looking else None
@@ -288,8 +297,8 @@ class Executor:
             graph.meters.add(meter, program.sequence.operators)
 
     def _forget(self, graph: Graph, program: Program) -> None:
-        """At the end of an iteration: empty storages that nobody fills again go, and copies that are not current, or
-        not needed."""
+        """Drop, at the end of an iteration, the empty storages that are not filled again and the host copies that are
+        stale or no longer needed."""
         swapper, homes = self._swapper, self._host.homes
         swapper.shells = {key: shell for key, shell in swapper.shells.items() if self._state.knows(key)}
         swapper.copies = {
@@ -325,7 +334,7 @@ class Executor:
         graph.meters.collect(wait=False)
 
     def _correct(self, graph: Graph, sizes: Mapping[int, int]) -> None:
-        """The trace gets the sizes that its first execution showed."""
+        """Correct the graph's trace by the tensor sizes found in its first execution, and compile its plan again."""
         if sizes:
             graph.captured = graph.functions.captured = graph.captured.with_tensor_bytes(sizes)
             graph.meters = Meters(self._device, graph.captured.trace)
@@ -335,8 +344,8 @@ class Executor:
 
     @contextlib.contextmanager
     def _guarded(self, program: Program) -> Iterator[None]:
-        """Around what moves tensors: whatever is raised inside leaves every tensor in a known place, and nothing held
-        by the frames of the exception."""
+        """Guard code that moves tensors: after an exception every tensor is in a known state, and no frame of the
+        exception keeps one alive."""
         self._loop.step, self._iterating = 0, True
         error: BaseException | None = None
         try:
@@ -361,7 +370,7 @@ class Executor:
         return raised
 
     def _recover(self) -> None:
-        """After a failed iteration: its tensors go, the persistent ones are on the device or on the host, whole."""
+        """Drop the tensors of a failed iteration and leave each persistent tensor whole, on the device or the host."""
         self._quiesce()
         with self._context():
             self._swapper.settle()
@@ -383,18 +392,20 @@ class Executor:
         self._iterating = False
 
     def _quiesce(self) -> None:
-        """Nothing is under way afterwards. A link that is broken or closed moves nothing, so that is no error here."""
+        """Wait until nothing is in flight. LinkError is ignored: a broken or closed link moves nothing any more."""
         with contextlib.suppress(LinkError):
             self._device.synchronize()
 
     # ---- plans ----
 
     def change_plan(self, plan: Plan, graph: Graph | None = None, budget_bytes: int | None = None) -> None:
-        """From the next iteration on, whichever graph's it is. Compiles here, in the caller's thread. `budget_bytes`:
-        the executor's budget after that iteration, in which it is the larger of the old and the new one; None: as it
-        is. Of several changes before that iteration the last wins, for each graph and for the budget. Raises
-        InvalidPlanError, DeviceError if there is no host memory for the plan, ExecutorError if the executor is closed;
-        plan and budget stay then."""
+        """Change a graph's plan, and optionally the budget, from the next iteration (of any graph) on.
+
+        The plan is compiled here, in the caller's thread. `budget_bytes` is the executor's budget after that iteration,
+        during which the larger of the old and the new budget applies; None leaves it unchanged. Of several changes
+        before that iteration the last wins, for each graph and for the budget. Raises InvalidPlanError, DeviceError if
+        host memory does not suffice for the plan, and ExecutorError if the executor is closed; plan and budget then
+        stay as they are."""
         graph = graph or self._graphs[0]
         if graph not in self._graphs:
             raise ExecutorError("the graph is not one of this executor")
@@ -402,24 +413,24 @@ class Executor:
             check_budget(budget_bytes)
         if not self._closed:
             self._changes.ask(graph, plan, budget_bytes, self._current)
-        if self._closed:  # meanwhile, it may be
+        if self._closed:  # another thread may have closed it meanwhile
             self._changes.drop()
             raise ExecutorError("the executor is closed")
 
     def _take_over(self) -> None:
-        """What has been asked for, between two iterations."""
+        """Apply the pending change, if any, between two iterations."""
         if self._changes.asked is not None:
             self._displaced = True  # until the transition is done
             self._changes.take_over()
 
     def _activate(self, graph: Graph, plan: Plan, follows: bool = False) -> None:
-        """Compiles a plan and takes its host memory. Raises InvalidPlanError, DeviceError; the old one stays then."""
+        """Compile a plan and take its host memory. Raises InvalidPlanError or DeviceError; the old plan then stays."""
         compiled = graph.compile(plan, follows)
         self._host.provide([compiled.program, *(each.program for each in self._graphs if each is not graph)])
         graph.compiled = compiled
 
     def _next_program(self, graph: Graph) -> tuple[Program, bool]:
-        """The program of the graph's next iteration, and whether it is a transition."""
+        """Return the program of the graph's next iteration, and whether it is a transition."""
         self._take_over()
         steady = graph.program
         if graph is self._current and not self._displaced:
@@ -428,34 +439,37 @@ class Executor:
         with self._guarded(steady), self._context():
             move_to(steady, self._swapper, self._registry, self._host)
         resident = steady.device.intersection(self._registry.resident)
-        if len(resident) == len(steady.device):  # more host copies than the plan expects do no harm
+        if len(resident) == len(steady.device):  # additional host copies do no harm
             return steady, False
         return graph.compile_from(resident), True
 
     # ---- measuring ----
 
     def measure(self, graph: Graph | None = None, again: bool = False) -> None:
-        """The graph's next iteration measures latencies, the one after it workspaces; `again`: unless it has before,
-        because watching the allocator takes milliseconds."""
+        """Measure latencies in the graph's next iteration, and workspaces in the one after it.
+
+        With `again`, workspaces already measured are skipped, because watching the allocator takes milliseconds, and
+        nothing changes while a measurement is pending."""
         (graph or self._graphs[0]).meters.ask(again)
 
     def measurement(self, graph: Graph | None = None) -> Measurement:
-        """What has been measured so far. Waits for the device if the last iteration was measured."""
+        """Return the measurements so far. Waits for the device if the last iteration was measured."""
         return (graph or self._graphs[0]).measurement()
 
     def measure_sparsity(self) -> None:
-        """The first graph's next iteration takes a sample of every tensor that it swaps out (CSWAP, section IV-A). The
-        graph's very first iteration does not."""
+        """Sample every tensor that the first graph's next iteration swaps out (CSWAP, section IV-A).
+
+        The graph's very first iteration, which is verified against the trace, takes no samples."""
         self._look_next = True
 
     @property
     def measures_sparsity(self) -> bool:
-        """The iteration that takes the samples has not ended yet."""
+        """Whether the iteration that takes the samples is still to come or has not ended yet."""
         return self._look_next
 
     def moved_bytes(self) -> dict[int, int]:
-        """What the copies to the host moved in the last iteration, by the tensor's number in the first graph; empty if
-        that was another graph's."""
+        """Return the bytes that each copy to the host moved in the last iteration, by the tensor's index in the first
+        graph; empty if another graph ran."""
         if self._current is not self._graphs[0]:
             return {}
         with self._lock:
@@ -465,8 +479,8 @@ class Executor:
             return {numbers[each.tensor]: each.transfer.bytes for each in outs}
 
     def statistics(self) -> dict[int, Statistics]:
-        """What the samples tell, by the tensor's number in the first graph; empty before the first ones. Waits for the
-        device."""
+        """Return the statistics of the latest samples, by the tensor's index in the first graph; empty before the first
+        samples. Waits for the device."""
         with self._lock:
             self._quiesce()
             numbers, looks = self._graphs[0].numbers, self._looks or {}
@@ -476,7 +490,7 @@ class Executor:
     # ---- the model and its state ----
 
     def state_dict(self) -> TrainingState:
-        """Weights and optimizer state after the last step, in memory of their own on the CPU."""
+        """Return the weights and optimizer state after the last step, copied to the CPU."""
         with self._lock:
             self._check_usable()
             self._quiesce()
@@ -484,7 +498,7 @@ class Executor:
                 return self._state.read()
 
     def load_state_dict(self, state: TrainingState) -> None:
-        """Goes on from `state`. Raises CheckpointError if it is not this job's; nothing has changed then."""
+        """Continue from `state`. Raises CheckpointError if it does not fit this job; nothing has changed then."""
         with self._lock:
             before, self._poison = self._poison, None
             try:
@@ -500,8 +514,10 @@ class Executor:
 
     @contextlib.contextmanager
     def resident(self) -> Iterator[None]:
-        """Inside, the model is an ordinary one on the device, for validation for example; what is changed in its
-        tensors counts. No step can be taken meanwhile. Raises OutOfDeviceMemoryError if the model does not fit."""
+        """Lend the model out: inside, it is an ordinary model on the device, for validation for example.
+
+        Changes made to its tensors are kept. No step can be taken meanwhile. Raises OutOfDeviceMemoryError if the model
+        does not fit."""
         with self._lock:
             self._check_usable()
             steady = self._current.program
@@ -517,8 +533,10 @@ class Executor:
                         self._state.take_back()
 
     def close(self) -> None:
-        """Gives the model back as it is after the last step, on the device where it was. (After a failure that left it
-        half changed: as it is.) Optimizer state goes. The device stays open. Idempotent."""
+        """Give the model back with its values after the last step, on the devices where its tensors were.
+
+        After a failure that left the weights a mixture, the mixture is given back. Optimizer state is dropped; the
+        device stays open. Idempotent."""
         with self._lock:
             if self._closed:
                 return
@@ -542,6 +560,6 @@ class Executor:
         self.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_state") and not sys.is_finalizing():  # PyTorch is gone by then
+        if hasattr(self, "_state") and not sys.is_finalizing():  # PyTorch may be unloaded then
             with contextlib.suppress(Exception):
                 self.close()

@@ -1,10 +1,10 @@
-"""The host device: the CPU plays the device, a part of its memory the device's, threads the link.
+"""The host device: the CPU acts as the device, a part of its memory as device memory, and threads as the link.
 
-Nothing is pretended but the speed of the link: a swap is a copy into other memory and its source is freed; each
-direction has a thread that copies piece by piece and keeps to the profile's bandwidth by sleeping until the piece is
-due. A lane keeps a clock of its own, so that oversleeping by some 0.1 ms does not add up over many copies.
+Only the speed of the link is simulated: a swap really copies into other memory and frees its source. Each direction has
+a thread that copies piece by piece and keeps to the profile's bandwidth by sleeping until the next piece is due. A lane
+has a clock of its own, so that oversleeping by some 0.1 ms does not add up over many copies.
 
-The random number generator is PyTorch's for the CPU, of which a process has one: two executors on host devices in one
+The random number generator is PyTorch's for the CPU, shared by the whole process: two executors on host devices in one
 process compute the same as alone only if their operators are not random, or their steps do not overlap in time.
 """
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from pg_tensile.execution.runtime.compressed_copies import Chunks, Look
     from pg_tensile.planning.device.profile import DeviceProfile
 
-_PIECE_S = 2e-3  # a lane copies what it may move in this time, then sleeps
-_SHORT_S = 2e-4  # sleeps shorter than this are left out until they have added up
+_PIECE_S = 2e-3  # a lane copies as much as the link moves in this time, then sleeps
+_SHORT_S = 2e-4  # shorter sleeps are skipped until they have added up
 _ALIGNMENT = 512
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-_move = ctypes.memmove  # gives up the interpreter's lock while it copies
+_move = ctypes.memmove  # releases the interpreter's lock while it copies
 
 
 class HostTransfer:
-    """A `base.Transfer` on the host device."""
+    """A `device.Transfer` on the host device."""
 
     __slots__ = (
         "bytes", "chunks", "direction", "due", "end_us", "ended", "error", "held", "look", "raw_bytes", "source",
@@ -67,7 +67,7 @@ class HostTransfer:
         self.start_us = self.end_us = self.stall_us = 0.0
         self.error: BaseException | None = None
         self.ended = False
-        self.held = threading.Lock()  # until it has ended
+        self.held = threading.Lock()  # locked until the copy has ended
         self.held.acquire()
 
     def end(self) -> None:
@@ -76,17 +76,17 @@ class HostTransfer:
         self.held.release()
 
     def join(self) -> None:
-        """Returns when the copy has ended. An interrupt may leave the lock taken, but only after the end."""
+        """Wait until the copy has ended. An interrupt may leave the lock taken, but only after the end."""
         if not self.ended:
             self.held.acquire()
             self.held.release()
 
 
 class _Lane:
-    """One direction of the link, with a thread that ends with `close` or the first failure.
+    """One direction of the link, with a thread that ends at `close` or at the first failure.
 
-    Only locks made in C are used by the thread that executes: an interrupt (Ctrl-C) inside a Condition may leave it
-    locked for ever."""
+    The executing thread only uses locks implemented in C: an interrupt (Ctrl-C) inside a Condition may leave it locked
+    for ever."""
 
     def __init__(self, direction: Direction, profile: DeviceProfile) -> None:
         self._direction = direction
@@ -95,8 +95,8 @@ class _Lane:
         self._duplex = profile.duplex_factor
         self._queue: SimpleQueue[HostTransfer | None] = SimpleQueue()
         self._last: HostTransfer | None = None
-        self._lock = threading.Lock()  # of the next line, and of the queue's end
-        self._error: BaseException | None = None  # broken or closed
+        self._lock = threading.Lock()  # guards `_error` and the end of the queue
+        self._error: BaseException | None = None  # why the lane is broken or closed
         self._closed = False
         self._open = threading.Lock()  # held until the lane is closed
         self._open.acquire()
@@ -132,13 +132,13 @@ class _Lane:
             raise LinkError(f"the link is of no use any more: {self._error}") from self._error
 
     def idle(self) -> None:
-        """Returns when everything given to the lane has ended."""
+        """Wait until all copies given to the lane have ended."""
         if self._last is not None:
             self._last.join()
         self.check()
 
     def close(self) -> None:
-        """Ends the thread; copies not ended fail, and so does what follows."""
+        """End the thread; copies that have not ended fail, and so do later calls."""
         with self._lock:
             self._error = self._error or LinkError("it was closed")
             if not self._closed:
@@ -157,7 +157,7 @@ class _Lane:
         except BaseException as error:
             with self._lock:
                 self._error = self._error or error
-        while True:  # whatever is left; nothing is put behind it any more
+        while True:  # fail the remaining copies; `submit` adds none once `_error` is set
             if transfer is not None:
                 transfer.error = self._error
                 transfer.end()
@@ -189,8 +189,9 @@ class _Lane:
         transfer.end_us = (clock - self.time_zero) * 1e6
 
     def _move_paced(self, source: int, target: int, size: int, start: float) -> float:
-        """Copies, and returns when the copy ended by the lane's clock: when the link allows it, or later if the memory
-        is slower than the link."""
+        """Copy `size` bytes at the speed of the link and return the end of the copy by the lane's clock.
+
+        The end is later than the link requires if the memory is slower than the link."""
         clock = start + self._latency_s
         piece = max(4096, int(self._rate * self.share * _PIECE_S) & ~4095)
         for offset in range(0, size, piece):
@@ -202,14 +203,16 @@ class _Lane:
         return clock
 
     def _link_s(self, size: int) -> float:
-        """What the link takes to move so many bytes as it is now."""
+        """Return the seconds that the link takes for `size` bytes at its present load."""
         shared = self.other is not None and self.other.busy
         return size / (self._rate * self.share * (self._duplex if shared else 1.0))
 
     def _encode_paced(self, chunks: Chunks, source: torch.Tensor, target: torch.Tensor, start: float) -> float:
-        """The same coded: a chunk is coded while the one before is on the link."""
+        """Encode and copy a tensor out: one chunk is encoded while the previous one is on the link.
+
+        Returns the end of the copy by the lane's clock."""
         clock, coded = start + self._latency_s, start
-        sent: list[float] = []  # when each chunk's last byte leaves
+        sent: list[float] = []  # time at which each chunk has left the link
         for place in chunks.places(source.numel()):
             begin = coded if len(sent) < 2 else max(coded, sent[-2])
             self._sleep_until(begin, _SHORT_S)
@@ -225,9 +228,11 @@ class _Lane:
         return clock
 
     def _decode_paced(self, chunks: Chunks, source: torch.Tensor, target: torch.Tensor, start: float) -> float:
-        """The other way: a chunk is on the link while the one before is decoded."""
+        """Copy a tensor in and decode it: one chunk is on the link while the previous one is decoded.
+
+        Returns the end of the copy by the lane's clock."""
         clock = start + self._latency_s
-        decoded: list[float] = []  # when each chunk was
+        decoded: list[float] = []  # time at which each chunk was decoded
         for place, chunk in zip(chunks.places(target.numel()), chunks.coded, strict=True):
             begin = clock if len(decoded) < 2 else max(clock, decoded[-2])
             clock = begin + self._link_s(chunk.coded_bytes)
@@ -240,7 +245,7 @@ class _Lane:
         return clock
 
     def _sleep_until(self, deadline: float, at_least: float = 0.0) -> None:
-        """Leaves sleeps below `at_least` seconds out. Raises what ends the lane."""
+        """Sleep until `deadline` if it is more than `at_least` seconds away. Raises the error that ended the lane."""
         remaining = deadline - time.perf_counter()
         if remaining > at_least and self._open.acquire(timeout=min(remaining, threading.TIMEOUT_MAX)):
             self._open.release()
@@ -249,17 +254,19 @@ class _Lane:
 
 
 def _ended(begin: float, woken: float) -> float:
-    """When work ended, by the clock of a lane, that should have begun at `begin` and began at `woken`. The lane
-    oversleeps somewhat; what is more than that is late."""
+    """Return, by a lane's clock, the end of work that should have begun at `begin` and began at `woken`.
+
+    A start late by up to _SHORT_S counts as oversleeping and is not charged to the lane; the excess is."""
     now = time.perf_counter()
     return max(begin + now - woken, now - _SHORT_S)
 
 
 @cache
 def _keep_freed_memory() -> None:
-    """Has the C library keep freed memory in the process, instead of giving it back to the kernel and faulting it in
-    again, page by page: whether it does that depends on what happens to lie next to it, and cost up to a fifth of a
-    step. Storages are freed all the same. Only where the library is GNU's."""
+    """Make the GNU C library keep freed memory in the process, instead of returning it to the kernel.
+
+    Whether it returns a block depends on the neighbouring blocks; faulting the pages in again cost up to a fifth of a
+    step. Storages are freed all the same. No effect with other C libraries."""
     with contextlib.suppress(AttributeError, OSError):
         allocator = ctypes.CDLL(None)
         allocator.mallopt(_M_MMAP_THRESHOLD, 1 << 30)
@@ -272,7 +279,7 @@ def _close_lanes(lanes: tuple[_Lane, _Lane]) -> None:
 
 
 class HostDevice:
-    """A `device.Device` on the CPU. `budget_bytes`: what registry and workspace may take together; None: no limit."""
+    """A `device.Device` on the CPU. `budget_bytes` limits registry and workspace together; None: no limit."""
 
     def __init__(self, profile: DeviceProfile, budget_bytes: int | None = None) -> None:
         if budget_bytes is not None:
@@ -282,7 +289,7 @@ class HostDevice:
         self._budget_bytes = budget_bytes
         self._lanes = (_Lane(Direction.OUT, profile), _Lane(Direction.IN, profile))
         self._lanes[0].other, self._lanes[1].other = self._lanes[1], self._lanes[0]
-        # Runs once: at close, when the device is collected, or when the interpreter ends (threads still live then).
+        # Runs once: at close, when the device is collected, or when the interpreter ends (threads are alive then).
         self._close = weakref.finalize(self, _close_lanes, self._lanes)
 
     @property
@@ -311,7 +318,7 @@ class HostDevice:
 
     def host_memory(self, size: int) -> torch.Tensor:
         try:
-            # Not from PyTorch's allocator, whose record then is that of the device's memory.
+            # Not from PyTorch's allocator, so that its record only contains the device's memory.
             memory = torch.from_numpy(np.empty(size + _ALIGNMENT, np.uint8))
             offset = -memory.data_ptr() % _ALIGNMENT
             return memory[offset : offset + size]

@@ -1,8 +1,8 @@
-"""Where the host copies of an executor lie.
+"""Host memory for the swapped tensors of an executor.
 
-Persistent tensors are what all graphs of an executor share, so each one that a plan swaps has a place of its own, its
-home, whichever graph copies it there. All other copies end with the iteration: they lie in one arena, which the graphs
-use in turns, laid out by each plan for itself.
+All graphs of an executor share the persistent tensors, so each one that a plan swaps has memory of its own, its home,
+whichever graph copies it there. All other host copies end with the iteration: they lie in one arena, which the graphs
+use in turns and each plan lays out for itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pg_tensile.planning.plan.following import home_bytes
 
 
 class Reserved(NamedTuple):
-    """All homes and the arena of programs to come; `here`: the homes in use when it was made."""
+    """All homes and the arena for future programs; `here` are the homes in use when the reservation was made."""
 
     homes: dict[int, torch.Tensor]
     arena: torch.Tensor
@@ -28,7 +28,7 @@ class Reserved(NamedTuple):
 
 
 class HostMemory:
-    """The homes, by number of the tensor, and the arena; uint8[bytes] each."""
+    """The homes, by key of the tensor, and the arena; uint8[bytes] each."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -36,8 +36,10 @@ class HostMemory:
         self.arena = torch.empty(0, dtype=torch.uint8)
 
     def reserve(self, programs: Iterable[Program], earlier: Reserved | None = None) -> Reserved:
-        """What these programs need: what is here, what an earlier call has reserved, and what is new, the pages of
-        which have been touched: that takes a second for some GiB. From any thread. Raises DeviceError."""
+        """Return the homes and the arena that these programs need, allocating the missing ones.
+
+        Memory in use and memory of the reservation `earlier` is used again. The pages of new memory are pre-faulted,
+        which takes a second for some GiB. May be called from any thread. Raises DeviceError."""
         here, arenas = self.homes, [self.arena, *([earlier.arena] if earlier else [])]
         wanted, size = _needs(programs)
         homes = {**(earlier.homes if earlier else {}), **here}
@@ -52,14 +54,16 @@ class HostMemory:
         return Reserved({tensor: homes[tensor] for tensor in wanted}, arena, here)
 
     def provide(self, programs: Iterable[Program], reserved: Reserved | None = None) -> None:
-        """Takes what these programs need, `reserved` for them if it is, and lets the rest go; a copy in a home that
-        goes stays as long as it is used. Raises DeviceError, nothing changed then."""
+        """Switch to the memory that these programs need (`reserved`, if it is still valid) and release all other.
+
+        A host copy keeps the memory of its released home alive for as long as the copy is used. Raises DeviceError;
+        nothing has changed then."""
         if reserved is None or reserved.here is not self.homes:
             reserved = self.reserve(programs, reserved)
         self.homes, self.arena = reserved.homes, reserved.arena
 
     def block(self, sizes: Mapping[int, int]) -> dict[int, torch.Tensor]:
-        """Memory for tensors of these sizes, in one piece. Raises DeviceError."""
+        """Allocate host memory for tensors of these sizes (key → bytes) in one block. Raises DeviceError."""
         if not sizes:
             return {}
         ends = np.cumsum([home_bytes(size) for size in sizes.values()]).tolist()
@@ -73,7 +77,7 @@ class HostMemory:
 
     @property
     def memory(self) -> list[torch.Tensor]:
-        """All of it."""
+        """The arena and all homes."""
         return [self.arena, *self.homes.values()]
 
     def clear(self) -> None:
@@ -81,7 +85,7 @@ class HostMemory:
 
 
 def _needs(programs: Iterable[Program]) -> tuple[dict[int, int], int]:
-    """The sizes of the homes and of the arena that these programs need."""
+    """Return the sizes of the homes, by key, and of the arena that these programs need."""
     homes: dict[int, int] = {}
     arena = 0
     for program in programs:
@@ -91,5 +95,5 @@ def _needs(programs: Iterable[Program]) -> tuple[dict[int, int], int]:
 
 
 def _touch(memory: torch.Tensor) -> None:
-    """Has the kernel give the pages now, which else happens under the first copy."""
+    """Pre-fault the pages, so that the first copy does not pay for it."""
     memory[::PAGESIZE].zero_()

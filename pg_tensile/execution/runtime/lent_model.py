@@ -1,8 +1,8 @@
-"""A model's tensors while an executor holds them: present, but not to be used.
+"""Protection of a model's tensors while an executor holds them.
 
-Between two steps the memory of parameters and buffers may be on the host only. PyTorch would read through a null
-pointer then. So as long as an executor has a model, each of its parameters and buffers that the iteration uses changes
-its class (as PyTorch's own uninitialised parameters do): shape, type and layout can be asked for, all else raises.
+Between two steps, parameters and buffers may be in host memory only, and PyTorch would read through a null pointer. So
+as long as an executor has a model, each of its parameters and buffers that the iteration uses has another class (as
+PyTorch's own uninitialised parameters do): its shape, type and layout are available, all other uses raise.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ALLOWED = frozenset(
 
 
 class _Held:
-    """Mixed into the class of a tensor that an executor holds."""
+    """Mixin of the class of a tensor that an executor holds: raises ExecutorError on all but the allowed functions."""
 
     @classmethod
     def __torch_function__(
@@ -54,7 +54,7 @@ class Bound(NamedTuple):
     persistent: Persistent
     tensor: torch.Tensor
     original_class: type[torch.Tensor]
-    device: torch.device  # where it was
+    device: torch.device  # where it was before the executor took it
 
     def hold(self) -> None:
         self.tensor.__class__ = _held_class(self.original_class)
@@ -68,8 +68,10 @@ class Bound(NamedTuple):
 
 
 def bind(captured: Captured, persistents: Iterable[Persistent], model: nn.Module) -> tuple[Bound, ...]:
-    """The parameters and buffers of `model` that are among `persistents`. Raises ExecutorError if they are not those
-    that were captured, or if another executor holds them."""
+    """Return the parameters and buffers of `model` that are among `persistents`.
+
+    Raises ExecutorError if the model lacks one, if its shape or type is not as captured, or if another executor holds
+    it."""
     bound = []
     for persistent in persistents:
         if persistent.kind not in (Kind.PARAMETER, Kind.BUFFER):

@@ -1,4 +1,4 @@
-"""One of the graphs that an executor runs on its model: a captured iteration, its plan, and what was measured of it."""
+"""One of the graphs that an executor runs on its model: a captured iteration, its plan, and its measurements."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from pg_tensile.planning.trace.trace import Mode, Trace
 
 
 class Compiled(NamedTuple):
-    """A plan, ready to be executed."""
+    """A compiled plan."""
 
-    captured: Captured  # whose plan it is
+    captured: Captured  # the iteration that the plan is for
     program: Program  # of the steady state
-    transitions: dict[frozenset[int], Program]  # of one iteration; by the tensors that are there, see `compile_from`
-    follows: bool  # was made after the first graph's plan
+    transitions: dict[frozenset[int], Program]  # by resident tensors, see `compile_from`
+    follows: bool  # the plan was derived from the first graph's plan
 
     @property
     def plan(self) -> Plan:
@@ -32,10 +32,10 @@ class Compiled(NamedTuple):
 
 
 class Graph:
-    """What `Executor.add` returns: names one of the executor's graphs, and tells its plan, its trace and what was
-    measured of it. Everything else is the executor's.
+    """Handle of one of the executor's graphs, returned by `Executor.add`: its plan, its trace and its measurements.
 
-    `keys`: of each tensor of the trace, its number among all tensors of the executor. `lock`: the executor's."""
+    All other attributes are for the executor. `keys` is, for each tensor of the trace, its number among all tensors of
+    the executor; `lock` is the executor's."""
 
     def __init__(self, captured: Captured, device: Device, keys: Sequence[int], lock: threading.RLock) -> None:
         self.captured = captured
@@ -54,31 +54,31 @@ class Graph:
 
     @property
     def program(self) -> Program:
-        """Of the steady state of the plan in force."""
+        """The program of the steady state of the plan in force."""
         return self.compiled.program
 
     @property
     def plan(self) -> Plan:
-        """The plan of the graph's last iteration, or of the first one to come."""
+        """The plan in force: that of the graph's last iteration, or of its first if none was executed yet."""
         return self.compiled.plan
 
     @property
     def trace(self) -> Trace:
-        """The trace, with sizes corrected by the first execution and with what has been measured."""
+        """The trace, with sizes corrected by the first execution and with the measurements so far."""
         return self.measurement().apply(self.captured.trace)
 
     @property
     def device_peak_bytes(self) -> int:
-        """What an iteration of the plan takes on the device, with the workspaces known."""
+        """Peak device memory of an iteration of the plan, with the known workspaces."""
         return self.program.device_peak_bytes(self.meters.workspace_bytes)
 
     def measurement(self) -> Measurement:
-        """What has been measured so far. Waits for the device if the last iteration was measured."""
+        """Return the measurements so far. Waits for the device if the last iteration was measured."""
         with self._lock:
             return self.meters.result()
 
     def compile(self, plan: Plan, follows: bool = False) -> Compiled:
-        """A plan's program. From any thread. Raises InvalidPlanError."""
+        """Compile a plan. May be called from any thread. Raises InvalidPlanError."""
         captured = self.captured
         sequence = AccessSequence(self.meters.clocked(captured.trace, plan), plan)
         sequence.check()
@@ -87,16 +87,18 @@ class Graph:
         return Compiled(captured, program, {}, follows)
 
     def prepare(self, compiled: Compiled, resident: frozenset[int]) -> None:
-        """Compiles the first iteration, of what `compile` has made, after an iteration that leaves these tensors (keys)
-        on the device. From any thread."""
+        """Compile the first iteration of a compiled plan, if needed, after one that leaves `resident` (keys) on the
+        device. May be called from any thread."""
         first = resident & compiled.program.device
         if first != compiled.program.device and first not in compiled.transitions:
             compiled.transitions[first] = self._compile_from(compiled.program, first)
 
     def compile_from(self, resident: frozenset[int]) -> Program:
-        """The program of one iteration of the plan in force from a state in which only these of the tensors that it
-        starts with on the device are there (keys). It ends in the plan's own state; what comes in besides the plan does
-        so passively. It takes no more memory than the plan at any step."""
+        """Return the program of one iteration of the plan in force that starts from another state than the plan's own.
+
+        Of the tensors that the plan expects on the device at the start, only `resident` (keys) are. The iteration ends
+        in the plan's boundary state; missing tensors are swapped in passively. At no step does it take more memory than
+        the plan."""
         transitions = self.compiled.transitions
         if resident not in transitions:
             transitions.clear()

@@ -1,7 +1,7 @@
-"""The loop: goes through the instructions of a program, once an iteration.
+"""The executor's loop: executes the instructions of a program, once per iteration.
 
-The same for both devices and for every plan: what happens, and in which order, is in the program; how it is done is the
-swapper's and the device's.
+It is the same for both devices and for every plan: the program holds what happens and in which order, the swapper and
+the device implement it.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from pg_tensile.execution.runtime.verify import Verifier
 
 
 class Loop:
-    """One executor's. After an iteration, however it ended: `step`, the last one that was begun, and the largest
-    footprints so far, in bytes, without and with the workspaces known."""
+    """The loop of one executor.
+
+    After an iteration, successful or not, `step` is the last step begun, and `peak_bytes` and `device_peak_bytes` are
+    the iteration's largest footprints up to there, without and with the known workspaces."""
 
     def __init__(self, device: Device, host: HostMemory, registry: Registry, swapper: Swapper) -> None:
         self.step = self.peak_bytes = self.device_peak_bytes = 0
@@ -39,7 +41,7 @@ class Loop:
         verifier: Verifier | None,
         samples: list[int] | None,
     ) -> None:
-        """Executes the instructions of one iteration. `samples`: takes the footprint of each step."""
+        """Execute the instructions of one iteration; the footprint of each step is appended to `samples`, if given."""
         values, swapper, registry, resident = graph.values, self._swapper, self._registry, self._registry.resident
         workspace, limit = graph.meters.workspace_bytes.tolist(), self._registry.limit - program.staging_bytes
         run, free = Code.RUN, Code.FREE
@@ -97,14 +99,16 @@ class Loop:
         elif code is Code.PASSIVE_IN:
             swapper.bring_in(tensor, partial(program.operator_label, step), step)
         else:
-            if tensor not in self._registry.resident:  # not by an ALLOCATE before
+            if tensor not in self._registry.resident:  # unless an earlier ALLOCATE made it resident
                 swapper.allocate(tensor, partial(program.operator_label, step))
             if code is Code.COPY_IN:
                 swapper.copy_in(tensor, step, event, delay_us)
 
     def _target(self, program: Program, tensor: int, step: int) -> torch.Tensor:
-        """Where a host copy goes: home, or to its place in the arena. A copy that only a transition makes has none, nor
-        has a tensor whose size shows in this very iteration."""
+        """Return the memory that a host copy goes to: the tensor's home, or its range of the arena.
+
+        New memory is allocated for a copy that only a transition makes, and for a tensor whose real size first shows in
+        this iteration."""
         home = self._host.homes.get(tensor)
         if home is not None:
             return home

@@ -1,20 +1,20 @@
-"""Measuring operators on both devices: latencies, workspaces, and the allocator's own record of memory.
+"""Measurement of operators on both devices: latencies, workspaces, and the allocator's own record of memory.
 
-The planner needs what each operator takes (TENSILE, section III): its latency, and its
-workspace, which is the allocator's high water inside it minus its outputs. A *meter* is started and stopped around
-every RUN of one iteration; a device has two, for different iterations: watching the allocator slows the host down.
+The planner needs the cost of each operator (TENSILE, section III): its latency, and its workspace, which is the
+allocator's high-water mark inside it minus its outputs. A *meter* is started and stopped around every RUN of one
+iteration; a device has two, for different iterations, because watching the allocator slows the host down.
 
 | | latencies | workspaces |
 | --- | --- | --- |
 | host | `HostClock`: `perf_counter_ns` | `HostAllocator`: the CPU allocator's events, from PyTorch's profiler |
 | CUDA | `CudaClock`: a pair of timing events around it | `CudaAllocator`: the caching allocator's statistics |
 
-What does not pass through PyTorch's allocator is in neither record: oneDNN's scratchpads on the host; on CUDA the
-context and what libraries take with cudaMalloc. `Measurements` keeps the last samples; their medians become the trace's
-columns.
+Memory outside PyTorch's allocator is in neither record: oneDNN's scratchpads on the host; on CUDA the context and
+memory that libraries allocate with cudaMalloc. `Measurements` keeps the last latency samples, whose medians
+become a column of the trace, and the largest workspaces, which become another.
 
-`allocator_peak` and `StorageObserver` are two witnesses that know nothing of the runtime: the allocator's high water of
-a whole step, and the storages that a dispatch mode sees alive after each operator.
+`allocator_peak` and `StorageObserver` check the runtime independently of it: the allocator's high-water mark of a whole
+step, and the storages that a dispatch mode finds alive after each operator.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ _WINDOW = 7
 
 
 class Meter(ABC):
-    """Measures every RUN of one iteration. The executor enters it at the iteration's start, calls `start` right before
-    and `stop` right after each RUN (its outputs still alive, nothing freed in between), and leaves it at the end."""
+    """Meter of every RUN of one iteration.
+
+    The executor enters it at the iteration's start, calls `start` right before and `stop` right after each RUN (with
+    its outputs still alive, nothing freed in between), and leaves it at the end."""
 
     def __enter__(self) -> Meter:
         return self
@@ -59,17 +61,19 @@ class Meter(ABC):
     def stop(self) -> None: ...
 
     def ready(self) -> bool:
-        """Whether `read` has its numbers without waiting for the device."""
+        """Return whether `read` would return without waiting for the device."""
         return True
 
     @abstractmethod
     def read(self) -> np.ndarray:
-        """One number a RUN, in order: a clock's are µs (float64), an allocator's are the high water in bytes above what
-        was allocated at the start (int64). May wait for the device. After the iteration, once."""
+        """Return one number per RUN, in order.
+
+        A clock returns µs (float64); an allocator returns the high-water mark in bytes above the bytes allocated at
+        `start` (int64). Called once, after the iteration; may wait for the device."""
 
 
 class HostClock(Meter):
-    """Time on the CPU. Costs about 0.1 µs an operator."""
+    """Meter of the time on the CPU. Costs about 0.1 µs per operator."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -86,8 +90,10 @@ class HostClock(Meter):
 
 
 class CudaClock(Meter):
-    """Time on the compute stream, between two events around each operator: where the host is slower than the device,
-    that is the launch. The host does not wait; `read` does, for the last event."""
+    """Meter of the time on the compute stream between two events around each operator.
+
+    Where the host is slower than the device, that is the time of the launch. The host does not wait until `read`, which
+    waits for the last event."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
@@ -111,8 +117,10 @@ class CudaClock(Meter):
 
 
 class HostAllocator(Meter):
-    """High water of PyTorch's CPU allocator inside each operator. Costs about 1 µs an operator and 10 µs to read it.
-    Raises MeasurementError when this thread is being profiled already."""
+    """Meter of the high-water mark of PyTorch's CPU allocator inside each operator.
+
+    Costs about 1 µs per operator, and 10 µs to read. Raises MeasurementError if this thread is already being profiled.
+    """
 
     def __init__(self) -> None:
         self._record = _AllocatorRecord()
@@ -138,8 +146,10 @@ class HostAllocator(Meter):
 
 
 class CudaAllocator(Meter):
-    """High water of the caching allocator inside each operator, in bytes as they were asked for (blocks are rounded to
-    512). The allocator's books are kept by the host, so nothing waits. It resets the device's peak statistics."""
+    """Meter of the high-water mark of the caching allocator inside each operator.
+
+    It is in requested bytes (blocks are rounded to 512). The allocator's statistics are kept by the host, so nothing
+    waits. Resets the device's peak statistics."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -162,21 +172,23 @@ def _requested_bytes(device: torch.device) -> Mapping[str, int]:
 
 
 class Measurement(NamedTuple):
-    """What an iteration's operators take, in the trace's order."""
+    """Measured costs of the operators, in the trace's order."""
 
-    latency_us: np.ndarray  # float64[n], median of the samples; 0 where there is none
-    workspace_bytes: np.ndarray  # int64[n], the largest of the samples; 0 where there is none
-    samples: int  # iterations that latency_us is made of
+    latency_us: np.ndarray  # float64[n], median of the samples; 0 if there are none
+    workspace_bytes: np.ndarray  # int64[n], the largest sample; 0 if there are none
+    samples: int  # number of iterations in the medians of latency_us
 
     def apply(self, trace: Trace) -> Trace:
-        """The trace with these columns in place of its own; a column that was not measured stays."""
+        """Return the trace with these latencies, if any were measured, and the larger of both workspaces."""
         latency = self.latency_us if self.samples else trace.latency_us
         return trace.with_latencies(latency, np.maximum(self.workspace_bytes, trace.workspace_bytes))
 
 
 class Measurements:
-    """Collects the meters' readings of one trace. An operator that a plan executes several times an iteration has the
-    mean of its times; over iterations the median of the last seven: one disturbed iteration does not move it."""
+    """Collection of the meters' readings for one trace.
+
+    An operator that a plan executes several times per iteration has the mean of its times. Over iterations, latencies
+    are the medians of the last seven, so that a single disturbed iteration has little effect."""
 
     def __init__(self, trace: Trace) -> None:
         created = np.bincount(
@@ -189,13 +201,13 @@ class Measurements:
         self._workspace_bytes = np.zeros(trace.operator_count, np.int64)
 
     def add_latencies(self, steps: np.ndarray, reading: np.ndarray) -> None:
-        """`steps`: the operator of each step, `reading`: a clock's, one number a step."""
+        """Add an iteration: `steps` is the operator of each step, `reading` a clock's reading, one number per step."""
         count = np.bincount(steps, minlength=len(self._created_bytes))
         total = np.bincount(steps, weights=_one_a_step(steps, reading), minlength=len(self._created_bytes))
         self._latencies = [*self._latencies[1 - _WINDOW :], total / np.maximum(count, 1)]
 
     def add_workspaces(self, steps: np.ndarray, reading: np.ndarray) -> None:
-        """`steps`: the operator of each step, `reading`: an allocator's, one number a step."""
+        """Add an iteration: `steps` is the operator of each step, `reading` an allocator's, one number per step."""
         workspace = _one_a_step(steps, reading) - self._created_bytes[steps]
         np.maximum.at(self._workspace_bytes, steps, workspace)
 
@@ -217,15 +229,16 @@ _MARK = "pg_tensile"
 
 class _Marked(NamedTuple):
     begin: int  # bytes allocated when the mark began
-    peak: int  # the most inside it
+    peak: int  # the most bytes allocated inside it
 
 
 class _AllocatorRecord:
-    """The events of PyTorch's CPU allocator in this thread while it is entered. Blocks that were there before are not
-    known, and their release is ignored."""
+    """Record of the events of PyTorch's CPU allocator in this thread while it is entered.
+
+    Blocks allocated before are unknown, and their release is ignored."""
 
     def __init__(self) -> None:
-        # Kineto prints two lines a use otherwise; it reads this once, at its first.
+        # Kineto prints two lines per use otherwise; it reads this variable once, at its first use.
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")
         self._profile = profiler.profile(use_kineto=True, use_cpu=True, profile_memory=True)
 
@@ -242,7 +255,7 @@ class _AllocatorRecord:
         self._profile.__exit__(kind, error, traceback)
 
     def replay(self) -> list[_Marked]:
-        """The outermost marks, in order."""
+        """Return the outermost marks, in order."""
         results = self._profile.kineto_results
         assert results is not None, "replayed before it was left"
         marks: list[_Marked] = []
@@ -263,7 +276,7 @@ class _AllocatorRecord:
 
 
 def _walk(nodes: Sequence[Any], marked: bool = False) -> Iterator[tuple[str, int, int]]:
-    """(what, bytes, address) of the events in the order of time: "begin" and "end" of outermost marks, and "memory"."""
+    """Yield (kind, bytes, address) of the events by time: "begin" and "end" of outermost marks, and "memory"."""
     for node in nodes:
         if node.name == "[memory]":
             if node.extra_fields.device.type == "cpu":
@@ -277,12 +290,12 @@ def _walk(nodes: Sequence[Any], marked: bool = False) -> Iterator[tuple[str, int
 
 
 def allocator_peak(prepare: Callable[[], Callable[[], object]], device: torch.device | str = "cpu") -> int:
-    """The high water in bytes of a step by the allocator's own record, counted from before `prepare`.
+    """Return the high-water mark in bytes of a step by the allocator's own record, counted from before `prepare`.
 
-    `prepare` makes everything that the step needs (the model, its optimizer, the executor) and returns the step; it is
-    run once to warm up (optimizer state appears) and once for the number. On CUDA blocks are rounded to 512 bytes;
-    libraries' workspaces that stay (cuBLAS) count unless they were there before. Raises MeasurementError on the host
-    when this thread is being profiled already."""
+    `prepare` creates everything that the step needs (the model, its optimizer, the executor) and returns the step,
+    which is run once to warm up (optimizer state is created) and once to be measured. On CUDA, blocks are rounded to
+    512 bytes; library workspaces that stay allocated (cuBLAS) count unless they existed before. Raises MeasurementError
+    on the host if this thread is already being profiled."""
     device = torch.device(device)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -305,16 +318,17 @@ def allocator_peak(prepare: Callable[[], Callable[[], object]], device: torch.de
 
 
 class Observed(NamedTuple):
-    """What `StorageObserver` saw when an operator had returned."""
+    """Observation of `StorageObserver` after an operator."""
 
     target: str  # "aten.mm.default"
-    bytes: int  # of all storages alive
+    bytes: int  # of all live storages
 
 
 class StorageObserver(TorchDispatchMode):
-    """Counts the bytes of live storages after each operator that PyTorch executes while it is entered, inputs and
-    outputs included. Operators that only make a view are left out. Storages are known from being an operand or from
-    `watch`; those of the tensors in `ignore` (a host arena) never count.
+    """Counter of the bytes of live storages, inputs and outputs included, after each operator that PyTorch executes.
+
+    It counts while it is entered. Operators that only make a view are left out. A storage is counted once it was an
+    operand or was given to `watch`; those of the tensors in `ignore` (a host arena) never count.
 
     >>> with StorageObserver() as observer:
     ...     twice = torch.ones(256) * 2
@@ -330,13 +344,13 @@ class StorageObserver(TorchDispatchMode):
         self.watch(watch)
 
     def watch(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Counts these tensors' storages from now on, without keeping them alive."""
+        """Count these tensors' storages from now on, without keeping them alive."""
         for ref in map(_weak, tensors):
             if ref.cdata not in self._ignored:
                 self._alive.setdefault(ref.cdata, ref)
 
     def live_bytes(self) -> int:
-        """Bytes of the storages that are alive now."""
+        """Return the bytes of the storages that are alive now."""
         self._alive = {cdata: ref for cdata, ref in self._alive.items() if not ref.expired()}
         return sum(_storage_bytes(ref) for ref in self._alive.values())
 

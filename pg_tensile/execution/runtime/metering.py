@@ -1,4 +1,4 @@
-"""When an executor measures its operators, and what it knows from that (measure.py says how)."""
+"""Schedule of an executor's measurements, and their results (measure.py implements the meters)."""
 
 from __future__ import annotations
 
@@ -15,33 +15,36 @@ from pg_tensile.planning.trace.trace import Int32s, Int64s, Trace
 
 
 class Meters:
-    """The meters due, one an iteration: latencies first, then workspaces, because watching the allocator takes time."""
+    """Meters that are due, one per iteration: latencies, then workspaces, as watching the allocator takes time."""
 
     def __init__(self, device: Device, trace: Trace) -> None:
-        self.workspace_bytes: Int64s = trace.workspace_bytes  # the largest known of each operator
+        self.workspace_bytes: Int64s = trace.workspace_bytes  # int64[operators]: the largest known
         self._device = device
         self._watched = False
         self._measurements = Measurements(trace)
         self._due: deque[Callable[[], Meter]] = deque()
-        self._readings: deque[tuple[Meter, Int32s]] = deque()  # not read yet
+        self._readings: deque[tuple[Meter, Int32s]] = deque()  # of meters not read yet, with the operator of each step
 
     def ask(self, again: bool = False) -> None:
-        """`again`: in the rhythm. Workspaces that have been measured are not measured once more: they do not change."""
+        """Measure latencies in the next iteration, and workspaces in the one after it.
+
+        With `again`, the regular repetition, nothing is added to a pending measurement, and workspaces already measured
+        are skipped, because they do not change."""
         if again and self._due:
             return
         clock, allocator = self._device.clock, self._device.allocator
         self._due = deque((clock,) if again and self._watched else (clock, allocator))
 
     def next(self) -> Meter | None:
-        """The meter for the iteration that begins, if one is due."""
+        """Return the meter for the iteration that begins, or None if none is due."""
         return self._due.popleft()() if self._due else None
 
     def add(self, meter: Meter, steps: Int32s) -> None:
-        """After an iteration of these operators, by step, that `meter` has measured."""
+        """Add an iteration that `meter` has measured; `steps` is the operator of each step, by captured index."""
         self._readings.append((meter, steps))
 
     def collect(self, wait: bool) -> None:
-        """Reads meters: all of them, or those that have their numbers."""
+        """Read the meters of past iterations: all of them with `wait`, else those that are ready."""
         while self._readings and (wait or self._readings[0][0].ready()):
             meter, steps = self._readings.popleft()
             reading = meter.read()
@@ -57,8 +60,9 @@ class Meters:
         return self._measurements.result()
 
     def clocked(self, trace: Trace, plan: Plan) -> Trace:
-        """`trace` for compiling `plan`: with latencies, as far as they are known, where a device that runs ahead needs
-        them to turn delays into places in the program."""
+        """Return `trace` for compiling `plan`, with measured or estimated latencies if the device needs them.
+
+        A device that runs ahead needs them to turn delays into positions in the program."""
         if not (self._device.runs_ahead and plan.rows["delay_us"].any()):
             return trace
         trace = self._measurements.result().apply(trace)

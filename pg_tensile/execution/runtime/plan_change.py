@@ -1,9 +1,9 @@
-"""Changes of plan and budget: made ready in the thread that asks for them, taken over between two iterations.
+"""Changes of plan and budget: prepared in the thread that requests them, applied between two iterations.
 
-What takes time happens when a change is asked for, in any thread, while iterations go on: compiling the plan's program,
-making the plans of the graphs that follow it, compiling the first iteration from the state that the iteration under way
-ends in, and taking host memory. Taking over only puts the results in place. It compiles after all if the state is
-another one by then (a failure, a turn of another graph), or if the first execution has corrected the trace.
+The slow work is done when a change is requested, in any thread, while iterations go on: compiling the plan's program,
+making the plans of the graphs that follow it, compiling the first iteration from the state that the current iteration
+ends in, and taking host memory. Taking over only installs the results. It compiles after all if the state is another
+one by then (a failure, a turn of another graph), or if the first execution has corrected the trace.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pg_tensile.planning.plan.plan import Plan
 
 
 class Change(NamedTuple):
-    """Ready to be taken over, whole. `budget_bytes`: None is no change."""
+    """A prepared change, taken over as a whole. `budget_bytes` None means that the budget does not change."""
 
     compiled: dict[Graph, Compiled]
     memory: Reserved
@@ -31,22 +31,23 @@ class Change(NamedTuple):
 
 
 class Changes:
-    """Of one executor, with these graphs. One change at most waits to be taken over: a later one contains it."""
+    """Changes of one executor with these graphs. At most one is pending: a later change includes the earlier one."""
 
     def __init__(self, graphs: Sequence[Graph], host: HostMemory, registry: Registry) -> None:
         self.asked: Change | None = None
         self._graphs = graphs
         self._host = host
         self._registry = registry
-        self._past: list[Compiled] = []  # to free a large plan takes milliseconds, so that is left to the next `ask`
-        self._asking = threading.Lock()  # one thread at a time compiles
-        self._handing = threading.Lock()  # of `asked`; never held for long
+        self._past: list[Compiled] = []  # replaced; freeing a large plan takes milliseconds, left to the next `ask`
+        self._asking = threading.Lock()  # held while compiling: one thread at a time
+        self._handing = threading.Lock()  # guards `asked`; never held for long
 
     # ---- any thread ----
 
     def ask(self, graph: Graph, plan: Plan, budget_bytes: int | None, current: Graph) -> None:
-        """Makes a change ready. `current`: the graph of the iteration under way, or of the last one. Raises
-        InvalidPlanError, and DeviceError without host memory; then nothing has changed."""
+        """Prepare a change; `current` is the graph of the iteration in progress, or of the last one.
+
+        Raises InvalidPlanError, and DeviceError if host memory does not suffice; nothing has changed then."""
         with self._asking:
             self._past.clear()
             earlier = self.asked
@@ -68,8 +69,8 @@ class Changes:
                 self.asked = Change(made, memory, budget_bytes)
 
     def _states_before(self, graph: Graph, made: Mapping[Graph, Compiled], current: Graph) -> Iterator[frozenset[int]]:
-        """The persistent tensors on the device when the graph has its first turn under the new plan: after the
-        iteration under way, or after one of another graph that has changed with it."""
+        """Yield the possible sets of resident persistent tensors (keys) before the graph's first iteration under the
+        new plan: after the current iteration, or after one of another graph that changes with it."""
         others = frozenset(self._registry.resident).difference(current.numbers)
         there = others | current.program.device
         yield there
@@ -79,12 +80,12 @@ class Changes:
 
     @contextlib.contextmanager
     def none_asked(self) -> Iterator[None]:
-        """Inside, what is asked for waits."""
+        """Make requests of other threads wait until the end of the `with` block."""
         with self._asking:
             yield
 
     def drop(self, change: Change | None = None) -> None:
-        """Forgets what waits to be taken over, if it is this; None: whatever it is."""
+        """Drop the pending change, if it is `change`; None drops any."""
         with self._handing:
             if change is None or self.asked is change:
                 self.asked = None
@@ -92,8 +93,9 @@ class Changes:
     # ---- the thread that executes, between two iterations ----
 
     def take_over(self) -> None:
-        """Puts what has been asked for in place. May be interrupted: the next call goes on. Raises DeviceError if host
-        memory is short after all; then what was asked for is forgotten."""
+        """Apply the pending change, if any. After an interrupt, the next call continues.
+
+        Raises DeviceError if host memory does not suffice after all; the change is dropped then."""
         change = self.asked
         if change is None:
             return
@@ -117,8 +119,10 @@ class Changes:
 
 
 def follow(graph: Graph, first: Graph, program: Program) -> Plan:
-    """A plan for `graph` that starts and ends in the state of `program`, one of the first graph's: the same plan, if
-    the structure is the same, else one that brings in what is away when it is needed."""
+    """Return a plan for `graph` with the boundary state of `program`, a program of the graph `first`.
+
+    It is the same plan if both graphs have the same structure, else one that swaps in each tensor that is off the
+    device when it is needed."""
     plan, persistents = program.sequence.plan, [each.tensor for each in graph.captured.persistents]
     if all(graph.keys[tensor] == tensor for tensor in persistents):
         same = reuse_plan(plan, first.captured.trace, graph.captured.trace)

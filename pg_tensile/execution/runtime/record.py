@@ -1,4 +1,4 @@
-"""What an executor saw: totals of all iterations, and everything of one (compare `simulator.Timeline`)."""
+"""Records of an executor: totals over all iterations, and the details of one (compare `simulator.Timeline`)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from pg_tensile.planning.trace.trace import Int32s, Int64s
 
 
 class Transfer(NamedTuple):
-    """One copy over the link. `tensor`: −1 is one that the graph does not use. `step`: after which it was asked for
-    (passive: before which); −1: before the iteration, at a change of plan or graph. `event`: its place in the plan,
-    −1: in none. Times are µs since the iteration began (at a change: since the change did, and 0 on CUDA)."""
+    """One copy over the link.
+
+    `tensor` is −1 if the graph does not use it. `step` is the step after which the copy was requested (before which, if
+    passive), −1 if before the iteration, at a change of plan or graph. `event` is the index into the plan, −1 if the
+    plan has no event for it. Times are µs since the iteration began (at a change: since the change began; 0 on CUDA).
+    """
 
     tensor: int
     direction: Direction
@@ -28,11 +31,11 @@ class Transfer(NamedTuple):
     passive: bool
     start_us: float
     end_us: float
-    raw_bytes: int  # of the tensor; `bytes` are those moved
+    raw_bytes: int  # of the tensor; `bytes` are the bytes moved
 
 
 class Stall(NamedTuple):
-    """The compute waited `us` for a tensor; before `step` for one that comes in, after it for one that goes out."""
+    """A wait of the compute for a tensor, `us` long: before `step` for a swap-in, after it for a swap-out."""
 
     step: int
     tensor: int
@@ -41,14 +44,14 @@ class Stall(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class IterationRecord:
-    """One iteration of S steps, as it was executed. The tensors of the executor's other graphs count as well."""
+    """One iteration of S steps as it was executed. Resident tensors of the executor's other graphs are counted, too."""
 
     generation: int  # of the plan
-    transition: bool  # the first of its plan, from another state than the plan's own
+    transition: bool  # the iteration started from another state than the plan's own
     footprint: Int64s  # [S]: bytes in the registry after each step
     steps: Int32s  # [S]: the operator executed in each step, by its captured number
     peak_bytes: int
-    device_peak_bytes: int  # with the workspaces known
+    device_peak_bytes: int  # with the known workspaces
     transfers: tuple[Transfer, ...]
     stalls: tuple[Stall, ...]
     passive_swap_ins: int
@@ -58,14 +61,15 @@ class IterationRecord:
     raw_bytes_out: int  # of the tensors moved
     raw_bytes_in: int
     stall_us: float
-    step_us: float  # the whole iteration, the end of all work included
+    step_us: float  # the whole iteration, until the device has completed all work
 
 
 @dataclass
 class Counters:
-    """Totals since the executor was made; `peak_bytes` is the largest footprint, `device_peak_bytes` the largest with
-    the workspaces known. `stall_us` counts recorded iterations only where the device does not tell without being asked
-    (CUDA)."""
+    """Totals since the executor was created.
+
+    `peak_bytes` is the largest footprint, `device_peak_bytes` the largest with the known workspaces. On CUDA, where
+    stalls are only timed on request, `stall_us` counts recorded iterations only."""
 
     iterations: int = 0
     recomputes: int = 0
@@ -81,7 +85,7 @@ class Counters:
     def add(
         self, moved: Iterable[Moved], waited: Iterable[Waited], recomputes: int, peak_bytes: int, device_peak_bytes: int
     ) -> None:
-        """Counts an iteration."""
+        """Add one iteration."""
         self.iterations += 1
         self.recomputes += recomputes
         self.peak_bytes = max(self.peak_bytes, peak_bytes)
@@ -107,9 +111,10 @@ def make_record(
     waited: Sequence[Waited],
     step_us: float,
 ) -> IterationRecord:
-    """The record of an iteration of `sequence`, once the device has filled in the times of its transfers. `samples`:
-    the registry's bytes after each step; `workspace_bytes`: int64[operators]; `numbers`: key of a tensor → its number
-    in the trace."""
+    """Return the record of an iteration of `sequence`, whose transfers the device has completed with times.
+
+    `samples` are the registry's bytes after each step, `workspace_bytes` is int64[operators], and `numbers` maps a
+    tensor's key to its index in the trace."""
     footprint = np.array(samples, np.int64)
     device_peak = int(np.max(footprint + workspace_bytes[sequence.operators]))
     device_peak += staging_bytes(sequence.trace, sequence.plan)

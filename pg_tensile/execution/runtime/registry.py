@@ -1,4 +1,4 @@
-"""What is on the device: the executor's books, held against the budget."""
+"""Registry of the tensors on the device, checked against the budget."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from pg_tensile.errors import OutOfDeviceMemoryError
 
 
 class Registry:
-    """The bytes of every tensor on the device, and of all of them. One executor's, one thread's.
+    """Bytes of each tensor on the device (`resident`, by key) and their sum (`in_use`).
 
-    The executor's loop counts what operators create in `resident` and `in_use` itself, after `check`."""
+    It belongs to one executor and is changed by one thread at a time. For tensors that operators create, the executor's
+    loop updates `resident` and `in_use` itself, after checking the limit."""
 
     def __init__(self, budget_bytes: int | None) -> None:
-        self.wanted_bytes = budget_bytes  # the budget that plans have to keep to
+        self.wanted_bytes = budget_bytes  # the budget that plans must fit; None: no limit
         self._hold_to(budget_bytes)
         self.resident: dict[int, int] = {}
         self.in_use = 0
 
     def change_budget(self, budget_bytes: int) -> None:
-        """Until `settle`, the larger of the old and the new budget is what memory is held against."""
+        """Change the budget. Until `settle`, memory is checked against the larger of the old and the new one."""
         self.wanted_bytes = budget_bytes
         self._hold_to(None if self.budget_bytes is None else max(self.budget_bytes, budget_bytes))
 
     def settle(self) -> None:
-        """After an iteration within the new budget."""
+        """Enforce the new budget from now on, after an iteration within it."""
         if self.budget_bytes != self.wanted_bytes:
             self._hold_to(self.wanted_bytes)
 
@@ -33,20 +34,20 @@ class Registry:
         self.limit: float = float("inf") if budget_bytes is None else budget_bytes
 
     def check(self, requested: int, operator: Callable[[], str]) -> None:
-        """Raises OutOfDeviceMemoryError if that many bytes more exceed the budget; `operator` names who asks."""
+        """Raise OutOfDeviceMemoryError if `requested` more bytes exceed the budget; `operator` returns its label."""
         if self.in_use + requested > self.limit:
             raise OutOfDeviceMemoryError(operator(), requested, self.in_use, self.budget_bytes)
 
     def add(self, tensor: int, size: int, operator: Callable[[], str]) -> None:
-        """Counts a tensor before it is allocated. Raises OutOfDeviceMemoryError as `check` does."""
+        """Register a tensor before it is allocated. Raises OutOfDeviceMemoryError as `check` does."""
         self.check(size, operator)
         self.resident[tensor] = size
         self.in_use += size
 
     def remove(self, tensor: int) -> None:
-        self.in_use -= self.resident.pop(tensor, 0)  # 0: while it is loaded
+        self.in_use -= self.resident.pop(tensor, 0)  # 0 for a tensor that is loaded straight to the host
 
     def replace(self, resident: dict[int, int]) -> None:
-        """Starts again from what is really there."""
+        """Replace all entries by the tensors that are really resident."""
         self.resident = resident
         self.in_use = sum(resident.values())

@@ -1,7 +1,7 @@
-"""The persistent tensors of a job: parameters, buffers, optimizer state, constants, wherever they are at the moment.
+"""Persistent tensors of a job: parameters, buffers, optimizer state and constants, on the device or on the host.
 
-They are loaded straight into the state that the plan starts from, read from their host copies where they are off the
-device, and go back into the model when the executor is closed. Nothing here reads a storage that has been emptied.
+They are loaded directly into the state that the plan starts from, read from their host copies where they are off the
+device, and returned to the model when the executor is closed. Nothing here reads a storage that has been emptied.
 """
 
 from __future__ import annotations
@@ -33,55 +33,59 @@ from pg_tensile.planning.trace.trace import Kind
 
 
 class TrainingState(NamedTuple):
-    """What a job is made of between two steps, in memory of its own on the CPU.
+    """State of a job between two steps, copied to the CPU.
 
-    `model`: as `Module.state_dict()` gives it. `optimizer`: by the parameter's name and the state's key (exp_avg, …),
-    as torch.optim keeps it for that parameter."""
+    `model` is as `Module.state_dict()` returns it. `optimizer` maps the parameter's name and the state's key (exp_avg,
+    …) to the tensor that torch.optim keeps for that parameter."""
 
     model: dict[str, Any]
     optimizer: dict[str, dict[str, torch.Tensor]]
 
 
-Identity = tuple[Kind, str, str, bytes, int]  # the last two for constants: their bytes, and the how many of these
+Identity = tuple[Kind, str, str, bytes, int]  # the last two for constants: digest, and count of earlier equals
 
 
 class Layout(NamedTuple):
-    """A persistent tensor's first value, whatever its number, and the bytes that it takes on the device."""
+    """A persistent tensor's first value, without its index in the trace, and its bytes on the device."""
 
     value: Value
     bytes: int
 
 
 class State:
-    """The persistent tensors of one executor, by key: all that its graphs use, each once. The caller sees to it that no
-    iteration is under way, and that what touches device memory happens in the executor's context."""
+    """The persistent tensors of one executor, by key: all that its graphs use, each once.
+
+    The caller ensures that no iteration is running, and that methods that touch device memory are called in the
+    executor's context."""
 
     def __init__(self, model: nn.Module, device: Device, swapper: Swapper, registry: Registry) -> None:
         self._model = model
         self._device = device
         self._swapper = swapper
         self._registry = registry
-        self._persistents: dict[int, Persistent] = {}  # with the key in place of the number in a trace
+        self._persistents: dict[int, Persistent] = {}  # by key; the field `tensor` is the key as well
         self._layouts: dict[int, Layout] = {}
         self._keys: dict[Identity, int] = {}
-        self._count = 0  # keys that are taken
+        self._count = 0  # the first free key
         self._bound: list[Bound] = []
-        self._brought: list[int] = []  # by `lend`
+        self._brought: list[int] = []  # keys of the tensors that `lend` swapped in
 
     @property
     def sizes(self) -> dict[int, int]:
-        """Key → bytes on the device."""
+        """Bytes on the device of each persistent tensor, by key."""
         return {key: size for key, (_, size) in self._layouts.items()}
 
     def knows(self, key: int) -> bool:
-        """Whether it is a persistent tensor's."""
+        """Return whether `key` is that of a persistent tensor."""
         return key in self._persistents
 
     # ---- loading ----
 
     def number(self, captured: Captured) -> list[int]:
-        """The key of each tensor of a graph: persistent tensors that are here already keep theirs, all others get new
-        ones. Raises ExecutorError for a persistent tensor in another layout than here."""
+        """Return the key of each tensor of a graph.
+
+        Persistent tensors loaded for an earlier graph keep their keys, all other tensors receive new ones. Raises
+        ExecutorError for a persistent tensor whose layout differs from the one loaded."""
         keys = list(range(self._count, self._count + captured.trace.tensor_count))
         for persistent, identity in zip(captured.persistents, _identities(captured), strict=True):
             key = self._keys.get(identity)
@@ -93,9 +97,10 @@ class State:
         return keys
 
     def load(self, graph: Graph, wanted: Boundary, places: Mapping[int, torch.Tensor]) -> None:
-        """Makes the tensors of a graph that are not here yet and puts each where `wanted` has it (keys); `places`: the
-        host copies'. From here on the model's tensors are held. Raises OutOfDeviceMemoryError, and ExecutorError as
-        `bind` does."""
+        """Create a graph's persistent tensors that are not loaded yet, and put each where `wanted` (keys) has it.
+
+        `places` is the host memory for the copies, by key. From here on the model's tensors are held. Raises
+        OutOfDeviceMemoryError, and ExecutorError as `bind` does."""
         captured, values, swapper = graph.captured, graph.values, self._swapper
         new = [each for each in captured.persistents if graph.keys[each.tensor] not in self._persistents]
         bound = {one.persistent.tensor: one for one in bind(captured, new, self._model)}
@@ -131,7 +136,7 @@ class State:
     # ---- reading and writing ----
 
     def _read(self, persistent: Persistent) -> torch.Tensor:
-        """A copy on the CPU, in the layout of the value."""
+        """Return a copy on the CPU, in the layout of the value."""
         tensor, value = persistent.tensor, self._layouts[persistent.tensor].value
         if tensor not in self._swapper.shells:
             copy = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device="cpu")
@@ -141,7 +146,7 @@ class State:
         return torch.empty(0, dtype=value.dtype, device="cpu").set_(storage, value.offset, value.shape, value.stride)
 
     def _write(self, persistent: Persistent, source: torch.Tensor) -> None:
-        """Sets the tensor on the device, its host copy, or both."""
+        """Overwrite the tensor on the device, its host copy, or both."""
         tensor, value = persistent.tensor, self._layouts[persistent.tensor].value
         if tensor not in self._swapper.shells:
             own = self._swapper.value(tensor)
@@ -157,7 +162,7 @@ class State:
             self._set_copy(tensor, bytes_of(self._swapper.storage(tensor)))
 
     def _set_copy(self, tensor: int, raw: torch.Tensor) -> None:
-        """A coded copy is none any more then."""
+        """Overwrite the host copy; a compressed copy is replaced by a plain one."""
         memory = self._swapper.copies[tensor].memory
         memory.copy_(raw)
         self._swapper.copies[tensor] = HostCopy(memory)
@@ -167,7 +172,7 @@ class State:
         with self._lent(copies):
             model = dict(self._model.state_dict())
         own = {copy.untyped_storage()._cdata for copy in copies.values()}
-        for name, value in model.items():  # what the iteration does not use is still the model's
+        for name, value in model.items():  # tensors that no graph uses are still the model's own
             if not (isinstance(value, torch.Tensor) and value.untyped_storage()._cdata in own):
                 model[name] = _copied(value)
         optimizer: dict[str, dict[str, torch.Tensor]] = {}
@@ -177,7 +182,9 @@ class State:
         return TrainingState(model, optimizer)
 
     def write(self, state: TrainingState) -> None:
-        """Raises CheckpointError, having changed nothing that the iteration uses, if the state is not this job's."""
+        """Overwrite weights and optimizer state.
+
+        Raises CheckpointError if the state does not fit this job; no tensor that the graphs use has changed then."""
         states = [p for p in self._persistents.values() if p.kind == Kind.OPTIMIZER_STATE]
         self._check_optimizer(states, state.optimizer)
         copies = {one.persistent.tensor: self._read(one.persistent) for one in self._bound}
@@ -195,7 +202,9 @@ class State:
             self._write(persistent, fresh if saved is None else saved)
 
     def _check_optimizer(self, states: list[Persistent], saved: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
-        """A parameter without any state starts anew, as in torch.optim; half a state is an error."""
+        """Check names, keys and shapes; raise CheckpointError if they do not fit.
+
+        A parameter without any saved state starts afresh, as in torch.optim; an incomplete state is an error."""
         expected = {(persistent.name, persistent.key): persistent for persistent in states}
         for name, keys in saved.items():
             for key, tensor in keys.items():
@@ -213,7 +222,7 @@ class State:
 
     @contextlib.contextmanager
     def _lent(self, tensors: Mapping[int, torch.Tensor]) -> Iterator[None]:
-        """The model is usable, with these tensors (by number in the trace) in the places of its own."""
+        """Make the model usable inside, with `tensors` (by key) in place of its own."""
         try:
             for one in self._bound:
                 one.release()
@@ -226,7 +235,7 @@ class State:
                 one.hold()
 
     def lend(self) -> None:
-        """Brings the model's tensors in and makes the model usable. Raises OutOfDeviceMemoryError, nothing done."""
+        """Swap the model's tensors in and make the model usable. Raises OutOfDeviceMemoryError without any effect."""
         self._brought.clear()
         try:
             for tensor in [one.persistent.tensor for one in self._bound]:
@@ -240,7 +249,7 @@ class State:
             one.release()
 
     def take_back(self) -> None:
-        """The end of `lend`: what was changed in the model meanwhile is kept."""
+        """End what `lend` began; changes made to the model's tensors meanwhile are kept."""
         for one in self._bound:
             own = self._swapper.value(one.persistent.tensor)
             one.release()
@@ -256,7 +265,7 @@ class State:
             self._swapper.empty(self._brought.pop())
 
     def give_back(self) -> None:
-        """Everything goes back into the model, to the devices where it was."""
+        """Give all parameters and buffers back to the model, on the devices where they were."""
         while self._bound:
             one = self._bound[-1]
             tensor = one.persistent.tensor
@@ -270,7 +279,7 @@ class State:
 
 
 def optimizer_state_dict(state: TrainingState, model: nn.Module, spec: StepSpec) -> dict[str, Any]:
-    """The optimizer's state as `state_dict()` of eager.py's optimizer for `model` has it."""
+    """Return the optimizer state in the form of `state_dict()` of eager.py's optimizer for `model`."""
     result = make_optimizer(model, spec.optimizer).state_dict()
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     result["state"] = {place: state.optimizer[name] for place, name in enumerate(names) if name in state.optimizer}
@@ -278,7 +287,7 @@ def optimizer_state_dict(state: TrainingState, model: nn.Module, spec: StepSpec)
 
 
 def training_state(model: nn.Module, optimizer: Optimizer) -> TrainingState:
-    """The state of a job that eager.py has trained, in memory of its own on the CPU."""
+    """Return the state of a job that eager.py has trained, copied to the CPU."""
     weights = {name: _copied(value) for name, value in model.state_dict().items()}
     states = {
         name: {key: _copied(value) for key, value in optimizer.state[parameter].items()}
@@ -298,7 +307,9 @@ def _layout(captured: Captured, persistent: Persistent) -> Layout:
 
 
 def _identities(captured: Captured) -> list[Identity]:
-    """By what a persistent tensor is recognised in another graph: its name, or a constant's layout and bytes."""
+    """Return the identity by which each persistent tensor is recognised in another graph.
+
+    It consists of kind, name and key, and for a constant of a digest of its layout and bytes."""
     seen: Counter[Identity] = Counter()
     identities = []
     for persistent in captured.persistents:

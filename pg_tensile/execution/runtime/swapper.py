@@ -1,11 +1,11 @@
-"""Moves tensors between device and host memory (the Swap Executor of TENSILE, section III).
+"""Swapper: moves tensors between device and host memory (the Swap Executor of TENSILE, section III).
 
-A tensor is one storage. Swapped out, its bytes lie in host memory and its storage is emptied, but the storage object
-and the values on it (views, all of the same storage) are kept in a `Shell`; swapped in, the storage is filled again, so
-every value is what it was. While a tensor is away its values are taken out of the executor's list: what reads it
-nevertheless fails and does not touch freed memory.
+A tensor is one storage. When it is swapped out, its bytes are copied to host memory and its storage is emptied, but the
+storage object and the values on it (views, all of the same storage) are kept in a `Shell`; a swap-in fills the storage
+again, so every value is what it was. While a tensor is off the device, its values are removed from the executor's list:
+an operator that reads it nevertheless fails, instead of touching freed memory.
 
-An executor's graphs have a list of values each; a tensor that several of them use has values in all of their lists.
+Each graph of an executor has a list of values; a tensor that several graphs use has values in each of their lists.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from pg_tensile.planning.device.profile import Direction
 
 
 class Shell(NamedTuple):
-    """An emptied storage and the values on it, by place; None: a view that nobody has made yet."""
+    """An emptied storage and the values on it, in the order of `Swapper.places`; None is a view not created yet."""
 
     storage: torch.UntypedStorage
     values: tuple[Any, ...]
 
 
 class Moved(NamedTuple):
-    """A transfer of the iteration. `step`: after which it was asked for (before which, if it is passive); −1: before
-    the iteration, at a change of plan."""
+    """A transfer of the iteration. `step` is the step after which it was requested (before which, if passive), −1 if
+    before the iteration, at a change of plan; `event` is the index into the plan, −1 if none."""
 
     step: int
     tensor: int
@@ -41,7 +41,7 @@ class Moved(NamedTuple):
 
 
 class Waited(NamedTuple):
-    """A wait for a transfer. `step`: before which (IN), after which (OUT)."""
+    """A wait for a transfer, before `step` for a swap-in, after it for a swap-out; −1 as in `Moved`."""
 
     step: int
     tensor: int
@@ -49,28 +49,30 @@ class Waited(NamedTuple):
 
 
 class Swapper:
-    """Where the tensors of one executor are. `places`: for each tensor, by key, the slots of its values in the lists of
-    the graphs; the first of them shows the whole storage's object."""
+    """Location of each tensor of one executor, and its transfers.
+
+    `places` maps each tensor's key to the positions (list, slot) of its values in the lists of the graphs; the first is
+    the value from which the storage is taken."""
 
     def __init__(self, device: Device, registry: Registry) -> None:
         self._device = device
         self._registry = registry
         self.places: dict[int, list[tuple[list[Any], int]]] = {}
-        self._unmade: dict[int, list[Callable[[], None]]] = {}  # make a graph's views, once the tensor is there
+        self._unmade: dict[int, list[Callable[[], None]]] = {}  # create a graph's views once the tensor is resident
         self.copies: dict[int, HostCopy] = {}  # tensor → its current host copy
-        self.shells: dict[int, Shell] = {}  # tensors that are away
-        self.moved: list[Moved] = []  # in this step
+        self.shells: dict[int, Shell] = {}  # tensors off the device that come back
+        self.moved: list[Moved] = []  # in this iteration
         self.waited: list[Waited] = []
-        self.looks: dict[int, Look] | None = None  # at what is copied out, by tensor; None: nobody looks
-        self._under_way: dict[int, tuple[Transfer, HostCopy]] = {}  # with the end that is on the host
+        self.looks: dict[int, Look] | None = None  # samples of what is copied out, by tensor; None: not sampled
+        self._under_way: dict[int, tuple[Transfer, HostCopy]] = {}  # in flight, with the copy on the host
 
     def forget_transfers(self) -> None:
-        """A step begins."""
+        """Forget the transfers of the last iteration, when the next one begins."""
         self.moved.clear()
         self.waited.clear()
 
     def join(self, tensor: int, values: list[Any], slots: Sequence[int], make_views: Callable[[], None]) -> None:
-        """Another graph uses a tensor that is there already. `make_views` fills all slots but the first from that."""
+        """Add the slots of another graph that uses a tensor; `make_views` fills all but the first from that one."""
         base = self.value(tensor)
         shell = self.shells.get(tensor)
         self.places[tensor] += [(values, slot) for slot in slots]
@@ -82,26 +84,26 @@ class Swapper:
             self._unmade.setdefault(tensor, []).append(make_views)
 
     def value(self, tensor: int) -> torch.Tensor:
-        """The first value of a tensor, on an empty storage if it is away."""
+        """Return the first value of a tensor; its storage is empty if the tensor is off the device."""
         shell = self.shells.get(tensor)
         values, slot = self.places[tensor][0]
         found: torch.Tensor = values[slot] if shell is None else shell.values[0]
         return found
 
     def storage(self, tensor: int) -> torch.UntypedStorage:
-        """The storage of a tensor, empty if it is away."""
+        """Return the storage of a tensor, empty if the tensor is off the device."""
         return self.value(tensor).untyped_storage()
 
-    # ---- going ----
+    # ---- swap out ----
 
     def drop(self, tensor: int) -> None:
-        """Frees a tensor for good: nothing refers to its storage afterwards."""
+        """Free a tensor for good: no value refers to its storage afterwards."""
         for values, slot in self.places[tensor]:
             values[slot] = None
         self._registry.remove(tensor)
 
     def empty(self, tensor: int) -> None:
-        """Frees the memory of a tensor that comes back from its host copy."""
+        """Free the device memory of a tensor that is swapped in again later."""
         storage = self.storage(tensor)
         places = self.places[tensor]
         self.shells[tensor] = Shell(storage, tuple(values[slot] for values, slot in places))
@@ -113,8 +115,8 @@ class Swapper:
     def copy_out(
         self, tensor: int, target: torch.Tensor, step: int = -1, event: int = -1, delay_us: int = 0, codec: int = 0
     ) -> None:
-        """Starts a copy to `target` in host memory, coded if `codec` is not 0. The tensor may be read, and neither
-        written nor freed, until `wait_out`."""
+        """Start a copy to `target` in host memory, compressed if `codec` is not 0. Until `wait_out` the tensor may be
+        read, but neither written nor freed."""
         self.copies.pop(tensor, None)
         value, look = self.value(tensor), None
         chunks = Chunks.of(codec, value) if codec else None
@@ -125,23 +127,23 @@ class Swapper:
         self.moved.append(Moved(step, tensor, event, transfer, False))
 
     def wait_out(self, tensor: int, step: int = -1) -> None:
-        """Waits for the copy, which is the current one from here on."""
+        """Wait for the copy out, which becomes the tensor's current host copy."""
         transfer, copy = self._under_way[tensor]
         self._device.wait(transfer)
         del self._under_way[tensor]
         self.copies[tensor] = copy
         self.waited.append(Waited(step, tensor, transfer))
 
-    # ---- coming ----
+    # ---- swap in ----
 
     def allocate(self, tensor: int, operator: Callable[[], str]) -> None:
-        """Makes room for a tensor that is away. Raises OutOfDeviceMemoryError that names `operator`."""
+        """Allocate device memory for a tensor to be swapped in. Raises OutOfDeviceMemoryError that names `operator`."""
         size = self.copies[tensor].memory.numel()
         self._registry.add(tensor, size, operator)
         self.shells[tensor].storage.resize_(size)
 
     def copy_in(self, tensor: int, step: int = -1, event: int = -1, delay_us: int = 0, passive: bool = False) -> None:
-        """Starts the copy into the room made by `allocate`."""
+        """Start the copy into the device memory that `allocate` provided."""
         source = self.copies[tensor]
         target = bytes_of(self.shells[tensor].storage)
         transfer = self._device.copy_in(source.memory, target, delay_us, source.chunks)
@@ -149,7 +151,7 @@ class Swapper:
         self.moved.append(Moved(step, tensor, event, transfer, passive))
 
     def wait_in(self, tensor: int, step: int = -1) -> None:
-        """Waits for the copy; the tensor's values are there from here on."""
+        """Wait for the copy in, and restore the tensor's values."""
         transfer, _ = self._under_way[tensor]
         self._device.wait(transfer)
         del self._under_way[tensor]
@@ -157,8 +159,8 @@ class Swapper:
         self.waited.append(Waited(step, tensor, transfer))
 
     def _fill(self, tensor: int) -> None:
-        """In an order in which an interrupt at any point loses no view: the tensor counts as away until all are made,
-        and making them again does no harm."""
+        """Restore the values of a tensor, in an order in which an interrupt at any point loses no view: the tensor has
+        its shell until all views are made, and making them twice does no harm."""
         for (values, slot), value in zip(self.places[tensor], self.shells[tensor].values, strict=True):
             values[slot] = value
         for make_views in self._unmade.get(tensor, ()):
@@ -167,7 +169,7 @@ class Swapper:
         self._unmade.pop(tensor, None)
 
     def bring_in(self, tensor: int, operator: Callable[[], str], step: int = -1) -> None:
-        """A passive swap-in: what is not there is brought in while the compute waits."""
+        """Swap a tensor in passively, that is, while the compute waits."""
         self.allocate(tensor, operator)
         self.copy_in(tensor, step, passive=True)
         self.wait_in(tensor, step)
@@ -175,15 +177,16 @@ class Swapper:
     # ---- the end ----
 
     def clear(self) -> None:
-        """Forgets every tensor."""
+        """Forget every tensor."""
         for tensors in (self.places, self._unmade, self.copies, self.shells):
             tensors.clear()
 
     # ---- after a failure ----
 
     def settle(self) -> None:
-        """Brings every transfer under way to an end, and every tensor to a place: either on the device or away with a
-        host copy. What failed to come in is away, what failed to go out is on the device."""
+        """Complete every transfer in flight, and leave every tensor either resident or swapped out.
+
+        After a failed swap-in a tensor is swapped out, after a failed copy out it is resident."""
         for tensor in tuple(self._under_way):
             transfer, _ = self._under_way.pop(tensor)
             try:
@@ -199,5 +202,5 @@ class Swapper:
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """The whole storage as uint8[bytes]."""
+    """Return the whole storage as uint8[bytes]."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -1,8 +1,8 @@
-"""Holds the first real execution against the trace (operators whose fake size is not the real one).
+"""Check of the first real execution against the trace.
 
-The trace was made on fake tensors. Sizes and aliasing that differ in reality would make every plan wrong, so the first
-iteration looks at what each operator creates. A difference fails with the operator's name, except for the sizes that
-capturing knows to be unknown: those are collected, and the trace is corrected by them.
+The trace was captured with fake tensors. If real sizes or aliasing differed, every plan would be wrong, so the first
+iteration checks the tensors that each operator creates. A difference raises an error that names the operator, except
+for sizes that capturing has marked as unknown: those are collected, and the trace is corrected by them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pg_tensile.execution.runtime.swapper import Swapper
 
 
 class Verifier:
-    """Checks one iteration of a graph. `sizes`: the real bytes of tensors in `captured.unknown_sizes`."""
+    """Check of one iteration of a graph. `sizes`: real bytes of the tensors in `captured.unknown_sizes` that differ."""
 
     def __init__(self, graph: Graph, device: torch.device, registry: Registry, swapper: Swapper) -> None:
         self.sizes: dict[int, int] = {}
@@ -30,11 +30,13 @@ class Verifier:
         self._registry = registry
         persistents = [persistent.tensor for persistent in graph.captured.persistents]
         self._addresses = {tensor: swapper.storage(graph.keys[tensor])._cdata for tensor in persistents}
-        self._owners = {address: tensor for tensor, address in self._addresses.items()}  # of the storage object
+        self._owners = {address: tensor for tensor, address in self._addresses.items()}  # storage object → tensor
 
     def check(self, operator: int, created: Iterable[int]) -> int:
-        """Looks at what an operator has created (keys), and that it is registered with its real size. Returns the bytes
-        that it is larger than in the trace. Raises CaptureError."""
+        """Check the tensors (keys) that an operator has created, and register corrected sizes.
+
+        Returns by how many bytes they are larger than in the trace (negative if smaller). Raises CaptureError if they
+        differ otherwise."""
         more = 0
         for tensor in map(self._numbers.__getitem__, created):
             storages = {self._check_slot(operator, slot).untyped_storage()._cdata for slot in self._slots[tensor]}
@@ -63,7 +65,7 @@ class Verifier:
     def _check_size(self, operator: int, tensor: int) -> int:
         value = self._values[self._slots[tensor][0]]
         if value.device != self._device:
-            return 0  # a scalar that the host reads: not in the device's memory
+            return 0  # a scalar that the host reads, not in device memory
         real, traced = value.untyped_storage().nbytes(), int(self._captured.trace.tensor_bytes[tensor])
         if real == traced:
             return 0
@@ -80,7 +82,7 @@ class Verifier:
 
 
 def _same_strides(value: torch.Tensor, expected: tuple[int, ...]) -> bool:
-    """Strides of dimensions of size 1, and of empty tensors, mean nothing."""
+    """Compare strides, except for dimensions of size 1 and empty tensors, where they have no meaning."""
     return value.numel() == 0 or all(
         size == 1 or stride == wanted
         for size, stride, wanted in zip(value.shape, value.stride(), expected, strict=True)

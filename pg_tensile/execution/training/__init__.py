@@ -1,1 +1,1 @@
-"""Training runs: the loop, its steps, checkpoints; and predictions within a memory budget."""
+"""Training runs (the loop, its steps and checkpoints) and predictions within a memory budget."""

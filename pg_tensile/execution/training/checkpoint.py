@@ -1,8 +1,9 @@
-"""Everything a training run is made of, as one safetensors file (never pickle) and a small JSON `meta`.
+"""Checkpoints: the complete state of a training run, as one safetensors file (never pickle) and a small JSON `meta`.
 
 Tensors: `model.*` (parameters and buffers), `optimizer.<parameter>.<name>`, `best.*` (the best epoch's model, with
-early stopping), `rng.*` (states of torch's, CUDA's, numpy's and Python's global generators) and what the trainer adds.
-Meta: where the run is, and what it must agree with to go on. The same encoding without prefixes is a version's weights.
+early stopping), `rng.*` (states of the global generators of torch, CUDA, numpy and Python) and those that the trainer
+adds. Meta: the position of the run, and the values that have to agree for it to be resumed. The weights of a version
+have the same encoding, without prefixes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pg_tensile.errors import ArchitectureError, CheckpointError
 
 @dataclass
 class Checkpoint:
-    """A run's state. `meta` is JSON."""
+    """State of a run; `meta` is JSON."""
 
     meta: dict[str, Any]
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -36,17 +37,17 @@ class Checkpoint:
         return {name.removeprefix(start): tensor for name, tensor in self.tensors.items() if name.startswith(start)}
 
     def to_bytes(self) -> bytes:
-        """The tensors; `meta` travels beside them."""
+        """Return the tensors as bytes; `meta` has to be stored separately."""
         return to_bytes(self.tensors)
 
     @staticmethod
     def from_bytes(data: bytes, meta: dict[str, Any]) -> Checkpoint:
-        """Raises CheckpointError if `data` is not a safetensors file."""
+        """Return the checkpoint with these tensors. Raises CheckpointError if `data` is not a safetensors file."""
         return Checkpoint(meta, from_bytes(data))
 
 
 def to_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    """One safetensors file. Tied tensors are stored once for each name."""
+    """Return the tensors as one safetensors file. Tied tensors are stored once for each name."""
     copies = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     seen: set[int] = set()
     for name, tensor in copies.items():
@@ -64,7 +65,7 @@ def from_bytes(data: bytes) -> dict[str, Tensor]:
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name; raises ArchitectureError for models that keep other state."""
+    """Return parameters and buffers by name. Raises ArchitectureError if the model has other state."""
     state = model.state_dict()
     for name, value in state.items():
         if not isinstance(value, Tensor):
@@ -74,7 +75,7 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Raises CheckpointError if names or shapes are not the model's."""
+    """Load the weights into the model. Raises CheckpointError if names or shapes are not the model's."""
     try:
         model.load_state_dict(tensors)
     except RuntimeError as error:
@@ -82,7 +83,7 @@ def load_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
 
 
 def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state, by number of parameter and name."""
+    """Return the optimizer's state, with keys "number.name": the number of the parameter and the name of the state."""
     state = optimizer.state_dict()["state"]
     return {
         f"{number}.{name}": value
@@ -101,14 +102,14 @@ def load_optimizer(optimizer: Optimizer, tensors: Mapping[str, Tensor]) -> None:
 
 
 def seed_generators(seed: int) -> None:
-    """Seeds the global generators of torch, CUDA, numpy and Python."""
+    """Seed the global generators of torch, CUDA, numpy and Python."""
     torch.manual_seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
     random.seed(seed)
 
 
 def generator_states(checkpoint: Checkpoint) -> None:
-    """Puts the states of all global generators into the checkpoint."""
+    """Store the states of all global generators in the checkpoint."""
     _, keys, position, has_gauss, gauss = np.random.get_state()
     version, words, python_gauss = random.getstate()
     tensors = {
@@ -126,7 +127,7 @@ def generator_states(checkpoint: Checkpoint) -> None:
 
 
 def restore_generators(checkpoint: Checkpoint) -> None:
-    """Sets all global generators to the states in the checkpoint."""
+    """Restore all global generators to their states in the checkpoint."""
     tensors, meta = checkpoint.get("rng"), checkpoint.meta["rng"]
     position, has_gauss, gauss = meta["numpy"]
     np.random.set_state(("MT19937", tensors["numpy"].numpy().astype(np.uint32), position, has_gauss, gauss))

@@ -1,8 +1,8 @@
-"""When a run makes its checkpoints: often enough that little is lost, and so rarely that they cost little.
+"""Schedule of a run's checkpoints, which bounds both the work that can be lost and the time spent on them.
 
-A checkpoint is due `interval_s` seconds after the one before was written, but not before PAUSE times as long as that
-one took has passed: writing takes no more than one part in PAUSE + 1 of a run's time, however large the model is and
-however slow the disk. So a run that dies loses no more than the longer of the two pauses, the writing and a step.
+A checkpoint is due `interval_s` seconds after the previous one was written, but not before PAUSE times the duration of
+that write has passed: writing takes at most 1/(PAUSE + 1) of a run's time, whatever the size of the model and the speed
+of the disk. So a run that fails loses at most the longer of the two pauses, the time of a write and a step.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import math
 import time
 from collections.abc import Callable
 
-PAUSE = 20  # times what writing took: at most 4.8 % of the time is spent on it
+PAUSE = 20  # multiple of the duration of a write: at most 4.8 % of the time is spent on writing
 
 
 class CheckpointSchedule:
-    """The schedule of one run; `clock` gives seconds. Interval 0: a checkpoint is due as soon as its cost allows."""
+    """Schedule of one run; `clock` returns seconds. Interval 0: a checkpoint is due as soon as its cost allows."""
 
     def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._interval_s = interval_s
@@ -25,18 +25,18 @@ class CheckpointSchedule:
 
     @property
     def due(self) -> bool:
-        """A checkpoint should be made now; false while one is being written."""
+        """Whether a checkpoint should be made now; false while one is being written."""
         return self._clock() >= self._due_at
 
     def start(self) -> None:
-        """The run begins: what a checkpoint will cost is not known yet."""
+        """Start the schedule: the first checkpoint is due after the interval, as its cost is not known yet."""
         self._due_at = self._clock() + self._interval_s
 
     def begin(self) -> None:
-        """A checkpoint is being made from now on."""
+        """Note that making a checkpoint begins now."""
         self._began = self._clock()
         self._due_at = math.inf
 
     def written(self, at: float) -> None:
-        """The checkpoint that was begun last has been stored for good since `at`, on the same clock."""
+        """Note that the checkpoint begun last has been stored durably at the time `at`, on the same clock."""
         self._due_at = at + max(self._interval_s, PAUSE * (at - self._began))

@@ -1,11 +1,11 @@
-"""The graphs of a job: the training step and the evaluation, one for each batch size that its data makes.
+"""Graphs of a job: training step and evaluation, one for each batch size that its data requires.
 
-An epoch has batches of one size and a smaller last one (batches.py), validation likewise. A job is admitted, planned
-and executed as these graphs; they share its parameters, buffers and optimizer state.
+An epoch has batches of one size and a last one of another size (batches.py), validation likewise. A job is admitted,
+planned and executed as these graphs, which share its parameters, buffers and optimizer state.
 
-Validation takes larger batches than training where it may: as large as its memory stays below what any plan for
-training needs, so that whatever plan a job gets, validation fits. That depends on model and data alone, never on plan
-or budget, because the sums of another batch size differ in their last bits.
+Batches of validation are larger than those of training as long as their memory does not exceed the least memory of any
+plan for training, so that validation fits whatever the plan of the job. Their size depends on model and data alone,
+never on plan or budget, because the sums of another batch size differ in their last bits.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.trace.trace import Trace
 
-EVALUATION_ROWS = 4096  # a batch for evaluation, if that many rows are small
+EVALUATION_ROWS = 4096  # limits of an evaluation batch, unless the training batch is larger
 EVALUATION_BYTES = 4 << 20
 
 
 class Sizes(NamedTuple):
-    """What a job's batches look like: rows to train on and to validate with, and what one row is. `row`: shape and type
-    of each array of features, the target last."""
+    """Sizes of a job's data: numbers of rows for training and validation, and the layout of a row.
+
+    `row`: shape and type of each array of features, the target last."""
 
     training_rows: int
     validation_rows: int
@@ -49,9 +50,11 @@ class Sizes(NamedTuple):
 
 
 class Graphs(NamedTuple):
-    """The graphs of one job. None: its data makes no such batch. Training graphs return loss and outputs [rows,
-    outputs] of the model, with updates moved up (early_update.py); evaluations the same, in eval mode. `others`: steps
-    of other numbers of rows, which only the first epoch has."""
+    """Graphs of one job; a field is None if the data has no such batch.
+
+    Training graphs return the loss and the model's outputs [rows, outputs], with updates moved up (early_update.py);
+    evaluations return the same, in eval mode. `others` are training steps with other numbers of rows, which occur only
+    in the first epoch."""
 
     train: Captured
     train_last: Captured | None
@@ -60,7 +63,7 @@ class Graphs(NamedTuple):
     others: tuple[Captured, ...] = ()
 
     def named(self) -> dict[str, Captured]:
-        """Those that there are, `train` first."""
+        """Return the existing graphs by name, `train` first."""
         graphs = dict(zip(self._fields[:4], self[:4], strict=True))
         graphs |= {f"train_{rows_of(graph)}": graph for graph in self.others}
         return {name: graph for name, graph in graphs.items() if graph is not None}
@@ -69,7 +72,7 @@ class Graphs(NamedTuple):
         return {name: graph.trace for name, graph in self.named().items()}
 
     def with_traces(self, traces: Mapping[str, Trace]) -> Graphs:
-        """The same with other latencies and workspaces."""
+        """Return the graphs with other traces (other sizes, latencies and workspaces) for those named."""
         graphs = self.named()
         graphs |= {name: replace(graphs[name], trace=trace) for name, trace in traces.items()}
         first = {name: graphs.pop(name) for name in self._fields[:4] if name in graphs}
@@ -77,23 +80,24 @@ class Graphs(NamedTuple):
 
     @property
     def evaluation_rows(self) -> int | None:
-        """Rows of a batch for evaluation."""
+        """Rows of an evaluation batch, or None if there is no evaluation."""
         return None if self.evaluate is None else rows_of(self.evaluate)
 
     @property
     def least_bytes(self) -> int:
-        """The smallest device memory that there are plans for all of them with."""
+        """Smallest device memory (bytes) for which all graphs have plans."""
         return max(least_bytes(graph.trace) for graph in self.named().values())
 
 
 def rows_of(captured: Captured) -> int:
-    """Rows of a graph's batch."""
+    """Return the number of rows in a graph's batch."""
     return captured.values[captured.inputs[0]].shape[0]
 
 
 def capture_graphs(model: nn.Module, settings: Settings, task: Task, sizes: Sizes, device: torch.device) -> Graphs:
-    """Captures every graph of the job for a device of this type; nothing is computed and the model stays as it is.
-    Raises ArchitectureError, TrainingError, CaptureError, each with a hint, and DeviceError."""
+    """Capture every graph of the job for a device of this type; nothing is computed and the model stays unchanged.
+
+    Raises ArchitectureError, TrainingError, CaptureError and DeviceError."""
     spec = step_spec(settings, task)
     first, last = _training_rows(sizes, settings)
     check_model(model, first)
@@ -111,7 +115,9 @@ def capture_graphs(model: nn.Module, settings: Settings, task: Task, sizes: Size
 
 
 def capture_lead(model: nn.Module, settings: Settings, task: Task, sizes: Sizes, device: torch.device) -> Graphs:
-    """The graphs of the steps of `settings.lead` alone, the largest first. Raises as `capture_graphs` does."""
+    """Capture only the training steps of `settings.lead`, the largest one as `train`.
+
+    Raises the errors of `capture_graphs`."""
     spec = step_spec(settings, task)
     rows = sorted(set(settings.lead), reverse=True)
     check_model(model, rows[-1])
@@ -121,7 +127,7 @@ def capture_lead(model: nn.Module, settings: Settings, task: Task, sizes: Sizes,
 
 
 def lead_rest(sizes: Sizes, settings: Settings) -> set[int]:
-    """Rows of the batches that the first epoch has after its lead; none without a lead."""
+    """Return the numbers of rows of the first epoch's batches after its lead; empty without a lead."""
     if not settings.lead:
         return set()
     steps, last = division(sizes.training_rows - sum(settings.lead), settings.batch_size)
@@ -129,8 +135,9 @@ def lead_rest(sizes: Sizes, settings: Settings) -> set[int]:
 
 
 def evaluation_rows(model: nn.Module, settings: Settings, task: Task, sizes: Sizes, device: torch.device) -> int:
-    """Rows of a batch for evaluation: those of `capture_graphs`, for a run without plans, too, so that its metrics are
-    the same. Of a model that cannot be captured, which never has a plan: as many as may be. Raises DeviceError."""
+    """Return the rows of an evaluation batch for a run without plans: as in `capture_graphs`, for the same metrics.
+
+    For a model that cannot be captured, which never has a plan, it is the largest size allowed. Raises DeviceError."""
     if not sizes.validation_rows:
         return settings.batch_size
     spec = step_spec(settings, task)
@@ -145,13 +152,15 @@ def evaluation_rows(model: nn.Module, settings: Settings, task: Task, sizes: Siz
 
 
 def capture_step(model: nn.Module, settings: Settings, task: Task, sizes: Sizes, device: torch.device) -> Captured:
-    """The training step alone, of a whole batch of `settings.batch_size`. Raises as `capture_graphs` does."""
+    """Capture only the training step of a whole batch of `settings.batch_size`. Raises CaptureError, DeviceError."""
     with _taking_tensors(model):
         return _train(model, step_spec(settings, task), sizes, settings.batch_size, device)
 
 
 def state_bytes(model: nn.Module, settings: Settings) -> int:
-    """Of parameters, buffers, gradients and optimizer state: what a run without a plan holds besides activations."""
+    """Return the bytes of parameters, buffers, gradients and optimizer state.
+
+    A run without a plan holds these besides its activations."""
     tensors = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     copies = 3 if settings.optimizer != "sgd" else 2 if settings.momentum else 1
@@ -159,7 +168,7 @@ def state_bytes(model: nn.Module, settings: Settings) -> int:
 
 
 def step_spec(settings: Settings, task: Task) -> StepSpec:
-    """The training step that the settings mean."""
+    """Return the specification of the training step with these settings."""
     momentum = settings.momentum
     optimizer = OptimizerSpec(settings.optimizer, settings.learning_rate, weight_decay=settings.weight_decay)
     if settings.optimizer == "sgd":
@@ -170,7 +179,7 @@ def step_spec(settings: Settings, task: Task) -> StepSpec:
 
 
 def loss_function(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
-    """Mean loss of outputs [rows, outputs] against the encoded target [rows]."""
+    """Return the loss function: the mean loss of outputs [rows, outputs] against the encoded target [rows]."""
     if task == Task.MULTICLASS:
         return F.cross_entropy
     function = F.mse_loss if task == Task.REGRESSION else F.binary_cross_entropy_with_logits
@@ -178,7 +187,7 @@ def loss_function(task: Task) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _training_rows(sizes: Sizes, settings: Settings) -> tuple[int, int]:
-    """Rows of an epoch's first batch and of its last one."""
+    """Return the numbers of rows of an epoch's first batch and of its last one."""
     steps, last = division(sizes.training_rows, settings.batch_size)
     return settings.batch_size if steps > 1 else last, last
 
@@ -196,7 +205,9 @@ def _evaluate(model: nn.Module, spec: StepSpec, sizes: Sizes, rows: int, device:
 def _largest_evaluation(
     model: nn.Module, spec: StepSpec, sizes: Sizes, batch_size: int, least: int, device: torch.device
 ) -> Captured | None:
-    """Of the largest doubling of the batch size that takes at most `least` bytes without a plan; None without rows."""
+    """Capture the evaluation of the largest doubling of the batch size that needs at most `least` bytes without a plan.
+
+    The batch size itself is accepted whatever it needs. Returns None if there are no validation rows."""
     chosen: Captured | None = None
     for rows in evaluation_sizes(sizes, batch_size):
         captured = _evaluate(model, spec, sizes, rows, device)
@@ -207,7 +218,7 @@ def _largest_evaluation(
 
 
 def evaluation_sizes(sizes: Sizes, batch_size: int) -> Iterator[int]:
-    """The batch sizes that evaluation may have, ascending; none larger than there are rows."""
+    """Yield the batch sizes that evaluation may have, ascending; none exceeds the number of validation rows."""
     row_bytes = sum(tensor.nbytes for tensor in _example(sizes, 1))
     limit = min(EVALUATION_ROWS, EVALUATION_BYTES // max(row_bytes, 1))
     rows, before = batch_size, 0
@@ -217,20 +228,22 @@ def evaluation_sizes(sizes: Sizes, batch_size: int) -> Iterator[int]:
 
 
 def _example(sizes: Sizes, rows: int) -> Sequence[Tensor]:
-    """Tensors in the layout of a batch: features, then the target."""
+    """Return uninitialised tensors in the layout of a batch: features, then the target."""
     return [torch.from_numpy(np.empty((rows, *shape), dtype)) for shape, dtype in sizes.row]
 
 
 @contextmanager
 def _taking_tensors(model: nn.Module) -> Iterator[None]:
-    """The model takes the arrays of its features one by one, as capturing gives them, under its own names."""
+    """Make the model accept the tensors of its features one by one, as capturing passes them.
+
+    Replacing `forward` rather than wrapping the model keeps the names of its parameters."""
     forward = model.forward
 
     def flat(*tensors: Tensor) -> Tensor:
         try:
             outputs: Tensor = forward(Features.from_flat(tensors))
             return outputs
-        except ArchitectureError as error:  # of a user's model: capturing explains what is behind it
+        except ArchitectureError as error:  # of a user's model: capturing explains its cause
             raise error.__cause__ or error from None
 
     vars(model)["forward"] = flat

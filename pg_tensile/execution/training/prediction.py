@@ -1,10 +1,9 @@
-"""Prediction within a memory budget: a model whose weights are never on the device all at once (SwapAdvisor,
-section 6.3).
+"""Prediction within a memory budget, for models whose weights exceed the device (SwapAdvisor, section 6.3).
 
-A `Served` model is captured as a forward graph for each batch size that it is asked for, planned within the device's
-budget and executed under these plans. Between two predictions its weights lie where the plan's boundary has them: those
-that stay on the device there, all others in host memory, where they are loaded to in the first place. No weight
-changes, so what streams through the device is copied in and then dropped.
+A `Served` model is captured as a forward graph for each batch size that is requested, planned within the device's
+budget and executed under these plans. Between two predictions its weights are in the boundary state of the plan: some
+stay on the device, all others are in host memory, into which they were loaded. No weight changes, so a weight that is
+streamed through the device is swapped in and then released without a copy.
 """
 
 from __future__ import annotations
@@ -32,8 +31,10 @@ from pg_tensile.planning.trace.trace import Trace
 
 
 def plan_within(trace: Trace, profile: DeviceProfile, budget_bytes: int | None) -> Candidate:
-    """The fastest plan known for an iteration that repeats, by the simulator: none where everything fits, else one that
-    `joint` makes or one that streams. Raises ModelRefusedError with the least bytes that there is a plan for."""
+    """Return the plan whose repeated iteration the simulator finds fastest within the budget.
+
+    It is the vanilla plan if everything fits or `budget_bytes` is None, else the faster one of `joint`'s and the
+    streaming plan. Raises ModelRefusedError with the least bytes for which there is a plan."""
     planner = JobPlanner(trace, profile)
     if budget_bytes is None or planner.vanilla.device_peak_bytes <= budget_bytes:
         return planner.vanilla
@@ -44,19 +45,19 @@ def plan_within(trace: Trace, profile: DeviceProfile, budget_bytes: int | None) 
 
 
 class _Planned(NamedTuple):
-    """The graph of one batch size and how it is executed."""
+    """The graph of one batch size, and the plan under which it is executed."""
 
     captured: Captured
     candidate: Candidate
 
 
 class Served:
-    """A model that predicts on `device` within its budget, batches of at most `most_rows` rows.
+    """A model that predicts on `device` within its budget, in batches of at most `most_rows` rows.
 
-    `model` takes tensors [rows, …] and returns one tensor [rows, …], each row of which depends on the same row of its
-    inputs alone; it belongs to the Served until `close`. `example`: tensors like its inputs, of any number of rows.
-    `device` stays the caller's; all of its budget is the Served's. Raises ModelRefusedError if there is no plan for a
-    single row, CaptureError for a model that cannot be a static graph, DeviceError.
+    `model` takes tensors [rows, …] and returns one tensor [rows, …], each row of which depends only on the same row of
+    its inputs; it must not be used elsewhere until `close`. `example`: tensors like its inputs, with any number of
+    rows. The caller keeps and closes `device`, but its whole budget is used here. Raises ModelRefusedError if there is
+    no plan for a single row, CaptureError if the model cannot be a static graph, DeviceError.
 
     >>> with closing(HostDevice(profile, 60_000_000)) as device, closing(Served(model, [image], device)) as served:
     ...     outputs = served.predict([image])
@@ -77,10 +78,12 @@ class Served:
     # ---- predicting ----
 
     def predict(self, inputs: Sequence[Tensor]) -> Tensor:
-        """The model's output [rows, …], in host memory. The rows are executed in batches of a power of two of rows, the
-        largest that fits the budget and is needed; the last one is filled up with zeros. The bits are those of the
-        model executed in one piece on such a batch. Raises what an operator raises, and as the constructor does for a
-        batch size that comes for the first time; the model can be used all the same."""
+        """Return the model's output [rows, …], in host memory.
+
+        The rows are executed in batches whose size is a power of two: the smallest that holds all remaining rows or, if
+        that is too large for the budget or `most_rows`, the largest possible. The last batch is padded with zeros. The
+        bits are those of the unplanned model on such a batch. Raises the errors of operators and, for a new batch size,
+        those of the constructor; the model stays usable."""
         with torch.inference_mode(False), torch.no_grad():
             rows, start = len(inputs[0]), 0
             parts: list[Tensor] = []
@@ -91,7 +94,7 @@ class Served:
             return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _execute(self, inputs: list[Tensor], size: int) -> Tensor:
-        """The output of at most `size` rows, executed as so many."""
+        """Return the output of at most `size` rows, padded to `size` rows for the execution."""
         assert self._executor is not None
         rows = len(inputs[0])
         if rows < size:
@@ -100,21 +103,22 @@ class Served:
         return output[:rows].to("cpu")
 
     def _batch_rows(self, rows: int) -> int:
-        """The size of the next batch where `rows` are left, with a graph."""
+        """Return the size of the next batch if `rows` rows are left; its graph is captured on first use."""
         while True:
             size = min(1 << max(rows - 1, 0).bit_length(), _power_of_two(self._most_rows))
             if size in self._graphs:
                 return size
             try:
                 self._add(size)
-            except ModelRefusedError:  # its workspaces are larger than was thought
+            except ModelRefusedError:  # its workspaces are larger than estimated
                 self._most_rows = size // 2
 
     # ---- batch sizes ----
 
     def _add(self, rows: int) -> None:
-        """Another batch size. Its graph is captured, and its operators' workspaces measured, while nothing else is on
-        the device. The sizes that there are stay if that fails."""
+        """Add a batch size: capture its graph and measure its workspaces while nothing else is on the device.
+
+        The existing sizes stay usable if that fails."""
         self._put_away()
         try:
             self._planned[rows] = self._plan(rows)
@@ -126,7 +130,7 @@ class Served:
         captured = capture_inference(self._model, example, self._device.torch_device)
         _check_output(captured, rows)
         trace, budget = captured.trace, self._device.budget_bytes
-        # so that a refusal names what suffices, every operator is measured, also those that the budget is too small for
+        # every operator is measured, even those that exceed the budget, so that a refusal states a sufficient budget
         limit = self._device.profile.memory_bytes if budget is None else max(budget, least_bytes(trace))
         trace = trace.with_latencies(trace.latency_us, probe(captured, self._device, limit))
         return _Planned(replace(captured, trace=trace), plan_within(trace, self._device.profile, budget))
@@ -146,8 +150,9 @@ class Served:
             self._executor = None
 
     def _rows_that_may_fit(self) -> int:
-        """How many rows a batch may have for each operator to fit by what it accesses: of a single row's graph,
-        tensors that are not persistent grow with the rows."""
+        """Return an estimate of the rows with which the working set of every operator fits the budget.
+
+        It is derived from the graph of a single row, whose tensors that are not persistent grow with the rows."""
         trace, budget = self._planned[1].captured.trace, self._device.budget_bytes
         if budget is None:
             budget = self._device.profile.memory_bytes
@@ -159,7 +164,7 @@ class Served:
         )
         return int(((budget - fixed - trace.workspace_bytes) // np.maximum(growing, 1)).min())
 
-    # ---- what it takes ----
+    # ---- memory and plans ----
 
     @property
     def budget_bytes(self) -> int | None:
@@ -167,31 +172,30 @@ class Served:
 
     @property
     def device_bytes(self) -> int:
-        """On the device now, without workspaces."""
+        """Bytes on the device now, without workspaces."""
         return 0 if self._executor is None else self._executor.device_bytes
 
     @property
     def peak_bytes(self) -> int:
-        """The most that a prediction has taken of the device so far, workspaces included, since the last new batch
-        size."""
+        """Largest device memory (bytes) of a prediction since the last new batch size, workspaces included."""
         return 0 if self._executor is None else self._executor.counters.device_peak_bytes
 
     @property
     def host_bytes(self) -> int:
-        """Host memory that the plans take."""
+        """Bytes of host memory that the plans require."""
         return 0 if self._executor is None else self._executor.host_bytes
 
     @property
     def candidates(self) -> dict[int, Candidate]:
-        """The plan of each batch size so far, and what the simulator says of it."""
+        """Plan of each batch size used so far, with the simulator's results."""
         return {rows: planned.candidate for rows, planned in self._planned.items()}
 
     def trace(self, rows: int = 1) -> Trace:
-        """Of a batch size that there is."""
+        """Return the trace of a batch size used so far."""
         return self._planned[rows].captured.trace
 
     def close(self) -> None:
-        """Gives the model back, with its weights where they were before. Idempotent."""
+        """Return the model to the caller, with its weights where they were before. Idempotent."""
         with torch.inference_mode(False), torch.no_grad():
             self._put_away()
         self._planned.clear()
@@ -208,12 +212,12 @@ class FlatModel(nn.Module):
         try:
             outputs: Tensor = self.model(Features.from_flat(tensors))
             return outputs
-        except ArchitectureError as error:  # of a user's model: capturing explains what is behind it
+        except ArchitectureError as error:  # of a user's model: capturing explains its cause
             raise error.__cause__ or error from None
 
 
 def _power_of_two(number: int) -> int:
-    """The largest that is not larger."""
+    """Return the largest power of two that is at most `number`."""
     return 1 << (number.bit_length() - 1)
 
 

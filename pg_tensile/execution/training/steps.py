@@ -1,6 +1,6 @@
-"""How a run takes its steps (`trainer.Steps`): eagerly, as PyTorch does, or by an executor under a plan.
+"""Implementations of `trainer.Steps`: eagerly, as PyTorch does, or by an executor under a plan.
 
-Both give the same numbers to the last bit on the CPU, and states of one can be loaded into the other.
+On the CPU both give the same results to the last bit, and the state of one can be loaded into the other.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pg_tensile.planning.trace.trace import Trace
 
 
 class EagerSteps:
-    """Autograd and torch.optim, everything on the device."""
+    """Steps by autograd and torch.optim, with all tensors on the device."""
 
     def __init__(
         self, model: nn.Module, settings: Settings, task: Task, device: torch.device, evaluation_rows: int
@@ -87,7 +87,7 @@ class EagerSteps:
 
 
 def _optimizer(settings: Settings, model: nn.Module) -> Optimizer:
-    """The optimizer, fused: one call updates all parameters."""
+    """Return the fused optimizer: one call updates all parameters. Raises TrainingError if its name is unknown."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     options: dict[str, Any] = {"lr": settings.learning_rate, "fused": True}
     if settings.weight_decay is not None:
@@ -105,8 +105,10 @@ def _optimizer(settings: Settings, model: nn.Module) -> Optimizer:
 
 
 class Grant(NamedTuple):
-    """What a job may use from some iteration on: a plan of its training step, device memory in bytes, workspaces
-    included, and a part of the link (0 … 1]."""
+    """Resources granted to a job from some iteration on.
+
+    `plan` is that of its training step, `granted_bytes` the device memory including workspaces, and `link_share` its
+    share of the link in (0, 1]."""
 
     plan: Plan
     granted_bytes: int
@@ -114,12 +116,12 @@ class Grant(NamedTuple):
 
 
 class PlannedSteps:
-    """The graphs of a job on one executor, which holds the model's weights until `close`.
+    """Steps by one executor for all graphs of a job; it holds the model's weights until `close`.
 
-    All graphs but the first follow its plan; one that would exceed the grant in doing so has a plan of its own.
-    `renegotiate` is called in place of a step that does not fit because workspaces turned out larger than was planned
-    with: it returns after another grant was given to `take`, or raises. The step is then tried again, from the state
-    that the last one left. Raises InvalidPlanError, BudgetError, OutOfDeviceMemoryError, DeviceError, ExecutorError."""
+    All graphs but the first follow the first one's plan; a graph that would exceed the grant in doing so has a plan of
+    its own. `renegotiate` is called if a step does not fit because workspaces are larger than planned: it returns after
+    another grant was passed to `take`, or raises. The step is then tried again, from the state after the last one.
+    Raises InvalidPlanError, BudgetError, OutOfDeviceMemoryError, DeviceError, ExecutorError."""
 
     def __init__(
         self,
@@ -129,9 +131,9 @@ class PlannedSteps:
         grant: Grant,
         renegotiate: Callable[[OutOfDeviceMemoryError], None],
     ) -> None:
-        """`device`: with the granted bytes as its budget."""
+        """Create the executor on `device`, whose budget must be the granted bytes."""
         self.model = model
-        self.batch_device = torch.device("cpu")  # the executor takes each batch to the device
+        self.batch_device = torch.device("cpu")  # the executor copies each batch to the device
         self.evaluation_rows = graphs.evaluation_rows or 1
         self.generation: int | None = None  # of the plan of the last training step
         self._device = device
@@ -169,7 +171,7 @@ class PlannedSteps:
             except OutOfDeviceMemoryError as error:
                 if error.budget is None:
                     raise
-                shortage = error.with_traceback(None)  # whose frames hold tensors
+                shortage = error.with_traceback(None)  # the traceback's frames keep tensors alive
             if shortage is None:
                 assert loss is not None
                 return StepResult(outputs[0].to(self.batch_device), loss.item())
@@ -178,16 +180,18 @@ class PlannedSteps:
     # ---- plans ----
 
     def offer(self, grant: Grant) -> Future[None]:
-        """Has a thread `take` the grant, and returns at once."""
+        """Pass the grant to `take` in a worker thread; return its future at once."""
         return self._worker.submit(self.take, grant)
 
     def take(self, grant: Grant) -> None:
-        """Compiles a plan, to be in force from the next training step on. Raises InvalidPlanError, BudgetError,
-        DeviceError; the plans stay as they are then. From one thread at a time."""
+        """Compile a plan that is in force from the next training step on.
+
+        To be called from one thread at a time. Raises InvalidPlanError, BudgetError, DeviceError; the plans then stay
+        as they are."""
         own = self._own_plans(grant)
         order = ["train", *own]
         if (self._executor.budget_bytes or 0) > grant.granted_bytes:
-            order.reverse()  # a step may come in between: no plan is in force that exceeds the budget
+            order.reverse()  # a step may run in between, and no plan in force may exceed the budget
         for name in order:
             if name != "train":
                 self._executor.change_plan(own[name], self._graphs[name])
@@ -197,7 +201,7 @@ class PlannedSteps:
         self._device.share_link(grant.link_share)
 
     def _own_plans(self, grant: Grant) -> dict[str, Plan]:
-        """Plans for the graphs that would exceed the grant by following the first one, and for those that once did."""
+        """Return plans for the graphs that would exceed the grant by following the first one, or that once did."""
         own: dict[str, Plan] = {}
         first = self._graphs["train"].captured.trace
         for name, trace in self.traces().items():
@@ -212,31 +216,31 @@ class PlannedSteps:
     # ---- measuring ----
 
     def traces(self) -> dict[str, Trace]:
-        """The graphs' traces, with sizes, latencies and workspaces as far as they have been measured."""
+        """Return the graphs' traces, with sizes, latencies and workspaces as far as they have been measured."""
         return {name: graph.trace for name, graph in self._graphs.items()}
 
     def measure(self) -> None:
-        """The next training step measures latencies; the first time, the one after it workspaces."""
+        """Measure latencies in the next training step and, at the first call, workspaces in the one after it."""
         self._executor.measure(again=True)
 
     def measure_step(self, rows: int) -> None:
-        """The next training step of so many rows measures latencies, the one after it workspaces."""
+        """Measure latencies in the next training step with `rows` rows, and workspaces in the one after it."""
         self._executor.measure(self._by_rows[True, rows])
 
     def measurement(self) -> Measurement:
-        """Of the training step."""
+        """Return the measurement of the training step."""
         return self._executor.measurement()
 
     def measure_sparsity(self) -> None:
-        """The next training step counts zeros in the tensors that it swaps."""
+        """Count zeros in the tensors that the next training step swaps out."""
         self._executor.measure_sparsity()
 
     def sparsity(self) -> Mapping[int, Statistics] | None:
-        """What was counted last, by tensor of the training step; None: it has not been yet."""
+        """Return the last statistics by tensor of the training step; None while a requested count is pending."""
         return None if self._executor.measures_sparsity else self._executor.statistics()
 
     def moved_bytes(self) -> Mapping[int, int]:
-        """What the last training step has moved to the host, by tensor."""
+        """Return the bytes copied to the host in the last step, by tensor; empty unless it was a step of `train`."""
         return self._executor.moved_bytes()
 
     def memory(self) -> Memory:
@@ -274,7 +278,7 @@ class PlannedSteps:
 
 
 def following_plan(plan: Plan, first: Trace, other: Trace) -> Plan:
-    """The plan that an executor gives to a graph that follows its first one, which has `plan`."""
+    """Return the plan that an executor gives to a graph that follows its first one, which has `plan`."""
     same = reuse_plan(plan, first, other)
     if same is not None:
         return same
@@ -289,7 +293,7 @@ def _name(trace: Trace, tensor: int) -> tuple[int, str]:
 
 
 def needed_bytes(graphs: Graphs, plan: Plan) -> int:
-    """The least device memory with which there is a plan for every graph, `plan` for the first one."""
+    """Return the least device memory (bytes) for which every graph has a plan, the first one being `plan`."""
     needed = 0
     for graph in graphs.named().values():
         following = footprint(graph.trace, following_plan(plan, graphs.train.trace, graph.trace)).device_peak_bytes

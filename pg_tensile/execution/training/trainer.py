@@ -1,12 +1,12 @@
-"""Training a model on a dataset: the loop, its metrics, early stopping, checkpoints and resuming.
+"""Training of a model on a dataset: the loop, its metrics, early stopping, checkpoints and resuming.
 
-A run is a pure function of dataset, architecture and settings: generators are seeded, the batches' order comes from
-(seed, epoch), and a checkpoint holds whatever the next step depends on. So a run that is resumed, at any step, ends
-with the same bits as one that was not (on the CPU, with the same number of threads).
+A run is a pure function of dataset, architecture and settings: generators are seeded, the batches' order follows from
+(seed, epoch), and a checkpoint holds everything on which the next step depends. So a run that is resumed at any step
+ends with the same bits as one that was not interrupted (on the CPU, with the same number of threads).
 
-The loop takes its steps with `Steps` (steps.py): eagerly, or by an executor under a plan. It tells an `Observer`
-what happens and asks it between steps whether to stop. A loss that is not finite stops the run, and no checkpoint is
-made of what such a step left or of weights that are not finite: the last one is always good.
+The loop executes its steps through `Steps` (steps.py): eagerly, or by an executor under a plan. It reports to an
+`Observer` and polls it between steps for a request to stop. A loss that is not finite stops the run, and neither the
+state after such a step nor weights that are not finite are saved: the last checkpoint is always valid.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ from pg_tensile.planning.plan.plan import CODECS
 
 REPORT_INTERVAL_S = 0.2
 COMPRESSIONS = ("none", "auto", *CODECS[1:])
-PENDING_OUTPUTS = 1 << 18  # numbers kept before they are counted into the metrics
+PENDING_OUTPUTS = 1 << 18  # output elements collected before they are added to the metrics
 
 
 class EarlyStopping(NamedTuple):
-    """Stop after `patience` epochs without an improvement of the validation loss by more than `min_delta`."""
+    """Rule to stop after `patience` epochs in which the loss has not improved by more than `min_delta`.
+
+    The loss is that of validation, or of training if there are no validation rows."""
 
     patience: int = 5
     min_delta: float = 0.0
@@ -46,10 +48,11 @@ class EarlyStopping(NamedTuple):
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train. `clip`: largest norm of the gradient; `checkpoint_interval_s`: least time between checkpoints
-    (checkpoint_schedule.py), 0 = between epochs only; `lead`: rows of the first batches of the first epoch, whatever
-    the batch size. `compression` of what is swapped: none, auto, or the one codec to use where it pays. Raises
-    TrainingError."""
+    """Settings of a run. Raises TrainingError if `compression` is unknown.
+
+    `clip`: largest norm of the gradient. `checkpoint_interval_s`: least time between checkpoints
+    (checkpoint_schedule.py), 0 = between epochs only. `lead`: rows of the first batches of the first epoch, whatever
+    the batch size. `compression` of swapped tensors: none, auto, or the only codec to use, where it pays."""
 
     epochs: int
     batch_size: int
@@ -71,7 +74,7 @@ class Settings:
 
 
 class Progress(NamedTuple):
-    """Where a run is: epoch from 1, steps done of this epoch's steps, mean loss of the epoch so far."""
+    """Progress of a run: epoch from 1, steps done of this epoch's steps, mean loss of the epoch so far."""
 
     phase: str
     epoch: int
@@ -83,14 +86,14 @@ class Progress(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """Bytes on the device, now and at most, and what saving memory has cost so far. None: not known."""
+    """Bytes on the device, now and at the peak, and the cost of swapping so far; None means unknown."""
 
     device_bytes: int | None = None
     device_peak_bytes: int | None = None
     bytes_swapped: int | None = None
     stall_us: int | None = None
     passive_swap_ins: int | None = None
-    raw_bytes_swapped: int | None = None  # `bytes_swapped` are those over the link
+    raw_bytes_swapped: int | None = None  # before compression; `bytes_swapped` counts bytes over the link
 
 
 class EpochMetrics(NamedTuple):
@@ -103,14 +106,16 @@ class EpochMetrics(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a run ended. `metrics`: those of the epoch whose weights the model has, as JSON."""
+    """Outcome of a run; `stopped` means that it ended on request.
+
+    `metrics`, as JSON, are those of the epoch whose weights the model has; of the last complete epoch if stopped."""
 
     stopped: bool
     metrics: dict[str, Any]
 
 
 class StopTraining(Exception):
-    """Raised by `Observer.poll`: stop now, with a last checkpoint or without."""
+    """Raised by `Observer.poll` to stop the run now; `checkpoint`: whether a last one is to be made."""
 
     def __init__(self, checkpoint: bool) -> None:
         super().__init__("training was asked to stop")
@@ -118,37 +123,43 @@ class StopTraining(Exception):
 
 
 class Observer(Protocol):
-    """Whom a run reports to."""
+    """Receiver of a run's reports and checkpoints."""
 
     def progress(self, progress: Progress) -> None: ...
 
     def metrics(self, metrics: EpochMetrics) -> None: ...
 
     def checkpoint(self, checkpoint: Checkpoint, written: Callable[[float], None]) -> None:
-        """Stores it, and calls `written` with the time (time.monotonic) at which that was done; later is early enough.
-        The run makes no other checkpoint until then."""
+        """Store the checkpoint, and call `written` with the time (time.monotonic) at which it was stored.
+
+        `written` may be called later, but the run makes no other checkpoint until then."""
 
     def poll(self) -> None:
-        """Called between steps; raises StopTraining if the run is to stop."""
+        """Raise StopTraining if the run is to stop; called between steps."""
 
 
 class StepResult(NamedTuple):
-    """What a step returns: outputs [rows, outputs] of the model, and the mean loss."""
+    """Result of a step: outputs [rows, outputs] of the model, and the mean loss."""
 
     outputs: Tensor
     loss: float
 
 
 class StepsState(NamedTuple):
-    """What a run's next step starts from. `model`: as its state_dict; `optimizer`: by number of the parameter, among
-    those trained, and name of the state."""
+    """State from which a run's next step starts.
+
+    `model` is its state_dict. `optimizer` has keys "number.name": the number of the parameter among those trained, and
+    the name of the state."""
 
     model: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
 
 
 class Steps(Protocol):
-    """How a run takes its steps. `model` has the weights again after `close`; batches lie on `batch_device`."""
+    """Executes the steps of a run.
+
+    `model` holds the weights again after `close`. Batches must be on `batch_device`; those for evaluation have at most
+    `evaluation_rows` rows."""
 
     model: nn.Module
     batch_device: torch.device
@@ -157,13 +168,13 @@ class Steps(Protocol):
     def train(self, batch: Batch) -> StepResult: ...
 
     def evaluate(self, batch: Batch) -> StepResult:
-        """Without learning, in evaluation mode."""
+        """Compute outputs and loss in evaluation mode, without an update."""
 
     def state(self) -> StepsState:
-        """Tensors that are good until the next step."""
+        """Return the state; its tensors are valid until the next step."""
 
     def load(self, state: StepsState) -> None:
-        """Raises CheckpointError if the state is another model's."""
+        """Continue from `state`. Raises CheckpointError if it belongs to another model."""
 
     def memory(self) -> Memory: ...
 
@@ -171,7 +182,7 @@ class Steps(Protocol):
 
 
 def check_model(model: nn.Module, batch_rows: int) -> None:
-    """Raises ArchitectureError, TrainingError for a model that cannot be trained on batches of so many rows."""
+    """Raise ArchitectureError or TrainingError if the model cannot be trained on batches of `batch_rows` rows."""
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ArchitectureError("the model has no parameters to train")
     if batch_rows == 1 and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
@@ -181,7 +192,7 @@ def check_model(model: nn.Module, batch_rows: int) -> None:
 
 
 def check_batch_size(batch_size: int, fitted: FittedPreprocessing) -> None:
-    """Raises DataError if not even one batch can be filled."""
+    """Raise DataError if the training rows do not fill one batch."""
     rows = fitted.training_rows
     if batch_size > rows:
         hint = f"Use a batch_size of at most {rows}, or a query that returns more rows."
@@ -192,7 +203,7 @@ def check_batch_size(batch_size: int, fitted: FittedPreprocessing) -> None:
 
 
 class Trainer:
-    """One run. `identity`: JSON that a checkpoint must agree with to be resumed (besides the data's fingerprint)."""
+    """One run. A checkpoint can be resumed only if its `identity` (JSON) and its data's fingerprint are the same."""
 
     def __init__(
         self,
@@ -215,7 +226,7 @@ class Trainer:
         self._validation = Batches(dataset.validation, batch_size, seed, device, False)
         self._epoch = 0  # epochs done
         self._step = 0  # steps done in the current epoch
-        self._seconds = 0.0  # spent in the current epoch before the last resume
+        self._seconds = 0.0  # spent in the current epoch, including the time before a resume
         self._sums = self._new_sums()
         self._best: Best | None = None
         self._last_metrics: dict[str, Any] = {}
@@ -227,8 +238,10 @@ class Trainer:
     # ---- running ----
 
     def run(self) -> Outcome:
-        """Trains until the last epoch, early stopping or a stop request; then the model has its final weights.
-        Raises TrainingError."""
+        """Train until the last epoch, early stopping or a stop request.
+
+        Unless it was stopped, the run closes its steps, and the model has its final weights: with early stopping those
+        of the best epoch. Raises TrainingError."""
         self._schedule.start()
         try:
             while not self._is_done():
@@ -247,8 +260,9 @@ class Trainer:
         return Outcome(False, self._last_metrics if self._best is None else self._best.metrics)
 
     def run_lead(self) -> bool:
-        """Takes the steps of `settings.lead`, no more, without checkpoints; false: it was asked to stop. Another run,
-        of whatever batch size, but the same lead, goes on from `state` then. Raises TrainingError."""
+        """Execute only the steps of `settings.lead`, without checkpoints; return False if a stop was requested.
+
+        A run with the same lead and any batch size can then continue from `state`. Raises TrainingError."""
         try:
             self._take(itertools.islice(self._batches.epoch(0), len(self._settings.lead)))
         except StopTraining:
@@ -281,7 +295,7 @@ class Trainer:
         self._trained += batch.rows
 
     def _evaluate(self) -> EpochMetrics | None:
-        """Metrics on the validation rows; None if there are none."""
+        """Return the metrics on the validation rows, or None if there are no such rows."""
         if self._dataset.validation.rows == 0:
             return None
         started = time.monotonic()
@@ -313,7 +327,7 @@ class Trainer:
         self._sums = self._new_sums()
 
     def _consider(self, loss: float) -> None:
-        """Keeps the model if it is the best so far."""
+        """Keep a copy of the model if early stopping is on and the model is the best so far."""
         stopping = self._settings.early_stopping
         if stopping is None:
             return
@@ -353,7 +367,7 @@ class Trainer:
     # ---- checkpoints ----
 
     def save(self) -> None:
-        """Gives the observer a checkpoint. Raises NotFiniteError."""
+        """Pass a checkpoint to the observer. Raises NotFiniteError if a weight is not finite."""
         self._schedule.begin()
         checkpoint = self.state()
         state = checkpoint.get("model")
@@ -366,7 +380,9 @@ class Trainer:
                 raise _not_finite(f'the weights "{name}" became infinite or not a number', self._total_steps())
 
     def state(self) -> Checkpoint:
-        """Everything the rest of the run depends on. Tensors may be the live ones: store them before the next step."""
+        """Return everything on which the rest of the run depends.
+
+        Its tensors may be those in use, so it has to be stored before the next step."""
         best, steps = self._best, self._steps.state()
         checkpoint = Checkpoint(
             {
@@ -390,8 +406,9 @@ class Trainer:
         return checkpoint
 
     def resume(self, checkpoint: Checkpoint) -> str | None:
-        """Goes on where the checkpoint was made; if it belongs to other data or another model, changes nothing and
-        returns why. Raises CheckpointError if it is damaged."""
+        """Continue from a checkpoint; if it does not belong to this run, change nothing and return the reason.
+
+        Returns None if it was resumed. Raises CheckpointError if it is damaged."""
         meta = checkpoint.meta
         reason = disagreement(meta, self._dataset, self._identity)
         if reason is not None:
@@ -409,7 +426,7 @@ class Trainer:
 
 
 def disagreement(meta: dict[str, Any], dataset: Dataset, identity: dict[str, Any]) -> str | None:
-    """Why a checkpoint is not one of such a run; None: it is."""
+    """Return the reason why a checkpoint does not belong to such a run, or None if it does."""
     if meta["fingerprint"] != dataset.fingerprint:
         rows = meta["fingerprint"].partition(":")[0]
         return f"the data changed since the checkpoint of {rows} rows was made, so training started over"
@@ -419,7 +436,7 @@ def disagreement(meta: dict[str, Any], dataset: Dataset, identity: dict[str, Any
 
 
 class Best(NamedTuple):
-    """The best epoch (from 1) so far, by validation loss, and the model it left."""
+    """Best epoch (from 1) so far, by validation loss (training loss without validation), and the model after it."""
 
     loss: float
     epoch: int
@@ -428,8 +445,10 @@ class Best(NamedTuple):
 
 
 class EpochSums:
-    """Loss and metrics of an epoch while it runs. Outputs are kept and counted many batches at a time, at steps that do
-    not depend on where a run was interrupted."""
+    """Loss and metrics of the current epoch.
+
+    Outputs of many batches are collected and added to the metrics together, at steps that do not depend on where a run
+    was interrupted, so that a resumed run has the same metrics."""
 
     def __init__(self, sums: MetricSums) -> None:
         self.samples = 0
@@ -440,7 +459,7 @@ class EpochSums:
         self._pending = 0
 
     def add(self, outputs: Tensor, target: Tensor, loss: float) -> None:
-        """A batch: outputs [rows, outputs], target [rows], mean loss."""
+        """Add a batch: outputs [rows, outputs], target [rows], mean loss."""
         rows = len(target)
         self.samples += rows
         self.loss_sum += loss * rows
@@ -463,7 +482,7 @@ class EpochSums:
         return self._sums.result(self.samples, self.loss_sum)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The state besides `samples` and `loss_sum`, for `restore`."""
+        """Return the state for `restore`, without `samples` and `loss_sum`."""
         tensors = {name: torch.from_numpy(array) for name, array in self._sums.arrays.items()}
         if self._outputs:
             tensors |= {"outputs": torch.cat(self._outputs), "targets": torch.cat(self._targets)}

@@ -1,1 +1,1 @@
-"""Which batch size trains fastest within a memory budget, and with which learning rate (AccUDNN)."""
+"""Choice of the batch size that trains fastest within a memory budget, and of its learning rate (AccUDNN)."""

@@ -1,8 +1,8 @@
-"""The batch size with the highest predicted throughput (AccUDNN, section 4.1, eq. (7)).
+"""Search for the batch size with the highest predicted throughput (AccUDNN, section 4.1, eq. (7)).
 
-The paper goes down from the largest batch that is trainable until nothing stalls. A batch may train faster although
-something stalls, and ours are predicted with plans that recompute as well; so what counts here is the predicted
-throughput itself, and the paper's batch (no_stall.py) is where the search looks first.
+The paper descends from the largest trainable batch until nothing stalls. A batch that stalls may still train faster,
+and our predictions come from plans that also recompute. So the criterion here is the predicted throughput itself, and
+the paper's batch (no_stall.py) is only one of the sizes tried.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from typing import NamedTuple
 from pg_tensile.errors import BatchSizeError
 from pg_tensile.planning.batchsize.learning_rate import BASE_BATCH, RateLaw, scaled_learning_rate
 
-TIE = 0.01  # relative difference of throughput that is none: then the smaller batch, which takes more steps an epoch
-GRAIN = 0.02  # relative distance between neighbours from which on nothing between them is tried
-EVEN = 8  # sizes in between are multiples of this where one lies there
+TIE = 0.01  # relative difference of throughput that is ignored: the smaller batch wins, as it takes more steps an epoch
+GRAIN = 0.02  # nothing is tried between neighbours whose relative distance is at most this
+EVEN = 8  # intermediate sizes are multiples of this where possible
 RUNNERS_UP = 12
-TRIES = 48  # sizes predicted at most
-LEAST_STEPS = 16  # of an epoch: with fewer a larger learning rate does not make up for the updates that are missing
+TRIES = 48  # most sizes predicted
+LEAST_STEPS = 16  # of an epoch: with fewer, a larger learning rate does not compensate for the missing updates
 
 
 class Candidate(NamedTuple):
-    """A batch size and what is predicted for it. Times in µs, `samples_per_s` rows a second; `device_bytes`: the device
-    peak of its plan, workspaces included; of one that is not feasible the least that it would need, 0 if it is not for
-    memory that the model cannot be trained so. `reason`: why it is not feasible, or what its plan does."""
+    """Prediction for one batch size.
+
+    Times are in µs, `samples_per_s` is rows per second. `device_bytes` is the device peak of the plan, workspaces
+    included; for an infeasible size it is the least that the size would need, or 0 if the reason is not memory.
+    `reason` says why the size is infeasible, or what its plan does.
+    """
 
     batch_size: int
     feasible: bool
@@ -38,8 +41,11 @@ class Candidate(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """`candidates`: the chosen one first, then the others by predicted throughput, what is not feasible last. `law`:
-    how the learning rate was scaled."""
+    """Chosen batch size with the learning rate for it.
+
+    `candidates` begins with the chosen one, followed by the others by descending predicted throughput, infeasible ones
+    last. `law` is the law by which the learning rate was scaled.
+    """
 
     batch_size: int
     learning_rate: float
@@ -48,8 +54,10 @@ class Choice(NamedTuple):
 
 
 def most_rows(rows: int, base_batch: int = BASE_BATCH) -> int:
-    """The largest batch tried by default for that many training rows: LEAST_STEPS steps an epoch are left, but a batch
-    may always be as large as the base batch."""
+    """Return the largest batch tried by default for `rows` training rows.
+
+    It leaves at least LEAST_STEPS steps an epoch, but may always be as large as the base batch.
+    """
     return max(1, min(rows, max(base_batch, rows // LEAST_STEPS)))
 
 
@@ -67,13 +75,19 @@ def choose(
     runners_up: int = RUNNERS_UP,
     tries: int = TRIES,
 ) -> Choice:
-    """The batch size from `least` to `most` (None: `most_rows`), never above `rows`, the training rows, that has the
-    highest predicted throughput; of those within TIE of it the smallest, which takes the most steps an epoch.
+    """Choose the smallest of the batch sizes whose predicted throughput is within TIE of the highest.
 
-    Predicts a geometric ladder upwards as long as it fits (memory grows with the batch), the largest that fits, the
-    sizes in `first`, then what lies between the best and its neighbours, and fills up to so many runners-up. What needs
-    more than `budget_bytes` is never chosen, whatever `predict` says. `learning_rate` is meant for `base_batch` rows.
-    Raises BatchSizeError if not even `least` rows fit, and OptionError as `scaled_learning_rate` does."""
+    Sizes range from `least` to `most` (None means `most_rows`) and never exceed `rows`, the number of training rows. Of
+    nearly equal sizes the smallest is preferred because it takes the most steps an epoch. `learning_rate` is the rate
+    for `base_batch` rows.
+
+    The search predicts a geometric ladder upwards as long as it fits (memory grows with the batch), the largest size
+    that fits and the sizes in `first`. It then refines around the best size, and fills the widest gaps until it has
+    `runners_up` alternatives, with at most `tries` predictions in all. A size that needs more than `budget_bytes` is
+    never chosen, whatever `predict` returns.
+
+    Raises BatchSizeError if not even `least` rows fit, and OptionError as `scaled_learning_rate` does.
+    """
     search = _Search(predict, budget_bytes, max(1, tries))
     most = max(1, min(rows, most_rows(rows, base_batch) if most is None else most))
     least = max(1, min(least, most))
@@ -96,10 +110,10 @@ class _Search:
         self.budget_bytes = budget_bytes
         self.tries = tries
         self.known: dict[int, Candidate] = {}
-        self.largest = 0  # that is known to fit
+        self.largest = 0  # largest size known to fit
 
     def look(self, size: int) -> bool:
-        """Whether it fits; nothing more is predicted when the tries are used up."""
+        """Return whether the size fits; False for a size not yet predicted once the tries are used up."""
         if size not in self.known:
             if len(self.known) >= self.tries:
                 return False
@@ -112,7 +126,10 @@ class _Search:
         return self.known[size].feasible
 
     def climb(self, least: int, most: int) -> None:
-        """From the smallest size in doublings up to what fits, and the largest that does. Raises BatchSizeError."""
+        """Double the size from `least` up to `most` or until it does not fit, then bisect for the largest that fits.
+
+        Raises BatchSizeError if no size fits.
+        """
         size = least
         while (self.look(size) or not self.known[size].device_bytes) and size < most:
             size = min(2 * size, most)
@@ -127,7 +144,7 @@ class _Search:
                 high = between
 
     def refine(self) -> None:
-        """Between the neighbours of the best and of the chosen size, as long as there is anything to try."""
+        """Try sizes between the best or the chosen size and its neighbours until no size worth trying is left."""
         while len(self.known) < self.tries:
             sizes = self._sizes()
             around = {sizes.index(one.batch_size) for one in (self.best(), self.chosen())}
@@ -139,7 +156,7 @@ class _Search:
                 self.look(size)
 
     def fill(self, count: int) -> None:
-        """The widest gaps, until so many sizes are known that fit."""
+        """Try sizes in the widest gaps until `count` feasible sizes are known."""
         while len(sizes := self._sizes()) < count and len(self.known) < self.tries:
             gaps = [pair for pair in _pairs(sizes) if pair[1] - pair[0] > 1]
             if not gaps:
@@ -166,7 +183,10 @@ def _pairs(sizes: list[int]) -> list[tuple[int, int]]:
 
 
 def _between(low: int, high: int) -> int | None:
-    """A size near the geometric mean, a multiple of EVEN if there is one; None: nothing is worth trying there."""
+    """Return a size near the geometric mean, a multiple of EVEN if possible.
+
+    None means that the interval is too narrow for another size to be worth trying.
+    """
     if high - low < 2 or high - low <= GRAIN * low:
         return None
     middle = math.sqrt(low * high)

@@ -1,4 +1,4 @@
-"""The learning rate of another batch size (AccUDNN, section 4.2)."""
+"""Scaling of the learning rate to another batch size (AccUDNN, section 4.2)."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ from pg_tensile.errors import OptionError
 
 RateLaw = Literal["accudnn", "linear", "none"]
 RATE_LAWS: tuple[RateLaw, ...] = get_args(RateLaw)
-BASE_BATCH = 64  # train_model's default: the batch size that a job's learning rate is meant for
+BASE_BATCH = 64  # default batch size of train_model, for which a job's learning rate is specified
 CONVEXITY = 1.0  # c of eq. (9); with 0.1 for a batch of 256, where ResNets start, it gives the paper's 0.22 for 592
 
 
 def scaled_learning_rate(base_rate: float, base_batch: int, batch: int, law: RateLaw = "accudnn") -> float:
-    """The rate for a batch of `batch` rows, where `base_rate` is the one for `base_batch` rows; q is their ratio.
+    """Return the rate for a batch of `batch` rows, given that `base_rate` is the rate for `base_batch` rows.
 
-    - `accudnn`: eq. (9), (1 - (1 - base_rate)^q): so many steps of the base rate contract the error as one step does.
-      Nearly linear as long as it is small, and never 1 or more. From a base rate of 1 on the equation has no solution:
-      the rate stays.
-    - `linear`: q times the base rate. `none`: the base rate.
+    With q = `batch` / `base_batch`, the laws are:
 
-    Raises OptionError for another law, or a rate or a batch that is not positive."""
+    - `accudnn`: eq. (9), (1 - (1 - base_rate)^q): one step contracts the error as much as q steps of the base rate do.
+      It is nearly linear while it is small, and always below 1. For a base rate of 1 or more the equation has no
+      solution, and the rate is not scaled.
+    - `linear`: q times the base rate.
+    - `none`: the base rate.
+
+    Raises OptionError for another law, or for a rate or a batch that is not positive and finite.
+    """
     if law not in RATE_LAWS:
         raise OptionError(f'unknown learning rate law "{law}"', hint=f"There are {', '.join(RATE_LAWS)}.")
     if not (base_rate > 0 and math.isfinite(base_rate) and base_batch > 0 and batch > 0):

@@ -1,10 +1,10 @@
-"""The largest batch with which nothing stalls (AccUDNN, Algorithm 2), by the paper's own scheme.
+"""Search for the largest batch with which nothing stalls (AccUDNN, Algorithm 2), by the paper's own scheme.
 
-Memory grows with the batch: the bytes of every tensor do (traces.py demands it), and what is on the device at an
-operator is a sum of them. So the largest batch that is trainable is found by bisection. That nothing stalls is not
-monotone for certain: which feature maps are pinned is decided greedily, and a transfer has a latency that small batches
-feel more. So the search goes down as the paper's does, by an eighth instead of by one, to the first batch that
-satisfies constraint (6), and then halves the interval to the one before.
+Memory grows with the batch: the bytes of every tensor do (traces.py requires it), and the memory in use at an operator
+is a sum of them. So the largest trainable batch is found by bisection. The absence of stalls is not guaranteed to be
+monotone: the feature maps to pin are chosen greedily, and the latency of transfers weighs more in small batches. So the
+search descends as the paper's does, but by an eighth instead of by one, to the first batch that satisfies constraint
+(6), and then bisects the interval between it and the previous one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.policies.building_blocks.ready import Layerwise, Pinning
 from pg_tensile.planning.trace.trace import Trace
 
-STEP = 8  # the next batch tried is smaller by one in so many
+STEP = 8  # the next batch tried is smaller by 1 / STEP
 
 
 class Unstalled(NamedTuple):
-    """`largest`: the largest trainable batch, M_peak within the budget. `batch_size`: the largest found with which
-    nothing stalls (0: none), with the feature maps pinned for it."""
+    """Result of Algorithm 2.
+
+    `largest` is the largest trainable batch, with M_peak within the budget. `batch_size` is the largest batch found
+    with which nothing stalls (0 if none was found), and `pinned` the feature maps (tensors) pinned for it.
+    """
 
     largest: int
     batch_size: int
@@ -31,8 +34,10 @@ class Unstalled(NamedTuple):
 def largest_without_stall(
     timed_trace: Callable[[int], Trace], profile: DeviceProfile, budget_bytes: int, least: int, most: int
 ) -> Unstalled | None:
-    """Of the sizes from `least` to `most`. `timed_trace(size)`: the trace with latencies. None: not even `least` rows
-    are trainable."""
+    """Search the sizes from `least` to `most`; return None if not even `least` rows are trainable.
+
+    `timed_trace(size)` returns the trace of that size with latencies.
+    """
 
     def layerwise(size: int) -> Layerwise:
         return Layerwise(timed_trace(size), profile)
@@ -57,7 +62,10 @@ def largest_without_stall(
 
 
 def _last(low: int, high: int, holds: Callable[[int], bool]) -> int | None:
-    """By bisection the last of `low` … `high` for which it holds, if it does up to somewhere; None: nowhere."""
+    """Return the last of `low` … `high` for which `holds` is true, by bisection, or None if it is false for `low`.
+
+    `holds` must be true up to some size and false above it.
+    """
     if low > high or not holds(low):
         return None
     while low < high:

@@ -1,7 +1,7 @@
-"""What a batch size would be like within a budget: the best plan that we know, and its simulated timeline.
+"""Prediction of a batch size within a budget: the best plan found for it, and its simulated timeline.
 
 The paper predicts from its own scheme, which swaps feature maps and never stalls. Our planner swaps, recomputes and
-waits, whatever costs the least, so the last word on each size is its plan's timeline.
+waits, whichever costs least, so each size is judged by the timeline of its plan.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.policies.joint.sweep import Shortage
 from pg_tensile.planning.trace.trace import Floats, Trace
 
-PASSES = 1  # of the planner for each size: enough to compare them
+PASSES = 1  # of the planner for each size: enough to compare sizes
 
 
 class Correction(NamedTuple):
-    """What iterations really take, from those of some batch sizes: `sizes` ascending, and beside each what was
-    simulated and measured (µs). Below the smallest the difference stays as there (the paper's Δ of eq. (3): what an
-    iteration takes besides its operators), above the largest the ratio; in between the ratio lies on a line over the
-    size's logarithm."""
+    """Mapping from simulated to real iteration times, derived from measurements at some batch sizes.
+
+    `sizes` are ascending; `simulated_us` and `measured_us` hold one time for each. Below the smallest size the
+    difference there applies (Δ in the paper's eq. (3): the time of an iteration besides its operators), above the
+    largest its ratio; in between the ratio is interpolated linearly over the logarithm of the size.
+    """
 
     sizes: tuple[int, ...] = ()
     simulated_us: tuple[float, ...] = ()
     measured_us: tuple[float, ...] = ()
 
     def __call__(self, size: int, simulated_us: float) -> float:
-        """The µs expected of a batch of `size` rows."""
+        """Return the expected µs of an iteration with a batch of `size` rows."""
         if not self.sizes:
             return simulated_us
         if size < self.sizes[0]:
@@ -47,12 +49,14 @@ class Correction(NamedTuple):
 
 
 class Predictor:
-    """`predictor(size) -> Candidate`: the plan of `joint` for a batch of `size` rows and its simulated iteration.
+    """Predictor of batch sizes: `predictor(size)` plans a batch with `joint` and simulates its iteration.
 
-    `trace_at(size)`: its trace (`BatchTraces.trace_at`). `latencies(trace)`: float64[n] µs (`Curves.predict`, or a
-    latency model's; None: the roofline's). `budget_bytes`: of device memory, None: the device's. `least_bytes(size)`:
-    what the job's other graphs need with that batch. `share` of the link and `most_events` are `JobPlanner`'s.
-    `correction`: of simulated iterations, none until some were measured."""
+    `trace_at(size)` returns the trace of `size` rows (`BatchTraces.trace_at`). `latencies(trace)` returns float64[n] µs
+    (`Curves.predict`, or those of a latency model; None means the roofline's). `budget_bytes` is device memory, None
+    means all of the device's. `least_bytes(size)` is the memory that the job's other graphs need with that batch.
+    `share` of the link and `most_events` are those of `JobPlanner`, `passes` limits its passes. `correction` corrects
+    simulated iterations; it is empty until some have been measured.
+    """
 
     def __init__(
         self,
@@ -76,18 +80,21 @@ class Predictor:
         self.correction = Correction()
 
     def timed_trace(self, size: int) -> Trace:
-        """The trace of that size with predicted latencies."""
+        """Return the trace of that size with predicted latencies."""
         trace = self.trace_at(size)
         if self.latencies is None:
             return roofline.timed(trace, self.profile)
         return trace.with_latencies(np.maximum(self.latencies(trace), roofline.SMALLEST_US))
 
     def largest_without_stall(self, least: int, most: int) -> Unstalled | None:
-        """Algorithm 2: where `choose` looks first. None: swapping feature maps does not make `least` rows fit."""
+        """Run Algorithm 2, whose result `choose` takes as one of its `first` sizes.
+
+        Returns None if not even `least` rows fit with all feature maps swapped.
+        """
         return largest_without_stall(self.timed_trace, self.profile, self.budget_bytes, least, most)
 
     def plan(self, size: int) -> Plan:
-        """The plan that `predictor(size)` means. Raises BudgetError."""
+        """Return the plan on which `predictor(size)` is based. Raises BudgetError if no plan fits the budget."""
         planner = JobPlanner(self.timed_trace(size), self.profile, self.share, self.most_events)
         planned = planner.best(self.budget_bytes, self.passes)
         if isinstance(planned, Shortage):
@@ -119,7 +126,7 @@ def _infeasible(size: int, nbytes: int, reason: str) -> Candidate:
 
 
 def _described(planned: Planned) -> str:
-    """What a plan does, in words."""
+    """Describe in words what a plan does."""
     moved = planned.out_bytes + planned.in_bytes
     parts = [f"moves {moved:,} bytes"] * (moved > 0) + [f"recomputes {planned.recomputes}"] * (planned.recomputes > 0)
     return " and ".join(parts) or "needs no plan"

@@ -1,12 +1,12 @@
-"""How long operators take on batches of other sizes: throughput by work (AccUDNN, section 3.3.1).
+"""Latency of operators at other batch sizes: throughput as a function of work (AccUDNN, section 3.3.1).
 
-The work of an operator is its floating point operations, or its bytes where it has none. Operators of one kind (target)
-make a curve: the more work, the more of the device is in use, until it is saturated and time grows in proportion to
-work. The curves are fitted from traces of a few batch sizes, first with predicted latencies (roofline or latency
-models) and then with measured ones, which are iterations of training; what was measured replaces what was predicted.
+The work of an operator is its floating point operations, or its bytes if it has none. Operators of one kind (target)
+share a curve: more work uses more of the device until it is saturated, after which time is proportional to work. The
+curves are fitted to traces of a few batch sizes, first with predicted latencies (roofline or latency models) and then
+with measured ones, which come from training iterations; measurements replace predictions.
 
-One curve for all convolutions is coarse. An operator that was timed with some batch sizes keeps its own times there;
-the curve says how they go on beyond.
+One curve for all convolutions is coarse. So an operator that was timed at some batch sizes keeps its own times there,
+and the curve extrapolates them.
 """
 
 from __future__ import annotations
@@ -20,22 +20,27 @@ import numpy as np
 from pg_tensile.planning.plan.following import has_structure
 from pg_tensile.planning.trace.trace import Floats, Trace
 
-BINS_PER_OCTAVE = 4  # of work, in which samples are summed up to their median
+BINS_PER_OCTAVE = 4  # of work; each bin of samples is reduced to its median
 SATURATED = 0.95  # of the highest throughput
 SMALLEST_US = 0.01
 
 
 class Curve(NamedTuple):
-    """Time by work for one kind of operator: never falling, never below the launch. `work` (flops or bytes) and `us`
-    are the fitted points, ascending; float64[p], p ≥ 1."""
+    """Time as a function of work for one kind of operator: non-decreasing, never below the launch.
+
+    `work` (flops or bytes) and `us` are the fitted points, ascending; float64[p], p ≥ 1.
+    """
 
     work: Floats
     us: Floats
     launch_us: float
 
     def time_us(self, work: Floats) -> Floats:
-        """float64[…]: straight lines between the points on logarithmic scales; beyond them the launch and a constant
-        throughput."""
+        """Return µs for each amount of work, in the shape of `work`.
+
+        Interpolates linearly on logarithmic scales; beyond the fitted points it assumes the launch and a constant
+        throughput.
+        """
         work = np.maximum(work, 1.0)
         inside = np.exp(np.interp(np.log(work), np.log(self.work), np.log(self.us)))
         edge = np.where(work < self.work[0], 0, -1)
@@ -43,19 +48,21 @@ class Curve(NamedTuple):
         return np.where((work < self.work[0]) | (work > self.work[-1]), beyond, inside)
 
     def throughput(self, work: Floats) -> Floats:
-        """Work per second."""
+        """Return the work per second."""
         return np.maximum(work, 1.0) / self.time_us(work) * 1e6
 
     @property
     def saturation(self) -> float:
-        """The least work that reaches SATURATED of the highest throughput seen."""
+        """Least work that reaches SATURATED of the highest throughput seen."""
         reached = self.throughput(self.work)
         return float(self.work[np.argmax(reached >= SATURATED * reached.max())])
 
 
 def fit_curve(work: Floats, us: Floats, launch_us: float) -> Curve:
-    """The curve nearest to the samples (float64[s] each, s ≥ 1) on logarithmic scales, in bins of work, that never
-    falls. The median of a bin counts, so that an outlier does not."""
+    """Fit a non-decreasing curve to the samples (float64[s] each, s ≥ 1) on logarithmic scales.
+
+    Samples are grouped into bins of work; each bin contributes its median, so that outliers have no effect.
+    """
     work, us = np.maximum(np.asarray(work, np.float64), 1.0), np.maximum(us, max(launch_us, SMALLEST_US))
     bins = np.round(np.log2(work) * BINS_PER_OCTAVE).astype(np.int64)
     _, place = np.unique(bins, return_inverse=True)
@@ -64,11 +71,14 @@ def fit_curve(work: Floats, us: Floats, launch_us: float) -> Curve:
     times = np.array([np.median(np.log(us[each])) for each in members])
     counts = np.array([len(each) for each in members], np.float64)
     fitted = np.exp(never_falling(times, counts))
-    return Curve(np.exp(points), np.maximum(fitted, launch_us), launch_us)  # the logarithm rounds
+    return Curve(np.exp(points), np.maximum(fitted, launch_us), launch_us)  # logarithms round
 
 
 def never_falling(values: Floats, weights: Floats) -> Floats:
-    """The nearest sequence that never falls, by least weighted squares: neighbours that fall are averaged."""
+    """Return the nearest non-decreasing sequence by weighted least squares.
+
+    Pool adjacent violators: neighbours that decrease are averaged.
+    """
     blocks: list[tuple[float, float, int]] = []  # mean, weight, values
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
         blocks.append((value, weight, 1))
@@ -79,8 +89,11 @@ def never_falling(values: Floats, weights: Floats) -> Floats:
 
 
 class Curves:
-    """The times of all operators of one model for every batch size. `predicted`: traces of some batch sizes with the
-    latencies that are expected; `add` what was measured. At least one trace has to be known before `predict`."""
+    """Times of all operators of one model at every batch size.
+
+    `predicted` are traces of some batch sizes with expected latencies; `add` contributes measured ones. `predict`
+    requires at least one trace.
+    """
 
     def __init__(self, launch_us: float, predicted: Iterable[Trace] = ()) -> None:
         self.launch_us = max(launch_us, SMALLEST_US)
@@ -89,17 +102,20 @@ class Curves:
         self._curves: dict[str, Curve] = {}
 
     def add(self, trace: Trace, latency_us: Floats | None = None) -> None:
-        """A measured iteration: float64[n] µs, None: the trace's own latencies. Of the same structure and size the last
-        one counts for the operators themselves, all of them for the curves."""
+        """Add a measured iteration with latencies float64[n] µs; None means those of the trace.
+
+        The operators' own times come from the latest iteration of the same structure and size, the curves from all of
+        them.
+        """
         self._measured.append((trace, trace.latency_us if latency_us is None else np.asarray(latency_us, np.float64)))
         self._curves = {}
 
     def curve(self, target: str) -> Curve | None:
-        """Of an operator kind; None: there was none."""
+        """Return the curve of an operator kind, or None if no operator of that kind has been timed."""
         return self._fitted().get(target)
 
     def predict(self, trace: Trace) -> Floats:
-        """float64[n] µs. Raises ValueError if no trace is known."""
+        """Return the predicted latencies, float64[n] µs. Raises ValueError if no trace is known."""
         curves, work = self._fitted(), work_of(trace)
         if not curves:
             raise ValueError("no operator has been timed yet")
@@ -125,8 +141,10 @@ class Curves:
         return self._curves
 
     def _own(self, trace: Trace) -> tuple[Floats, Floats] | None:
-        """Work and times (float64[s, n]) of the operators themselves, by ascending work; None: none of that
-        structure."""
+        """Return work and times (float64[s, n]) of the operators themselves, by ascending total work.
+
+        None means that no known trace has that structure.
+        """
         own: dict[tuple[int, ...], tuple[Floats, Floats]] = {}
         for other, latency_us in self._measured or self._predicted:
             if has_structure(trace, other):
@@ -139,14 +157,14 @@ class Curves:
 
 
 def work_of(trace: Trace) -> Floats:
-    """float64[n]: floating point operations, or bytes where there are none; never below 1."""
+    """Return the work of each operator, float64[n]: floating point operations, or bytes if it has none; at least 1."""
     accessed = np.concatenate(([0], np.cumsum(trace.tensor_bytes[trace.access_tensor])))
     nbytes = np.where(trace.operator_bytes > 0, trace.operator_bytes, np.diff(accessed[trace.access_start]))
     return np.maximum(np.where(trace.flops > 0, trace.flops, nbytes), 1).astype(np.float64)
 
 
 def _places(trace: Trace) -> dict[str, np.ndarray]:
-    """The operators of each target."""
+    """Return the operators of each target."""
     order = np.argsort(trace.target.codes, kind="stable")
     parts = np.split(order, np.searchsorted(trace.target.codes[order], np.arange(1, len(trace.target.values))))
     return {target: places for target, places in zip(trace.target.values, parts, strict=True) if places.size}
@@ -155,7 +173,10 @@ def _places(trace: Trace) -> dict[str, np.ndarray]:
 def _continued(
     work: Floats, by_curve: Floats, known_work: Floats, known_us: Floats, trace: Trace, curves: dict[str, Curve]
 ) -> Floats:
-    """Each operator's own times, in between on a line of logarithms, and beyond as its kind's curve goes on."""
+    """Return µs of each operator from its own times, interpolated on logarithmic scales.
+
+    Beyond the sizes at which it was timed, its times follow the curve of its kind.
+    """
     found = np.empty_like(work)
     edges = {target: curve.time_us for target, curve in curves.items()}
     for place in range(len(work)):

@@ -1,9 +1,9 @@
-"""What changes with the batch: the traces of a model for all batch sizes, from those of a few (AccUDNN, section 3.2).
+"""Traces of a model for all batch sizes, derived from those of a few (AccUDNN, section 3.2).
 
-The paper's static information: which operators there are and what they access does not depend on the batch size, the
-bytes of a tensor and the operations of an operator are affine in it (a + b·k: weights have no b, feature maps no a).
-That is not taken on trust: the law is fitted at two sizes and has to give all numbers of the others, shapes and
-signatures included. Where it does not, a step that looks at its batch size, every size is traced itself.
+This is the paper's static information: the operators and their accesses do not depend on the batch size, and the bytes
+of a tensor and the operations of an operator are affine in it (a + b·k: weights have b = 0, feature maps a = 0). The
+law is not assumed but checked: it is fitted at two sizes and must reproduce all numbers of the others, shapes and
+signatures included. If it does not, because the step depends on its batch size in another way, every size is traced.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pg_tensile.errors import CaptureError
 from pg_tensile.planning.plan.following import has_structure
 from pg_tensile.planning.trace.trace import Int64s, Strings, Trace
 
-SIZES = (3, 8, 23)  # traced by default; with 1 row, or 2, some steps take another way
-REMEMBERED = 64  # traces of other sizes
+SIZES = (3, 8, 23)  # traced by default; with 1 or 2 rows some steps take another path
+REMEMBERED = 64  # most traces kept
 NUMBERS = ("flops", "operator_bytes", "tensor_bytes", "shape_sizes")  # columns that may change with the batch
-SAME = ("target", "module", "source", "tensor_name", "tensor_dtype")  # strings that may not
-INTEGER = re.compile(r"(?<![\w.+-])(-?\d+)(?![\w.])")  # not those in names ("f32") and fractions
+SAME = ("target", "module", "source", "tensor_name", "tensor_dtype")  # string columns that may not
+INTEGER = re.compile(r"(?<![\w.+-])(-?\d+)(?![\w.])")  # excludes those in names ("f32") and fractions
 
 
 @dataclass(frozen=True, eq=False)
 class Affine:
-    """start + size · slope, for numbers [c] of one column."""
+    """Affine law start + size · slope for c numbers of one column."""
 
     start: Int64s
     slope: Int64s
@@ -38,7 +38,7 @@ class Affine:
 
     @staticmethod
     def through(sizes: Sequence[int], values: Sequence[Int64s], what: str) -> Affine:
-        """Raises CaptureError where one number is not affine in the size, or falls."""
+        """Fit the law to the values at all sizes. Raises CaptureError if a number is not affine or decreases."""
         low, high = values[0], values[-1]
         slope = (high - low) // (sizes[-1] - sizes[0])
         law = Affine(low - sizes[0] * slope, slope)
@@ -49,18 +49,21 @@ class Affine:
 
 @dataclass(frozen=True, eq=False)
 class BatchLaw:
-    """The traces of one model for all batch sizes from `sizes[0]`, the smallest that was traced, on."""
+    """Law of the traces of one model for all batch sizes from `sizes[0]`, the smallest that was traced, upwards."""
 
     sizes: tuple[int, ...]
-    trace: Trace  # of the smallest
+    trace: Trace  # of the smallest size
     columns: Mapping[str, Affine]
-    signature_codes: np.ndarray  # [n]: which of the templates
-    signature_texts: tuple[tuple[str, ...], ...]  # what stands around the numbers of each template
+    signature_codes: np.ndarray  # [n]: index of the operator's template
+    signature_texts: tuple[tuple[str, ...], ...]  # text around the numbers of each template
     signature_numbers: tuple[Affine, ...]
 
     @classmethod
     def fit(cls, traces: Mapping[int, Trace]) -> BatchLaw:
-        """The law of the traces of three sizes or more. Raises CaptureError if there is none, ValueError for fewer."""
+        """Fit the law to traces of at least three sizes.
+
+        Raises CaptureError if the traces follow no such law, and ValueError if there are fewer than three.
+        """
         sizes = tuple(sorted(traces))
         if len(sizes) < 3:
             raise ValueError("a law needs two sizes and a third to be held against")
@@ -77,7 +80,10 @@ class BatchLaw:
         return cls(sizes, first, columns, codes, texts, numbers)
 
     def trace_at(self, size: int) -> Trace:
-        """The trace of a batch of `size` rows, without latencies and workspaces. Raises ValueError below `sizes[0]`."""
+        """Return the trace of a batch of `size` rows, without latencies and workspaces.
+
+        Raises ValueError if `size` is below `sizes[0]`.
+        """
         if size < self.sizes[0]:
             raise ValueError(f"the law holds from {self.sizes[0]} rows on")
         templates = zip(self.signature_texts, self.signature_numbers, strict=True)
@@ -94,8 +100,10 @@ class BatchLaw:
 
 
 class BatchTraces:
-    """The traces of a model for every batch size; `capture(size)` traces one. `law` is None, and `lawless` says why,
-    where each size is traced itself. Raises what `capture` raises."""
+    """Traces of a model for every batch size, where `capture(size)` traces one.
+
+    `law` is None if each size has to be traced, and `lawless` then gives the reason. Raises what `capture` raises.
+    """
 
     def __init__(self, capture: Callable[[int], Trace], sizes: Sequence[int] = SIZES) -> None:
         self._capture = capture
@@ -110,13 +118,15 @@ class BatchTraces:
 
     @property
     def traced(self) -> tuple[int, ...]:
-        """The sizes that were really traced."""
+        """Sizes that were actually traced, ascending."""
         return tuple(sorted(self._known))
 
     def trace_at(self, size: int) -> Trace:
-        """The trace of a batch of `size` rows, with the workspaces that it will have as far as any are known, without
-        latencies. Below the smallest size of the law, and where there is none, the step is captured: raises what that
-        raises."""
+        """Return the trace of a batch of `size` rows with its expected workspaces, if any are known, and no latencies.
+
+        Below the smallest size of the law, and where there is no law, the step is captured, which raises what `capture`
+        raises.
+        """
         if size in self._known:
             trace = self._known[size]
         elif self.law is not None and size >= self.law.sizes[0]:
@@ -129,12 +139,16 @@ class BatchTraces:
         return trace.with_latencies(none, self._workspaces_at(size, trace))
 
     def add_workspaces(self, size: int, workspace_bytes: Int64s) -> None:
-        """What a batch of `size` rows was measured to take, int64[n] bytes."""
+        """Record the measured workspaces of a batch of `size` rows, int64[n] bytes."""
         self._workspaces[size] = np.array(workspace_bytes, np.int64)
 
     def _workspaces_at(self, size: int, trace: Trace) -> Int64s:
-        """Between two measured sizes on the line through both; above the largest in proportion to the batch; below the
-        smallest as much as there. Nothing is known of traces with other operators than those measured."""
+        """Estimate the workspaces at a size from the measured ones.
+
+        Linear between two measured sizes, in proportion to the batch above the largest, constant below the smallest.
+        Measurements with a different number of operators are ignored; without any, the trace's own workspaces are
+        returned.
+        """
         known = {at: each for at, each in sorted(self._workspaces.items()) if len(each) == trace.operator_count}
         if not known or size in known:
             return known.get(size, trace.workspace_bytes)
@@ -161,8 +175,11 @@ def _same_strings(trace: Trace, other: Trace) -> bool:
 def _signatures(
     sizes: Sequence[int], columns: Sequence[Strings]
 ) -> tuple[np.ndarray, tuple[tuple[str, ...], ...], tuple[Affine, ...]]:
-    """Signatures differ in numbers only, and those are affine. Two that are equal for one size need not be for another
-    (64 rows, 64 channels), so that there is a template for each combination."""
+    """Fit the numbers in the operators' signatures: the text around them must agree, the numbers must be affine.
+
+    Two signatures that are equal at one size may differ at another (64 rows, 64 channels), so there is one template for
+    each combination.
+    """
     combinations, codes = np.unique(np.stack([column.codes for column in columns], axis=1), axis=0, return_inverse=True)
     texts, numbers = [], []
     for combination in combinations.tolist():

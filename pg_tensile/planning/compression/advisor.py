@@ -1,7 +1,7 @@
-"""Which swapped tensors are compressed, and how (CSWAP, section IV-A: the execution advisor).
+"""Choice of the swapped tensors to compress, and of their codecs (CSWAP, section IV-A: the execution advisor).
 
-For each tensor the codec with the least cost of section IV-B, or none where that is cheaper. Then the policy plans
-again with what that makes of the swaps, and the simulator says whether the whole iteration is faster.
+Each tensor gets the codec with the least cost by section IV-B, or none where that is cheaper. The policy then plans
+again with the resulting swap times, and the simulator decides whether the whole iteration is faster.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate
 from pg_tensile.planning.trace.trace import Trace
 
-LEAST_BYTES = 1 << 14  # of a tensor: below, the latency of the link is all there is
-ROUNDS = 2  # of planning and advising: a plan with compression leaves other transfers exposed
+LEAST_BYTES = 1 << 14  # of a tensor; transfers of smaller ones consist mainly of the link's latency
+ROUNDS = 2  # of planning and advising; more than one, because a plan with compression exposes other transfers
 
 
 class Compression(NamedTuple):
-    """A plan and the coding that it was made with (None: without), and what the simulator expects of it."""
+    """Plan with the coding for which it was made (None means no compression), and its simulated timeline."""
 
     plan: Plan
     coding: Coding | None
@@ -33,8 +33,11 @@ class Compression(NamedTuple):
 
 
 class TensorCoding(NamedTuple):
-    """What was decided about a tensor. T and T', in µs of an iteration: what its swaps cost with the codec that is best
-    for it (`coded_us`) and without one (`plain_us`). `codec` None: none makes it smaller."""
+    """Decision about one tensor.
+
+    `coded_us` and `plain_us` are T and T', the cost in µs of its swaps in an iteration with the best codec for it and
+    without one. `codec` is None if no codec makes it smaller.
+    """
 
     tensor: int
     codec: str | None
@@ -51,9 +54,11 @@ def choose_compression(
     statistics: Mapping[int, Statistics],
     times: CodecTimes,
 ) -> Compression:
-    """The fastest in the simulator of the plans that `make` makes without compression and with what `choose` chooses,
-    where what coding takes of the host's processors counts as well; without, where both are as fast. `make` takes a
-    trace with its coding. Raises what it raises without one."""
+    """Return the plan that the simulator finds fastest, of those without compression and with that of `choose`.
+
+    `make` plans a trace that carries its coding. The µs of coding on the host's processors are added to the iteration.
+    If both are equally fast, the plan without compression is returned. Raises what `make` raises without a coding.
+    """
     trace = trace.with_coding(None)
     best = last = _simulated(make(trace), trace, profile)
     for _ in range(ROUNDS):
@@ -64,7 +69,7 @@ def choose_compression(
         coded = trace.with_coding(coding)
         try:
             last = _simulated(with_codecs(coded, make(coded)), coded, profile)
-        except BudgetError:  # there is no room for staging
+        except BudgetError:  # the staging memory does not fit into the budget
             break
         if _cost_of(last, trace) < _cost_of(best, trace):
             best = last
@@ -88,9 +93,12 @@ def choose(
     profile: DeviceProfile,
     compression: str = "auto",
 ) -> tuple[Coding, list[TensorCoding]]:
-    """For each tensor with statistics the cheapest codec, or none, and why; `timeline` is the plan's. What it does not
-    swap is looked at as if nothing hid its transfers: another plan might. `compression`: auto, or the name of the
-    one codec that may be used. Raises InvalidPlanError."""
+    """Choose the cheapest codec, or none, for each tensor with statistics, and list the decisions.
+
+    `timeline` is the plan's. Tensors that the plan does not swap are judged as if no compute hid their transfers,
+    because another plan might swap them. `compression` is "auto" or the name of the only codec allowed. Raises
+    InvalidPlanError.
+    """
     swaps: dict[int, list[Window]] = {}
     for window in windows(trace, plan, timeline, profile):
         swaps.setdefault(window.tensor, []).append(window)
@@ -122,17 +130,17 @@ def choose(
 
 
 def _cost_us(trace: Trace, swaps: Sequence[Window], codec: Codec, profile: DeviceProfile) -> float:
-    """T or T′: of all transfers of a tensor."""
+    """Return T or T′, summed over all transfers of a tensor."""
     return sum(swap_cost_us(trace, window, codec, profile) for window in swaps)
 
 
 def codings(trace: Trace, statistics: Mapping[int, Statistics], times: CodecTimes) -> dict[Codec, Coding]:
-    """For each codec whose times are known, what it makes of the tensors that it makes smaller."""
+    """Return for each codec with known times its coding of the tensors that it makes smaller."""
     return {codec: coding_with(codec, trace, statistics, times) for codec in times.codecs if available(codec)}
 
 
 def coding_with(codec: Codec, trace: Trace, statistics: Mapping[int, Statistics], times: CodecTimes) -> Coding:
-    """Every tensor that is large enough and becomes smaller is coded with `codec`."""
+    """Return the coding that codes with `codec` every tensor that is large enough and becomes smaller."""
     coding = Coding.none(trace)
     for tensor, known in statistics.items():
         size, width = int(trace.tensor_bytes[tensor]), word_bytes(trace.tensor_dtype[tensor])
@@ -147,6 +155,9 @@ def coding_with(codec: Codec, trace: Trace, statistics: Mapping[int, Statistics]
 
 
 def word_bytes(dtype: str) -> int:
-    """Of an element, by the trace's name of its type, which ends with its bits: "bf16", "i64"; 1 of any other."""
+    """Return the bytes of an element, given the trace's name of its type.
+
+    The name ends with the number of bits ("bf16", "i64"); the result is 1 for any other name.
+    """
     bits = dtype.lstrip("bcfiu")
     return max(1, int(bits) // 8) if bits.isdigit() else 1

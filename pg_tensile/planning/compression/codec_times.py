@@ -1,12 +1,14 @@
-"""Time of coding: linear regression on size and sparsity, a model for each range of sparsity (CSWAP, section IV-C).
+"""Time of coding: linear regression on size and sparsity, one model for each range of sparsity (CSWAP, section IV-C).
 
-The time of a codec in one direction, for words of one size, is a constant, and so much for each byte, each byte that is
-zero and each run of zeros. Runs stand for what sparsity alone does not tell, how zeros lie: a codec that stores runs
-takes longer for many short ones, but not in proportion: a processor foresees where a long run goes on, and LZ4 skips
-what it finds nothing in. Where zeros lie at random, as in activations, there are s·(1 − s) runs for each word.
+The time of a codec in one direction, for words of one size, is a constant plus terms in the bytes, the zero bytes and
+the runs of zeros. Runs capture what sparsity alone does not, the distribution of the zeros: a codec that stores runs
+takes longer for many short ones. The time is not proportional to them, since a processor predicts the branches of long
+runs, and LZ4 skips stretches in which it finds no match. Zeros at random positions, as in activations, form s·(1 − s)
+runs for each word.
 
-That is coding without a pause. The thread of a lane of the host device waits for its next transfer, and then for a
-processor and the interpreter, and finds cold caches: that is `waking_us` more, much for a small tensor.
+That is the time of uninterrupted coding. The thread of a lane of the host device waits for its next transfer, then for
+a processor and the interpreter, and finds its caches cold. `waking_us` adds this cost, which matters most for small
+tensors.
 """
 
 from __future__ import annotations
@@ -23,13 +25,13 @@ import numpy as np
 from pg_tensile.errors import CodecError
 from pg_tensile.planning.compression.codec import Codec, named_codec, word_of
 
-RANGES = (0.3, 0.6, 0.9)  # of sparsity, each with a model of its own: these divide them
+RANGES = (0.3, 0.6, 0.9)  # boundaries between the ranges of sparsity, each of which has its own model
 _TERMS = 6
 _VERSION = 1
 
 
 class Sample(NamedTuple):
-    """What coding and decoding one tensor took, chunk by chunk."""
+    """Measured times of coding and decoding one tensor, chunk by chunk."""
 
     codec: Codec
     nbytes: int
@@ -41,7 +43,7 @@ class Sample(NamedTuple):
 
 
 class _Model(NamedTuple):
-    """Coefficients float[len(RANGES) + 1][_TERMS] of coding and of decoding."""
+    """Coefficients of coding and of decoding, float[len(RANGES) + 1][_TERMS] each."""
 
     encode: tuple[tuple[float, ...], ...]
     decode: tuple[tuple[float, ...], ...]
@@ -49,27 +51,33 @@ class _Model(NamedTuple):
 
 @dataclass(frozen=True)
 class CodecTimes:
-    """What coding takes on one device. Words of a size that was not measured take as long as as many others."""
+    """Time model of the codecs on one device.
+
+    Words of a size that was not measured take as long as the same number of words of the nearest measured size.
+    """
 
     models: Mapping[tuple[Codec, int], _Model]  # by codec and bytes of a word
     waking_us: float = 0.0  # for each transfer
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
-        """Those that were measured."""
+        """Codecs that were measured."""
         return tuple(sorted({codec for codec, _ in self.models}))
 
     def encode_us(
         self, codec: Codec, nbytes: int, zero_share: float, run_share: float | None = None, word_bytes: int = 4
     ) -> float:
-        """µs to code a tensor of `nbytes`; NONE: 0. `run_share`: runs of zeros for each word (None: zeros lie at
-        random). CodecError: this codec was not measured."""
+        """Return the µs to code a tensor of `nbytes`, 0 for NONE.
+
+        `run_share` is the number of runs of zeros for each word; None means zeros at random positions. Raises
+        CodecError if this codec was not measured.
+        """
         return self._predict("encode", codec, nbytes, zero_share, run_share, word_bytes)
 
     def decode_us(
         self, codec: Codec, nbytes: int, zero_share: float, run_share: float | None = None, word_bytes: int = 4
     ) -> float:
-        """µs to decode it again."""
+        """Return the µs to decode the tensor, with arguments and errors as in `encode_us`."""
         return self._predict("decode", codec, nbytes, zero_share, run_share, word_bytes)
 
     def _predict(
@@ -89,7 +97,7 @@ class CodecTimes:
         return max(sum(coefficient * term for coefficient, term in zip(coefficients, terms, strict=True)), 0.0)
 
     def to_json(self) -> str:
-        """For the database; `from_json` is its inverse."""
+        """Serialise the model for the database; `from_json` is the inverse."""
         models = [
             {"codec": codec.name.lower(), "word_bytes": width, **model._asdict()}
             for (codec, width), model in sorted(self.models.items())
@@ -98,7 +106,7 @@ class CodecTimes:
 
     @classmethod
     def from_json(cls, text: str) -> CodecTimes:
-        """CodecError: the text is not what `to_json` gives."""
+        """Read a model. Raises CodecError if the text is not a result of `to_json`."""
         try:
             stored = json.loads(text)
             if stored["version"] != _VERSION:
@@ -116,8 +124,11 @@ class CodecTimes:
 
 
 def fit(samples: Iterable[Sample]) -> CodecTimes:
-    """Least squares for each codec, word size, direction and range of sparsity. A range with too
-    few samples takes those of all. CodecError: a codec has less than one sample a coefficient."""
+    """Fit by least squares for each codec, word size, direction and range of sparsity.
+
+    A range with too few samples uses the samples of all ranges. Raises CodecError if a codec has fewer samples than
+    coefficients.
+    """
     groups: dict[tuple[Codec, int], list[Sample]] = {}
     for sample in samples:
         groups.setdefault((sample.codec, sample.word_bytes), []).append(sample)
@@ -131,7 +142,7 @@ def fit(samples: Iterable[Sample]) -> CodecTimes:
 
 
 def relative_absolute_errors(times: CodecTimes, samples: Sequence[Sample]) -> dict[tuple[Codec, str], float]:
-    """Σ |predicted − measured| / Σ |mean − measured| by codec and direction (CSWAP, section V-C)."""
+    """Return Σ |predicted − measured| / Σ |mean − measured| by codec and direction (CSWAP, section V-C)."""
     errors = {}
     for codec in sorted({sample.codec for sample in samples}):
         group = [sample for sample in samples if sample.codec == codec]
@@ -145,7 +156,10 @@ def relative_absolute_errors(times: CodecTimes, samples: Sequence[Sample]) -> di
 
 
 def relative_absolute_error(times: CodecTimes, samples: Sequence[Sample]) -> float:
-    """The mean over codecs and directions; best of samples that were held out of `fit`. CodecError: no samples."""
+    """Return the mean error over codecs and directions, preferably for samples that were held out of `fit`.
+
+    Raises CodecError if there are no samples.
+    """
     if not samples:
         raise CodecError("without measurements there is no error")
     return float(np.mean(list(relative_absolute_errors(times, samples).values())))
@@ -174,8 +188,8 @@ def _fit_ranges(group: Sequence[Sample], measured_us: Sequence[float]) -> tuple[
 
 
 def _least_squares(terms: np.ndarray, us: np.ndarray) -> np.ndarray:
-    weights = 1 / np.sqrt(np.maximum(us, 1e-3))  # between absolute and relative errors: small tensors count, too
-    scale = np.maximum(np.abs(terms).max(axis=0), 1e-12)  # so that bytes and constants weigh alike
+    weights = 1 / np.sqrt(np.maximum(us, 1e-3))  # between absolute and relative errors: small tensors count too
+    scale = np.maximum(np.abs(terms).max(axis=0), 1e-12)  # gives bytes and constants comparable magnitudes
     solution, *_ = np.linalg.lstsq(terms / scale * weights[:, None], us * weights, rcond=None)
     return solution / scale
 

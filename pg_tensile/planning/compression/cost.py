@@ -1,10 +1,10 @@
-"""What a swap costs with and without compression (CSWAP, section IV-B, equations 1 to 4).
+"""Cost of a swap with and without compression (CSWAP, section IV-B, equations 1 to 4).
 
-Both costs are what the iteration is longer for the swap: what of its transfers does not hide behind the compute, and
-with compression what coding adds to them. The equations are the paper's but for two things that our executor does.
-It codes a chunk while another one is on the link, so Time_c and Time_dc count as what they add to a transfer: all of
-them for a tensor of one chunk. And the swaps of a lane queue: a transfer hides until its memory is needed, or until the
-link is needed by those behind it, so that all who keep a late one waiting are to blame.
+Both costs are the time by which the swap lengthens the iteration: the part of its transfers that does not hide behind
+the compute, plus, with compression, the time that coding adds to them. The equations are the paper's, with two changes
+that reflect our executor. It codes one chunk while another is on the link, so Time_c and Time_dc are the time that they
+add to a transfer, which is all of it for a tensor of one chunk. And the swaps of a lane queue: a transfer hides until
+its memory is needed or until the link is needed by later ones, so a late transfer is charged to all that delay it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ ARRIVING = (ActionKind.COPY_IN, ActionKind.PASSIVE_IN)
 
 
 class Window(NamedTuple):
-    """Where one transfer of a plan is: `hidden_us` is the compute that it can hide behind (Hidden_f of one that goes
-    out, Hidden_b of one that comes in), `stretch` how much longer it takes for what the other lane moves."""
+    """Position of one transfer of a plan relative to the compute.
+
+    `hidden_us` is the compute that it can hide behind (Hidden_f for a swap-out, Hidden_b for a swap-in), `stretch` the
+    factor by which traffic on the other lane lengthens it.
+    """
 
     tensor: int
     direction: Direction
@@ -34,17 +37,20 @@ class Window(NamedTuple):
 
 
 def plain_cost_us(link_us: float, hidden_us: float) -> float:
-    """One direction of T′ (equation 1)."""
+    """Return one direction of T′ (equation 1)."""
     return max(link_us - hidden_us, 0.0)
 
 
 def coded_cost_us(coding_us: float, link_us: float, hidden_us: float) -> float:
-    """One direction of T (equations 2 to 4). `coding_us`: what coding adds to moving the coded bytes in `link_us`."""
+    """Return one direction of T (equations 2 to 4).
+
+    `link_us` is the time to move the coded bytes, `coding_us` the time that coding adds to it.
+    """
     return coding_us + max(link_us - hidden_us, 0.0)
 
 
 def swap_cost_us(trace: Trace, window: Window, codec: int, profile: DeviceProfile) -> float:
-    """What a transfer costs with a codec that `trace.coding` knows; 0: without one."""
+    """Return the cost of a transfer with a codec for which `trace.coding` has times; 0 means no codec."""
     tensor, direction, hidden_us, stretch = window
     link_us = profile.transfer_us(moved_bytes(trace, tensor, codec), direction)
     if codec == 0:
@@ -54,7 +60,7 @@ def swap_cost_us(trace: Trace, window: Window, codec: int, profile: DeviceProfil
 
 
 def windows(trace: Trace, plan: Plan, timeline: Timeline, profile: DeviceProfile) -> list[Window]:
-    """Of every transfer of the plan, whose Timeline this is. Raises InvalidPlanError."""
+    """Return the window of every transfer of the plan, whose timeline is given. Raises InvalidPlanError."""
     needed_us = _needed_us(AccessSequence(trace, plan), timeline)
     latest_us = list(needed_us)
     for direction in Direction:
@@ -75,7 +81,7 @@ def windows(trace: Trace, plan: Plan, timeline: Timeline, profile: DeviceProfile
 
 
 def _needed_us(sequence: AccessSequence, timeline: Timeline) -> list[float]:
-    """When the compute gets to the point where it waits for each transfer."""
+    """Return for each transfer the time at which the compute reaches the point where it waits for it."""
     under_way: dict[int, int] = {}  # tensor → its transfer
     needed_us = [0.0] * len(timeline.transfers)
     ends_us = np.append(0.0, timeline.step_end_us).tolist()  # by steps executed
@@ -91,7 +97,7 @@ def _needed_us(sequence: AccessSequence, timeline: Timeline) -> list[float]:
 
 
 def _compute_until(timeline: Timeline, us: np.ndarray) -> np.ndarray:
-    """The compute up to these times, stalls left out."""
+    """Return the compute time up to each of these times, excluding stalls."""
     edges = np.stack((timeline.step_start_us, timeline.step_end_us), axis=1).reshape(-1)
     done = np.cumsum(np.diff(edges, prepend=0.0) * (np.arange(len(edges)) % 2))
     return np.interp(us, edges, done)

@@ -1,4 +1,7 @@
-"""What a tensor's values tell about its coded size: the sparsity that the profiler collects (CSWAP, section IV-A)."""
+"""Statistics of a tensor's values that determine its coded size.
+
+They are the sparsity that the profiler collects (CSWAP, section IV-A).
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,17 @@ import numpy as np
 
 from pg_tensile.planning.compression.codec import ROW_WORDS, Codec, lz4_package, parts, word_of
 
-PIECE_WORDS = 1 << 12  # of a sample, side by side; a row has a whole number of pieces
+PIECE_WORDS = 1 << 12  # contiguous words of a sample; a row has a whole number of pieces
 _LZ4_PIECES, _LZ4_PIECE_BYTES = 8, 1 << 16
 
 
 class Statistics(NamedTuple):
-    """Of a tensor's words: the share that is zero, and how many runs of zeros there are for each word. A run ends with
-    its row, as in RLE. `lz4_share`: bytes in LZ4 for each byte; 1.0 where the package is missing."""
+    """Sparsity of a tensor's words.
+
+    `zero_share` is the share of words that are zero, `run_share` the number of runs of zeros for each word; a run ends
+    with its row, as in RLE. `lz4_share` is the size in LZ4 as a share of the raw size, 1.0 where the package is
+    missing.
+    """
 
     zero_share: float
     run_share: float
@@ -22,8 +29,11 @@ class Statistics(NamedTuple):
 
 
 def measure(words: np.ndarray, sample_words: int | None = None) -> Statistics:
-    """Statistics of an array's bits; each number is a word (of 16 bytes: two). `sample_words`: look at about so many
-    only, in pieces at equal distances, the same for every array of that size. Of LZ4 a sample is taken in any case."""
+    """Return the statistics of an array's bits, where each number is a word (one of 16 bytes is two).
+
+    `sample_words` limits the words examined to about that number, in evenly spaced pieces, the same for every array of
+    that size; None means all words. LZ4 is always measured on a sample.
+    """
     words = np.ascontiguousarray(words).reshape(-1).view(f"u{word_of(words.itemsize)}")
     if not len(words):
         return Statistics(0.0, 0.0)
@@ -38,7 +48,7 @@ def measure(words: np.ndarray, sample_words: int | None = None) -> Statistics:
 
 
 def _sampled(words: np.ndarray, sample_words: int) -> tuple[np.ndarray, int]:
-    """Which words of the pieces are zero, and how many runs start in them."""
+    """Return which words of the pieces are zero, and how many runs start in them."""
     pieces = min(max(sample_words // PIECE_WORDS, 1), len(words) // PIECE_WORDS)
     distance = len(words) // pieces // PIECE_WORDS * PIECE_WORDS
     zero = words[: pieces * distance].reshape(pieces, distance)[:, :PIECE_WORDS] == 0
@@ -60,8 +70,11 @@ def _lz4_share(raw: np.ndarray) -> float:
 
 
 def coded_bytes(codec: Codec, nbytes: int, word_bytes: int, statistics: Statistics) -> int:
-    """Bytes that move over the link for a tensor of `nbytes`; `nbytes` if coding does not make them less. Exact for a
-    chunk that was not sampled (in several chunks each part may be padded: 7 bytes); of LZ4 an estimate."""
+    """Return the bytes that cross the link for a tensor of `nbytes`, which is `nbytes` if coding does not reduce them.
+
+    Exact for one chunk whose statistics were not sampled; with several chunks each part may have up to 7 bytes of
+    padding. For LZ4 it is an estimate.
+    """
     if codec == Codec.NONE:
         return nbytes
     if codec == Codec.LZ4:

@@ -1,1 +1,1 @@
-"""A device as planning sees it: its memory, its rates, its link to the host."""
+"""Model of a device for planning: its memory, its rates, its link to the host."""

@@ -1,7 +1,7 @@
-"""The simulated link between device and host: two lanes, shared by all jobs.
+"""Simulation of the link between device and host: two lanes, shared by all jobs.
 
-Each lane serves one transfer at a time, in the order in which they may start. While both are busy, each runs at the
-duplex factor of its speed, so an end is certain only when it has been reached.
+Each lane serves one transfer at a time, in the order of the times from which they may start. While both are busy, each
+runs at `duplex_factor` times its speed, so the end of a transfer is certain only when simulated time reaches it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ from pg_tensile.planning.trace.trace import Trace
 
 
 def moved_bytes(trace: Trace, tensor: int, codec: int) -> int:
-    """What crosses the link when a tensor is swapped with a codec; all of it where the trace's coding knows of none."""
+    """Return the bytes that cross the link when a tensor is swapped with `codec`.
+
+    That is the whole tensor unless the trace's coding has this codec for it.
+    """
     coding = _coding(trace, tensor, codec)
     return int(trace.tensor_bytes[tensor] if coding is None else coding.moved_bytes[tensor])
 
 
 def copy_us(trace: Trace, tensor: int, codec: int, direction: Direction, profile: DeviceProfile) -> float:
-    """How long a transfer takes that has the link to itself, in µs (CSWAP, section IV-B).
+    """Return the duration of a transfer that has the link to itself, in µs (CSWAP, section IV-B).
 
-    `codec`: of the host copy. Coding and moving go on side by side, chunk by chunk: the slower of the two takes its
-    time, and of the faster one a chunk is left over, before or after.
+    `codec` is that of the host copy. Coding and moving are pipelined by chunks: the duration is that of the slower of
+    the two, plus one chunk of the faster one, which precedes or follows it.
     """
     return _pipelined_us(trace, tensor, codec, direction, profile, 1.0)
 
 
 def copy_stretch(trace: Trace, tensor: int, codec: int, direction: Direction, profile: DeviceProfile) -> float:
-    """How many times longer a transfer takes while the other lane is busy, too: coding it goes on at its own speed."""
+    """Return the factor on a transfer's duration while the other lane is busy; its coding keeps its own speed."""
     alone_us = copy_us(trace, tensor, codec, direction, profile)
     slowdown = 1 / profile.duplex_factor
     shared_us = _pipelined_us(trace, tensor, codec, direction, profile, slowdown)
@@ -53,13 +56,13 @@ def _pipelined_us(
 
 
 def _coding(trace: Trace, tensor: int, codec: int) -> Coding | None:
-    """The trace's coding, if it knows what this codec makes of the tensor."""
+    """Return the trace's coding if it has this codec for the tensor, else None."""
     coding = trace.coding
     return coding if codec and coding is not None and coding.codec[tensor] == codec else None
 
 
 def swap_us(trace: Trace, direction: Direction, profile: DeviceProfile) -> list[float]:
-    """[m]: `copy_us` of every tensor, swapped as `trace.coding` chooses."""
+    """Return `copy_us` of each of the m tensors, with the codec that `trace.coding` chooses for it."""
     rate = profile.out_bytes_per_s if direction == Direction.OUT else profile.in_bytes_per_s
     us: list[float] = (profile.transfer_latency_us + trace.tensor_bytes * (1e6 / rate)).tolist()
     if trace.coding is not None:
@@ -70,45 +73,45 @@ def swap_us(trace: Trace, direction: Direction, profile: DeviceProfile) -> list[
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A transfer to make: of a tensor, for an event of its job's plan (−1: for none)."""
+    """A transfer of a tensor, for an event of its job's plan (−1 for none)."""
 
     tensor: int
     direction: Direction
-    bytes: int
+    bytes: int  # moved over the link
     event: int
     delay_us: int
-    alone_us: float  # with the link to itself
-    raw_bytes: int  # of the tensor; `bytes` are those that are moved
-    stretch: float  # while the other lane is busy, too, it takes so many times longer
+    alone_us: float  # duration with the link to itself
+    raw_bytes: int  # of the tensor
+    stretch: float  # factor on its duration while the other lane is busy, too
 
 
 @dataclass(slots=True)
 class Request:
-    """A copy that has been asked for."""
+    """A copy in the queue of a lane, in flight or ended."""
 
     copy: Copy
-    ready_us: float  # may start then
+    ready_us: float  # earliest start
     start_us: float = math.nan
-    end_us: float = math.nan  # known when it has ended
+    end_us: float = math.nan  # set when it has ended
     ended: bool = False
-    waiter: int = -1  # the job that waits for the end
+    waiter: int = -1  # the job that waits for the end; -1 for none
 
 
 @dataclass(slots=True)
 class _Lane:
-    queue: list[tuple[float, int, Request]] = field(default_factory=list)  # heap: ready time, number
+    queue: list[tuple[float, int, Request]] = field(default_factory=list)  # heap: ready time, number, request
     current: Request | None = None
-    end_us: float = math.inf  # of the current one, if the other lane stays as it is
+    end_us: float = math.inf  # of the current one, provided that the other lane does not change
 
 
 class Link:
-    """Two lanes. Time goes on by `advance` only."""
+    """The two lanes of the link. Only `advance` moves time forward."""
 
     def __init__(self) -> None:
         self._lanes = (_Lane(), _Lane())
         self._now = -math.inf
         self._requests = 0
-        self._both = False  # lanes are busy
+        self._both = False  # whether both lanes are busy
 
     def request(self, copy: Copy, ready_us: float) -> Request:
         request = Request(copy, ready_us)
@@ -117,7 +120,7 @@ class Link:
         return request
 
     def advance(self, until: float) -> Request | None:
-        """Goes on to the next end of a transfer, which is returned, but not beyond `until`: then None."""
+        """Advance to the end of the next transfer and return it, or to `until` and return None if that comes first."""
         while True:
             soonest, ending, starting = until, None, None
             for lane in self._lanes:
@@ -150,7 +153,7 @@ class Link:
         return request
 
     def _share(self) -> None:
-        """If both lanes became busy, or one of both idle, what is under way ends later, or sooner."""
+        """Reschedule the ends of transfers in flight after both lanes have become busy, or one of them idle."""
         both = all(lane.current is not None for lane in self._lanes)
         if both != self._both:
             for lane in self._lanes:

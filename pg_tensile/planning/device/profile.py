@@ -1,7 +1,8 @@
-"""What planning and simulating need to know about a device: its memory, its link to the host, its rates.
+"""Device profiles for planning and simulation: memory, link to the host, and rates of a device.
 
-Named profiles hold *effective* rates, what PyTorch reaches on large operators, not the data sheet's. `device.measure`
-makes the profile of the machine at hand. No torch here: plans are made where torch is not imported.
+Named profiles hold *effective* rates, which PyTorch reaches on large operators, not those of the data sheet.
+execution/measuring/device.py measures the profile of the local machine. This module does not import torch, because
+plans are made in processes without it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ TERA = 1_000_000_000_000
 
 
 class Direction(IntEnum):
-    """Of a transfer over the link, seen from the device; each has a lane of its own."""
+    """Direction of a transfer over the link, as seen from the device; each has its own lane."""
 
     OUT = 0
     IN = 1
@@ -28,11 +29,12 @@ class Direction(IntEnum):
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """A device as the planner sees it. Rates are per second, times in microseconds.
+    """Model of a device for the planner. Rates are per second, times in microseconds.
 
     A transfer of b bytes that has the link to itself takes `transfer_latency_us` + b / (the lane's rate). While both
-    lanes are busy, each runs at `duplex_factor` times its speed: 1.0 where the directions do not disturb each other,
-    0.5 where they share one path. Raises DeviceError for numbers that no device has.
+    lanes are busy, each runs at `duplex_factor` times its speed: 1.0 if the directions are independent, 0.5 if they
+    share one path. `handover_us` is the delay from the end of a transfer until the compute learns of it. Raises
+    DeviceError for impossible numbers.
     """
 
     name: str
@@ -62,15 +64,18 @@ class DeviceProfile:
     def with_link(
         self, out_bytes_per_s: float, in_bytes_per_s: float | None = None, duplex_factor: float = 1.0
     ) -> DeviceProfile:
-        """The same device on another link, in bytes per second (one number: both directions)."""
+        """Return the device with another link, in bytes per second; one number is used for both directions."""
         inward = out_bytes_per_s if in_bytes_per_s is None else in_bytes_per_s
         rates = float(out_bytes_per_s), float(inward)
         return replace(self, out_bytes_per_s=rates[0], in_bytes_per_s=rates[1], duplex_factor=duplex_factor)
 
     def scaled_link(self, roofline_us: float, step_us: float, reference: DeviceProfile | None = None) -> DeviceProfile:
-        """The same device with a link that keeps the balance of `reference` (None: an RTX A6000) between computing and
-        moving: the reference's link × `roofline_us` / `step_us`, where `roofline_us` is what the iteration would take
-        on the reference (`latency.roofline.total_us`) and `step_us` what it takes here, measured."""
+        """Return the device with a link that is as fast, relative to its computing, as that of `reference`.
+
+        The rates are those of the reference (None means an RTX A6000) × `roofline_us` / `step_us`, where `roofline_us`
+        is the estimated duration of the iteration on the reference (`latency.roofline.total_us`), and `step_us` the
+        measured one on this device. Raises DeviceError unless both are positive.
+        """
         reference = RTX_A6000 if reference is None else reference
         if not (math.isfinite(roofline_us) and roofline_us > 0 and math.isfinite(step_us) and step_us > 0):
             detail = f"reference {roofline_us} µs, here {step_us} µs"
@@ -80,7 +85,7 @@ class DeviceProfile:
         return self.with_link(out, inward, reference.duplex_factor)
 
     def transfer_us(self, nbytes: int, direction: Direction) -> float:
-        """How long a transfer takes that has the link to itself."""
+        """Return the duration of a transfer that has the link to itself, in µs."""
         rate = self.out_bytes_per_s if direction == Direction.OUT else self.in_bytes_per_s
         return self.transfer_latency_us + nbytes / rate * 1e6
 
@@ -94,10 +99,10 @@ def _simulated(
     )
 
 
-# The reference of every comparison and the paper's own card. PCIe 4.0 x16: 25 of 31.5 GB/s each way, both ways at once;
+# The reference of all comparisons, and the paper's GPU. PCIe 4.0 x16: 25 of 31.5 GB/s each way, both ways at once;
 # FP32: 20 of 38.7 TFLOP/s; GDDR6: 600 of 768 GB/s.
 RTX_A6000 = _simulated("RTX_A6000", 48, (25, 25), 1.0, 20, 600, 2.0)
-# PCIe 4.0 x16, both ways at once some 45 GB/s together; TF32 convolutions: 60 of 156 TFLOP/s; HBM2: 1250 of 1555 GB/s.
+# PCIe 4.0 x16, both ways at once some 45 GB/s in total; TF32 convolutions: 60 of 156 TFLOP/s; HBM2: 1250 of 1555 GB/s.
 A100_40GB = _simulated("A100_40GB", 40, (25, 25), 0.9, 60, 1250, 2.0)
 # PCIe 4.0 x16; FP32: 45 of 82.6 TFLOP/s; GDDR6X: 850 of 1008 GB/s.
 RTX_4090 = _simulated("RTX_4090", 24, (25, 25), 0.9, 45, 850, 2.0)
@@ -111,7 +116,7 @@ PROFILES = {profile.name: profile for profile in (RTX_A6000, A100_40GB, RTX_4090
 
 
 def named_profile(name: str) -> DeviceProfile:
-    """The profile of that name, upper or lower case. Raises DeviceError with the list of names."""
+    """Return the profile of a name, in upper or lower case. Raises DeviceError, with all names, if it is unknown."""
     profile = PROFILES.get(name.upper())
     if profile is None:
         raise DeviceError(f'there is no device profile "{name}"', hint=f"Use one of {', '.join(PROFILES)}.")

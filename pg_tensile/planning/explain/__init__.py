@@ -1,1 +1,1 @@
-"""The explanation of a job before it runs: EXPLAIN for training."""
+"""Explanation of a job before it runs: EXPLAIN for training."""

@@ -1,8 +1,8 @@
-"""What a training job would take, before anything of it runs: the EXPLAIN of a job.
+"""Explanation of a training job before it runs: its memory, time and start, like EXPLAIN for a query.
 
-`explain` turns the traces of a job's graphs, a device and what others have on it into plain numbers; `render` turns
-those into lines for people. Bytes are those of the traces, workspaces as far as they have been measured.
-No torch here.
+`explain` turns the traces of a job's graphs, a device and the load of other jobs on it into plain numbers; `render`
+turns those into lines of text. Bytes are those of the traces, with workspaces as far as they have been measured. This
+module does not import torch.
 """
 
 from __future__ import annotations
@@ -24,26 +24,28 @@ from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler, Dev
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Kind, Phase, Trace
 
-COMPARED = 6  # batch sizes, the chosen one included
-SHOWN = 10  # tensors that are swapped, and that are recomputed, the largest first
-GRAPHS = {  # which of them needs it
+COMPARED = 6  # batch sizes shown, including the chosen one
+SHOWN = 10  # swapped tensors, and recomputed tensors, that are listed, the largest first
+GRAPHS = {  # note at the least memory, by the graph that needs it
     "train": "",
     "train_last": "for the last batch of an epoch",
     "evaluate": "for validation",
     "evaluate_last": "for the last batch of validation",
 }
-NOTICEABLE = 5e-4  # of a step's time
+NOTICEABLE = 5e-4  # fraction of a step's time from which a part of it is shown
 
 
 class Request(NamedTuple):
-    """The job as it was asked for. Of its model: the number of `parameters`, `state_bytes` (parameters, gradients and
-    optimizer state), `claim_bytes` (what an eager job is given); of its process: `overhead_bytes` on the device.
-    `open_job`: one that trains the model now, for `open_job_s` more seconds at most (None: not known). `uncaptured`:
-    why there are no graphs. `calibrated`: latencies come from the device's models; `workspaces`: the traces have them.
-    `approximate`: why the numbers are not the device's.
-    `choice`: of the batch size, where it was left open: `batch_size, learning_rate, law, base_rate, candidates` (the
-    fields of batchsize.Candidate, the chosen one first). `compression` of swaps: auto or a
-    codec; None: none."""
+    """The requested job.
+
+    `parameters` is the number of the model's parameters; `state_bytes` counts parameters, gradients and optimizer
+    state, `claim_bytes` is the grant of an eager job, and `overhead_bytes` the device memory of the job's process.
+    `open_job` is a job that trains the model at present, for at most `open_job_s` more seconds (None if unknown).
+    `uncaptured` is the reason why there are no graphs. `calibrated` means that latencies come from the device's models,
+    `workspaces` that the traces have them, and `approximate` is the reason why the numbers are not the device's.
+    `choice` is that of the batch size, if it was left open: `batch_size, learning_rate, law, base_rate, candidates`
+    (fields of batchsize.Candidate, the chosen one first). `compression` of swaps is auto or a codec; None means none.
+    """
 
     model: str
     architecture: str
@@ -51,7 +53,7 @@ class Request(NamedTuple):
     policy: str
     epochs: int
     batch_size: int
-    steps: int  # of an epoch
+    steps: int  # per epoch
     training_rows: int
     validation_rows: int
     skipped_rows: int
@@ -71,8 +73,10 @@ class Request(NamedTuple):
 
 
 class Ahead(NamedTuple):
-    """A job that another one may wait for: one that runs, or waits itself. `remaining_s`: from its beginning where it
-    waits, at most; None: not known."""
+    """A running or waiting job for which another one may have to wait.
+
+    `remaining_s` is an upper bound, counted from now if the job runs, from its start if it waits; None if unknown.
+    """
 
     running: bool
     least_bytes: int
@@ -80,10 +84,12 @@ class Ahead(NamedTuple):
 
 
 class Admission(NamedTuple):
-    """What counts when the scheduler lets a job begin. Bytes of the device: `budget_bytes` for all jobs together and
-    `inference_bytes` of it for predictions; `least_bytes` that `running` jobs could be squeezed into. `host_bytes`: for
-    copies on the host; `most_events`: of a plan. `ahead`: the jobs that run, and those that wait and come first, in
-    their order."""
+    """The state of a device on which the admission of a job depends.
+
+    Of the device's memory, `budget_bytes` are for all jobs together, `inference_bytes` of them for predictions, and
+    `least_bytes` is the least that the `running` jobs need. `host_bytes` limits the copies on the host, `most_events`
+    a plan. `ahead` lists the running jobs, and the waiting ones that come first, in their order.
+    """
 
     budget_bytes: int
     inference_bytes: int = 0
@@ -95,7 +101,7 @@ class Admission(NamedTuple):
     ahead: tuple[Ahead, ...] = ()
 
     def totals(self) -> dict[str, Any]:
-        """Without what is about single jobs of others."""
+        """Return the fields without the details of other jobs (`ahead`)."""
         return {name: value for name, value in self._asdict().items() if name != "ahead"}
 
 
@@ -105,8 +111,10 @@ class Admission(NamedTuple):
 def explain(
     request: Request, traces: Mapping[str, Trace], profile: DeviceProfile, admission: Admission
 ) -> dict[str, Any]:
-    """Everything that `render` says, as JSON. `traces`: the job's graphs by name with their latencies, the training
-    step first; empty where none could be captured. Bytes, µs, shares from 0 to 1."""
+    """Return the explanation of a job as JSON values, in bytes, µs and fractions from 0 to 1; `render` prints it.
+
+    `traces` are the job's graphs by name, with latencies, the training step first; empty if none could be captured.
+    """
     found: dict[str, Any] = {key: value for key, value in request._asdict().items() if value is not None}
     found |= {"captured": bool(traces), "profile": profile.name, "admission": admission.totals()}
     eager = request.policy == "none"
@@ -126,7 +134,7 @@ def explain(
 def _add_plan(
     found: dict[str, Any], request: Request, train: Trace, profile: DeviceProfile, admission: Admission
 ) -> None:
-    """What the scheduler would decide if the job had the device to itself; nothing where it does not fit at all."""
+    """Add the scheduler's decision for the job alone on the device; without a plan, only the reason (`unplanned`)."""
     memory = found["memory"]
     device = DeviceState(
         request.device, profile, admission.budget_bytes, 0, admission.host_bytes, admission.most_events
@@ -162,7 +170,10 @@ def _graph(trace: Trace) -> dict[str, Any]:
 
 
 def _memory(traces: Mapping[str, Trace]) -> dict[str, Any]:
-    """Of all graphs together; the largest operator is that of the graph that can do with least memory least."""
+    """Return the memory of all graphs together.
+
+    `largest_operator` belongs to the graph whose minimum memory is highest (`least_graph`).
+    """
     least = {name: least_bytes(trace) for name, trace in traces.items()}
     hungriest = max(least, key=lambda name: least[name])
     return {
@@ -175,7 +186,7 @@ def _memory(traces: Mapping[str, Trace]) -> dict[str, Any]:
 
 
 def _largest_operator(trace: Trace) -> int:
-    """The operator with the largest working set."""
+    """Return the operator with the largest working set."""
     accessed = np.concatenate(([0], np.cumsum(trace.tensor_bytes[trace.access_tensor])))
     return int(np.argmax(np.diff(accessed[trace.access_start]) + trace.workspace_bytes))
 
@@ -201,7 +212,7 @@ def _time(planned: Planned) -> dict[str, Any]:
 
 
 def _link(planned: Planned, profile: DeviceProfile) -> dict[str, Any]:
-    """Each way: bytes of an iteration, and the share of the link's time that they take."""
+    """Return, for each direction, the bytes of an iteration, the rate, and the fraction of time that they occupy it."""
     assert planned.iteration_us is not None
     lanes = {"out": (planned.out_bytes, profile.out_bytes_per_s), "in": (planned.in_bytes, profile.in_bytes_per_s)}
     seconds = planned.iteration_us / 1e6
@@ -226,8 +237,10 @@ def _largest(trace: Trace, tensors: Sequence[int]) -> list[int]:
 
 
 def _swapped(trace: Trace, plan: Plan) -> dict[str, Any]:
-    """How many tensors leave for the host, and the largest of them with the operators between which they are away.
-    `trace`: as the plan executes it."""
+    """Return the number and bytes of swapped tensors, and the largest with the operators around each idle interval.
+
+    `trace` is in the plan's order.
+    """
     absences: dict[int, list[list[int]]] = defaultdict(list)
     returns: dict[int, list[int]] = defaultdict(list)
     for event in plan.events:
@@ -236,7 +249,7 @@ def _swapped(trace: Trace, plan: Plan) -> dict[str, Any]:
     for event in plan.events:
         if event.kind == EventKind.SWAP_OUT:
             back = returns[event.tensor]
-            later = [operator for operator in back if operator > event.trigger] or back  # around the end of the step
+            later = [operator for operator in back if operator > event.trigger] or back  # across the end of the step
             absences[event.tensor].append([event.trigger, min(later)] if later else [event.trigger])
     shown = []
     for tensor in _largest(trace, list(absences)):
@@ -247,8 +260,10 @@ def _swapped(trace: Trace, plan: Plan) -> dict[str, Any]:
 
 
 def _recomputed(trace: Trace, plan: Plan) -> dict[str, Any]:
-    """How many tensors are made again, and the largest of them with what makes them and what needs them then.
-    `trace`: as the plan executes it."""
+    """Return the number and bytes of recomputed tensors, and the largest with their writers and next users.
+
+    `trace` is in the plan's order.
+    """
     remade: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for event in plan.events:
         if event.kind == EventKind.RECOMPUTE:
@@ -265,9 +280,11 @@ def _recomputed(trace: Trace, plan: Plan) -> dict[str, Any]:
 
 
 def _start(request: Request, least: int, admission: Admission, found: Mapping[str, Any]) -> dict[str, Any]:
-    """`when`: now, later (in `wait_s` seconds at most; None: not known), or never; `why` in words. The rule
-    is the scheduler's (device_scheduler.py): a job begins if the least that it and the running ones can do with fits
-    into the device's budget."""
+    """Return `when` the job would start (now, later or never) and `why`, in words.
+
+    If later, `wait_s` is an upper bound in seconds, None if unknown. The rule is the scheduler's (device_scheduler.py):
+    a job starts if its least memory and that of the running jobs fit into the device's budget.
+    """
     need = least + request.overhead_bytes
     budget = admission.budget_bytes
     largest = found.get("memory", {}).get("largest_operator")
@@ -297,8 +314,11 @@ def _start(request: Request, least: int, admission: Admission, found: Mapping[st
 
 
 def _wait_s(need: int, admission: Admission) -> float | None:
-    """Seconds until a job that needs so many bytes begins, at most: those ahead of it begin in their order, as soon as
-    enough of the running ones have ended. None: a job whose end is not known has to end first."""
+    """Return an upper bound, in seconds, on the wait of a job that needs `need` bytes.
+
+    Jobs ahead of it start in their order, as soon as enough of the running ones have ended. None if a job must end
+    first whose end is unknown.
+    """
     running = [job for job in admission.ahead if job.running]
     free = admission.budget_bytes - admission.inference_bytes - sum(job.least_bytes for job in running)
     ends = [(_or_never(job.remaining_s), job.least_bytes) for job in running]
@@ -324,13 +344,13 @@ def _or_never(seconds: float | None) -> float:
 
 
 def duration(us: float) -> str:
-    """ "12.3 ms", "4.25 s"."""
+    """Return a duration as text: "12.3 ms", "4.25 s"."""
     ms = us / 1e3
     return f"{ms / 1e3:,.2f} s" if ms >= 1e4 else f"{ms:,.1f} ms" if ms >= 10 else f"{ms:.2f} ms"
 
 
 def describe(operator: Mapping[str, Any]) -> str:
-    """ "operator 41 (aten.mul.Tensor of encoder.layers.0)"."""
+    """Return the description of an operator: "operator 41 (aten.mul.Tensor of encoder.layers.0)"."""
     module = f" of {operator['module']}" if operator["module"] else ""
     return f"operator {operator['operator']} ({operator['target']}{module})"
 
@@ -340,13 +360,13 @@ def _short(operator: Mapping[str, Any]) -> str:
 
 
 def _base(target: str) -> str:
-    """ "aten.convolution.default" → "convolution"."""
+    """Return the base name of a target: "aten.convolution.default" → "convolution"."""
     parts = target.split(".")
     return parts[1] if len(parts) > 1 else target
 
 
 class _Line(NamedTuple):
-    """`topic` is empty where the line goes on with the topic above. Numbers stand right-aligned under each other."""
+    """A line of text. `topic` is empty if the line continues the topic above; numbers are right-aligned in a column."""
 
     topic: str
     label: str
@@ -355,7 +375,7 @@ class _Line(NamedTuple):
 
 
 def render(explanation: Mapping[str, Any]) -> list[str]:
-    """The explanation as lines of text, ASCII but for names."""
+    """Return the explanation as lines of text, ASCII except for names."""
     e = explanation
     title = f'Train "{e["model"]}" ({e["architecture"]}) on {e["device"]}, policy {e["policy"]}'
     epochs = f"{_count(e['epochs'], 'epoch')} of {_count(e['steps'], 'step')} of {_count(e['batch_size'], 'row')}"
@@ -368,7 +388,7 @@ def render(explanation: Mapping[str, Any]) -> list[str]:
 
 
 def _wait(start: Mapping[str, Any]) -> str:
-    """ ", in at most 5 min" where a job would wait."""
+    """Return the wait as text, ", in at most 5 min", if the job starts later, else nothing."""
     if start["when"] != "later":
         return ""
     seconds = start["wait_s"]
@@ -401,7 +421,7 @@ def _subject(e: Mapping[str, Any]) -> list[_Line]:
 
 
 def _choice_lines(e: Mapping[str, Any]) -> list[_Line]:
-    """The batch size that was chosen, and what it was compared with."""
+    """Return the chosen batch size, and those that it was compared with."""
     if "choice" not in e:
         return []
     choice = e["choice"]
@@ -502,7 +522,7 @@ def _aligned(lines: Sequence[_Line]) -> list[str]:
 
 
 def _tensor_lines(topic: str, group: Mapping[str, Any] | None, history: Any) -> list[str]:
-    """The largest tensors of a group as a table: bytes, what it is, what happens to it."""
+    """Return the largest tensors of a group as a table: bytes, name, and `history` of each."""
     if not group or not group["tensors"]:
         return []
     shown = group["largest"]
@@ -514,7 +534,7 @@ def _tensor_lines(topic: str, group: Mapping[str, Any] | None, history: Any) -> 
 
 
 def _name(tensor: Mapping[str, Any]) -> str:
-    """A tensor by its name, by the operator that makes it, or by its number (constants)."""
+    """Return the kind of a tensor, and its name, the operator that creates it, or its index."""
     kind, made = tensor["kind"].replace("_", " "), tensor["made_by"]
     if tensor["name"]:
         return f"{kind} {tensor['name']}"
@@ -525,7 +545,7 @@ def _name(tensor: Mapping[str, Any]) -> str:
 
 
 def _away(tensor: Mapping[str, Any]) -> str:
-    """Between which operators it is on the host only."""
+    """Return the operators between which a tensor is only on the host."""
     parts = []
     for absence in tensor["away"]:
         back = f", in before {_short(absence[1])}" if len(absence) > 1 else ""

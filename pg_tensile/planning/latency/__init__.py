@@ -1,1 +1,1 @@
-"""How long operators take: estimated before the first iteration, measured and corrected later."""
+"""Latency of operators: estimated before the first iteration, then measured and corrected."""

@@ -1,9 +1,9 @@
-"""Operators' latency while a job runs: predicted first, then corrected by what is measured (TENSILE, section IV-E).
+"""Latency of operators while a job runs: predicted first, then corrected by measurements (TENSILE, section IV-E).
 
-Each operator has an exponential moving average. What goes into it is the median of its last three measurements, so that
-one that is wrong by whatever factor changes nothing, and a lasting change shows with the second. `changed` is the
-paper's test of whether it is time for a new plan: |s′ − s| / s, where s is the sum of all latencies that the plan was
-made with and s′ the sum now.
+Each operator has an exponential moving average of the median of its last three measurements, so that a single outlier
+of any size has no effect, and a lasting change shows with its second measurement. `changed` is the paper's test of
+whether a new plan is due: |s′ − s| / s, where s is the sum of all latencies for which the plan was made and s′ the
+current sum.
 """
 
 from __future__ import annotations
@@ -17,22 +17,23 @@ from pg_tensile.errors import MeasurementError
 
 WEIGHT = 0.2  # of a new measurement
 _RECENT = 3
-_MOST = 65535  # of a count
-_RANGE_US = (1e-3, 1e12)  # a nanosecond, eleven days: what lies outside was not measured
+_MOST = 65535  # largest count
+_RANGE_US = (1e-3, 1e12)  # a nanosecond, eleven days; values outside are not measurements
 
 
 class AverageState(NamedTuple):
     """`LatencyAverages` as arrays, for a table or for shared memory: 18 bytes an operator."""
 
     latency_us: NDArray[np.float32]  # [operators]
-    recent_us: NDArray[np.float32]  # [3, operators]: the last measurements, the newest last; NaN: not so many yet
-    measurements: NDArray[np.uint16]  # [operators]: how many there were, at most 65535
-    planned_us: float  # sum of the latencies that the plan in force was made with; 0: there is none
+    recent_us: NDArray[np.float32]  # [3, operators]: the last measurements, the newest last; NaN where there are fewer
+    measurements: NDArray[np.uint16]  # [operators]: their number, at most 65535
+    planned_us: float  # sum of the latencies with which the plan in force was made; 0 without a plan
 
 
 class LatencyAverages:
-    """The averages of n operators. Begins with a prediction, which counts as one measurement: the first weights are
-    1/2, 1/3, … down to `weight`.
+    """Moving averages of the latencies of n operators.
+
+    They start from a prediction, which counts as one measurement: the first weights are 1/2, 1/3, … down to `weight`.
 
     >>> averages = LatencyAverages(np.array([10.0, 20.0]))
     >>> averages.plan_made()
@@ -43,7 +44,7 @@ class LatencyAverages:
     """
 
     def __init__(self, predicted_us: ArrayLike, weight: float = WEIGHT) -> None:
-        """`predicted_us`: [operators], not negative and at most 10¹². Raises MeasurementError."""
+        """Start from `predicted_us` [operators], each from 0 to 10¹². Raises MeasurementError."""
         self._latency = np.array(predicted_us, np.float64)
         if not 0 < weight <= 1:
             raise MeasurementError(f"the weight of a measurement cannot be {weight}", hint="Use 0.2, or up to 1.")
@@ -56,23 +57,25 @@ class LatencyAverages:
 
     @property
     def latency_us(self) -> NDArray[np.float64]:
-        """float64[operators]: the averages now, a copy."""
+        """Current averages, float64[operators]; a copy."""
         return self._latency.copy()
 
     @property
     def total_us(self) -> float:
-        """Of the whole iteration."""
+        """Sum of the averages: µs of the whole iteration."""
         return float(self._latency.sum())
 
     @property
     def measurements(self) -> int:
-        """Of the operator that was measured least."""
+        """Number of measurements of the operator that was measured least often."""
         return int(self._count.min(initial=_MOST)) if len(self._count) else 0
 
     def add(self, measured_us: ArrayLike) -> None:
-        """One measurement of each operator, [operators]. What no operator takes (negative, NaN, days) is left out, and
-        so is 0: it stands for an operator that was not measured. Raises MeasurementError if they are not as many as
-        there are operators."""
+        """Add one measurement of each operator, [operators].
+
+        Values that no operator can take (negative, NaN, days) are ignored, and so is 0, which stands for an operator
+        that was not measured. Raises MeasurementError if the number of values is not that of the operators.
+        """
         measured = np.asarray(measured_us, np.float64)
         if measured.shape != self._latency.shape:
             raise MeasurementError(f"{measured.size} operators were measured in a trace of {len(self._latency)}")
@@ -83,7 +86,10 @@ class LatencyAverages:
         self._latency[valid] += weight * (self._typical()[valid] - self._latency[valid])
 
     def _typical(self) -> NDArray[np.float64]:
-        """The median of the last three; of two the smaller, because what disturbs a measurement slows it down."""
+        """Return the median of the last three measurements; of two, the smaller one.
+
+        Disturbances only ever lengthen a measurement.
+        """
         ordered = np.sort(self._recent, axis=0)  # NaN come last
         middle = (np.maximum(1, np.isfinite(self._recent).sum(0)) - 1) // 2
         return ordered[middle, np.arange(ordered.shape[1])]
@@ -91,18 +97,18 @@ class LatencyAverages:
     # ---- the plan ----
 
     def plan_made(self) -> None:
-        """The plan in force from now on was made with the averages as they are."""
+        """Record that the plan now in force was made with the current averages."""
         self._planned_us = self.total_us
 
     def change(self) -> float:
-        """|s′ − s| / s; infinite before there is a plan."""
+        """Return |s′ − s| / s, infinite if there is no plan yet."""
         return abs(self.total_us - self._planned_us) / self._planned_us if self._planned_us > 0 else float("inf")
 
     def changed(self, threshold: float) -> bool:
-        """Whether a new plan is due."""
+        """Return whether a new plan is due."""
         return self.change() > threshold
 
-    # ---- to keep them ----
+    # ---- persistence ----
 
     def state(self) -> AverageState:
         count = self._count.astype(np.uint16)
@@ -110,7 +116,7 @@ class LatencyAverages:
 
     @classmethod
     def from_state(cls, state: AverageState, weight: float = WEIGHT) -> LatencyAverages:
-        """Raises MeasurementError if the arrays are not a state."""
+        """Restore averages from their state. Raises MeasurementError if the arrays are not a state."""
         averages = cls(state.latency_us, weight)
         recent, count = np.array(state.recent_us, np.float64), np.array(state.measurements, np.int64)
         operators = len(averages._latency)

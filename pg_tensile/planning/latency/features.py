@@ -1,9 +1,9 @@
-"""Operators as the latency models see them: a kind and a vector of numbers (TENSILE, section IV-A).
+"""Operators as the latency models see them: a kind and a feature vector (TENSILE, section IV-A).
 
-The *kind* is what one model is made for: the target, its type of numbers, and what makes PyTorch choose another
-algorithm. The *vector* has the sizes of the operands, the scalar arguments, flops and bytes, what caches may have
-(`Caches`), and the device's load. It is laid out alike for all kinds; whoever trains leaves out what does not vary.
-Sizes are logarithms to base 2, so a distance of 1 is a factor of 2 everywhere.
+Each *kind* has its own model. It consists of the target, the type of the numbers, and whatever makes PyTorch choose
+another algorithm. The *vector* has the sizes of the operands, the scalar arguments, flops and bytes, the likely state
+of the caches (`Caches`), and the device's load. It has the same layout for all kinds; training omits the features that
+do not vary. Sizes are logarithms to base 2, so a distance of 1 is a factor of 2 everywhere.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency.roofline import SMALLEST_US
 from pg_tensile.planning.trace.trace import Trace
 
-TENSORS = 4  # operands with numbers of their own
+TENSORS = 4  # operands that have their own features
 DIMENSIONS = 4  # of each
 SCALARS = 16
 _PER_TENSOR = DIMENSIONS + 4  # elements, rank, layout, alignment
 _OPERANDS = TENSORS * _PER_TENSOR + 2 + SCALARS
-# What is before REUSE is of the call; the rest is of the moment that it is executed in
+# Features before REUSE describe the call, the others the moment of its execution.
 FLOPS, BYTES, ROOFLINE, REUSE, BEFORE, LOAD = range(_OPERANDS, _OPERANDS + 6)
 FEATURES = _OPERANDS + 6
 
@@ -36,12 +36,12 @@ _TOKEN = re.compile(
     r"|(?P<number>-?(?:\d+(?:\.\d*)?(?:e[-+]?\d+)?|inf\b|nan\b))"
     r"|(?P<word>[A-Za-z_][\w.]*)"
 )
-_MOST_ALIGNED = 4  # 16 elements: the channels in a block of oneDNN's on AVX-512
+_MOST_ALIGNED = 4  # 16 elements: the channels in a block of oneDNN on AVX-512
 _MOST_WORDS = 4
 
 
 class Operand(NamedTuple):
-    """A tensor of a signature. `strides` is empty where it is contiguous."""
+    """Tensor of a signature. `strides` is empty if it is contiguous."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -53,7 +53,7 @@ class Operand(NamedTuple):
 
     @property
     def layout(self) -> str:
-        """Of the memory: "contiguous", "channels_last" or "strided"."""
+        """Memory layout: "contiguous", "channels_last" or "strided"."""
         if not self.strides:
             return "contiguous"
         order = sorted(range(len(self.shape)), key=lambda place: self.strides[place], reverse=True)
@@ -62,7 +62,7 @@ class Operand(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """What a signature says. An operand is None where a tensor could have been given and was not."""
+    """Arguments in a signature. An operand is None where an optional tensor was not given."""
 
     operands: tuple[Operand | None, ...]
     numbers: tuple[float, ...]
@@ -70,7 +70,7 @@ class Arguments(NamedTuple):
 
 
 def parse(signature: str) -> Arguments:
-    """The arguments in a `Trace.signature`, lists flattened. What it does not know it leaves out; never raises."""
+    """Return the arguments in a `Trace.signature`, with lists flattened. Ignores unknown syntax; never raises."""
     operands: list[Operand | None] = []
     numbers: list[float] = []
     words: list[str] = []
@@ -99,20 +99,20 @@ def _strides(text: str | None, rank: int) -> tuple[int, ...]:
 
 
 class Sample(NamedTuple):
-    """An operator that was executed, and how long it took."""
+    """Operator that was executed, and its latency."""
 
     target: str
     signature: str
     flops: int
     bytes: int
-    load: float  # of the device by others, 0 … 1
+    load: float  # share of the device that other processes use, 0 … 1
     latency_us: float
     reuse: float = 0.0  # as in `Caches`
     before: float = 0.0
 
 
 class Described(NamedTuple):
-    """n operators, as the models take them."""
+    """Kinds and feature vectors of n operators, the input of the models."""
 
     kinds: tuple[str, ...]  # names of kinds, sorted
     codes: NDArray[np.intp]  # [n]: index into `kinds`
@@ -120,7 +120,7 @@ class Described(NamedTuple):
 
 
 def describe(trace: Trace, profile: DeviceProfile, load: float) -> Described:
-    """The operators of a trace on a device whose others use the share `load` of it (0 … 1)."""
+    """Describe the operators of a trace on a device of which other processes use the share `load` (0 … 1)."""
     calls = list(zip(trace.target.codes.tolist(), trace.signature.codes.tolist(), strict=True))
     rows = {call: row for row, call in enumerate(dict.fromkeys(calls))}
     kinds, operands = describe_calls((trace.target.values[t], trace.signature.values[s]) for t, s in rows)
@@ -130,7 +130,7 @@ def describe(trace: Trace, profile: DeviceProfile, load: float) -> Described:
 
 
 def describe_calls(calls: Iterable[tuple[str, str]]) -> tuple[list[str], NDArray[np.float64]]:
-    """Kind of each (target, signature), and float64[calls, FEATURES - 6]: all features but the last six."""
+    """Return the kind of each (target, signature), and float64[calls, FEATURES - 6]: all features but the last six."""
     described = [_describe(target, signature) for target, signature in calls]
     return [kind for kind, _ in described], np.array([row for _, row in described]).reshape(-1, _OPERANDS)
 
@@ -144,7 +144,10 @@ def assemble(
     load: ArrayLike,
     caches: Caches,
 ) -> Described:
-    """Rows with flops, bytes, roofline, load (0 … 1) and caches: one of each for every row, or one for all."""
+    """Build the rows from operand features, flops, bytes, roofline, load (0 … 1) and caches.
+
+    Each argument has one value for each row, or one value for all rows.
+    """
     features = np.empty((len(kinds), FEATURES))
     features[:, :_OPERANDS] = operands
     features[:, FLOPS], features[:, BYTES] = _log(flops), _log(traffic)
@@ -156,7 +159,7 @@ def assemble(
 
 
 def describe_samples(samples: Sequence[Sample], profile: DeviceProfile) -> Described:
-    """The operators that were measured."""
+    """Describe measured operators."""
     kinds, operands = describe_calls((sample.target, sample.signature) for sample in samples)
     rows = [each[2:5] + each[6:] for each in samples]
     flops, traffic, load, reuse, before = np.array(rows, np.float64).reshape(-1, 5).T
@@ -164,14 +167,21 @@ def describe_samples(samples: Sequence[Sample], profile: DeviceProfile) -> Descr
 
 
 class Caches(NamedTuple):
-    """What tells whether operands, and the code that executes an operator, may still be in a cache: logarithms."""
+    """Indicators of whether operands, and the code that executes an operator, may still be in a cache.
 
-    reuse: ArrayLike  # bytes accessed since an operand was accessed before, on average over the operands' bytes
-    before: ArrayLike  # bytes that the operator before accesses
+    Both are logarithms to base 2.
+    """
+
+    reuse: ArrayLike  # bytes accessed since the previous access of an operand, averaged over the operands' bytes
+    before: ArrayLike  # bytes that the previous operator accesses
 
 
 def caches_of(trace: Trace) -> Caches:
-    """float64[operators] each. What outlives the iteration was accessed in the last one; what is new counts as 0."""
+    """Compute the indicators for a trace, float64[operators] each.
+
+    A tensor that outlives the iteration was last accessed in the previous one. Accesses that create a tensor are
+    ignored; `reuse` is 0 for an operator without others.
+    """
     operator, tensor = trace.access_operator, trace.access_tensor
     size = trace.tensor_bytes[tensor].astype(np.float64)
     accessed = np.concatenate(([0.0], np.cumsum(np.bincount(operator, size, trace.operator_count))))
@@ -192,7 +202,7 @@ def caches_of(trace: Trace) -> Caches:
 
 
 def roofline_us(flops: ArrayLike, traffic: ArrayLike, profile: DeviceProfile) -> NDArray[np.float64]:
-    """µs of operators by themselves: the same as `roofline.estimate`, but for placeholder and output."""
+    """Return the µs of operators by themselves: as `roofline.estimate`, except for placeholder and output."""
     work = np.maximum(np.divide(flops, profile.flops_per_s), np.divide(traffic, profile.bytes_per_s)) * 1e6
     return np.maximum(work + profile.launch_us, SMALLEST_US)
 
@@ -245,7 +255,7 @@ def _kind(target: str, arguments: Arguments, present: list[Operand]) -> str:
 
 
 def _convolution(target: str, present: list[Operand]) -> list[str]:
-    """Which of the library's algorithms: by the size of the kernel, and whether it goes by channel."""
+    """Return what selects the library's algorithm: the kernel size, and whether it is grouped or depthwise."""
     place = 1 if "backward" in target else 0  # the input; its weight follows
     if len(present) < place + 2 or len(present[place].shape) < 3:
         return []

@@ -1,7 +1,8 @@
-"""How busy a device is with the work of others: the share of it that they use, 0 … 1 (TENSILE, section IV-A).
+"""Load of a device by others: the share of it that other processes use, 0 … 1 (TENSILE, section IV-A).
 
-On the host it is the processors' time, from the kernel's counters, without this process; what a hypervisor takes away
-counts as theirs. On CUDA it is NVML's utilisation, which is everybody's: read it while this process computes nothing.
+On the host it is processor time from the kernel's counters without that of this process; time stolen by a hypervisor
+counts as other processes' time. On CUDA it is NVML's utilisation, which includes this process: read it while this
+process computes nothing.
 """
 
 from __future__ import annotations
@@ -16,29 +17,35 @@ from typing import NamedTuple
 
 from pg_tensile.errors import MeasurementError
 
-_BUSY = slice(0, 8)  # user, nice, system, idle, iowait, irq, softirq, steal; the guests' time is in user's already
+_BUSY = slice(0, 8)  # user, nice, system, idle, iowait, irq, softirq, steal; user already includes the guests' time
 _IDLE = (3, 4)
-_START_S = 60.0  # that a process may take until it works: it imports PyTorch
+_START_S = 60.0  # most time for a process to start, which includes importing PyTorch
 
 
 class _Times(NamedTuple):
-    """Seconds since some beginning."""
+    """Processor times in seconds since an arbitrary point."""
 
-    busy: float  # of the processors that this process may use, all together
+    busy: float  # sum over the processors that this process may use
     own: float  # of this process
     total: float
 
 
 class LoadMeter:
-    """Measures from one `read` to the next. `kind`: "host" or "cuda"; a device that cannot be asked is idle."""
+    """Meter of the load between two reads.
+
+    `kind` is "host" or "cuda"; a device that cannot be queried counts as idle.
+    """
 
     def __init__(self, kind: str = "host", index: int = 0) -> None:
         self._kind, self._index = kind, index
         self._before = _processor_times()
 
     def read(self) -> float:
-        """The load since the last read, or since it was made: on the host at least some tenths of a second, because the
-        kernel counts in hundredths; on CUDA NVML's last period, whatever came before."""
+        """Return the load since the previous read, or since the meter was created.
+
+        On the host that period should be at least some tenths of a second, because the kernel counts in hundredths; on
+        CUDA it is NVML's last sampling period in any case.
+        """
         if self._kind == "cuda":
             return _nvml_utilisation(self._index)
         before, self._before = self._before, _processor_times()
@@ -48,7 +55,7 @@ class LoadMeter:
 
 
 def _processor_times() -> _Times:
-    """All zeros where there is no /proc/stat."""
+    """Return the current processor times, all zero if there is no /proc/stat."""
     chosen = {f"cpu{number}" for number in os.sched_getaffinity(0)} if hasattr(os, "sched_getaffinity") else set()
     try:
         lines = Path("/proc/stat").read_text().splitlines()
@@ -75,14 +82,16 @@ def _nvml_utilisation(index: int) -> float:
             return pynvml.nvmlDeviceGetUtilizationRates(pynvml.nvmlDeviceGetHandleByIndex(index)).gpu / 100
         finally:
             pynvml.nvmlShutdown()
-    except pynvml.NVMLError:  # no driver, or a device that does not count, as MIG's parts
+    except pynvml.NVMLError:  # no driver, or a device without utilisation counters, such as a MIG instance
         return 0.0
 
 
 class BusyProcesses:
-    """Other processes that keep the device busy, as other jobs would. They end with the `with` block, and by themselves
-    when this process goes away, however it does: they read a pipe that only it holds open, and the kernel kills them
-    with the thread that started them."""
+    """Processes that keep the device busy, as other jobs would.
+
+    They end with the `with` block, and also when this process ends, in whatever way: they read a pipe that only this
+    process holds open, and the kernel kills them with the thread that started them.
+    """
 
     def __init__(self, count: int, device: str, threads: int = 1) -> None:
         self._count, self._arguments = count, f"{device!r}, {threads}"
@@ -110,7 +119,7 @@ class BusyProcesses:
         return self
 
     def _await(self) -> None:
-        """Until each has said that it works. Raises MeasurementError."""
+        """Wait until each process has reported that it is running. Raises MeasurementError."""
         deadline = time.monotonic() + _START_S
         for process in self._processes:
             assert process.stdout is not None

@@ -1,9 +1,9 @@
-"""Predicts operators' latency before anything ran: a small neural network for each kind (TENSILE, section IV-A).
+"""Prediction of operators' latency before any execution: a small neural network for each kind (TENSILE, section IV-A).
 
-Four layers, of the logarithm of latency over roofline: where nothing is known that is 0, and the roofline stands. It is
-also what predictions fade to away from what was measured: features are kept within the range they were seen in, and the
-network's part shrinks with the distance of sizes and arguments. Training and prediction need numpy only; a device's
-models fit into a few hundred kilobytes.
+Each network has four layers and predicts the logarithm of latency over roofline, so that 0, where nothing is known,
+means the roofline. Predictions also fade to the roofline away from the measurements: features are clipped to the range
+seen in training, and the network's output shrinks with the distance of sizes and arguments from it. Training and
+prediction need numpy only; a device's models fit into a few hundred kilobytes.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Floats32 = NDArray[np.float32]
 
 HIDDEN = 16  # units of each of the three hidden layers
 LAYERS = 4
-FADING = 2.0  # how far (in factors of 2) a feature is out of its range when half of the network's part is left
+FADING = 2.0  # distance of a feature from its range (in factors of 2) that halves the network's output
 STEPS = 600  # of training, on at most BATCH samples each
 BATCH = 256
 LEARNING_RATE = 1e-2
-WEIGHT_DECAY = 1.0  # so much, because measurements are noisy and few
-DOUBT = 0.1  # residuals (of logarithms) above it count by their size, not by its square: some samples were disturbed
+WEIGHT_DECAY = 1.0  # strong, because measurements are noisy and few
+DOUBT = 0.1  # the Huber loss is linear in residuals (of logarithms) above it, because some samples were disturbed
 _MOST_RESIDUAL = 20.0  # e²⁰: no operator is that far from its roofline
 
 
 @dataclass(frozen=True, eq=False)
 class KindModel:
-    """The network of one kind, over the c features that varied while it was measured. Every array is float32."""
+    """Network of one kind, over the c features that varied in its measurements. All floats are float32."""
 
     low: Floats32  # [FEATURES]: the range of all features in training
     high: Floats32
@@ -48,10 +48,10 @@ class KindModel:
     biases: tuple[Floats32, ...]
 
     def residual(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
-        """float64[n] for [n, FEATURES]: what the logarithm of latency has above the roofline's."""
+        """Return log(latency / roofline), float64[n], for features [n, FEATURES]."""
         inside = np.clip(features, self.low, self.high)
-        distance = np.abs(features - inside)[:, :REUSE].max(1)  # many features grow with one size
-        with np.errstate(all="ignore"):  # of models that come from elsewhere: what is not a number says nothing
+        distance = np.abs(features - inside)[:, :REUSE].max(1)  # the maximum, because many features grow with one size
+        with np.errstate(all="ignore"):  # models from elsewhere may overflow; NaN then counts as 0
             hidden = ((inside[:, self.columns] - self.mean) / self.deviation).astype(np.float32)
             for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
                 hidden = np.tanh(hidden @ weight + bias)
@@ -62,8 +62,11 @@ class KindModel:
 
 @dataclass(frozen=True, eq=False)
 class LatencyModels:
-    """The models of one device. The rates are those of the profile that they were trained with: the same device
-    measured again has others, and a residual means nothing to them."""
+    """Models of one device.
+
+    The rates are those of the profile used in training. Another measurement of the same device gives other rates, with
+    which the residuals would be meaningless.
+    """
 
     flops_per_s: float
     bytes_per_s: float
@@ -71,8 +74,10 @@ class LatencyModels:
     kinds: Mapping[str, KindModel]
 
     def predict(self, trace: Trace, profile: DeviceProfile, load: float = 0.0) -> NDArray[np.float64]:
-        """float64[operators], µs, on a device of which others use the share `load` (0 … 1). Placeholder, output and
-        kinds without a model have the roofline's on `profile`."""
+        """Return float64[operators], µs, on a device of which other processes use the share `load` (0 … 1).
+
+        Placeholder, output and kinds without a model have the roofline's latency on `profile`.
+        """
         latency = roofline.estimate(trace, profile)
         rates = self._rates(profile)
         factor = self._factors(describe(trace, rates, load))
@@ -81,14 +86,14 @@ class LatencyModels:
         return latency
 
     def predict_samples(self, samples: Sequence[Sample], profile: DeviceProfile) -> NDArray[np.float64]:
-        """float64[samples], µs: each under its own load."""
+        """Return float64[samples], µs, each under its own load."""
         rates = self._rates(profile)
         factor = self._factors(describe_samples(samples, rates))
         flops, traffic = np.array([(sample.flops, sample.bytes) for sample in samples], np.float64).reshape(-1, 2).T
         return roofline_us(flops, traffic, rates) * np.where(np.isfinite(factor), factor, 1.0)
 
     def _factors(self, described: Described) -> NDArray[np.float64]:
-        """What the networks say that latency is of the roofline; NaN where there is none for the kind."""
+        """Return the networks' latency as a multiple of the roofline; NaN for kinds without a model."""
         factor = np.full(len(described.codes), np.nan)
         for code, kind in enumerate(described.kinds):
             model = self.kinds.get(kind)
@@ -105,8 +110,10 @@ class LatencyModels:
 
 
 def train(samples: Sequence[Sample], profile: DeviceProfile, seed: int = 0) -> LatencyModels:
-    """The models for the device that was calibrated, seconds for tens of thousands of samples. The same samples and
-    seed give the same models. Raises MeasurementError if there is no sample."""
+    """Train the models for the calibrated device, in seconds for tens of thousands of samples.
+
+    Equal samples and seeds give equal models. Raises MeasurementError if there are no samples.
+    """
     samples = [sample for sample in samples if math.isfinite(sample.latency_us) and sample.latency_us > 0]
     if not samples:
         raise MeasurementError("latency models cannot be trained without samples", hint="Calibrate the device first.")
@@ -126,7 +133,7 @@ def _train_kind(features: NDArray[np.float64], target: NDArray[np.float64], rand
     mean, deviation = inputs.mean(0), np.maximum(inputs.std(0), 1e-6)
     parameters = _initial(len(columns), float(np.median(target)), random)
     _fit(parameters, ((inputs - mean) / deviation).astype(np.float32), target.astype(np.float32), random)
-    kept = tuple(parameter.astype(np.float16).astype(np.float32) for parameter in parameters)  # as it is stored
+    kept = tuple(parameter.astype(np.float16).astype(np.float32) for parameter in parameters)  # stored precision
     return KindModel(
         low=features.min(0).astype(np.float32),
         high=features.max(0).astype(np.float32),
@@ -139,7 +146,7 @@ def _train_kind(features: NDArray[np.float64], target: NDArray[np.float64], rand
 
 
 def _initial(inputs: int, output: float, random: np.random.Generator) -> list[Floats32]:
-    """Weights, then biases; the network says `output` whatever its inputs."""
+    """Return initial weights, then biases; the network's output is `output` for all inputs."""
     sizes = [inputs, HIDDEN, HIDDEN, HIDDEN, 1]
     shapes = list(pairwise(sizes))
     weights = [random.standard_normal(shape) / np.sqrt(max(1, shape[0])) for shape in shapes]
@@ -150,7 +157,7 @@ def _initial(inputs: int, output: float, random: np.random.Generator) -> list[Fl
 
 
 def _fit(parameters: list[Floats32], inputs: Floats32, target: Floats32, random: np.random.Generator) -> None:
-    """Adam with decoupled weight decay and a learning rate that falls to 0 as a cosine; changes `parameters`."""
+    """Train `parameters` in place: Adam, decoupled weight decay, and a rate that decays to 0 as a cosine."""
     first = [np.zeros_like(parameter) for parameter in parameters]
     second = [np.zeros_like(parameter) for parameter in parameters]
     for step in range(1, STEPS + 1):
@@ -165,7 +172,7 @@ def _fit(parameters: list[Floats32], inputs: Floats32, target: Floats32, random:
 
 
 def _gradients(parameters: list[Floats32], inputs: Floats32, target: Floats32) -> list[Floats32]:
-    """Of the mean Huber loss, in the order of the parameters."""
+    """Return the gradients of the mean Huber loss, in the order of the parameters."""
     weights, biases = parameters[:LAYERS], parameters[LAYERS:]
     values = [inputs]
     for weight, bias in zip(weights[:-1], biases[:-1], strict=True):

@@ -1,7 +1,7 @@
-"""The binary form of a device's latency models: a header (magic, format version, CRC-32), and the networks, compressed.
+"""Binary form of a device's latency models: a header (magic, format version, CRC-32) and the compressed networks.
 
-Numbers are little-endian, weights in half precision. Whatever the bytes, `decode` returns models that predict finite
-numbers or raises MeasurementError, and never holds more memory than the sizes it has checked allow.
+Numbers are little-endian, weights in half precision. For any bytes, `decode` either returns models that predict finite
+numbers or raises MeasurementError, and it never holds more memory than the sizes it has checked allow.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from pg_tensile.planning.latency.features import FEATURES
 from pg_tensile.planning.latency.mlp import HIDDEN, LAYERS, KindModel, LatencyModels
 
 MAGIC = b"tensileL"
-FORMAT = 2  # also of what the features mean: other ones make another format
-HEADER = struct.Struct("<8sII")  # magic, format, CRC-32 of all that follows
-RATES = struct.Struct("<3dHI")  # FLOP/s, bytes/s, µs of a launch; features, kinds
+FORMAT = 2  # covers the meaning of the features too: changing it requires a new format
+HEADER = struct.Struct("<8sII")  # magic, format, CRC-32 of the bytes that follow
+RATES = struct.Struct("<3dHI")  # FLOP/s, bytes/s, µs of a launch; numbers of features and kinds
 KIND = struct.Struct("<HH")  # bytes of its name, columns
 MAX_PAYLOAD = 1 << 26
-RATE_LIMITS = (1e3, 1e21)  # per second: no latency overflows
+RATE_LIMITS = (1e3, 1e21)  # per second, so that no latency overflows
 MAX_LAUNCH_US = 1e6
 
 
 def encode(models: LatencyModels) -> bytes:
-    """The bytes that `decode` reads."""
+    """Return the bytes that `decode` reads."""
     parts = [RATES.pack(models.flops_per_s, models.bytes_per_s, models.launch_us, FEATURES, len(models.kinds))]
     for kind, model in sorted(models.kinds.items()):
         name = kind.encode()
@@ -42,7 +42,7 @@ def encode(models: LatencyModels) -> bytes:
 
 
 def decode(data: bytes) -> LatencyModels:
-    """The models that `encode` wrote. Raises MeasurementError on anything else."""
+    """Return the models that `encode` wrote. Raises MeasurementError for any other bytes."""
     reader = _Reader(_payload(data))
     flops_per_s, bytes_per_s, launch_us, features, kinds = reader.unpack(RATES)
     rates = (flops_per_s, bytes_per_s, launch_us)
@@ -81,7 +81,7 @@ def _payload(data: bytes) -> bytes:
 
 
 class _Reader:
-    """Takes numbers off a payload; every size is checked against what is left before anything is allocated."""
+    """Reader of a payload that checks every size against the remaining bytes before it allocates anything."""
 
     def __init__(self, payload: bytes) -> None:
         self.payload = payload

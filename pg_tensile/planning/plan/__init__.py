@@ -1,1 +1,1 @@
-"""Plans: their events, their meaning on a trace, and the memory they take."""
+"""Plans: their events, their meaning on a trace, and the memory that they need."""

@@ -1,9 +1,9 @@
-"""What a plan means on a trace: steps, residency, copies, actions, and the first thing that goes wrong.
+"""Meaning of a plan on a trace: steps, residency, copies, actions, and the first problem.
 
-The one place that knows the semantics of docs/library.md ("Steps", "Plan"). Validation, peak analysis, the simulator
-and the runtime's compiler all read it, so they cannot disagree. The tensor access sequence of TENSILE (section
-IV-A) is extended by the events of the plan (residency.py) and by the operators that are executed again (steps.py); what
-is wrong with a plan is put into words in messages.py.
+This module alone implements the semantics of docs/library.md ("Steps", "Plan"). Validation, peak analysis, the
+simulator and the runtime's compiler all use it, so they cannot disagree. The tensor access sequence of TENSILE (section
+IV-A) is extended by the events of the plan (residency.py) and by the operators that are recomputed (steps.py);
+messages.py words the problems.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from pg_tensile.planning.trace.trace import Bools, Int32s, Int64s, Mode, Trace
 
 
 class ActionKind(IntEnum):
-    """In the order in which they stand in a step and its gap."""
+    """Kind of an action, in the order of execution within a step and its gap."""
 
     PASSIVE_IN = 0
     WAIT_IN = 1
     RUN = 2
     FREE = 3
-    WAIT_OUT = 4  # waits for the copy and frees
+    WAIT_OUT = 4  # waits for the copy, then frees the tensor
     COPY_OUT = 5
     COPY_IN = 6
 
@@ -63,12 +63,12 @@ class ActionKind(IntEnum):
 class Action(NamedTuple):
     kind: ActionKind
     step: int
-    tensor: int  # -1: RUN
-    event: int  # index into plan.rows, -1: none
+    tensor: int  # -1 for RUN
+    event: int  # index into plan.rows; -1 for none
 
 
 class Copies(NamedTuple):
-    """The swap events that really move bytes, in plan order."""
+    """The swap events that move bytes, in plan order."""
 
     event: Int64s
     tensor: Int64s
@@ -76,24 +76,27 @@ class Copies(NamedTuple):
 
 
 class HostCopies(NamedTuple):
-    """Copies on the host, h of them: from the gap after step `first` until the wait before step `last`; around the end
-    of the iteration where `last` <= `first`, all the time where they are equal."""
+    """The h copies on the host, each from the gap after step `first` until the wait before step `last`.
+
+    A copy with `last` < `first` is kept across the end of the iteration, one with `last` = `first` all the time.
+    """
 
     tensor: Int64s  # [h]
     first: Int64s  # [h]
     last: Int64s  # [h]
 
 
-Columns = tuple[Int64s, Int64s, Int64s, Int64s, Int64s]  # of actions: kind, step, slot, tensor, event
+Columns = tuple[Int64s, Int64s, Int64s, Int64s, Int64s]  # of actions: kind, step, slot within the step, tensor, event
 
 
 class AccessSequence:
-    """The meaning of `plan` on the captured `trace`, from `initial_state`; None: from the plan's own boundary state.
+    """The meaning of `plan` on the captured `trace`, from `initial_state`; None means the plan's own boundary state.
 
-    The attribute `trace` is the one as the plan executes it: in the plan's order (order.py), if it has one. Operators
-    are meant by their places in it, if not said otherwise. `problem` is the first one, or None. Where there is one,
-    everything but `problem` and `boundary` raises InvalidPlanError, and so does `boundary` if the events name unknown
-    tensors or operators. An order that the trace cannot have is InvalidPlanError at once.
+    The attribute `trace` is the trace as executed: in the plan's order (order.py), if it has one. Operators are indices
+    into it unless stated otherwise. With `passive`, an access to a tensor that is only on the host is preceded by a
+    passive swap-in instead of being a problem. `problem` is the first problem, or None. If there is one, every other
+    result except `boundary` raises InvalidPlanError, and so does `boundary` if an event names an unknown tensor or
+    operator. The constructor raises InvalidPlanError for an order that the trace does not permit.
     """
 
     def __init__(self, trace: Trace, plan: Plan, initial_state: Boundary | None = None, passive: bool = False) -> None:
@@ -124,7 +127,7 @@ class AccessSequence:
 
     @property
     def final_state(self) -> Boundary:
-        """The state after this iteration: `boundary`, with more host copies if it started with more."""
+        """The state after this iteration: `boundary`, plus host copies that were current at the start and stay so."""
         self.check()
         last = self._states.last & self.trace.persistent[self._items.tensor]
         tensors = self._items.tensor[last]
@@ -132,7 +135,7 @@ class AccessSequence:
         return Boundary(self.boundary.device, current)
 
     def check(self) -> None:
-        """Raises InvalidPlanError if there is a problem."""
+        """Raise InvalidPlanError if there is a problem."""
         if self.problem is not None:
             place, _, tensor, event, message = self.problem
             operator = place if place < 0 else int(self.trace.captured_operator[place])
@@ -141,7 +144,7 @@ class AccessSequence:
             raise InvalidPlanError(message, hint, detail, operator, tensor, event)
 
     def _initial(self) -> tuple[Bools, Bools]:
-        """bool[m] each: on the device and on the host at the start."""
+        """Return two bool[m]: the tensors on the device, and those with a current host copy, at the start."""
         persistent = self.trace.persistent
         if self.initial_state is None:
             return persistent & ~self._off_device, persistent & self._copied
@@ -181,21 +184,22 @@ class AccessSequence:
         return None
 
     def _lost(self) -> Bools:
-        """bool[k]: last items of the persistent tensors that are not where the boundary state wants them."""
+        """Return bool[k]: last items of persistent tensors that end off the device, but are required there or have no
+        current host copy."""
         items, states = self._items, self._states
         end = states.last & self.trace.persistent[items.tensor]
         back = ~self._off_device[items.tensor] & ~self.passive
         return end & (states.after == Place.ABSENT) & (back | ~states.current_after)
 
     def _uncopied(self) -> Bools:
-        """bool[k]: swap-outs with a codec that copy nothing, though the iteration starts as the plan wants it."""
+        """Return bool[k]: swap-outs with a codec that copy nothing; none if an initial state was given."""
         if self.initial_state is not None or self.passive:
             return np.zeros(len(self._items.kind), np.bool_)
-        coded = np.append(self.plan.rows["codec"] > 0, False)  # for items of no event
+        coded = np.append(self.plan.rows["codec"] > 0, False)  # the last one for items without event (-1)
         return (self._items.kind == Item.OUT) & self._states.current_before & coded[self._items.event]
 
     def _place(self, item: int) -> Problem:
-        """Where an item stands."""
+        """Return the location of an item as a problem whose message is still empty."""
         items = self._items
         return Problem(
             self._item_operator(item), int(items.step[item]), int(items.tensor[item]), int(items.event[item]), ""
@@ -217,7 +221,7 @@ class AccessSequence:
         )
 
     def _item_operator(self, item: int) -> int:
-        """The operator that an item belongs to: that of its step, the trigger of its event in a gap; -1 for START."""
+        """Return the operator of an item: that of its step, or its event's trigger in a gap; -1 for START."""
         step, event = int(self._items.step[item]), int(self._items.event[item])
         if step < 0:
             return -1
@@ -235,24 +239,24 @@ class AccessSequence:
 
     @property
     def operators(self) -> Int32s:
-        """int32[s]: the same by their captured numbers."""
+        """int32[s]: the operator executed in each step, by its captured index."""
         return self.trace.captured_operator[self.steps]
 
     @property
     def step_event(self) -> Int32s:
-        """int32[s]: the recompute event that each step belongs to, -1: the operator itself."""
+        """int32[s]: the recompute event of each step; -1 for an operator's own step."""
         self.check()
         return self._layout.event
 
     @property
     def operator_step(self) -> Int64s:
-        """int64[n]: the step of each operator itself."""
+        """int64[n]: the step of each operator's own execution."""
         self.check()
         return self._layout.operator_step
 
     @cached_property
     def scratch_bytes(self) -> Int64s:
-        """int64[s]: what a recompute step makes besides its tensor: discarded outputs and copies of statistics."""
+        """int64[s]: bytes that a recompute step allocates besides its tensor: discarded outputs, scratch statistics."""
         self.check()
         again = self._layout.recomputation
         made = (again.access_mode == Mode.CREATE) | (again.access_mode == Mode.STATS)
@@ -276,22 +280,22 @@ class AccessSequence:
 
     @property
     def interval_tensor(self) -> Int64s:
-        """int64[i]: the tensor of each residency; it is in the samples interval_first … interval_last."""
+        """int64[i]: the tensor of each residency interval, which spans samples interval_first … interval_last."""
         return self._intervals[0]
 
     @property
     def interval_first(self) -> Int64s:
-        """int64[i]: the first step in whose sample the tensor is."""
+        """int64[i]: the first step whose sample includes the tensor."""
         return self._intervals[1]
 
     @property
     def interval_last(self) -> Int64s:
-        """int64[i]: the last step in whose sample the tensor is."""
+        """int64[i]: the last step whose sample includes the tensor."""
         return self._intervals[2]
 
     @cached_property
     def footprint(self) -> Int64s:
-        """int64[s]: bytes on the device after each step, transfers under way included (TENSILE, Algorithm 1)."""
+        """int64[s]: bytes on the device after each step, transfers in flight included (TENSILE, Algorithm 1)."""
         tensor, first, last = self._intervals
         change = np.zeros(len(self._layout.operator) + 1, np.int64)
         np.add.at(change, first, self.trace.tensor_bytes[tensor])
@@ -302,7 +306,7 @@ class AccessSequence:
 
     @cached_property
     def _copies_out(self) -> Bools:
-        """bool[k]: swap-outs that find no current host copy."""
+        """bool[k]: swap-outs of a tensor without a current host copy, which have to copy."""
         return (self._items.kind == Item.OUT) & ~self._states.current_before
 
     @cached_property
@@ -316,7 +320,7 @@ class AccessSequence:
 
     @property
     def host_copies(self) -> HostCopies:
-        """What the host holds, as arcs of the circle of steps; of a sequence that starts from the boundary state."""
+        """The copies on the host, as arcs of the cycle of steps; valid if the boundary state is the initial state."""
         self.check()
         items, states = self._items, self._states
         copying = self._copies_out
@@ -328,8 +332,8 @@ class AccessSequence:
         used += np.where((items.kind == Item.OUT_END) & copied[items.event], items.step + 1, 0)
         last = np.maximum.reduceat(used, begins)
         tensor = items.tensor[begins]
-        ends = np.append(np.diff(tensor) != 0, True)  # the copies that are current at the end
-        first_of = np.append(0, np.flatnonzero(ends)[:-1] + 1)  # START of each tensor
+        ends = np.append(np.diff(tensor) != 0, True)  # host copies that are current at the end
+        first_of = np.append(0, np.flatnonzero(ends)[:-1] + 1)  # the START item of each tensor
         kept = ends & self.trace.persistent[tensor]
         last[kept] = last[first_of[tensor[kept]]]
         held = copying[begins] | (kept & (items.kind[begins] == Item.START) & self._copied[tensor])
@@ -341,17 +345,17 @@ class AccessSequence:
         )
 
     def actions(self) -> list[Action]:
-        """Everything that happens, in execution order."""
+        """Return all actions in execution order."""
         rows = zip(*(column.tolist() for column in self.action_columns()), strict=True)
         kinds = tuple(ActionKind)
         return [Action(kinds[kind], step, tensor, event) for kind, step, tensor, event in rows]
 
     def action_columns(self) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-        """The columns of `actions`: kind, step, tensor, event."""
+        """Return the actions as columns: kind, step, tensor, event."""
         self.check()
         columns = [self._runs(), *self._transfers(), *self._frees()]
         kind, step, phase, tensor, event = (np.concatenate(parts) for parts in zip(*columns, strict=True))
-        order = np.lexsort((tensor, event, step * SLOTS + phase))  # stable: a copy out stays ahead of its wait
+        order = np.lexsort((tensor, event, step * SLOTS + phase))  # stable: a copy out stays before its wait
         return kind[order], step[order], tensor[order], event[order]
 
     def _runs(self) -> Columns:
@@ -390,7 +394,7 @@ class AccessSequence:
     def _act(
         self, kind: ActionKind, phase: int, chosen: Bools, of_event: bool = True, step: int | None = None
     ) -> Columns:
-        """Columns of actions for the chosen items, in their own step or in `step`."""
+        """Return the columns of one action for each chosen item, in the item's own step or in `step`."""
         places = np.flatnonzero(chosen)
         count = len(places)
         steps = np.maximum(self._items.step[places], 0) if step is None else np.full(count, step)

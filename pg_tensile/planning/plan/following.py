@@ -1,7 +1,7 @@
 """Plans for the further graphs of a job: the last, smaller batch of an epoch, and validation.
 
-They work on the persistent tensors of the training step, in turns with it. So their plans start and end in the boundary
-state of its plan: a turn then moves nothing that it does not use.
+They share the persistent tensors of the training step and alternate with it. Their plans therefore start and end in the
+boundary state of its plan: changing from one graph to another then moves no tensor that the new one does not use.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ HOME_ALIGNMENT = 512  # bytes
 
 
 def reuse_plan(plan: Plan, trace: Trace, other: Trace) -> Plan | None:
-    """`plan` of `trace` as a plan of `other`, if that has the same structure: the same targets, phases, accesses, kinds
-    and sizes of persistent tensors. None: it has another one, or the plan is not valid there."""
+    """Return `plan` of `trace` if it is also a plan of `other`, else None.
+
+    It is one if `other` has the same structure (targets, phases, accesses, kinds and sizes of persistent tensors) and
+    the plan is valid on it.
+    """
     if not has_structure(trace, other):
         return None
     try:
@@ -31,24 +34,29 @@ def reuse_plan(plan: Plan, trace: Trace, other: Trace) -> Plan | None:
 
 
 def transient_events(trace: Trace, plan: Plan) -> Plan:
-    """The plan without the swaps of persistent tensors: as valid as before, with the same steps. All that the arena of
-    an executor holds, where each persistent tensor that is swapped has a place of its own."""
+    """Return the plan without the swaps of persistent tensors; it stays valid and has the same steps.
+
+    The copies of these swaps are all that an executor's arena holds, because each swapped persistent tensor has host
+    memory of its own.
+    """
     rows = plan.rows
     chosen = (rows["kind"] == EventKind.RECOMPUTE) | ~trace.persistent[rows["tensor"]]
     return Plan(rows[chosen], plan.generation, plan.order)
 
 
 def swapped_persistents(trace: Trace, plan: Plan) -> list[int]:
-    """The persistent tensors that the plan swaps, ascending."""
+    """Return the persistent tensors that the plan swaps, in ascending order."""
     rows = plan.rows
     tensors = np.unique(rows["tensor"][(rows["kind"] == EventKind.SWAP_OUT) | (rows["kind"] == EventKind.SWAP_IN)])
     return [int(tensor) for tensor in tensors[trace.persistent[tensors]]]
 
 
 def host_bytes(graphs: Iterable[tuple[Trace, Plan]]) -> int:
-    """The host memory that the executor of a job takes for its graphs under these plans: a place for each persistent
-    tensor that one of them swaps (the same name is the same tensor), and one arena for all other copies, which the
-    graphs use in turns. Raises InvalidPlanError."""
+    """Return the host memory that a job's executor needs for its graphs under these plans, in bytes.
+
+    That is a block for each persistent tensor that a plan swaps (tensors of the same kind and name are one), and one
+    arena for all other copies, which the graphs use in turn. Raises InvalidPlanError if a plan is not valid.
+    """
     homes: dict[tuple[int, str], int] = {}
     arena = 0
     for trace, plan in graphs:
@@ -61,12 +69,12 @@ def host_bytes(graphs: Iterable[tuple[Trace, Plan]]) -> int:
 
 
 def home_bytes(size: int) -> int:
-    """What a place for `size` bytes takes."""
+    """Return the size of the aligned block for a persistent tensor of `size` bytes."""
     return -(-size // HOME_ALIGNMENT) * HOME_ALIGNMENT
 
 
 def has_structure(trace: Trace, other: Trace) -> bool:
-    """Whether two traces differ in the sizes of tensors that are not persistent at most."""
+    """Return whether two traces differ at most in the sizes of tensors that are not persistent."""
     if (trace.operator_count, trace.tensor_count) != (other.operator_count, other.tensor_count):
         return False
     columns = ("access_start", "access_tensor", "access_mode", "phase", "random", "tensor_kind")
@@ -78,8 +86,11 @@ def has_structure(trace: Trace, other: Trace) -> bool:
 
 
 def plan_around(trace: Trace, away: Collection[int], generation: int = 0) -> Plan:
-    """A plan that begins and ends with the persistent tensors `away` on the host and all others on the device: each of
-    them comes in right before its first access and goes after its last; nothing is copied out that was not written."""
+    """Return a plan whose boundary state has the persistent tensors `away` on the host and all others on the device.
+
+    Each tensor of `away` is swapped in right before its first access and swapped out after its last; only those written
+    in between are copied out.
+    """
     events = []
     for tensor in sorted(away):
         first, last = int(trace.tensor_first[tensor]), int(trace.tensor_last[tensor])

@@ -1,8 +1,8 @@
-"""GPU memory peak analysis (TENSILE, section IV-B, Algorithm 1): the footprint of a plan, and memory on the host.
+"""GPU memory peak analysis (TENSILE, section IV-B, Algorithm 1): footprint of a plan, and its memory on the host.
 
-Algorithm 1 is read as docs/library.md says: it starts from the plan's boundary state, a swap-in counts from its trigger
-on, a swap-out until its deadline, and what goes after an operator is subtracted after that operator's outputs are
-counted. Persistent tensors count. Every function raises InvalidPlanError if the plan cannot be executed.
+Algorithm 1 is interpreted as in docs/library.md: it starts from the plan's boundary state, a swap-in counts from its
+trigger on, a swap-out until its deadline, and tensors freed after an operator are subtracted after the operator's
+outputs are counted. Persistent tensors count. Every function raises InvalidPlanError if the plan cannot be executed.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from pg_tensile.planning.plan.execution import AccessSequence, HostCopies
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.trace.trace import Int32s, Int64s, Trace
 
-ALIGNMENT = {"cpu": 64, "cuda": 512}
+ALIGNMENT = {"cpu": 64, "cuda": 512}  # of host copies in bytes, by the device
 
 
 class Footprint(NamedTuple):
-    """Bytes on the device after each of s steps, before what is dead goes."""
+    """Footprint of a plan: bytes on the device after each of s steps, before dead tensors are freed."""
 
     bytes: Int64s  # [s]
-    steps: Int32s  # [s]: the operator executed in each step, by its captured number
+    steps: Int32s  # [s]: the operator executed in each step, by its captured index
     peak_bytes: int
     peak_step: int  # the first step with that footprint
-    device_peak_bytes: int  # with the workspace of each step's operator and staging: what a budget must hold
+    device_peak_bytes: int  # with each operator's workspace, and staging: the least budget for the plan
 
 
 def footprint(trace: Trace, plan: Plan = NO_EVENTS) -> Footprint:
-    """The memory of an iteration of `plan` in its steady state."""
+    """Return the footprint of an iteration of `plan` in its steady state."""
     return footprint_of(AccessSequence(trace, plan))
 
 
 def footprint_of(sequence: AccessSequence) -> Footprint:
-    """The memory of a sequence that is at hand already, from whatever state it starts."""
+    """Return the footprint of an existing sequence, whatever its initial state."""
     samples, steps = sequence.footprint, sequence.steps
     peak = int(np.argmax(samples))
     device_peak = int(np.max(samples + sequence.trace.workspace_bytes[steps]))
@@ -46,7 +46,10 @@ def footprint_of(sequence: AccessSequence) -> Footprint:
 
 
 def live_tensors(trace: Trace, plan: Plan, step: int) -> Int64s:
-    """The tensors in the footprint of a step, ascending. (A recompute step's scratch_bytes come on top.)"""
+    """Return the tensors in the footprint of a step, in ascending order.
+
+    A recompute step's footprint also includes its `scratch_bytes`. Raises IndexError if the plan has no such step.
+    """
     sequence = AccessSequence(trace, plan)
     if not 0 <= step < len(sequence.steps):
         raise IndexError(f"there is no step {step} among {len(sequence.steps)}")
@@ -55,14 +58,19 @@ def live_tensors(trace: Trace, plan: Plan, step: int) -> Int64s:
 
 
 def floor_bytes(trace: Trace) -> int:
-    """The largest working set of one operator: what it accesses and its workspace. No plan needs less device memory."""
+    """Return the largest working set of one operator in bytes: the tensors that it accesses and its workspace.
+
+    No plan needs less device memory.
+    """
     accessed = np.concatenate(([0], np.cumsum(trace.tensor_bytes[trace.access_tensor])))
     return int(np.max(np.diff(accessed[trace.access_start]) + trace.workspace_bytes))
 
 
 class HostCopy(NamedTuple):
-    """A place in the host arena, from the gap after step `first` until the wait before step `last`; around the end of
-    the iteration where `last` <= `first`, all the time where they are equal."""
+    """A block of the host arena, occupied from the gap after step `first` until the wait before step `last`.
+
+    With `last` < `first` it is occupied across the end of the iteration, with `last` = `first` all the time.
+    """
 
     first: int
     last: int
@@ -77,17 +85,18 @@ class Arena(NamedTuple):
 
 
 def host_arena(trace: Trace, plan: Plan) -> Arena:
-    """Places for all host copies of the plan's steady state; those that overlap in time never overlap in space.
+    """Return an arena for all host copies of the plan's steady state, in which no two copies held at once overlap.
 
-    The circle of steps is cut where the copies across the cut are smallest; those lie side by side for good, all others
-    take the smallest hole that fits, in the order of their first steps. Places are aligned to 512 bytes on CUDA, to 64
-    otherwise. A persistent tensor's copy that is current between two iterations keeps its place there.
+    The cycle of steps is cut where the fewest bytes are held across the cut. The copies held there are laid side by
+    side and share their memory with no other; all others are allocated by best fit, in the order of their first steps.
+    Blocks are aligned to 512 bytes on CUDA, to 64 otherwise. A persistent tensor's copy that is current between two
+    iterations keeps its block.
     """
     return host_arena_of(AccessSequence(trace, plan))
 
 
 def host_arena_of(sequence: AccessSequence) -> Arena:
-    """The arena of a sequence that is at hand already and starts from the boundary state."""
+    """Return the arena of an existing sequence that starts from the boundary state."""
     copies, trace = sequence.host_copies, sequence.trace
     steps = len(sequence.steps)
     align = ALIGNMENT[trace.device]
@@ -110,10 +119,10 @@ def host_arena_of(sequence: AccessSequence) -> Arena:
 
 
 def _cut(copies: HostCopies, size: Int64s, steps: int) -> int:
-    """The step before which the fewest bytes are held across."""
+    """Return the step before which a cut crosses the fewest bytes."""
     partial = copies.first != copies.last
     first, last, size = copies.first[partial], copies.last[partial], size[partial]
-    held = np.zeros(steps + 1, np.int64)  # in the gap before each step and in the one after it
+    held = np.zeros(steps + 1, np.int64)  # both in the gap before each step and in the one after it
     np.add.at(held, first + 1, size)
     np.subtract.at(held, last, size)
     around = first >= last
@@ -121,7 +130,7 @@ def _cut(copies: HostCopies, size: Int64s, steps: int) -> int:
 
 
 def _lay_out(first: Int64s, last: Int64s, size: Int64s) -> tuple[Int64s, int]:
-    """Offsets of intervals first … last - 1, by best fit in the order of time, and the height of all."""
+    """Return the offsets of the intervals first … last - 1, by best fit in order of time, and the total height."""
     holes = Holes()
     offsets = [0] * len(size)
     sizes, ends = size.tolist(), last.tolist()
@@ -136,7 +145,7 @@ def _lay_out(first: Int64s, last: Int64s, size: Int64s) -> tuple[Int64s, int]:
 
 
 class Holes:
-    """Free places below `height`: allocates the smallest that fits, joins neighbours when they become free."""
+    """Best-fit allocator: the holes below `height`. Adjacent holes are joined when they are freed."""
 
     def __init__(self) -> None:
         self.height = 0

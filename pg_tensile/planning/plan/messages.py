@@ -1,7 +1,7 @@
-"""What can go wrong between a plan and a trace, in a user's words.
+"""Messages for plans that are not valid on a trace, in a user's words.
 
-execution.py finds the first thing that is wrong; this module says it: which operator, which tensor, and why the tensor
-is not what it has to be there.
+execution.py finds the first problem; this module describes it: the operator, the tensor, and why the tensor is not in
+the required state.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pg_tensile.planning.trace.trace import Trace
 
 
 class Problem(NamedTuple):
-    """`operator` and `step` are where it goes wrong, -1: nowhere, the plan as a whole is wrong; `event`: -1: none."""
+    """A problem at `operator` and `step`, -1 if the plan as a whole is wrong; `tensor` and `event` are -1 for none."""
 
     operator: int
     step: int
@@ -25,16 +25,16 @@ class Problem(NamedTuple):
 
 
 class Cause(NamedTuple):
-    """What happened to the tensor before."""
+    """The previous item of the tensor, which explains its state."""
 
     item: Item
-    operator: int  # -1: nothing has happened in this iteration
+    operator: int  # -1 if nothing has happened in this iteration
     event: int
-    writer: int  # the last operator that changed it, -1: none
+    writer: int  # the last operator that changed the tensor; -1 for none
 
 
 def describe_fault(trace: Trace, plan: Plan, faulty: FaultyEvent, step: int) -> Problem:
-    """A problem with the numbers of one event; `step`: after which it would take place."""
+    """Return the problem of an event whose numbers are wrong; `step` is the one after which it would take place."""
     event, fault = faulty
     kind, tensor, trigger, deadline, version, delay_us, codec = plan.events[event]
     last = trace.operator_count - 1
@@ -66,7 +66,10 @@ def describe_fault(trace: Trace, plan: Plan, faulty: FaultyEvent, step: int) -> 
 def describe_item(
     trace: Trace, plan: Plan, place: Problem, item: Item, state: Place, outdated: bool, cause: Cause
 ) -> Problem:
-    """The problem at `place`, whose message is still missing: `item` found the tensor in `state`."""
+    """Return the problem at `place` with its message: `item` met the tensor in `state`, to which `cause` led.
+
+    With `outdated`, a recomputation needs another version of the tensor than the present one.
+    """
     tensor = trace.tensor_label(place.tensor)
     history = _history(trace, place.tensor, cause)
     leaving, coming = state in (Place.OUT, Place.PENDING), state is Place.IN
@@ -99,7 +102,7 @@ def describe_item(
 
 
 def describe_uncopied(trace: Trace, plan: Plan, place: Problem) -> Problem:
-    """A swap-out at `place`, whose message is still missing, that has a codec and nothing to copy."""
+    """Return the problem at `place` with its message: a swap-out that has a codec but copies nothing."""
     after = f"event {place.event} (swap_out) after {trace.operator_label(place.operator)}"
     codec = CODECS[int(plan.rows["codec"][place.event])]
     why = "whose copy on the host is current: nothing is copied"
@@ -107,7 +110,11 @@ def describe_uncopied(trace: Trace, plan: Plan, place: Problem) -> Problem:
 
 
 def describe_loss(trace: Trace, tensor: int, operator: int, on_host: bool, step: int) -> Problem:
-    """A persistent tensor that is not on the device at the end, and should be or is not on the host either."""
+    """Return the problem of a persistent tensor that ends off the device.
+
+    If it has a current host copy (`on_host`), it is required on the device; else it is lost. `operator` is that of its
+    last item, -1 for the start of the iteration; `step` is the last step.
+    """
     last = trace.operator_label(operator) if operator >= 0 else "the start of the iteration"
     name = trace.tensor_label(tensor)
     if on_host:
@@ -118,7 +125,7 @@ def describe_loss(trace: Trace, tensor: int, operator: int, on_host: bool, step:
 
 
 def _history(trace: Trace, tensor: int, cause: Cause) -> str:
-    """Why a tensor is absent."""
+    """Return the reason why a tensor is absent."""
     if cause.item is Item.START and not trace.persistent[tensor]:
         return "does not exist yet"
     after = trace.operator_label(cause.operator) if cause.operator >= 0 else "the start of the iteration"

@@ -1,9 +1,9 @@
-"""The orders in which the operators of a trace may be executed (SwapAdvisor, section 4: the schedule).
+"""Orders in which the operators of a trace may be executed (SwapAdvisor, section 4: the schedule).
 
-An order is a permutation of the captured operators: order[k] is the k-th one that is executed. It is as good as the
-captured one if every operator finds each tensor as it found it when it was captured: then every result is the same, to
-the last bit. `in_order` makes a trace of it like any other, so that everything that reads a trace and a plan reads an
-ordered one as well; what an operator's number was is kept in `Trace.captured_operator`, for people and for the runtime.
+An order is a permutation of the captured operators: order[k] is the k-th one to be executed. It is valid if every
+operator sees each tensor in the state in which it saw it during the capture; then all results are identical to the last
+bit. `in_order` returns an ordinary trace, so that all code that takes a trace and a plan also takes a reordered one;
+`Trace.captured_operator` keeps the captured index of each operator, for messages and for the runtime.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pg_tensile.planning.trace.trace import Int32s, Int64s, Mode, Trace
 
 
 class Dependencies(NamedTuple):
-    """What must be executed before what: e pairs of n operators, each once, also those that others imply."""
+    """Dependencies among n operators: e distinct pairs, including those that others imply."""
 
-    predecessor_start: Int64s  # [n + 1]: those of operator i are predecessors[predecessor_start[i] : … [i + 1]]
+    predecessor_start: Int64s  # [n + 1]: operator i has predecessors[predecessor_start[i] : … [i + 1]]
     predecessors: Int32s  # [e], ascending for each operator
     successor_start: Int64s  # [n + 1]
     successors: Int32s  # [e], ascending for each operator
@@ -34,9 +34,12 @@ _known: WeakKeyDictionary[Trace, Dependencies] = WeakKeyDictionary()
 
 
 def dependencies(trace: Trace) -> Dependencies:
-    """Who reads a tensor comes after the one that wrote it and before the next one that writes it, who writes it (or
-    changes statistics in it) after the one before; the placeholder comes first, the output last, and random operators
-    keep their order, so that each finds the generator as it did."""
+    """Return the dependencies among a trace's operators. They are cached for each trace object.
+
+    A reader of a tensor follows the preceding writer and precedes the next writer; writers (also of statistics) keep
+    their order; the placeholder is first, the output last, and random operators keep their order, so that each sees the
+    generator in the captured state.
+    """
     if trace not in _known:
         _known[trace] = _dependencies(trace)
     return _known[trace]
@@ -56,13 +59,13 @@ def _dependencies(trace: Trace) -> Dependencies:
 
 
 def _rows(keys: Int64s, count: int) -> tuple[Int64s, Int32s]:
-    """Starts and members of `count` rows; a key is row × count + member."""
+    """Return the starts and the members of `count` rows, from keys row × count + member."""
     keys = np.unique(keys)
     return np.searchsorted(keys, np.arange(count + 1) * count), (keys % count).astype(np.int32)
 
 
 def _through_tensors(trace: Trace) -> list[tuple[Int32s, Int32s]]:
-    """Pairs (before, after): writes and what follows them, reads and the writes that follow them."""
+    """Return pairs (before, after): a write and each access up to the next write, a read and the next write."""
     access = trace.access_by_tensor
     operator, writes = trace.access_operator[access], trace.access_mode[access] != Mode.READ
     count, place = len(access), np.arange(len(access))
@@ -78,8 +81,10 @@ def _through_tensors(trace: Trace) -> list[tuple[Int32s, Int32s]]:
 
 
 def check_order(trace: Trace, order: ArrayLike) -> None:
-    """Raises InvalidPlanError unless `order` (int[n]) has every operator of the trace once and after all that it
-    depends on; it names the first that it does not."""
+    """Raise InvalidPlanError unless `order` (int[n]) is valid on the trace.
+
+    It must contain every operator once, after all operators that it depends on; the error names the first that fails.
+    """
     executed, count = np.asarray(order), trace.operator_count
     hint = "The order does not fit the trace: make the plan again."
     if executed.shape != (count,):
@@ -118,7 +123,10 @@ def _raise_early(trace: Trace, operator: int, needed: int, hint: str) -> None:
 
 
 def in_order(trace: Trace, order: ArrayLike) -> Trace:
-    """The trace with its operators in this order (int[n]), tensors as they are. Raises InvalidPlanError."""
+    """Return the trace with its operators in `order` (int[n]) and its tensors unchanged.
+
+    Raises InvalidPlanError if the order is not valid on the trace.
+    """
     check_order(trace, order)
     executed = np.asarray(order, np.int64)
     count = np.diff(trace.access_start)[executed]
@@ -143,5 +151,5 @@ def in_order(trace: Trace, order: ArrayLike) -> Trace:
 
 
 def as_executed(trace: Trace, plan: Plan) -> Trace:
-    """The captured trace in the order of a plan of it. Raises InvalidPlanError."""
+    """Return the captured trace in the order of `plan`. Raises InvalidPlanError if that is not valid on the trace."""
     return trace if plan.order is None else in_order(trace, plan.order)

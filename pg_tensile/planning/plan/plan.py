@@ -1,9 +1,8 @@
 """Plans: which tensors are swapped, recomputed and released, and after which operators (TENSILE, section III-A).
 
-A plan is a generation, a list of events and maybe an order of the operators, nothing else; docs/library.md says what
-each of them does. Events are held as the 32-byte rows of the plan table in shared memory, sorted by trigger. What a
-plan means on a trace, and whether it may be executed, is decided in execution.py; `boundary` and `validate` are its
-short forms.
+A plan consists of a generation, a list of events and an optional order of the operators; docs/library.md defines
+their meaning. Events are stored as the 32-byte rows of the plan table in shared memory, sorted by trigger. execution.py
+decides what a plan means on a trace and whether it may be executed; `boundary` and `validate` are shorthands for it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pg_tensile.planning.compression.codec import Codec
 if TYPE_CHECKING:
     from pg_tensile.planning.trace.trace import Trace
 
-# The same bytes as TensilePlanEvent in csrc/pg_tensile.h.
+# Must have the layout of TensilePlanEvent in csrc/pg_tensile.h.
 EVENT_ROW = np.dtype(
     [
         ("kind", "u1"),
@@ -40,10 +39,10 @@ EVENT_ROW = np.dtype(
 )
 MAGIC = b"tensileP"
 FORMAT = 2
-HEADER = struct.Struct("<8sIIQQQ")  # magic, format, CRC-32 of all that follows, generation, events, operators ordered
+HEADER = struct.Struct("<8sIIQQQ")  # magic, format, CRC-32 of the rest, generation, number of events, length of order
 ORDER = np.dtype("<i4")
 MAX_EVENTS = 1 << 24
-CODECS = tuple(codec.name.lower() for codec in Codec)  # how a swap-out codes what it copies
+CODECS = tuple(codec.name.lower() for codec in Codec)  # labels of an event's `codec`, by number
 
 
 class EventKind(IntEnum):
@@ -54,13 +53,15 @@ class EventKind(IntEnum):
 
     @property
     def label(self) -> str:
-        """As in SQL: "swap_out"."""
+        """The name in SQL: "swap_out"."""
         return self.name.lower()
 
 
 class Event(NamedTuple):
-    """One thing to do. `trigger` and `deadline` are operators, by their places where the plan has an order of its own;
-    `version` counts for recompute only, `codec` (place in CODECS) for swap_out."""
+    """One action on a tensor. `trigger` and `deadline` are operators, as indices into the plan's order if it has one.
+
+    `version` is used by recompute only, `codec` (an index into CODECS) by swap_out only.
+    """
 
     kind: EventKind
     tensor: int
@@ -80,9 +81,13 @@ class Boundary(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """`rows`: EVENT_ROW[events], sorted by trigger, read-only; rows of one trigger keep their order. `order`: int32[n],
-    the captured operators as they are executed; None: as captured, and so is what says the same. Triggers and deadlines
-    are places in that order. Raises PlanError on rows of unknown kind and on an order that is not one of numbers."""
+    """The events of an iteration and, optionally, the order of its operators.
+
+    `rows` is EVENT_ROW[events], read-only and sorted by trigger; rows with the same trigger keep their order. `order`
+    is int32[n], the captured indices of the operators in the order of execution; None means the captured order, and an
+    order equal to that becomes None. Triggers and deadlines are indices into it. Raises PlanError for rows of unknown
+    kind, an impossible generation, or an order that is not a row of operator indices.
+    """
 
     rows: NDArray[Any]
     generation: int = 0
@@ -104,8 +109,10 @@ class Plan:
 
     @classmethod
     def build(cls, events: Iterable[Event], generation: int = 0, order: ArrayLike | None = None) -> Plan:
-        """The plan of these events; those with the same trigger keep their order. Raises PlanError on numbers that
-        fit no row."""
+        """Return the plan of these events; those with the same trigger keep their order.
+
+        Raises PlanError if a number does not fit into a row of the plan table.
+        """
         listed = [(e.kind, e.codec, (0, 0), e.tensor, e.version, e.trigger, e.delay_us, e.deadline, 0) for e in events]
         try:
             rows = np.array(listed, dtype=EVENT_ROW)
@@ -115,7 +122,7 @@ class Plan:
 
     @classmethod
     def from_rows(cls, data: bytes, generation: int = 0, order: bytes = b"") -> Plan:
-        """The plan of rows, and of an order, as they stand in shared memory. Raises PlanError on anything else."""
+        """Return the plan of rows and an order as stored in shared memory. Raises PlanError on any other bytes."""
         if len(data) % EVENT_ROW.itemsize:
             raise PlanError(f"a plan of {len(data)} bytes is not a number of rows of {EVENT_ROW.itemsize} bytes")
         if len(order) % ORDER.itemsize:
@@ -138,7 +145,7 @@ class Plan:
 
     @property
     def order_bytes(self) -> bytes:
-        """As they stand in shared memory; empty: as captured."""
+        """The order as stored in shared memory; empty for the captured order."""
         return b"" if self.order is None else self.order.astype(ORDER).tobytes()
 
     @property
@@ -146,22 +153,22 @@ class Plan:
         return EventView(self.rows)
 
     def with_bytes(self, trace: Trace) -> Plan:
-        """The same plan with every row's `bytes` filled in, for people who read the plan table."""
+        """Return the plan with the `bytes` of each row set to its tensor's size, for readers of the plan table."""
         rows = self.rows.copy()
         known = (rows["tensor"] >= 0) & (rows["tensor"] < trace.tensor_count)
         rows["bytes"][known] = trace.tensor_bytes[rows["tensor"][known]]
         return Plan(rows, self.generation, self.order)
 
     def to_bytes(self) -> bytes:
-        """40 bytes of header (magic, format, CRC-32, generation, number of events, number of operators in the order),
-        then the rows and the order."""
+        """Return the binary form: a header of 40 bytes (magic, format, CRC-32, generation, number of events, number of
+        operators in the order), the rows and the order."""
         ordered = 0 if self.order is None else len(self.order)
         body = struct.pack("<QQQ", self.generation, len(self.rows), ordered) + self.rows.tobytes() + self.order_bytes
         return struct.pack("<8sII", MAGIC, FORMAT, zlib.crc32(body)) + body
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Plan:
-        """The plan that `to_bytes` wrote. Raises PlanError on anything else."""
+        """Return the plan that `to_bytes` encoded. Raises PlanError on any other bytes."""
         if len(data) < HEADER.size or not data.startswith(MAGIC):
             raise PlanError("these bytes are not a plan", detail=f"{len(data)} bytes")
         _, version, checksum, generation, count, ordered = HEADER.unpack_from(data)
@@ -182,7 +189,7 @@ class Plan:
 
 
 class EventView(Sequence[Event]):
-    """The rows of a plan as events, made when asked for."""
+    """A view of a plan's rows as events; each event is built on access."""
 
     def __init__(self, rows: NDArray[Any]) -> None:
         self.rows = rows
@@ -209,7 +216,7 @@ def _event(row: tuple[Any, ...]) -> Event:
 
 
 def _normal(order: ArrayLike | None) -> NDArray[np.int32] | None:
-    """Read-only; None if it is the captured one. Whether it fits a trace is told by order.py."""
+    """Return the order, read-only, or None if it equals the captured order. `check_order` tests it against a trace."""
     if order is None:
         return None
     numbers = np.asarray(order)
@@ -230,18 +237,21 @@ NO_EVENTS = Plan.build([])
 
 
 def boundary(trace: Trace, plan: Plan) -> Boundary:
-    """The state in which an iteration of `plan` starts and ends. Raises InvalidPlanError on events that name unknown
-    tensors or operators."""
-    from pg_tensile.planning.plan.execution import AccessSequence  # which is built on this module
+    """Return the state in which an iteration of `plan` starts and ends.
+
+    Raises InvalidPlanError if an event names an unknown tensor or operator.
+    """
+    from pg_tensile.planning.plan.execution import AccessSequence  # it imports this module
 
     return AccessSequence(trace, plan).boundary
 
 
 def validate(trace: Trace, plan: Plan, initial_state: Boundary | None = None, passive: bool = False) -> None:
-    """Raises InvalidPlanError that names the first operator, tensor and event that `plan` breaks, if it breaks any.
+    """Raise InvalidPlanError, naming the first operator, tensor and event at which `plan` fails, unless it is valid.
 
-    Starts from `initial_state`; None: from the plan's own boundary state, in which every iteration ends. With `passive`
-    what is on the host only is brought in when it is needed, as in the first iteration after a change of plan.
+    The iteration starts from `initial_state`; None means the plan's own boundary state, in which every iteration ends.
+    With `passive`, tensors that are only on the host are swapped in when they are needed, as in the first iteration
+    after a change of plan.
     """
     from pg_tensile.planning.plan.execution import AccessSequence
 

@@ -1,10 +1,10 @@
-"""Items: what happens to every tensor while (trace, plan) is executed, and where the tensor is before and after each.
+"""Residency: the items that affect each tensor while (trace, plan) is executed, and its state before and after each.
 
-For every tensor there is a row of items (it is created, read, written, swapped, …), sorted by their place among the
-steps. As long as nothing has gone wrong, where a tensor is after an item follows from that item, from whether a swap of
-it is under way, and from the kind of the next item (nothing needs it before it is made again: it goes). So all states
-are computed at once, by sorting and by sums over segments, without a loop over operators; and the first item that its
-state does not allow is the first problem. Part of execution.py, which says what it means.
+Each tensor has a sequence of items (it is created, read, written, swapped, …), sorted by position among the steps. As
+long as there is no problem, the state after an item follows from the item, from whether a swap of the tensor is in
+flight, and from the kind of the next item (a tensor that is not needed before it is recomputed or swapped in is freed).
+So all states are computed at once, by sorting and by sums over segments, without a loop over operators; and the first
+item that its state does not permit is the first problem. This is a part of execution.py, which defines the meaning.
 """
 
 from __future__ import annotations
@@ -21,46 +21,46 @@ from pg_tensile.planning.trace.trace import Bools, Int8s, Int32s, Int64s, Mode, 
 
 
 class Item(IntEnum):
-    """What happens to a tensor."""
+    """Kind of an item, that is of one thing that happens to a tensor."""
 
-    START = 0  # the iteration
+    START = 0  # the iteration begins
     CREATE = 1
     READ = 2
     WRITE = 3
     OUT = 4  # a swap-out begins
-    OUT_END = 5  # its deadline
+    OUT_END = 5  # the deadline of a swap-out
     RELEASE = 6
-    IN = 7
-    IN_END = 8
+    IN = 7  # a swap-in begins
+    IN_END = 8  # the deadline of a swap-in
     REMAKE = 9  # the first writer of a recompute event
-    KEEP = 10  # its last writer, if there are more
+    KEEP = 10  # the last writer of a recompute event that has several
 
 
 class Place(IntEnum):
-    """Where a tensor is."""
+    """Location of a tensor, with the swap that is in flight."""
 
     ABSENT = 0
     RESIDENT = 1
-    OUT = 2  # resident, a swap-out under way
-    IN = 3  # a swap-in under way
-    PENDING = 4  # absent, a swap-out that has nothing to do under way (passive only)
+    OUT = 2  # resident, a swap-out in flight
+    IN = 3  # a swap-in in flight
+    PENDING = 4  # absent, within a swap-out that has nothing to copy (passive only)
 
 
 class Items(NamedTuple):
-    """All items, k of them, sorted by tensor and place; every tensor begins with START."""
+    """All k items, sorted by tensor and key; those of every tensor begin with START."""
 
     tensor: Int64s  # [k]
-    key: Int64s  # [k]: step * SLOTS + slot, START: -1
+    key: Int64s  # [k]: step * SLOTS + slot; -1 for START
     kind: Int8s  # [k]
-    event: Int32s  # [k]: -1: an operator's own access
-    outdated: Bools  # [k]: a recomputation reads another version than this
+    event: Int32s  # [k]: -1 for an operator's own access
+    outdated: Bools  # [k]: a recomputation needs another version than the present one
 
     @property
     def step(self) -> Int64s:
         return self.key // SLOTS
 
 
-# The order of what happens in a step and the gap after it; items and actions alike.
+# Slots of a step and the gap after it, in order of execution, for items and actions.
 BRINGING, WAITING, RUNNING, LETTING_GO, DUE, FREEING, AT_ONCE, ALLOCATING, RECOMPUTING, ENDING = range(10)
 SLOTS = 16
 ITEM_OF_MODE = np.array([Item.READ, Item.WRITE, Item.WRITE, Item.CREATE], np.uint8)
@@ -75,19 +75,19 @@ PLACE_AFTER = np.array(
 
 
 class States(NamedTuple):
-    """The state before and after each of k items, as it is if nothing has gone wrong before."""
+    """The state before and after each of k items, provided that there is no earlier problem."""
 
     before: Int8s  # [k]: Place
     after: Int8s  # [k]: Place
-    current_before: Bools  # [k]: there is a current host copy
+    current_before: Bools  # [k]: whether the host copy is current
     current_after: Bools  # [k]
-    passive: Bools  # [k]: brought in passively for this item
-    released: Bools  # [k]: goes implicitly after this item
+    passive: Bools  # [k]: swapped in passively for this item
+    released: Bools  # [k]: released implicitly after this item
     last: Bools  # [k]: the tensor's last item
 
 
 def build_items(trace: Trace, plan: Plan, layout: Layout) -> Items:
-    """The items of every tensor: START, its accesses, what the events do with it, and the reads of recompute steps."""
+    """Return the items of every tensor: START, its accesses, those of its events, and the reads of recompute steps."""
     rows, again = plan.rows, layout.recomputation
     tensor = rows["tensor"].astype(np.int64)
     gap, due = layout.event_step * SLOTS, layout.operator_step[rows["deadline"]] * SLOTS
@@ -95,9 +95,9 @@ def build_items(trace: Trace, plan: Plan, layout: Layout) -> Items:
     out, come, release = of[EventKind.SWAP_OUT], of[EventKind.SWAP_IN], of[EventKind.RELEASE]
     at_once = rows["deadline"][out] == rows["trigger"][out]
     out_end = np.where(at_once, gap[out] + AT_ONCE, due[out] + DUE)
-    freeing = np.sort(np.concatenate((out, release)))  # in plan order: the sort below keeps it
+    freeing = np.sort(np.concatenate((out, release)))  # in plan order, which the stable sort below keeps
     made, kept = np.flatnonzero(again.first), np.flatnonzero(again.last & ~again.first)
-    reads = np.flatnonzero((again.access_mode == Mode.READ) | (again.access_mode == Mode.STATS))  # statistics: to copy
+    reads = np.flatnonzero((again.access_mode == Mode.READ) | (again.access_mode == Mode.STATS))  # STATS: to copy
     reader = again.access_row[reads]
     access = trace.access_by_tensor
     parts: tuple[tuple[NDArray[Any], NDArray[Any], int | NDArray[Any], NDArray[Any] | None], ...] = (
@@ -127,9 +127,13 @@ def build_items(trace: Trace, plan: Plan, layout: Layout) -> Items:
 
 
 def boundary_flags(trace: Trace, items: Items) -> tuple[Bools, Bools]:
-    """bool[m] each, for persistent tensors only: the first item is a swap-in, so the tensor is off the device between
-    iterations; its last change is a copy out, or it has swaps and no changes, so its host copy is current then."""
-    begins = np.flatnonzero(items.kind == Item.START)  # one a tensor
+    """Return two bool[m], meaningful for persistent tensors: off the device, and with a current host copy, at the
+    boundary.
+
+    A tensor is off the device if its first item is a swap-in. Its host copy is current if a copy out follows its last
+    write, or if it is never written and has any swap.
+    """
+    begins = np.flatnonzero(items.kind == Item.START)  # one per tensor
     off_device = np.append(items.kind, Item.START)[begins + 1] == Item.IN
     swapped = np.zeros(trace.tensor_count, np.bool_)
     swapped[items.tensor[(items.kind == Item.OUT) | (items.kind == Item.IN)]] = True
@@ -141,13 +145,18 @@ def boundary_flags(trace: Trace, items: Items) -> tuple[Bools, Bools]:
 
 
 def track(trace: Trace, items: Items, wanted: Bools, initial: tuple[Bools, Bools], passive: bool) -> States:
-    """`wanted`: bool[m], persistent tensors that must be on the device at the end; `initial`: on device, on host."""
+    """Return the states of all items, provided that none is a problem.
+
+    `wanted` is bool[m], the persistent tensors that must be on the device at the end. `initial` is two bool[m]: the
+    tensors on the device, and those with a current host copy, at the start. With `passive`, an access swaps in a tensor
+    that is only on the host.
+    """
     kind, tensor = items.kind, items.tensor
     device, host = initial
     starts = kind == Item.START
     last = np.append(starts[1:], True)
     makes = np.append((kind == Item.CREATE) | (kind == Item.IN) | (kind == Item.REMAKE), False)[1:]
-    needed = np.where(last, (wanted & trace.persistent)[tensor], ~makes)  # by the next item or by the end
+    needed = np.where(last, (wanted & trace.persistent)[tensor], ~makes)  # by the next item or at the end
 
     out = np.cumsum((kind == Item.OUT).astype(np.int64) - (kind == Item.OUT_END)) > 0
     after = PLACE_AFTER[kind]
@@ -165,7 +174,7 @@ def track(trace: Trace, items: Items, wanted: Bools, initial: tuple[Bools, Bools
     brought = np.zeros(len(kind), np.bool_)
     if passive:
         missing = (before == Place.ABSENT) & current_before
-        pending = np.flatnonzero(missing & (kind == Item.OUT))  # nothing to copy, nothing to free yet
+        pending = np.flatnonzero(missing & (kind == Item.OUT))  # nothing to copy, and nothing to free yet
         after[pending] = Place.PENDING
         before[pending + 1] = Place.PENDING
         access = (kind == Item.READ) | (kind == Item.WRITE)
@@ -174,7 +183,7 @@ def track(trace: Trace, items: Items, wanted: Bools, initial: tuple[Bools, Bools
 
 
 def find_wrong(items: Items, states: States, passive: bool) -> Bools:
-    """bool[k]: items that their state does not allow."""
+    """Return bool[k]: the items that their state does not permit."""
     kind, before = items.kind, states.before
     absent, coming = before == Place.ABSENT, before == Place.IN
     leaving = (before == Place.OUT) | (before == Place.PENDING)

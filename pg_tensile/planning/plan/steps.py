@@ -1,7 +1,7 @@
-"""The steps of (trace, plan): which operators are executed, in which order (docs/library.md, "Steps").
+"""Steps of (trace, plan): the operators that are executed, in order (docs/library.md, "Steps").
 
-Every operator is one step, and every recompute event adds one step for each writer of its tensor after its trigger.
-Before anything is laid out, the plan's numbers are checked against the trace: plans come from shared memory.
+Each operator is one step, and each recompute event adds, after its trigger, one step for each writer of its tensor.
+First the plan's numbers are checked against the trace, because plans come from shared memory and may hold anything.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from numpy.typing import ArrayLike, NDArray
 from pg_tensile.planning.plan.plan import CODECS, EventKind, Plan
 from pg_tensile.planning.trace.trace import Int8s, Int32s, Int64s, Kind, Mode, Trace
 
-MAX_RECOMPUTED = 1 << 22  # accesses of all recompute steps together: what a plan can make us hold
+MAX_RECOMPUTED = 1 << 22  # accesses of all recompute steps together: bounds the memory that a plan can make us allocate
 
 
 class Fault(Enum):
-    """What is wrong with a single event, whatever the others are."""
+    """Reason why an event is wrong, independent of other events (except TOO_MUCH)."""
 
     TENSOR = "an unknown tensor"
     TRIGGER = "an unknown trigger operator"
@@ -41,32 +41,32 @@ class FaultyEvent(NamedTuple):
 
 
 class Recomputation(NamedTuple):
-    """The recompute steps, r of them, and their accesses to other tensors, q of them."""
+    """The r recompute steps, and their q accesses to tensors other than the recomputed one."""
 
     step: Int64s  # [r]
     operator: Int32s  # [r]: the writer
     event: Int64s  # [r]
     first: NDArray[np.bool_]  # [r]: the first step of its event
-    last: NDArray[np.bool_]  # [r]
-    access_row: Int64s  # [q]: into the arrays above
+    last: NDArray[np.bool_]  # [r]: the last step of its event
+    access_row: Int64s  # [q]: index into the arrays above
     access_tensor: Int32s  # [q]
     access_mode: Int8s  # [q]
-    access_version: Int32s  # [q]: which the writer expects
+    access_version: Int32s  # [q]: the version that the writer expects
 
 
 class Layout(NamedTuple):
-    """Where operators, events and recomputations stand among S steps."""
+    """Positions of operators, events and recomputations among S steps; a recompute event with a fault has no steps."""
 
-    operator: Int32s  # [S]: executed in each step
-    event: Int32s  # [S]: the recompute event it belongs to, -1: the operator itself
-    operator_step: Int64s  # [n]: the step of each operator itself
+    operator: Int32s  # [S]: the operator executed in each step
+    event: Int32s  # [S]: the recompute event of each step; -1 for an operator's own step
+    operator_step: Int64s  # [n]: the step of each operator's own execution
     event_step: Int64s  # [events]: the step after which each event takes place
     recomputation: Recomputation
-    faults: tuple[FaultyEvent, ...]  # recompute events that make no steps; at most the first
+    faults: tuple[FaultyEvent, ...]  # the first recompute event that cannot be executed, if any
 
 
 def find_fault(trace: Trace, plan: Plan) -> FaultyEvent | None:
-    """The first event whose numbers mean nothing on this trace."""
+    """Return the first event whose numbers are impossible on this trace, or None."""
     rows, operators = plan.rows, trace.operator_count
     kind, trigger, deadline = rows["kind"], rows["trigger"], rows["deadline"]
     later = (kind == EventKind.SWAP_IN) | (kind == EventKind.RECOMPUTE)
@@ -85,7 +85,7 @@ def find_fault(trace: Trace, plan: Plan) -> FaultyEvent | None:
 
 
 def version_after(trace: Trace, tensor: Int64s, operator: Int64s) -> Int64s:
-    """How often operators up to `operator` have changed `tensor`; -1 before it is created."""
+    """Return the version of each `tensor` after the `operator` at the same index; -1 before it is created."""
     width = trace.operator_count + 1
     owner = np.repeat(np.arange(trace.tensor_count, dtype=np.int64), np.diff(trace.writer_start))
     keys = owner * width + trace.writer_operator
@@ -94,7 +94,7 @@ def version_after(trace: Trace, tensor: Int64s, operator: Int64s) -> Int64s:
 
 
 def lay_out(trace: Trace, plan: Plan) -> Layout | FaultyEvent:
-    """The steps of a plan in which `find_fault` found nothing; a fault if they would be too many."""
+    """Return the steps of a plan that has passed `find_fault`, or a fault if it recomputes too much."""
     rows, operators = plan.rows, trace.operator_count
     events = np.flatnonzero(rows["kind"] == EventKind.RECOMPUTE)
     events, faults = _repeatable(trace, plan, events)
@@ -125,7 +125,7 @@ def lay_out(trace: Trace, plan: Plan) -> Layout | FaultyEvent:
 
 
 def _repeatable(trace: Trace, plan: Plan, events: Int64s) -> tuple[Int64s, tuple[FaultyEvent, ...]]:
-    """Those of the recompute events that can be executed, and the first that cannot."""
+    """Return the recompute events that can be executed, and the first that cannot."""
     tensor = plan.rows["tensor"][events].astype(np.int64)
     version = plan.rows["version"][events].astype(np.int64)
     current = version_after(trace, tensor, plan.rows["trigger"][events].astype(np.int64))
@@ -169,7 +169,7 @@ def _recomputation(trace: Trace, plan: Plan, step: Int64s, operator: Int32s, eve
 
 
 def ranges(starts: Int64s, counts: Int64s) -> Int64s:
-    """start, start + 1, … of `count` numbers for each pair, one after the other."""
+    """Return, for each pair (start, count), the `count` numbers from `start` on, concatenated."""
     before = np.cumsum(counts) - counts
     return np.repeat(starts - before, counts) + np.arange(int(counts.sum()), dtype=np.int64)
 

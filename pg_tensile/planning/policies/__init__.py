@@ -1,7 +1,7 @@
 """Policies: pure functions from the jobs' traces, a device profile and a budget to a plan for each job.
 
-One module a policy, one function each. None of them looks at a clock, a device or a random number: equal arguments give
-equal plans.
+Each policy is one function, `plan`, in a module or package of its own. No policy depends on a clock, the state of a
+device or an unseeded random generator: equal arguments give equal plans.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pg_tensile.planning.policies.swapadvisor import policy as swapadvisor
 from pg_tensile.planning.policies.tensile import rounds
 from pg_tensile.planning.trace.trace import Trace
 
-# traces by job, the device, the bytes that all jobs together may take (None: what the device has) → plans by job
+# traces by job, device profile, budget in bytes for all jobs together (each policy says what None means) → plans by job
 Policy = Callable[[Mapping[int, Trace], DeviceProfile, int | None], dict[int, Plan]]
 
 POLICIES: dict[str, Policy] = {
@@ -35,7 +35,7 @@ POLICIES: dict[str, Policy] = {
 
 
 def named_policy(name: str, known: Mapping[str, Policy] = POLICIES) -> Policy:
-    """The policy of that name. Raises UnknownPolicyError with the list of names."""
+    """Return the policy of that name. Raises UnknownPolicyError with the list of names."""
     policy = known.get(name)
     if policy is None:
         raise UnknownPolicyError(f'there is no policy "{name}"', hint=f"Use one of {', '.join(known)}.")

@@ -1,9 +1,10 @@
-"""AccUDNN (Guo et al.): all feature maps are swapped but those that would make backward wait.
+"""AccUDNN (Guo et al.): all feature maps are swapped except those that would make the backward pass wait.
 
-The memory optimizer of AccUDNN, section 3, alone; choosing the batch size is batchsize/. A feature map goes when
-forward has read it the last time and comes back as early as memory allows. Constraint (6) says which ones cannot be in
-time: they are pinned, as many as fit. Where they do not all fit, or where copies out take longer than forward, the job
-waits: the paper would take a smaller batch. It is one job's policy: each gets its share of the budget.
+This is the memory optimizer of AccUDNN, section 3, on its own; batchsize/ chooses the batch size. A feature map is
+swapped out after its last read in forward and swapped in as early as memory allows. Constraint (6) identifies those
+that cannot be back in time: they are pinned, as many as fit. Where they do not all fit, or where copies out take longer
+than forward, the job waits; the paper would take a smaller batch. The method plans a single job, so each job gets its
+share of the budget.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ from pg_tensile.planning.trace.trace import Trace
 
 
 def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
-    """Plans within the budget (None: the device's memory), of which each job has the part that `lru.shares` gives it.
-    Raises BudgetError with the least bytes for which every job's feature maps are enough to swap."""
+    """Return a plan for each job within its part of the budget, as given by `lru.shares`.
+
+    `budget_bytes`: None means the device's memory. Raises BudgetError with the smallest budget with which every job's
+    part is enough when all its feature maps are swapped.
+    """
     jobs = {job: Layerwise(roofline.timed(trace, profile), profile) for job, trace in traces.items()}
     granted = shares(traces, profile, budget_bytes)
     vanilla = {job: max(1, footprint(trace).device_peak_bytes) for job, trace in traces.items()}
@@ -41,7 +45,7 @@ def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int 
 
 def _plan(job: Layerwise, budget_bytes: int) -> Plan:
     pinning = job.pinning(budget_bytes)
-    assert pinning is not None  # its least bytes fit
+    assert pinning is not None  # `plan` has checked that the least bytes fit
     swapped = [each for each in job.maps if each.tensor not in pinning.pinned]
     sequence = AccessSequence(job.trace, job.plan_of(swapped))
     return schedule(sequence, job.profile, budget_bytes)

@@ -1,18 +1,19 @@
-"""Capuchin (Peng et al., ASPLOS 2020): swap what hides behind the computation, then whatever costs less a byte.
+"""Capuchin (Peng et al., ASPLOS 2020): swap what hides behind the computation, then whatever costs least per byte.
 
-A baseline for comparisons (TENSILE, section V-A). Its first iteration is passive, as `lru` does it; then accesses
-and times are known and a plan is made once, for a single job, within a single iteration.
+A baseline for comparisons (TENSILE, section V-A). Its first iteration is passive, as in `lru`; after it, accesses and
+times are known, and a plan is made once, for a single job, within a single iteration.
 
 *Candidates* (its section 4.3) are tensors that are accessed before and after a time at which memory exceeds the budget.
-*Swaps* go by free time: from the end of the swap-out, if it starts right after the access before, to the start of
-the swap-in, if it ends right before the access after. The largest comes first, as long as both transfers find time on
-their lanes, until what is away suffices.
-*The rest* goes by memory saved per second of overhead, the largest first. The overhead of a swap is what its
-transfers make the job wait; that of a recomputation its time (MSPS), with the operators that make what is gone as
-well, looked at again as other tensors go. The smaller of both decides how a tensor goes.
+*Swaps* are ordered by free time: from the end of the swap-out, if it starts right after the preceding access, to the
+start of the swap-in, if it ends right before the following access. The largest comes first, as long as both transfers
+find time on their lanes, until memory meets the budget.
+*The rest* is ordered by memory saved per second of overhead, the largest first. The overhead of a swap is the time for
+which its transfers make the job wait; that of a recomputation is its own time (MSPS), including the operators that
+recompute missing inputs, and it is computed again as other tensors are dropped. The smaller overhead decides between
+both ways for each tensor.
 *Waiting.* Capuchin waits for a swap-out when it needs the memory before the copy has ended, the oldest one first, and
-triggers no swap-in while memory is short; what came late is triggered sooner in the next iteration. Here the times
-are known beforehand, and transfer_times.py does the last.
+triggers no swap-in while memory is short; a swap-in that came late is triggered earlier in the next iteration. Here the
+times are known beforehand, and transfer_times.py does the latter.
 """
 
 from __future__ import annotations
@@ -40,14 +41,17 @@ from pg_tensile.planning.policies.lru import shares
 from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.trace import Trace
 
-HIDDEN_US = 1e-6  # of waiting, that a swap may cost and still count as hidden
-SHORTEST_US = 1e-3  # of an overhead, where a byte would cost nothing
+HIDDEN_US = 1e-6  # waiting that a swap may cost and still count as hidden
+SHORTEST_US = 1e-3  # lower bound of an overhead, which saved bytes are divided by
 
 
 @coded
 def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
-    """A plan for each job within its `lru.shares` of the budget (None: of the device's memory), workspaces included, as
-    if it had the link to itself. Where that cannot be met the plan comes as near as it can."""
+    """Return a plan for each job within its `lru.shares` of the budget, as if it had the link to itself.
+
+    `budget_bytes`: workspaces included; None means the device's memory. A plan that cannot meet its share comes as near
+    to it as possible.
+    """
     granted = shares(traces, profile, budget_bytes)
     return {job: _plan(roofline.timed(trace, profile), profile, granted[job]) for job, trace in traces.items()}
 
@@ -65,12 +69,12 @@ def _plan(trace: Trace, profile: DeviceProfile, budget: int) -> Plan:
 
 
 class _Swap(NamedTuple):
-    """A gap's transfers: the tensor is freed in the gap of operator `freed` and comes back from that of `back` on."""
+    """Transfers of an idle interval: freed in the gap of operator `freed`, back from the gap of `back` on."""
 
     gap: Gap
     freed: int
     back: int
-    us: float  # that the lanes have no time for: the job waits
+    us: float  # transfer time that the lanes have no room for: the job waits
 
     @property
     def trigger(self) -> int:
@@ -82,13 +86,13 @@ class _Swap(NamedTuple):
 
 
 class _Job:
-    """What is planned for one job so far, and its memory."""
+    """The plan of one job so far, and its memory."""
 
     def __init__(self, trace: Trace, profile: DeviceProfile, budget: int) -> None:
         self._columns = columns = Columns(trace)
         self._budget = budget
-        self._memory = np.array(columns.memory) + trace.workspace_bytes  # [n]: bytes, what is under way left out
-        self._above = list(columns.workspace)  # [n]: bytes that an operator's peak has above its sample
+        self._memory = np.array(columns.memory) + trace.workspace_bytes  # [n]: bytes, without transfers in flight
+        self._above = list(columns.workspace)  # [n]: bytes by which an operator's peak exceeds its sample
         self._gaps = Gaps(columns)
         self._out, self._into = Lane(columns.us), Lane(columns.us)
         self._start_us = [0.0, *accumulate(columns.us)]
@@ -97,7 +101,7 @@ class _Job:
         )
         self._swaps: dict[Gap, _Swap] = {}
         self._remaking = Remaking(columns, self._gaps, ())
-        self._copied: dict[tuple[int, int], int] = {}  # tensor, version → the `since` of its first swap
+        self._copied: dict[tuple[int, int], int] = {}  # (tensor, version) → the `since` of its first swap
         self._swapped: set[int] = set()  # tensors
         self._remade: set[int] = set()  # tensors
         self._open = {gap: None for tensor in range(trace.tensor_count) for gap in self._candidates(tensor)}
@@ -109,10 +113,10 @@ class _Job:
             events.append(Event(EventKind.SWAP_IN, swap.gap.tensor, swap.back, swap.deadline))
         return [*sorted(events, key=lambda event: event.deadline), *self._remaking.events()]
 
-    # ---- what hides ----
+    # ---- hidden swaps ----
 
     def swap_hidden(self) -> None:
-        """Swaps with free time that nothing waits for, the most of it first, until the budget is met."""
+        """Take the swaps with free time for which nothing waits, the most free time first, until the budget is met."""
         free_us = {gap: self._free_us(gap) for gap in self._open}
         for gap in sorted(self._open, key=lambda gap: -free_us[gap]):
             if free_us[gap] <= 0:
@@ -126,11 +130,13 @@ class _Job:
         needed_us = self._start_us[gap.until // 2]
         return needed_us - self._in_us[gap.tensor] - evicted_us - self._copy_us(gap)
 
-    # ---- what does not ----
+    # ---- swaps and recomputations with overhead ----
 
     def take_cheapest(self) -> None:
-        """Swaps or recomputes, the most bytes a µs of overhead first, until the budget is met or nothing is left. What
-        cannot be taken now is looked at again when others are."""
+        """Swap or recompute, the most bytes per µs of overhead first, until the budget is met or no candidate is left.
+
+        Candidates that cannot be taken are reconsidered after others have been taken.
+        """
         heap: list[tuple[float, Gap]] = [(-math.inf, gap) for gap in self._open]
         waiting: list[Gap] = []
         progress = False
@@ -164,7 +170,10 @@ class _Job:
     # ---- swaps ----
 
     def _look(self, gap: Gap, book: bool = False) -> _Swap | None:
-        """Out as early, in as late as the lanes have time; None: the gap's tensor cannot go, or need not."""
+        """Return the swap of an idle interval, out as early and in as late as the lanes have time.
+
+        None if the tensor cannot leave, or need not. `book` takes the time from the lanes.
+        """
         trigger, deadline = (gap.since + 1) // 2, gap.until // 2
         if gap.tensor in self._remade or not self._exceeds(trigger + 1, deadline - 1):
             return None
@@ -186,7 +195,7 @@ class _Job:
         self._memory[swap.trigger + 1 : swap.deadline] -= self._columns.bytes[gap.tensor]
 
     def wait(self) -> None:
-        """Brings back later, and frees sooner, what is under way where memory exceeds the budget."""
+        """Start swap-ins later, and end swap-outs sooner, where tensors in flight make memory exceed the budget."""
         memory, size = self._memory.copy(), self._columns.bytes
         for swap in self._swaps.values():
             for first, last in ((swap.trigger + 1, swap.freed), (swap.back + 1, swap.deadline - 1)):
@@ -207,7 +216,10 @@ class _Job:
                     self._swaps[swap.gap] = swap._replace(freed=operator - 1)
 
     def _copy_us(self, gap: Gap) -> float:
-        """0 where the host copy is current: nothing ever writes the tensor, or it has been out since."""
+        """Return the µs of the copy out: 0 if the host copy is current.
+
+        It is current if nothing ever writes a persistent tensor, or if an earlier swap has copied the same version.
+        """
         columns, tensor = self._columns, gap.tensor
         if columns.persistent[tensor] and not columns.writes[tensor]:
             return 0.0
@@ -219,7 +231,11 @@ class _Job:
     # ---- recomputations ----
 
     def _look_again(self, gap: Gap) -> Remake | None:
-        """How the gap's tensor would be made again; None: it cannot be, need not, or takes memory that is not there."""
+        """Return how the tensor of the idle interval would be recomputed.
+
+        None if that is impossible, unnecessary or takes memory that is not free. The time includes waits for inputs
+        that have to be swapped in earlier.
+        """
         if gap.tensor in self._swapped or not self._exceeds(*self._absence(gap)):
             return None
         if self._remaking.least_us(gap) is None or (remake := self._remaking.look(gap)) is None:
@@ -235,7 +251,7 @@ class _Job:
         return remake._replace(us=remake.us + wait_us)
 
     def _remake(self, remake: Remake) -> Iterator[Gap]:
-        """Recomputes the tensor; new candidates: what it is made of has one more need."""
+        """Recompute the tensor, and yield new candidates: idle intervals of its inputs, which have one more need."""
         gap, operator, rise = remake.gap, remake.operator, self._rise(remake)
         first, last = self._absence(gap)
         for swap in self._sources(remake):
@@ -256,12 +272,12 @@ class _Job:
                     yield part
 
     def _sources(self, remake: Remake) -> list[_Swap]:
-        """What the recomputation reads and is on the host."""
+        """Return the swaps of those inputs that are on the host when the recomputation reads them."""
         places = (self._gaps.at(each, 2 * remake.operator - 1) for each in remake.inputs)
         return [self._swaps[place] for place in places if place in self._swaps]
 
     def _earlier_us(self, swap: _Swap, operator: int) -> float | None:
-        """What the job waits if the tensor is back right before the operator before; None: there is no room for it."""
+        """Return the µs that the job waits if the tensor is back before operator - 1; None if there is no room."""
         size = self._columns.bytes[swap.gap.tensor]
         if operator - 2 < swap.trigger or self._memory[operator - 1 : swap.deadline].max() + size > self._budget:
             return None
@@ -279,19 +295,19 @@ class _Job:
         self._swaps[gap] = swap._replace(gap=gap, freed=freed, back=back)
 
     def _rise(self, remake: Remake) -> int:
-        """Bytes by which the peak right before or at the operator rises."""
+        """Return the bytes by which the peak right before or at the operator rises."""
         operator, columns = remake.operator, self._columns
         above = max(columns.workspace[operator], remake.extra_bytes - columns.created[operator])
         return above - self._above[operator]
 
     def _absence(self, gap: Gap) -> tuple[int, int]:
-        """The first and the last operator at which a tensor that is recomputed is off the device."""
+        """Return the first and the last operator at which a tensor that is recomputed is off the device."""
         return (gap.since + 3) // 2, (gap.until - 1) // 2
 
     # ---- memory ----
 
     def _exceeds(self, first: int = 0, last: int | None = None) -> bool:
-        """Whether memory exceeds the budget at one of the operators first … last."""
+        """Return whether memory exceeds the budget at an operator from `first` to `last` (None means the last one)."""
         end = self._columns.operators if last is None else last + 1
         return bool((self._memory[first:end] > self._budget).any())
 
@@ -299,7 +315,10 @@ class _Job:
         return filter(self._is_candidate, self._gaps.of(tensor))
 
     def _is_candidate(self, gap: Gap) -> bool:
-        """Across the end of the iteration nothing goes."""
+        """Return whether taking the tensor off the device in this idle interval helps.
+
+        Nothing leaves across the end of the iteration.
+        """
         if self._gaps.wraps(gap) or not self._columns.bytes[gap.tensor]:
             return False
         return self._exceeds(*self._absence(gap))

@@ -1,4 +1,4 @@
-"""What every policy does alike for traces whose swaps are compressed (CSWAP, section IV)."""
+"""Staging memory and codecs for traces whose swaps are compressed, the same for every policy (CSWAP, section IV)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Planning = Callable[Concatenate[Mapping[int, Trace], DeviceProfile, int | None, 
 
 
 def coded(policy: Planning[Options]) -> Planning[Options]:
-    """The policy with room for staging left in its budget, and with codecs in its plans."""
+    """Return the policy with staging memory reserved in its budget, and with codecs in its plans."""
 
     @wraps(policy)
     def plan(

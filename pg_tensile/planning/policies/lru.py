@@ -1,9 +1,9 @@
 """Swapping on demand, least recently used first: the passive mode of Capuchin (Peng et al., ASPLOS 2020) on its own.
 
-A baseline for comparisons. Where the next operator does not fit, tensors that it does not access go to the host while
-it waits, those that were used longest ago first; they come back right before an operator that accesses them, which
-waits as well. Nothing is known beforehand, so nothing overlaps. Dead tensors go by themselves. What
-`capuchin`'s first iteration takes, before there is a plan, is what an iteration of this policy takes.
+A baseline for comparisons. Where the next operator does not fit, tensors that it does not access are swapped out while
+it waits, the least recently used first. They are swapped in right before an operator that accesses them, which waits as
+well. Nothing is planned ahead, so nothing overlaps. Dead tensors are released implicitly. The first iteration of
+`capuchin`, before there is a plan, takes as long as an iteration of this policy.
 """
 
 from __future__ import annotations
@@ -23,15 +23,18 @@ from pg_tensile.planning.trace.trace import Int64s, Trace
 
 @coded
 def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
-    """Plans within the budget; None: the device's memory. Each job has the `shares` of its own. Raises BudgetError with
-    the least bytes for which all jobs' largest operators fit into their shares."""
+    """Return a plan for each job within its `shares` of the budget.
+
+    `budget_bytes`: None means the device's memory. Raises BudgetError with the smallest budget for which every job's
+    largest operator fits into its share.
+    """
     check_shares(traces, profile, budget_bytes)
     granted = shares(traces, profile, budget_bytes)
     return {job: _plan(trace, granted[job]) for job, trace in traces.items()}
 
 
 def check_shares(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> None:
-    """Raises BudgetError, as `plan` does."""
+    """Raise BudgetError, as `plan` does, if a job's largest operator does not fit into its share."""
     budget = profile.memory_bytes if budget_bytes is None else budget_bytes
     vanilla = {job: footprint(trace).device_peak_bytes for job, trace in traces.items()}
     total = sum(vanilla.values())
@@ -43,8 +46,11 @@ def check_shares(traces: Mapping[int, Trace], profile: DeviceProfile, budget_byt
 
 
 def shares(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, int]:
-    """Each job's part of the budget (None: of the device's memory), in proportion to its device peak without a plan:
-    every job has to save the same part of it. Baselines for single jobs are planned within it, one by one."""
+    """Return each job's share of the budget in bytes, in proportion to its device peak without a plan.
+
+    So every job has to save the same fraction of its peak. Baselines for single jobs plan each job within its share.
+    `budget_bytes`: None means the device's memory.
+    """
     budget = profile.memory_bytes if budget_bytes is None else budget_bytes
     vanilla = {job: footprint(trace).device_peak_bytes for job, trace in traces.items()}
     total = max(sum(vanilla.values()), 1)
@@ -52,12 +58,15 @@ def shares(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: in
 
 
 def least_bytes(trace: Trace) -> int:
-    """The smallest budget of one job that has a plan: the largest working set, and what is never used."""
+    """Return the smallest budget in bytes for which one job has a plan: the largest of the working sets."""
     return int(_working_sets(trace).max())
 
 
 def _working_sets(trace: Trace) -> Int64s:
-    """int64[n]: bytes that each operator accesses, its workspace, and tensors without any access, which stay."""
+    """Return int64[n], the working sets: bytes that each operator accesses, its workspace, and tensors never accessed.
+
+    The last stay on the device.
+    """
     accessed = np.concatenate(([0], np.cumsum(trace.tensor_bytes[trace.access_tensor])))
     unused = trace.tensor_bytes[np.diff(trace.tensor_start) == 0].sum()
     sets: Int64s = np.diff(accessed[trace.access_start]) + trace.workspace_bytes + unused
@@ -65,9 +74,12 @@ def _working_sets(trace: Trace) -> Int64s:
 
 
 def _plan(trace: Trace, budget: int) -> Plan:
-    """The second of two passes. What is there at an operator depends only on what was accessed since each tensor's last
-    access, because nothing goes before what is older: so the first pass, from whatever it starts, ends in the state in
-    which every later one starts and ends."""
+    """Return the plan of the second of two passes.
+
+    The tensors resident at an operator depend only on the accesses since each tensor's last access, because no tensor
+    is evicted before an older one. So the first pass, whatever it starts from, ends in the state in which every later
+    one starts and ends.
+    """
     columns = Columns(trace)
     budget -= int(trace.tensor_bytes[np.diff(trace.tensor_start) == 0].sum())
     there = {tensor: None for tensor in np.flatnonzero(trace.persistent).tolist() if _counts(columns, tensor)}
@@ -80,12 +92,14 @@ def _counts(columns: Columns, tensor: int) -> bool:
 
 
 def _walk(columns: Columns, budget: int, there: dict[int, None]) -> list[Event]:
-    """Events of an iteration. `there`: the tensors on the device that have bytes and accesses, least recently used
-    first; afterwards as the iteration leaves it."""
+    """Return the events of an iteration.
+
+    `there`: the resident tensors that have bytes and accesses, least recently used first; updated to those at the end.
+    """
     events: list[Event] = []
     size, level = columns.bytes, sum(columns.bytes[tensor] for tensor in there)
     for operator, uses in enumerate(columns.uses):
-        before = (operator - 1) % columns.operators  # room for the first operator is made at the end
+        before = (operator - 1) % columns.operators  # room for the first operator is made at the iteration's end
         used = [use.tensor for use in uses if size[use.tensor]]
         coming = [tensor for tensor in used if tensor not in there]
         level += sum(size[tensor] for tensor in coming)

@@ -1,4 +1,4 @@
-"""No events: tensors go when nothing needs them any more, and nothing else. The "vanilla" of all comparisons."""
+"""No events: tensors are freed when nothing needs them any more. The "vanilla" of all comparisons."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from pg_tensile.planning.trace.trace import Trace
 
 
 def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
-    """An empty plan for every job."""
+    """Return an empty plan for every job."""
     return dict.fromkeys(traces, NO_EVENTS)

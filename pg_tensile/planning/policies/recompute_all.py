@@ -1,12 +1,12 @@
-"""Every tensor that can be made again is dropped between its accesses and recomputed before the next one.
+"""Recomputing everything that can be: tensors are dropped between their accesses and recomputed before the next one.
 
-For tests and comparisons, not for use: it does not ask what a recomputation saves or costs. One whose inputs are gone
-recomputes them first, and so on (TENSILE, section III-C). Chains of chains
-grow without bound, so some tensors are kept: those whose chain would be longer than a limit, which is halved until the
-iteration has at most `STEPS_PER_OPERATOR` recomputed steps for each operator.
+For tests and comparisons, not for use: it ignores what a recomputation saves or costs. A recomputation whose inputs are
+gone recomputes these first, and so on (TENSILE, section III-C). Chains of chains grow without bound, so some tensors
+are kept: those whose chain would be longer than a limit, which is halved until the iteration has at most
+`STEPS_PER_OPERATOR` recomputed steps for each operator.
 
-What is kept needs no event. A tensor that is not made again is alive until the last step that reads it
-(docs/library.md, implicit release): a recompute event is all it takes to drop a tensor, its absence to keep one.
+A tensor that is kept needs no event: without recomputation, a tensor is alive until the last step that reads it
+(docs/library.md, implicit release). So a recompute event is all it takes to drop a tensor, and its absence keeps one.
 """
 
 from __future__ import annotations
@@ -18,29 +18,32 @@ from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from pg_tensile.planning.trace.trace import Mode, Trace
 
-LONGEST_CHAIN = 32  # steps that one use of one tensor may take
+LONGEST_CHAIN = 32  # recomputed steps that one use of one tensor may take
 STEPS_PER_OPERATOR = 20  # recomputed steps in one iteration, for each operator of the trace
 
 
 def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
-    """A recompute event in the gap before each access of a tensor that the operator before does not access, wherever
-    its writers can be executed again at that place: they write nothing else, and what they read is there or can be
-    made, with the content that they read first."""
+    """Return plans with a recompute event before each access of a tensor that the preceding operator does not access.
+
+    The event is in the gap before the access. It is left out where a writer of the tensor cannot be executed again:
+    because it changes another tensor in place, or because an input is neither resident nor recomputable with the
+    content that it read first.
+    """
     return {job: _plan(trace) for job, trace in traces.items()}
 
 
 class _Use(NamedTuple):
     tensor: int
     mode: int
-    version: int  # seen
-    dropped: bool  # the operator before does not access it, but an earlier one does
+    version: int  # that the access sees
+    dropped: bool  # the preceding operator does not access it, but an earlier one does
 
 
 class _Columns(NamedTuple):
     """The trace as Python lists, which loops read faster."""
 
-    uses: list[list[_Use]]  # of each operator
-    recomputable: list[bool]  # tensor: not persistent, not an input, and not empty
+    uses: list[list[_Use]]  # [n]: of each operator
+    recomputable: list[bool]  # [m]: not persistent, not an input, and not empty
     tensor_count: int
 
 
@@ -49,12 +52,12 @@ def _plan(trace: Trace) -> Plan:
     most = STEPS_PER_OPERATOR * trace.operator_count
     limit = LONGEST_CHAIN
     while sum(_step_bounds(columns, chains := _chains(columns, limit))) > most:
-        limit //= 2  # in the end 0: nothing is recomputed
+        limit //= 2  # ends at 0, where nothing is recomputed
     return Plan.build(_events(trace, columns, chains))
 
 
 def _columns(trace: Trace) -> _Columns:
-    latest = [-1] * trace.tensor_count  # operator of the latest access
+    latest = [-1] * trace.tensor_count  # [m]: operator of the latest access
     uses: list[list[_Use]] = [[] for _ in range(trace.operator_count)]
     accesses = zip(
         trace.access_operator.tolist(),
@@ -71,10 +74,12 @@ def _columns(trace: Trace) -> _Columns:
 
 
 def _chains(columns: _Columns, limit: int) -> list[list[int]]:
-    """[tensor][version]: the most steps that making it takes; 0: it is kept, because it cannot be made again or because
-    that would take more than `limit` steps."""
+    """Return, as [tensor][version], the most steps that recomputing it takes.
+
+    0 means that it is kept, because it cannot be recomputed or because that would take more than `limit` steps.
+    """
     chains: list[list[int]] = [[] for _ in range(columns.tensor_count)]
-    raw = [0] * columns.tensor_count  # steps without the limit; -1: a writer cannot be repeated
+    raw = [0] * columns.tensor_count  # [m]: steps without the limit; -1 if a writer cannot be executed again
     for uses in columns.uses:
         changed = [use.tensor for use in uses if use.mode == Mode.WRITE]
         written = [use for use in uses if use.mode != Mode.READ]
@@ -94,7 +99,7 @@ def _chains(columns: _Columns, limit: int) -> list[list[int]]:
 
 
 def _step_bounds(columns: _Columns, chains: list[list[int]]) -> list[int]:
-    """The most steps that each use of a dropped tensor takes."""
+    """Return the most steps that each use of a dropped tensor takes."""
     return [
         chains[use.tensor][use.version]
         for uses in columns.uses
@@ -104,10 +109,10 @@ def _step_bounds(columns: _Columns, chains: list[list[int]]) -> list[int]:
 
 
 def _events(trace: Trace, columns: _Columns, chains: list[list[int]]) -> list[Event]:
-    """All recompute events. In each gap: what the next operator needs, after what that needs in turn."""
-    version = [0] * trace.tensor_count  # after the operators so far
+    """Return all recompute events; in each gap those for the next operator, inputs first."""
+    version = [0] * trace.tensor_count  # [m]: after the operators so far
     events: list[Event] = []
-    there: set[int] = set()  # in this gap: on the device without, or after, an event
+    there: set[int] = set()  # in this gap: resident anyway, or handled by `make` already
 
     def make(tensor: int, user: int) -> None:
         if tensor in there:
@@ -117,9 +122,10 @@ def _events(trace: Trace, columns: _Columns, chains: list[list[int]]) -> list[Ev
             return
         writers = trace.writers(tensor, version[tensor])
         uses = [use for writer in writers for use in columns.uses[writer]]
-        inputs = [use for use in uses if use.mode == Mode.READ and use.tensor != tensor]  # statistics: scratch copies
+        # statistics are no inputs: a recomputation changes scratch copies of them
+        inputs = [use for use in uses if use.mode == Mode.READ and use.tensor != tensor]
         if any(use.version != version[use.tensor] for use in inputs):
-            return  # overwritten since
+            return  # an input has been overwritten
         for use in inputs:
             make(use.tensor, user)
         events.append(Event(EventKind.RECOMPUTE, tensor, user - 1, user, version[tensor]))

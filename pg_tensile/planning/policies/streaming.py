@@ -1,9 +1,9 @@
-"""Some tensors on the device for good, all others streamed through it: for graphs that use each parameter once.
+"""Streaming: some tensors stay on the device, all others pass through it. For graphs that use each parameter once.
 
-In a prediction every parameter is idle for a whole iteration, so no absence is much longer than another, and whatever
-stays saves the link the same bytes each time. What is to decide is how much stays, and how much room is left for
-swap-ins that run ahead of the operators. Several divisions of the memory are tried; the simulator says which is the
-fastest. Nothing is recomputed.
+In a prediction every parameter is idle for nearly the whole iteration, so no idle interval is much longer than another,
+and each resident byte saves the link the same traffic. What remains to be decided is how much stays, and how much room
+is left for swap-ins that run ahead of the operators. Several divisions of the memory are tried, and the simulator picks
+the fastest. Nothing is recomputed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner
 from pg_tensile.planning.policies.swap_all import absences, swaps
 from pg_tensile.planning.trace.trace import Floats
 
-LEVELS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.4, 0.2)  # parts of the memory over the least that tensors stay in for good
+LEVELS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.4, 0.2)  # fractions of the memory above the minimum that resident tensors fill
 
 
 def streamed(planner: JobPlanner, budget_bytes: int) -> Candidate | None:
-    """The fastest of these plans within the budget (device peak in bytes, workspaces included); None: there is none."""
+    """Return the fastest of these plans within the budget, or None if none fits.
+
+    `budget_bytes`: device peak, workspaces included.
+    """
     return min(_candidates(planner, budget_bytes), key=lambda each: (each.us, len(each.plan)), default=None)
 
 
@@ -35,7 +38,7 @@ def _candidates(planner: JobPlanner, budget_bytes: int) -> Iterator[Candidate]:
     trace = planner.trace
     everything = AccessSequence(trace, swaps(trace, absences(trace)))
     nbytes = trace.tensor_bytes[everything.plan.rows["tensor"]].astype(np.float64)
-    for cost_us in (_transfer_us(planner, everything), nbytes):  # many small copies take more time than their bytes
+    for cost_us in (_transfer_us(planner, everything), nbytes):  # many small copies take longer than their bytes say
         for level in LEVELS if spare else LEVELS[:1]:
             plan = relaxed(everything, planner.least_bytes + int(level * spare), cost_us)
             candidate = planner.candidate(schedule(AccessSequence(trace, plan), planner.link, budget_bytes))
@@ -44,7 +47,7 @@ def _candidates(planner: JobPlanner, budget_bytes: int) -> Iterator[Candidate]:
 
 
 def _transfer_us(planner: JobPlanner, sequence: AccessSequence) -> Floats:
-    """float64[events]: what each one's copy takes; 0 where nothing is copied."""
+    """Return float64[events]: the time of each event's copy (as a swap-in) in µs, 0 where nothing is copied."""
     cost_us = np.zeros(len(sequence.plan))
     for event, _, size in zip(*(column.tolist() for column in sequence.copies), strict=True):
         cost_us[event] = planner.link.transfer_us(size, Direction.IN)

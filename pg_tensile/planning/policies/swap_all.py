@@ -1,7 +1,8 @@
-"""Every tensor out after each access and back right before the next: the least memory that swapping alone can reach.
+"""Swapping every tensor out after each access and in before the next: the least memory that swapping alone can reach.
 
-The floor for tests and comparisons, not for use: nothing overlaps. Parameters and optimizer states go as well, across
-the end of the iteration. What is left on the device at an operator is what it accesses itself.
+A floor for tests and comparisons, not for use: no transfer overlaps with computation. Parameters and optimizer states
+are swapped as well, across the end of the iteration. At each operator, only the tensors that it accesses are resident
+(and those that no operator accesses).
 """
 
 from __future__ import annotations
@@ -19,14 +20,19 @@ from pg_tensile.planning.trace.trace import Int64s, Trace
 
 @coded
 def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
-    """A swap-out after each access of a tensor with a next one, freed on the spot, and a swap-in in the gap before that
-    next access, also between consecutive operators. Tensors without bytes or accesses stay where they are."""
+    """Return plans that swap each tensor out after every access that another one follows, and in right before that one.
+
+    A swap-out frees on the spot. A swap-in is triggered in the gap before the next access, also between consecutive
+    operators. Tensors without bytes or accesses stay where they are.
+    """
     return {job: swaps(trace, absences(trace)) for job, trace in traces.items()}
 
 
 class Absences(NamedTuple):
-    """Where tensors could be away, a of them: from after one access until the next, which for persistent tensors may be
-    in the next iteration (`until` ≥ n)."""
+    """Idle intervals, `a` of them, in which tensors could be off the device: from after one access until the next.
+
+    For persistent tensors the next access may be in the next iteration (`until` ≥ n).
+    """
 
     tensor: Int64s  # [a]
     since: Int64s  # [a]: operator
@@ -34,7 +40,7 @@ class Absences(NamedTuple):
 
 
 def absences(trace: Trace) -> Absences:
-    """All of them, of tensors with bytes; by tensor, then by operator."""
+    """Return the idle intervals of all tensors with bytes, by tensor, then by operator."""
     order = trace.access_by_tensor
     tensor, since = trace.access_tensor[order].astype(np.int64), trace.access_operator[order].astype(np.int64)
     until = np.roll(since, -1)
@@ -45,7 +51,10 @@ def absences(trace: Trace) -> Absences:
 
 
 def swaps(trace: Trace, away: Absences) -> Plan:
-    """Each tensor out right after its access, freed on the spot, and back right before the next one."""
+    """Return a plan that swaps each tensor out right after its access and in right before the next one.
+
+    Swap-outs free on the spot.
+    """
     until = away.until % trace.operator_count
     rows = np.zeros(2 * len(until), EVENT_ROW)
     rows["tensor"] = np.concatenate([away.tensor, away.tensor])

@@ -1,14 +1,15 @@
-"""vDNN (Rhu et al., MICRO 2016): layers' inputs go out in forward and come back one layer ahead in backward.
+"""vDNN (Rhu et al., MICRO 2016): layers' inputs are swapped out in forward, and in one layer ahead in backward.
 
-A baseline for comparisons (TENSILE, section V-A). The static policies of the paper's section III-C: vDNN_conv and
-vDNN_all; the dynamic one chooses convolution algorithms as well. Neither knows sizes, times or a budget.
+A baseline for comparisons (TENSILE, section V-A). It has the static policies of the paper's section III-C, vDNN_conv
+and vDNN_all; the paper's dynamic one chooses convolution algorithms as well. Neither considers sizes, times or a
+budget.
 
-*Layers.* Operators that follow each other in the same module and phase are one; outside of modules each operator is.
-*Offload.* An input feature map goes while the last layer in forward that reads it runs, after which nothing refers to
-it, and that layer ends with the copy: the next one finds the memory free.
-*Prefetch.* While a layer's backward runs, the nearest earlier layer with something on the host gets it back; the
-search ends at the nearest convolution, so nothing comes sooner. That layer ends with the copy, too. The last layer's
-inputs come with the first operator of backward.
+*Layers.* Consecutive operators in the same module and phase are one layer; outside of modules each operator is one.
+*Offload.* An input feature map is swapped out while the last layer in forward that reads it runs, after which nothing
+in forward refers to it. That layer ends with the copy, so the next one finds the memory free.
+*Prefetch.* While a layer runs in backward, the nearest earlier layer with feature maps on the host has them swapped in;
+the search ends at the nearest convolution, so nothing comes sooner. That layer ends with the copy, too. The last
+layer's inputs are swapped in with the first operator of backward.
 """
 
 from __future__ import annotations
@@ -32,20 +33,23 @@ Which = Literal["conv", "all"]
 def plan(
     traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None, which: Which = "conv"
 ) -> dict[int, Plan]:
-    """Plans for jobs that know nothing of each other, whatever the budget. `which`: "conv", vDNN_conv, moves what
-    convolutions read; "all", vDNN_all, what any layer reads. Raises ValueError for anything else."""
+    """Return plans for jobs that are planned independently of each other and of the budget.
+
+    `which`: "conv" (vDNN_conv) moves the inputs of convolutions, "all" (vDNN_all) those of every layer. Raises
+    ValueError for anything else.
+    """
     if which not in ("conv", "all"):
         raise ValueError(f'vDNN moves the inputs of "conv" or "all" layers, not of "{which}"')
     return {job: _plan(trace, which) for job, trace in traces.items()}
 
 
 class _Input(NamedTuple):
-    """A feature map between forward and backward."""
+    """A layer's input feature map between forward and backward."""
 
     layer: int  # the first operator of the last layer that reads it in forward
     end: int  # the last operator of that layer
     tensor: int
-    written: int  # the operator that made what is read
+    written: int  # the operator that wrote the version that is read
     needed: int  # the operator that reads it first in backward
 
 
@@ -61,7 +65,7 @@ def _plan(trace: Trace, which: Which) -> Plan:
         begin = begins[layer]
         if following is not None and following < begin:
             launch = min(begin, begins[following])
-        else:  # the last one before this backward
+        else:  # the last layer before this backward pass
             launch = layer + int(np.argmax(trace.phase[layer:] == Phase.BACKWARD))
         for each in layers[layer]:
             requested = max(layer - 1, each.written)
@@ -71,7 +75,7 @@ def _plan(trace: Trace, which: Which) -> Plan:
 
 
 def _layers(trace: Trace) -> tuple[list[int], list[int]]:
-    """The first and the last operator of each operator's layer."""
+    """Return the first and the last operator of each operator's layer."""
     count, phase = trace.operator_count, trace.phase.tolist()
     named = [(trace.module[at], phase[at]) for at in range(count)]
     together = [at > 0 and named[at][0] != "" and named[at] == named[at - 1] for at in range(count)]
@@ -84,7 +88,7 @@ def _layers(trace: Trace) -> tuple[list[int], list[int]]:
 
 
 def _inputs(trace: Trace, which: Which, first: list[int], last: list[int]) -> list[_Input]:
-    """What layers read and did not make themselves, and backward reads again."""
+    """Return the feature maps that layers read but did not create themselves, and that backward reads again."""
     columns, phase = Columns(trace), trace.phase.tolist()
     convolved = {
         use.tensor

@@ -1,1 +1,1 @@
-"""Decisions about all jobs of a device: admission, shares, plans."""
+"""Scheduling of all jobs of a device: admission, shares of memory and link, plans."""

@@ -1,18 +1,17 @@
-"""The memory scheduler's decisions: which jobs of a device run, and under which plans (TENSILE, sections III-D,
-IV-E and IV-F).
+"""Memory scheduling: which jobs of a device run, and under which plans (TENSILE, sections III-D, IV-E and IV-F).
 
-A job is admitted when the smallest memory that it can run with fits beside the smallest of those that run already; then
-all of them are planned together. Jobs that run are left alone unless something has to change or a new set of plans is
-clearly better: a change of plan costs an iteration, and measured latencies are never quite the same twice.
+A job is admitted when the least memory that it can run with fits beside the least memory of the running jobs; then all
+of them are planned together. Running jobs keep their plans unless something has to change or a new set of plans is
+clearly better: a change of plan costs an iteration, and measured latencies always vary a little.
 
-Who loses how much: a job's relative loss of time counts twice as much for every `PRIORITY_STEP` steps of priority that
-it is above another one, up to `HEAVIEST` times as much.
+Priorities weigh losses: a job's relative loss of time counts twice as much for every `PRIORITY_STEP` of priority that
+it has above another job, up to `HEAVIEST` times as much.
 
-A job whose swaps may be compressed is planned as others are, then again with what the swaps of those plans would take
-compressed where that pays (CSWAP, section IV-B); the better plans count. So what is compressed follows from trace
-and sparsity, not from the plan that the job has now.
+A job whose swaps may be compressed is planned as usual, then again with the compressed times of those plans' swaps
+where compression pays (CSWAP, section IV-B); the better plans are used. So the choice of compressed tensors follows
+from trace and sparsity, not from the job's present plan.
 
-No clock, no I/O: equal arguments give equal decisions, and `DeviceScheduler` remembers only what saves time.
+There is no clock and no I/O: equal arguments give equal decisions, and `DeviceScheduler` keeps caches only.
 """
 
 from __future__ import annotations
@@ -45,19 +44,21 @@ from pg_tensile.planning.policies.tensile import rounds
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Int32s, Int64s, Trace
 
-SLACK = 50  # a job is granted one part in so many more than it was planned with, where there is room
-GAIN = 0.02  # of the time of all jobs: what new plans must save to replace plans that can stay
+SLACK = 50  # a job is granted 1 / SLACK more memory than its plan needs, where there is room
+GAIN = 0.02  # fraction of the time of all jobs that new plans must save to replace plans that can stay
 PRIORITY_STEP = 10.0
 HEAVIEST = 16.0
-REMEMBERED = 16  # results of the policy tensile
-UNITS = ("B", "kB", "MB", "GB", "TB")  # of 1024, as memory_budget takes them
+REMEMBERED = 16  # cached results of the policy tensile
+UNITS = ("B", "kB", "MB", "GB", "TB")  # powers of 1024, as in the setting memory_budget
 
 
 @dataclass(frozen=True)
 class DeviceState:
-    """A device and its limits, in bytes. Of the budget, `inference_bytes` are taken by models for prediction and
-    `ending_bytes` by jobs that there are no decisions for any more. `host_bytes`: of host memory, for the copies of all
-    its jobs."""
+    """A device and its limits in bytes.
+
+    Of `budget_bytes`, models for prediction occupy `inference_bytes`, and jobs that are ending and need no decision
+    occupy `ending_bytes`. `host_bytes` limits the host memory for the copies of all jobs of the device.
+    """
 
     name: str
     profile: DeviceProfile
@@ -65,14 +66,14 @@ class DeviceState:
     inference_bytes: int = 0
     host_bytes: int = 1 << 62
     most_events: int | None = None
-    ageing_s: float = 0.0  # after so long nobody passes a waiting job any more; 0: never
+    ageing_s: float = 0.0  # waiting time after which no job may pass a waiting job any more; 0 means never
     ending_bytes: int = 0
-    codec_times: CodecTimes | None = None  # None: not measured, so nothing is compressed
+    codec_times: CodecTimes | None = None  # None if not measured; then nothing is compressed
 
 
 @dataclass(frozen=True)
 class Given:
-    """What was published for a job. `plan` is None where it is not known, or was made for another trace."""
+    """The published grant of a job. `plan` is None if it is unknown or was made for another trace."""
 
     plan: Plan | None
     granted_bytes: int
@@ -81,22 +82,24 @@ class Given:
 
 @dataclass(frozen=True)
 class JobState:
-    """A job that has a trace or, executed eagerly, a claim (`least_bytes`). `rank`: its priority among those that wait,
-    raised by the time it has waited. `given` None: it is not admitted yet. `stuck`: its executor does nothing until it
-    gets another plan. `pinned`: it keeps what it was given, for its executor rejects anything else. `compression`:
-    none, auto, or the one codec that may be used; `statistics` of the tensors where zeros have been counted.
-    `choosing`: it may come back with a smaller batch, so that it is refused rather than made to wait until others end.
+    """A job that has a trace or, if executed eagerly, a claim (`least_bytes`).
+
+    `rank` is its priority among waiting jobs, raised by the time that it has waited. `given` is its grant, None if it
+    is not yet admitted. A `stuck` job's executor pauses until it receives another plan. A `pinned` job keeps its grant,
+    because its executor rejects any other. `compression` is none, auto, or the only codec permitted; `statistics` are
+    those of the tensors whose zeros have been counted. A `choosing` job may return with a smaller batch, so it is
+    refused rather than kept waiting for others to end.
     """
 
     job: int
-    trace: Trace | None  # of the training step; None: executed eagerly
-    least_bytes: int  # that there are plans with for all of its graphs
-    operator: str = ""  # that needs the most
+    trace: Trace | None  # of the training step; None if executed eagerly
+    least_bytes: int  # the least memory with which all of its graphs have plans
+    operator: str = ""  # label of the one that needs the most memory
     policy: str = "joint"
     priority: float = 0.0
     rank: float = 0.0
     waited_s: float = 0.0
-    overhead_bytes: int = 0  # of the device, which the plan has no part of
+    overhead_bytes: int = 0  # of device memory outside the plan
     most_bytes: int | None = None  # the job's own budget
     given: Given | None = None
     stuck: bool = False
@@ -104,12 +107,15 @@ class JobState:
     compression: str = "none"
     statistics: Mapping[int, Statistics] = field(default_factory=dict)
     choosing: bool = False
-    found: Plan | None = None  # by a search for a better plan than the policy joint's
+    found: Plan | None = None  # result of a search for a better plan than the policy joint's
 
 
 class Planned(NamedTuple):
-    """A new plan. Footprints: bytes at each executed operator, its workspace included; times are µs, and None where
-    nothing is known of the job (executed eagerly)."""
+    """A new plan, with what it needs and the iteration that it gives.
+
+    `footprint` and `vanilla` are bytes at each executed operator, workspaces included, with the plan and without any.
+    Times are in µs; None for a job that is executed eagerly.
+    """
 
     plan: Plan
     planned_bytes: int
@@ -125,15 +131,15 @@ class Planned(NamedTuple):
     operators: Int32s = np.zeros(0, np.int32)
     footprint: Int64s = np.zeros(0, np.int64)
     vanilla: Int64s = np.zeros(0, np.int64)
-    room_bytes: int = 0  # of device memory that another plan of the job could take beside those of the others
+    room_bytes: int = 0  # device memory that another plan of the job could use beside the other jobs
 
 
 class Kept(NamedTuple):
-    """The job goes on with what it was given."""
+    """The job keeps its grant."""
 
 
 class Waits(NamedTuple):
-    """The job is not admitted now."""
+    """The job is not admitted for now."""
 
     reason: str
 
@@ -147,7 +153,7 @@ class Refused(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """No plan can be made; what the job was given stays."""
+    """No plan can be made; the job's grant, if any, stays in force."""
 
     reason: str
 
@@ -156,15 +162,18 @@ Decision: TypeAlias = Planned | Kept | Waits | Refused | Failed
 
 
 class Note(NamedTuple):
-    """Something that people may want to know besides the decisions."""
+    """A remark for users in addition to the decisions."""
 
     job: int
     reason: str
 
 
 class Schedule(NamedTuple):
-    """A decision for each job; of those with a trace the sum of the latencies that they were planned with, in µs; of
-    those with compression what became of each tensor that plans without it swap."""
+    """The decision for each job, by number.
+
+    `totals_us` holds, for jobs with a trace, the sum of the latencies that they were planned with, in µs. `codings`
+    holds, for jobs with compression, the choice for each tensor with statistics, given plans without compression.
+    """
 
     decisions: dict[int, Decision]
     totals_us: dict[int, float]
@@ -173,7 +182,7 @@ class Schedule(NamedTuple):
 
 
 class DeviceScheduler:
-    """Decides for the jobs of one device, again and again. It keeps what planning found out about their traces."""
+    """Scheduler of one device's jobs. It caches planners and plans of their traces between calls."""
 
     def __init__(self) -> None:
         self._planners: dict[Hashable, dict[float, JobPlanner]] = {}
@@ -181,7 +190,7 @@ class DeviceScheduler:
         self._used: set[Hashable] = set()
 
     def schedule(self, device: DeviceState, jobs: Iterable[JobState]) -> Schedule:
-        """Decides for all jobs that are open on the device."""
+        """Return the decisions for all open jobs of the device."""
         ordered = sorted(jobs, key=lambda job: job.job)
         self._used.clear()
         schedule = _Round(self, device, ordered).run()
@@ -189,7 +198,7 @@ class DeviceScheduler:
         return schedule
 
     def planner(self, trace: Trace, device: DeviceState, share: float = 1.0) -> JobPlanner:
-        """What makes plans for the trace with that part of the link."""
+        """Return the cached planner of a trace that owns `share` of the link."""
         key = identity(trace), device.profile, device.most_events
         self._used.add(key)
         shares = self._planners.setdefault(key, {})
@@ -200,7 +209,7 @@ class DeviceScheduler:
         return shares[share]
 
     def tensile(self, traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int) -> dict[int, Plan]:
-        """The plans of the paper's algorithm, which are remembered."""
+        """Return the plans of the paper's algorithm (policy tensile) by job. Results are cached."""
         key = (tuple((job, identity(trace)) for job, trace in traces.items()), profile, budget_bytes)
         if key not in self._tensile:
             if len(self._tensile) >= REMEMBERED:
@@ -217,15 +226,15 @@ class _Plans(NamedTuple):
 
 
 class _Round:
-    """One time of deciding."""
+    """One round of decisions for all jobs of a device."""
 
     def __init__(self, scheduler: DeviceScheduler, device: DeviceState, jobs: Sequence[JobState]) -> None:
         self.scheduler = scheduler
         self.device = device
         self.jobs = {job.job: job for job in jobs}
-        self.least: dict[int, int] = {}  # bytes of device memory, of jobs that can be planned
+        self.least: dict[int, int] = {}  # least device memory in bytes, of jobs that can be planned
         self.decisions: dict[int, Decision] = {}
-        self.waits: dict[int, Waits] = {}  # for device memory
+        self.waits: dict[int, Waits] = {}  # of jobs that wait for device memory
         self.notes: list[Note] = []
         self.coded: dict[int, Trace] = {}  # traces whose swaps are compressed
         self.codings: dict[int, list[TensorCoding]] = {}
@@ -258,7 +267,7 @@ class _Round:
     # ---- admission ----
 
     def _look(self, job: JobState) -> None:
-        """Can it be planned, and does it fit at all?"""
+        """Determine the job's least memory, or decide at once: pinned, cannot be planned, or exceeds its limit."""
         if job.pinned:
             self.decisions[job.job] = Kept()
             return
@@ -278,8 +287,10 @@ class _Round:
             self.decisions[job.job] = Refused(limit, least, job.operator)
 
     def _admit(self) -> list[JobState]:
-        """Those that run, then those that are let in now, in the order of their priority. A smaller job may pass one
-        that has to wait, until that one has waited for so long that nobody does."""
+        """Return the running jobs, then the newly admitted ones in order of rank; record why others wait.
+
+        A smaller job may pass one that has to wait, until that one has waited for `ageing_s`.
+        """
         undecided = [job for job in self.jobs.values() if job.job not in self.decisions]
         admitted = [job for job in undecided if job.given is not None]
         free = self._budget() - sum(self.least[job.job] for job in admitted)
@@ -305,7 +316,7 @@ class _Round:
         return admitted
 
     def _budget(self) -> int:
-        """For the plans of all jobs. What was given to one that cannot be planned, or is pinned, stays with it."""
+        """Return the bytes for the plans of all jobs. A job that cannot be planned or is pinned keeps its grant."""
         left = (self.jobs[job] for job, decision in self.decisions.items() if isinstance(decision, Failed | Kept))
         held = sum(job.given.granted_bytes for job in left if job.given is not None)
         overheads = sum(job.overhead_bytes for job in self.jobs.values())
@@ -326,7 +337,7 @@ class _Round:
     # ---- plans ----
 
     def _plan(self, admitted: Sequence[JobState]) -> _Plans | None:
-        """The plans with which all lose the least; None: one job less has to be admitted, which has its decision."""
+        """Return the plans with the least total loss, or None if jobs were decided here, so that fewer are admitted."""
         self.coded, self.codings = {}, {}
         traced = [job for job in admitted if job.trace is not None]
         newest = next((job.job for job in reversed(traced) if job.given is None), None)
@@ -335,7 +346,7 @@ class _Round:
         except UnplannableError as error:
             self._fail(error.job, f"no plan can be made: {error}")
             return None
-        except BudgetError as error:  # smaller plans have too many events
+        except BudgetError as error:  # plans within the budget have too many events
             for job in [job.job for job in traced] if newest is None else [newest]:
                 self._fail(job, f"no plan with at most {self.device.most_events} events fits: {error}")
             return None
@@ -349,9 +360,9 @@ class _Round:
         return plans
 
     def _share_out(self, traced: Sequence[JobState], admitted: Sequence[JobState]) -> _Plans:
-        """Raises UnplannableError, BudgetError."""
+        """Return plans for all traced jobs within the budget. Raises UnplannableError and BudgetError."""
         budget = self._budget() - sum(self.least[job.job] for job in admitted if job.trace is None)
-        budget = max(budget, sum(self.least[job.job] for job in traced))  # the setting was lowered: as near as can be
+        budget = max(budget, sum(self.least[job.job] for job in traced))  # a lowered setting: as close as possible
         vanilla = _Plans({job.job: self._planner(job.job).vanilla for job in traced}, 1.0)
         sizes = {job.job: self._size(job, vanilla) for job in traced}
         if sum(sizes.values()) <= budget and all(sizes[job.job] <= _most(job) for job in traced):
@@ -359,14 +370,14 @@ class _Round:
         sharing = sum(job.policy != "none" for job in traced)
         plans = self._divide(traced, budget, sharing)
         swapping = sum(map(_transfers, plans.chosen.values()))
-        if 0 < swapping < sharing:  # each of them has more of the link
+        if 0 < swapping < sharing:  # fewer jobs share the link
             other = self._divide(traced, budget, swapping)
             if sum(map(_transfers, other.chosen.values())) <= swapping:
                 return other
         return plans
 
     def _compressed(self, traced: Sequence[JobState], admitted: Sequence[JobState], plain: _Plans) -> _Plans:
-        """Plans with compressed swaps where that is better than `plain`, else those."""
+        """Return plans with compressed swaps if they are better than `plain`, else `plain`."""
         times = self.device.codec_times
         for job in traced:
             if times is None or job.compression == "none" or not job.statistics:
@@ -382,7 +393,7 @@ class _Round:
             return plain
         try:
             found = self._share_out(traced, admitted)
-        except (UnplannableError, BudgetError):  # what compressing takes itself does not fit
+        except (UnplannableError, BudgetError):  # the memory that compression itself needs does not fit
             found = plain
         if self._loss(found) < self._loss(plain):
             return found
@@ -407,12 +418,12 @@ class _Round:
         return plans
 
     def _use_found(self, job: JobState, found: Plan, planner: JobPlanner, plans: _Plans, budget_bytes: int) -> None:
-        """Takes the plan that a search has found for the job, if it is faster and there is room for it."""
+        """Replace the job's plan by the one that a search has found, if that is faster and fits."""
         sizes = sum(max(each.device_peak_bytes, self.least[number]) for number, each in plans.chosen.items())
         present = plans.chosen[job.job]
         room = min(_most(job), max(present.device_peak_bytes, self.least[job.job]) + max(0, budget_bytes - sizes))
         most = self.device.most_events
-        rows = len(found) + -(-len(found.order_bytes) // EVENT_ROW.itemsize)  # the order lies behind the events
+        rows = len(found) + -(-len(found.order_bytes) // EVENT_ROW.itemsize)  # the order is stored after the events
         try:
             candidate = planner.candidate(found)
         except InvalidPlanError as error:
@@ -424,7 +435,7 @@ class _Round:
             plans.chosen[job.job] = candidate
 
     def _use_paper(self, jobs: Sequence[JobState], planners: Mapping[int, JobPlanner], plans: _Plans) -> None:
-        """Replaces the plans of these jobs by those of the paper's algorithm, made within the same memory."""
+        """Replace the plans of these jobs by those of the paper's algorithm within the same memory, where they fit."""
         numbers = [job.job for job in jobs]
         rooms = {job.job: max(plans.chosen[job.job].device_peak_bytes, self.least[job.job]) for job in jobs}
         found = self._paper(numbers, planners, sum(rooms.values()), plans.share)
@@ -447,7 +458,10 @@ class _Round:
     def _paper(
         self, jobs: Sequence[int], planners: Mapping[int, JobPlanner], budget_bytes: int, share: float
     ) -> dict[int, Candidate]:
-        """The algorithm divides the link equally among its jobs. Without those plans that cannot be used."""
+        """Return the usable plans of the paper's algorithm, by job; none if it fails.
+
+        The algorithm divides its link equally among its jobs, so it is given the shares of all of them together.
+        """
         profile, lanes = self.device.profile, share * len(jobs)
         link = profile.with_link(profile.out_bytes_per_s * lanes, profile.in_bytes_per_s * lanes, profile.duplex_factor)
         traces = {job: planners[job].trace for job in jobs}
@@ -468,7 +482,7 @@ class _Round:
     def _host_bytes(self, plans: _Plans) -> int:
         return sum(self._planner(job).host_bytes(candidate) for job, candidate in plans.chosen.items())
 
-    # ---- change, or not ----
+    # ---- keeping or changing plans ----
 
     def _decide(self, admitted: Sequence[JobState], plans: _Plans) -> None:
         present = self._present(admitted)
@@ -489,7 +503,7 @@ class _Round:
                 self._fail(job.job, f"a plan was made that cannot be used: {error}")
 
     def _present(self, admitted: Sequence[JobState]) -> _Plans | None:
-        """What all jobs have; None: somebody has nothing, or it does not fit any more."""
+        """Return the plans in force, or None if a job has none yet or they no longer fit."""
         held = 0
         known: dict[int, Plan] = {}
         for job in admitted:
@@ -511,8 +525,10 @@ class _Round:
         return plans if fits and enough else None
 
     def _loss(self, plans: _Plans) -> float:
-        """The time of all jobs, in times of their own without a plan, weighted; with what coding takes of the host's
-        processors."""
+        """Return the weighted sum of all jobs' iteration times, each relative to the job's vanilla time.
+
+        The time that coding occupies the host's processors is added.
+        """
         return sum(
             self.weights[job] * (candidate.us + self._coding_us(job, candidate)) / self._planner(job).vanilla.us
             for job, candidate in plans.chosen.items()
@@ -522,7 +538,7 @@ class _Round:
         return host_coding_us(self.coded[job], candidate.plan) if job in self.coded else 0.0
 
     def _is_same(self, job: JobState, plans: _Plans) -> bool:
-        """It was given this very plan and enough memory for it."""
+        """Return whether the job already has the plan chosen for it, and enough memory for that."""
         given = job.given
         if given is None or job.stuck or given.granted_bytes > _most(job):
             return False
@@ -537,13 +553,15 @@ class _Round:
         )
 
     def _size(self, job: JobState, plans: _Plans) -> int:
-        """What the job must be granted."""
+        """Return the bytes that the job must be granted."""
         least = self.least[job.job]
         return least if job.trace is None else max(plans.chosen[job.job].device_peak_bytes, least)
 
     def _grants(self, admitted: Sequence[JobState], plans: _Plans, same: set[int]) -> dict[int, int]:
-        """What each job may take: its plan's peak and, where there is room, a little more. Those whose plan stays keep
-        what they have, if there is room for that."""
+        """Return the grant of each job in bytes: its plan's peak and, where there is room, up to 1 / SLACK more.
+
+        Jobs in `same` keep their grants if all fit; otherwise `same` is cleared.
+        """
         sizes = {job.job: self._size(job, plans) for job in admitted}
         kept = {job.job: job.given.granted_bytes for job in admitted if job.given is not None and job.job in same}
         budget = self._budget()
@@ -561,7 +579,7 @@ class _Round:
         return {job: size + int(more.get(job, 0) * part) for job, size in sizes.items()}
 
     def _planned(self, job: JobState, plans: _Plans, granted_bytes: int) -> Planned:
-        """The decision, after a last look whether everything is as it should be. Raises PlanError."""
+        """Return the decision for a job, after a final check of its plan. Raises PlanError if that fails."""
         if job.trace is None:
             return Planned(NO_EVENTS, granted_bytes, granted_bytes, 1.0)
         planner, candidate = self._planner(job.job), plans.chosen[job.job]
@@ -607,7 +625,7 @@ def _jobs(count: int) -> str:
 
 
 def size(nbytes: float, up: bool = False) -> str:
-    """In units of 1024, as PostgreSQL writes them: "97.5 MB". `up`: not less than it is."""
+    """Return a size as text in units of 1024, as PostgreSQL writes them: "97.5 MB". `up` rounds up."""
     value, unit = float(nbytes), 0
     while abs(value) >= 1023.95 and unit < len(UNITS) - 1:
         value, unit = value / 1024, unit + 1

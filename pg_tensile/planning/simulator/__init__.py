@@ -1,1 +1,1 @@
-"""The time that plans take on a device."""
+"""Simulation of plans: the time that they take on a device."""

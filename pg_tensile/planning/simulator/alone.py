@@ -1,7 +1,7 @@
-"""What an iteration of a plan takes when its job has the link to itself: the simulator's answer, and nothing else.
+"""Fast simulation of a job that has the link to itself: the iteration time as in simulator.py, without a timeline.
 
-A search asks for it thousands of times. One job alone repeats the same iteration for ever, so one walk over the places
-where it meets the link tells; what simulator.py keeps for several jobs, changes of plan and timelines is left out.
+A search evaluates thousands of plans. A job alone repeats one iteration, so a single pass over the points at which it
+requests or awaits copies is enough; the state for several jobs, changes of plan and timelines is left out.
 """
 
 from __future__ import annotations
@@ -20,22 +20,25 @@ IN_GAP = (ActionKind.COPY_OUT, ActionKind.COPY_IN, ActionKind.WAIT_OUT)
 
 class Evaluation(NamedTuple):
     iteration_us: float
-    stalled_us: Floats  # [s + 1]: that the job waits after so many steps
+    stalled_us: Floats  # [s + 1]: time that the job waits, by number of steps executed before
 
 
 class _Meetings(NamedTuple):
-    """Where the iteration requests a copy or waits for one, in execution order."""
+    """Points at which the iteration requests a copy or waits for one, in execution order."""
 
-    steps: Int64s  # executed before
+    steps: Int64s  # number of steps executed before
     tensor: list[int]
-    asks: list[bool]  # false: waits
-    out: list[bool]  # the copy's direction
+    asks: list[bool]  # requests the copy; else waits for it
+    out: list[bool]  # whether the copy goes to the host
     delay_us: list[int]
 
 
 def evaluate(sequence: AccessSequence, profile: DeviceProfile) -> Evaluation:
-    """An iteration in the steady state of the sequence's plan, from its boundary state. Latencies are the trace's.
-    Raises InvalidPlanError."""
+    """Return the time of an iteration in the steady state of the sequence's plan, at the latencies of its trace.
+
+    The sequence starts from the boundary state. Codecs are ignored: transfers move the whole tensors. Raises
+    InvalidPlanError if the plan is not valid.
+    """
     trace = sequence.trace
     meetings = _meetings(sequence)
     reached = np.concatenate(([0.0], np.cumsum(trace.latency_us[sequence.steps])))
@@ -60,7 +63,7 @@ def _meetings(sequence: AccessSequence) -> _Meetings:
 
 
 def _alone(meetings: _Meetings, reached: list[float], us: list[list[float]], profile: DeviceProfile) -> list[float]:
-    """µs that each meeting waits. The lanes do not disturb each other, so an end is known when it is asked for."""
+    """Return the µs that each meeting waits, with independent lanes: a copy's end is known when it is requested."""
     handover, (out_us, in_us) = profile.handover_us, us
     out_ready = in_ready = out_free = in_free = late = 0.0
     ends: dict[int, float] = {}
@@ -81,7 +84,7 @@ def _alone(meetings: _Meetings, reached: list[float], us: list[list[float]], pro
 
 
 def _sharing(meetings: _Meetings, reached: list[float], us: list[list[float]], profile: DeviceProfile) -> list[float]:
-    """The same with lanes that slow each other down: link.py knows how."""
+    """Return the µs that each meeting waits, with lanes that slow each other down, as simulated by link.py."""
     link, late, ready = Link(), 0.0, [0.0, 0.0]
     requests: dict[int, Request] = {}
     stalls = []

@@ -1,15 +1,16 @@
-"""Discrete-event execution of plans: what they cost in time on a device, before anything runs.
+"""Discrete-event simulation of plans: the time that they take on a device, before anything runs.
 
-Every job has a compute stream of its own, which executes the steps of its access sequence at the latencies of its trace
-(none known yet: at the roofline's). All jobs share one link (link.py). Copies are requested and waited for where
-`AccessSequence.actions` says so; waiting stops the job's compute stream. Nothing else takes time: allocating and
-freeing are indexed by operators, not by the clock.
+Each job has its own compute stream, which executes the steps of its access sequence at the latencies of its trace (at
+the roofline's if none is known yet). All jobs share one link (link.py). Copies are requested and waited for as
+`AccessSequence.actions` states; waiting stops the job's compute stream. Nothing else takes time: allocating and freeing
+are indexed by operators, not by the clock.
 
-All transfers of an iteration end in it. So a job that has the link to itself repeats the same iteration for ever, and
-one tells all; several jobs meet in ever other ways, and their steady state is the mean over the later half of some.
+All transfers of an iteration end within it. A job alone on the link therefore repeats one iteration, so simulating one
+is enough. Jobs that share the link interleave differently each time; their steady state is the mean over the second
+half of the simulated iterations.
 
-A change of plan falls between two iterations: what the new plan expects on the host and has no current copy there is
-copied out while the job waits; the first iteration of the new plan brings the rest in passively.
+A change of plan takes place between two iterations: tensors that the new plan expects on the host but that have no
+current copy there are copied out while the job waits; the rest is swapped in passively in its first iteration.
 """
 
 from __future__ import annotations
@@ -35,20 +36,22 @@ from pg_tensile.planning.plan.execution import AccessSequence, ActionKind
 from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, EventKind, Plan
 from pg_tensile.planning.trace.trace import Trace
 
-AGREEMENT = 1e-9  # relative difference of two successive iterations that count as equal
-FASTEST = 32  # a job stops after so many times the iterations asked for, however slow the others are
+AGREEMENT = 1e-9  # relative difference up to which two successive iterations count as equal
+FASTEST = 32  # multiple of the requested iterations after which a job stops, even if slower jobs go on
 
 
 class PlanChange(NamedTuple):
-    """A new plan from the end of `iterations` (≥ 1) iterations with the one before."""
+    """A new plan, which takes over after `iterations` (≥ 1) iterations with the previous one."""
 
     iterations: int
     plan: Plan
 
 
 class SimulatedJob(NamedTuple):
-    """A job that starts at `start_us`. `initial_state`: where its persistent tensors are then (None: where the plan
-    wants them); a state that the plan does not start from is a change of plan before the first iteration."""
+    """A job that starts at `start_us`, with its persistent tensors in `initial_state`.
+
+    None means the boundary state of `plan`; any other state causes a change of plan before the first iteration.
+    """
 
     trace: Trace
     plan: Plan = NO_EVENTS
@@ -58,8 +61,11 @@ class SimulatedJob(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """One copy over the link. `bytes` are those that are moved, `raw_bytes` the tensor's: more, if it is compressed.
-    `event`: its place in the plan, −1: passive. Times are µs since the iteration began."""
+    """One copy over the link. Times are µs since the start of the iteration.
+
+    `bytes` are moved over the link; `raw_bytes` is the size of the tensor, which is larger if the copy is compressed.
+    `event` is an index into the plan's rows, −1 for a passive swap-in.
+    """
 
     tensor: int
     direction: Direction
@@ -71,7 +77,7 @@ class Transfer(NamedTuple):
 
 
 class Stall(NamedTuple):
-    """Time that the compute stream waits for a transfer of `tensor`: before `step`, or in its gap (swap-outs)."""
+    """Time for which the compute stream waits for a transfer of `tensor`: before `step`, or in its gap (swap-outs)."""
 
     step: int
     tensor: int
@@ -79,9 +85,11 @@ class Stall(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """A change of plan after `iteration` iterations of the job: `us` from there until the first iteration of the new
-    plan may start, for copying `bytes_out`. That iteration takes `first_iteration_us`, with `passive_swap_ins` of
-    `passive_bytes`."""
+    """A change of plan after `iteration` iterations of the job.
+
+    `us` is the time from there to the start of the new plan's first iteration, for copying `bytes_out`. That iteration
+    takes `first_iteration_us`, including `passive_swap_ins` of `passive_bytes`.
+    """
 
     iteration: int
     us: float
@@ -93,40 +101,40 @@ class Transition(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """One job's iteration in the steady state of its last plan. Times are µs, from the start of the iteration.
+    """One job's iteration in the steady state of its last plan. Times are µs since the start of the iteration.
 
     With several jobs on the link, `iteration_us` and `stall_us` are means; steps, transfers and stalls show the last
     iteration.
     """
 
-    steps: NDArray[np.int32]  # [s]: operator of each step, by its captured number
+    steps: NDArray[np.int32]  # [s]: operator of each step, by its captured index
     footprint: NDArray[np.int64]  # [s]: bytes on the device, sampled at each step
     step_start_us: NDArray[np.float64]  # [s]
     step_end_us: NDArray[np.float64]  # [s]
-    transfers: tuple[Transfer, ...]  # in the order of their requests
+    transfers: tuple[Transfer, ...]  # in order of request
     stalls: tuple[Stall, ...]
     transitions: tuple[Transition, ...]  # of the whole job
-    first_iteration_us: float  # of the last plan, with what its transition takes
+    first_iteration_us: float  # of the last plan, including its transition
     iteration_us: float
     compute_us: float  # iteration_us − stall_us
     stall_us: float
     peak_bytes: int
-    device_peak_bytes: int  # workspaces included
+    device_peak_bytes: int  # workspaces and staging included
     host_arena_bytes: int
     bytes_out: int  # moved over the link
     bytes_in: int
     raw_bytes_out: int  # of the tensors moved
     raw_bytes_in: int
     passive_swap_ins: int
-    recomputes: int  # steps that repeat an operator
+    recomputes: int  # recompute steps
 
 
 def simulate(jobs: Sequence[SimulatedJob], profile: DeviceProfile, iterations: int = 8) -> list[Timeline]:
-    """A Timeline for each job, all of them running at once from their start times on.
+    """Return the timeline of each job; all jobs run concurrently from their start times on.
 
-    Every job runs until each has done `iterations` in the steady state of its last plan, or its last two iterations
-    took equally long. Raises InvalidPlanError before anything runs if a plan is not valid on its trace or an initial
-    state lacks data; SimulationError for numbers that make no sense.
+    The simulation ends when each job has either completed `iterations` in the steady state of its last plan, or taken
+    equally long for its last two iterations there. Raises InvalidPlanError, before anything runs, if a plan is not
+    valid on its trace or an initial state lacks data, and SimulationError for impossible numbers.
     """
     if iterations < 1:
         raise SimulationError(f"{iterations} iterations cannot be simulated", hint="Ask for one or more.")
@@ -142,8 +150,8 @@ def simulate(jobs: Sequence[SimulatedJob], profile: DeviceProfile, iterations: i
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without garbage collection: what is made here in great numbers is no garbage, and looking through it again and
-    again made the time of large simulations grow faster than they."""
+    """Disable the garbage collector: a simulation allocates many live objects, and collections that scan them again and
+    again made its run time grow faster than its size."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -157,69 +165,69 @@ def _uncollected() -> Iterator[None]:
 
 
 class _Op(NamedTuple):
-    """Where an iteration meets the link: it requests a copy or waits for one. Between two ops there are only steps."""
+    """Point at which an iteration requests a copy or waits for one. Between two ops there are only steps."""
 
-    compute_us: float  # of the steps since the op before
-    steps: int  # executed before it
-    step: int  # it belongs to
-    copy: int  # −1: the end of the iteration
-    waits: bool
+    compute_us: float  # of the steps since the previous op
+    steps: int  # number of steps executed before it
+    step: int  # the step that it belongs to
+    copy: int  # index into the copies; −1 for the end of the iteration
+    waits: bool  # for the copy; else requests it
 
 
 class _Role(Enum):
-    CHANGE = 0  # of plan, between two iterations
-    FIRST = 1  # iteration after it
+    CHANGE = 0  # a change of plan between two iterations
+    FIRST = 1  # the first iteration after a change
     STEADY = 2
 
 
 @dataclass(frozen=True, eq=False)
 class _Program:
-    """An iteration, or what is copied at a change of plan, as the simulator executes it."""
+    """An iteration, or the copies of a change of plan, in the form that the simulator executes."""
 
     role: _Role
-    sequence: AccessSequence  # of the iteration; at a change: of the one that follows
+    sequence: AccessSequence  # of the iteration; for a change, of the following iteration
     ops: tuple[_Op, ...]  # the last one is the end
-    copies: tuple[Copy, ...]  # in the order of their requests
-    repeat: int | None = 1  # times; None: for ever
+    copies: tuple[Copy, ...]  # in order of request
+    repeat: int | None = 1  # number of executions; None means without end
 
 
 class _Iteration(NamedTuple):
     begin_us: float
     requests: list[Request]
-    stalls: list[tuple[_Op, float]]  # an op that waits, and its µs
+    stalls: list[tuple[_Op, float]]  # a waiting op, and the µs that it waited
 
 
 class _Run:
-    """One job on its way through its programs, the last of which is its steady state."""
+    """State of a job that executes its programs in turn, the last of which is its steady state."""
 
     def __init__(self, number: int, programs: list[_Program], start_us: float, handover_us: float) -> None:
         self.number = number
         self.handover_us = handover_us
         self.programs = programs
         self.start_us = start_us
-        self.durations: list[list[float]] = [[] for _ in programs]  # µs, of each program
+        self.durations: list[list[float]] = [[] for _ in programs]  # µs of each execution, by program
         self.latest: _Iteration | None = None
-        self._at = 0  # program
+        self._at = 0  # index of the current program
         self._begin(start_us)
 
     def _begin(self, now: float) -> None:
-        self._place = 0  # op
+        self._place = 0  # index of the next op
         self._requests: list[Request] = []
         self._stalls: list[tuple[_Op, float]] = []
-        self._ready = [now, now]  # the lanes' latest requests
+        self._ready = [now, now]  # ready time of the latest request, by lane
         self._begin_us = self._waiting_since = now
 
     @property
     def op(self) -> _Op:
-        """The next one."""
+        """The next op."""
         return self.programs[self._at].ops[self._place]
 
     def act(self, link: Link, now: float) -> float | None:
-        """Does the op at hand, reached at `now`. When the next one will be reached; None if this one has to wait."""
+        """Execute the next op at `now`; return when the following one is reached, or None if it has to wait."""
         op = self.op
         if not op.waits:
             copy = self.programs[self._at].copies[op.copy]
-            ready = max(now + copy.delay_us, self._ready[copy.direction])  # nothing overtakes in its lane
+            ready = max(now + copy.delay_us, self._ready[copy.direction])  # each lane is first in, first out
             self._ready[copy.direction] = ready
             self._requests.append(link.request(copy, ready))
         else:
@@ -233,13 +241,13 @@ class _Run:
         return now + self.op.compute_us
 
     def wake(self, end_us: float) -> float:
-        """What the op at hand waits for ended then."""
+        """Finish the waiting op, whose transfer ended at `end_us`; return when the following one is reached."""
         self._stalls.append((self.op, end_us + self.handover_us - self._waiting_since))
         self._place += 1
         return end_us + self.handover_us + self.op.compute_us
 
     def end(self, now: float) -> float:
-        """Ends the iteration and begins the next one."""
+        """End the iteration and begin the next one; return when its first op is reached."""
         self.latest = _Iteration(self._begin_us, self._requests, self._stalls)
         self.durations[self._at].append(now - self._begin_us)
         if len(self.durations[self._at]) == self.programs[self._at].repeat:
@@ -248,7 +256,7 @@ class _Run:
         return now + self.op.compute_us
 
     def settled(self, iterations: int, alone: bool) -> bool:
-        """Whether more iterations would tell nothing new, or enough of them were made."""
+        """Return whether further iterations would add no information, or enough have been simulated."""
         done = self.durations[-1]
         if not done or alone or not self.programs[-1].copies:
             return bool(done)
@@ -256,13 +264,13 @@ class _Run:
         return agree or len(done) >= iterations
 
     def through(self, iterations: int) -> bool:
-        """Whether the job stops before the others: it does not use the link, or is so much faster than they."""
+        """Return whether the job may stop before the others: it does not use the link, or is far ahead of them."""
         done = self.durations[-1]
         return bool(done) and (not self.programs[-1].copies or len(done) >= FASTEST * iterations)
 
 
 def _execute(runs: list[_Run], link: Link, iterations: int) -> None:
-    """Lets all jobs run, always the one whose next op comes first, until every one is settled."""
+    """Run all jobs, always the one whose next op comes first, until all are settled."""
     ready = [(run.start_us + run.op.compute_us, run.number) for run in runs]
     heapify(ready)
     while runs:
@@ -289,12 +297,16 @@ def _execute(runs: list[_Run], link: Link, iterations: int) -> None:
 
 
 def _programs(job: SimulatedJob, profile: DeviceProfile) -> list[_Program]:
-    """What a job executes: for each plan the change to it, if there is one, its first iteration, and all others."""
+    """Return the programs of a job: for each plan the change to it and the first iteration after that, if the state
+    differs, then the steady iteration.
+
+    Raises InvalidPlanError and SimulationError as `simulate` does.
+    """
     programs: list[_Program] = []
     trace, state = roofline.timed(job.trace, profile), job.initial_state
     plans = [job.plan, *(change.plan for change in job.changes)]
     repeats = [*(change.iterations for change in job.changes), None]
-    coded: dict[int, int] = {}  # codecs of the host copies between two iterations
+    coded: dict[int, int] = {}  # tensor → codec of its host copy between two iterations
     for plan, repeat in zip(plans, repeats, strict=True):
         if repeat is not None and repeat < 1:
             raise SimulationError(f"a plan cannot change after {repeat} iterations", hint="Use 1 or more.")
@@ -311,13 +323,15 @@ def _programs(job: SimulatedJob, profile: DeviceProfile) -> list[_Program]:
         coded = coded | _host_codecs(steady)
         if repeat != 0:
             programs.append(_iteration_program(_Role.STEADY, steady, profile, repeat, coded))
-        state = steady.boundary  # host copies that are left over from the state before are given up
+        state = steady.boundary  # host copies left over from the previous state are dropped
     return programs
 
 
 def _change(trace: Trace, state: Boundary, wanted: Boundary) -> tuple[list[int], Boundary]:
-    """What has to be copied out between two iterations to get from `state` to the state `wanted`, and what is reached
-    by that: the rest comes in passively."""
+    """Return the tensors to copy out for a change from `state` to `wanted` between two iterations, and the state then.
+
+    The new plan's first iteration swaps in the rest passively. Raises InvalidPlanError if a tensor has no data left.
+    """
     copied = wanted.host - state.host
     lost = sorted(copied - state.device)
     if lost:
@@ -338,13 +352,13 @@ def _change_program(sequence: AccessSequence, copied: list[int], profile: Device
 def _iteration_program(
     role: _Role, sequence: AccessSequence, profile: DeviceProfile, repeat: int | None, host_codecs: dict[int, int]
 ) -> _Program:
-    """`host_codecs`: of the host copies that are there when the iteration starts; 0 where it names none."""
+    """Return the program of an iteration; `host_codecs` holds the codecs of existing host copies, 0 if it lacks one."""
     trace, delays = sequence.trace, sequence.plan.rows["delay_us"].tolist()
     codecs, coded = sequence.plan.rows["codec"].tolist(), dict(host_codecs)
     reached = np.concatenate(([0.0], np.cumsum(trace.latency_us[sequence.steps]))).tolist()  # µs, by steps executed
     ops: list[_Op] = []
     copies: list[Copy] = []
-    under_way: dict[int, int] = {}  # the copy of a tensor
+    under_way: dict[int, int] = {}  # tensor → its latest copy
     steps = before = 0
 
     def add(step: int, copy: int, waits: bool) -> None:
@@ -382,13 +396,13 @@ def _copy(
 
 
 def _host_codecs(sequence: AccessSequence) -> dict[int, int]:
-    """tensor → the codec of its host copy when the iteration ends, of those that it copies out."""
+    """Return, for each tensor that the iteration copies out, the codec of its host copy at the end."""
     rows, copies = sequence.plan.rows, sequence.copies
-    out = copies.event[rows["kind"][copies.event] == EventKind.SWAP_OUT]  # in the order of the plan
+    out = copies.event[rows["kind"][copies.event] == EventKind.SWAP_OUT]  # in plan order
     return dict(zip(rows["tensor"][out].tolist(), rows["codec"][out].tolist(), strict=True))
 
 
-# ---- what is told ----
+# ---- results ----
 
 
 def _timeline(run: _Run) -> Timeline:
@@ -398,7 +412,7 @@ def _timeline(run: _Run) -> Timeline:
     trace, steps = sequence.trace, sequence.steps
     footprint = memory.footprint_of(sequence)
     latency = trace.latency_us[steps]
-    stalled = np.zeros(len(steps) + 1)  # µs, by steps executed before
+    stalled = np.zeros(len(steps) + 1)  # µs, by number of steps executed before
     for op, us in iteration.stalls:
         stalled[op.steps] += us
     end = np.cumsum(latency + stalled[:-1])
@@ -437,7 +451,7 @@ def _transfer(request: Request, begin_us: float) -> Transfer:
 
 
 def _transitions(run: _Run) -> tuple[Transition, ...]:
-    """The changes of plan, each of them a program that the first iteration follows."""
+    """Return the changes of plan; each is a program followed by that of the first iteration."""
     found: list[Transition] = []
     iterations = 0
     for place, (program, durations) in enumerate(zip(run.programs, run.durations, strict=True)):

@@ -1,1 +1,1 @@
-"""A training iteration as operators, tensors and accesses, and its binary form."""
+"""Traces: a training iteration as operators, tensors and accesses, and its binary form."""

@@ -1,8 +1,8 @@
-"""The binary form of a trace: a header (magic, format version, CRC-32, size) and its columns, compressed.
+"""Binary form of a trace: a header (magic, format version, CRC-32, size) and its compressed columns.
 
-The columns stand in one fixed order, numbers little-endian, strings as one text with the length of each. Whatever the
-bytes, `decode` returns a trace that has passed every check of trace.py or raises TraceError, and never holds more
-memory than the sizes it has checked allow.
+The columns have a fixed order, numbers are little-endian, strings are one text with the length of each. For any input,
+`decode` returns a trace that has passed every check of trace.py or raises TraceError, and allocates no more memory
+than the sizes that it has checked permit.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pg_tensile.planning.trace.trace import DEVICES, Strings, Trace
 
 MAGIC = b"tensileT"
 FORMAT = 1
-HEADER = struct.Struct("<8sIIQ")  # magic, format, CRC-32 of all that follows, bytes before compression
+HEADER = struct.Struct("<8sIIQ")  # magic, format, CRC-32 of the rest, size of the payload before compression
 COUNTS = struct.Struct("<5Q")  # device, operators, accesses, tensors, dimensions
 MAX_PAYLOAD = 1 << 29
-COMPRESSION = 1  # on these columns, higher levels take longer and gain little
+COMPRESSION = 1  # zlib level: on these columns, higher ones take longer and gain little
 
-# Column, element type, and what it has one of for each: o(perators), a(ccesses), t(ensors), d(imensions).
+# Name, element type and length of each column: o(perators), a(ccesses), t(ensors) or d(imensions).
 COLUMNS = (
     ("access_count", "<i4", "o"),
     ("access_tensor", "<i4", "a"),
@@ -51,7 +51,7 @@ STRINGS = (
 
 
 def encode(trace: Trace) -> bytes:
-    """The bytes that `decode` reads. Raises TraceError for a trace in another order than it was captured in."""
+    """Return the binary form of a trace. Raises TraceError unless its operators are in the captured order."""
     if np.any(trace.captured_operator != np.arange(trace.operator_count)):
         raise TraceError("only a captured trace has bytes", "Send the captured trace, and its plan with the order.")
     sizes = (trace.operator_count, len(trace.access_tensor), trace.tensor_count, len(trace.shape_sizes))
@@ -70,10 +70,10 @@ def encode(trace: Trace) -> bytes:
 
 
 def decode(data: bytes) -> Trace:
-    """The trace that `encode` wrote. Raises TraceError on anything else."""
+    """Return the trace that `encode` encoded. Raises TraceError on any other bytes."""
     try:
         return _decode(_payload(data))
-    except (ValueError, OverflowError) as error:  # text that is not UTF-8, sizes that are no sizes
+    except (ValueError, OverflowError) as error:  # invalid UTF-8, impossible sizes
         raise TraceError("the columns of a trace cannot be read", detail=str(error)) from error
 
 
@@ -84,7 +84,10 @@ def _column(trace: Trace, name: str) -> NDArray[Any]:
 
 
 def _planes(column: NDArray[Any]) -> bytes:
-    """All first bytes, then all second ones, …: small numbers leave long runs of zeros to compress."""
+    """Return the column by byte planes: all first bytes, all second bytes, …
+
+    Small numbers then give long runs of zeros, which compress well.
+    """
     return column.view(np.uint8).reshape(len(column), column.itemsize).T.tobytes()
 
 
@@ -109,7 +112,7 @@ def _payload(data: bytes) -> bytes:
 
 
 class Reader:
-    """Takes columns off a payload; every size is checked against what is left before anything is allocated."""
+    """Sequential reader of a payload that checks each size against the bytes left before it allocates anything."""
 
     def __init__(self, payload: bytes) -> None:
         self.payload = payload
@@ -135,7 +138,7 @@ class Reader:
         text = self.take(size).decode("utf-8", "surrogatepass")
         ends = np.cumsum(lengths)
         codes = self.numbers("<i4", count)
-        steps = np.diff(np.maximum.accumulate(np.append(np.int64(-1), codes)))  # a new code is the highest plus one
+        steps = np.diff(np.maximum.accumulate(np.append(np.int64(-1), codes)))  # a new code is the highest one plus 1
         if np.any(lengths < 0) or int(lengths.sum()) != len(text) or np.any(codes < 0) or np.any(steps > 1):
             raise TraceError("a trace is damaged: its texts do not fit together")
         if int(steps.sum()) != values:

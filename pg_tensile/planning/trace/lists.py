@@ -1,4 +1,4 @@
-"""What planning asks of a trace again and again, as Python lists, which loops read faster than arrays."""
+"""A trace as Python lists, for planning loops: they read elements of lists faster than elements of arrays."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from pg_tensile.planning.trace.trace import Kind, Mode, Trace
 
 
 class Use(NamedTuple):
-    """One access of an operator."""
+    """One access of an operator to a tensor."""
 
     tensor: int
     mode: int
-    version: int  # that the access sees
+    version: int  # the one that the access sees
 
 
 class Columns:
-    """A trace of n operators and m tensors. Memory is that of the trace without a plan."""
+    """The columns of a trace of n operators and m tensors as lists.
+
+    `memory` is the footprint without a plan; `made` marks tensors created by an operator other than the placeholder.
+    """
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -32,20 +35,20 @@ class Columns:
         self.bytes: list[int] = trace.tensor_bytes.tolist()  # [m]
         self.persistent: list[bool] = trace.persistent.tolist()  # [m]
         self.made: list[bool] = (~trace.persistent & (trace.tensor_kind != Kind.INPUT)).tolist()  # [m]
-        self.uses: list[list[Use]] = [[] for _ in range(self.operators)]
+        self.uses: list[list[Use]] = [[] for _ in range(self.operators)]  # [n]
         self.accesses: list[list[int]] = [[] for _ in range(trace.tensor_count)]  # [m]: operators, ascending
-        self.writes: list[list[int]] = [[] for _ in range(trace.tensor_count)]  # [m]: operators that change it in place
+        self.writes: list[list[int]] = [[] for _ in range(trace.tensor_count)]  # [m]: operators that change it
         self.makers: list[list[int]] = [
             [] for _ in range(trace.tensor_count)
         ]  # [m]: operators that create or change it
         created = np.zeros(self.operators, np.int64)
         creates = trace.access_mode == Mode.CREATE
         np.add.at(created, trace.access_operator[creates], trace.tensor_bytes[trace.access_tensor[creates]])
-        self.created: list[int] = created.tolist()  # [n]: bytes
+        self.created: list[int] = created.tolist()  # [n]: bytes that each operator creates
         self.statistics: set[int] = set()  # tensors with a STATS access
         self._writers: dict[tuple[int, int], tuple[int, ...]] = {}
         self._read(trace)
-        self.places = [[2 * operator for operator in accesses] for accesses in self.accesses]  # [m]: needs.py
+        self.places = [[2 * operator for operator in accesses] for accesses in self.accesses]  # [m]: as in needs.py
 
     def _read(self, trace: Trace) -> None:
         rows = zip(
@@ -70,20 +73,23 @@ class Columns:
         self._changed: list[int] = changed.tolist()
 
     def version_before(self, tensor: int, operator: int) -> int:
-        """Its version when `operator` begins."""
+        """Return the version that the tensor has when `operator` begins."""
         writes = self.writes[tensor]
         return bisect_left(writes, operator) if writes else 0
 
     def writers(self, tensor: int, version: int) -> tuple[int, ...]:
-        """The operators that make this version, in order; none if they cannot be executed again: the tensor is an
-        input, persistent or a running statistic, or one of them changes another tensor."""
+        """Return the operators that recompute a version of a tensor, in execution order; empty if that is impossible.
+
+        It is impossible if the tensor is an input, persistent or a running statistic, or if one of the operators
+        changes another tensor. Results are cached.
+        """
         key = (tensor, version)
         if key not in self._writers:
             self._writers[key] = self._find_writers(tensor, version)
         return self._writers[key]
 
     def writers_us(self, tensor: int, version: int) -> float:
-        """What they take; infinity if there are none."""
+        """Return the total latency of `writers` in µs; infinity if the version cannot be recomputed."""
         writers = self.writers(tensor, version)
         return sum([self.us[writer] for writer in writers]) if writers else math.inf
 

@@ -1,9 +1,9 @@
 """The trace: one training iteration of a job as operators, tensors and accesses (TENSILE, sections III-A and IV-A).
 
-Forward, backward and optimizer, in execution order; docs/library.md defines every word. A tensor is one storage. A
-trace is immutable and held by columns: operators and tensors in numpy arrays, so that plans are checked and analysed
-without a Python loop over operators; `operators` and `tensors` show it row by row. It travels in a compact binary form
-(format.py) and has a fingerprint of its structure.
+Forward, backward and optimizer, in execution order; docs/library.md defines the terms. A tensor is one storage. A
+trace is immutable and stored in columns, numpy arrays of operators and tensors, so that plans are checked and analysed
+without a Python loop over operators; `operators` and `tensors` are its row-wise views. It has a compact binary form
+(format.py) for transport and storage, and a fingerprint of its structure.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pg_tensile.errors import TraceError
 if TYPE_CHECKING:
     from pg_tensile.planning.compression.coding import Coding
 
-MAX_BYTES = 1 << 60  # of all tensors together, so that no sum of bytes overflows
-MAX_COUNT = 1 << 26  # operators, tensors, accesses, dimensions
+MAX_BYTES = 1 << 60  # total of all tensors, so that no sum of bytes overflows
+MAX_COUNT = 1 << 26  # of operators, tensors, accesses and dimensions, each
 DEVICES = ("cpu", "cuda")
 PLACEHOLDER = "placeholder"
 OUTPUT = "output"
@@ -37,16 +37,16 @@ Bools = NDArray[np.bool_]
 
 
 class Mode(IntEnum):
-    """How an operator accesses a tensor; the strongest counts."""
+    """Mode of an operator's access to a tensor, in ascending strength; only the strongest one is recorded."""
 
     READ = 0
-    STATS = 1  # changes it, but nothing else that this operator makes depends on it: running statistics
+    STATS = 1  # updates it, but no other output of the operator depends on its old value: running statistics
     WRITE = 2
     CREATE = 3
 
 
 class Kind(IntEnum):
-    """What a tensor is for; up to CONSTANT it is persistent: it exists before the iteration and after it."""
+    """Purpose of a tensor; those up to CONSTANT are persistent: they exist before and after the iteration."""
 
     PARAMETER = 0
     OPTIMIZER_STATE = 1
@@ -70,16 +70,16 @@ class Access(NamedTuple):
 
 
 class Operator(NamedTuple):
-    """One call of a PyTorch operator, the placeholder or the output; its index is its place in the trace."""
+    """One call of a PyTorch operator, the placeholder or the output; its position in the trace is its index."""
 
     target: str  # "aten.convolution.default", "placeholder", "output"
     phase: Phase
     accesses: tuple[Access, ...]
     random: bool = False
     flops: int = 0
-    bytes: int = 0  # read and written
-    latency_us: float = 0.0  # estimated or measured; 0: not known yet
-    workspace_bytes: int = 0  # the allocator's high water inside it minus its outputs
+    bytes: int = 0  # read and written, from the sizes of the operands
+    latency_us: float = 0.0  # estimated or measured; 0 if not yet known
+    workspace_bytes: int = 0  # the allocator's high-water mark during the call minus the outputs
     signature: str = ""  # operand types and scalar arguments; equal signatures mean equal work
     module: str = ""  # "features.conv1"
     source: str = ""  # "model.py:41"
@@ -97,7 +97,7 @@ class Tensor(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Strings:
-    """A column of strings: a code for each row, numbered in the order of first appearance."""
+    """A dictionary-encoded column of strings: a code for each row, numbered in the order of first appearance."""
 
     codes: Int32s
     values: tuple[str, ...]
@@ -116,7 +116,7 @@ class Strings:
         return self.values[self.codes[row]]
 
     def take(self, rows: Int64s) -> Strings:
-        """The column of these rows."""
+        """Return the column of the selected rows."""
         used, first, code = np.unique(self.codes[rows], return_index=True, return_inverse=True)
         appearance = np.argsort(first)
         number = np.empty(len(used), np.int32)
@@ -126,20 +126,21 @@ class Strings:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """See `build`. n operators, A accesses, m tensors, D dimensions of all shapes; every array is read-only.
+    """A training iteration, stored in columns; `build` makes one from rows.
 
-    Raises TraceError, which names operator and tensor, on columns that contradict each other.
+    n is the number of operators, A of accesses, m of tensors, D of the dimensions of all shapes. Every array is
+    read-only. Raises TraceError, which names operator and tensor, if columns contradict each other.
     """
 
-    device: str  # "cpu" or "cuda": where it was captured
+    device: str  # "cpu" or "cuda": the device of the capture
     access_start: Int64s  # [n + 1]: the accesses of operator i are access_start[i] … access_start[i + 1] - 1
     access_tensor: Int32s  # [A]
     access_mode: Int8s  # [A]
-    target: Strings  # [n], as the next three
+    target: Strings  # [n], like the next three
     signature: Strings
     module: Strings
     source: Strings
-    phase: Int8s  # [n], as those up to workspace_bytes
+    phase: Int8s  # [n], like all up to workspace_bytes
     random: Bools
     flops: Int64s
     operator_bytes: Int64s
@@ -151,9 +152,10 @@ class Trace:
     tensor_dtype: Strings  # [m]
     shape_start: Int64s  # [m + 1]
     shape_sizes: Int64s  # [D]
-    # [n]: the number that each operator has in the captured trace; given by None, it is this one (order.py)
+    # [n]: index of each operator in the captured trace (order.py); the default None is replaced by arange(n)
     captured_operator: Int32s = None  # type: ignore[assignment]
-    coding: Coding | None = None  # of its swaps, None: none is compressed; not in fingerprint and bytes
+    # Compression of its swaps; None means that no swap is compressed. Not part of fingerprint and bytes
+    coding: Coding | None = None
 
     def __post_init__(self) -> None:
         if self.captured_operator is None:
@@ -167,7 +169,10 @@ class Trace:
 
     @classmethod
     def build(cls, operators: Sequence[Operator], tensors: Sequence[Tensor], device: str = "cpu") -> Trace:
-        """The trace of these operators in execution order. Raises TraceError if they contradict each other."""
+        """Return the trace of `operators`, given in execution order.
+
+        Raises TraceError if operators and tensors contradict each other.
+        """
         accesses = [access for operator in operators for access in operator.accesses]
         try:
             return cls(
@@ -241,15 +246,15 @@ class Trace:
         return len(self.tensor_bytes)
 
     def operator_label(self, operator: int) -> str:
-        """For messages, by its captured number: "operator 41 (aten.mul.Tensor)"."""
+        """Return the operator's label in messages, by captured index: "operator 41 (aten.mul.Tensor)"."""
         return f"operator {self.captured_operator[operator]} ({self.target[operator]})"
 
     def tensor_label(self, tensor: int) -> str:
-        """For messages: "tensor 17 (features.conv1.weight)"."""
+        """Return the tensor's label in messages: "tensor 17 (features.conv1.weight)"."""
         name = self.tensor_name[tensor]
         return f"tensor {tensor} ({name})" if name else f"tensor {tensor}"
 
-    # ---- columns that follow from the others ----
+    # ---- columns derived from the others ----
 
     @cached_property
     def access_operator(self) -> Int32s:
@@ -258,7 +263,7 @@ class Trace:
 
     @cached_property
     def access_by_tensor(self) -> Int64s:
-        """int64[A]: all accesses sorted by tensor, those of one tensor in execution order."""
+        """int64[A]: indices of all accesses, sorted by tensor, those of one tensor in execution order."""
         return _frozen(np.argsort(self.access_tensor, kind="stable"))
 
     @cached_property
@@ -268,7 +273,7 @@ class Trace:
 
     @cached_property
     def access_version(self) -> Int32s:
-        """int32[A]: the version that each access sees; 0 for CREATE, the version before for WRITE and STATS."""
+        """int32[A]: the version that each access sees; for WRITE and STATS the one before the change, 0 for CREATE."""
         order, start = self.access_by_tensor, self.tensor_start
         changes = np.isin(self.access_mode[order], (Mode.WRITE, Mode.STATS))
         before = _starts(changes)  # changes of all tensors up to here
@@ -278,18 +283,18 @@ class Trace:
 
     @cached_property
     def tensor_writes(self) -> Int32s:
-        """int32[m]: how often operators change each tensor after its creation: its last version."""
+        """int32[m]: the number of changes of each tensor after its creation, which is its last version."""
         changes = np.isin(self.access_mode, (Mode.WRITE, Mode.STATS))
         return _frozen(np.bincount(self.access_tensor[changes], minlength=self.tensor_count).astype(np.int32))
 
     @cached_property
     def tensor_first(self) -> Int32s:
-        """int32[m]: the first operator that accesses each tensor; n where none does."""
+        """int32[m]: the first operator that accesses each tensor; n for a tensor without accesses."""
         return self._edge(self.tensor_start[:-1])
 
     @cached_property
     def tensor_last(self) -> Int32s:
-        """int32[m]: the last operator that accesses each tensor; n where none does."""
+        """int32[m]: the last operator that accesses each tensor; n for a tensor without accesses."""
         return self._edge(self.tensor_start[1:] - 1)
 
     def _edge(self, places: Int64s) -> Int32s:
@@ -299,24 +304,27 @@ class Trace:
 
     @cached_property
     def persistent(self) -> Bools:
-        """bool[m]"""
+        """bool[m]: the tensors that exist before and after the iteration."""
         return _frozen(self.tensor_kind <= Kind.CONSTANT)
 
     @cached_property
     def writer_operator(self) -> Int32s:
-        """int32[W]: the operators that create or change a tensor, by tensor and then in execution order."""
+        """int32[W]: the operators that create or change a tensor, sorted by tensor, then in execution order."""
         order = self.access_by_tensor
         return _frozen(self.access_operator[order][self.access_mode[order] != Mode.READ])
 
     @cached_property
     def writer_start(self) -> Int64s:
-        """int64[m + 1]: those of tensor t are writer_operator[writer_start[t] : writer_start[t + 1]]."""
+        """int64[m + 1]: the writers of tensor t are writer_operator[writer_start[t] : writer_start[t + 1]]."""
         writing = self.access_tensor[self.access_mode != Mode.READ]
         return _frozen(_starts(np.bincount(writing, minlength=self.tensor_count)))
 
     def writers(self, tensor: int, version: int) -> tuple[int, ...]:
-        """The operators that make `version` of a tensor, in order: the one that creates it and those that change it.
-        Of a persistent tensor only those that change it. Raises TraceError for a version that does not exist."""
+        """Return the operators that produce `version` of a tensor, in execution order.
+
+        These are its creator, unless the tensor is persistent, and the operators that change it up to that version.
+        Raises TraceError if the version does not exist.
+        """
         if not (0 <= tensor < self.tensor_count and 0 <= version <= self.tensor_writes[tensor]):
             raise TraceError(f"there is no version {version} of tensor {tensor}")
         first = self.writer_start[tensor]
@@ -325,8 +333,10 @@ class Trace:
 
     @cached_property
     def fingerprint(self) -> str:
-        """32 hexadecimal digits that two traces share if targets, phases, accesses, kinds, sizes and signatures are the
-        same; latencies, workspaces, names, modules and sources do not count."""
+        """32 hexadecimal digits that identify the structure: targets, signatures, accesses, phases, kinds and sizes.
+
+        Latencies, workspaces, names, modules and sources are not part of it.
+        """
         digest = hashlib.blake2b(digest_size=16)
         for text in (self.target, self.signature):
             digest.update(_numbers(len(value) for value in text.values))
@@ -339,23 +349,26 @@ class Trace:
         return digest.hexdigest()
 
     def with_latencies(self, latency_us: ArrayLike, workspace_bytes: ArrayLike | None = None) -> Trace:
-        """The same trace with other latencies (float64[n], µs) and, unless None, workspaces (int64[n], bytes)."""
+        """Return the trace with new latencies (float64[n], µs) and, unless None, workspaces (int64[n], bytes)."""
         workspaces = self.workspace_bytes if workspace_bytes is None else np.array(workspace_bytes, np.int64)
         return replace(self, latency_us=np.array(latency_us, np.float64), workspace_bytes=workspaces)
 
     def with_coding(self, coding: Coding | None) -> Trace:
-        """The same trace whose swaps are compressed like that. Raises TraceError if the coding is of another one."""
+        """Return the trace with `coding` for its swaps; None means that no swap is compressed.
+
+        Raises TraceError if the coding does not belong to the trace.
+        """
         return replace(self, coding=coding)
 
     def to_bytes(self) -> bytes:
-        """Magic, format version, CRC-32 and compressed columns."""
-        from pg_tensile.planning.trace.format import encode  # which is built on this module
+        """Return the binary form: magic, format version, CRC-32 and compressed columns."""
+        from pg_tensile.planning.trace.format import encode  # it imports this module
 
         return encode(self)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Trace:
-        """The trace that `to_bytes` wrote. Raises TraceError on anything else, whatever the bytes."""
+        """Return the trace that `to_bytes` encoded. Raises TraceError on any other bytes."""
         from pg_tensile.planning.trace.format import decode
 
         return decode(data)
@@ -365,7 +378,7 @@ Row = TypeVar("Row")
 
 
 class View(Sequence[Row]):
-    """Rows of a trace, made when asked for."""
+    """A view of a trace's rows; each row is built on access."""
 
     def __init__(self, row: Callable[[int], Row], count: int) -> None:
         self._row = row
@@ -392,7 +405,7 @@ def _frozen(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _starts(counts: ArrayLike) -> Int64s:
-    """Where each of consecutive groups begins, and after them where the last ends."""
+    """Return the start of each of consecutive groups, followed by the end of the last one."""
     counts = np.asarray(counts, np.int64)
     starts = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
@@ -404,17 +417,17 @@ def _numbers(values: Iterable[int] | NDArray[Any]) -> bytes:
     return len(array).to_bytes(8, "little") + array.astype("<i8").tobytes()
 
 
-# ---- what every trace must keep to ----
+# ---- invariants of every trace ----
 
 
 def _check(trace: Trace) -> None:
-    """Raises TraceError at the first contradiction."""
+    """Raise TraceError for the first violated invariant."""
     _check_shapes(trace)
     _check_numbers(trace)
     _check_ends(trace)
     _check_accesses(trace)
     if trace.coding is not None:
-        from pg_tensile.planning.compression.coding import check_coding  # which is built on this module
+        from pg_tensile.planning.compression.coding import check_coding  # it imports this module
 
         check_coding(trace.coding, trace.tensor_count)
 
@@ -470,7 +483,7 @@ def _check_ends(trace: Trace) -> None:
 
 
 def _check_accesses(trace: Trace) -> None:
-    """Accesses name known tensors once an operator; CREATE stands first where it must and nowhere else."""
+    """Check the accesses: known tensors, each at most once per operator, and CREATE exactly where it is required."""
     if np.any((trace.access_tensor < 0) | (trace.access_tensor >= trace.tensor_count)):
         raise _access_error(trace, (trace.access_tensor < 0) | (trace.access_tensor >= trace.tensor_count), "unknown")
     order = trace.access_by_tensor

@@ -1,8 +1,8 @@
-"""`--batch 0`: the batch size of a case, chosen before it is measured.
+"""`--batch 0`: the choice of a case's batch size, before the case is measured.
 
-The budget is the smallest that a policy has, in bytes, else the device's memory. On a device that is not there
-everything is predicted from the roofline. On a real one the model is trained for a few steps with up to five batch
-sizes, as a job would, and then the choice is made with what was measured.
+The budget is the smallest of the policies' budgets in bytes, else the device's memory. On a simulated device everything
+is predicted from the roofline. On a real one the model is trained for a few steps with up to five batch sizes, as in a
+job, and the choice uses these measurements.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ from pg_tensile.tools.bench.report import size as bytes_text
 from pg_tensile.tools.bench.simulated import captured, chosen_profile
 from pg_tensile.tools.bench.workload import Workload, build_model, prepare
 
-MOST_ROWS = 1024  # there is no table here that would say how many there are
+MOST_ROWS = 1024  # a benchmark has no table of samples that limits the batch
 PROBING_S = 30.0
-SLACK = 50  # one part in so many of the budget stays free: the workspaces of sizes not measured are estimates
+SLACK = 50  # 1 / SLACK of the budget stays free: the workspaces of sizes not measured are estimates
 SHOWN = 13  # candidates: the chosen one and twelve more
 
 
 def choose_batch(options: BenchOptions, progress: Progress, most: int = MOST_ROWS) -> tuple[Choice, Predictor]:
-    """The batch size of at most `most` rows with the highest throughput within the budget, and what predicted it.
-    Raises BatchSizeError, CaptureError and OptionError."""
+    """Return the batch size of at most `most` rows with the highest throughput within the budget, and its predictor.
+
+    Raises BatchSizeError, CaptureError and OptionError.
+    """
     progress.say("choosing the batch size")
     if options.device.kind == "sim":
         profile = chosen_profile(options)
@@ -47,13 +49,13 @@ def choose_batch(options: BenchOptions, progress: Progress, most: int = MOST_ROW
 
 
 def budget_bytes(options: BenchOptions) -> int | None:
-    """The smallest of the policies' budgets, less the slack; None: none has one."""
+    """Return the smallest of the policies' budgets less the slack, or None if no policy has one."""
     budgets = [choice.budget.nbytes(0) for choice in options.policies if choice.budget is not None]
     return min(budgets) * (SLACK - 1) // SLACK if budgets else None
 
 
 def candidate_notes(choice: Choice) -> list[str]:
-    """What was chosen, and what else there was, for people."""
+    """Return lines that describe the chosen batch size and the other candidates."""
     lines = [f"batch size {choice.batch_size} is predicted to be the fastest that fits:"]
     return lines + [_described(each) for each in choice.candidates[:SHOWN]]
 
@@ -122,7 +124,7 @@ def _open_device(options: BenchOptions, profile: DeviceProfile, budget: int | No
 
 
 def _largest(predict: Predictor, most: int) -> int:
-    """The largest batch of doublings that fits; 0: none does."""
+    """Return the largest power of two that fits as a batch size; 0 if none does."""
     size = 1
     while size <= most and predict(size).feasible:
         size *= 2

@@ -1,7 +1,7 @@
-"""Compressed swaps in benchmarks: what the tensors look like, what coding takes, and plans with both.
+"""Compressed swaps in benchmarks: sparsity of the tensors, times of the codecs, and plans with both.
 
-Statistics come from steps in which every tensor is swapped, so that also those are known that only a plan with
-compression swaps.
+Statistics come from steps in which every tensor is swapped, to include the tensors that only a plan with compression
+swaps.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.tools.bench.contenders import PlanStepper
 from pg_tensile.tools.bench.workload import Workload
 
-STEPS = 10  # before a tensor is looked at: weights and momentum are not what they were initialized to any more
+STEPS = 10  # before tensors are examined, so that weights and momentum have left their initial values
 
 
 class Sparsity(NamedTuple):
-    """What is known about the tensors of a graph, and about coding on the device."""
+    """Statistics of a graph's tensors, and coding times on the device."""
 
     statistics: dict[int, Statistics]
     times: CodecTimes
-    error: float  # relative and absolute, of the times (CSWAP, section V-C)
+    error: float  # relative absolute error of the times (CSWAP, section V-C)
 
 
 def measure_sparsity(workload: Workload, captured: Captured, device: Device, seconds: float) -> Sparsity:
-    """Trains some steps, and measures the codecs for about so long. Raises what a step or a measurement raises."""
+    """Train some steps, then measure the codecs for about `seconds`. Raises the errors of a step or a measurement."""
     stepper = PlanStepper(workload, captured, device, NO_EVENTS)
     try:
         *batches, transition, last = workload.batches(STEPS + 2)
@@ -60,8 +60,11 @@ def measure_sparsity(workload: Workload, captured: Captured, device: Device, sec
 def plan_compressed(
     make: Callable[[Trace], Plan], trace: Trace, profile: DeviceProfile, compression: str, sparsity: Sparsity
 ) -> tuple[Plan, Coding | None]:
-    """`compression`: "auto", or the codec for everything that it makes smaller. The coding: of the plan. Raises what
-    `make` raises, and CodecError if the codec is not available."""
+    """Return the plan that `make` makes with compressed swaps, and its coding.
+
+    `compression`: "auto", or the codec for everything that it makes smaller. Raises the errors of `make`, and
+    CodecError if the codec is not available.
+    """
     if compression == "auto":
         found = choose_compression(make, trace, profile, sparsity.statistics, sparsity.times)
         return found.plan, found.coding

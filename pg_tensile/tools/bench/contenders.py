@@ -1,7 +1,6 @@
-"""Who takes part in a benchmark: eager PyTorch, and one program for each policy (peers.py has variants of eager
-PyTorch). All start from the same weights.
+"""Contenders of a benchmark: eager PyTorch, and one program for each policy (peers.py has variants of eager PyTorch).
 
-A contender starts afresh in every round, so only one of them holds memory at a time.
+All start from the same weights. A contender starts afresh in every round, so only one of them holds memory at a time.
 """
 
 from __future__ import annotations
@@ -31,36 +30,36 @@ class Stepper(Protocol):
     """A training run in progress."""
 
     def step(self, batch: Batch) -> Tensor:
-        """Executes one step and returns its loss; may return before the device has finished."""
+        """Execute one step and return its loss, possibly before the device has finished."""
         ...
 
     def synchronize(self) -> None: ...
 
     def count(self) -> None:
-        """The steps from here on are those of `totals`."""
+        """Start counting: `totals` covers the steps from here on."""
         ...
 
     def totals(self) -> Counters | None:
-        """None: nothing is counted."""
+        """Return the counters, or None if nothing is counted."""
         ...
 
     def gradients(self) -> dict[str, Tensor]:
-        """Of the last step by parameter, in memory of their own on the CPU; empty where nobody keeps them."""
+        """Return copies on the CPU of the last step's gradients, by parameter; empty if they are not kept."""
         ...
 
     def state(self) -> TrainingState:
-        """Everything that the steps have changed, in memory of its own on the CPU."""
+        """Return a copy on the CPU of everything that the steps have changed."""
         ...
 
     def restore(self, initial: TrainingState) -> None:
-        """As if no step had been taken since `state`, before the first one."""
+        """Restore the state from before the first step, as `state` returned it then."""
         ...
 
     def close(self) -> None: ...
 
 
 class EagerStepper:
-    """Plain PyTorch, with the optimizer that a captured step has."""
+    """Plain PyTorch, with the optimizer of the captured step."""
 
     def __init__(self, workload: Workload, device: torch.device) -> None:
         self._device = device
@@ -88,7 +87,7 @@ class EagerStepper:
         self._step.optimizer.zero_grad(set_to_none=True)
 
     def persistent(self) -> list[Tensor]:
-        """What stays between two steps, but for gradients."""
+        """Return the tensors that persist between two steps, except gradients."""
         model, states = self._step.model, self._step.optimizer.state.values()
         kept = [each for state in states for each in state.values() if isinstance(each, Tensor)]
         return [*model.parameters(), *model.buffers(), *kept]
@@ -137,14 +136,14 @@ class PlanStepper:
 
 
 class Turn(NamedTuple):
-    """What a contender did in one round: the first step of the run, then the steps that count, in milliseconds."""
+    """Results of a contender in one round: milliseconds of the run's first step, and of the steps that count."""
 
     first_ms: float
     step_ms: tuple[float, ...]
     losses: tuple[Tensor, ...]
     state: TrainingState
     totals: Counters | None  # of the steps that count
-    gradients: dict[str, Tensor]  # of the first step, where they were asked for
+    gradients: dict[str, Tensor]  # of the first step, if requested
 
     def without_state(self) -> Turn:
         return self._replace(state=TrainingState({}, {}), gradients={})
@@ -158,8 +157,11 @@ def take_turn(
     gradients: bool = False,
     limit_s: float | None = None,
 ) -> Turn:
-    """All batches from the initial weights; the first `warmup` of them do not count. `gradients`: whether to keep those
-    of the first step. Raises MeasurementError when that takes longer than the limit."""
+    """Execute all batches from the initial weights; the first `warmup` of them do not count.
+
+    `gradients`: whether to keep those of the first step. Raises MeasurementError if the first step takes longer than
+    `limit_s`; None means no limit.
+    """
     seed_everything(seed)
     gc.collect()
     times: list[float] = []
@@ -181,7 +183,10 @@ def take_turn(
 
 @contextmanager
 def given_up_after(seconds: float | None) -> Iterator[None]:
-    """Raises MeasurementError in the body, wherever it is then, as Ctrl-C would; for the main thread only."""
+    """Raise MeasurementError in the body after `seconds`, at any point of it, as Ctrl-C would; None means never.
+
+    Works in the main thread only.
+    """
     if seconds is None:
         yield
         return
@@ -202,8 +207,10 @@ def given_up_after(seconds: float | None) -> Iterator[None]:
 
 
 def difference(one: Turn, other: Turn) -> str | None:
-    """The first thing in which two turns differ: "loss of step 2", "features.conv.weight"; None if they are equal to
-    the last bit, where a NaN equals a NaN."""
+    """Return the first difference between two turns: "loss of step 2", "features.conv.weight".
+
+    None if they are equal to the last bit, where a NaN equals a NaN.
+    """
     for step, (mine, yours) in enumerate(zip(one.losses, other.losses, strict=True), 1):
         if not same_bits(mine.reshape(-1), yours.reshape(-1)):
             return f"loss of step {step}"

@@ -1,9 +1,9 @@
-"""The tables and figures of TENSILE, and more: what `pg-tensile bench NAME…` measures (suite.py).
+"""The experiments of `pg-tensile bench NAME…` (suite.py): the tables and figures of TENSILE, and more.
 
-An experiment is a list of cases, each a run of the command with several policies: of one training step, or of several
-jobs together. A method that appears everywhere is a line in METHODS, a network a line in networks.PAPER. Experiments
-that are asked for together share the runs of what they both measure. `--quick` takes small networks, few steps and
-small batches. Cases run in processes of their own; every row is one policy's.
+An experiment is a list of cases, each a run of the command with several policies, for one training step or for several
+jobs together. A method of all experiments is a line in METHODS, a network a line in networks.PAPER. Experiments that
+are requested together share the runs of their common cases. `--quick` uses small networks, few steps and small batches.
+Cases run in processes of their own; every row is one policy's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pg_tensile.tools.bench.networks import PAPER, SMALL_RESNET, SMALL_SERESNET,
 from pg_tensile.tools.bench.options import PolicyChoice
 from pg_tensile.tools.bench.paper import PUBLISHED
 
-# What is compared, a line each; {} is the budget, vDNN knows none. True: savings asks it for each of SAVINGS.
+# The methods compared; {} is the budget, which vDNN does not have. True: `savings` measures it at each of SAVINGS.
 METHODS = {
     "vdnn": False,
     "vdnn:which=all": False,
@@ -29,18 +29,21 @@ METHODS = {
 SHARES = (0.1, 0.5, 0.9)
 PEERS = (options.CHECKPOINT, options.SAVE_ON_CPU, *(f"{options.MEMORY_BUDGET}={share}" for share in SHARES))
 SAVINGS = (20, 40, 50, 65)  # percent
-BEYOND = (75, 85)  # percent that joint alone is asked to save: some peers save that much
+BEYOND = (75, 85)  # percent, for joint only, because some peers save that much
 BATCHES = (4, 8, 16, 32, 64)
 MIXED_SAVED = round(100 * (PUBLISHED["table4", "mixed", "tensile"].msr or 0))
 QUICK_SAVED = 20
-SLOWER = 1.8  # than vanilla's: the steps of a policy, on average
-CLOSE = 0.7  # of the policies are close enough to vanilla for a second round, and no slower
+SLOWER = 1.8  # times vanilla's step: a policy's, on average
+CLOSE = 0.7  # share of the policies that `--light` measures in later rounds, taken to be as fast as vanilla
 OPTIMUM_SAVED = (20, 40, 60)
 
 
 class Case(NamedTuple):
-    """Several policies on the same jobs; more than one job: all at once. `jobs`: each one's arguments of the command,
-    without the policies. `seconds`: about how long on two cores that do nothing else."""
+    """Several policies on the same jobs; more than one job run all at once.
+
+    `jobs`: each job's arguments of the command, without the policies. `seconds`: approximate time of one vanilla step
+    of all jobs, from Network.step_s.
+    """
 
     title: str
     jobs: tuple[tuple[str, ...], ...]
@@ -49,7 +52,7 @@ class Case(NamedTuple):
 
 
 class Size(NamedTuple):
-    """How much is measured. `batch` of a single job, and of one of several."""
+    """Extent of the measurements. `batch`: of a single job; `together`: batch of one of several jobs."""
 
     quick: bool
     batch: int
@@ -61,8 +64,11 @@ FULL, QUICK = Size(False, 16, 4, 3), Size(True, 4, 4, 1)
 
 
 class Experiment(NamedTuple):
-    """`columns`: what its table shows of a row besides case, policy and the paper's. `simulated`: on an RTX A6000 that
-    is not there, unless the device was chosen."""
+    """Cases and the table that shows them.
+
+    `columns`: the values of a row that the table shows besides case, policy and the paper's. `simulated`: on a
+    simulated RTX A6000, unless a device other than the host was chosen.
+    """
 
     title: str
     cases: Callable[[Size], list[Case]]
@@ -83,7 +89,7 @@ def networks(size: Size) -> tuple[Network, ...]:
 
 
 def papers_budget(network: Network) -> str:
-    """With which a network saves what the paper's TENSILE saved of it."""
+    """Return the budget with which a network saves as much as the paper's TENSILE saved on it."""
     published = PUBLISHED.get(("table3", network.title, "tensile"))
     return f"{100 - (QUICK_SAVED if published is None else round(100 * (published.msr or 0)))}%"
 
@@ -104,7 +110,7 @@ def several(title: str, jobs: Iterable[Network], size: Size, policies: Sequence[
 
 
 def phases(size: Size) -> list[Case]:
-    """Table I: planned with predicted latencies (the cold start), and with measured ones (updated)."""
+    """Return the cases of table I: plans with predicted latencies (cold start) and with measured ones (updated)."""
     asked = [
         f"{policy}:{latencies}early_update=true:budget={{}}"
         for policy in ("tensile", "joint")
@@ -114,13 +120,13 @@ def phases(size: Size) -> list[Case]:
 
 
 def first_iterations(size: Size) -> list[Case]:
-    """Table II: the first iteration of plans made before it; Capuchin's is passive, as `lru`."""
+    """Return the cases of table II: the first iteration of plans made before it; Capuchin's is passive, as `lru`."""
     asked = ("tensile:latencies=roofline", "joint:latencies=roofline:early_update=true", "lru")
     return with_papers_budget([f"{each}:budget={{}}" for each in asked], size)
 
 
 def single_tasks(size: Size) -> list[Case]:
-    """Table III."""
+    """Return the cases of table III."""
     return with_papers_budget(METHODS, size)
 
 
@@ -132,18 +138,20 @@ def with_papers_budget(asked: Iterable[str], size: Size) -> list[Case]:
 
 
 def mix(size: Size, policies: Sequence[str]) -> Case:
-    """All networks at once, started one after another in random order."""
+    """Return the case of all networks at once, started one after another in random order."""
     return several("mixed", networks(size), size, policies)
 
 
 def mixed(size: Size) -> list[Case]:
-    """Table IV."""
+    """Return the case of table IV."""
     return [mix(size, methods(f"{100 - MIXED_SAVED}%"))]
 
 
 def savings(size: Size) -> list[Case]:
-    """Memory against time: every method at several savings, PyTorch's own means beside them; each network, and all at
-    once."""
+    """Return the cases of memory against time, for each network and for all at once.
+
+    They have every method at several savings, and PyTorch's own means.
+    """
     asked = [each for each in METHODS if "{}" not in each]
     for saved in SAVINGS[:: 3 if size.quick else 1]:
         asked += [each.format(f"{100 - saved}%") for each, swept in METHODS.items() if swept]
@@ -151,11 +159,11 @@ def savings(size: Size) -> list[Case]:
     asked += [joint.format(f"{100 - saved}%") for saved in ([] if size.quick else BEYOND)]
     peers = PEERS[:3] if size.quick else PEERS
     alone = [single(network, size.batch, size, [*asked, *peers]) for network in networks(size)]
-    return [*alone, mix(size, [*asked, *PEERS[:3]])]  # each share more compiles every network twice more
+    return [*alone, mix(size, [*asked, *PEERS[:3]])]  # each additional share compiles every network twice more
 
 
 def workloads(size: Size) -> list[Case]:
-    """Fig. 6: one to four of the same network at once."""
+    """Return the cases of Fig. 6: one to four jobs of the same network at once."""
     return [
         several(f"{count} × {network.title}", [network] * count, size, methods(papers_budget(network)))
         for network in networks(size)
@@ -164,7 +172,7 @@ def workloads(size: Size) -> list[Case]:
 
 
 def batch_sizes(size: Size) -> list[Case]:
-    """Fig. 7: batches of 4 to 64, with what each policy saves by itself."""
+    """Return the cases of Fig. 7: batches of 4 to 64, with policies that choose their savings themselves."""
     asked = ("tensile", "tensile:early_update=true", "joint:early_update=true")
     return [
         single(network, batch, size, asked, f"{network.title}, batch {batch}")
@@ -174,7 +182,7 @@ def batch_sizes(size: Size) -> list[Case]:
 
 
 def distances(size: Size) -> list[Case]:
-    """How far from the best plan there is: steps that are small enough for the program that finds it."""
+    """Return the cases of the distance from the best plan: steps small enough for the program that finds it."""
     budgets = [f"{100 - saved}%" for saved in (OPTIMUM_SAVED[:1] if size.quick else OPTIMUM_SAVED)]
     optimum = "optimum:limit_s=20:early_update=true:budget={}"
     asked = [each.format(budget) for budget in budgets for each in (*METHODS, optimum)]
@@ -201,21 +209,26 @@ EXPERIMENTS = {
 
 
 class Run(NamedTuple):
-    """What is measured at once for the experiments that have the same case: with all their policies."""
+    """One measurement for all experiments that have the same case, with all their policies."""
 
     case: Case
-    wanted: dict[str, tuple[str, ...]]  # by experiment: its policies
+    wanted: dict[str, tuple[str, ...]]  # the policies of each experiment
     simulated: bool = False
 
     def seconds(self, size: Size) -> float:
-        """About how long it takes on two cores that do nothing else: steps of eager PyTorch, vanilla and calibration,
-        and of policies, which are slower."""
+        """Estimate the duration in seconds on two otherwise idle cores.
+
+        It counts the steps of eager PyTorch, vanilla and the calibration, and those of policies, which are slower.
+        """
         others, first, later = 18 + 3 * size.rounds, 3 * SLOWER, 2 * CLOSE * (size.rounds - 1)
         return self.case.seconds * (others + (first + later) * (len(self.case.policies) - 1))
 
 
 def runs(names: Iterable[str], size: Size, title: str | None = None) -> list[Run]:
-    """The runs for these experiments: one for all cases with the same jobs. `title`: of the case that is wanted."""
+    """Return the runs for these experiments, one for all cases with the same jobs.
+
+    `title`: that of the only case to run; None means all cases.
+    """
     found: dict[tuple[object, ...], Run] = {}
     for name in dict.fromkeys(names):
         experiment = EXPERIMENTS[name]

@@ -1,10 +1,10 @@
-"""Training jobs in processes of their own, measured beside each other: what each does, and how it is told to.
+"""Training jobs in processes of their own, measured beside each other, and the commands that control them.
 
-A command is a name and its arguments; the answer is a result, or one line that says why there is none. So a job that
-fails at one thing can be asked for the next. Only a turn is a conversation, because nobody may stop before all have
-taken the steps that count: each job says that it has taken them and goes on, until it hears that it may stop; then it
-answers with its `Turn`. A job that fails before it says so has answered, and hears nothing; one that fails later waits
-until it may stop. A process that dies is the end of all (MeasurementError).
+A command is a name and its arguments; the answer is a result, or one line that explains the failure, so a job that
+fails at one command can execute the next. Only a turn needs more messages, because no job may stop before all have
+taken the steps that count: each job reports that it has taken them and continues until it is told to stop; then it
+answers with its `Turn`. A job that fails before its report has answered, and is sent nothing; one that fails later
+waits until it is told to stop. A process that dies ends the measurement (MeasurementError).
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from pg_tensile.tools.bench.report import message_of
 from pg_tensile.tools.bench.run import default_threads
 from pg_tensile.tools.bench.workload import seed_everything
 
-PATIENCE_S = 5.0  # with a process that should end
+PATIENCE_S = 5.0  # time for a process to end
 
 
 class Measured(NamedTuple):
-    """What a job is planned with. Milliseconds of a vanilla step alone on the device."""
+    """Measurements that a job is planned with. `step_ms`: of a vanilla step alone on the device."""
 
     vanilla: Trace
     early: Trace
@@ -51,8 +51,8 @@ class Measured(NamedTuple):
 
 
 class Inspection(NamedTuple):
-    """Of a peer's step, alone on the device: bytes at most, and how far the gradients are from eager PyTorch's
-    (peers.gradient_difference)."""
+    """Results of a peer's step alone on the device: peaks in bytes, and the distance of its gradients from eager
+    PyTorch's (peers.gradient_difference)."""
 
     peak_bytes: int
     device_peak_bytes: int
@@ -60,8 +60,11 @@ class Inspection(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What one job did in one round: its first step, then those that count. `totals` of these (None: nobody counts);
-    `digest` of all losses and of the state after them."""
+    """Results of one job in one round: milliseconds of its first step, and of those that count.
+
+    `totals`: counters of the steps that count, None if nothing is counted; `digest`: of all losses and of the state
+    after them.
+    """
 
     first_ms: float
     step_ms: tuple[float, ...]
@@ -70,21 +73,21 @@ class Turn(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """`result`: of a command that failed, one line for people."""
+    """Answer to a command. `result`: of a command that failed, one line that explains the failure."""
 
     good: bool
     result: Any
 
 
 class JobError(MeasurementError):
-    """A job could not do what it was asked for. All processes can be asked for the next thing."""
+    """A job could not execute a command. All processes can be given the next one."""
 
 
 # ---- a job's process ------------------------------------------------------------------------------------------------
 
 
 def serve(connection: Connection, options: BenchOptions) -> None:
-    """What a job's process does until nobody asks any more."""
+    """Execute commands in a job's process until the connection is closed."""
     torch.set_num_threads(options.threads or default_threads(options.device.kind))
     job = _Job(connection, options)
     while True:
@@ -104,8 +107,10 @@ class _Silent(Progress):
 
 
 class _Job:
-    """Its methods are the commands. `capture` comes first, then `measure` or `take_over`, then `inspect`, then
-    `share_link`."""
+    """A job in its process; its methods are the commands.
+
+    `capture` comes first, then `measure` or `take_over`, then `inspect`, then `share_link`.
+    """
 
     def __init__(self, connection: Connection, options: BenchOptions) -> None:
         self._connection, self._options = connection, options
@@ -114,12 +119,12 @@ class _Job:
         self._share = 1.0
 
     def capture(self) -> tuple[str, str]:
-        """The fingerprints of the traces of vanilla and of early updates."""
+        """Capture the step and return the fingerprints of the traces of vanilla and of early updates."""
         self._session = Session(self._options, _Silent())
         return self._session.workload.vanilla.trace.fingerprint, self._session.workload.early.trace.fingerprint
 
     def measure(self) -> tuple[bytes, bytes, float, DeviceProfile]:
-        """The fields of `Measured`."""
+        """Measure the step alone on the device and return the fields of `Measured`, the traces as bytes."""
         step_ms = self._session.calibrate()
         if step_ms is None:
             raise MeasurementError("the device has not enough memory for a step without a plan")
@@ -127,7 +132,7 @@ class _Job:
         return workload.vanilla.trace.to_bytes(), workload.early.trace.to_bytes(), step_ms, self._session.profile
 
     def take_over(self, vanilla: tuple[Floats, Int64s], early: tuple[Floats, Int64s]) -> None:
-        """Latencies (µs) and workspaces (bytes) of the operators, measured in the process of a job that is the same."""
+        """Adopt the latencies (µs) and workspaces (bytes) of the operators from the process of an identical job."""
         workload = self._session.workload
         self._session.workload = replace(
             workload,
@@ -136,11 +141,11 @@ class _Job:
         )
 
     def share_link(self, profile: DeviceProfile, share: float) -> None:
-        """The device from here on, and this job's share of its link."""
+        """Set the device profile from here on, and this job's share of its link."""
         self._session.profile, self._share = profile, share
 
     def inspect(self, choice: PolicyChoice) -> Inspection:
-        """What a peer takes in its second step, and its gradients of the first."""
+        """Measure a peer's peaks in its second step, and compare the gradients of its first with eager PyTorch's."""
         (batch,) = self._session.workload.batches(1)
         try:
             device = self._start(choice, None)
@@ -157,7 +162,10 @@ class _Job:
             eager.close()
 
     def load(self, choice: PolicyChoice, plan: bytes | None, settle: bool) -> None:
-        """Gets ready for a turn. `plan`: None for a peer; `settle`: takes a step that leaves nothing but code."""
+        """Prepare a turn.
+
+        `plan`: None for a peer; `settle`: take a step first, of which only loaded or compiled code remains.
+        """
         self._start(choice, plan)
         if settle:
             assert self._stepper is not None
@@ -166,8 +174,10 @@ class _Job:
             self._stepper.restore(initial)
 
     def turn(self, steps: int, limit_s: float | None) -> Turn:
-        """From the state that `load` has left; the first step does not count, and ends the turn if it takes longer than
-        the limit."""
+        """Take a turn from the state that `load` has left, and return its results; the first step does not count.
+
+        Raises MeasurementError if the first step takes longer than `limit_s`; None means no limit.
+        """
         stepper, batches = self._stepper, self._session.workload.batches(steps + 1)
         assert stepper is not None
         try:
@@ -179,20 +189,20 @@ class _Job:
                     stepper.step(batches[-1])
                     stepper.synchronize()
             finally:
-                self._connection.recv()  # that it may stop
+                self._connection.recv()  # the message to stop
         finally:
             self.drop()
         return Turn(taken.first_ms, taken.step_ms, totals, digest_of(taken))
 
     def drop(self) -> None:
-        """Gives back what a turn needed, whatever has become of it."""
+        """Release what a turn needed, whatever its state."""
         self._stepper = None
         self._held.close()
 
     def _start(self, choice: PolicyChoice, plan: bytes | None) -> Device:
         workload, device = self._session.workload, self._session.open_device(None)
         self._held.callback(device.close)
-        self._held.callback(gc.collect)  # before the device gives back what nobody uses
+        self._held.callback(gc.collect)  # before the device releases unused memory
         device.share_link(self._share)
         if plan is None:
             self._stepper = start_peer(choice, workload, device)
@@ -203,7 +213,7 @@ class _Job:
         return device
 
     def _first_step(self, stepper: Stepper) -> dict[str, torch.Tensor]:
-        """Returns the gradients, where somebody keeps them."""
+        """Take the first step and return its gradients, if they are kept."""
         (batch,) = self._session.workload.batches(1)
         seed_everything(self._options.seed)
         stepper.step(batch)
@@ -212,7 +222,7 @@ class _Job:
 
 
 def digest_of(turn: contenders.Turn) -> str:
-    """Of everything that a turn's steps have computed, to the last bit and by name."""
+    """Return the digest of everything that a turn's steps have computed, to the last bit and by name."""
     named = dict(turn.state.model)
     for name, kept in turn.state.optimizer.items():
         named |= {f"{key} of {name}": tensor for key, tensor in kept.items()}
@@ -236,7 +246,7 @@ class Jobs:
         context.set_forkserver_preload([__name__])  # PyTorch is imported once for all of them
         pairs = [context.Pipe() for _ in options]
         self._options = options
-        self._alike = list(range(len(options)))  # the first job that is the same
+        self._alike = list(range(len(options)))  # index of the first identical job
         self._pipes = [mine for mine, _ in pairs]
         self._processes = [
             context.Process(target=serve, args=(theirs, each), daemon=True)
@@ -254,15 +264,17 @@ class Jobs:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         for pipe in self._pipes:
-            pipe.close()  # who waits for a command ends
+            pipe.close()  # ends processes that wait for a command
         for process in self._processes:
             process.join(PATIENCE_S if error is None else 0)
             process.kill()
             process.join()
 
     def measure(self) -> list[Measured]:
-        """One after another: each alone on the device. A job with the same options and the same graphs as one before it
-        takes over what was measured there."""
+        """Measure each job alone on the device, one after another.
+
+        A job with the same options and the same graphs as an earlier one takes over its measurements.
+        """
         found: list[Measured] = []
         for job, options in enumerate(self._options):
             graphs = self._call(job, "capture")
@@ -280,12 +292,12 @@ class Jobs:
         return found
 
     def share_link(self, profile: DeviceProfile) -> None:
-        """From now on each has an equal share of that device's link."""
+        """Give each job an equal share of the link of `profile` from now on."""
         for job in range(len(self._options)):
             self._call(job, "share_link", profile, 1 / len(self._options))
 
     def inspect(self, choice: PolicyChoice) -> list[Inspection]:
-        """A peer in each job, one after another; of jobs that are the same, in the first."""
+        """Inspect a peer in each job, one after another; identical jobs share the result of the first."""
         found: list[Inspection] = []
         for job, alike in enumerate(self._alike):
             found.append(found[alike] if alike < job else self._call(job, "inspect", choice))
@@ -301,8 +313,11 @@ class Jobs:
         settle: bool = False,
         limits_s: Sequence[float] = (),
     ) -> list[Turn]:
-        """One of each job: started in that order, so many seconds after each other. `plans`: empty for a peer;
-        `limits_s`: of each job's first step, after which no others are worth their time."""
+        """Let each job take one turn, and return the results by job.
+
+        The jobs start in `order`, `gap_s` seconds after each other. `plans`: empty for a peer; `limits_s`: limits of
+        the jobs' first steps, beyond which further steps are not worth their time; empty means none.
+        """
         for job in order:
             self._ask(job, "load", choice, plans[job].to_bytes() if plans else None, settle)
         try:
@@ -347,7 +362,7 @@ class Jobs:
 
 
 def results(answers: Mapping[int, Answer]) -> list[Any]:
-    """By job, ascending. Raises JobError that names all that failed, and why."""
+    """Return the results by job, ascending. Raises JobError that names all jobs that failed, and why."""
     ordered = sorted(answers.items())
     failed = [f"job {job + 1} failed: {answer.result}" for job, answer in ordered if not answer.good]
     if failed:

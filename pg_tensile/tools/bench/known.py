@@ -1,4 +1,4 @@
-"""The policies that benchmarks know: those of the jobs, and the best plan of a small trace."""
+"""The policies available to benchmarks: those of the jobs, and the best plan of a small trace."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from pg_tensile.planning.trace.trace import Trace
 def optimum(
     traces: Mapping[int, Trace], profile: DeviceProfile, budget: int | None, limit_s: float = 60.0
 ) -> dict[int, Plan]:
-    """optimum.best for one job; without a budget nothing has to go. Raises OptionError for several jobs and where the
-    solver is not installed, BudgetError, TraceTooLargeError."""
+    """Plan one job with optimum.best; without a budget the plan is empty.
+
+    Raises OptionError for several jobs or if the solver is not installed, BudgetError, TraceTooLargeError.
+    """
     if budget is None:
         return dict.fromkeys(traces, NO_EVENTS)
     if len(traces) > 1:

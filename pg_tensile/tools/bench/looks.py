@@ -1,6 +1,6 @@
-"""What figures of benchmarks look like: a style for each method, panels, legends, axes.
+"""The look of figures of benchmarks: a style for each method, panels, legends, axes.
 
-Functions import matplotlib where they need it: it is there for those only who draw.
+Functions import matplotlib themselves, because it is needed, and has to be installed, only for drawing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-LOG_FROM = 4.0  # the largest of an axis as a multiple of the smallest
+LOG_FROM = 4.0  # ratio of an axis's largest to its smallest value from which on it is logarithmic
 DIGITS = (1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1,)  # of the ticks of a logarithmic axis
 WIDTH, PANEL = 9.0, 2.4  # inches: a page of GitHub's, at 100 pixels an inch; the height of a panel
 MARGIN = 0.5  # inches of a panel that its title leaves free
@@ -29,7 +29,7 @@ BLACK, ORANGE, SKY, GREEN = "#000000", "#e69f00", "#56b4e9", "#009e73"
 BLUE, VERMILION, PURPLE = "#0072b2", "#d55e00", "#cc79a7"
 GREY, PALE = "#666666", "#d9d9d9"
 THIN = 0.8  # points, of the line through a method's results
-DASHED: dict[str, Any] = {"color": BLACK, "linewidth": THIN, "linestyle": "--", "zorder": 1.5}  # what to compare with
+DASHED: dict[str, Any] = {"color": BLACK, "linewidth": THIN, "linestyle": "--", "zorder": 1.5}  # references
 MARKERS = "osD^v<>PXphd8H*"
 SETTINGS: dict[Any, Any] = {
     "font.size": 9,
@@ -91,8 +91,10 @@ WORDS = {
 
 
 def styles(rows: Iterable[Row]) -> dict[str, Style]:
-    """A style for each method of the rows, in the order of legends. What STYLES has not gets its policy's colour and a
-    marker that nobody with this colour has."""
+    """Return a style for each method of the rows, in the order of legends.
+
+    A method that is not in STYLES has its policy's colour and a marker that no other method of this colour has.
+    """
     methods = {method(row) for row in rows}
     found = {name: style for name, style in STYLES.items() if name in methods}
     for name in sorted(methods - found.keys()):
@@ -103,7 +105,7 @@ def styles(rows: Iterable[Row]) -> dict[str, Style]:
 
 
 def named(name: str) -> str:
-    """A method for people: "joint, early updates", "checkpoint (PyTorch)"."""
+    """Return a method's name for legends: "joint, early updates", "checkpoint (PyTorch)"."""
     if name == VANILLA:
         return "vanilla"
     if name.startswith(PEER):
@@ -115,7 +117,7 @@ def named(name: str) -> str:
 
 
 def fitted(text: str, inches: float, lines: int = 1) -> str:
-    """The text in so many lines of this width at most, cut with … where it is longer."""
+    """Wrap the text into at most `lines` lines of this width, cut with … if it is longer."""
     plain = "".join(each if each.isprintable() else " " for each in text)
     for characters in range(min(len(plain), 200), 0, -1):
         found = textwrap.wrap(plain, characters, max_lines=lines, placeholder="…")
@@ -125,17 +127,17 @@ def fitted(text: str, inches: float, lines: int = 1) -> str:
 
 
 def width(text: str) -> float:
-    """Inches that a line of text takes in bold."""
+    """Return the inches that a line of text takes in bold."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     font = get_font(findfont(FontProperties(weight="bold")))
     font.set_size(SETTINGS["font.size"], 720)
     font.set_text(text)
-    return font.get_width_height()[0] / 64 / 720  # it counts in 64ths of a pixel
+    return font.get_width_height()[0] / 64 / 720  # the unit is 1/64 of a pixel
 
 
 def new_panels(titles: Sequence[str], shared: bool, height: float = PANEL) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel for each title, three in a row at most; `shared`: all have the same axes."""
+    """Return a figure with a panel for each title, at most three in a row. `shared`: whether all have the same axes."""
     from matplotlib.figure import Figure
 
     across = {1: 1, 2: 2, 4: 2}.get(len(titles), 3)
@@ -146,13 +148,13 @@ def new_panels(titles: Sequence[str], shared: bool, height: float = PANEL) -> tu
         axes.remove()
     for place, (axes, title) in enumerate(zip(grid, titles, strict=False)):
         axes.set_title(fitted(title, WIDTH / across - MARGIN, lines=2))
-        if place + across >= len(titles):  # nothing below it
+        if place + across >= len(titles):  # no panel below it
             axes.tick_params(labelbottom=True)
     return figure, grid[: len(titles)]
 
 
 def legend(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
-    """Above the panels, in as many columns as there is room for. Makes the figure higher by its lines."""
+    """Draw the legend above the panels, in as many columns as fit; the figure grows by its lines."""
     for handle in handles:
         handle.set_label(fitted(str(handle.get_label()), WIDTH / 2 - 0.8))
     widest = max(width(str(handle.get_label())) for handle in handles) + 0.6
@@ -162,7 +164,7 @@ def legend(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
 
 
 def entries(shown: Sequence[Result], known: Mapping[str, Style]) -> list[Line2D]:
-    """Of the legend: these methods, and what hollow markers are if there are any."""
+    """Return the legend's entries: these methods, and the meaning of hollow markers if there are any."""
     from matplotlib.lines import Line2D
 
     methods = {result.method for result in shown}
@@ -178,7 +180,7 @@ def entries(shown: Sequence[Result], known: Mapping[str, Style]) -> list[Line2D]
 
 
 def draw_line(axes: Axes, points: Iterable[tuple[float, float, bool]], style: Style) -> None:
-    """A method's points (x, y, right) with a thin line through them."""
+    """Draw a method's points (x, y, right) with a thin line through them."""
     ordered = sorted(points)
     across, up = [each[0] for each in ordered], [each[1] for each in ordered]
     axes.plot(across, up, color=style.colour, linestyle=style.line, linewidth=THIN)
@@ -196,7 +198,7 @@ def set_ticks(axis: Axis, places: Sequence[float]) -> None:
 
 
 def scale_eor(panels: Iterable[Axes], values: Sequence[float]) -> None:
-    """Logarithmic where the values need it."""
+    """Make the axes logarithmic if the values need it."""
     low, high = min(values), max(values)
     if high < LOG_FROM * low:
         return

@@ -1,12 +1,11 @@
-"""Measures eager PyTorch, vanilla, every policy and every peer on a real device: the host device or CUDA.
+"""Measurement of eager PyTorch, vanilla, every policy and every peer on a real device: the host device or CUDA.
 
-First vanilla runs alone: its operators' latencies and workspaces are what the policies plan with, and on the host its
-step time sets the link. Then come the rounds, in each of which everybody takes a turn, from the same weights and with
-the same data; every other round goes backwards, because a machine's speed drifts while a benchmark runs. For the same
-reason everybody's operators are measured again in every round, and the simulator's prediction is made from these
-latencies. Last comes the allocator's own record of memory, which slows a step down. (`--light` makes do with the first
-round's latencies and without the allocator's record, and who is far slower than vanilla in the first round takes no
-part in the others.)
+First vanilla runs alone: the policies plan with its operators' latencies and workspaces, and on the host its step time
+sets the link. The rounds follow, in each of which every contender takes a turn, from the same weights and with the same
+data; every other round reverses the order, because a machine's speed drifts during a benchmark. For the same reason
+every program's operators are measured again in every round, and the simulator's prediction uses these latencies. The
+allocator's own record of memory comes last, because it slows a step down. (`--light` uses the first round's latencies,
+omits the allocator's record, and skips later rounds of a contender that is slower than CLOSE × vanilla.)
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ from pg_tensile.tools.bench.workload import build_model, prepare, seed_everythin
 
 CODEC_SECONDS = 20.0  # for measuring the codecs
 CALIBRATION_STEPS = 3  # of vanilla, timed before the rounds
-CLOSE = 1.15  # times vanilla's step: what `--light` measures in every round
-OBSERVED_STEPS = 3  # whose operators are timed; their medians count, because what is small is noise in one step
+CLOSE = 1.15  # times vanilla's step: `--light` skips later rounds of slower contenders
+OBSERVED_STEPS = 3  # whose operators are timed; the medians count, because one step is too noisy for short operators
 
 
 @dataclass(eq=False)
 class Contender:
-    """Somebody who takes turns, and what came of it. `error`: why it takes no further part."""
+    """A participant of the rounds, and its results. `error`: why it takes no further part."""
 
     name: str
     start: Callable[[], Stepper]
@@ -62,7 +61,7 @@ class Contender:
     error: str | None = None
 
     def step_ms(self) -> float | None:
-        """Median over the rounds of the medians of their steps."""
+        """Return the median over the rounds of the medians of their steps; None without turns."""
         return statistics.median(self.round_ms()) if self.turns else None
 
     def round_ms(self) -> list[float]:
@@ -72,7 +71,7 @@ class Contender:
         return statistics.median(turn.first_ms for turn in self.turns) if self.turns else None
 
     def mean(self, name: str) -> int | None:
-        """Of a counter, for one step."""
+        """Return the mean of a counter per step; None if nothing was counted."""
         steps = sum(turn.totals.iterations for turn in self.turns if turn.totals)
         return round(sum(getattr(turn.totals, name) for turn in self.turns) / steps) if steps else None
 
@@ -135,8 +134,10 @@ class Session:
     # ---- before the rounds ----
 
     def calibrate(self) -> float | None:
-        """Gives the captured graphs latencies and workspaces; milliseconds of a vanilla step. Where there is not enough
-        memory for vanilla (None), the latencies are the roofline's."""
+        """Measure the latencies and workspaces of the captured graphs; return the milliseconds of a vanilla step.
+
+        If the memory is not enough for vanilla, the latencies are the roofline's and the result is None.
+        """
         self.check_memory()
         vanilla, ms = self.measured(self.workload.vanilla)
         early = vanilla
@@ -146,7 +147,7 @@ class Session:
         return ms
 
     def sparsity(self) -> Sparsity | None:
-        """What compression needs to know, if there is to be any; over the link of the machine, which costs nothing."""
+        """Measure sparsity and codecs over the machine's own link, which is free; None without compression."""
         if self.options.compression == "none":
             return None
         self.progress.say("measuring sparsity and codecs")
@@ -181,7 +182,10 @@ class Session:
             return replace(captured, trace=trace.with_latencies(roofline.estimate(trace, self.profile))), None
 
     def set_link(self, vanilla_ms: float | None) -> None:
-        """The host's link is the one asked for, or keeps an RTX A6000's balance between computing and moving."""
+        """Set the host's link to the requested one, or to an RTX A6000's balance between computing and moving.
+
+        A CUDA device keeps its measured link. Raises DeviceError if there is neither a requested link nor a step time.
+        """
         if self.options.device.kind == "cuda":
             self.notes.append(f"link: {links(self.profile)}, measured")
         elif self.options.link_gbps is not None:
@@ -199,7 +203,7 @@ class Session:
         self.progress.say(self.notes[-1])
 
     def line_up(self) -> None:
-        """Eager PyTorch, vanilla, and whoever else has a plan."""
+        """Create the contenders: eager PyTorch, vanilla, and every policy and peer without an error."""
         workload, free = self.workload, self.free
         self.eager = Contender("eager", lambda: EagerStepper(workload, self.torch_device))
         self.vanilla = Contender(VANILLA, lambda: PlanStepper(workload, workload.vanilla, free, NO_EVENTS))
@@ -224,7 +228,7 @@ class Session:
     # ---- the rounds ----
 
     def round(self, contender: Contender) -> None:
-        """One turn. A contender that fails says why and is out."""
+        """Let a contender take one turn; if it fails, record its error and exclude it."""
         if contender.error is not None or self.is_settled(contender):
             return
         options = self.options
@@ -248,17 +252,20 @@ class Session:
         self.compare(contender, turn)
 
     def is_settled(self, contender: Contender) -> bool:
-        """Whether another round would tell nothing new."""
+        """Return whether further rounds of this contender can be skipped (`--light`)."""
         vanilla_ms, ms = self.vanilla.step_ms(), contender.step_ms()
         return self.options.light and bool(ms and vanilla_ms and ms > CLOSE * vanilla_ms)
 
     def wants_gradients(self, contender: Contender) -> bool:
-        """In the first round of peers, and of eager PyTorch, whose gradients theirs are compared with."""
+        """Return whether to keep the gradients: in the first round of peers, and of eager PyTorch, their reference."""
         peers = any(other.is_peer for other in self.contenders)
         return peers and not contender.turns and (contender.is_peer or contender is self.eager)
 
     def look_closer(self, contender: Contender, stepper: PlanStepper) -> None:
-        """Steps after the turn that only observe: what the device holds, once, and how long the operators take."""
+        """Execute one more step that only observes.
+
+        It measures the operators' latencies, and the first time the device's memory.
+        """
         if self.options.light and contender.latency_us:
             return
         executor, (batch,) = stepper.executor, self.workload.batches(1)
@@ -273,7 +280,7 @@ class Session:
             contender.stall_us = executor.record.stall_us if self.torch_device.type == "cuda" else None
 
     def compare(self, contender: Contender, turn: Turn) -> None:
-        """With eager PyTorch's first turn; the state of all others is not kept."""
+        """Compare a turn with eager PyTorch's first one, and keep it; only that first one keeps its state."""
         if contender is self.eager and not self.eager.turns:
             self.eager.turns.append(turn)
             return
@@ -284,7 +291,7 @@ class Session:
         contender.turns.append(turn.without_state())
 
     def witness(self) -> None:
-        """What the allocator says that a step takes at most."""
+        """Record the allocator's peak over a step for each contender."""
         for contender in self.contenders:
             if contender.error is None:
                 self.progress.say(f"watching the allocator: {contender.name}")
@@ -339,8 +346,10 @@ class Session:
         return distance(self.measured_row(row, contender), self.workload, policy, self.profile)
 
     def timed(self, policy: PlannedPolicy) -> PlannedPolicy:
-        """With the latencies of this run's rounds, for the simulator: the policy's own, as operators are slower on
-        tensors that have just come back, which no cache has."""
+        """Return the policy with the median latencies of its own rounds, for the simulator.
+
+        They are the policy's own because operators are slower on tensors just swapped in, which no cache holds.
+        """
         contender = self.of_policy.get(policy.choice)
         if contender is None or not contender.latency_us:
             return policy

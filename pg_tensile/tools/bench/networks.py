@@ -1,4 +1,4 @@
-"""The networks that benchmarks train by `pg-tensile bench`, and how the command is told about them."""
+"""The networks that benchmarks train by `pg-tensile bench`, and their arguments of the command."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from typing import NamedTuple
 
 
 class Network(NamedTuple):
-    """A model at full size. `batch`: one with which a step takes a little over 200 ms on two cores; `step_s`: about how
-    many seconds it takes with batch 16 on one of them."""
+    """A model at full size.
+
+    `batch`: a batch size with which a step takes a little over 200 ms on two cores; `step_s`: approximate seconds of a
+    step with batch 16 on one of them.
+    """
 
     title: str
     model: str
@@ -43,14 +46,14 @@ GPT2 = Network("GPT-2, 6 layers", f"{OWN}:gpt2", ("int64<50257:64",), ("--loss",
 LSTM = Network("LSTM", f"{OWN}:LSTMClassifier", ("int64<1000:32",), TEN, batch=16)
 GCN = Network("GCN", f"{OWN}:GCN", ("float32:128", "float32:256"), ("--classes", "7"), batch=256)
 
-# to try things
+# small variants, for trials
 SMALL_BERT = BERT._replace(kwargs='{"layers": 2, "width": 128, "vocabulary": 1000}', inputs=("int64<1000:32",))
 SMALL_GPT2 = GPT2._replace(kwargs='{"layers": 2, "width": 128, "vocabulary": 1000}', inputs=("int64<1000:32",))
 SMALL_RESNET = Network("ResNet-20", f"{CV}.resnet_cifar:resnet20_cifar10", SMALL_IMAGE, TEN, 4, step_s=0.1)
 SMALL_SERESNET = Network("SE-ResNet-20", f"{CV}.seresnet_cifar:seresnet20_cifar10", SMALL_IMAGE, TEN, 4, step_s=0.15)
 SMALL_DENSENET = Network("DenseNet-40", f"{CV}.densenet_cifar:densenet40_k12_cifar10", SMALL_IMAGE, TEN, 4, step_s=0.3)
 
-# whose best plan can be found
+# small enough for their best plan to be found
 SMALL, SEQUENCE = "pg_tensile.tools.bench.tiny", ("float32:64x64",)
 TINY = (
     Network("MLP", f"{SMALL}:mlp", ("float32:256",), TEN, 1024),

@@ -1,6 +1,6 @@
-"""What `pg-tensile bench` is asked to do: sizes, input specifications, budgets, policies. Needs no torch.
+"""Options of `pg-tensile bench`: sizes, input specifications, budgets, policies. Needs no torch.
 
-Every parse function raises OptionError, whose message says what is wrong and whose hint shows what is right.
+Every parse function raises OptionError, whose message names the mistake and whose hint shows a correct value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 LARGEST = 2**62
 VANILLA = "none"
-PEER = "peer:"  # begins the name of PyTorch's own means of saving memory (peers.py)
+PEER = "peer:"  # prefix of the names of PyTorch's own means of saving memory (peers.py)
 PEERS = (CHECKPOINT, SAVE_ON_CPU, MEMORY_BUDGET, UNIFIED_MEMORY) = (
     "peer:checkpoint",
     "peer:save_on_cpu",
@@ -36,13 +36,16 @@ PEERS = (CHECKPOINT, SAVE_ON_CPU, MEMORY_BUDGET, UNIFIED_MEMORY) = (
     "peer:unified_memory",
 )
 COMPRESSIONS = ("none", "auto", *CODECS[1:])
-LATENCIES = (MEASURED, ROOFLINE, MODELS) = ("measured", "roofline", "models")  # what plans are made with
+LATENCIES = (MEASURED, ROOFLINE, MODELS) = ("measured", "roofline", "models")  # sources of the latencies for plans
 SETTINGS = ("early_update=true|false", f"latencies={'|'.join(LATENCIES)}", "budget=B")  # of every policy but vanilla
 
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One input of the model: integers from 0 to `below` − 1; `shape` is that of one sample, the batch comes first."""
+    """One input of the model.
+
+    `shape` is that of one sample; the batch dimension precedes it. Integers are drawn from 0 to `below` − 1.
+    """
 
     dtype: str
     shape: tuple[int, ...] = ()
@@ -54,8 +57,11 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class Budget:
-    """Bytes of device memory, or a share of the vanilla peak. A policy keeps the storages *and* the workspaces below
-    it, so a share of 70 % saves at least 30 % of the peak (MSR 0.3)."""
+    """Bytes of device memory, or a percentage of the vanilla peak.
+
+    A policy keeps the storages *and* the workspaces within it, so a share of 70 % saves at least 30 % of the peak (MSR
+    0.3).
+    """
 
     amount: float
     percent: bool
@@ -69,8 +75,11 @@ class Budget:
 
 @dataclass(frozen=True)
 class PolicyChoice:
-    """A policy as it is to be measured. `label`: as it was asked for, without the budget; `keywords`: its own;
-    `latencies`: what it plans with, one of LATENCIES."""
+    """A policy to be measured.
+
+    `label`: the policy as requested, without the budget; `keywords`: the policy's own keyword arguments; `latencies`:
+    the source of the latencies that it plans with, one of LATENCIES ("" for a peer).
+    """
 
     name: str
     label: str
@@ -81,7 +90,7 @@ class PolicyChoice:
 
     @property
     def is_peer(self) -> bool:
-        """Whether it is one of PEERS, which has no plan."""
+        """Whether the policy is one of PEERS, which have no plan."""
         return self.name in PEERS
 
     def __str__(self) -> str:
@@ -90,7 +99,10 @@ class PolicyChoice:
 
 @dataclass(frozen=True)
 class DeviceChoice:
-    """`kind` host, cuda or sim; `index` of the CUDA device; `profile` to simulate."""
+    """Device of a benchmark.
+
+    `kind` is host, cuda or sim; `index` is that of the CUDA device; `profile` is the one to simulate.
+    """
 
     kind: str
     index: int = 0
@@ -102,7 +114,10 @@ class DeviceChoice:
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """One run of the benchmark. Bandwidth in GB/s (10⁹ bytes); None where the run decides."""
+    """Options of one benchmark run.
+
+    Bandwidth in GB/s (10⁹ bytes); None means that the run decides.
+    """
 
     model: str
     inputs: tuple[InputSpec, ...]
@@ -132,12 +147,16 @@ class BenchOptions:
 
     @property
     def early_update(self) -> bool:
-        """Whether a policy's graph is one with the updates moved up."""
+        """Whether any policy uses the graph with early updates."""
         return any(choice.early_update for choice in self.policies)
 
 
 def parse_input(text: str) -> InputSpec:
-    """`float32:3x224x224`, `int64<30522:128` (integers below 30522, 128 of them), `bool:10`, `float32` (one number)."""
+    """Parse an input of the model.
+
+    Examples: `float32:3x224x224`, `int64<30522:128` (integers below 30522, 128 of them), `bool:10`, `float32` (one
+    number).
+    """
     match = re.fullmatch(r"([a-z0-9]+)(?:<(\d{1,18}))?(?::([0-9]{1,18}(?:x[0-9]{1,18})*))?", text.strip())
     if not match:
         raise OptionError(f'"{text}" is not an input', "Write TYPE:SHAPE, as float32:3x224x224 or int64<30522:128.")
@@ -159,7 +178,7 @@ def parse_input(text: str) -> InputSpec:
 
 
 def parse_compression(text: str) -> str:
-    """`auto`, `none`, or a codec for all swaps."""
+    """Parse a compression: `auto`, `none`, or a codec for all swaps."""
     name = text.strip().lower()
     if name not in COMPRESSIONS:
         raise OptionError(f'there is no compression "{text}"', f"Choose one of {', '.join(COMPRESSIONS)}.")
@@ -167,7 +186,7 @@ def parse_compression(text: str) -> str:
 
 
 def parse_kwargs(text: str) -> dict[str, Any]:
-    """The keyword arguments of the model's callable: a JSON object."""
+    """Parse the keyword arguments of the model's callable, a JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -179,7 +198,7 @@ def parse_kwargs(text: str) -> dict[str, Any]:
 
 
 def parse_budget(text: str) -> Budget:
-    """`70%` of the vanilla peak, `4GiB`, `500MB`, `1000000`."""
+    """Parse a budget: `70%` of the vanilla peak, `4GiB`, `500MB`, `1000000`."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)\s*(%|[a-zA-Z]*)", text.strip())
     if match and match[2] == "%":
         budget = Budget(float(match[1]), True)
@@ -193,7 +212,10 @@ def parse_budget(text: str) -> Budget:
 
 
 def parse_device(text: str) -> DeviceChoice:
-    """`host`, `cuda`, `cuda:1`, `sim:PROFILE`. Whether the profile exists is checked where it is looked up."""
+    """Parse a device: `host`, `cuda`, `cuda:1`, `sim:PROFILE`.
+
+    Whether the profile exists is checked where it is looked up.
+    """
     kind, _, rest = text.strip().partition(":")
     if kind == "host" and not rest and ":" not in text:
         return DeviceChoice("host")
@@ -205,7 +227,7 @@ def parse_device(text: str) -> DeviceChoice:
 
 
 def parse_budgets(text: str) -> tuple[Budget | None, ...]:
-    """Budgets separated by commas, each once; None: the word none, no budget."""
+    """Parse budgets separated by commas, without duplicates; the word none becomes None, no budget."""
     each = (None if part.strip() == "none" else parse_budget(part) for part in text.split(","))
     return tuple(dict.fromkeys(each))
 
@@ -213,10 +235,12 @@ def parse_budgets(text: str) -> tuple[Budget | None, ...]:
 def parse_policies(
     text: str, known: Mapping[str, Callable[..., Any]], budgets: tuple[Budget | None, ...], early_update: bool
 ) -> tuple[PolicyChoice, ...]:
-    """What is measured: policies separated by commas, each with every budget, once. A policy may have settings,
-    `joint:budget=50%:early_update=true`: a budget instead of `budgets`, early_update instead of `early_update`,
-    latencies, and keyword arguments of its own. Vanilla is what others are compared with, so it has no budget unless it
-    is alone. Peers (`peer:checkpoint`, `peer:memory_budget=0.5`) have none at all."""
+    """Parse policies separated by commas, each combined with every budget, without duplicates.
+
+    A policy may have settings, `joint:budget=50%:early_update=true`: a budget instead of `budgets`, early_update
+    instead of `early_update`, latencies, and keyword arguments of its own. Vanilla is the reference, so it has no
+    budget unless it is the only policy. Peers (`peer:checkpoint`, `peer:memory_budget=0.5`) never have one.
+    """
     found: list[PolicyChoice] = []
     for part in (part.strip() for part in text.split(",")):
         if part.startswith(PEER):
@@ -257,7 +281,7 @@ def parse_policy(
 
 
 def parse_peer(text: str) -> PolicyChoice:
-    """One of PyTorch's own means: its name, and after = the share of the activations that memory_budget keeps."""
+    """Parse one of PyTorch's own means: its name, and after = the share of the activations that memory_budget keeps."""
     name, _, value = (part.strip() for part in text.partition("="))
     if name not in PEERS:
         raise OptionError(f'"{text}" is not one of PyTorch\'s own means', f"There are {', '.join(PEERS)}.")
@@ -273,7 +297,7 @@ def parse_peer(text: str) -> PolicyChoice:
 
 
 def parse_value(text: str) -> int | float | bool | str | None:
-    """Of a policy's keyword argument: a number, true, false or null; anything else is text."""
+    """Parse the value of a policy's keyword argument: a number, true, false or null; anything else is text."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -282,7 +306,7 @@ def parse_value(text: str) -> int | float | bool | str | None:
 
 
 def parse_latency_models(path: str) -> LatencyModels:
-    """Those in a file, as tensile.latency_models has them."""
+    """Read latency models from a file, in the format of tensile.latency_models."""
     try:
         return model_bytes.decode(Path(path).read_bytes())
     except OSError as error:
@@ -292,7 +316,7 @@ def parse_latency_models(path: str) -> LatencyModels:
 
 
 def parse_number(text: str, above: float | None, what: str) -> float:
-    """A finite number: above `above`, or from 0 on where that is None."""
+    """Parse a finite number: above `above`, or at least 0 if that is None. `what` names it in the error."""
     try:
         value = float(text)
     except ValueError:
@@ -303,7 +327,7 @@ def parse_number(text: str, above: float | None, what: str) -> float:
 
 
 def parse_count(text: str, low: int, high: int = 2**31 - 1) -> int:
-    """A whole number from `low` to `high`."""
+    """Parse a whole number from `low` to `high`."""
     if not re.fullmatch(r"\d{1,20}", text.strip()) or not low <= int(text) <= high:
         raise OptionError(f'"{text}" is not a whole number from {low} to {high}')
     return int(text)

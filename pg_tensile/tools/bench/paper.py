@@ -1,4 +1,4 @@
-"""What the TENSILE paper reports (tables I to IV), to stand beside what is measured."""
+"""Results reported in the TENSILE paper (tables I to IV), for comparison with the measured ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Published(NamedTuple):
-    """`msr` is None in table II, whose `eor` is the first iteration's."""
+    """A published result. `msr` is None in table II, whose `eor` is the first iteration's."""
 
     msr: float | None
     eor: float

@@ -1,16 +1,16 @@
-"""PyTorch's own means of saving memory, to compare policies with: they take turns in the same rounds as everybody else.
+"""PyTorch's own means of saving memory, for comparison with policies: they take turns in the same rounds.
 
 Each is eager PyTorch's step (`EagerStepper`) with one thing changed:
 
 | name | what is changed |
 | --- | --- |
-| `peer:checkpoint` | `torch.utils.checkpoint` around each block (see `blocks`): what it saves is computed again |
-| `peer:save_on_cpu` | `torch.autograd.graph.save_on_cpu`: what the backward pass needs waits in host memory |
-| `peer:memory_budget=X` | `torch.compile` with `activation_memory_budget` X: what to recompute, by the partitioner |
+| `peer:checkpoint` | `torch.utils.checkpoint` around each block (see `blocks`): its activations are recomputed |
+| `peer:save_on_cpu` | `torch.autograd.graph.save_on_cpu`: saved tensors wait for the backward pass in host memory |
+| `peer:memory_budget=X` | `torch.compile` with `activation_memory_budget` X: the partitioner chooses recomputations |
 | `peer:unified_memory` | CUDA's managed memory (`torch.cuda._use_uvm`), which the driver pages in and out |
 
-They have no plan and no budget. Their peaks are measured as those of policies are meant: `peak_bytes` is the most that
-all storages on the device take right after an operator, `device_peak_bytes` adds that operator's workspace.
+They have no plan and no budget. Their peaks are defined like those of policies: `peak_bytes` is the maximum over the
+operators of the storages on the device right after the operator, `device_peak_bytes` adds the operator's workspace.
 """
 
 from __future__ import annotations
@@ -38,8 +38,10 @@ from pg_tensile.tools.bench.workload import Batch, Workload
 
 
 def start_peer(choice: PolicyChoice, workload: Workload, device: Device) -> EagerStepper:
-    """A run of one of options.PEERS. Raises DeviceError and MeasurementError where it cannot be had, which is the
-    row's error, like whatever else is raised."""
+    """Start a run of one of options.PEERS.
+
+    Raises DeviceError or MeasurementError if that is impossible; like any other exception, it becomes the row's error.
+    """
     return STEPPERS[choice.name](workload, device, **dict(choice.keywords))
 
 
@@ -47,11 +49,12 @@ def start_peer(choice: PolicyChoice, workload: Workload, device: Device) -> Eage
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The parts that are checkpointed: the members of the model's longest sequence.
+    """Return the parts that are checkpointed: the members of the model's longest sequence.
 
-    `nn.Sequential` (subclasses too) and `nn.ModuleList` are sequences; what they hold, through sequences inside them,
-    are their members. The longest one (the first, if several are) has the units of all stages of a pytorchcv network,
-    the layers of a transformer. Raises MeasurementError where no sequence has two members."""
+    `nn.Sequential` (subclasses too) and `nn.ModuleList` are sequences; their members are the modules in them, and those
+    of sequences inside them. The longest one (the first of equal ones) has the units of all stages of a pytorchcv
+    network, the layers of a transformer. Raises MeasurementError if no sequence has two members.
+    """
     sequences = [each for each in model.modules() if isinstance(each, nn.Sequential | nn.ModuleList)]
     found = max((list(members(each)) for each in sequences), key=len, default=[])
     if len(found) < 2:
@@ -69,9 +72,12 @@ def members(sequence: nn.Module) -> Iterator[nn.Module]:
 
 
 class CheckpointStepper(EagerStepper):
-    """Keeps the inputs of each block only. Not reentrant; random operators repeat the numbers they drew, for which
-    PyTorch keeps the generators' states, in host memory. It executes a block's batch norms again, so their running
-    statistics are updated twice a step, and differ."""
+    """Eager PyTorch that keeps only the inputs of each block.
+
+    Not reentrant; random operators repeat the numbers they drew, for which PyTorch keeps the generators' states in host
+    memory. The batch norms of a block are executed again, so their running statistics are updated twice a step, and
+    differ.
+    """
 
     def __init__(self, workload: Workload, device: Device) -> None:
         super().__init__(workload, device.torch_device)
@@ -84,12 +90,15 @@ class CheckpointStepper(EagerStepper):
 
 
 class SaveOnCpuStepper(EagerStepper):
-    """On CUDA PyTorch's `save_on_cpu(pin_memory=True)`: each tensor that autograd saves, parameters too, is copied to
-    host memory and back when the backward pass asks for it, on the stream that computes, which waits.
+    """Eager PyTorch that keeps saved tensors in host memory.
 
-    On the host `save_on_cpu` copies nothing, as everything is on the CPU. `HostSaver` does there what it does on CUDA:
-    the same tensors, made contiguous as it makes them, go to memory that is not the device's, over the link that
-    policies pay for, and the compute waits for every copy."""
+    On CUDA it is PyTorch's `save_on_cpu(pin_memory=True)`: each tensor that autograd saves, parameters too, is copied
+    to host memory, and back when the backward pass needs it, on the compute stream, which waits.
+
+    On the host `save_on_cpu` copies nothing, as everything is on the CPU. There `HostSaver` does what `save_on_cpu`
+    does on CUDA: the same tensors, made contiguous in the same way, are copied to memory that is not the device's, over
+    the link that policies pay for, and the compute waits for every copy.
+    """
 
     def __init__(self, workload: Workload, device: Device) -> None:
         super().__init__(workload, device.torch_device)
@@ -130,7 +139,7 @@ class HostSaver:
 
     def _pack(self, tensor: Tensor) -> Packed:
         source = tensor.detach().contiguous()
-        with _disable_current_modes():  # host memory is nothing that a witness of device memory should see
+        with _disable_current_modes():  # observers of device memory must not see host memory
             raw = _bytes(source)
             copy = self._device.host_memory(raw.numel())
             self._move(self._device.copy_out, raw, copy)
@@ -151,7 +160,7 @@ class HostSaver:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """uint8[n]: the memory of a contiguous tensor."""
+    """Return the memory of a contiguous tensor as uint8[n]."""
     return tensor.reshape(-1).view(torch.uint8)
 
 
@@ -159,13 +168,16 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 class MemoryBudgetStepper(EagerStepper):
-    """The model compiled with `activation_memory_budget`: `share` of the activations that the partitioner would keep
-    by default; 0 keeps the inputs only. Backend inductor on CUDA, its cache empty; on the host aot_eager, which
-    executes the partitioned graphs operator by operator. The first step of a run compiles. What PyTorch cannot compile
-    runs as it is; it is an error where that is the whole model."""
+    """The model compiled with `activation_memory_budget`.
+
+    `share`: part of the activations that the partitioner would keep by default; 0 keeps only the inputs. The backend is
+    inductor on CUDA, its cache empty; on the host aot_eager, which executes the partitioned graphs operator by
+    operator. The first step of a run compiles. What PyTorch cannot compile is executed eagerly; if that is the whole
+    model, it is an error.
+    """
 
     def __init__(self, workload: Workload, device: Device, share: float) -> None:
-        from torch._dynamo.backends.registry import lookup_backend  # takes a second, which only those pay who compile
+        from torch._dynamo.backends.registry import lookup_backend  # takes a second, paid only by those who compile
 
         torch.compiler.reset()
         super().__init__(workload, device.torch_device)
@@ -201,8 +213,10 @@ class MemoryBudgetStepper(EagerStepper):
 
 
 class UnifiedMemoryStepper(EagerStepper):
-    """Everything in CUDA's managed memory, which may exceed the device's. What it takes is what eager PyTorch takes;
-    how much of that is on the device is the driver's business and in no allocator's record."""
+    """Eager PyTorch with everything in CUDA's managed memory, which may exceed the device's.
+
+    It takes as much as eager PyTorch; the driver decides how much of it is on the device, and no allocator records it.
+    """
 
     def __init__(self, workload: Workload, device: Device) -> None:
         if device.torch_device.type != "cuda":
@@ -236,14 +250,14 @@ STEPPERS: Mapping[str, Callable[..., EagerStepper]] = {
 
 
 class Peaks(NamedTuple):
-    """Of one step, in bytes: the storages after an operator at most, and with that operator's workspace."""
+    """Peaks of one step in bytes: the storages after an operator, and the same with that operator's workspace."""
 
     peak_bytes: int
     device_peak_bytes: int
 
 
 class PeakObserver(StorageObserver):
-    """Watches the storages on one type of device, and the allocator inside each operator."""
+    """Observer of the storages on one type of device, and of the allocator inside each operator."""
 
     def __init__(self, device: torch.device, meter: Meter) -> None:
         self._type = device.type
@@ -253,7 +267,10 @@ class PeakObserver(StorageObserver):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """So that compiled code is executed, and seen, while this is entered; else PyTorch falls back to eager."""
+        """Return True, so that compiled code is executed and observed in this mode.
+
+        Otherwise PyTorch falls back to eager.
+        """
         return True
 
     def watch(self, tensors: Iterable[Tensor]) -> None:
@@ -270,14 +287,14 @@ class PeakObserver(StorageObserver):
             self._meter.stop()
 
     def peaks(self) -> Peaks:
-        """After the step, once."""
+        """Return the peaks; to be called once, after the step."""
         inside = max(before + int(high) for before, high in zip(self._before, self._meter.read(), strict=True))
         peak = max(seen.bytes for seen in self.seen)
         return Peaks(peak, max(peak, inside))
 
 
 def measure_peaks(stepper: EagerStepper, batch: Batch, device: Device) -> Peaks:
-    """Executes one step more and tells what it took."""
+    """Execute one more step and return its peaks."""
     if isinstance(stepper, MemoryBudgetStepper) and device.torch_device.type == "cuda":
         return _compiled_peaks(stepper, batch, device.torch_device)
     meter = device.allocator()
@@ -289,8 +306,8 @@ def measure_peaks(stepper: EagerStepper, batch: Batch, device: Device) -> Peaks:
 
 
 def _compiled_peaks(stepper: EagerStepper, batch: Batch, device: torch.device) -> Peaks:
-    """Of inductor's code, whose operators nobody sees: both are the allocator's high water."""
-    stepper.forget_gradients()  # as the step does first of all
+    """Return the peaks of inductor's code, whose operators cannot be observed: both are the allocator's peak."""
+    stepper.forget_gradients()  # as the step does first
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_stats(device)["requested_bytes.all.current"]
     stepper.step(batch)
@@ -305,9 +322,11 @@ def _compiled_peaks(stepper: EagerStepper, batch: Batch, device: torch.device) -
 
 
 def gradient_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """The largest difference between two elements, as a multiple of the largest element expected: 0 where all bits are
-    equal, about 1e-7 for float32 rounded differently. Not relative to each element: many are zero but for rounding.
-    Infinite where one has a gradient or a NaN that the other lacks."""
+    """Return the largest difference between two elements, as a multiple of the largest element expected.
+
+    0 if all bits are equal, about 1e-7 for float32 rounded differently. It is not relative to each element, because
+    many are zero but for rounding. Infinite if one side has a gradient or a NaN that the other lacks.
+    """
     if found.keys() != expected.keys():
         return float("inf")
     largest = max((float(each.abs().max()) for each in expected.values() if each.numel()), default=0.0)

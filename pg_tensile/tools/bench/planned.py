@@ -1,4 +1,4 @@
-"""The policies' plans, and what is known of them without executing anything."""
+"""The policies' plans, and their properties that are known without execution."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from pg_tensile.tools.bench.workload import Workload
 
 @dataclass(frozen=True)
 class PlannedPolicy:
-    """A policy's plan on its graph. `error`: why there is none; `plan` is empty then, and for a peer."""
+    """A policy's plan on its graph. `error`: why it has no plan; `plan` is empty then, and for a peer."""
 
     choice: PolicyChoice
     captured: Captured
@@ -45,8 +45,10 @@ class PlannedPolicy:
 def plan_policies(
     workload: Workload, profile: DeviceProfile, progress: Progress, sparsity: Sparsity | None = None
 ) -> list[PlannedPolicy]:
-    """A plan of each policy asked for; with `sparsity` swaps are compressed. Vanilla is never reordered. A peer has
-    none."""
+    """Return the plan of each requested policy; with `sparsity` swaps are compressed.
+
+    Vanilla is never reordered. A peer has no plan.
+    """
     vanilla_peak = footprint(workload.vanilla.trace).peak_bytes
     simulated = workload.options.device.kind == "sim"
     planned = []
@@ -65,8 +67,10 @@ def plan_policies(
 def with_plan(
     policy: PlannedPolicy, profile: DeviceProfile, options: BenchOptions, sparsity: Sparsity | None
 ) -> PlannedPolicy:
-    """Plans with the latencies in the graph's trace, or with the estimate that was asked for; the workspaces are the
-    trace's, because without them no plan can be held to a budget to the byte."""
+    """Plan with the latencies in the graph's trace, or with the requested estimate.
+
+    The workspaces are always the trace's, because without them no plan can be held to a budget to the byte.
+    """
     choice, trace = policy.choice, policy.captured.trace
     function, known, models = named_policy(choice.name, KNOWN), trace, options.latency_models
     latency_error = None
@@ -95,7 +99,7 @@ def with_plan(
 
 
 def empty_row(options: BenchOptions, choice: PolicyChoice, device: torch.device | None = None) -> Row:
-    """What is known before anything is done."""
+    """Return the row with the values known in advance."""
     return Row(
         model=options.model,
         policy=choice.name,
@@ -119,7 +123,7 @@ def empty_row(options: BenchOptions, choice: PolicyChoice, device: torch.device 
 
 
 def planned_row(row: Row, workload: Workload, policy: PlannedPolicy, profile: DeviceProfile) -> Row:
-    """`row` with what the trace, the plan and the simulator tell; of the plan only where there is one."""
+    """Add the values of the trace, the plan and the simulator to `row`; those of the plan only if it exists."""
     trace = policy.captured.trace
     row = row.with_values(
         operators=trace.operator_count,
@@ -150,14 +154,16 @@ def planned_row(row: Row, workload: Workload, policy: PlannedPolicy, profile: De
 
 
 def codecs_of(plan: Plan) -> dict[str, int]:
-    """How many swap-outs each codec has."""
+    """Count the swap-outs of each codec."""
     counts = np.bincount(plan.rows["codec"], minlength=len(CODECS)).tolist()
     return {name: count for name, count in zip(CODECS[1:], counts[1:], strict=True) if count}
 
 
 def distance(row: Row, workload: Workload, policy: PlannedPolicy, profile: DeviceProfile) -> Row:
-    """`row` with the simulated bound for its device peak (and the plan's order of operators), and with the plan's
-    memory over time if that was asked for: both with the latencies known before the rounds."""
+    """Add the simulated bound for the row's device peak and, if requested, the plan's memory over time.
+
+    The bound is that of the plan's order of operators. Both use the latencies known before the rounds.
+    """
     assert row.device_peak_bytes is not None
     trace = policy.captured.trace
     with contextlib.suppress(BudgetError):  # a peer's own graph may need less than the captured one
@@ -173,5 +179,5 @@ def predicted(trace: Trace, plan: Plan, profile: DeviceProfile) -> Timeline:
 
 
 def failed_rows(options: BenchOptions, error: BaseException) -> list[Row]:
-    """A row for each policy where nothing could be measured or planned."""
+    """Return a row with the error for each policy, if nothing could be measured or planned."""
     return [empty_row(options, choice).with_values(error=message_of(error)) for choice in options.policies]

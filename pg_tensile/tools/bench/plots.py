@@ -1,10 +1,10 @@
 """Figures of benchmarks, from the rows that `pg-tensile bench … --json` writes.
 
-`pareto`: what methods save and what they cost, with the Pareto front over all of them. `memory`: device memory over an
-iteration (timeline.py). `series`: the paper's figures 6 and 7, against the number of workloads or the batch size. A
-method has one colour and one marker in all of them; hollow markers are results that are wrong.
+`pareto`: memory saved against time, with the Pareto front over all methods. `memory`: device memory over an iteration
+(timeline.py). `series`: the paper's figures 6 and 7, against the number of workloads or the batch size. A method has
+one colour and one marker in all of them; hollow markers are wrong results.
 
-matplotlib is needed by those only who draw; `drawing` imports it and leaves its settings as they were.
+matplotlib is needed only to draw; `drawing` imports it and restores its settings.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-CUT = 2.0  # times vanilla's iteration: of slower ones memory shows the beginning, so that all others can be read
+CUT = 2.0  # times vanilla's iteration: `memory` cuts slower ones there, so that the others remain readable
 
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 
 def pareto(rows: Iterable[Row], known: Mapping[str, Style]) -> Figure | None:
-    """What is saved against what it costs, a panel for each case. None where no method but vanilla has numbers."""
+    """Draw memory saved against time, a panel for each case. None if no method but vanilla has numbers."""
     from matplotlib.lines import Line2D
 
     shown = results(rows)
@@ -76,8 +76,10 @@ def pareto(rows: Iterable[Row], known: Mapping[str, Style]) -> Figure | None:
 
 
 def memory(rows: Iterable[Row], known: Mapping[str, Style]) -> Figure | None:
-    """Device memory over an iteration, a panel for each case: vanilla filled, the budget dashed. Of several budgets it
-    is the smallest of those that most methods have. None where no row has a timeline."""
+    """Draw device memory over an iteration, a panel for each case: vanilla filled, the budget dashed.
+
+    Of several budgets the one of most methods is shown, the smallest of equal ones. None if no row has a timeline.
+    """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -105,7 +107,7 @@ def memory(rows: Iterable[Row], known: Mapping[str, Style]) -> Figure | None:
 
 
 def of_one_budget(shown: Iterable[Curve]) -> dict[str, list[Curve]]:
-    """By title: of each case the curves of one budget and those without any."""
+    """Return the curves by title: of each case those of one budget, and those without a budget."""
     found: dict[str, list[Curve]] = {}
     for title, own in grouped(shown, lambda curve: curve.case).items():
         budgets = grouped((curve for curve in own if curve.budget), lambda curve: curve.budget)
@@ -116,13 +118,13 @@ def of_one_budget(shown: Iterable[Curve]) -> dict[str, list[Curve]]:
 
 
 def time_shown(shown: Sequence[Curve]) -> float:
-    """Milliseconds of a panel: until the last iteration ends, but no more than CUT of vanilla's."""
+    """Return the milliseconds that a panel shows: until the last iteration ends, but at most CUT × vanilla's."""
     vanilla_ms = max((curve.ms[-1] for curve in shown if curve.method == VANILLA), default=math.inf)
     return min(max(curve.ms[-1] for curve in shown), CUT * vanilla_ms)
 
 
 def draw_curves(axes: Axes, shown: Sequence[Curve], known: Mapping[str, Style], per_ms: float, per_byte: float) -> None:
-    """A panel; `per_ms`, `per_byte`: what a millisecond and a byte are on its axes."""
+    """Draw a panel; `per_ms`, `per_byte`: length of a millisecond and of a byte on its axes."""
     for curve in shown:
         x, y = [ms * per_ms for ms in curve.ms], [nbytes * per_byte for nbytes in curve.bytes]
         if curve.method == VANILLA:
@@ -137,7 +139,7 @@ def draw_curves(axes: Axes, shown: Sequence[Curve], known: Mapping[str, Style], 
 
 
 class Abscissa(NamedTuple):
-    """What a series is drawn against. `case`: where the titles of cases have the network and the number."""
+    """Abscissa of a series. `case`: pattern of the titles of cases, which contain the network and the number."""
 
     case: re.Pattern[str]
     label: str
@@ -151,7 +153,7 @@ SERIES = {
 
 
 class Place(NamedTuple):
-    """A result of a series."""
+    """A result of a series, with its network and its number on the abscissa."""
 
     network: str
     number: int
@@ -159,8 +161,10 @@ class Place(NamedTuple):
 
 
 def series(rows: Iterable[Row], known: Mapping[str, Style], against: Abscissa) -> Figure | None:
-    """A column for each network: what is saved, below it what that costs, and a line for each method and budget. None
-    where no method but vanilla has numbers."""
+    """Draw a column for each network: memory saved, below it time, and a line for each method and budget.
+
+    None if no method but vanilla has numbers.
+    """
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
@@ -195,8 +199,10 @@ def series(rows: Iterable[Row], known: Mapping[str, Style], against: Abscissa) -
 
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
-    """Inside, figures look as they should, whatever matplotlib's settings are outside. Raises OptionError where it is
-    missing. No backend is chosen: figures are saved without one."""
+    """Set up matplotlib for figures inside the context, whatever its settings are outside.
+
+    Raises OptionError if it is missing. No backend is chosen, because figures are only saved.
+    """
     try:
         import matplotlib
     except ImportError:
@@ -209,14 +215,14 @@ def drawing() -> Iterator[None]:
 
 
 def check(folder: Path | str) -> None:
-    """Finds out before a run whether its figures can be drawn there. Raises OptionError."""
+    """Check before a run that its figures can be drawn into the folder. Raises OptionError."""
     with drawing(), writing(folder), tempfile.TemporaryFile(dir=folder):
         pass
 
 
 @contextlib.contextmanager
 def writing(folder: Path | str) -> Iterator[None]:
-    """Makes the folder; OSErrors, inside too, become OptionErrors."""
+    """Create the folder; OSErrors, those of the body included, become OptionErrors."""
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         yield
@@ -226,7 +232,7 @@ def writing(folder: Path | str) -> Iterator[None]:
 
 
 def figures(rows: Sequence[Row]) -> Iterator[tuple[str, Figure]]:
-    """All for which there is data, with the names of their files; to be called inside `drawing`."""
+    """Yield all figures for which there is data, with the names of their files; to be called inside `drawing`."""
     known = styles(rows)
     for experiment, own in grouped(rows, stem).items():
         if experiment in SERIES:
@@ -238,9 +244,11 @@ def figures(rows: Sequence[Row]) -> Iterator[tuple[str, Figure]]:
 
 
 def draw(rows: Sequence[Row], folder: Path | str) -> list[Path]:
-    """Draws what the rows have data for: `pareto-EXPERIMENT`, `fig6`, `fig7`, `memory-EXPERIMENT`, each as .png and
-    .svg. The same rows give the same bytes. Returns the files; raises OptionError where the folder cannot be written
-    or matplotlib is missing."""
+    """Draw the figures that the rows have data for, and return the files.
+
+    They are `pareto-EXPERIMENT`, `fig6`, `fig7`, `memory-EXPERIMENT`, each as .png and .svg. The same rows give the
+    same bytes. Raises OptionError if the folder cannot be written or matplotlib is missing.
+    """
     written: list[Path] = []
     with drawing(), writing(folder):
         for name, figure in figures(rows):

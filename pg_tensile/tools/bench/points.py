@@ -1,4 +1,4 @@
-"""What figures show of rows: results and curves, by case, method and budget."""
+"""The data of figures, taken from rows: results and curves, by case, method and budget."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, NamedTuple, TypeVar
 from pg_tensile.tools.bench.options import PEER, parse_budget
 
 Row = Mapping[str, Any]
-WRONG = 1e-3  # a peer whose gradients differ by more of the largest element computes something else
+WRONG = 1e-3  # of the largest element: a peer whose gradients differ by more computes something else
 T = TypeVar("T")
 K = TypeVar("K")
 
 
 class Result(NamedTuple):
-    """What a method did in a case: memory saved in percent of vanilla's peak, and the time of a step as a multiple of
-    vanilla's. `right`: what the function of that name says."""
+    """A method's result in a case: memory saved in percent of vanilla's peak, and the time of a step as a multiple of
+    vanilla's. `right`: the value of the function of that name."""
 
     case: str
     method: str
@@ -28,7 +28,7 @@ class Result(NamedTuple):
 
 
 class Curve(NamedTuple):
-    """Device memory over an iteration (timeline.py). `limit`: the budget in bytes, None: there is none."""
+    """Device memory over an iteration (timeline.py). `limit`: the budget in bytes, None without one."""
 
     case: str
     method: str
@@ -39,7 +39,7 @@ class Curve(NamedTuple):
 
 
 def results(rows: Iterable[Row]) -> list[Result]:
-    """Of the rows that have the numbers and no error."""
+    """Return the results of the rows that have the numbers and no error."""
     found = []
     for row in rows:
         msr, eor = number(row, "msr"), number(row, "eor")
@@ -49,7 +49,7 @@ def results(rows: Iterable[Row]) -> list[Result]:
 
 
 def curves(rows: Iterable[Row]) -> list[Curve]:
-    """Of the rows that have a timeline and no error."""
+    """Return the curves of the rows that have a timeline and no error."""
     found = []
     for row in rows:
         line = row.get("timeline") or {}
@@ -64,27 +64,32 @@ def case(row: Row) -> str:
 
 
 def stem(row: Row) -> str:
-    """The experiment, as a part of a file's name."""
+    """Return the experiment as a part of a file's name."""
     return re.sub(r"[^\w.-]+", "-", str(row.get("experiment") or "bench"))
 
 
 def method(row: Row) -> str:
-    """What a row measured, whatever its budget (a share of activations to keep is one) and the time that planning may
-    take."""
+    """Return the method of a row without its budget and its limit of planning time.
+
+    A share of activations to keep counts as a budget.
+    """
     label = str(row.get("label") or row.get("policy"))
     return label.partition("=")[0] if label.startswith(PEER) else re.sub(r":limit_s=[^:]*", "", label)
 
 
 def number(row: Row, key: str) -> float | None:
-    """None where there is none, or it is not finite."""
+    """Return the number, or None if it is missing or not finite."""
     value = row.get(key)
     good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return value if good else None
 
 
 def right(row: Row) -> bool:
-    """Whether the results are eager PyTorch's: a policy's to the bit, where they were compared; a peer's gradients
-    about so. (An infinite difference is None in JSON.)"""
+    """Return whether the results are eager PyTorch's.
+
+    A policy's have to be equal to the bit, if they were compared; a peer's gradients within WRONG. An infinite
+    difference is None in JSON.
+    """
     if row.get("bit_identical") is not False:
         return True
     difference = number(row, "gradient_difference")
@@ -92,7 +97,7 @@ def right(row: Row) -> bool:
 
 
 def budget_bytes(row: Row) -> int | None:
-    """What a budget like "60%" or "1048576" is for this row."""
+    """Return the bytes of a budget like "60%" or "1048576" for this row."""
     vanilla = number(row, "vanilla_peak_bytes")
     if not row.get("budget") or vanilla is None:
         return None
@@ -100,8 +105,7 @@ def budget_bytes(row: Row) -> int | None:
 
 
 def front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Those (saved, eor) for which no other point saves as much in less time, or more in as little; by what they
-    save."""
+    """Return the points (saved, eor) that no other point dominates, in saving or in time; ascending by saving."""
     found: list[tuple[float, float]] = []
     for saved, eor in sorted(points, key=lambda each: (-each[0], each[1])):
         if not found or eor < found[-1][1]:
@@ -110,7 +114,7 @@ def front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def grouped(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """In the order in which keys appear."""
+    """Group values by key, in the order in which keys appear."""
     found: dict[K, list[T]] = {}
     for value in values:
         found.setdefault(key(value), []).append(value)

@@ -1,4 +1,4 @@
-"""What a benchmark is doing, on stderr: one line that changes on a terminal, else one line for each thing."""
+"""Progress of a benchmark on stderr: one line that changes on a terminal, else a line for each message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 
 
 class Progress:
-    """Used as a context; `say` replaces what was said before on a terminal."""
+    """Progress display, a context manager; on a terminal `say` replaces the previous message."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True)

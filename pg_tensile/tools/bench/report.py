@@ -1,4 +1,4 @@
-"""What a benchmark found: one JSON object for each policy, and a table for people."""
+"""Results of a benchmark: one JSON object for each policy, and a table."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True)
 class Row:
-    """One policy's result: sizes in bytes, times in milliseconds, both of one iteration in steady state. None: not
-    known, because the policy failed or nothing was executed. msr, eor and cbr are those of TENSILE, section V-A.
-    `budget` is what was asked for, `latencies` what the plan was made with, `latency_error` their median relative
-    error against what was measured before the rounds. `bytes_out` and `bytes_in` are moved over the link, the raw ones
-    are the tensors'; `transfer_ms` is the sum of all transfers' times, `codecs` how many swap-outs each codec has.
-    `gradient_difference` is a peer's, of its first step (peers.gradient_difference). `least_eor`:
-    optimum.bounds.least_us for this graph and `device_peak_bytes` over vanilla's latencies, both as they were known
-    before the rounds; what is measured may lie below. `timeline`: memory over time (timeline.timeline), where it was
-    asked for."""
+    """One policy's result: sizes in bytes, times in milliseconds, both of one iteration in steady state.
+
+    None means not known, because the policy failed or nothing was executed. msr, eor and cbr are those of TENSILE,
+    section V-A. `budget` is the requested one, `latencies` the source of the latencies in planning, `latency_error`
+    their median relative error against those measured before the rounds. `bytes_out` and `bytes_in` are moved over the
+    link, the raw ones are the tensors'; `transfer_ms` is the sum of all transfers' times, `codecs` the number of
+    swap-outs of each codec. `gradient_difference` is a peer's, of its first step (peers.gradient_difference).
+    `least_eor`: bounds.least_us for this graph and `device_peak_bytes` over vanilla's latencies, both as known before
+    the rounds; measured times may lie below. `timeline`: memory over time (timeline.timeline), if requested.
+    """
 
     model: str
     policy: str
@@ -103,19 +104,19 @@ class Row:
 
     @property
     def title(self) -> str:
-        """The policy as it was asked for."""
+        """The policy as it was requested."""
         return (self.label or self.policy) + (f" at {self.budget}" if self.budget else "")
 
     def with_values(self, **values: Any) -> Row:
         return replace(self, **values)
 
     def to_json(self) -> str:
-        """One line; numbers that JSON cannot express become null."""
+        """Return the row as one line; numbers that JSON cannot express become null."""
         return json.dumps(plain(asdict(self)), allow_nan=False)
 
 
 class Report(NamedTuple):
-    """A row for each policy, and what people should read above and below the table."""
+    """A row for each policy, and the texts above and below the table."""
 
     rows: list[Row]
     title: str
@@ -133,14 +134,14 @@ def plain(value: Any) -> Any:
 def rates(
     vanilla_peak: int, peak: int, vanilla_ms: float, ms: float
 ) -> tuple[float | None, float | None, float | None]:
-    """(msr, eor, cbr); None where it is a number divided by zero."""
+    """Return (msr, eor, cbr), each None instead of a division by zero."""
     msr = (vanilla_peak - peak) / vanilla_peak if vanilla_peak else None
     eor = ms / vanilla_ms if vanilla_ms else None
     return msr, eor, None if msr is None or not eor else msr / eor
 
 
 def message_of(error: BaseException) -> str:
-    """One line for people."""
+    """Return an error's message as one line."""
     if isinstance(error, TensileError):
         return error.message
     text = str(error).strip().partition("\n")[0]
@@ -155,7 +156,7 @@ def title_of(options: BenchOptions) -> str:
 
 
 def budget_note(rows: Sequence[Row]) -> list[str]:
-    """What the budgets were, and who had none."""
+    """Return a line that names the budgets and the policies without one; empty if no policy has a budget."""
     budgets = dict.fromkeys((row.budget, row.budget_bytes) for row in rows if row.budget_bytes is not None)
     free = [row.title for row in rows if row.budget_bytes is None]
     each = ", ".join(f"{text} are {size(found)}" if str(text).endswith("%") else size(found) for text, found in budgets)
@@ -163,7 +164,7 @@ def budget_note(rows: Sequence[Row]) -> list[str]:
 
 
 def links(profile: DeviceProfile) -> str:
-    """Bandwidth of a link for people."""
+    """Format the bandwidth of a link."""
     out, inward = profile.out_bytes_per_s / GB, profile.in_bytes_per_s / GB
     return f"{out:.3g} GB/s each way" if out == inward else f"{out:.3g} GB/s out, {inward:.3g} GB/s in"
 
@@ -181,8 +182,10 @@ def versions() -> dict[str, str | None]:
 
 
 def revision() -> str | None:
-    """The clone's commit, with + where code differs from it; None outside a clone. Results and pages are no code: a
-    benchmark writes them while it runs."""
+    """Return the clone's commit, with + if code differs from it; None outside a clone.
+
+    Results and pages do not count as code, because a benchmark writes them while it runs.
+    """
     git = ["git", "-C", str(ROOT), "-c", f"safe.directory={ROOT}"]
     commands = (
         ["rev-parse", "--short=12", "HEAD"],
@@ -198,7 +201,7 @@ def revision() -> str | None:
 
 
 def machine(device: torch.device | None = None) -> dict[str, Any]:
-    """What ran the benchmark."""
+    """Describe the machine that runs the benchmark."""
     name = platform.processor()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -233,12 +236,12 @@ HEADINGS = (
     "sim ms",
     "results",
 )
-# the columns of a terminal from which on these are shown
+# width of the terminal from which on these columns are shown
 WIDTHS = {"min … max": 118, "CBR": 98, "recomputes": 98, "sim ms": 118}
 
 
 def size(value: int | None) -> str:
-    """Bytes for people, three digits or more: 1.52 GiB, 147 MiB, 12 B."""
+    """Format bytes with three digits or more: 1.52 GiB, 147 MiB, 12 B."""
     if value is None:
         return "–"
     amount, unit = float(value), "B"
@@ -281,13 +284,16 @@ def cells(row: Row) -> dict[str, str | Text]:
 
 
 def reference_cells(name: str, ms: float | None, peak: int | None, vanilla_ms: float | None) -> dict[str, str | Text]:
-    """A line for what is no policy of the run: eager PyTorch, and vanilla where `none` was not asked for."""
+    """Return a line for a reference outside the run's policies.
+
+    References are eager PyTorch, and vanilla if `none` was not requested.
+    """
     eor = ms / vanilla_ms if ms and vanilla_ms else None
     return {"policy": Text(name, "italic"), "step ms": milliseconds(ms), "EOR": ratio(eor), "peak": size(peak)}
 
 
 def print_table(rows: Sequence[Row], title: str, notes: Sequence[str], console: Console) -> None:
-    """The rows beside eager PyTorch and vanilla; every error and every note in a line of its own."""
+    """Print the rows below eager PyTorch and vanilla, then every error and every note on a line of its own."""
     shown = [name for name in HEADINGS if console.width >= WIDTHS.get(name, 0)]
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     table.show_edge, table.pad_edge, table.padding = False, False, (0, 0, 0, 1)
@@ -317,7 +323,7 @@ def print_table(rows: Sequence[Row], title: str, notes: Sequence[str], console: 
 
 
 def table_console(width: int = 100) -> Console:
-    """The terminal as wide as it is; `width` columns where the output goes elsewhere."""
+    """Return a console as wide as the terminal, or of `width` columns if the output goes elsewhere."""
     return Console() if sys.stdout.isatty() else Console(width=width)
 
 
@@ -325,7 +331,7 @@ def table_console(width: int = 100) -> Console:
 
 
 def check_writable(path: str) -> None:
-    """Finds out before the run whether its results can be kept. Raises OptionError."""
+    """Check before the run that its results can be written. Raises OptionError."""
     try:
         with open(path, "a"):
             pass
@@ -336,7 +342,7 @@ def check_writable(path: str) -> None:
 
 
 def write_rows(path: str, rows: Sequence[Row]) -> None:
-    """Raises OptionError, the rows being lost, where the disk is full for example."""
+    """Write the rows. Raises OptionError if that fails, for example on a full disk; the rows are lost then."""
     try:
         with open(path, "w") as file:
             file.writelines(row.to_json() + "\n" for row in rows)

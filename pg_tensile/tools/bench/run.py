@@ -1,4 +1,4 @@
-"""Runs a benchmark: chooses how, writes its rows, prints its table."""
+"""A benchmark from its options to its output: measured or simulated, rows written, table printed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from pg_tensile.tools.bench.report import Report, budget_note, check_writable, p
 
 
 def run(options: BenchOptions) -> int:
-    """The exit status: 1 when a policy or a peer failed or a policy's results differ from eager PyTorch's, else 0: that
-    a peer's differ is a fact about PyTorch. Raises OptionError before anything is done, and what went wrong when
-    nothing could be measured; the rows say so, too."""
+    """Run the benchmark and return the exit status.
+
+    It is 1 if a policy or a peer failed or a policy's results differ from eager PyTorch's, else 0: a peer whose results
+    differ is no failure, because that is a property of PyTorch. Raises OptionError if the options cannot be used, and
+    any error that prevents the measurement, after recording it in the rows.
+    """
     if options.json_path is not None:
         check_writable(options.json_path)
     torch.set_num_threads(options.threads or default_threads(options.device.kind))
@@ -39,8 +42,10 @@ def run(options: BenchOptions) -> int:
 
 
 def default_threads(kind: str) -> int:
-    """As many as a job has by default. On the host device one core is left, because swapping takes processor time here:
-    a GPU has engines of its own for it."""
+    """Return the default number of threads of a job.
+
+    On the host device one core stays free, because swapping takes processor time there; a GPU has its own copy engines.
+    """
     return max(1, len(os.sched_getaffinity(0)) - 1) if kind == "host" else torch.get_num_threads()
 
 

@@ -1,4 +1,4 @@
-"""`--device sim:PROFILE`: plans on a device that is not there.
+"""`--device sim:PROFILE`: plans on a simulated device.
 
 Nothing is executed and no tensor has memory, so the step may be larger than this machine. Latencies are the roofline's,
 times and peaks the simulator's.
@@ -24,7 +24,10 @@ from pg_tensile.tools.bench.workload import Workload, build_model, prepare, weig
 
 
 def simulate_policies(options: BenchOptions, progress: Progress) -> Report:
-    """The rows of a simulation. The step is captured as the CPU executes it. Raises OptionError, CaptureError."""
+    """Return the rows of a simulation, whose step is captured as the CPU executes it.
+
+    Raises OptionError, CaptureError.
+    """
     profile = chosen_profile(options)
     if options.compression != "none":
         raise OptionError("--compression needs values to compress", "Use --device host or cuda.")
@@ -50,7 +53,7 @@ def chosen_profile(options: BenchOptions) -> DeviceProfile:
 
 
 def captured(options: BenchOptions) -> Workload:
-    """The step of a model whose weights take no memory; of a real one, if it cannot be built like that."""
+    """Capture the step of a model whose weights occupy no memory; of a real model if it cannot be built like that."""
     cpu = torch.device("cpu")
     try:
         return prepare(options, weightless_model(options), cpu)
@@ -59,7 +62,7 @@ def captured(options: BenchOptions) -> Workload:
 
 
 def with_estimates(workload: Workload, profile: DeviceProfile) -> Workload:
-    """The same with the roofline's latencies in the traces."""
+    """Return the workload with the roofline's latencies in its traces."""
     graphs = [
         replace(graph, trace=graph.trace.with_latencies(roofline.estimate(graph.trace, profile)))
         for graph in (workload.vanilla, workload.early)
@@ -70,7 +73,7 @@ def with_estimates(workload: Workload, profile: DeviceProfile) -> Workload:
 def simulated_row(
     row: Row, workload: Workload, policy: PlannedPolicy, profile: DeviceProfile, vanilla: Timeline
 ) -> Row:
-    """Peaks and times as the simulator has them. A plan that needs more than the budget is an error."""
+    """Fill a row with the simulator's peaks and times. A plan that needs more than the budget is an error."""
     timeline = predicted(policy.captured.trace, policy.plan, profile)
     ms, vanilla_ms = timeline.iteration_us / 1e3, vanilla.iteration_us / 1e3
     msr, eor, cbr = rates(vanilla.peak_bytes, timeline.peak_bytes, vanilla_ms, ms)

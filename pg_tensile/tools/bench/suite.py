@@ -1,4 +1,4 @@
-"""Runs experiments and shows them: `pg-tensile bench table1 … table4, fig6, fig7, savings, optimum`."""
+"""Running and showing experiments: `pg-tensile bench table1 … table4, fig6, fig7, savings, optimum`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from pg_tensile.tools.bench.together import run_together
 from pg_tensile.tools.cli.parser import Parser, add, count
 
 Row = dict[str, Any]
-SIMULATED = DeviceChoice("sim", profile="RTX_A6000")  # where an experiment is simulated
+SIMULATED = DeviceChoice("sim", profile="RTX_A6000")  # device of the experiments that are simulated
 
 
 # ---- running --------------------------------------------------------------------------------------------------------
 
 
 def run_case(case: Case, device: str, progress: Progress) -> list[Row]:
-    """A row for each policy."""
+    """Run a case and return one row for each policy."""
     policies = ("--policies", ",".join(case.policies))
     if len(case.jobs) > 1:
         from pg_tensile.tools.cli.bench import parse
@@ -51,7 +51,7 @@ def run_case(case: Case, device: str, progress: Progress) -> list[Row]:
 
 
 def measure(run: Run, device: DeviceChoice, progress: Progress) -> Iterator[Row]:
-    """The rows of a run for each experiment that wants them, with the names of experiment and case."""
+    """Run a case and yield its rows for each experiment that includes them, with the names of experiment and case."""
     case = run.case
     if run.simulated and device.kind == "host":
         device = SIMULATED
@@ -69,11 +69,11 @@ def first_eor(row: Row) -> float | None:
     return first / vanilla if first and vanilla else None
 
 
-# ---- for people -----------------------------------------------------------------------------------------------------
+# ---- the tables -----------------------------------------------------------------------------------------------------
 
 
 def show(name: str, rows: Sequence[Row], console: Console) -> None:
-    """A table, and below it why a policy has no numbers."""
+    """Print the table of an experiment and, below it, the error of each policy that failed."""
     experiment = EXPERIMENTS[name]
     papers = ["paper's"] if any(published(row) for row in rows) else []
     table = Table(title=f"{name}: {experiment.title}")
@@ -96,7 +96,7 @@ def method(row: Row) -> str:
 
 
 def results(row: Row) -> str:
-    """Whether they equal eager PyTorch's; of a peer, whether its gradients do but for rounding."""
+    """Describe whether the results equal eager PyTorch's; for a peer, how far its gradients differ."""
     if row.get("error"):
         return "failed"
     difference = row.get("gradient_difference")
@@ -118,7 +118,7 @@ def published(row: Row) -> Published | None:
 
 
 def what(row: Row) -> str:
-    """A method by the name that PUBLISHED has it under; "" where it has other settings than the paper's."""
+    """Return the method's name in PUBLISHED, or "" if its settings differ from the paper's."""
     if "which=all" in row["label"]:
         return ""
     if row["experiment"] != "table1":
@@ -149,8 +149,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`pg-tensile bench NAME…`: runs, writes rows as they come, prints a table for each; 1 when a policy failed or its
-    results differ. Raises OptionError."""
+    """Run `pg-tensile bench NAME…`: write rows as they are measured, then print a table for each experiment.
+
+    Returns 1 if a policy failed or its results differ from eager PyTorch's, else 0. Raises OptionError.
+    """
     asked = parse(arguments)
     found = runs(asked.names, size_of(asked), asked.case)
     if not found:
@@ -181,6 +183,9 @@ def size_of(asked: argparse.Namespace) -> Size:
 
 
 def is_good(row: Row) -> bool:
-    """A policy's results are eager PyTorch's to the bit; that a peer's are not is a fact about PyTorch."""
+    """Check that a row has no error and that a policy's results equal eager PyTorch's to the bit.
+
+    A peer's results may differ, because that is a property of PyTorch.
+    """
     wrong = row.get("bit_identical") is False and row["policy"] not in options.PEERS
     return row.get("error") is None and not wrong

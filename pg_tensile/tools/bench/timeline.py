@@ -1,4 +1,4 @@
-"""Device memory over the time of one iteration, for plots (plots.py): what the simulator says, in few points."""
+"""Device memory over the time of one iteration, for plots (plots.py): the simulator's, reduced to few points."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from pg_tensile.planning.trace.trace import Trace
 
 
 class Level(NamedTuple):
-    """What is on the device until `end_us`, from the end of the level before on."""
+    """Bytes on the device until `end_us`, from the end of the level before on."""
 
     end_us: float
     bytes: int
 
 
 def timeline(trace: Trace, plan: Plan, profile: DeviceProfile, points: int = 200) -> dict[str, list[Any]]:
-    """{"ms": [...], "bytes": [...]}, at most `points` (≥ 2) of each, ready for JSON: bytes[k] are on the device from
-    ms[k] until ms[k + 1]; the last point is the end of the iteration.
+    """Return {"ms": [...], "bytes": [...]}, at most `points` (≥ 2) of each, ready for JSON.
 
-    It is an iteration of `plan`'s steady state, the link to itself. Where it has more levels than points, these divide
-    it into equal stretches, each of which shows its maximum, ends included: the largest is the device peak, always.
-    Raises InvalidPlanError, and SimulationError for numbers that make no sense.
+    bytes[k] are on the device from ms[k] until ms[k + 1]; the last point is the end of the iteration.
+
+    The iteration is one of `plan`'s steady state, alone on the link. If it has more levels than points, these divide it
+    into equal intervals, each of which shows its maximum, ends included, so the largest is always the device peak.
+    Raises InvalidPlanError, and SimulationError for fewer than two points or senseless numbers.
     """
     if points < 2:
         raise SimulationError(f"a timeline cannot have {points} points", hint="Ask for two or more.")
@@ -46,10 +47,10 @@ def timeline(trace: Trace, plan: Plan, profile: DeviceProfile, points: int = 200
 
 
 def levels(trace: Trace, plan: Plan, profile: DeviceProfile) -> list[Level]:
-    """All levels of an iteration, no two equal ones in a row.
+    """Return all levels of an iteration, no two equal ones in a row.
 
-    While an operator runs: the sample of its step and its workspace. While the compute waits for a copy: what is there
-    in that gap, which is no more than in the step after it. Raises InvalidPlanError.
+    While an operator runs, the level is the sample of its step and its workspace. While the compute waits for a copy,
+    it is what is resident in that gap, which is no more than in the step after it. Raises InvalidPlanError.
     """
     (simulated,) = simulate([SimulatedJob(trace, plan)], profile)
     sequence = AccessSequence(trace, plan)
@@ -57,12 +58,12 @@ def levels(trace: Trace, plan: Plan, profile: DeviceProfile) -> list[Level]:
     running = (sample + sequence.trace.workspace_bytes[sequence.steps]).tolist()
     staying = (sample - sequence.scratch_bytes).tolist()
     step_end_us, transfers = simulated.step_end_us.tolist(), iter(simulated.transfers)
-    known_us: dict[int, float] = {}  # when the compute learns that the copy of a tensor has ended
+    known_us: dict[int, float] = {}  # by tensor: when the compute learns that its copy has ended
     found: list[Level] = []
     held = 0
 
     def add(end_us: float, nbytes: int) -> None:
-        latest_us = max(end_us, found[-1].end_us if found else 0.0)  # the simulator adds up in another order
+        latest_us = max(end_us, found[-1].end_us if found else 0.0)  # the simulator sums in another order
         if found and found[-1].bytes == nbytes:
             found.pop()
         found.append(Level(latest_us, nbytes))

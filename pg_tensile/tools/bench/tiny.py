@@ -15,7 +15,7 @@ def mlp(inputs: int = 256, hidden: int = 512, layers: int = 3, outputs: int = 10
 
 
 def cnn(channels: int = 16, layers: int = 4, norm: bool = False, outputs: int = 10) -> nn.Module:
-    """Convolution, batch norm if wanted, and ReLU in each layer."""
+    """Return a network with a convolution, a batch norm if `norm` is set, and ReLU in each layer."""
     blocks = []
     for one, other in itertools.pairwise((3, *[channels] * layers)):
         normed = [nn.BatchNorm2d(other)] if norm else []
@@ -24,7 +24,7 @@ def cnn(channels: int = 16, layers: int = 4, norm: bool = False, outputs: int = 
 
 
 class Residual(nn.Module):
-    """Blocks of two convolutions beside a shortcut."""
+    """Blocks of two convolutions with a shortcut."""
 
     def __init__(self, channels: int = 16, blocks: int = 2, outputs: int = 10) -> None:
         super().__init__()

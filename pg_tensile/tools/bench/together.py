@@ -1,14 +1,14 @@
-"""Measures several training jobs at once on one device: a process each, as in the database, under plans made together.
+"""Measurement of several training jobs at once on one device: a process each, as in the database, under joint plans.
 
-Each process captures and measures its step alone. Then, in every round, each policy plans for all jobs within one
-budget; the processes start from their initial weights, in random order and one after another, and go on taking steps
-until each of them has taken those that count, so that all of these are taken beside the others. What a policy costs is
-told against vanilla (policy `none`), which takes its turns together with the others' as well. Processes that share a
-GPU without plans take turns on it by the driver's time slices, so vanilla is also what time slicing takes.
+Each process captures and measures its step alone. Then each policy plans for all jobs within one budget, and takes a
+turn in every round: the processes start from their initial weights, in random order and one after another, and take
+steps until each of them has taken those that count, so that all of these are taken beside the others. Costs are
+relative to vanilla (policy `none`), which takes its turns together with the others as well. Processes that share a GPU
+without plans alternate on it by the driver's time slices, so vanilla is also the cost of time slicing.
 
-A peer (peers.py) is every job's step in its turns. What it takes, and whether its gradients are right, is found out
-before the rounds, in each job alone. Who fails in one job is out, with all jobs; so is who takes many times as long as
-vanilla for a job's first step (HOPELESS). The others go on.
+A peer (peers.py) is every job's step in its turns. Its memory, and whether its gradients are right, is measured before
+the rounds, in each job alone. A contender that fails in one job is dropped for all, and so is one that takes more than
+HOPELESS × vanilla's time for a job's first step. The others go on.
 """
 
 from __future__ import annotations
@@ -34,16 +34,19 @@ from pg_tensile.tools.bench.progress import Progress
 from pg_tensile.tools.bench.report import machine, message_of, rates, versions
 
 STAGGER = 0.3  # of a step, between the starts of two jobs
-HOPELESS = 4.0  # times vanilla's first step of the same job: who takes longer goes no further,
-PATIENCE_S = 5.0  # and longer than that, as short steps do not take anybody's time
+HOPELESS = 4.0  # times vanilla's first step of the same job: a contender that takes longer is dropped,
+PATIENCE_S = 5.0  # unless it takes less than this, because short steps cost little time
 
 
 @dataclass(frozen=True)
 class TogetherRow:
-    """One policy's or peer's result with all jobs running. Bytes are the sums of the jobs' peaks, so at no time do they
-    hold more; `eor`: all jobs' steps (the sum of their medians) against vanilla's, and of each job alone in `job_eors`.
-    `floor_bytes`: the sum of what no plan for the jobs' graphs goes below; `gradient_difference`: a peer's, the largest
-    of all jobs'. None: not known, because it failed, or because PyTorch does not tell (what a peer moves)."""
+    """One policy's or peer's result with all jobs running.
+
+    Bytes are the sums of the jobs' peaks, so the jobs never hold more together; `eor`: all jobs' steps (the sum of
+    their medians) against vanilla's, and of each job alone in `job_eors`. `floor_bytes`: the sum of the least memory of
+    any plan for each job's graph; `gradient_difference`: a peer's, the largest of all jobs'. None means not known,
+    because it failed, or because PyTorch does not record it (the bytes that a peer moves).
+    """
 
     jobs: list[str]
     policy: str
@@ -78,8 +81,10 @@ class TogetherRow:
 
 @dataclass(eq=False)
 class Contender:
-    """A policy or a peer, and what came of it. `plans` by job, empty for a peer; `error`: why it takes no further
-    part."""
+    """A policy or a peer, and its results.
+
+    `plans`: by job, empty for a peer; `error`: why it takes no further part.
+    """
 
     choice: PolicyChoice
     plans: dict[int, Plan] = field(default_factory=dict)
@@ -96,7 +101,7 @@ class Contender:
     def take_turn(
         self, processes: Jobs, steps: int, order: Sequence[int], gap_s: float, settle: bool, vanilla: Contender
     ) -> None:
-        """As Jobs.turn, unless it is out. `vanilla`: whom its first steps are compared with."""
+        """Take a turn as in Jobs.turn, unless it has failed. `vanilla`: the reference for its first steps."""
         first_ms = [turn.first_ms for turn in vanilla.turns[0]] if vanilla.turns else []
         limits_s = [max(HOPELESS * each / 1e3, PATIENCE_S) for each in first_ms]
         if self.error is None:
@@ -106,11 +111,11 @@ class Contender:
                 self.fail(error)
 
     def round_ms(self) -> list[float]:
-        """Of each round: the sum of the jobs' medians."""
+        """Return the sum of the jobs' medians for each round."""
         return [sum(statistics.median(turn.step_ms) for turn in turns) for turns in self.turns]
 
     def job_ms(self) -> list[float]:
-        """Of each job: the median of the rounds' medians."""
+        """Return the median of the rounds' medians for each job."""
         by_job = zip(*self.turns, strict=True)
         return [statistics.median(statistics.median(turn.step_ms) for turn in turns) for turns in by_job]
 
@@ -118,15 +123,18 @@ class Contender:
 def run_together(
     jobs: Sequence[BenchOptions], policies: Sequence[PolicyChoice], rounds: int, steps: int, progress: Progress
 ) -> list[TogetherRow]:
-    """A row for each policy and each peer; vanilla is measured in any case. Who fails in a job, or has no plans for the
-    budget, is a row that says so. Raises MeasurementError if a job cannot be measured or its process ends."""
+    """Return a row for each policy and each peer; vanilla is measured in any case.
+
+    One that fails in a job, or has no plans for the budget, has a row with its error. Raises MeasurementError if a job
+    cannot be measured or its process ends.
+    """
     first, shuffled = jobs[0], random.Random(jobs[0].seed)
     wanted = [PolicyChoice(VANILLA, VANILLA), *(each for each in policies if each.name != VANILLA)]
     with Jobs(jobs) as processes:
         progress.say("measuring each job alone")
         measured = processes.measure()
         profile = common_profile(first, measured)
-        # Before the link is a slow one: a peer waits for it, and so takes the same memory over any.
+        # Peers are inspected before the link is slowed: they wait for it, so their memory is the same over any link.
         contenders = [prepared(choice, measured, profile, processes, progress) for choice in wanted]
         processes.share_link(profile)
         gap_s = STAGGER * statistics.mean(each.step_ms for each in measured) / 1e3
@@ -134,7 +142,7 @@ def run_together(
             progress.say(f"round {number + 1} of {rounds}")
             order = shuffled.sample(range(len(jobs)), len(jobs))
             for contender in contenders[:: -1 if number % 2 else 1]:
-                # Where a first step loads or compiles code, which takes many times as long, it is taken before.
+                # A first step that loads or compiles code takes many times as long, so it is taken before the turn.
                 settle = first.device.kind == "cuda" or contender.choice.name == MEMORY_BUDGET
                 contender.take_turn(processes, steps, order, gap_s, settle, contenders[0])
     empty = [empty_row(jobs, each.choice, rounds, steps, profile, measured) for each in contenders]
@@ -142,7 +150,10 @@ def run_together(
 
 
 def common_profile(options: BenchOptions, measured: Sequence[Measured]) -> DeviceProfile:
-    """Of the first job's process; the host's link is the one asked for, or keeps an RTX A6000's balance over all."""
+    """Return the first job's profile.
+
+    The host's link is the requested one, or keeps an RTX A6000's balance over all jobs.
+    """
     profile = measured[0].profile
     if options.device.kind == "cuda":
         return profile
@@ -158,7 +169,7 @@ def common_profile(options: BenchOptions, measured: Sequence[Measured]) -> Devic
 def prepared(
     choice: PolicyChoice, measured: Sequence[Measured], profile: DeviceProfile, processes: Jobs, progress: Progress
 ) -> Contender:
-    """With plans, or a peer's with what it takes."""
+    """Return a contender with its plans, or with a peer's inspections."""
     if not choice.is_peer:
         return plan_for_all(choice, measured, profile)
     progress.say(f"watching a step: {choice}")
@@ -171,7 +182,7 @@ def prepared(
 
 
 def plan_for_all(choice: PolicyChoice, measured: Sequence[Measured], profile: DeviceProfile) -> Contender:
-    """By the policy, for all jobs together. Plans that need more than the budget are an error."""
+    """Plan for all jobs together by the policy. Plans that need more than the budget are an error."""
     budget = choice.budget.nbytes(vanilla_peak(measured)) if choice.budget else None
     contender, traces = Contender(choice, budget_bytes=budget), graphs(choice, measured)
     if choice.name == VANILLA:
@@ -190,7 +201,7 @@ def plan_for_all(choice: PolicyChoice, measured: Sequence[Measured], profile: De
 
 
 def graphs(choice: PolicyChoice, measured: Sequence[Measured]) -> dict[int, Trace]:
-    """What is planned for and executed, by job."""
+    """Return the traces that are planned for and executed, by job."""
     return {job: each.early if choice.early_update else each.vanilla for job, each in enumerate(measured)}
 
 
@@ -251,7 +262,10 @@ def filled_row(row: TogetherRow, mine: Contender, vanilla: Contender) -> Togethe
 
 
 def peaks(contender: Contender) -> tuple[int, int]:
-    """Of the storages, and with workspaces: the sums over the jobs; of a policy's rounds the largest."""
+    """Return the peaks of the storages, and with workspaces.
+
+    They are the sums over the jobs; for a policy the largest of its rounds.
+    """
     if contender.inspections:
         found = contender.inspections
         return sum(each.peak_bytes for each in found), sum(each.device_peak_bytes for each in found)
@@ -261,7 +275,7 @@ def peaks(contender: Contender) -> tuple[int, int]:
 
 
 def with_transfers(row: TogetherRow, turns: list[list[Turn]]) -> TogetherRow:
-    """For one step of each job, where somebody counts. On CUDA nobody times stalls."""
+    """Add bytes moved and stalls of one step of each job, if they are counted. On CUDA stalls are not timed."""
     rounds = [[turn.totals for turn in each if turn.totals] for each in turns]
     if not all(rounds):
         return row

@@ -1,6 +1,6 @@
 """The training step that a benchmark runs: the user's model, its loss and its data, all from one seed.
 
-A batch depends on the seed and its number only, so that every contender sees the same data in any order.
+A batch depends only on the seed and its number, so that every contender receives the same data in any order.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ MAP_NORESERVE = 0x4000  # Linux's; Python's mmap has it from 3.13 on
 
 
 class Batch(NamedTuple):
-    """What one step is given: the model's positional inputs and the loss's targets."""
+    """Data of one step: the model's positional inputs and the loss's targets."""
 
     inputs: tuple[Tensor, ...]
     targets: tuple[Tensor, ...]
 
 
 class OutputSpec(NamedTuple):
-    """Shape and type of the output that the loss is made from."""
+    """Shape and type of the output that the loss is computed from."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -52,7 +52,7 @@ class OutputSpec(NamedTuple):
 
 
 def place(error: BaseException) -> str | None:
-    """Where the user's code raised: "raised in net.py:12"; None where it was not in a file of theirs."""
+    """Return the file and line that raised, as "raised in net.py:12"; None if that is this module or not a file."""
     frames = [each for each in traceback.extract_tb(error.__traceback__) if os.path.exists(each.filename)]
     if not frames or frames[-1].filename == __file__:
         return None
@@ -60,7 +60,10 @@ def place(error: BaseException) -> str | None:
 
 
 def find_callable(name: str) -> Callable[..., Any]:
-    """What `package.module:callable` or `path/file.py:callable` names; the current folder is searched first."""
+    """Return the callable named `package.module:callable` or `path/file.py:callable`.
+
+    The current folder is searched first. Raises OptionError if it cannot be imported, or is a module or not callable.
+    """
     hint = "Write package.module:callable or file.py:callable, as pytorchcv.models.resnet:resnet50."
     module_name, colon, path = name.rpartition(":")
     if not (module_name and colon and path):
@@ -81,7 +84,7 @@ def find_callable(name: str) -> Callable[..., Any]:
 
 @functools.cache
 def load_file(path: str) -> Any:
-    """The module in a file, executed once."""
+    """Execute a file as a module, once, and return the module."""
     spec = importlib.util.spec_from_file_location(os.path.basename(path)[:-3], path)
     assert spec is not None and spec.loader is not None  # its name ends in .py
     module = importlib.util.module_from_spec(spec)
@@ -91,14 +94,14 @@ def load_file(path: str) -> Any:
 
 
 def seed_everything(seed: int) -> None:
-    """All generators that a model's constructor or its dropout may draw from."""
+    """Seed all generators that a model's constructor or its dropout may draw from."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 
 
 def build_model(options: BenchOptions) -> nn.Module:
-    """The model in training mode, its weights from the seed. Raises OptionError where the user's code fails."""
+    """Build the model in training mode, with weights from the seed. Raises OptionError if the user's code fails."""
     function = find_callable(options.model)
     seed_everything(options.seed)
     try:
@@ -118,7 +121,10 @@ def build_model(options: BenchOptions) -> nn.Module:
 
 
 def single(output: Any, wanted: str = "") -> Tensor:
-    """The tensor in what a model returned: itself, the one called `wanted`, or the only one there is."""
+    """Return the tensor in a model's output: the output itself, the element named `wanted`, or the only tensor in it.
+
+    Raises OptionError if the output has several tensors or none.
+    """
     names = names_in(output)
     if wanted in names or len(names) == 1:
         name = wanted if wanted in names else names[0]
@@ -130,7 +136,7 @@ def single(output: Any, wanted: str = "") -> Tensor:
 
 
 def names_in(output: Any) -> list[str]:
-    """Keys, places or attributes that hold tensors."""
+    """Return the keys, indices or attributes that hold tensors."""
     if isinstance(output, Tensor):
         return []
     if isinstance(output, Mapping):
@@ -143,12 +149,12 @@ def names_in(output: Any) -> list[str]:
 
 
 def classes_last(shape: Sequence[int], classes: int) -> bool:
-    """Whether the classes are the last dimension: [batch, …, classes] instead of PyTorch's [batch, classes, …]."""
+    """Return whether the shape is [batch, …, classes] instead of PyTorch's [batch, classes, …]."""
     return len(shape) > 2 and shape[1] != classes and shape[-1] == classes
 
 
 def make_loss(options: BenchOptions) -> Callable[..., Tensor]:
-    """loss(what --output-key picks, *targets) as --loss says."""
+    """Return the loss function selected by --loss: loss(output selected by --output-key, *targets)."""
 
     def cross_entropy(output: Any, target: Tensor) -> Tensor:
         logits = single(output)
@@ -175,7 +181,7 @@ def make_loss(options: BenchOptions) -> Callable[..., Tensor]:
 
 
 def make_spec(options: BenchOptions) -> StepSpec:
-    """The training step as `capture` and the eager reference take it."""
+    """Return the training step in the form that `capture` and the eager reference take."""
     name, momentum = ("sgd", MOMENTUM) if options.optimizer == "momentum" else (options.optimizer, 0.0)
     optimizer = OptimizerSpec(name, options.learning_rate, momentum)
     key = options.output_key
@@ -190,7 +196,7 @@ def make_spec(options: BenchOptions) -> StepSpec:
 
 
 def pick(output: Any, spec: StepSpec) -> Any:
-    """What --output-key says. Raises OptionError."""
+    """Return the part of the output selected by --output-key. Raises OptionError."""
     if spec.output_key is not None and isinstance(output, Tensor):
         raise OptionError("--output-key: the model returns a single tensor", "Leave --output-key out.")
     try:
@@ -201,7 +207,11 @@ def pick(output: Any, spec: StepSpec) -> Any:
 
 
 def output_spec(model: nn.Module, options: BenchOptions, spec: StepSpec, mode: FakeTensorMode) -> OutputSpec | None:
-    """The output of the model, found on fake tensors; None where that fails, which capture will explain better."""
+    """Return the specification of the model's output, found on fake tensors.
+
+    None if the model fails on them, which capture explains better. Raises OptionError if the output does not suit
+    --output-key or the loss.
+    """
     state = ModelState(model)
     try:
         with mode, generators_kept():
@@ -221,7 +231,7 @@ def output_spec(model: nn.Module, options: BenchOptions, spec: StepSpec, mode: F
 
 
 def fake_input(spec: InputSpec, batch: int) -> Tensor:
-    """An input without data; call it inside the fake mode."""
+    """Return an input without data; to be called inside the fake mode."""
     return torch.empty((batch, *spec.shape), dtype=getattr(torch, spec.dtype))
 
 
@@ -235,7 +245,7 @@ def random_tensor(spec: InputSpec, batch: int, generator: torch.Generator) -> Te
 
 
 def make_batch(options: BenchOptions, output: OutputSpec | None, number: int) -> Batch:
-    """Batch `number` of the run. Targets follow from the loss and from what the model returns."""
+    """Generate batch `number` of the run; its targets follow from the loss and from the model's output."""
     generator = torch.Generator().manual_seed((options.seed * 1_000_003 + number) % 2**63)
     inputs = tuple(random_tensor(spec, options.batch, generator) for spec in options.inputs)
     return Batch(inputs, make_targets(options, output, inputs, generator))
@@ -244,8 +254,10 @@ def make_batch(options: BenchOptions, output: OutputSpec | None, number: int) ->
 def make_targets(
     options: BenchOptions, output: OutputSpec | None, inputs: tuple[Tensor, ...], generator: torch.Generator | None
 ) -> tuple[Tensor, ...]:
-    """The targets of one batch; without data where there is no generator (inside a fake mode). Where the model's output
-    is not known, capture will say why."""
+    """Generate the targets of one batch, without data if `generator` is None (inside a fake mode).
+
+    `output` is None if the model's output is not known; capture then reports the cause.
+    """
     if options.loss == "model":
         return ()
     if options.loss == "lm":
@@ -264,7 +276,10 @@ def make_targets(
 
 
 def class_target_shape(options: BenchOptions, output: OutputSpec | None) -> tuple[int, ...]:
-    """A class for each sample, or for each place of an output with more dimensions."""
+    """Return the shape of the target classes.
+
+    There is one class for each sample, or for each position of an output with more dimensions.
+    """
     if output is None:
         return (options.batch,)
     if classes_last(output.shape, options.classes or 0):
@@ -277,8 +292,11 @@ def class_target_shape(options: BenchOptions, output: OutputSpec | None) -> tupl
 
 @dataclass(frozen=True)
 class Workload:
-    """A training step ready to be measured. `vanilla` is captured as PyTorch runs it, `early` with the updates moved up
-    (the same where no policy asks for it); `capture_ms` is for one of them."""
+    """A training step ready to be measured.
+
+    `vanilla` is captured as PyTorch executes it, `early` with early updates (the same object if no policy requests
+    them); `capture_ms` is the time of one capture.
+    """
 
     options: BenchOptions
     model: nn.Module
@@ -289,7 +307,10 @@ class Workload:
     capture_ms: float
 
     def fresh_model(self) -> nn.Module:
-        """A new instance with the initial weights. Its state_dict holds all buffers, to be compared."""
+        """Return a new instance with the initial weights.
+
+        Its state_dict holds all buffers, so that they can be compared.
+        """
         model = build_model(self.options)
         with torch.no_grad():
             for new, initial in zip(_tensors(model), _tensors(self.model), strict=True):
@@ -307,7 +328,7 @@ def _tensors(model: nn.Module) -> list[Tensor]:
 
 
 def prepare(options: BenchOptions, model: nn.Module, device: torch.device) -> Workload:
-    """Captures the training step of `model` for `device`. Executes nothing. Raises OptionError and CaptureError."""
+    """Capture the training step of `model` for `device`, executing nothing. Raises OptionError and CaptureError."""
     spec = make_spec(options)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         output = output_spec(model, options, spec, mode)
@@ -321,8 +342,10 @@ def prepare(options: BenchOptions, model: nn.Module, device: torch.device) -> Wo
 
 
 def weightless_model(options: BenchOptions) -> nn.Module:
-    """The model with memory that nothing has written to, so that it takes none. For simulations: it may be larger than
-    this machine."""
+    """Build the model on memory that is never written, so that it occupies none.
+
+    Used for simulations, whose model may be larger than this machine's memory.
+    """
     with torch.device("meta"):
         model = build_model(options)
     made: dict[int, Tensor] = {}
@@ -336,7 +359,7 @@ def weightless_model(options: BenchOptions) -> nn.Module:
 
 
 def _empty_like(tensor: Tensor) -> Tensor:
-    """The same on the CPU, in memory that the system does not reserve before it is written to."""
+    """Return a tensor of the same layout on the CPU, in memory that the system reserves only when it is written."""
     size = max(1, tensor.untyped_storage().nbytes())
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
     storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()

@@ -1,4 +1,4 @@
-"""`pg-tensile bench`: its options, checked."""
+"""Options of `pg-tensile bench`: definition and checks."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def add_run(group: Any) -> None:
 
 
 def bench_options(arguments: argparse.Namespace) -> BenchOptions:
-    """Checks what one option alone does not show."""
+    """Return the options, after checks that involve several of them. Raises OptionError."""
     from pg_tensile.tools.bench.known import KNOWN
 
     loss = arguments.loss or ("cross_entropy" if arguments.classes else "mse")

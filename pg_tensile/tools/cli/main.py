@@ -1,10 +1,11 @@
-"""The command `pg-tensile`. Subcommand bench: memory policies on one model's training step, side by side. The others
-look into a server (tools/cli/server.py).
+"""The command `pg-tensile`: `bench` compares memory policies on one model's training step; the other subcommands look
+into a server (tools/cli/server.py).
 
-Exit status: 0 when all went well, 1 when a policy or a peer failed or a policy's results differ from eager PyTorch's,
-2 when the command line or the model it names cannot be used, 130 when interrupted. Errors are one line on stderr, with
-a hint below it.
-torch is imported after the command line has been read.
+Exit status: 0 on success, 1 when a policy or a peer failed or a policy's results differ from eager PyTorch's, 2 when
+the command line or the model it names cannot be used, 130 when interrupted; any other TensileError is 1. Errors are one
+line on stderr, with detail and hint below it.
+
+torch is imported after the command line has been parsed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pg_tensile.tools.cli.parser import Parser
 
 
 def read(arguments: Sequence[str]) -> argparse.Namespace:
-    """The command's arguments; `run` takes them and returns the exit status."""
+    """Parse the command line; the result's `run` takes the result and returns the exit status."""
     description = "Training in PostgreSQL, looked at; and memory plans for training steps."
     parser = Parser(prog="pg-tensile", description=description, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -37,7 +38,7 @@ def complain(error: TensileError) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit status."""
+    """Run the command and return its exit status."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # its warnings are for developers; read once, at import
     try:
         given = sys.argv[1:] if arguments is None else arguments
@@ -57,6 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("pg-tensile: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output went away, as head does
+    except BrokenPipeError:  # the reader of our output has exited, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -1,4 +1,4 @@
-"""Command lines: argparse with our errors, and options whose parsers name the flag that they complain about."""
+"""Parsing of command lines: argparse with OptionError, and options whose errors name their flag."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pg_tensile.tools.bench import options
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with errors in the house's form: one line, then a hint."""
+    """An ArgumentParser that raises OptionError, with a hint, instead of exiting."""
 
     def error(self, message: str) -> Any:
         raise OptionError(message, f"{self.prog} --help lists the options.")
 
 
 def add(group: Any, flag: str, parse: Callable[[str], Any] | None = None, **settings: Any) -> None:
-    """One option; what `parse` complains about names the flag."""
+    """Add an option to the group; an OptionError of `parse` is raised again with the flag in its message."""
 
     def value(text: str) -> Any:
         try:

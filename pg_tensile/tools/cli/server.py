@@ -1,4 +1,4 @@
-"""The commands that look into a server: `pg-tensile top`, `report` and `trace`. They connect as psql does."""
+"""The commands that inspect a server: `pg-tensile top`, `report` and `trace`. They connect as psql does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ examples:
 
 
 def add(commands: Any) -> None:
-    """Adds the commands to the parsers of `pg-tensile`; each sets `run`, which takes the parsed arguments."""
+    """Add the commands to the parsers of `pg-tensile`; each sets `run`, which takes the parsed arguments."""
     top = _parser(commands, "top", "a live view of devices, jobs and the queue", TOP_EXAMPLES)
     top.add_argument("--once", action="store_true", help="print the view once and leave")
     top.add_argument("--json", action="store_true", help="with --once, as JSON; without it a line for each refresh")
@@ -107,7 +107,7 @@ def _trace(arguments: argparse.Namespace) -> int:
 
 
 def _write(arguments: argparse.Namespace, render: Callable[[Any], str]) -> int:
-    """What `render` makes of the job's record, to the file: all of it or nothing."""
+    """Write the job's record, rendered by `render`, to the output file: completely or not at all."""
     from pg_tensile.client.connection import refusals
     from pg_tensile.client.record import read_job
 
@@ -125,7 +125,7 @@ def _write(arguments: argparse.Namespace, render: Callable[[Any], str]) -> int:
         if _is_device(path):
             path.write_text(text, "utf-8")
             return 0
-        _replace(path.resolve(), text)  # a link stays one
+        _replace(path.resolve(), text)  # resolved, so that a symbolic link is followed and not replaced
     print(f"{arguments.output}: {path.stat().st_size:,} bytes")
     return 0
 
@@ -140,12 +140,12 @@ def _refusing(path: Path) -> Iterator[None]:
 
 
 def _is_device(path: Path) -> bool:
-    """Or a pipe, such as /dev/stdout."""
+    """Return whether the path is a device or a pipe, such as /dev/stdout."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _check(path: Path) -> None:
-    """Raises OSError if no file can be made there: better at once than after the work."""
+    """Raise OSError if no file can be written there, so that the command fails before its work and not after it."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     if not _is_device(path):

@@ -1,4 +1,4 @@
-"""What a job was and did, for people: a page that opens offline (page.py) and trace events (trace_events.py).
+"""Reports about a job: an HTML page that opens offline (page.py) and trace events (trace_events.py).
 
-Both are made of a JobRecord (pg_tensile.client.record) and of nothing else: no server is asked here.
+Both are made from a JobRecord (pg_tensile.client.record) alone, without access to a server.
 """

@@ -1,4 +1,4 @@
-"""How the charts look. A figure brings the colours of its data; those of axes and grids come from the page's style
+"""The style of the charts. A figure sets the colours of its data; those of axes and grids follow the page's style
 sheet, light or dark (page.js).
 """
 
@@ -15,14 +15,14 @@ from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.tools.report.iteration import short
 from pg_tensile.tools.report.tables import clean
 
-# Okabe and Ito's colours, which people with any colour vision can tell apart; on white and on black
+# Okabe and Ito's colours, distinguishable with any colour vision, on white and on black
 BLUE, SKY, GREEN, ORANGE, RED, PURPLE = "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00", "#cc79a7"
 GREY = "#8c8c8c"
 PHASES = {"forward": SKY, "backward": BLUE, "optimizer": PURPLE}
 
 ALONG = "xbox_zoom,xpan,xwheel_zoom,reset,save"  # tools of charts that share the iteration's time
 ACROSS = "box_zoom,pan,wheel_zoom,reset,save"
-LEFT, RIGHT = 68, 12  # px beside the frames: charts with a common x axis stand under each other
+LEFT, RIGHT = 68, 12  # px beside the frames, the same in all charts so that common x axes are aligned
 OPERATOR = """
     if (format == "module") return modules[module[value]] || "–"
     return targets[target[value]]
@@ -30,7 +30,7 @@ OPERATOR = """
 
 
 def new_chart(height: int, tools: str = "", bar: bool = True, **options: Any) -> Any:
-    """A figure as wide as its place. `bar`: it shows its tools."""
+    """Return a figure as wide as its container. `bar` is whether to show the toolbar."""
     drag = tools.partition(",")[0] or None
     made: Any = figure(
         height=height,
@@ -54,7 +54,7 @@ def new_chart(height: int, tools: str = "", bar: bool = True, **options: Any) ->
 
 
 def operator_names(trace: Trace) -> CustomJSHover:
-    """For tooltips: {target} and {module} of a column of operators."""
+    """Return a formatter for tooltips: {target} and {module} of a column of operators."""
     return CustomJSHover(
         args={
             "targets": [clean(short(target)) for target in trace.target.values],
@@ -67,6 +67,6 @@ def operator_names(trace: Trace) -> CustomJSHover:
 
 
 def unit_of(nbytes: float) -> tuple[int, str]:
-    """Bytes of a unit in which so many are a short number, and its name."""
+    """Return (bytes of the unit, its name) of the largest unit, by powers of 1024, that is at most `nbytes`."""
     power = min(int(math.log2(max(nbytes, 1)) // 10), len(UNITS) - 1)
     return 1024**power, UNITS[power]

@@ -1,7 +1,7 @@
 """The numbers of a report: everything that the page shows, as JSON. Tests compare it with SQL.
 
-Bytes, µs, seconds, and shares from 0 to 1; None where something is not known. Arrays over operators or steps are in
-their order.
+Units are bytes, µs (`…_us`), seconds, and shares from 0 to 1; None means unknown. Arrays over operators or steps are in
+execution order.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ PLAN_NUMBERS = (
     *("out_bytes", "in_bytes", "recomputes"),
 )
 LOG_NUMBERS = (*PLAN_NUMBERS[1:], "link_share", "events")
-ERROR_EDGES = np.arange(21) / 20  # of the histogram of relative errors; the last bin has no end
-MOST_EPOCHS = 2000  # with metrics
-MOST_TENSORS = 500  # that move: those that move the most bytes
+ERROR_EDGES = np.arange(21) / 20  # bins of the histogram of relative errors; the last one is open
+MOST_EPOCHS = 2000  # whose metrics are kept
+MOST_TENSORS = 500  # listed: those that move the most bytes
 PACKAGES = ("bokeh", "numpy")
 
 
 def facts_of(record: JobRecord, iteration: Iteration | None) -> Facts:
-    """`iteration`: None where there is none to show."""
+    """Return all facts of a report. `iteration` is None if the job has none to show."""
     tensors = [] if iteration is None else _tensors(iteration)
     return {
         "read_at": plain(record.read_at),
@@ -63,7 +63,7 @@ def facts_of(record: JobRecord, iteration: Iteration | None) -> Facts:
 
 
 def plain(value: Any) -> Any:
-    """What JSON takes: moments as text, numbers that are none as None."""
+    """Return a value as JSON types: moments as ISO text, NaN and infinities as None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, (str, int)):
@@ -85,7 +85,7 @@ def _own_versions() -> dict[str, str]:
 
 
 def _summary(record: JobRecord) -> Facts:
-    """Of the newest plan, as tensile.footprints has it; of a job whose plan is not kept, as the log does."""
+    """Return the numbers of the newest plan: from tensile.footprints, or from the log if the plan is not kept."""
     job, planned = record.job, record.planned
     found: Facts = dict.fromkeys(PLAN_NUMBERS)
     vanilla_bytes = job["vanilla_bytes"]
@@ -106,7 +106,7 @@ def _summary(record: JobRecord) -> Facts:
 
 
 def _footprint(planned: Planned) -> Facts:
-    """The columns of the view tensile.footprint."""
+    """Return columns of the view tensile.footprint."""
     return {
         "operator": planned.operators.tolist(),
         "planned_bytes": planned.planned_bytes.tolist(),
@@ -115,7 +115,7 @@ def _footprint(planned: Planned) -> Facts:
 
 
 def _iteration(iteration: Iteration) -> Facts:
-    """What the simulator says with the latencies of now; the summary has what it said when the plan was made."""
+    """Return numbers simulated with the latencies measured so far; those of the summary are as old as the plan."""
     timeline = iteration.timeline
     repeated = iteration.repeated
     return {
@@ -140,10 +140,10 @@ def _lane(transfers: Sequence[Transfer], direction: Direction) -> Facts:
 
 
 def _tensors(iteration: Iteration) -> list[Facts]:
-    """Those that are swapped or made again, the most bytes moved first."""
+    """Return the tensors that are swapped or recomputed, those with the most bytes moved first."""
     timeline, trace = iteration.timeline, iteration.trace
     absences = _absences(iteration.plan)
-    moves: dict[int, list[int]] = defaultdict(lambda: [0, 0])  # tensor → times out, in
+    moves: dict[int, list[int]] = defaultdict(lambda: [0, 0])  # tensor → number of transfers out, in
     for transfer in timeline.transfers:
         moves[transfer.tensor][transfer.direction] += 1
     stalls: dict[int, float] = defaultdict(float)
@@ -164,7 +164,7 @@ def _tensors(iteration: Iteration) -> list[Facts]:
 
 
 def _moved(tensors: Sequence[Facts]) -> Facts:
-    """Of all tensors that are swapped or made again."""
+    """Return totals over all tensors that are swapped or recomputed."""
     return {
         "tensors": len(tensors),
         "swapped": sum(row["out"] + row["in"] > 0 for row in tensors),
@@ -186,8 +186,11 @@ def _tensor(trace: Trace, number: int) -> Facts:
 
 
 def _absences(plan: Plan) -> dict[int, tuple[int | None, int | None]]:
-    """The first time that a tensor is away: after which operator it goes, before which it is back, maybe around the end
-    of the iteration; operators by their captured numbers. None: it goes by itself, or no event brings it back."""
+    """Return tensor → (gone_after, back_before): the operators around its first interval off the device.
+
+    gone_after is the trigger of its first swap-out or release, back_before the deadline of the next swap-in or
+    recomputation, which may lie in the next iteration; both are captured operator numbers. They are None if there is no
+    such event (only implicit release frees the tensor, or it does not return)."""
     gone: dict[int, list[int]] = defaultdict(list)
     back: dict[int, list[int]] = defaultdict(list)
     for event in plan.events:
@@ -210,7 +213,7 @@ def _absences(plan: Plan) -> dict[int, tuple[int | None, int | None]]:
 
 
 def _latency(rows: Sequence[Row]) -> Facts:
-    """The columns of the view tensile.latency, and the errors of the predictions."""
+    """Return columns of the view tensile.latency, and statistics of the prediction errors."""
     errors = [error for row in rows if (error := plain(row["relative_error"])) is not None]
     bins = np.searchsorted(ERROR_EDGES, np.array(errors, np.float64), side="right") - 1
     averages = [row["average_us"] for row in rows if row["average_us"] is not None]
@@ -227,7 +230,7 @@ def _latency(rows: Sequence[Row]) -> Facts:
 
 
 def _thinned(rows: Sequence[Row]) -> list[Row]:
-    """Metrics of no more epochs than a page can have, equally far from each other, the last one among them."""
+    """Return the metrics of at most MOST_EPOCHS epochs, equally spaced and including the last one."""
     epochs = sorted({row["epoch"] for row in rows})
     every = -(-len(epochs) // MOST_EPOCHS) or 1
     kept = set(epochs[::-1][::every])
@@ -235,7 +238,7 @@ def _thinned(rows: Sequence[Row]) -> list[Row]:
 
 
 def _line(line: Row, job: Row) -> Facts:
-    """Of the scheduler's log. `seconds`: since the job was submitted."""
+    """Return a line of the scheduler's log; its `seconds` count from the submission of the job."""
     details = line["details"] or {}
     found = {name: plain(line[name]) for name in ("id", "at", "event", "generation", "reason")}
     found["seconds"] = (line["at"] - job["submitted_at"]).total_seconds()

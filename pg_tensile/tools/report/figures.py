@@ -1,5 +1,5 @@
 """Charts of a job's life, from the facts: predicted and measured latencies, learning curves, the memory of its plans;
-and how all charts of a page get into it.
+and the embedding of all charts into the page.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from pg_tensile.tools.report.facts import Facts
 from pg_tensile.tools.report.iteration import short
 from pg_tensile.tools.report.tables import clean
 
-MOST_POINTS = 20_000  # of the scatter
-MANY = 300  # as many times as large is more than a few decades
+MOST_POINTS = 20_000  # of the scatter chart
+MANY = 300  # ratio of largest to smallest value from which Bokeh's own ticks are dense enough
 CURVES = ("loss", "accuracy", "f1", "rmse", "r2")
 SPLITS = {"training": BLUE, "validation": ORANGE}
 
 
 class Embedded(NamedTuple):
-    """What draws the charts, and by name the element that each is drawn into."""
+    """Embedded charts: the scripts that draw them, and by name the HTML element that each is drawn into."""
 
     scripts: str
     places: Mapping[str, str]
 
 
 def embedded(charts: Mapping[str, Any]) -> Embedded:
-    """The charts of one page, with all that they need: nothing is loaded."""
+    """Return the charts of one page with the library that they need inline, so that the page loads nothing."""
     if not charts:
         return Embedded("", {})
     library = Resources(mode="inline", minified=True, components=["bokeh"]).render_js()
@@ -43,7 +43,7 @@ def embedded(charts: Mapping[str, Any]) -> Embedded:
 
 
 def _pointing(renderers: Sequence[Any], *tooltips: tuple[str, str], **formatters: CustomJSHover) -> HoverTool:
-    """Tooltips; `formatters`: of columns."""
+    """Return a hover tool with tooltips; `formatters` are by column."""
     found: Any = {f"@{column}": formatter for column, formatter in formatters.items()}
     return HoverTool(renderers=list(renderers), tooltips=list(tooltips), formatters=found, limit=1)
 
@@ -52,8 +52,9 @@ def _pointing(renderers: Sequence[Any], *tooltips: tuple[str, str], **formatters
 
 
 def latency_charts(rows: Sequence[Mapping[str, Any]], latency: Facts) -> tuple[dict[str, Any], list[str]]:
-    """The figures "scatter" and "errors" of the rows of tensile.latency, and what is left out; none if nothing was
-    measured."""
+    """Return the figures "scatter" and "errors" of the rows of tensile.latency, and notes on what is left out.
+
+    Without measurements there are no figures."""
     known = [row for row in rows if (row["predicted_us"] or 0) > 0 and (row["measured_us"] or 0) > 0]
     charts: dict[str, Any] = {}
     notes: list[str] = []
@@ -72,7 +73,7 @@ def _scatter(rows: Sequence[Mapping[str, Any]]) -> Any:
     chart.xaxis.axis_label, chart.yaxis.axis_label = "measured, µs", "predicted, µs"
     values = [row[name] for row in rows for name in ("predicted_us", "measured_us")]
     ends = [min(values), max(values)]
-    if ends[1] < MANY * ends[0]:  # Bokeh's own ticks of so few decades are far from each other at the lower end
+    if ends[1] < MANY * ends[0]:  # over few decades, Bokeh's own ticks are far apart at the lower end
         powers = range(math.floor(math.log10(ends[0])) - 1, math.ceil(math.log10(ends[1])) + 1)
         for axis in (*chart.xaxis, *chart.yaxis):
             axis.ticker = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
@@ -126,7 +127,7 @@ def _errors(latency: Facts) -> Any:
 
 
 def learning_charts(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A figure for each metric that the job has."""
+    """Return a figure for each metric that the job has."""
     return {metric: _curve(metrics, metric) for metric in CURVES if any(row[metric] is not None for row in metrics)}
 
 
@@ -154,7 +155,7 @@ def _curve(metrics: Sequence[Mapping[str, Any]], metric: str) -> Any:
 
 
 def plan_charts(facts: Facts) -> dict[str, Any]:
-    """The figure "plans": the memory of each plan over the job's life; none without plans."""
+    """Return the figure "plans", the memory of each plan over the job's life; no figure without plans."""
     planned = [line for line in facts["log"] if line["event"] == "planned" and line["planned_bytes"] is not None]
     return {"plans": _plans(planned, facts["seconds"], facts["summary"]["vanilla_bytes"])} if planned else {}
 

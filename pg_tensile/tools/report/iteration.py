@@ -1,7 +1,7 @@
 """The iteration that a report shows: the steady state of the job's newest plan, with the link to itself.
 
-Memory at each operator is what SQL says (tensile.footprint); times are the simulator's, with the latencies that the job
-has measured so far. A job without a plan has no such iteration; the error says why, and what helps.
+Memory at each operator is that of tensile.footprint; times are the simulator's, with the latencies that the job has
+measured so far. A job without a plan has no such iteration; NoIterationError says why, and what to do.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ LATER = "Try again when it trains: SELECT state, reason FROM tensile.progress;"
 
 
 class NoIterationError(TensileError):
-    """A job has no plan whose iteration could be shown. The message says why, the hint what to do."""
+    """The job has no plan whose iteration could be shown. The message says why, the hint what to do."""
 
 
 class Instruction(NamedTuple):
-    """What the executor does about a tensor between two operators: it requests a copy, waits for one, or frees memory.
-    Times are µs since the iteration began; only waiting takes any. `event`: its place in the plan, −1: none."""
+    """An instruction of the executor between two steps: it requests a copy of a tensor, waits for one, or frees memory.
+
+    Times are in µs since the start of the iteration; only waits have a duration. `event` is an index in the plan, or −1
+    if no event caused the instruction."""
 
     kind: ActionKind
     tensor: int
@@ -45,20 +47,20 @@ class Instruction(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Iteration:
-    """o operators of the trace, s steps of an iteration under the plan."""
+    """One iteration, with o operators of the trace and s steps under the plan."""
 
     trace: Trace
     plan: Plan
     timeline: Timeline  # under the plan
-    vanilla: Timeline  # without one: its steps are the operators
+    vanilla: Timeline  # without a plan: its steps are the operators
     planned_bytes: NDArray[np.int64]  # [s] on the device, workspaces included
     vanilla_bytes: NDArray[np.int64]  # [o] without a plan
-    repeated: NDArray[np.bool_]  # [s] the step makes a tensor again
+    repeated: NDArray[np.bool_]  # [s] whether the step recomputes a tensor
     instructions: list[Instruction]  # in the order of their execution
 
 
 def iteration_of(record: JobRecord) -> Iteration:
-    """Raises NoIterationError if the job has no plan, or none that fits its trace."""
+    """Return the iteration of a job. Raises NoIterationError if the job has no plan, or none that fits its trace."""
     planned = record.planned
     if planned is None:
         raise NoIterationError(*_why_there_is_none(record.job))
@@ -86,9 +88,9 @@ def iteration_of(record: JobRecord) -> Iteration:
 
 
 def _instructions(sequence: AccessSequence, timeline: Timeline, handover_us: float) -> list[Instruction]:
-    """The actions of the sequence but for the operators themselves, where they meet the compute."""
+    """Return the actions of the sequence other than running operators, with their times."""
     step_end_us, transfers = timeline.step_end_us.tolist(), iter(timeline.transfers)
-    known_us: dict[int, float] = {}  # when the compute learns that the copy of a tensor has ended
+    known_us: dict[int, float] = {}  # tensor → end of its copy, with the handover to the compute
     found: list[Instruction] = []
     now = 0.0
     for kind, step, tensor, event in sequence.actions():
@@ -104,7 +106,7 @@ def _instructions(sequence: AccessSequence, timeline: Timeline, handover_us: flo
     return found
 
 
-# ---- why there is none -----------------------------------------------------------------------------------------------
+# ---- why an iteration is missing -------------------------------------------------------------------------------------
 
 
 def _outdated(job: int, detail: str) -> NoIterationError:
@@ -113,12 +115,12 @@ def _outdated(job: int, detail: str) -> NoIterationError:
 
 
 def is_eager(job: Mapping[str, Any]) -> bool:
-    """PyTorch executes it as it is: its policy is none."""
+    """Return whether eager PyTorch executes the job, because its policy is none."""
     return bool((job["planned_policy"] or job["policy"]) == "none")
 
 
 def _why_there_is_none(job: Mapping[str, Any]) -> tuple[str, str]:
-    """Message and hint."""
+    """Return message and hint of the error for a job without a plan."""
     number, ended = job["id"], job["ended_at"] is not None
     if job["kind"] == "calibrate":
         hint = "tensile.latency_models has what it found. Name a job that train_model has returned."
@@ -142,11 +144,11 @@ def _why_there_is_none(job: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def short(target: str) -> str:
-    """ "aten.convolution.default" → "convolution"."""
+    """Return the short name of an operator: "convolution" for "aten.convolution.default"."""
     parts = target.split(".")
     return parts[1] if len(parts) > 1 else target
 
 
 def tensor_name(trace: Trace, tensor: int) -> str:
-    """Its name, or its number where it has none."""
+    """Return the name of a tensor, or its number if it has no name."""
     return trace.tensor_name[tensor] or f"tensor {tensor}"

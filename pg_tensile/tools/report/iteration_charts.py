@@ -1,8 +1,8 @@
-"""Charts of one iteration: device memory with and without the plan, and under it what compute, executor and link do.
-Both have the same axis of time, which is zoomed in both at once.
+"""Charts of one iteration: device memory with and without the plan, and below it the activity of compute, executor and
+link. Both share one time axis, so that zooming affects both.
 
-What is too small to be seen is drawn in fewer pieces, so that a page of a large iteration stays small; numbers are
-never made from what is drawn.
+Details too small to be seen are merged or left out, so that the page of a large iteration stays small. Numbers are
+never derived from what is drawn.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from pg_tensile.tools.report.chart_style import (
 from pg_tensile.tools.report.iteration import REQUESTING, WAITING, Instruction, Iteration, tensor_name
 from pg_tensile.tools.report.tables import clean
 
-MOST_STEPS = 20_000  # of a line
-MOST_BARS = 4_000  # of the compute, about
-MOST_TRANSFERS = 4_000  # each way, and as many waits
-COMPUTE, EXECUTOR, OUT, IN = 3, 2, 1, 0  # places of the lanes
+MOST_STEPS = 20_000  # of a line of memory
+MOST_BARS = 4_000  # of the compute lane, about
+MOST_TRANSFERS = 4_000  # in each direction, and as many waits
+COMPUTE, EXECUTOR, OUT, IN = 3, 2, 1, 0  # y positions of the lanes
 LANES = {COMPUTE: "compute", EXECUTOR: "executor", OUT: "link out", IN: "link in"}
-FORWARD_TO_REPEATED = (*PHASES.values(), ORANGE)  # colours of what a step does
+FORWARD_TO_REPEATED = (*PHASES.values(), ORANGE)  # colours of steps: the phases, and recomputation
 HEIGHT = 0.72  # of a bar
 
 
 class Limit(NamedTuple):
-    """A line across the memory."""
+    """A horizontal line in the chart of memory."""
 
     nbytes: int
     colour: str
@@ -51,7 +51,7 @@ class Limit(NamedTuple):
 
 
 def iteration_charts(iteration: Iteration, limits: Sequence[Limit]) -> tuple[dict[str, Any], list[str]]:
-    """The figures "footprint" and "lanes", and what is drawn in fewer pieces than there are, in words."""
+    """Return the figures "footprint" and "lanes", and notes on what is drawn in fewer pieces."""
     end = max(iteration.timeline.iteration_us, iteration.vanilla.iteration_us, 1e-3) / 1e3
     along = Range1d(start=0, end=end, bounds=(0, end))
     names = operator_names(iteration.trace)
@@ -94,7 +94,7 @@ def _footprint(
     for limit in limits:
         level = limit.nbytes / one
         chart.line([0, along.end], [level, level], line_color=limit.colour, line_dash=limit.dash, line_width=2)
-    # A step glyph cannot be pointed at
+    # Invisible quads carry the tooltips, as hovering does not work on a step glyph
     seen = chart.quad(left="left", right="right", bottom=0, top="held", source=planned, fill_alpha=0, line_alpha=0)
     tooltips = [
         ("operator", "@operator @operator{target}"),
@@ -108,7 +108,7 @@ def _footprint(
 
 
 def _levels(timeline: Timeline, held: NDArray[np.int64], notes: list[str]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Where the memory of each drawn step begins, in ms, and the steps; the last one closes the line."""
+    """Return (start of each drawn step in ms, its index); the last step is repeated to close the line."""
     chosen = thinned(timeline.step_start_us, held, MOST_STEPS)
     if len(chosen) < len(held):
         notes.append(f"Of {len(held):,} levels of memory {len(chosen):,} are drawn: of each stretch the highest.")
@@ -117,12 +117,12 @@ def _levels(timeline: Timeline, held: NDArray[np.int64], notes: list[str]) -> tu
 
 
 def _small(numbers: Any) -> NDArray[np.float32]:
-    """For drawing: a page has many of them."""
+    """Return numbers for drawing as float32, which keeps the page small."""
     return np.asarray(numbers, np.float32)
 
 
 def thinned(start_us: NDArray[np.float64], held: NDArray[Any], most: int) -> NDArray[Any]:
-    """What to draw: all, or of each of `most` equal stretches the one that holds the most."""
+    """Return the indices to draw: all, or the highest `held` in each of `most` equal intervals of time."""
     if len(held) <= most:
         return np.arange(len(held))
     stretch = np.minimum(start_us / max(start_us[-1], 1e-9) * most, most - 1).astype(np.int64)
@@ -162,21 +162,23 @@ def _add_compute(chart: Any, iteration: Iteration, names: CustomJSHover, notes: 
 def merged(
     start_us: NDArray[np.float64], end_us: NDArray[np.float64], does: NDArray[Any], most: int
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """First and last step of each bar: one a step, or with more than `most` steps, those that are shorter than a
-    `most`th of the iteration together with their neighbours that do the same."""
+    """Return (first step, last step) of each bar.
+
+    Each step has a bar of its own, unless there are more than `most`: then steps that are shorter than 1 / `most` of
+    the iteration share a bar with their neighbours of the same colour (`does`)."""
     count = len(start_us)
     if count <= most:
         return np.arange(count), np.arange(count)
     shortest = max(float(end_us[-1]), 1e-9) / most
     long = end_us - start_us >= shortest
     apart = (np.diff(does) != 0) | (np.diff((start_us / shortest).astype(np.int64)) != 0) | long[1:] | long[:-1]
-    apart |= start_us[1:] - end_us[:-1] > 1e-3  # it waits in between
+    apart |= start_us[1:] - end_us[:-1] > 1e-3  # the compute waits in between
     first = np.flatnonzero(np.append(True, apart))
     return first, np.append(first[1:], count) - 1
 
 
 def _add_link(chart: Any, iteration: Iteration, notes: list[str]) -> None:
-    """Transfers, what the executor requests and waits for."""
+    """Draw the transfers, and the executor's requests and waits."""
     requests = [each for each in iteration.instructions if each.kind in REQUESTING]
     waits = [each for each in iteration.instructions if each.kind in WAITING and each.end_us > each.start_us]
     copies = list(zip(iteration.timeline.transfers, requests, strict=True))
@@ -210,7 +212,7 @@ def _add_link(chart: Any, iteration: Iteration, notes: list[str]) -> None:
 
 
 def _longest(found: list[Any], times: Sequence[Transfer | Instruction], what: str, notes: list[str]) -> list[Any]:
-    """All, or of each of many equal stretches of time the one that lasts longest."""
+    """Return all of `found`, or beyond MOST_TRANSFERS the longest one in each of as many equal intervals of time."""
     if len(found) <= MOST_TRANSFERS:
         return found
     start, end = np.array([(each.start_us, each.end_us) for each in times]).T
@@ -221,7 +223,7 @@ def _longest(found: list[Any], times: Sequence[Transfer | Instruction], what: st
 
 
 def _columns(iteration: Iteration, things: Sequence[Transfer | Instruction]) -> dict[str, Any]:
-    """What happens to tensors, in ms."""
+    """Return the columns of transfers or instructions, with times in ms."""
     left = np.array([each.start_us for each in things], np.float64) / 1e3
     right = np.array([each.end_us for each in things], np.float64) / 1e3
     return {

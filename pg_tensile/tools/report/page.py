@@ -1,6 +1,7 @@
 """`pg-tensile report`: one HTML page about a job, which opens offline and loads nothing.
 
-Its numbers stand in it as JSON, too (`#facts`). Whatever the database says is text, never markup or code.
+Its numbers are included as JSON, too (`#facts`). Everything from the database is inserted as text, never as markup or
+code.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pg_tensile.tools.report.tables import escape, script_data
 if TYPE_CHECKING:
     from pg_tensile.client.record import JobRecord
 
-# Nothing from anywhere: not even if a text of the database became markup
+# Allows no external resource, even if a text from the database were taken for markup
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:;"
     " font-src data:"
@@ -26,7 +27,7 @@ POLICY = (
 
 
 def render(record: JobRecord) -> str:
-    """The page. A job without a plan gets one with what there is, and why the rest is missing."""
+    """Return the page. For a job without a plan it has the other sections, and says why the iteration is missing."""
     why: NoIterationError | None = None
     iteration: Iteration | None = None
     try:
@@ -90,5 +91,5 @@ def _page(facts: Facts, body: str) -> str:
 
 
 def _own(name: str) -> str:
-    """A file beside this module."""
+    """Return the text of a file next to this module."""
     return files("pg_tensile.tools.report").joinpath(name).read_text("utf-8")

@@ -1,4 +1,4 @@
-"""The sections of the page, in HTML: words and tables around the charts. Each says what is missing, and why."""
+"""The sections of the page as HTML: text and tables around the charts. Each says what is missing, and why."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pg_tensile.tools.report.iteration import NoIterationError, is_eager
 from pg_tensile.tools.report.iteration_charts import Limit
 from pg_tensile.tools.report.tables import Cell, Column, escape, pairs, table
 
-Places = Mapping[str, str]  # of charts, by name
+Places = Mapping[str, str]  # name of a chart → its HTML element
 
 SHOWN_EPOCHS = 20
 SHOWN_LINES = 300  # of the scheduler's log
 MEMORY_LEGEND = (("planned", BLUE), ("without a plan", GREY))
 PLANS_LEGEND = (("planned", BLUE), ("granted", RED), ("without a plan", GREY))
-PROFILE = {  # of a device: what its numbers are called
+PROFILE = {  # titles of the numbers of a device profile
     "memory_bytes": "memory",
     "out_bytes_per_s": "link out, as far as the job has it",
     "in_bytes_per_s": "link in, as far as the job has it",
@@ -36,7 +36,7 @@ PROFILE = {  # of a device: what its numbers are called
 
 
 def limits_of(facts: Facts) -> list[Limit]:
-    """The lines across the chart of memory: what the job may take."""
+    """Return the lines of the memory chart that limit the job: its grant and its budget."""
     granted, budget = facts["summary"]["granted_bytes"], facts["job"]["memory_budget"]
     found = [] if granted is None else [Limit(granted, RED, "dashed")]
     return found if budget is None else [*found, Limit(budget, PURPLE, "dotted")]
@@ -71,7 +71,7 @@ def summary(facts: Facts) -> str:
 
 
 def _card(title: str, fact: str, value: Any, note: str, text: Any = size) -> str:
-    """Nothing if the value is not known. `fact`: its path in the facts."""
+    """Return a card with a value, or "" if the value is None. `fact` is its path in the facts."""
     if value is None:
         return ""
     number = escape(repr(value)) if isinstance(value, (int, float)) else escape(value)
@@ -82,7 +82,7 @@ def _card(title: str, fact: str, value: Any, note: str, text: Any = size) -> str
 
 
 def _live_cards(progress: Facts | None) -> list[str]:
-    """Of a job that runs: what its executor has said."""
+    """Return the cards of a running job, with the numbers that its executor has reported."""
     if progress is None or progress["phase"] is None:
         return []
     return [
@@ -225,7 +225,7 @@ def latency(facts: Facts, places: Places, notes: Sequence[str]) -> str:
 
 
 def learning(facts: Facts, places: Places, names: Sequence[str]) -> str:
-    """`names`: of the charts."""
+    """Return the section of learning curves. `names` are those of the charts."""
     rows = facts["metrics"]
     if not rows:
         return '<p class="missing">No epoch has ended yet.</p>'
@@ -326,7 +326,7 @@ def _rate(name: str, number: float) -> str:
 
 
 def call(job: Facts) -> str:
-    """SQL that submits the same job."""
+    """Return the SQL that submits the same job."""
     if job["kind"] == "calibrate":
         return f"SELECT tensile.calibrate(device_seconds => {job['options'].get('seconds', 240)});"
     budget, policy = job["memory_budget"], job["policy"] or job["planned_policy"]
@@ -356,7 +356,7 @@ def _literal(text: str) -> str:
 
 
 def error(facts: Facts) -> str:
-    """Nothing if nothing did."""
+    """Return the section about warnings and the error, or "" if the job has neither."""
     job = facts["job"]
     parts = [f"<p>{escape(warning)}</p>" for warning in job["warnings"] or []]
     if job["error"] is not None or job["sqlstate"] is not None:
@@ -384,7 +384,7 @@ def _notes(notes: Iterable[str]) -> str:
 
 
 def moment(text: str) -> str:
-    """ "2026-05-04 12:00:00+00:00": without fractions of a second."""
+    """Return a moment without fractions of a second: "2026-05-04 12:00:00+00:00"."""
     return datetime.fromisoformat(text).isoformat(" ", "seconds")
 
 

@@ -1,4 +1,4 @@
-"""HTML: text that is safe whatever it says, and tables that page.js sorts."""
+"""HTML pieces: text, safely escaped, and tables that page.js makes sortable."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-# What a name may hold and no page should: control characters, halves of characters, marks that turn text around
+# Characters of names that must not reach a page: controls, lone surrogates, marks that change the text direction
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
 
 
 class Column(NamedTuple):
-    """`hint`: shown when one points at the title."""
+    """A column of a table. `hint` is the tooltip of its title."""
 
     title: str
     is_number: bool = False
@@ -21,24 +21,24 @@ class Column(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """`value`: what it is sorted by, and the number as it is; None: unknown, or text."""
+    """A cell of a table. `value` is the exact number, by which rows are sorted; None for text and unknown numbers."""
 
     text: str
     value: float | None = None
 
 
 def clean(text: object) -> str:
-    """As it may stand in a page once it is escaped: unprintable characters become U+FFFD."""
+    """Return the text with U+FFFD for unprintable characters; it has to be escaped before it is put into a page."""
     return UNPRINTABLE.sub("\ufffd", str(text))
 
 
 def escape(text: object) -> str:
-    """For the content of elements and for attributes in quotes."""
+    """Return the text for the content of elements and for quoted attributes, cleaned and escaped."""
     return html.escape(clean(text), quote=True)
 
 
 def script_data(identifier: str, content: Any) -> str:
-    """A script element with JSON, which nothing in it can end."""
+    """Return a script element with JSON, in which <, > and & are escaped so that no content can close it."""
     text = json.dumps(content, allow_nan=False, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -46,7 +46,7 @@ def script_data(identifier: str, content: Any) -> str:
 
 
 def table(identifier: str, columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> str:
-    """A table that can be sorted by each column, in a box that scrolls sideways."""
+    """Return a table that can be sorted by each column, in a box that scrolls sideways."""
     heads = "".join(_head(column) for column in columns)
     lines = "\n".join(f"<tr>{''.join(map(_cell, row, columns))}</tr>" for row in rows)
     return (
@@ -69,7 +69,7 @@ def _cell(cell: Cell, column: Column) -> str:
 
 
 def pairs(identifier: str, rows: Iterable[tuple[str, object]]) -> str:
-    """A table of names and what they are; unknown is a dash."""
+    """Return a table of names and values; None is shown as a dash."""
     lines = "\n".join(
         f'<tr><th scope="row">{escape(name)}</th><td>{"–" if text is None else escape(text)}</td></tr>'
         for name, text in rows

@@ -1,11 +1,11 @@
 """`pg-tensile trace`: an iteration of a job as trace events, for Perfetto (ui.perfetto.dev) and chrome://tracing.
 
-Lanes: what computes, what the executor requests and waits for, and the link's two directions; a counter of the device
-memory at each operator, and an arrow from each swap-out to the swap-in that reads its copy. The format is Chrome's
-"Trace Event Format", JSON object form; times are µs.
+Lanes: the compute, the executor's requests and waits, and the link's two directions; besides, a counter of the device
+memory at each step, and an arrow from each swap-out to the swap-in that reads its copy. The format is Chrome's "Trace
+Event Format", JSON object form; times are in µs.
 
-One iteration is shown, in the steady state of the newest plan: all others are like it. Times are multiples of an eighth
-of a µs, so that readers that count nanoseconds in whole numbers get the same ends and beginnings: lanes never overlap.
+One iteration is shown, in the steady state of the newest plan, which all others repeat. Times are rounded to an eighth
+of a µs, a whole number of nanoseconds: readers that count those find equal ends and starts, and no overlap in a lane.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Event = dict[str, Any]
 
 PROCESS = 1
-COMPUTE, EXECUTOR, OUT, IN = 1, 2, 3, 4  # threads
+COMPUTE, EXECUTOR, OUT, IN = 1, 2, 3, 4  # thread ids of the lanes
 THREADS = {COMPUTE: "compute", EXECUTOR: "swap executor", OUT: "link out", IN: "link in"}
 INSTRUCTIONS = {
     ActionKind.COPY_OUT: "request out",
@@ -43,11 +43,11 @@ NOTE = "one iteration in the steady state of the plan, with the link to itself, 
 
 
 def render(record: JobRecord) -> str:
-    """The JSON. Raises NoIterationError if the job has no plan, or none that fits its trace."""
+    """Return the JSON text. Raises NoIterationError if the job has no plan, or none that fits its trace."""
     iteration = iteration_of(record)
     events = [*_names(record), *_compute(iteration), *_executor(iteration), *_link(iteration), *_memory(iteration)]
     document = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": _about(record, iteration)}
-    # Perfetto shows what is escaped as it stands, so letters are not
+    # Perfetto shows escape sequences literally, so letters are not escaped (ensure_ascii=False)
     return clean(json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":"))) + "\n"
 
 
@@ -84,7 +84,7 @@ def _ticks(us: float) -> float:
 
 
 def _slice(thread: int, category: str, name: str, start_us: float, end_us: float, args: Event) -> Event:
-    """What lasts: a complete event."""
+    """Return a complete event, one with a duration."""
     start = _ticks(start_us)
     times = {"ts": start, "dur": _ticks(end_us) - start}
     return {"ph": "X", "pid": PROCESS, "tid": thread, "cat": category, "name": name, **times, "args": args}
@@ -94,7 +94,7 @@ def _compute(iteration: Iteration) -> Iterator[Event]:
     trace, timeline = iteration.trace, iteration.timeline
     targets, modules, sources = trace.target, trace.module, trace.source
     names = [short(target) for target in targets.values]
-    begin = np.maximum(timeline.step_start_us, np.append(0.0, timeline.step_end_us[:-1]))  # they are rounded
+    begin = np.maximum(timeline.step_start_us, np.append(0.0, timeline.step_end_us[:-1]))  # rounded times may overlap
     columns = (timeline.steps, begin, timeline.step_end_us, iteration.planned_bytes, iteration.repeated)
     rows = zip(*(column.tolist() for column in columns), strict=True)
     phases = [Phase(phase).name.lower() for phase in trace.phase.tolist()]
@@ -122,8 +122,8 @@ def _instant(instruction: Instruction, name: str, args: Event) -> Event:
 
 
 def _link(iteration: Iteration) -> Iterator[Event]:
-    """Transfers, each followed by the ends of arrows that are at it."""
-    copies: dict[int, Event] = {}  # tensor → the transfer that made its newest copy on the host
+    """Yield the transfers, a swap-in followed by both ends of the arrow from its swap-out, if any."""
+    copies: dict[int, Event] = {}  # tensor → the transfer that made its newest host copy
     arrows = 0
     for transfer in iteration.timeline.transfers:
         thread = OUT if transfer.direction == Direction.OUT else IN
@@ -140,13 +140,13 @@ def _link(iteration: Iteration) -> Iterator[Event]:
 
 
 def _arrow(phase: str, number: int, end: Event) -> Event:
-    """One end of an arrow, at the beginning of a transfer."""
+    """Return one end of an arrow, at the start of a transfer."""
     place = {key: end[key] for key in ("pid", "tid", "ts")}
     return {"ph": phase, "id": number, "cat": "swapped", "name": "swapped", **place}
 
 
 def _memory(iteration: Iteration) -> Iterator[Event]:
-    """A sample at the beginning of each step: what tensile.footprint says."""
+    """Yield a sample at the start of each step, as in tensile.footprint."""
     rows = zip(iteration.timeline.step_start_us.tolist(), iteration.planned_bytes.tolist(), strict=True)
     for start_us, held in rows:
         place = {"ph": "C", "pid": PROCESS, "tid": COMPUTE, "name": "device memory"}

@@ -1,7 +1,8 @@
-"""`pg-tensile top`: prints the view once, writes JSON, or shows the view until q or Ctrl-C.
+"""`pg-tensile top`: prints the view once, writes JSON, or shows the view live until q or Ctrl-C.
 
-Live it needs a terminal for both input and output; elsewhere --once or --json are asked for. When the server goes away
-the last view stays on the screen with an alarm, and the connection is made again; --once and --json end with the error.
+The live view needs a terminal for both input and output; without one, the error points to --once and --json. When the
+server cannot be reached, the live view shows the last snapshot with an alarm and reconnects; --once and --json end with
+the error.
 """
 
 from __future__ import annotations
@@ -24,15 +25,17 @@ from pg_tensile.tools.top.state import Shown
 from pg_tensile.tools.top.table import ORDERS
 from pg_tensile.tools.top.view import page_lines, view
 
-RETRY_S = 1.0  # between two attempts to connect, at least
-ANSWER_S = 5.0  # that an answer stays in the footer
+RETRY_S = 1.0  # at least, between two attempts to connect
+ANSWER_S = 5.0  # for which an answer stays in the footer
 MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "page up": -10, "page down": 10, "home": -(10**9), "last": 10**9}
 
 
 def run(connection: Connection, *, once: bool, as_json: bool, interval: float) -> int:
-    """The command's exit status. `interval`: seconds. Raises ServerError, OptionError."""
+    """Run the command and return its exit status.
+
+    `interval` is the time between two refreshes, in seconds. Raises ServerError, OptionError."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that is not UTF-8 gets ? for what it has not
+        sys.stdout.reconfigure(errors="replace")  # terminals that are not UTF-8 show ? for missing characters
     console = Console(highlight=False)
     if not once and not as_json:
         _check_terminal(console)
@@ -48,7 +51,7 @@ def run(connection: Connection, *, once: bool, as_json: bool, interval: float) -
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        return 129  # the terminal is gone: as after SIGHUP
+        return 129  # the terminal was closed: the status is that of SIGHUP
     finally:
         session.close()
 
@@ -78,20 +81,20 @@ def _print(session: Session, console: Console) -> int:
 
 
 class Live:
-    """The view on a terminal, and what its keys do."""
+    """The live view on a terminal, with the actions of its keys."""
 
     def __init__(self, session: Session, console: Console, interval: float) -> None:
         self._session = session
         self._console = console
         self._interval = interval
         self._history = History()
-        self._snapshot = session.observe(self._history)  # an error that is there from the start ends it
+        self._snapshot = session.observe(self._history)  # not caught: an error of the first one ends the command
         self._due = time.monotonic() + interval
         self._order, self._page, self._offset = "job", "jobs", 0
-        self._selected: int | None = None  # a job, and its place among the lines
-        self._place = 0
+        self._selected: int | None = None  # number of a job
+        self._place = 0  # index of the selected job among the lines
         self._details: Row | None = None
-        self._to_cancel: int | None = None  # the job that a question is about
+        self._to_cancel: int | None = None  # the job that the footer's question is about
         self._alarm = self._note = ""
         self._noted = 0.0
         self._ended = False
@@ -105,7 +108,7 @@ class Live:
         return 0
 
     def _watch(self, keyboard: keys.Keyboard) -> str:
-        """Until the terminal is to be left: for good, or to be taken anew."""
+        """Show the view until the terminal has to be left, for good or to be set up again; return the key or event."""
         while True:
             if time.monotonic() >= self._due:
                 self._refresh()
@@ -118,7 +121,7 @@ class Live:
                 if self._ended:
                     return key
                 if self._to_cancel is not None and asked is None:
-                    break  # what was typed ahead is no answer
+                    break  # keys typed before the question was shown do not answer it
 
     # -- what is shown ------------------------------------------------------------------------------------------------
 
@@ -191,7 +194,7 @@ class Live:
             self._offset = max(0, min(self._offset + by, most))
 
     def _select(self, by: int) -> None:
-        """The job so many lines further down. One that has ended leaves its place to the next."""
+        """Select the job `by` lines further down. An ended job is replaced by the one that is now on its line."""
         jobs = [job.job for job in self._shown().jobs]
         if self._selected in jobs:
             self._place = jobs.index(self._selected)

@@ -1,4 +1,4 @@
-"""What the page about one job shows: read while it is open, also after the job has ended."""
+"""The page about one job: read anew while it is open, also after the job has ended."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ DETAILS = """
     WHERE j.id = %s
 """
 LABEL = 10  # cells
-LONGEST = 12  # lines of one text
+LONGEST = 12  # lines of one text, at most
 
 
 def read(connection: Connection, job: int) -> Row:
-    """Raises ServerError if there is no such job any more; psycopg.Error."""
+    """Return the row of DETAILS of a job. Raises ServerError if the job does not exist any more, and psycopg.Error."""
     row = connection.execute(DETAILS, (job,), prepare=True).fetchone()
     if row is None:
         raise no_such_job(job)
@@ -47,7 +47,7 @@ def read(connection: Connection, job: int) -> Row:
 
 
 def page(row: Row, width: int) -> list[Text]:
-    """All lines about the job; how many of them are seen is the caller's business."""
+    """Return all lines about the job; the caller chooses which of them to show."""
     lines: list[Text] = []
     for label, text, style in _facts(row):
         if text:
@@ -59,7 +59,7 @@ def page(row: Row, width: int) -> list[Text]:
 
 
 def _facts(row: Row) -> list[tuple[str, str | Parts | None, str]]:
-    """Label, text or parts of one, and style of each; without a text it is left out."""
+    """Return (label, text or its parts, style) of each fact; those without a text are left out of the page."""
     named = f"{row['job']} {row['model_name']}" + (", a calibration" if row["kind"] == "calibrate" else "")
     trains = row["kind"] == "train"
     return [
@@ -139,7 +139,7 @@ def _planned(row: Row) -> Parts | None:
 
 
 def _iteration(row: Row) -> Parts | None:
-    """As it was planned."""
+    """Return the planned time and traffic of an iteration, or None without a plan."""
     if row["iteration_us"] is None:
         return None
     parts = [

@@ -1,6 +1,6 @@
-"""What is remembered from one snapshot to the next: the course of losses, rates, and so when jobs will be done.
+"""State kept from one snapshot to the next: the course of losses, and rates, from which remaining times are estimated.
 
-Time is that of a job's heartbeats: numbers are as old as the last one, however often one looks.
+Times are those of a job's heartbeats: numbers change only with a heartbeat, however often snapshots are taken.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from pg_tensile.tools.top.snapshot import Epoch, Job, Snapshot
 
-RATE_S = 5.0  # of the past that rates of transfers and stalls are taken over
-PACE_S = 300.0  # and the pace of epochs, which pause to validate and to save
-SILENT_S = 10.0  # without a heartbeat: rates are not known any more
-POINTS = 256  # of a loss's course
+RATE_S = 5.0  # window of the rates of transfers and stalls
+PACE_S = 300.0  # window of the pace of epochs: longer, as they pause to validate and to save
+SILENT_S = 10.0  # without a heartbeat, after which rates are unknown
+POINTS = 256  # of the course of a loss, at most
 
 
 class Sample(NamedTuple):
@@ -25,18 +25,18 @@ class Sample(NamedTuple):
 
 
 class Course:
-    """Of one job. `losses`: (epochs done, mean loss of the epoch so far), in order."""
+    """The history of one job. `losses`: (epochs done, mean loss of the epoch so far), in order."""
 
     def __init__(self, epochs: Sequence[Epoch] = ()) -> None:
-        """`epochs`: those before it was seen first."""
+        """`epochs`: those that ended before the first snapshot with the job."""
         self.losses = [(epoch.done, epoch.loss) for epoch in epochs]
         self._silent_s = 0.0  # since the last heartbeat
-        self._attempt = 1  # epochs of earlier ones have no pace: there were pauses between them
+        self._attempt = 1  # earlier attempts do not count for the pace: there were pauses between them
         self._samples = deque(Sample(epoch.at, epoch.done, None, None) for epoch in epochs)
 
     def add(self, job: Job, now: float) -> None:
-        """What a snapshot says at `now`; it need not be new."""
-        if job.attempts != self._attempt:  # another executor counts from zero
+        """Add the job as a snapshot at `now` has it; without a new heartbeat no sample is added."""
+        if job.attempts != self._attempt:  # the counters of a new executor start from zero
             self._attempt = job.attempts
             self._samples.clear()
         self._silent_s = 0.0 if job.heartbeat_at is None else now - job.heartbeat_at
@@ -51,14 +51,14 @@ class Course:
             self._add_loss(job.done, job.loss)
 
     def _add_loss(self, done: float, loss: float) -> None:
-        while self.losses and self.losses[-1][0] >= done:  # it has gone back to a checkpoint, or has not moved
+        while self.losses and self.losses[-1][0] >= done:  # it was resumed from a checkpoint, or has made no progress
             self.losses.pop()
         self.losses.append((done, loss))
         if len(self.losses) > POINTS:
             del self.losses[1:-1:2]
 
     def _rate(self, name: str, seconds: float) -> float | None:
-        """How much one of the numbers has grown in a second, over so many seconds; None: not known."""
+        """Return the growth per second of a field of Sample over the last `seconds`, or None if it is not known."""
         known = [(sample.at, getattr(sample, name)) for sample in self._samples if getattr(sample, name) is not None]
         if len(known) < 2 or self._silent_s > SILENT_S:
             return None
@@ -68,16 +68,18 @@ class Course:
 
     @property
     def swap_bytes_per_s(self) -> float | None:
-        """Over the link, both ways together."""
+        """Bytes moved over the link per second, both ways together; None if not known."""
         return self._rate("bytes_swapped", RATE_S)
 
     @property
     def stall_share(self) -> float | None:
-        """The part of the time for which the device waits for tensors, 0 to 1."""
+        """The share of the time for which the device waits for tensors, from 0 to 1; None if not known."""
         return self._rate("stall_s", RATE_S)
 
     def eta_s(self, job: Job) -> float | None:
-        """Seconds until all its epochs are done: at the pace so far, or before there is one at that of its samples."""
+        """Return the seconds until all epochs of the job are done, or None if not known.
+
+        They follow from the pace of the epochs so far, or until that is known from the job's samples per second."""
         if job.done is None:
             return None
         left, pace = job.epochs - job.done, self._rate("done", PACE_S)
@@ -89,13 +91,13 @@ class Course:
 
 
 class History:
-    """The courses of all open jobs."""
+    """Courses of all open jobs."""
 
     def __init__(self) -> None:
         self._courses: dict[int, Course] = {}
 
     def unknown(self, snapshot: Snapshot) -> list[int]:
-        """Jobs that were in a later epoch than their first when they were seen first: what came before can be read."""
+        """Return the jobs that are new in the snapshot but past their first epoch, whose earlier epochs can be read."""
         return [
             job.job
             for job in snapshot.jobs
@@ -103,7 +105,7 @@ class History:
         ]
 
     def add(self, snapshot: Snapshot, epochs: Mapping[int, Sequence[Epoch]] | None = None) -> None:
-        """The next snapshot, with epochs of the `unknown` jobs; jobs that it does not have are forgotten."""
+        """Add the next snapshot, with earlier epochs of the `unknown` jobs; jobs that are not in it are forgotten."""
         courses: dict[int, Course] = {}
         for job in snapshot.jobs:
             course = self._courses.get(job.job)
@@ -118,7 +120,9 @@ class History:
         return self._courses.get(job.job) or Course()
 
     def link_bytes_per_s(self, snapshot: Snapshot, device: str) -> float | None:
-        """What the jobs that are seen move over the device's link, both ways together; None: not known yet."""
+        """Return the bytes per second that the snapshot's jobs move over the device's link, both ways together.
+
+        None if not known yet."""
         rates = [self.of(job).swap_bytes_per_s for job in snapshot.jobs if job.device == device]
         known = [rate for rate in rates if rate is not None]
         return sum(known) if known else None

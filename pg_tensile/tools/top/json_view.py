@@ -1,6 +1,6 @@
-"""The view as JSON, for scripts. The keys stay as they are; further ones may be added.
+"""The view as JSON, for scripts. Existing keys are stable; further ones may be added.
 
-Memory is in bytes, time in seconds, moments in seconds since 1970; null: not known, or there is none.
+Memory is in bytes, durations in seconds, moments in seconds since 1970; null means unknown or not applicable.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from pg_tensile.tools.top.snapshot import Device, Job, Snapshot
 
 
 def document(snapshot: Snapshot, history: History) -> str:
-    """One line: {"at", "devices": [columns of tensile.devices, link_bytes_per_s], "jobs": [open jobs by number: fields
-    of snapshot.Job, progress, eta_s, swap_bytes_per_s, stall_share, silent_s], "queue": [those of them that wait, the
+    """Return one line: {"at", "devices": [columns of tensile.devices, link_bytes_per_s], "jobs": [open jobs by number:
+    fields of snapshot.Job, progress, eta_s, swap_bytes_per_s, stall_share, silent_s], "queue": [the waiting jobs, the
     next one first: job, model, state, reason, priority, waited_s, retry_in_s]}.
 
-    link_bytes_per_s, swap_bytes_per_s and stall_share are differences: null in the first document of a run.
+    link_bytes_per_s, swap_bytes_per_s and stall_share are rates between snapshots: null in the first document of a run.
     """
     found = {
         "at": snapshot.at,

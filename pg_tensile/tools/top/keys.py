@@ -1,7 +1,7 @@
 """Keys of a terminal, without threads: cbreak mode, and one wait for keys, signals and the time to refresh.
 
-Signals that change the terminal (its size, stop and continue) come in as if they were keys. Whatever ends the program,
-short of SIGKILL, the terminal gets its mode back: SIGTERM and SIGHUP are made exceptions.
+Signals that concern the terminal (resize, stop and continue) are delivered as if they were keys. The terminal's mode is
+restored however the program ends, short of SIGKILL: SIGTERM and SIGHUP are turned into exceptions.
 """
 
 from __future__ import annotations
@@ -32,24 +32,26 @@ SEQUENCES = {
 }
 NAMES = {sequence: name for name, sequences in SEQUENCES.items() for sequence in sequences.split(" ")}
 TOKEN = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO.|.", re.DOTALL)
-PARTIAL = re.compile(rb"\x1b(\[[0-?]*[ -/]*|O)?\Z")  # the rest of it may be on its way
-PATIENCE_S = 0.05  # for that
+PARTIAL = re.compile(rb"\x1b(\[[0-?]*[ -/]*|O)?\Z")  # the start of a sequence, the rest of which may be still to come
+PATIENCE_S = 0.05  # to wait for that rest
 
 
 def parse(data: bytes) -> list[str]:
-    """Keys by name, or as the character that they make; unknown sequences stay whole."""
+    """Return the keys by name, or as the character that they produce; unknown escape sequences stay whole."""
     return [NAMES.get(token, token) for token in TOKEN.findall(data.decode(errors="ignore"))]
 
 
 class Keyboard:
-    """What `keyboard` makes of a terminal."""
+    """The keys and signals of a terminal, as `keyboard` yields it."""
 
     def __init__(self, fd: int, signals: socket.socket) -> None:
         self._fd = fd
         self._signals = signals
 
     def wait(self, seconds: float) -> list[str]:
-        """Keys and events as soon as there are some; none when the time is over. END: the terminal is gone."""
+        """Return keys and events as soon as some arrive, or an empty list after `seconds`.
+
+        END means that the terminal was closed."""
         watched: list[int | socket.socket] = [self._fd, self._signals]
         ready, _, _ = select.select(watched, [], [], max(0.0, seconds))
         found: list[str] = []
@@ -68,13 +70,15 @@ class Keyboard:
     def _read(self) -> bytes:
         try:
             return os.read(self._fd, 4096)
-        except OSError:  # of a terminal that was closed
+        except OSError:  # the terminal was closed
             return b""
 
 
 @contextlib.contextmanager
 def keyboard(fd: int) -> Iterator[Keyboard]:
-    """The keys of a terminal while the context lasts. Only in the main thread. Raises termios.error: it is none."""
+    """Yield the keyboard of the terminal `fd`, which is in cbreak mode while the context lasts.
+
+    Works in the main thread only. Raises termios.error if `fd` is not a terminal."""
     before = termios.tcgetattr(fd)
     reader, writer = socket.socketpair()
     with reader, writer, contextlib.ExitStack() as undo:
@@ -91,12 +95,12 @@ def keyboard(fd: int) -> Iterator[Keyboard]:
 
 
 def _restore(fd: int, mode: list[int | list[bytes | int]]) -> None:
-    with contextlib.suppress(termios.error):  # it was closed
+    with contextlib.suppress(termios.error):  # the terminal was closed
         termios.tcsetattr(fd, termios.TCSAFLUSH, mode)
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
-    """The number has been written to the socket."""
+    """Do nothing: Python has written the number to the wakeup socket already."""
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -104,5 +108,5 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def suspend() -> None:
-    """Stops this process, as Ctrl-Z does, until it is continued. Outside of `keyboard`."""
+    """Stop this process, as Ctrl-Z does, until it is continued. To be called outside of `keyboard`."""
     os.kill(os.getpid(), signal.SIGTSTP)

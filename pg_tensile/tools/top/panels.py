@@ -12,9 +12,9 @@ from pg_tensile.tools.top.snapshot import Device, Job
 from pg_tensile.tools.top.state import Shown
 from pg_tensile.tools.top.text import count, duration, fit, join, loss, parts_bar, percent, plain, short, size, wrap
 
-STRIP = 3  # lines below its rule
-NAME = 10  # cells of a device's name
-BAR = 60  # cells at most
+STRIP = 3  # lines of the strip, below its rule
+NAME = 10  # cells for the name of a device
+BAR = 60  # cells of a bar, at most
 KEYS = {
     "jobs": ["q quit", "? help", "↑↓ select", "Enter details", "c cancel", "s order"],
     "details": ["q quit", "Esc back", "↑↓ scroll", "c cancel"],
@@ -23,7 +23,7 @@ KEYS = {
 
 
 def header(shown: Shown, width: int) -> list[Text]:
-    """One line, and the alarm."""
+    """Return the header line, and the alarm below it, if any."""
     clock = time.strftime("%H:%M:%S", time.localtime(shown.snapshot.at))
     right = f"{len(shown.running)} running, {len(shown.queue)} waiting  {clock}"
     left = fit(f"pg-tensile top  {shown.where}", width - len(right) - 2)
@@ -38,7 +38,7 @@ def footer(shown: Shown, width: int) -> Text:
 
 
 def rule(title: str, right: str, width: int) -> Text:
-    """A line across, with a title and something at its end."""
+    """Return a horizontal rule, with a title at its left and `right` at its right end."""
     begin, end = f"── {plain(title)} ", f" {right} ──" if right else ""
     begin = fit(begin, min(cell_len(begin), width))
     return Text(begin + "─" * (width - cell_len(begin) - len(end)) + end, style="dim")
@@ -48,7 +48,7 @@ def rule(title: str, right: str, width: int) -> Text:
 
 
 def devices(shown: Shown, width: int, height: int | None) -> list[Text]:
-    """Two lines for each, or one where the terminal is low for them; at most a quarter of it."""
+    """Return two lines for each device, or one if the terminal is low; on at most a quarter of its height."""
     known = shown.snapshot.devices
     if not known:
         return [Text("no device is in use yet", style="dim")]
@@ -96,7 +96,7 @@ def _link(shown: Shown, device: Device, width: int) -> Text:
 
 
 def strip(shown: Shown, width: int) -> list[Text]:
-    """A rule and STRIP lines; nothing if no job is selected."""
+    """Return a rule and STRIP lines about the selected job; nothing if no job is selected."""
     chosen = [job for job in shown.jobs if job.job == shown.selected]
     if not chosen:
         return []

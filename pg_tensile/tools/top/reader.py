@@ -1,4 +1,4 @@
-"""The connection of a view: made again after it was lost, and what is asked over it."""
+"""The connection of a view, which reconnects after an error, and the queries that the view needs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pg_tensile.tools.top.snapshot import Snapshot
 
 T = TypeVar("T")
 
-RECONNECT = {"connect_timeout": "3"}  # seconds; keys are not read meanwhile. The user's own comes first
+RECONNECT = {"connect_timeout": "3"}  # seconds, in which no keys are read; the user's value takes precedence
 
 
 class Session:
-    """`close` closes `connection`, or the one that has taken its place."""
+    """A connection and its successors. `close` closes the current one."""
 
     def __init__(self, connection: Connection) -> None:
         info = connection.info
@@ -31,23 +31,25 @@ class Session:
             self._connection = None
 
     def observe(self, history: History) -> Snapshot:
-        """The server now; `history` knows it afterwards. Raises ServerError."""
+        """Return a snapshot of the server and add it to `history`. Raises ServerError."""
         found = self._ask(snapshot.read)
         unknown = history.unknown(found)
         history.add(found, self._ask(partial(snapshot.read_epochs, jobs=unknown)) if unknown else None)
         return found
 
     def details(self, job: int) -> details.Row:
-        """Raises ServerError."""
+        """Return the details of a job. Raises ServerError."""
         return self._ask(partial(details.read, job=job))
 
     def cancel(self, job: int) -> bool:
-        """False: it had ended already. Raises ServerError."""
+        """Cancel a job; return False if it had ended already. Raises ServerError."""
         return self._ask(partial(_cancel, job=job))
 
     def _ask(self, question: Callable[[Connection], T]) -> T:
-        """After an error the next question begins with a new connection: the one before may be lost, or may know the
-        extension as it was."""
+        """Return the answer of `question` over the connection.
+
+        After an error the next question opens a new connection: the old one may be broken, or have cached an older
+        state of the extension."""
         try:
             with refusals():
                 if self._connection is None:

@@ -1,6 +1,7 @@
-"""What a server is doing at one moment, read in one round trip: devices, open jobs and, derived, the queue.
+"""A snapshot of a server's activity, read in one round trip: devices, open jobs and, derived from them, the queue.
 
-One prepared statement of one row; it reads open jobs only, and of a job's plan and trace nothing that is stored apart.
+The query is one prepared statement with one row. It reads open jobs only, and no column of their plans and traces that
+is stored out of line.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 from pg_tensile.client.connection import Connection
 
-WAITING = ("waiting", "queued", "interrupted")  # states: for device memory, for a slot, for its next attempt
+WAITING = ("waiting", "queued", "interrupted")  # states of waiting: for device memory, for a slot, for the next attempt
 
 SNAPSHOT = """
     SELECT extract(epoch FROM clock_timestamp())::float8 AS at,
@@ -50,23 +51,23 @@ EPOCHS = """
 
 @dataclass(frozen=True)
 class Device:
-    """A row of tensile.devices; None: not known yet."""
+    """A row of tensile.devices; None means not known yet."""
 
     name: str
     total_bytes: int | None
     budget_bytes: int | None
-    granted_bytes: int  # to jobs
-    in_use_bytes: int  # by jobs, between their steps
-    inference_bytes: int  # of the predictor
+    granted_bytes: int  # granted to jobs
+    in_use_bytes: int  # held by jobs between their steps
+    inference_bytes: int  # taken by the predictor
     jobs: int  # of all roles
     out_bytes_per_s: float | None
     in_bytes_per_s: float | None
-    utilisation: float | None  # by others, 0 to 1
+    utilisation: float | None  # load by other programs, 0 to 1
 
 
 @dataclass(frozen=True)
 class Job:
-    """An open job; the live numbers are None until its executor has reported them. Moments are seconds since 1970."""
+    """An open job. Live numbers are None until its executor has reported them; moments are in seconds since 1970."""
 
     job: int
     model: str
@@ -82,22 +83,22 @@ class Job:
     may_stop_early: bool
     submitted_at: float
     started_at: float | None
-    not_before: float | None  # an interrupted job starts again
+    not_before: float | None  # earliest start of the next attempt of an interrupted job
     heartbeat_at: float | None
     pid: int | None
     phase: str | None
     epoch: int | None  # from 1
     epochs: int
-    step: int | None  # done of this epoch's steps
+    step: int | None  # of this epoch's `steps`, done so far
     steps: int | None
-    loss: float | None  # the mean of the epoch so far
+    loss: float | None  # mean of the epoch so far
     samples_per_s: float | None
-    device_bytes: int | None  # between two steps
+    device_bytes: int | None  # held between two steps
     device_peak_bytes: int | None
     planned_bytes: int | None
     granted_bytes: int | None
-    vanilla_bytes: int | None  # without a plan
-    bytes_swapped: int | None  # both ways, since its executor began; so are the next two
+    vanilla_bytes: int | None  # peak without a plan
+    bytes_swapped: int | None  # both ways, since its executor started, as the next two
     stall_s: float | None
     passive_swap_ins: int | None
     plan_generation: int | None
@@ -108,36 +109,39 @@ class Job:
 
     @property
     def done(self) -> float | None:
-        """Epochs, with the part of this one; None before its first step is reported."""
+        """Epochs done, with the fraction of the current one; None before its first step is reported."""
         if self.step is None or not self.steps:
             return None
         return min(max(self.epoch or 1, 1) - 1 + min(1.0, self.step / self.steps), float(self.epochs))
 
     @property
     def memory_bytes(self) -> int | None:
-        """What its steps take of the device: by its plan, or without one at most so far."""
+        """Device memory of its steps: as planned, or without a plan the highest measured so far."""
         return self.device_peak_bytes if self.planned_bytes is None else self.planned_bytes
 
     @property
     def progress(self) -> float | None:
-        """The part of all epochs that is done, 0 to 1."""
+        """Share of all epochs that is done, from 0 to 1; None if not known."""
         return None if self.done is None or not self.epochs else self.done / self.epochs
 
 
 @dataclass(frozen=True)
 class Snapshot:
     at: float  # the server's clock, seconds since 1970
-    ageing_s: float | None  # of waiting that are worth a step of priority
-    sees_all: bool  # jobs of all roles
+    ageing_s: float | None  # seconds of waiting that raise the priority by one
+    sees_all: bool  # whether it has the jobs of all roles
     devices: tuple[Device, ...]
     jobs: tuple[Job, ...]  # by number
 
     def queue(self) -> list[Job]:
-        """The jobs that wait, in the order in which they will get their turn as things are now."""
+        """Return the waiting jobs, in the order in which they would be started now."""
         return sorted((job for job in self.jobs if job.waits), key=self._turn)
 
     def _turn(self, job: Job) -> tuple[bool, bool, float, float, int]:
-        """A job that waits for memory has started already; one that was interrupted may have to wait for its time."""
+        """Return the sort key of a waiting job.
+
+        Jobs that wait for memory come first, as they have started already; interrupted jobs whose retry time is in the
+        future come last."""
         later = job.not_before is not None and job.not_before > self.at
         return job.state != "waiting", later, -self.aged_priority(job), job.submitted_at, job.job
 
@@ -145,20 +149,20 @@ class Snapshot:
         return job.priority + ((self.at - job.submitted_at) / self.ageing_s if self.ageing_s else 0.0)
 
     def waited_s(self, job: Job) -> float:
-        """Since it was submitted."""
+        """Return the seconds since the job was submitted."""
         return max(0.0, self.at - job.submitted_at)
 
     def retry_in_s(self, job: Job) -> float | None:
-        """Until an interrupted job may start again; None: it may."""
+        """Return the seconds until an interrupted job may start again, or None if it may now."""
         return None if job.not_before is None or job.not_before <= self.at else job.not_before - self.at
 
     def silent_s(self, job: Job) -> float | None:
-        """Since its last heartbeat."""
+        """Return the seconds since the job's last heartbeat, or None if it has sent none yet."""
         return None if job.heartbeat_at is None else max(0.0, self.at - job.heartbeat_at)
 
 
 def read(connection: Connection) -> Snapshot:
-    """Raises psycopg.Error."""
+    """Return a snapshot of the server. Raises psycopg.Error."""
     row = connection.execute(SNAPSHOT, prepare=True).fetchone()
     assert row is not None
     return Snapshot(
@@ -171,7 +175,7 @@ def read(connection: Connection) -> Snapshot:
 
 
 class Epoch(NamedTuple):
-    """One that was trained to its end. `done`: epochs then; `at`: seconds since 1970."""
+    """A completed epoch. `done`: epochs done at its end; `at`: its end, in seconds since 1970."""
 
     done: float
     loss: float
@@ -179,7 +183,7 @@ class Epoch(NamedTuple):
 
 
 def read_epochs(connection: Connection, jobs: list[int]) -> dict[int, list[Epoch]]:
-    """The last epochs of each of the jobs, in their order. Raises psycopg.Error."""
+    """Return the last epochs of each of the jobs, at most 200, in order. Raises psycopg.Error."""
     found: dict[int, list[Epoch]] = {}
     for row in connection.execute(EPOCHS, (jobs,)):
         if row["loss"] is not None and math.isfinite(row["loss"]):
@@ -191,5 +195,5 @@ NUMBERS = {field.name for kind in (Device, Job) for field in fields(kind) if "fl
 
 
 def _finite(row: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no word for what is not a number, or infinite: PostgreSQL writes it as text."""
+    """Return the row with None for NaN and infinities, which PostgreSQL writes as text because JSON lacks them."""
     return {name: None if name in NUMBERS and isinstance(value, str) else value for name, value in row.items()}

@@ -1,4 +1,4 @@
-"""What the view is made of: the newest snapshot, what is remembered, and what the user has chosen."""
+"""The input of the view: the newest snapshot, the history, and the user's choices."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from pg_tensile.tools.top.table import ORDERS
 
 @dataclass(frozen=True)
 class Shown:
-    """`alarm`: why the snapshot is old. `note`: a question or an answer, for the footer."""
+    """State of the view. `alarm`: why the snapshot is old. `note`: a question or an answer, for the footer."""
 
     snapshot: Snapshot
     history: History
-    where: str  # the server, and who asks
+    where: str  # database, role and address of the server
     order: str = "job"  # one of ORDERS
-    selected: int | None = None  # a job
-    page: str = "jobs"  # or details, help
+    selected: int | None = None  # number of a job
+    page: str = "jobs"  # or "details" or "help"
     details: details.Row | None = None
-    offset: int = 0  # lines that details or help are scrolled down
+    offset: int = 0  # lines by which details or help are scrolled down
     alarm: str = ""
     note: str = ""
 
     @cached_property
     def running(self) -> list[Job]:
-        """In the chosen order."""
+        """The running jobs, in the chosen order."""
         return sorted((job for job in self.snapshot.jobs if not job.waits), key=ORDERS[self.order])
 
     @cached_property
@@ -37,5 +37,5 @@ class Shown:
 
     @property
     def jobs(self) -> list[Job]:
-        """In the order of the lines."""
+        """All jobs, in the order of their lines."""
         return self.running + self.queue

@@ -1,7 +1,8 @@
-"""The columns of the two tables, and which of them there is room for.
+"""The columns of the two tables, and the choice of those that fit.
 
-A column has a rank: when the terminal is narrow, those with the highest go first. What is left over makes those wider
-that can use it. The strip about the selected job (view.py) has every number, whatever the tables leave out.
+Each column has a rank: on a narrow terminal the columns with the highest rank are dropped first. The cells left over
+widen the columns that can use them. The strip about the selected job (view.py) shows most of the numbers that the
+tables leave out.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from pg_tensile.tools.top.history import SILENT_S, History
 from pg_tensile.tools.top.snapshot import Job, Snapshot
 from pg_tensile.tools.top.text import bar, count, duration, fit, loss, percent, plain, short, size, sparkline
 
-MARK = "▸"  # of the selected job
+MARK = "▸"  # before the selected job
 
 
 @dataclass(frozen=True)
 class Column:
-    """`width`: cells that it needs; `most`: that it can use. `show`: the text of a job, in so many cells."""
+    """A column: the `width` in cells that it needs, the `most` that it can use, and `show` for a job's text."""
 
     title: str
     rank: int
@@ -37,7 +38,7 @@ Chosen = list[tuple[Column, int]]
 
 
 def choose(columns: Sequence[Column], room: int) -> Chosen:
-    """Columns that fit into so many cells, each after a space, and their widths; in their order."""
+    """Return the columns that fit into `room` cells, each after a space, with their widths; in their order."""
     widths: dict[str, int] = {}
     for column in sorted(columns, key=lambda each: each.rank):
         if room <= column.width:
@@ -59,7 +60,7 @@ def heading(chosen: Chosen) -> Text:
 
 
 def line(chosen: Chosen, job: Job, selected: bool) -> Text:
-    """A job in the table."""
+    """Return the line of a job in the table."""
     found = Text(style="reverse" if selected else "")
     for place, (column, width) in enumerate(chosen):
         found.append(MARK if selected and place == 0 else " ")
@@ -71,7 +72,7 @@ def line(chosen: Chosen, job: Job, selected: bool) -> Text:
 
 
 def running(snapshot: Snapshot, history: History, jobs: Sequence[Job]) -> list[Column]:
-    """Of the jobs that have an executor."""
+    """Return the columns of the jobs that have an executor."""
     epochs = [_epoch(job) for job in jobs]
     owners, devices = {job.owner for job in jobs}, {job.device for job in jobs} - {None}
     of = history.of
@@ -111,7 +112,7 @@ def running(snapshot: Snapshot, history: History, jobs: Sequence[Job]) -> list[C
 
 
 def _names(jobs: Sequence[Job]) -> list[Column]:
-    """How both tables begin."""
+    """Return the columns with which both tables begin."""
     names = _widest(8, 30, [plain(job.model) for job in jobs])
     return [
         Column("JOB", 0, _widest(3, 19, [str(job.job) for job in jobs]), lambda job, width: str(job.job)),
@@ -135,7 +136,7 @@ def _of(part: int | None, whole: int | None) -> str:
 
 
 def queue(snapshot: Snapshot, jobs: Sequence[Job]) -> list[Column]:
-    """Of the jobs that wait."""
+    """Return the columns of the waiting jobs."""
     return [
         *_names(jobs),
         Column("STATE", 1, 11, lambda job, width: job.state, left=True, style="yellow"),
@@ -146,7 +147,7 @@ def queue(snapshot: Snapshot, jobs: Sequence[Job]) -> list[Column]:
 
 
 def reason(snapshot: Snapshot, job: Job) -> str:
-    """Why it waits."""
+    """Return why the job waits, and when it is tried again."""
     again = snapshot.retry_in_s(job)
     parts = (job.reason, None if again is None else f"again in {duration(again)}")
     return "; ".join(part for part in parts if part)
@@ -156,7 +157,7 @@ def _largest(name: str) -> Callable[[Job], Any]:
     return lambda job: (-(getattr(job, name) or 0), job.job)
 
 
-ORDERS: dict[str, Callable[[Job], Any]] = {  # of the running jobs: by number, or the largest first
+ORDERS: dict[str, Callable[[Job], Any]] = {  # sort keys of running jobs: by number, or the largest value first
     "job": lambda job: job.job,
     "memory": _largest("memory_bytes"),
     "stall": _largest("stall_s"),

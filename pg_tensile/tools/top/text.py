@@ -1,6 +1,6 @@
-"""Numbers and texts as a terminal shows them: short, in cells of a fixed width, without anything that a terminal obeys.
+"""Numbers and texts for a terminal: short, in cells of a fixed width, without control sequences.
 
-What others have written (names, reasons, errors, queries) reaches the screen through `fit` or `wrap` only.
+Text from other users (names, reasons, errors, queries) must reach the screen through `fit` or `wrap` only.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 
-NONE = "–"  # a number that there is not
+NONE = "–"  # in place of a missing number
 BLOCKS = "▁▂▃▄▅▆▇█"
 EIGHTHS = " ▏▎▍▌▋▊▉"
 UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
@@ -19,13 +19,13 @@ DAY = 86_400
 
 
 def plain(text: str) -> str:
-    """With a space for whatever is not printed: control characters, escapes, marks that change the direction."""
+    """Return the text with spaces for unprintable characters: controls, escapes, marks that change the direction."""
     return "".join(each if each.isprintable() else " " for each in text)
 
 
 def fit(text: str, width: int, right: bool = False) -> str:
-    """Exactly `width` cells of it: cut with … where it is longer, else filled with spaces on the right, or the left."""
-    text = plain(text[: 4 * max(width, 1) + 1])  # no more than is shown, however long it is
+    """Return exactly `width` cells: the text, cut with … if it is longer or padded; `right` aligns it to the right."""
+    text = plain(text[: 4 * max(width, 1) + 1])  # limits the work on very long texts
     size = cell_len(text)
     if width <= 0:
         return ""
@@ -35,7 +35,7 @@ def fit(text: str, width: int, right: bool = False) -> str:
 
 
 def wrap(text: str, width: int, lines: int) -> list[str]:
-    """In at most so many lines of at most so many cells, cut with … where it is longer."""
+    """Return the text in at most `lines` lines of at most `width` cells, cut with … if it is longer."""
     width, text = max(width, 2), plain(text[: (lines + 1) * 4 * max(width, 2)])
     found = textwrap.wrap(text, width)
     if any(cell_len(line) > width for line in found):
@@ -46,7 +46,7 @@ def wrap(text: str, width: int, lines: int) -> list[str]:
 
 
 def join(parts: Iterable[str | None], width: int, between: str = "  ") -> str:
-    """The first of the parts, as many as fit; None: there is no such part."""
+    """Return the first parts, as many as fit into `width` cells; parts that are None are skipped."""
     found = ""
     for part in parts:
         if part is None:
@@ -59,7 +59,7 @@ def join(parts: Iterable[str | None], width: int, between: str = "  ") -> str:
 
 
 def flow(parts: Iterable[str | None], width: int, between: str = "  ") -> list[str]:
-    """All of the parts, on as many lines as that takes; a part longer than a line is left to `wrap`."""
+    """Return all parts but those that are None, on as many lines as needed; parts longer than a line are not cut."""
     lines: list[str] = []
     for part in parts:
         if part is None:
@@ -75,7 +75,7 @@ def flow(parts: Iterable[str | None], width: int, between: str = "  ") -> list[s
 
 
 def size(nbytes: float | None) -> str:
-    """Of memory, in units of 1024, three digits: "98.0 MB". Seven cells."""
+    """Return a memory size in units of 1024 with three digits, "98.0 MB", in up to seven cells."""
     if nbytes is None:
         return NONE
     value = float(nbytes)
@@ -87,7 +87,7 @@ def size(nbytes: float | None) -> str:
 
 
 def short(value: float | None) -> str:
-    """Any number, three digits: "0.53", "42.5", "1.20k", "12.3M". Five cells."""
+    """Return a number with three digits, "0.53", "42.5", "1.20k", "12.3M", in up to five cells."""
     if value is None:
         return NONE
     for unit in ("", "k", "M", "G", "T"):
@@ -98,17 +98,17 @@ def short(value: float | None) -> str:
 
 
 def _digits(value: float) -> int:
-    """After the point, for three digits."""
+    """Return the number of decimals that gives three digits."""
     return 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
 
 
 def count(value: int | None) -> str:
-    """A whole number: as it is up to 9999."""
+    """Return a whole number: in full up to 9999, else as `short` does."""
     return str(value) if value is not None and abs(value) < 10_000 else short(value)
 
 
 def loss(value: float | None) -> str:
-    """Five digits or so: "0.1134", "12.345", "1.2e-05". Seven cells."""
+    """Return a loss with about five digits, "0.1134", "12.345", "1.2e-05", in up to seven cells."""
     if value is None:
         return NONE
     magnitude = abs(value)
@@ -122,7 +122,7 @@ def percent(share: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Of some time: "0.08s", "42s", "12:34", "5h12m", "3d04h". Six cells."""
+    """Return a duration, "0.08s", "42s", "12:34", "5h12m", "3d04h", in up to six cells."""
     if seconds is None:
         return NONE
     if seconds < 9.95:
@@ -141,14 +141,14 @@ def duration(seconds: float | None) -> str:
 
 
 def bar(share: float | None, width: int) -> str:
-    """Full up to `share`, 0 to 1, in eighths of a cell."""
+    """Return a bar that is filled up to `share`, from 0 to 1, in eighths of a cell."""
     eighths = round(min(max(share or 0.0, 0.0), 1.0) * width * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (EIGHTHS[rest] if rest else "")).ljust(width, "·")
 
 
 def parts_bar(parts: Sequence[tuple[float, str]], whole: float, width: int) -> str:
-    """A bar of several parts one after the other, each with a character of its own."""
+    """Return a bar of several (part of `whole`, character), one after the other."""
     found, total = "", 0.0
     for part, character in parts:
         total += max(0.0, part)
@@ -158,8 +158,10 @@ def parts_bar(parts: Sequence[tuple[float, str]], whole: float, width: int) -> s
 
 
 def sparkline(points: Sequence[tuple[float, float]], width: int) -> str:
-    """The course of y over x, points in the order of x: one block for each of `width` equal parts of x, the mean of its
-    points; where there are none the height stays."""
+    """Return the course of y over x, as one block character for each of `width` equal intervals of x.
+
+    Points are (x, y) in the order of x. A block's height is the mean of its points; an interval without points repeats
+    the height before it."""
     if not points or width <= 0:
         return ""
     first, last = points[0][0], points[-1][0]

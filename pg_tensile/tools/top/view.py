@@ -1,13 +1,14 @@
-"""The view: what is shown, in so many lines of so many cells. A pure function.
+"""The view: a pure function from the state to lines of text for a terminal of a given size.
 
-    header      which server, how many jobs, the server's time; an alarm below it
-    devices     memory granted, the link, how busy others keep it
+    header      the server, numbers of jobs, the server's time; an alarm below it
+    devices     memory granted, the link, the load by others
     running     a line for each job with an executor
-    queue       those that wait, the next one first, and why
-    strip       every number of the selected job
+    queue       the waiting jobs, the next one first, with reasons
+    strip       pace, memory and costs of the selected job
     footer      keys, a question or an answer
-Lines of tables that do not fit are scrolled to the selected job. What a low terminal has no room for goes in this
-order: strip, second lines of devices, tables.
+
+Tables that do not fit are scrolled to the selected job. A terminal with fewer than LOW lines has no strip, and devices
+have only one line each where two would take more than a fifth of the height; the tables use the lines that are left.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pg_tensile.tools.top.state import Shown
 from pg_tensile.tools.top.table import Chosen
 from pg_tensile.tools.top.text import fit, wrap
 
-LOW = 16  # lines: fewer have no room for the strip
+LOW = 16  # lines, below which the strip is left out
 HELP = """\
 q, Ctrl-C      quit
 ↑ ↓, k j       select a job; PgUp, PgDn: by ten; Home, End: the first, the last
@@ -46,7 +47,9 @@ You see your own jobs; members of pg_read_all_stats see all of them."""
 
 
 def view(shown: Shown, width: int, height: int | None = None) -> list[Text]:
-    """At most `height` lines, each of at most `width` cells; None: as many as there are, without strip and footer."""
+    """Return at most `height` lines, each of at most `width` cells.
+
+    A height of None means all lines, without strip and footer."""
     top = panels.header(shown, width)
     bottom = [] if height is None else [panels.footer(shown, width)]
     if shown.page == "jobs":
@@ -64,12 +67,12 @@ def view(shown: Shown, width: int, height: int | None = None) -> list[Text]:
 
 
 def page_lines(shown: Shown, width: int) -> int:
-    """How many lines the page of details or help has, seen or not."""
+    """Return the number of lines of the page of details or help, visible or not."""
     return len(_page(shown, width, None))
 
 
 def _page(shown: Shown, width: int, room: int | None) -> list[Text]:
-    """Details or help, scrolled."""
+    """Return `room` lines of details or help, from the current offset on; None means all lines."""
     if shown.page == "help":
         lines = [Text(fit(text, width).rstrip()) for text in HELP.splitlines()]
     else:
@@ -80,7 +83,7 @@ def _page(shown: Shown, width: int, room: int | None) -> list[Text]:
 
 
 def _tables(shown: Shown, width: int, room: int | None) -> list[Text]:
-    """Rule, heading and lines of the running jobs, and of the queue."""
+    """Return rule, heading and lines of the running jobs, and of the queue."""
     running, queue = shown.running, shown.queue
     if not shown.jobs:
         mine = "" if shown.snapshot.sees_all else " You see your own jobs only."
@@ -98,7 +101,9 @@ def _tables(shown: Shown, width: int, room: int | None) -> list[Text]:
 
 
 def _share(running: int, queue: int, rows: int | None) -> tuple[int, int]:
-    """How many lines of each are shown: where not all fit, the queue gets a third, or what the others leave."""
+    """Return how many lines of each table are shown.
+
+    If not all fit, the queue has a third of them, or more if the running jobs leave more."""
     if rows is None:
         return running, queue
     rows = max(0, rows)
@@ -107,7 +112,7 @@ def _share(running: int, queue: int, rows: int | None) -> tuple[int, int]:
 
 
 def _table(title: str, chosen: Chosen, jobs: Sequence[Job], selected: int | None, rows: int, width: int) -> list[Text]:
-    """`rows` of the jobs, those around the selected one."""
+    """Return rule, heading and the lines of `rows` jobs around the selected one."""
     place = next((place for place, job in enumerate(jobs) if job.job == selected), 0)
     start = max(0, min(place - rows // 2, len(jobs) - rows))
     seen = jobs[start : start + rows]

@@ -1,1 +1,1 @@
-"""Parts that several policies are made of."""
+"""Building blocks shared by several policies."""

@@ -1,4 +1,4 @@
-"""The gaps of every tensor: between two needs that follow each other it lies idle and may be off the device."""
+"""Idle intervals of every tensor: between two consecutive needs it may be off the device."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from pg_tensile.planning.trace.lists import Columns
 
 
 class Gap(NamedTuple):
-    """A tensor between two needs. A need stands at 2i: operator i accesses the tensor; or at 2i - 1: a recomputation
-    right before operator i reads it. A gap across the end of the iteration ends at 2n more than in the next one."""
+    """Idle interval of a tensor, between two needs.
+
+    A need has position 2i if operator i accesses the tensor, and 2i - 1 if a recomputation right before operator i
+    reads it. Where an interval crosses the end of the iteration, `until` is 2n more than the position in the next one.
+    """
 
     tensor: int
     since: int
@@ -19,7 +22,10 @@ class Gap(NamedTuple):
 
 
 class Gaps:
-    """The needs of all tensors, to which recomputations add. Persistent tensors have a gap across the end."""
+    """Needs of all tensors, to which recomputations add, and the idle intervals between them.
+
+    Persistent tensors also have an interval across the end of the iteration.
+    """
 
     def __init__(self, columns: Columns) -> None:
         self._places = [[2 * operator for operator in accesses] for accesses in columns.accesses]
@@ -27,7 +33,10 @@ class Gaps:
         self._around = 2 * columns.operators
 
     def of(self, tensor: int, since: int = -1) -> Iterator[Gap]:
-        """The gaps of a tensor that begin at `since` or later, in order."""
+        """Yield a tensor's idle intervals that begin at `since` or later, in order.
+
+        For persistent tensors, the one across the end of the iteration comes last.
+        """
         places = self._places[tensor]
         for place in range(bisect_left(places, since), len(places) - 1):
             yield Gap(tensor, places[place], places[place + 1])
@@ -36,7 +45,7 @@ class Gaps:
             yield around
 
     def around(self, tensor: int) -> Gap | None:
-        """The gap across the end of the iteration; None for tensors that do not live as long."""
+        """Return the interval across the end of the iteration; None for tensors that do not live as long."""
         places = self._places[tensor]
         return Gap(tensor, places[-1], places[0] + self._around) if self._persistent[tensor] and places else None
 
@@ -49,7 +58,10 @@ class Gaps:
         return at < len(places) and places[at] == place
 
     def at(self, tensor: int, place: int) -> Gap | None:
-        """The gap in which `place`, no need of the tensor, lies; None: the tensor does not exist there."""
+        """Return the idle interval that contains `place`, which is no need of the tensor.
+
+        None if the tensor does not exist there.
+        """
         places = self._places[tensor]
         at = bisect_left(places, place)
         if 0 < at < len(places):
@@ -57,7 +69,7 @@ class Gaps:
         return self.around(tensor)
 
     def split(self, gap: Gap, place: int) -> tuple[Gap, Gap]:
-        """A need at `place`, inside of `gap`, makes two of it."""
+        """Add a need at `place`, inside `gap`, and return the two intervals that result."""
         places = self._places[gap.tensor]
         places.insert(bisect_left(places, place), place)
         if self.wraps(gap) and place < gap.since:

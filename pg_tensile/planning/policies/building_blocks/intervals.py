@@ -1,4 +1,4 @@
-"""Which of many ranges of operators that cover a certain one comes first."""
+"""Search for the smallest of many keys whose ranges of operators cover a given operator."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ Key = TypeVar("Key", bound=tuple)
 
 
 class Cover(Generic[Key]):
-    """Keys with the ranges of operators that they cover: a segment tree with a heap of keys in each node. Keys are
-    unique, also among those that were removed before.
+    """Keys with the ranges of operators that they cover: a segment tree with a heap of keys in each node.
 
-    A range goes down the tree only as far as somebody has looked: planning asks for few operators, the peaks. `insert`
-    and `remove` take O(1); what has come to a node since is sorted into it and its children when `first` passes, in
-    O(log² n) a key at most, and O(log n) when nothing has come.
+    Keys are unique, also among those that were removed before. A range moves down the tree only as far as queries have
+    gone: planning queries few operators, the peaks. `insert` and `remove` take O(1). `first` sorts ranges that are
+    waiting at the nodes on its way into these nodes or their children, in at most O(log² n) per key; it takes O(log n)
+    if none is waiting.
     """
 
     def __init__(self, operators: int) -> None:
-        self._last = (1 << (operators - 1).bit_length()) - 1  # of the root's operators
-        self._heaps: defaultdict[int, list[Key]] = defaultdict(list)  # by node: the children of k are 2k and 2k + 1
-        self._waiting: defaultdict[int, list[tuple[int, int, Key]]] = defaultdict(list)  # by node: ranges that came
+        self._last = (1 << (operators - 1).bit_length()) - 1  # last operator of the root's range
+        self._heaps: defaultdict[int, list[Key]] = defaultdict(list)  # by node; the children of k are 2k and 2k + 1
+        self._waiting: defaultdict[int, list[tuple[int, int, Key]]] = defaultdict(list)  # by node: not sorted yet
         self._present: set[Key] = set()
 
     def insert(self, key: Key, ranges: Iterable[tuple[int, int]]) -> None:
-        """`key` covers the operators first … last of each of `ranges`."""
+        """Add `key`, which covers the operators first … last of each of `ranges`."""
         self._present.add(key)
         self._waiting[1] += [(first, last, key) for first, last in ranges if first <= last]
 
@@ -34,7 +34,7 @@ class Cover(Generic[Key]):
         self._present.discard(key)
 
     def first(self, operator: int) -> Key | None:
-        """The smallest key that covers `operator`."""
+        """Return the smallest key that covers `operator`, or None."""
         found: Key | None = None
         node, low, high = 1, 0, self._last
         while True:
@@ -54,7 +54,7 @@ class Cover(Generic[Key]):
                 node, low = 2 * node + 1, middle + 1
 
     def _sort(self, node: int, low: int, high: int, heap: list[Key]) -> None:
-        """What waits at the node of the operators low … high goes into its heap or to its children."""
+        """Move the ranges that wait at the node of the operators low … high into its heap or to its children."""
         middle = (low + high) >> 1
         for waiting in self._waiting.pop(node):
             first, last, key = waiting

@@ -1,7 +1,7 @@
-"""Keeping on the device what there is room for: a plan without some of its absences.
+"""Keeping tensors on the device where there is room: a plan without some of its swaps and recomputations.
 
-Those that cost the most for the memory that they save end first: so a plan for swapping everything becomes one for any
-budget, and a plan that was made operator by operator loses what later decisions have made superfluous.
+Those that cost the most for the memory that they save are removed first. So a plan that swaps everything becomes one
+for any budget, and a plan that was made operator by operator loses what later decisions have made superfluous.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ READ = Mode.READ.value
 
 
 def least_bytes(trace: Trace) -> int:
-    """The device memory that swapping everything takes: no plan that is known takes less."""
+    """Return the device memory in bytes that swapping everything takes; no known plan takes less."""
     return footprint(trace, swaps(trace, absences(trace))).device_peak_bytes
 
 
 def relaxed_swap_all(trace: Trace, budget_bytes: int) -> Plan | None:
-    """Swaps alone that keep the iteration within the budget, workspaces included; None if that is impossible. Tensors
-    that leave for the shortest time stay first: that takes the least memory for the transfers that it saves."""
+    """Return a plan of swaps alone within the budget, workspaces included, or None if that is impossible.
+
+    Tensors with the shortest idle intervals stay first: that takes the least memory for the transfers that it saves.
+    """
     sequence = AccessSequence(trace, swaps(trace, absences(trace)))
     if (sequence.footprint + trace.workspace_bytes).max() > budget_bytes:
         return None
@@ -40,8 +42,10 @@ def relaxed_swap_all(trace: Trace, budget_bytes: int) -> Plan | None:
 
 
 def relaxed(sequence: AccessSequence, budget_bytes: int, cost_us: Floats) -> Plan:
-    """The plan without those absences that there is room for within the budget, workspaces included. `cost_us`: of each
-    event; what a plan loses by it."""
+    """Return the plan without those swaps and recomputations for which the budget, workspaces included, has room.
+
+    `cost_us`: float[events], the cost of each event, which removing it saves.
+    """
     memory = sequence.footprint + sequence.trace.workspace_bytes[sequence.steps]
     size, plan = sequence.trace.tensor_bytes, sequence.plan
     found = []
@@ -60,10 +64,13 @@ def relaxed(sequence: AccessSequence, budget_bytes: int, cost_us: Floats) -> Pla
 
 
 def without_superfluous(plan: Plan, columns: Columns) -> Plan:
-    """The plan without recomputations of what nothing reads before it is made again."""
+    """Return the plan without superfluous recomputations.
+
+    These are recomputations of tensors that nothing reads before they are swapped in or recomputed again.
+    """
     rows = plan.rows
     keeps = np.ones(len(rows), np.bool_)
-    made: dict[int, int] = {}  # tensor → the gap in which it is made next
+    made: dict[int, int] = {}  # tensor → the gap of its next swap-in or recomputation
     read: set[int] = set()  # tensors that an event needs before that
     columns_of_rows = (rows[name].tolist() for name in ("kind", "tensor", "trigger", "version"))
     for event, (kind, tensor, trigger, version) in reversed(list(enumerate(zip(*columns_of_rows, strict=True)))):
@@ -85,7 +92,7 @@ def without_superfluous(plan: Plan, columns: Columns) -> Plan:
 
 
 class _Absence(NamedTuple):
-    """A tensor off the device, during the steps `first` … `last` - 1 of each of `spans`, by these events."""
+    """A tensor off the device during the steps first … last - 1 of each of `spans`, caused by `events`."""
 
     tensor: int
     spans: tuple[tuple[int, int], ...]
@@ -93,7 +100,7 @@ class _Absence(NamedTuple):
 
 
 def _absences(sequence: AccessSequence) -> Iterator[_Absence]:
-    """Of plans in which what was swapped out comes back by a swap, and all else by a recomputation."""
+    """Yield the intervals off the device of a plan in which each swap-out has a swap-in, and all else is recomputed."""
     made: defaultdict[int, list[int]] = defaultdict(list)
     gone: defaultdict[int, list[int]] = defaultdict(list)
     kinds: list[int] = sequence.plan.rows["kind"].tolist()
@@ -114,7 +121,7 @@ def _absences(sequence: AccessSequence) -> Iterator[_Absence]:
         spans: list[tuple[tuple[int, int], ...]]
         spans = [((before[1] + 1, after[0]),) for before, after in pairwise(intervals)]
         outs = gone[tensor]
-        if sequence.trace.persistent[tensor] and intervals[0][0] > 0:  # away around the end of the iteration
+        if sequence.trace.persistent[tensor] and intervals[0][0] > 0:  # off the device across the end of the iteration
             spans.insert(0, ((intervals[-1][1] + 1, len(sequence.steps)), (0, intervals[0][0])))
             outs = [*outs[-1:], *outs[:-1]]
         back = iter(outs)

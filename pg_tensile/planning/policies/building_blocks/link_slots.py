@@ -1,6 +1,6 @@
-"""When the transfers of one lane start and end: one at a time, each in one piece (TENSILE, section IV-C).
+"""Start and end times of the transfers of one lane: one at a time, each in one piece (TENSILE, section IV-C).
 
-Unlike link_time.py, which shares out time, this says the very µs, so that what is planned is what happens: a transfer
+Unlike link_time.py, which divides up time, this module fixes the exact µs, so that transfers happen as planned: each
 starts a whole number of µs after the end of an operator, as an event of a plan does.
 """
 
@@ -13,18 +13,21 @@ from collections.abc import Sequence
 import numpy as np
 
 Span = tuple[float, float]  # start and end, µs
-EXACT_US = 1e-7  # what a time may be off a whole number of µs
+EXACT_US = 1e-7  # tolerance for a whole number of µs
 
 
 class Timetable:
-    """The free time of a lane in one iteration, from the end of the first operator to the end of the last.
+    """Free time of a lane in one iteration, from the end of the first operator to the end of the last.
 
-    Free spans stand in √n buckets by their starts, with the longest span of each bucket, so that a search skips the
-    buckets in which nothing is long enough.
+    Free spans are in √n buckets by their starts, with the longest span of each bucket, so that a search skips the
+    buckets in which no span is long enough.
     """
 
     def __init__(self, ends_us: Sequence[float], shortest_us: float = 0.0) -> None:
-        """`ends_us`: float[n], when each operator ends; ascending. No transfer is shorter than `shortest_us`."""
+        """Start with a free lane.
+
+        `ends_us`: float[n], the end of each operator; ascending. No transfer is shorter than `shortest_us`.
+        """
         self._ends_us = ends_us
         self._shortest_us = shortest_us
         count = math.isqrt(len(ends_us)) + 1
@@ -34,7 +37,7 @@ class Timetable:
         self._insert((ends_us[0], ends_us[-1]))
 
     def earliest(self, us: float, first_us: float, last_us: float) -> float | None:
-        """The earliest start of `us` that are free and lie between `first_us` and `last_us`; None: there is none."""
+        """Return the earliest start of `us` of free time between `first_us` and `last_us`, or None."""
         for bucket in self._buckets(us, first_us, last_us):
             for start, end in self._free[bucket]:
                 if end - start >= us and min(end, last_us) - max(start, first_us) >= us:
@@ -44,7 +47,7 @@ class Timetable:
         return None
 
     def latest(self, us: float, first_us: float, last_us: float) -> float | None:
-        """The latest start, likewise."""
+        """Return the latest start of `us` of free time between `first_us` and `last_us`, or None."""
         for bucket in reversed(self._buckets(us, first_us, last_us)):
             for start, end in reversed(self._free[bucket]):
                 if end - start >= us and min(end, last_us) - max(start, first_us) >= us:
@@ -54,7 +57,7 @@ class Timetable:
         return None
 
     def book(self, start_us: float, us: float) -> None:
-        """Takes `us` from `start_us` on, which are free."""
+        """Take `us` from `start_us` on, which have to be free."""
         bucket = self._holding(start_us)
         spans = self._free[bucket]
         start, end = spans.pop(bisect_right(spans, (start_us, math.inf)) - 1)
@@ -64,24 +67,24 @@ class Timetable:
                 self._insert(span)
 
     def cancel(self, start_us: float, us: float) -> None:
-        """Gives back what was booked."""
+        """Free time that was booked."""
         self._insert((start_us, start_us + us))
 
     def trigger(self, start_us: float) -> tuple[int, int]:
-        """The operator in whose gap a transfer that starts then is requested, and the delay from its end in µs."""
+        """Return the operator in whose gap a transfer with this start is requested, and the µs from its end."""
         operator = bisect_right(self._ends_us, start_us) - 1
         return operator, round(start_us - self._ends_us[operator])
 
     # ---- buckets ----
 
     def _buckets(self, us: float, first_us: float, last_us: float) -> list[int]:
-        """Those with a span of at least `us`, from the one with the span at `first_us` on, as far as `last_us`."""
+        """Return the buckets with a span of at least `us`, from the one that holds `first_us` to that of `last_us`."""
         begin, end = self._holding(first_us), self._bucket(last_us)
         long: list[int] = ((self._longest_us[begin : end + 1] >= us).nonzero()[0] + begin).tolist()
         return long
 
     def _holding(self, us: float) -> int:
-        """The bucket of the last span that starts at or before `us`, or that of `us`."""
+        """Return the bucket of the last span that starts at or before `us`, or else the bucket of `us`."""
         bucket = self._bucket(us)
         spans = self._free[bucket]
         if spans and spans[0][0] <= us:

@@ -1,8 +1,8 @@
-"""How much of the link is still free while each operator runs.
+"""Free time on the link while each operator runs.
 
-A lane is a row of operators, each of which lasts for some time. A transfer takes time from the operators that it may
-overlap with: a swap-out from the earliest, a swap-in from the latest. Operators whose time is used up are skipped by
-path compression, so a transfer costs almost constant time however full the lane is.
+A lane is a row of operators with their durations. A transfer takes time from the operators that it may overlap with: a
+swap-out from the earliest, a swap-in from the latest. Operators whose time is used up are skipped by path compression,
+so a transfer costs almost constant time however full the lane is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Booking(NamedTuple):
-    """`us` that fitted, between the operators `first` and `last` (both included; first > last: none)."""
+    """Time that fitted: `us` between the operators `first` and `last`, both included; first > last means none."""
 
     us: float
     first: int
@@ -20,19 +20,22 @@ class Booking(NamedTuple):
 
 
 class Lane:
-    """One direction of the link. `free_us[i]`: time during operator i, not yet taken."""
+    """One direction of the link; `_free_us[i]` is the time during operator i that is not taken yet."""
 
     def __init__(self, operator_us: Sequence[float]) -> None:
         count = len(operator_us)
         self._free_us = list(operator_us)
         self._later = list(range(count + 1))  # operator → itself or a later one that has time left
-        self._earlier = list(range(count + 1))  # the same for earlier ones, shifted by one: 0 is "none"
+        self._earlier = list(range(count + 1))  # the same for earlier ones, shifted by one: 0 means "none"
         for operator, us in enumerate(operator_us):
             if us <= 0:
                 self._take(operator, 0.0)
 
     def earliest(self, us: float, first: int, last: int, book: bool = True) -> Booking:
-        """Takes `us` from the operators first … last, the earliest first; what is found if there is less."""
+        """Take `us` from the operators first … last, the earliest first, or as much as is free.
+
+        `book=False` only looks.
+        """
         if first > last:
             return Booking(0.0, first, first - 1)
         found, begin, end, at = 0.0, first, first - 1, self._next(first)
@@ -46,7 +49,10 @@ class Lane:
         return Booking(found, begin, end)
 
     def latest(self, us: float, first: int, last: int, book: bool = True) -> Booking:
-        """Takes `us` from the operators first … last, the latest first; what is found if there is less."""
+        """Take `us` from the operators first … last, the latest first, or as much as is free.
+
+        `book=False` only looks.
+        """
         if first > last:
             return Booking(0.0, last + 1, last)
         found, begin, end, at = 0.0, last + 1, last, self._previous(last)

@@ -1,9 +1,9 @@
-"""Memory at every operator while a plan grows: a range changes, the peak is asked for, again and again.
+"""Memory at every operator while a plan grows: range updates, each followed by a query of the peak.
 
-The incremental form of GPU Memory Peak Analysis (TENSILE, Algorithm 1): a new swap or recomputation changes the
+This is the incremental form of GPU Memory Peak Analysis (TENSILE, Algorithm 1): a new swap or recomputation changes the
 footprint between two operators and nowhere else, so no new sweep over the iteration is needed. Square-root
-decomposition in numpy blocks: 12 µs for a change and the peak after it, whatever the number of operators; a segment
-tree of Python lists takes as long at 13,000 of them and twice as long at 100,000.
+decomposition in numpy blocks: 12 µs for an update and the peak after it, whatever the number of operators; a segment
+tree of Python lists takes as long at 13,000 operators and twice as long at 100,000.
 """
 
 from __future__ import annotations
@@ -13,25 +13,25 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-NOTHING = -(1 << 62)  # where there is no operator
+NOTHING = -(1 << 62)  # padding where the last block has no operator
 
 
 class Peaks:
     """Bytes at n operators. `add`, `maximum` and `maximum_in` take O(√n), nearly all of it inside numpy."""
 
     def __init__(self, samples: ArrayLike) -> None:
-        """`samples`: int64[n], n ≥ 1, bytes at each operator."""
+        """Start from `samples`: int64[n], n ≥ 1, the bytes at each operator."""
         values = np.array(samples, np.int64)
         self._width = math.isqrt(len(values) - 1) + 1
         count = -(-len(values) // self._width)
         self._blocks = np.full((count, self._width), NOTHING, np.int64)
         self._blocks.ravel()[: len(values)] = values
-        self._added = np.zeros(count, np.int64)  # to every operator of a block, beyond what stands in it
+        self._added = np.zeros(count, np.int64)  # [blocks]: added to every operator of a block, not in `_blocks`
         self._largest = self._blocks.max(axis=1)
         self._peak: tuple[int, int] | None = None
 
     def add(self, first: int, last: int, size: int) -> None:
-        """`size` bytes more at the operators first … last; none if last < first."""
+        """Add `size` bytes at the operators first … last; nothing if last < first."""
         if last < first:
             return
         self._peak = None
@@ -45,14 +45,14 @@ class Peaks:
         self._add_in(end, 0, last % self._width, size)
 
     def maximum(self) -> tuple[int, int]:
-        """(bytes, operator) of the peak; the first operator if there are several."""
+        """Return (bytes, operator) of the peak; the first operator if there are several."""
         if self._peak is None:
             block = int(self._largest.argmax())
             self._peak = int(self._largest[block]), block * self._width + int(self._blocks[block].argmax())
         return self._peak
 
     def maximum_in(self, first: int, last: int) -> tuple[int, int]:
-        """(bytes, operator) of the peak among the operators first … last, first ≤ last."""
+        """Return (bytes, operator) of the peak among the operators first … last, first ≤ last."""
         begin, end = first // self._width, last // self._width
         if begin == end:
             return self._maximum_in(begin, first % self._width, last % self._width)

@@ -1,7 +1,7 @@
-"""Who needs which tensor when, while tensors are taken off the device: operators, and recomputations before them.
+"""Needs for tensors while these are taken off the device: by operators, and by recomputations right before them.
 
-A need stands at 2i: operator i accesses the tensor; or at 2i - 1: a recomputation right before operator i reads it.
-From 2n on it is one of the next iteration.
+A need has position 2i if operator i accesses the tensor, and 2i - 1 if a recomputation right before operator i reads
+it. Positions from 2n on are in the next iteration.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import NamedTuple
 from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.trace import Mode
 
-LONGEST_CHAIN = 24  # operators that one recomputation may take
-SMALL_INPUT = 4  # what a recomputation reads is kept for it if the tensor that it makes is so many times as large
+LONGEST_CHAIN = 24  # operators that one recomputation may execute
+SMALL_INPUT = 4  # an input is kept for a recomputation if the tensor recomputed is at least this many times as large
 
 READ, STATS = Mode.READ.value, Mode.STATS.value
 
 
 @dataclass(slots=True)
 class Absence:
-    """A tensor off the device, from after the need `since` (negative: of the iteration before) until `need`."""
+    """A tensor off the device, from after the need `since` (negative if in the preceding iteration) until `need`."""
 
     tensor: int
     since: int
@@ -30,29 +30,32 @@ class Absence:
     back: int  # the last operator without it; a swap-in starts in its gap
     swap: bool
     version: int
-    inputs: tuple[int, ...] = ()  # recomputation: what has to be there
+    inputs: tuple[int, ...] = ()  # of a recomputation: tensors that have to be resident
 
 
 class Recipe(NamedTuple):
-    """How a tensor is made again."""
+    """Operators and inputs that recompute a tensor."""
 
     steps: list[int]  # operators, in order
-    inputs: tuple[int, ...]  # tensors that have to be on the device
+    inputs: tuple[int, ...]  # tensors that have to be resident
 
 
 class Needs:
-    """The needs of all tensors of a trace, and the absences that have been decided."""
+    """Needs of all tensors of a trace, and the intervals off the device that have been decided."""
 
     def __init__(self, columns: Columns) -> None:
         self.columns = columns
-        self.last = [places[-1] if places else -1 for places in columns.places]  # need, in this iteration
+        self.last = [places[-1] if places else -1 for places in columns.places]  # [m]: last need in the iteration
         self.read_before: dict[int, list[int]] = {}  # operator → tensors that recomputations before it read
         self.away: dict[int, Absence] = {}
         self._places = columns.places.copy()
-        self._made_of: dict[int, set[int]] = {}  # tensor → tensors that were to be made of it
+        self._made_of: dict[int, set[int]] = {}  # tensor → tensors that were to be recomputed from it
 
     def next(self, tensor: int, after: int) -> int | None:
-        """The first need beyond `after`."""
+        """Return the first need after `after`, or None.
+
+        For persistent tensors it may be in the next iteration.
+        """
         places = self._places[tensor]
         at = bisect_right(places, after)
         if at < len(places):
@@ -60,7 +63,7 @@ class Needs:
         return places[0] + 2 * self.columns.operators if self.columns.persistent[tensor] and places else None
 
     def add(self, tensor: int, operator: int) -> None:
-        """A recomputation right before `operator` reads the tensor."""
+        """Add a need: a recomputation right before `operator` reads the tensor."""
         places, place = self._places[tensor], 2 * operator - 1
         at = bisect_left(places, place)
         if at == len(places) or places[at] != place:
@@ -74,8 +77,12 @@ class Needs:
             self._made_of.setdefault(each, set()).add(absence.tensor)
 
     def recipe(self, tensor: int, version: int, operator: int, now: int) -> Recipe | None:
-        """How to make the tensor right before `operator`, of what is needed then or later or can be made as well; None
-        if that is not possible or takes too many steps. A small tensor that is not dead `now` is kept for it."""
+        """Return how to recompute the tensor right before `operator`.
+
+        Inputs are persistent tensors, tensors that are needed then or later, and small ones that are not dead at
+        operator `now`, which are kept for it. All others are recomputed as well. None if that is impossible or takes
+        too many steps.
+        """
         columns = self.columns
         steps: list[int] = []
         inputs: list[int] = []
@@ -115,13 +122,15 @@ class Needs:
         return Recipe(steps, tuple(inputs)) if make(tensor, version) else None
 
     def _gone(self, tensor: int) -> bool:
-        """Whether it comes back in the next iteration only."""
+        """Return whether the tensor comes back only in the next iteration."""
         absence = self.away.get(tensor)
         return absence is not None and absence.need >= 2 * self.columns.operators
 
     def chain(self, tensor: int, inputs: tuple[int, ...]) -> int:
-        """The longest chain of absences by recomputation, each made of the one before, that the tensor's absence would
-        be part of."""
+        """Return the longest chain of dropped tensors, each recomputed from the one before, that `tensor` would be in.
+
+        `inputs`: the tensors that it would be recomputed from.
+        """
         below: dict[int, int] = {}
         above: dict[int, int] = {}
 

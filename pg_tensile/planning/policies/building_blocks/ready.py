@@ -1,11 +1,13 @@
-"""When the data of each operator is on the device, if feature maps are swapped (AccUDNN, sections 3.3 and 3.4).
+"""Times at which the data of each operator is on the device, if feature maps are swapped.
 
-Algorithm 1 on our traces. A layer of the paper is an operator here. Feature maps that are not pinned go to the host
-after forward has read them the last time, and come back in the order in which backward reads them; one stream allocates
-what operators make, their workspaces and what comes back, in their order and as early as memory allows. Constraint (6)
-says that nothing stalls: everything is ready when the operator before has ended.
+This is Algorithm 1 of AccUDNN (sections 3.3 and 3.4) on our traces, with an operator for each layer of the paper.
+Feature maps that are not pinned are swapped out after their last read in forward, and come back in the order in which
+backward reads them. One stream allocates operators' outputs, their workspaces and feature maps that come back, in their
+order and as early as memory allows. Constraint (6) demands that nothing stalls: all data of an operator is ready when
+the preceding operator has ended.
 
-Beyond the paper: a feature map comes back after it has gone, gone means copied, and copies out wait for each other.
+Beyond the paper: a feature map comes back after it has left, which means after its copy, and copies out wait for each
+other.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ TOLERANCE_US = 1e-6
 
 
 class FeatureMap(NamedTuple):
-    """An activation between the operator that reads it last in forward and the one that reads it first in backward."""
+    """An activation between its last read in forward (`since`) and its first in backward (`until`)."""
 
     tensor: int
     since: int
@@ -35,8 +37,11 @@ class FeatureMap(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """`ready_us` [n]: when operator i may start, infinity: never; `start_us` [n]: when the one before it has ended, if
-    nothing stalls; µs since the iteration began. `stalled`: operators that break constraint (6)."""
+    """When each operator may start, and whether it stalls; µs since the iteration began.
+
+    `ready_us` [n]: when operator i may start, infinity if never. `start_us` [n]: when the preceding operator has ended
+    if nothing stalls. `stalled`: operators that violate constraint (6).
+    """
 
     ready_us: Floats
     start_us: Floats
@@ -44,7 +49,7 @@ class Ready(NamedTuple):
 
 
 class Pinning(NamedTuple):
-    """`pinned`: feature maps (tensors) that stay on the device; `ready`: with them."""
+    """Feature maps that stay on the device (`pinned`, tensors), and the times with them (`ready`)."""
 
     pinned: frozenset[int]
     ready: Ready
@@ -62,8 +67,11 @@ class Layerwise:
 
     @cached_property
     def least_memory(self) -> Int64s:
-        """int64[n]: bytes during each operator, workspace included, if all feature maps are away as long as they can
-        be. The highest is what the scheme needs at least, M_peak."""
+        """Least memory during each operator: int64[n], bytes, workspaces included.
+
+        All feature maps are off the device as long as they can be. The maximum is the least that the scheme needs,
+        M_peak.
+        """
         found = footprint(self.trace, self.plan_of(self.maps))
         memory: Int64s = found.bytes + self.trace.workspace_bytes
         return memory
@@ -73,18 +81,19 @@ class Layerwise:
         return int(self.least_memory.max())
 
     def plan_of(self, maps: Collection[FeatureMap]) -> Plan:
-        """Each of them out right after its last access in forward, and back right before its first in backward."""
+        """Return a plan that swaps each map out right after its last access in forward, and in right before backward's
+        first."""
         columns = np.array([each[:3] for each in maps], np.int64).reshape(-1, 3)
         return swaps(self.trace, Absences(*columns.T))
 
     def ready(self, budget_bytes: int, pinned: Collection[int] = ()) -> Ready:
-        """Algorithm 1: t_ready of every operator. `budget_bytes`: for everything on the device."""
+        """Return t_ready of every operator (Algorithm 1). `budget_bytes` is for everything on the device."""
         going, coming = self._transfers(pinned)
         made, dead = self._made, self._dead
         workspace: list[int] = self.trace.workspace_bytes.tolist()
         used = int(self.trace.tensor_bytes[self.trace.persistent].sum())
-        gone_us: dict[int, float] = {}  # feature map → end of its copy
-        frees: list[tuple[float, int]] = []  # of operators so far; not in the order of time
+        gone_us: dict[int, float] = {}  # feature map → end of its copy out
+        frees: list[tuple[float, int]] = []  # (µs, bytes) freed so far; not in the order of time
         out_us = now = 0.0
         ready: list[float] = []
         for operator, end_us in enumerate(self._ends_us):
@@ -113,13 +122,16 @@ class Layerwise:
     def _judged(self, ready: Sequence[float]) -> Ready:
         ready_us, start_us = np.array(ready), np.array([0.0, *self._ends_us[:-1]])
         late = ready_us > start_us * (1 + 1e-12) + TOLERANCE_US
-        late[0] = False  # nothing comes before it that could cover its allocation
+        late[0] = False  # no operator before it could hide its allocation
         return Ready(ready_us, start_us, tuple(np.flatnonzero(late).tolist()))
 
     def pinning(self, budget_bytes: int) -> Pinning | None:
-        """The step of Algorithm 2 for one batch size: pins what stalled operators wait for, as long as there is room
-        and anything stalls. Each time the first quarter of them, because those behind may stall for the same reason.
-        None: not even with all feature maps away does an iteration fit."""
+        """Return the outcome of the step of Algorithm 2 for one batch size.
+
+        It pins feature maps that stalled operators wait for, as long as there is room and anything stalls. Each round
+        pins the first quarter of them, because those behind may stall for the same reason. None if an iteration does
+        not fit even with all feature maps swapped.
+        """
         if self.least_bytes > budget_bytes:
             return None
         memory = self.least_memory.copy()
@@ -138,14 +150,17 @@ class Layerwise:
                 return Pinning(frozenset(pinned), ready)
 
     def _waited_for(self, ready: Ready, pinned: Collection[int]) -> list[FeatureMap]:
-        """What stalled operators read that is swapped, in the order of backward. One that reads nothing of that kind
-        waits for memory, which no pinning gives: as many bytes leave while the lane is busy, whichever they are."""
+        """Return the swapped feature maps that stalled operators read, in the order of backward.
+
+        A stalled operator that reads none waits for memory, which no pinning provides: while the lane is busy, the same
+        number of bytes leaves, whatever they belong to.
+        """
         stalled = set(ready.stalled)
         waited = (each for each in self.maps if each.until in stalled and each.tensor not in pinned)
         return sorted(waited, key=lambda each: (each.until, each.tensor))
 
     def _transfers(self, pinned: Collection[int]) -> tuple[dict[int, list[FeatureMap]], dict[int, list[FeatureMap]]]:
-        """Feature maps that go after each operator, and that come back for each."""
+        """Return the feature maps that leave after each operator, and those that come back for each."""
         going: dict[int, list[FeatureMap]] = {}
         coming: dict[int, list[FeatureMap]] = {}
         for each in self.maps:
@@ -156,7 +171,7 @@ class Layerwise:
 
 
 def feature_maps(trace: Trace) -> list[FeatureMap]:
-    """Activations that backward reads again, and at least one operator later, by tensor."""
+    """Return the activations that backward reads again with at least one operator in between, by tensor."""
     order = trace.access_by_tensor
     tensor, at = trace.access_tensor[order].astype(np.int64), trace.access_operator[order].astype(np.int64)
     forward = trace.phase[at] == Phase.FORWARD
@@ -172,7 +187,7 @@ def feature_maps(trace: Trace) -> list[FeatureMap]:
 
 
 def _made(trace: Trace) -> list[int]:
-    """[n] bytes that each operator creates."""
+    """Return the bytes that each operator creates, as [n]."""
     made = np.zeros(trace.operator_count, np.int64)
     creates = trace.access_mode == Mode.CREATE
     np.add.at(made, trace.access_operator[creates], trace.tensor_bytes[trace.access_tensor[creates]])
@@ -180,7 +195,7 @@ def _made(trace: Trace) -> list[int]:
 
 
 def _dead(trace: Trace) -> list[int]:
-    """[n] bytes that nothing needs after each operator."""
+    """Return the bytes that nothing needs after each operator, as [n]."""
     dead = np.zeros(trace.operator_count + 1, np.int64)
     transient = ~trace.persistent
     np.add.at(dead, trace.tensor_last[transient], trace.tensor_bytes[transient])

@@ -1,4 +1,4 @@
-"""What it takes to recompute a tensor right before it is needed, and what that takes on the device meanwhile."""
+"""Recomputation of a tensor right before it is needed: operators, inputs, time, and memory that they take meanwhile."""
 
 from __future__ import annotations
 
@@ -11,37 +11,41 @@ from pg_tensile.planning.policies.building_blocks.gaps import Gap, Gaps
 from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.trace import Mode
 
-LONGEST_CHAIN = 24  # operators that one recomputation may take
+LONGEST_CHAIN = 24  # operators that one recomputation may execute
 
 READ, STATS = Mode.READ.value, Mode.STATS.value
 
 
 class Remake(NamedTuple):
-    """A tensor made again at the end of `gap`."""
+    """A recomputation at the end of the idle interval `gap`."""
 
     gap: Gap
-    operator: int  # right before which
-    made: dict[int, int]  # tensor → version: what the gap's tensor is made from and is not there, and itself
-    inputs: tuple[int, ...]  # tensors that have to be there
+    operator: int  # right before which it is done
+    made: dict[int, int]  # tensor → version: the gap's tensor and its missing inputs
+    inputs: tuple[int, ...]  # tensors that have to be resident
     us: float
-    extra_bytes: int  # that all recomputations there take together, besides what is in the operator's sample
+    extra_bytes: int  # of all recomputations there together, beyond the operator's sample
 
 
 class Remaking:
-    """The recomputations of one job. A tensor is made again from what is there then; what is dead by then, or away to
-    be recomputed itself, is made again first. What was swapped out is not: that would undo the swap's plan."""
+    """The recomputations of one job.
+
+    A tensor is recomputed from tensors that are resident then; inputs that are dead by then, or dropped to be
+    recomputed themselves, are recomputed first. An input that is swapped out rules the recomputation out: it would undo
+    the plan of that swap.
+    """
 
     def __init__(self, columns: Columns, gaps: Gaps, swapped: Collection[Gap]) -> None:
         self._columns = columns
         self._gaps = gaps
         self._swapped = swapped
-        self.dropped: set[Gap] = set()  # gaps at whose ends tensors are made again
-        self._made: dict[int, dict[int, int]] = {}  # operator → what is made right before it: tensor → version
-        self._kept_bytes: dict[int, int] = {}  # operator → of it, what is not in the operator's sample
-        self._most_bytes: dict[int, int] = {}  # operator → the most that one of the repeated operators takes besides
+        self.dropped: set[Gap] = set()  # idle intervals at whose ends tensors are recomputed
+        self._made: dict[int, dict[int, int]] = {}  # operator → recomputed right before it: tensor → version
+        self._kept_bytes: dict[int, int] = {}  # operator → their bytes that are not in its sample
+        self._most_bytes: dict[int, int] = {}  # operator → the most besides that one of the steps takes
 
     def least_us(self, gap: Gap) -> float | None:
-        """µs of the operators that make the gap's tensor; None: they cannot be repeated."""
+        """Return the µs of the operators that compute the gap's tensor; None if they cannot be executed again."""
         columns = self._columns
         if self._gaps.wraps(gap):
             return None
@@ -49,7 +53,7 @@ class Remaking:
         return us if us < math.inf else None
 
     def look(self, gap: Gap) -> Remake | None:
-        """How the gap's tensor could be made again as things are; None: it cannot."""
+        """Return how the gap's tensor could be recomputed in the current state; None if it cannot."""
         operator = (gap.until + 1) // 2
         made: dict[int, int] = {}
         inputs: dict[int, None] = {}
@@ -75,7 +79,11 @@ class Remaking:
         self._most_bytes[operator] = remake.extra_bytes - kept
 
     def events(self) -> list[Event]:
-        """In each gap in the order of the last operators repeated: what is read is made before that which reads it."""
+        """Return the recompute events.
+
+        In each gap they are in the order of the last operators executed again: inputs before the tensors computed from
+        them.
+        """
         events = []
         for operator, made in self._made.items():
             order = sorted(made, key=lambda tensor: self._columns.writers(tensor, made[tensor])[-1])
@@ -83,7 +91,7 @@ class Remaking:
         return events
 
     def _besides(self, writer: int, tensor: int) -> int:
-        """Bytes that repeating an operator takes: its workspace, discarded outputs, copies of statistics."""
+        """Return the bytes that executing an operator again takes: workspace, discarded outputs, copied statistics."""
         other = sum(
             self._columns.bytes[use.tensor]
             for use in self._columns.uses[writer]
@@ -92,8 +100,10 @@ class Remaking:
         return self._columns.workspace[writer] + other
 
     def _chain(self, tensor: int, version: int, operator: int, made: dict[int, int], inputs: dict[int, None]) -> bool:
-        """Adds to `made` and `inputs` what making the tensor right before `operator` takes; False: it cannot be made,
-        or takes too many operators."""
+        """Add to `made` and `inputs` what recomputing the tensor right before `operator` takes.
+
+        Returns False if it cannot be recomputed, or takes too many operators.
+        """
         columns, place = self._columns, 2 * operator - 1
         there = self._made.get(operator, {})
         waiting = [(tensor, version)]

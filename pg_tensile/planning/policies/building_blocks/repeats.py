@@ -1,4 +1,4 @@
-"""What is executed again right before one operator, and what that takes on the device meanwhile."""
+"""Operators executed again right before one operator, and the memory that they take meanwhile."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ READ = Mode.READ.value
 
 
 class Repeats:
-    """The operators repeated in one gap, in order, each a step. A tensor goes after the last step that uses it, unless
-    it stays for what comes after the gap."""
+    """The operators executed again in one gap, in order, each a step.
+
+    A tensor is freed after the last step that uses it, unless it stays for what comes after the gap.
+    """
 
     def __init__(self, columns: Columns) -> None:
         self.made: dict[int, int] = {}  # tensor → the step that creates it
-        self.used: dict[int, int] = {}  # tensor → the last step that makes or reads it
-        self.besides: list[int] = []  # of each step: bytes of its workspace, discarded outputs, copies of statistics
+        self.used: dict[int, int] = {}  # tensor → the last step that writes or reads it
+        self.besides: list[int] = []  # [steps]: bytes of workspace, discarded outputs, copies of statistics
         self._columns = columns
 
     def add(self, tensor: int, version: int) -> None:
-        """A tensor that is made again, after what it is made of."""
+        """Add the recomputation of a tensor, after those of its inputs."""
         columns = self._columns
         self.made[tensor] = len(self.besides)
         for writer in columns.writers(tensor, version):
@@ -34,8 +36,11 @@ class Repeats:
             self.besides.append(besides)
 
     def peak(self, stays: Callable[[int], bool]) -> tuple[int, int]:
-        """(bytes, step): the most that is on the device besides what is there before the gap or stays after it, less
-        what stays and is not there yet; and at which step. There has to be one."""
+        """Return (bytes, step): the highest memory during the steps, relative to the memory after them, and where.
+
+        `stays`: whether a tensor is resident after the gap; memory is lower by such a tensor until it is recomputed.
+        Requires at least one step.
+        """
         change = [0] * (len(self.besides) + 1)
         for tensor, last in self.used.items():
             size, first = self._columns.bytes[tensor], self.made.get(tensor, 0)

@@ -1,8 +1,9 @@
-"""When the transfers of a plan start and end: as early, and as long, as there is time and room.
+"""Start and end times of a plan's transfers: as early, and as long, as there is time and room.
 
-A plan says which tensors are away and when they are needed; here every transfer gets its trigger, and swap-outs more
-time where nothing else needs the memory yet. Each lane serves the nearest deadline first. Memory stays within the
-budget: a swap-out's tensor is on the device until its deadline anyway, a swap-in's only where it fits.
+A plan says which tensors are off the device and when they are needed; here every transfer gets its trigger, and
+swap-outs more time where nothing else needs the memory yet. Each lane serves the nearest deadline first. Memory stays
+within the budget: a tensor swapped out is on the device until its deadline anyway, a swap-in starts earlier only where
+its tensor fits.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from pg_tensile.planning.device.profile import DeviceProfile, Direction
 from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.plan import EventKind, Plan
 
-AHEAD = 0.25  # of a transfer's time that its swap-in is requested earlier than needed, where there is room
+AHEAD = 0.25  # fraction of its own time by which a swap-in is requested earlier than needed, where there is room
 
 
 def schedule(sequence: AccessSequence, profile: DeviceProfile, budget_bytes: int) -> Plan:
-    """The plan of `sequence`, which keeps to the budget (workspaces included), with its transfers scheduled."""
+    """Return the plan of `sequence`, which keeps to the budget (workspaces included), with its transfers scheduled."""
     timetable = _Timetable(sequence, profile, budget_bytes)
     timetable.start_outs()
     timetable.start_ins()
@@ -34,12 +35,12 @@ def schedule(sequence: AccessSequence, profile: DeviceProfile, budget_bytes: int
 
 
 class _Timetable:
-    """Times are µs since the iteration began, of an iteration in which nothing waits."""
+    """Transfers of one plan; times are µs since the start of an iteration in which nothing waits."""
 
     def __init__(self, sequence: AccessSequence, profile: DeviceProfile, budget_bytes: int) -> None:
         trace = sequence.trace
         self.rows = sequence.plan.rows.copy()
-        self.trigger: list[int] = self.rows["trigger"].tolist()  # of each event, as the deadline
+        self.trigger: list[int] = self.rows["trigger"].tolist()  # [events], as the deadline
         self.deadline: list[int] = self.rows["deadline"].tolist()
         self.budget = budget_bytes
         self.step: list[int] = sequence.operator_step.tolist()  # [n]
@@ -49,7 +50,7 @@ class _Timetable:
         self.starts: list[float] = starts[sequence.operator_step].tolist()  # [n]
         self.ends: list[float] = ends[sequence.operator_step].tolist()  # [n]
         self.size: list[int] = trace.tensor_bytes[self.rows["tensor"]].tolist()  # of each event
-        self.us = [0.0] * len(self.rows)  # of each event's transfer
+        self.us = [0.0] * len(self.rows)  # [events]: of its transfer, 0 if it copies nothing
         out_us, in_us = (swap_us(trace, direction, profile) for direction in Direction)
         kinds = self.rows["kind"].tolist()
         for event, tensor, _ in zip(*(column.tolist() for column in sequence.copies), strict=True):
@@ -61,8 +62,10 @@ class _Timetable:
     # ---- out ----
 
     def start_outs(self) -> None:
-        """A swap-out starts when the lane is free and no other one that could start has a nearer deadline; it is
-        requested when the one before it starts."""
+        """Start each swap-out when the lane is free, the nearest deadline first among those that could start.
+
+        It is requested when the swap-out before it starts.
+        """
         trigger, deadline = self.trigger.copy(), self.deadline.copy()
         order = sorted(self._transfers(EventKind.SWAP_OUT), key=lambda event: trigger[event])
         latest = self._latest_frees()
@@ -84,7 +87,10 @@ class _Timetable:
                 self._free_later(event, deadline[event], done)
 
     def _latest_frees(self) -> list[int]:
-        """For each event the last gap in which its tensor may go: before it is brought back, or the iteration ends."""
+        """Return for each event the last gap in which its tensor may be freed.
+
+        That is before the tensor comes back, or the iteration ends.
+        """
         latest = [len(self.step) - 1] * len(self.rows)
         kinds, tensors, triggers = self.rows["kind"].tolist(), self.rows["tensor"].tolist(), self.trigger
         out = EventKind.SWAP_OUT.value
@@ -97,7 +103,7 @@ class _Timetable:
         return latest
 
     def _free_later(self, event: int, deadline: int, wanted: int) -> None:
-        """Up to `wanted`, as far as there is room."""
+        """Move the deadline of a swap-out from `deadline` towards `wanted`, as far as there is room."""
         first, last = self.step[deadline] + 1, self.step[wanted] + 1
         memory, most = self.memory[first:last], self.budget - self.size[event]
         if memory.max() > most:
@@ -109,7 +115,7 @@ class _Timetable:
     # ---- in ----
 
     def start_ins(self) -> None:
-        """A swap-in is requested a little before it has to start to be in time, or as soon as there is room."""
+        """Request each swap-in a little before it has to start to be in time, or as soon as there is room."""
         trigger, deadline = self.trigger, self.deadline
         ins = sorted(self._transfers(EventKind.SWAP_IN), key=lambda event: deadline[event])
         freed = self._frees()
@@ -128,7 +134,7 @@ class _Timetable:
                 self._start_earlier(event, trigger[event], wanted[event])
 
     def _frees(self) -> dict[int, int]:
-        """For each swap-in the gap in which its tensor was freed, if that was in this iteration."""
+        """Return for each swap-in the gap in which its tensor was freed, if that was in this iteration."""
         freed: dict[int, int] = {}
         latest: dict[int, int] = {}
         rows = zip(self.rows["kind"].tolist(), self.rows["tensor"].tolist(), self.deadline, strict=True)
@@ -141,7 +147,7 @@ class _Timetable:
         return freed
 
     def _start_earlier(self, event: int, trigger: int, wanted: int) -> None:
-        """From `trigger` back to `wanted`, as far as there is room."""
+        """Move the trigger of a swap-in from `trigger` back towards `wanted`, as far as there is room."""
         first, last = self.step[wanted] + 1, self.step[trigger] + 1
         memory, most = self.memory[first:last], self.budget - self.size[event]
         if memory.max() > most:

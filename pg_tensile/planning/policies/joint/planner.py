@@ -1,10 +1,11 @@
-"""The policy to use: swapping, recomputing and waiting chosen together, at the least time that meets the budget.
+"""The default policy: swapping, recomputing and waiting chosen together, for the least time that meets the budget.
 
-The paper's algorithm plans swaps without stalls first and recomputes what is then still missing; on a fast device the
+The paper's algorithm plans swaps without stalls first and recomputes only what is still missing. On a fast device the
 link alone does not suffice, and recomputing even a convolution is often cheaper than moving its output. Here every
-absence of a tensor takes the cheaper way (sweep.py), for several prices of the link. The simulator says which outcome
-is the fastest; what there is room for stays after all (keep.py), and more passes are made in which what costs the most
-is dearer. Several jobs share the link in equal parts, and the budget so that all together lose the least time.
+tensor that leaves the device does so by the cheaper way (sweep.py), for several prices of the link, and the simulator
+picks the fastest outcome. Tensors for which there is room stay after all (keep.py), and more passes are made in which
+the most expensive decisions cost extra. Several jobs share the link equally, and the budget so that all together lose
+the least time.
 """
 
 from __future__ import annotations
@@ -40,20 +41,20 @@ from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.trace import Trace
 
-FREE = 1.02  # what memory may cost in time where there is no budget
-PERFECT = 1.001  # of the time without a plan: nothing better is looked for
-OPERATORS = 19_000  # passes over so many operators are made for one job and budget, but at least three
-PROMISING = 1.02  # of the best time so far: such a plan is worth relaxing
-SLOW = 1.3  # of that time: swapping everything that there is no room for may be faster
-REFINEMENTS = 40  # passes that make the best plan so far better, at most
-REPAIRS = 4  # passes with a smaller budget where a plan turned out to take more than the pass had thought
-LEVELS = 8  # budgets that are tried for each of several jobs, at most
-LEFT = 0.02  # of a budget: so much of it is worth another look
-SPLITS = 512  # ways to share a budget that are kept at most
-REMEMBERED = 64  # results of one job's planner
-HOST_PRICES = (0.01, 0.03, 0.1, 0.3, 1.0, 10.0, 1000.0)  # of all host memory, in relative losses
-THRIFTY = tuple(Prices(link_price, 0.3, 24) for link_price in (1.0, 30.0, 1000.0))  # rather recompute than swap
-EXACT = 1e-9  # relative; times that differ by less are equal
+FREE = 1.02  # factor on the time without a plan: what saving memory may cost where there is no budget
+PERFECT = 1.001  # factor on the time without a plan: a plan this fast ends the search
+OPERATORS = 19_000  # operators visited by all passes for one job and budget; at least three passes are made
+PROMISING = 1.02  # factor on the best time so far up to which a plan is worth relaxing
+SLOW = 1.3  # factor on the time without a plan: beyond it, a plan of swaps alone may be faster
+REFINEMENTS = 40  # most passes that refine the best plan so far
+REPAIRS = 4  # most attempts of a pass, each with a smaller budget while its plan takes more than estimated
+LEVELS = 8  # steps from the largest to the smallest budget that are tried for each of several jobs
+LEFT = 0.02  # fraction of a budget that is worth another attempt if it is left over
+SPLITS = 512  # most ways to share a budget that are kept
+REMEMBERED = 64  # entries in each cache of one job's planner
+HOST_PRICES = (0.01, 0.03, 0.1, 0.3, 1.0, 10.0, 1000.0)  # of all host memory that is allowed, in relative losses
+THRIFTY = tuple(Prices(link_price, 0.3, 24) for link_price in (1.0, 30.0, 1000.0))  # prefer recomputing to swapping
+EXACT = 1e-9  # relative; times that differ by less count as equal
 PRICES = tuple(
     Prices(*prices)
     for prices in (
@@ -66,9 +67,11 @@ PRICES = tuple(
 
 
 def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
-    """The plans with which all jobs lose the least time and fit into the budget together, each with an equal part of
-    the link. Without a budget every job gives back the memory that costs it under 2 % of time. Raises BudgetError with
-    the least bytes that are possible."""
+    """Return the plans with which all jobs together lose the least time and fit the budget.
+
+    Every job has an equal part of the link. `budget_bytes`: None means that every job gives up the memory that costs it
+    under 2 % of its time. Raises BudgetError with the smallest budget that is possible.
+    """
     distinct = {identity(trace): JobPlanner(trace, profile, 1 / len(traces)) for trace in traces.values()}
     planners = {job: distinct[identity(trace)] for job, trace in traces.items()}
     if budget_bytes is None:
@@ -79,15 +82,18 @@ def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int 
 
 
 def identity(trace: Trace) -> Hashable:
-    """Equal for traces whose plans are."""
+    """Return a key of a trace; traces with equal keys have equal plans."""
     coding = None if trace.coding is None else tuple(column.tobytes() for column in trace.coding)
     return trace.fingerprint, trace.latency_us.tobytes(), trace.workspace_bytes.tobytes(), coding
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan for one job, the memory that it takes (workspaces included) and what its iterations are: their time, the
-    part of it that they wait, bytes over the link, operators executed again."""
+    """A plan for one job, the memory that it takes (workspaces included), and its iterations.
+
+    `us` is the time of one iteration, of which the job waits `stall_us`; `out_bytes` and `in_bytes` pass the link, and
+    `recomputes` operators are executed again.
+    """
 
     plan: Plan
     device_peak_bytes: int
@@ -99,7 +105,7 @@ class Candidate:
 
 
 class _Found(NamedTuple):
-    """A plan, and the pass that it comes from: its events without the times of transfers."""
+    """A candidate, and the pass that it comes from: its prices, and its events without the times of transfers."""
 
     candidate: Candidate
     prices: Prices
@@ -107,7 +113,7 @@ class _Found(NamedTuple):
 
 
 def _rank(found: _Found) -> tuple[float, int]:
-    """The faster first; of equal ones that which does less."""
+    """Return a sort key: the faster candidate first, of equally fast ones the one with fewer events."""
     return found.candidate.us, len(found.candidate.plan)
 
 
@@ -115,8 +121,10 @@ T = TypeVar("T")
 
 
 class JobPlanner:
-    """Plans for one job of which `share` of the link is its own, with at most `most_events`. What was asked once is
-    remembered."""
+    """Planner for one job that owns `share` of the link, with at most `most_events` events per plan.
+
+    Results are cached.
+    """
 
     def __init__(
         self, trace: Trace, profile: DeviceProfile, share: float = 1.0, most_events: int | None = None
@@ -138,7 +146,7 @@ class JobPlanner:
         self._candidates: dict[Plan, Candidate] = {}
 
     def sharing(self, share: float) -> JobPlanner:
-        """A planner for the same job with another part of the link."""
+        """Return a planner for the same job with another part of the link."""
         other = copy(self)
         other._take_share(share)
         return other
@@ -149,7 +157,7 @@ class JobPlanner:
 
     @cached_property
     def least_bytes(self) -> int:
-        """The smallest budget that there is a plan for."""
+        """Smallest budget in bytes for which there is a plan."""
         return least_bytes(self.trace)
 
     @cached_property
@@ -157,7 +165,7 @@ class JobPlanner:
         return self.candidate(NO_EVENTS)
 
     def candidate(self, plan: Plan) -> Candidate:
-        """What a plan costs. Raises InvalidPlanError."""
+        """Return the plan with its simulated cost. Raises InvalidPlanError."""
         return _remember(self._candidates, plan, lambda: self._simulated(plan))
 
     def _simulated(self, plan: Plan) -> Candidate:
@@ -173,13 +181,16 @@ class JobPlanner:
         )
 
     def host_bytes(self, candidate: Candidate) -> int:
-        """The host memory that a plan takes."""
+        """Return the host memory in bytes that a plan takes."""
         graphs = [(self.trace, candidate.plan)] if len(candidate.plan) else []
         return _remember(self._host_bytes, candidate.plan, lambda: host_bytes(graphs))
 
     def best(self, budget_bytes: int, passes: int | Prices | None = None) -> Candidate | Shortage:
-        """The fastest plan within the budget. `passes`: how many are made, or which one; None: as many as there is
-        time for."""
+        """Return the fastest plan within the budget, or the smallest shortage if no pass finds a plan.
+
+        `passes`: how many to make, or the prices of a single one; None means as many as OPERATORS allows, with
+        refinements.
+        """
         return _remember(self._remembered, (budget_bytes, passes), lambda: self._best(budget_bytes, passes))
 
     def _best(self, budget_bytes: int, passes: int | Prices | None) -> Candidate | Shortage:
@@ -208,8 +219,11 @@ class JobPlanner:
         return other if other and other.us < best.candidate.us else best.candidate
 
     def _refined(self, best: _Found, budget_bytes: int) -> _Found:
-        """The best of more passes at its prices: in each, one of the ways to be without a tensor is dearer, that which
-        costs the most in the best plan so far; in one more, parameters leave ahead."""
+        """Return the best outcome of more passes at the prices of `best`.
+
+        In each, one way to take a tensor off the device costs extra: the one that costs the most in the best plan so
+        far. In one more pass, parameters are swapped out ahead.
+        """
         dearer: dict[tuple[int, bool], float] = {}
         costs = self._costs(best.candidate.plan)
         for _ in range(self.refinements):
@@ -222,7 +236,7 @@ class JobPlanner:
         return self._again(best, budget_bytes, best.prices._replace(ahead=True), dearer) or best
 
     def _again(self, best: _Found, budget_bytes: int, prices: Prices, dearer: Dearer) -> _Found | None:
-        """What another pass finds, if that is better than the best so far."""
+        """Return the outcome of another pass if it is better than the best so far, else None."""
         sequence = self._try(budget_bytes, prices, dearer)
         if isinstance(sequence, Shortage) or not (candidate := self._timed(sequence, budget_bytes)):
             return None
@@ -232,7 +246,7 @@ class JobPlanner:
         return one if _is_better(one.candidate, best.candidate) else None
 
     def _costs(self, plan: Plan) -> dict[tuple[int, bool], float]:
-        """µs that each tensor's swaps, and its recomputations, cost in a plan."""
+        """Return the µs that each tensor's swaps (key: tensor, True) and recomputations (tensor, False) cost."""
         costs: defaultdict[tuple[int, bool], float] = defaultdict(float)
         (timeline,) = simulate([SimulatedJob(self.trace, plan)], self.link)
         for stall in timeline.stalls:
@@ -243,14 +257,14 @@ class JobPlanner:
         return costs
 
     def within(self, budget_bytes: int) -> Candidate:
-        """The fastest plan within the budget. Raises BudgetError."""
+        """Return the fastest plan within the budget. Raises BudgetError."""
         best = self.best(budget_bytes)
         if isinstance(best, Shortage):
             raise BudgetError(budget_bytes, self.least_bytes, self.largest_operator())
         return best
 
     def for_free(self) -> Candidate:
-        """The least memory at hardly any time."""
+        """Return a plan that saves memory and costs hardly any time: at most the factor FREE, by bisection."""
         low, best = floor_bytes(self.trace), self.vanilla
         for _ in range(6):
             middle = (low + best.device_peak_bytes) // 2
@@ -262,13 +276,13 @@ class JobPlanner:
         return best
 
     def largest_operator(self) -> str:
-        """The operator with the largest working set."""
+        """Return the label of the operator with the largest working set."""
         trace = self.trace
         accessed = np.concatenate(([0], np.cumsum(trace.tensor_bytes[trace.access_tensor])))
         return trace.operator_label(int(np.argmax(np.diff(accessed[trace.access_start]) + trace.workspace_bytes)))
 
     def _try(self, budget_bytes: int, prices: Prices, dearer: Dearer | None = None) -> AccessSequence | Shortage:
-        """One pass, made again where its plan takes more than the pass had thought."""
+        """Return the outcome of one pass, run again with a smaller limit while its plan exceeds the budget."""
         limit = budget_bytes
         for _ in range(REPAIRS):
             outcome = sweep(self.columns, self.link, limit, prices, dearer)
@@ -282,7 +296,7 @@ class JobPlanner:
         return Shortage(footprint_of(sequence).peak_step, excess)
 
     def _relaxed(self, found: _Found, budget_bytes: int) -> _Found:
-        """The same without what there is room for, if that is better."""
+        """Return the plan with tensors kept on the device where there is room, if that is better, else `found`."""
         sequence, rows = found.sequence, found.sequence.plan.rows
         cost_us = np.full(len(rows), self.link.launch_us)
         out_us, in_us = (swap_us(self.trace, direction, self.link) for direction in Direction)
@@ -297,12 +311,12 @@ class JobPlanner:
         return min(found, _Found(candidate, found.prices, sequence), key=_rank) if candidate else found
 
     def _slow(self, budget_bytes: int) -> Candidate | None:
-        """Without recomputation, the least memory that there is a plan for."""
+        """Return the plan of swaps alone, which takes the least memory of all known plans; None if it does not fit."""
         plan = relaxed_swap_all(self.trace, budget_bytes)
         return None if plan is None else self._timed(AccessSequence(self.trace, plan), budget_bytes)
 
     def _timed(self, sequence: AccessSequence, budget_bytes: int) -> Candidate | None:
-        """The plan with a time for each of its transfers; None: it has too many events."""
+        """Return the plan with its transfers scheduled and coded; None if it has too many events."""
         if self._most_events is not None and len(sequence.plan) > self._most_events:
             return None
         return self.candidate(with_codecs(self.trace, schedule(sequence, self.link, budget_bytes)))
@@ -312,7 +326,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 def _remember(memory: dict[K, T], key: K, make: Callable[[], T]) -> T:
-    """What was made for that key, or is made now."""
+    """Return the cached value, computing it on a miss."""
     if key not in memory:
         if len(memory) >= REMEMBERED:
             memory.clear()
@@ -324,15 +338,18 @@ def _remember(memory: dict[K, T], key: K, make: Callable[[], T]) -> T:
 
 
 class Terms(NamedTuple):
-    """What holds for one of several jobs."""
+    """Conditions for one of several jobs."""
 
-    most_bytes: int | None = None  # it may take; None: as many as there are
-    least_bytes: int = 0  # it is given, however little its plan takes: its other graphs need them
-    weight: float = 1.0  # of what it loses
+    most_bytes: int | None = None  # that it may take; None means no limit of its own
+    least_bytes: int = 0  # that it is given even if its plan takes less: its other graphs need them
+    weight: float = 1.0  # of its loss
 
 
 class UnplannableError(PlanError):
-    """There is no plan for one of several jobs, for a reason that is not memory; the others can be planned without."""
+    """Raised if one of several jobs has no plan, for a reason other than memory.
+
+    The others can be planned without it.
+    """
 
     def __init__(self, job: int, message: str) -> None:
         super().__init__(message)
@@ -340,7 +357,7 @@ class UnplannableError(PlanError):
 
 
 class _Part:
-    """One of several jobs: the plans that it can have and what they mean for it."""
+    """One of several jobs: the candidates that it can have, and what they cost it."""
 
     def __init__(self, job: int, planner: JobPlanner, terms: Terms) -> None:
         self.job = job
@@ -359,13 +376,12 @@ class _Part:
         return self.terms.weight * (candidate.us / self.planner.vanilla.us - 1)
 
     def level_bytes(self, level: float) -> int:
-        """A budget: at level 0 the largest that makes a difference, at level `LEVELS` the smallest possible."""
+        """Return a budget: at level 0 the largest that makes a difference, at level `LEVELS` the smallest possible."""
         saved = math.ceil((self.top - self.planner.least_bytes) * (level / LEVELS))
         return max(self.top - saved, self.terms.least_bytes)
 
     def climb(self, budgets: Iterable[int], passes: int | Prices | None) -> None:
-        """Adds the plans of so many passes (None: of all), or of that one, for these budgets. Raises
-        UnplannableError."""
+        """Add the best plan for each of these budgets; `passes` as in `JobPlanner.best`. Raises UnplannableError."""
         for budget in budgets:
             try:
                 rung = self.planner.best(min(self.top, budget), passes)
@@ -378,7 +394,7 @@ class _Part:
 
 
 class _Split(NamedTuple):
-    """A plan for each of the jobs so far: their memory and what they lose, in parts of their own time."""
+    """A plan for each of the jobs so far, with their memory and the sum of their relative losses."""
 
     bytes: int
     loss: float
@@ -391,9 +407,12 @@ def share_out(
     terms: Mapping[int, Terms] | None = None,
     host_limit: int | None = None,
 ) -> dict[int, Candidate]:
-    """A plan for each job; together within the budget and with the least sum of relative losses, as far as terms permit
-    (not given: none). What is left over goes to those that lose the most. `host_limit`: bytes of host memory for all of
-    them, if that can be had; the caller looks. Raises BudgetError."""
+    """Return a plan for each job, together within the budget and with the least sum of relative losses.
+
+    `terms`: conditions by job; a job without an entry has none. Memory left over goes to the jobs that lose the most.
+    `host_limit`: bytes of host memory for all of them, kept to if possible; the caller has to check. Raises
+    BudgetError, or UnplannableError for a job without a plan for another reason.
+    """
     parts = {job: _Part(job, planner, (terms or {}).get(job, Terms())) for job, planner in planners.items()}
     _check_budget(parts, budget_bytes, sum(part.level_bytes(LEVELS) for part in parts.values()))
     small = sum(part.planner.trace.operator_count for part in parts.values()) <= OPERATORS
@@ -424,7 +443,10 @@ def _check_budget(parts: Mapping[int, _Part], budget_bytes: int, smallest_bytes:
 
 
 def _levels(parts: Mapping[int, _Part], budget_bytes: int, small: bool) -> Iterable[float]:
-    """The level at which all jobs fill the budget together, and others: for large traces one on either side."""
+    """Return the level at which all jobs together fill the budget, and others.
+
+    For large traces the others are 0 and one level on either side.
+    """
     low, high = 0.0, float(LEVELS)
     for _ in range(20):
         middle = (low + high) / 2
@@ -435,7 +457,7 @@ def _levels(parts: Mapping[int, _Part], budget_bytes: int, small: bool) -> Itera
 
 
 def _cheapest(parts: Mapping[int, _Part], budget_bytes: int, host_price: float = 0.0) -> dict[int, Candidate]:
-    """Of each job's plans one, with the least sum of losses and `host_price` for each byte of host memory."""
+    """Return one plan for each job, with the least sum of losses and of `host_price` for each byte of host memory."""
     splits = [_Split(0, 0.0, ())]
     for part in parts.values():
         rungs = [
@@ -455,7 +477,7 @@ def _cheapest(parts: Mapping[int, _Part], budget_bytes: int, host_price: float =
 def _use_rest(
     parts: Mapping[int, _Part], chosen: dict[int, Candidate], budget_bytes: int, small: bool
 ) -> dict[int, Candidate]:
-    """Gives what is left of the budget to those that lose the most."""
+    """Return the plans after giving the rest of the budget to the jobs that lose the most."""
     left = budget_bytes - sum(part.bytes(chosen[job]) for job, part in parts.items())
     for job, part in sorted(parts.items(), key=lambda item: -item[1].loss(chosen[item[0]])):
         if not small and left < LEFT * budget_bytes:
@@ -469,7 +491,7 @@ def _use_rest(
 
 
 def _is_better(one: Candidate, other: Candidate) -> bool:
-    """It takes less time, or does less in the same time."""
+    """Return whether `one` takes less time, or has fewer events in the same time."""
     return one.us < other.us * (1 - EXACT) or (one.us <= other.us * (1 + EXACT) and len(one.plan) < len(other.plan))
 
 
@@ -478,7 +500,10 @@ def _host_bytes(parts: Mapping[int, _Part], chosen: Mapping[int, Candidate]) -> 
 
 
 def _pareto(splits: Iterable[_Split]) -> list[_Split]:
-    """Those to which no other one is better in memory and loss, by ascending memory; at most SPLITS, evenly."""
+    """Return the splits that no other one beats in memory and loss, by ascending memory.
+
+    If there are more than SPLITS, evenly spaced ones are kept.
+    """
     best: list[_Split] = []
     for split in sorted(splits, key=lambda split: split[:2]):
         if not best or split.loss < best[-1].loss:

@@ -1,12 +1,12 @@
-"""One pass over the operators of a trace that keeps the device under a budget.
+"""One pass over the operators of a trace that keeps the device within a budget.
 
-Wherever the next operator would not fit, the pass takes tensors off the device that nobody needs soon, cheapest first:
-by swap, if the link has time for them, or by recomputation, from what is there or can be made when they are needed
-again. Whatever comes back needs room in turn; what was made again for a recomputation alone may go at once. Prices are
-in µs of the job's time: a recomputation costs what its operators take; a swap costs the stall that is left where the
-link is full, and `link_price` for each µs of link, because link that is taken is missing elsewhere.
+Wherever the next operator would not fit, the pass takes tensors off the device that are not needed soon, cheapest
+first: by a swap, or by a recomputation from tensors that are resident or can be recomputed when they are needed again.
+A tensor that comes back needs room in turn; one recomputed only for another recomputation may leave at once. Prices are
+in µs of the job's time: a recomputation costs the time of its operators; a swap costs the stall that remains where the
+link is full, and `link_price` for each µs of link, because that time is missing for other transfers.
 
-The pass only decides; when transfers start is decided in transfer_times.py.
+The pass only decides; transfer_times.py schedules the transfers.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from pg_tensile.planning.policies.building_blocks.needs import LONGEST_CHAIN, RE
 from pg_tensile.planning.policies.building_blocks.repeats import Repeats
 from pg_tensile.planning.trace.lists import Columns
 
-SMALLEST = 1 / 20_000  # of the peak: smaller tensors stay where they are
-STALE = 1.2  # a price that has risen by more is looked at again
-ORDER = {EventKind.SWAP_OUT: 0, EventKind.SWAP_IN: 1, EventKind.RECOMPUTE: 2}  # in one gap: what frees goes first
+SMALLEST = 1 / 20_000  # fraction of the peak; smaller tensors stay where they are
+STALE = 1.2  # a candidate whose price has risen by a larger factor is queued again
+ORDER = {EventKind.SWAP_OUT: 0, EventKind.SWAP_IN: 1, EventKind.RECOMPUTE: 2}  # within a gap, events that free go first
 
 
 class Prices(NamedTuple):
-    """What makes one pass differ from another."""
+    """Parameters in which passes differ."""
 
-    link_price: float  # µs of the job's time that a µs of link is worth
-    duration_weight: float  # 0: all absences count alike; 1: in proportion to their length
-    longest_chain: int = LONGEST_CHAIN  # absences that are made of each other
-    ahead: bool = False  # parameters are copied out while the link is idle, before they have to go
+    link_price: float  # µs of the job's time for each µs of link
+    duration_weight: float  # 0: all idle intervals count alike; 1: in proportion to their length
+    longest_chain: int = LONGEST_CHAIN  # dropped tensors, each recomputed from the one before
+    ahead: bool = False  # parameters are swapped out while the link is idle, before they have to be
 
 
 class Price(NamedTuple):
     us: float
     swap: bool
-    inputs: tuple[int, ...] = ()  # recomputation: what has to be there
+    inputs: tuple[int, ...] = ()  # of a recomputation: tensors that have to be resident
 
 
 class Landing(NamedTuple):
-    """When a swap-in starts: in the gap of operator `back`, and what of it does not fit into the lane."""
+    """Start of a swap-in: in the gap of operator `back`, with `stall_us` that do not fit into the lane."""
 
     back: int
     stall_us: float
 
 
 class Shortage(NamedTuple):
-    """Why there is no plan: at `operator`, so many bytes more than the budget are needed."""
+    """Reason why there is no plan: `operator` needs `bytes` more than the budget."""
 
     operator: int
     bytes: int
@@ -62,25 +62,27 @@ class Shortage(NamedTuple):
 
 @dataclass
 class Outcome:
-    """Events by trigger; where there is a shortage, those until then."""
+    """Events by trigger; after a shortage, those decided until then."""
 
     events: list[Event] = field(default_factory=list)
     shortage: Shortage | None = None
 
 
-Dearer = Mapping[tuple[int, bool], float]  # (tensor, by swap) → µs
+Dearer = Mapping[tuple[int, bool], float]  # (tensor, whether by swap) → extra µs
 
 
 def sweep(
     columns: Columns, profile: DeviceProfile, budget_bytes: int, prices: Prices, dearer: Dearer | None = None
 ) -> Outcome:
-    """Events that keep an iteration within `budget_bytes`, workspaces included. `dearer`: what absences cost besides
-    what the pass itself sees."""
+    """Return the events that keep an iteration within `budget_bytes`, workspaces included, or a shortage.
+
+    `dearer`: costs of taking tensors off the device beyond those that the pass computes.
+    """
     return _Sweep(columns, profile, budget_bytes, prices, dearer or {}).run()
 
 
 class _Sweep:
-    """Needs stand at places (needs.py): `since` and `need` are such."""
+    """State of a pass; `since` and `need` are positions of needs (needs.py)."""
 
     def __init__(self, columns: Columns, profile: DeviceProfile, budget: int, prices: Prices, dearer: Dearer) -> None:
         self.columns = columns
@@ -97,14 +99,14 @@ class _Sweep:
         self.smallest = max(1, int(max(columns.memory) * SMALLEST))
         self.needs = Needs(columns)
         self.away = self.needs.away
-        self.due: list[list[int]] = [[] for _ in range(self.count)]  # tensors to be back at an operator
+        self.due: list[list[int]] = [[] for _ in range(self.count)]  # [n]: tensors due back at an operator
         self.copied: set[int] = set()  # tensors with a current host copy
-        self.wrapped: dict[int, int] = {}  # persistent tensors that start off the device → freed after their last use
-        self.heap: list[tuple[float, int, int, int]] = []  # (price a byte or less, tensor, since, need)
+        self.wrapped: dict[int, int] = {}  # persistent tensors off the device at first → gap in which they are freed
+        self.heap: list[tuple[float, int, int, int]] = []  # (lower bound of the key, tensor, since, need)
         self.now = 0
-        self.repeats = Repeats(columns)  # right before the operator at hand
-        self.level = 0  # of memory now, against the trace without a plan
-        self.change = [0] * (self.count + 1)  # of the level, when an operator begins
+        self.repeats = Repeats(columns)  # right before the current operator
+        self.level = 0  # bytes now, relative to the trace without a plan
+        self.change = [0] * (self.count + 1)  # of the level when an operator begins
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
@@ -135,11 +137,13 @@ class _Sweep:
         return self.outcome
 
     def _leave_ahead(self) -> None:
-        """Persistent tensors are away around the end of the iteration, as far as the lanes have time for that, if they
-        can be swapped once more between two of their accesses: their host copies are current then, so the second
-        swap-out needs no link where all tensors compete for it."""
+        """Take persistent tensors off the device across the end of the iteration, as far as the lanes have time.
+
+        Only tensors that can be swapped once more between two of their accesses leave: their host copies are current
+        then, so the second swap-out needs no link where all tensors compete for it.
+        """
         columns = self.columns
-        gaps: list[tuple[float, int]] = []  # µs of the longest one, and its tensor
+        gaps: list[tuple[float, int]] = []  # (µs of the longest idle interval, tensor)
         for tensor, accesses in enumerate(columns.accesses):
             large = columns.bytes[tensor] >= self.smallest and tensor not in columns.statistics
             if large and columns.persistent[tensor] and columns.writes[tensor] and accesses[0] > 1:
@@ -154,7 +158,7 @@ class _Sweep:
                 self._take_away(tensor, since, need, Price(0.0, True))
 
     def _alter(self, first: int, last: int, size: int) -> None:
-        """Memory at the operators first … last."""
+        """Add `size` bytes at the operators first … last, as far as they are not passed yet."""
         if first > last or last < self.now:
             return
         if first <= self.now:
@@ -166,7 +170,7 @@ class _Sweep:
     # ---- candidates ----
 
     def _offer(self, tensor: int, since: int) -> None:
-        """The tensor was used; it may go until it is needed again."""
+        """Queue a tensor after a use: it may leave until it is needed again."""
         if self.columns.bytes[tensor] < self.smallest or tensor in self.columns.statistics or tensor in self.away:
             return
         need = self.needs.next(tensor, since)
@@ -174,13 +178,15 @@ class _Sweep:
             return
         if tensor in self.wrapped and need >= 2 * self.count:
             self._leave(tensor, since, need)
-        elif (need - 1) // 2 > since // 2:  # operators between
+        elif (need - 1) // 2 > since // 2:  # with operators in between
             key = self._key(tensor, since, need, self._least_us(tensor, since, need))
             heappush(self.heap, (key, tensor, since, need))
 
     def _least_us(self, tensor: int, since: int, need: int) -> float:
-        """A lower bound of the price, which is looked at when the tensor's turn comes: on a free link, from inputs that
-        are all there."""
+        """Return a lower bound of the price in µs: on a free link, from inputs that are all resident.
+
+        The price itself is computed when the tensor's turn comes.
+        """
         least_us = self.prices.link_price * (self._out_us(tensor) + self.in_us[tensor])
         if since >= 0 and need < 2 * self.count:
             writers_us = self.columns.writers_us(tensor, self.columns.version_before(tensor, since // 2 + 1))
@@ -188,7 +194,7 @@ class _Sweep:
         return least_us
 
     def _key(self, tensor: int, since: int, need: int, us: float) -> float:
-        """What to go by: the price a byte, the less the longer the tensor is away."""
+        """Return the sort key of a candidate: the price per byte, the lower the longer the tensor is off the device."""
         key = (us + 1e-3) / self.columns.bytes[tensor]
         start, total_us = self.start_us, self.start_us[-1]
         away_us = start[(need + 1) // 2 % self.count] - start[(since // 2 + 1) % self.count]
@@ -199,8 +205,10 @@ class _Sweep:
     # ---- prices ----
 
     def _price(self, tensor: int, since: int, need: int) -> Price | None:
-        """The cheaper way to be without the tensor from now on; None: there is none. What was used right before the
-        operator at hand cannot be swapped before it."""
+        """Return the cheaper way to take the tensor off the device now; None if there is no way.
+
+        A tensor used right before the current operator, by a recomputation, cannot be swapped out before it.
+        """
         swap_us = None if since == 2 * self.now - 1 else self._swap_us(tensor, since, need)
         if since >= 0 and need < 2 * self.count:
             version = self.columns.version_before(tensor, since // 2 + 1)
@@ -214,7 +222,7 @@ class _Sweep:
         return None if swap_us is None else Price(swap_us, True)
 
     def _swap_us(self, tensor: int, since: int, need: int) -> float | None:
-        """None: it would not be away at any operator."""
+        """Return the price of a swap in µs; None if the tensor would not be off the device at any operator."""
         out_us = self._out_us(tensor)
         landing = self._land(tensor, since, need, book=False)
         if landing is None:
@@ -227,12 +235,12 @@ class _Sweep:
         return 0.0 if tensor in self.copied else self.out_us[tensor]
 
     def _leaving(self, since: int) -> tuple[int, int]:
-        """The first and the last operator during which a tensor used at `since` can be copied out."""
+        """Return the first and the last operator during which a tensor used at `since` can be copied out."""
         first = (since + 1) // 2 + 1
         return (first + self.count, self.count - 1) if since < 0 else (first, self.now - 1)
 
     def _land(self, tensor: int, since: int, need: int, book: bool = True) -> Landing | None:
-        """The latest time for its swap-in to be there; None: it would have to start before it is freed."""
+        """Return the latest swap-in that is in time; None if it would have to start before the tensor is freed."""
         in_next = since >= 0 and need >= 2 * self.count
         first = 0 if in_next else self.now
         latest = need % (2 * self.count) // 2 - 1  # operator that can be overlapped with
@@ -245,7 +253,10 @@ class _Sweep:
     # ---- leaving ----
 
     def _make_room(self) -> bool:
-        """Until the operator at hand fits, and what is repeated right before it; False: that cannot be."""
+        """Take tensors off the device until the current operator, and the recomputations right before it, fit.
+
+        Returns False, with the shortage in the outcome, if that is impossible.
+        """
         excess, step = self._excess()
         if excess > 0:
             for tensor in self.repeats.used:
@@ -259,7 +270,10 @@ class _Sweep:
         return True
 
     def _excess(self) -> tuple[int, int]:
-        """Bytes over the budget, and at which of the repeated operators; their number: at the operator at hand."""
+        """Return the bytes over the budget, and the recomputation step at which they are.
+
+        The number of these steps stands for the current operator.
+        """
         columns, now = self.columns, self.now
         here = columns.memory[now] + self.level
         most, step = here + columns.workspace[now], len(self.repeats.besides)
@@ -271,11 +285,11 @@ class _Sweep:
         return most - self.budget, step
 
     def _stays(self, tensor: int) -> bool:
-        """Whether it is there at the operator at hand."""
+        """Return whether the tensor is resident at the current operator."""
         return tensor not in self.away and (self.columns.persistent[tensor] or self.needs.last[tensor] >= 2 * self.now)
 
     def _drop_cheapest(self, step: int) -> bool:
-        """Takes one tensor off the device that is there at `step`; False: there is none that can go."""
+        """Take one tensor off the device that is resident at `step`; return False if none can leave."""
         in_use = []
         found = False
         while self.heap and not found:
@@ -300,8 +314,10 @@ class _Sweep:
         return found
 
     def _wait(self) -> bool:
-        """Has the job wait for a transfer: a swap-out under way, which ends before the operator at hand then, or a
-        swap-in, which starts after it; False: there is none."""
+        """Make the job wait for a transfer; return False if none can be waited for.
+
+        A swap-out in flight then ends before the current operator, a swap-in starts after it.
+        """
         leaving, coming = [], []
         for absence in self.away.values():
             if absence.freed >= self.now:
@@ -325,7 +341,7 @@ class _Sweep:
         if price.swap:
             self._book(absence)
         self.needs.leave(absence)
-        if need >= 2 * self.count:  # at the start of the next iteration, too, which has been passed
+        if need >= 2 * self.count:  # off the device at the iteration's start as well, which has been passed
             self._alter(self.now, self.count - 1, -self.columns.bytes[tensor])
             self._emit_swap(absence)
             return
@@ -336,7 +352,7 @@ class _Sweep:
             self._require(each, operator)
 
     def _book(self, absence: Absence) -> None:
-        """Takes the lanes' time for both transfers."""
+        """Book both transfers on the lanes."""
         out_us = self._out_us(absence.tensor)
         booked = self.out.earliest(out_us, *self._leaving(absence.since))
         if absence.since < 0:
@@ -347,15 +363,17 @@ class _Sweep:
         self.copied.add(absence.tensor)
 
     def _leave(self, tensor: int, since: int, need: int) -> None:
-        """A tensor that starts off the device has been used for the last time in this iteration."""
+        """Free a tensor that started off the device, after its last use in this iteration."""
         operator = (since + 1) // 2
         freed = max(self.wrapped[tensor], operator)
         self.needs.leave(Absence(tensor, since, need, freed, 0, True, 0))
         self._alter(freed + 1, self.count - 1, -self.columns.bytes[tensor])
 
     def _require(self, tensor: int, operator: int) -> None:
-        """A recomputation right before `operator` reads the tensor: it lives at least until then, and if it is away it
-        comes back earlier."""
+        """Add a need: a recomputation right before `operator` reads the tensor.
+
+        So the tensor lives at least until then, and if it is off the device, it comes back earlier.
+        """
         place, size, last = 2 * operator - 1, self.columns.bytes[tensor], self.needs.last[tensor]
         self.needs.add(tensor, operator)
         if not self.columns.persistent[tensor]:
@@ -377,7 +395,7 @@ class _Sweep:
     # ---- coming back ----
 
     def _come_back(self) -> Repeats:
-        """Brings back what is due now, for the operator at hand and for what is repeated right before it."""
+        """Bring back the tensors due now, and return the recomputations right before the current operator."""
         repeats = Repeats(self.columns)
         away = [self.away[tensor] for tensor in dict.fromkeys(self.due[self.now]) if tensor in self.away]
         due = [absence for absence in away if 2 * self.now - 1 <= absence.need <= 2 * self.now]
@@ -391,7 +409,7 @@ class _Sweep:
         return repeats
 
     def _repeat(self, tensor: int, version: int, repeats: Repeats) -> None:
-        """Makes a tensor again, and before it what it is made of and is not there."""
+        """Recompute a tensor, after those of its inputs that are missing."""
         for writer in self.columns.writers(tensor, version):
             for each, mode, seen in self.columns.uses[writer]:
                 if mode == READ and each not in repeats.made and self._is_missing(each):
@@ -401,14 +419,14 @@ class _Sweep:
         self.outcome.events.append(Event(EventKind.RECOMPUTE, tensor, self.now - 1, self.now, version))
 
     def _is_missing(self, tensor: int) -> bool:
-        """Whether it is off the device, or dead."""
+        """Return whether the tensor has to be recomputed: because it was dropped to that end, or is dead."""
         if tensor in self.away:
             return not self.away[tensor].swap
         return not self.columns.persistent[tensor] and self.needs.last[tensor] < 2 * self.now - 1
 
     def _emit_swap(self, absence: Absence) -> None:
         deadline = absence.need % (2 * self.count) // 2
-        if absence.since >= 0:  # else: at its last use
+        if absence.since >= 0:  # else `run` adds it, at the last use
             operator = (absence.since + 1) // 2
             freed = max(absence.freed, operator)
             self.outcome.events.append(Event(EventKind.SWAP_OUT, absence.tensor, operator, freed))

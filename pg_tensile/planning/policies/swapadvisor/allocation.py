@@ -1,12 +1,14 @@
-"""Memory allocations: tensors that may take each other's place, and their breeding (SwapAdvisor, sections 4.1 and 5.3).
+"""Memory allocations: tensors that may replace each other, and their breeding (SwapAdvisor, sections 4.1 and 5.3).
 
-The paper's framework has a pool of fixed objects for each class of sizes. Our runtime has none: its allocator serves
-every size, and a plan keeps the bytes of all tensors under a budget. What is left of an allocation is what it decides:
-a tensor that comes to the device takes the place of one of its own class, and a class has so many places. So classes
-guide the planner (planner.py), the budget binds it, and plain bytes (no allocation at all) are one more individual.
+The paper's framework has a pool of fixed-size objects for each class of sizes. Our runtime has no pools: its allocator
+serves every size, and a plan keeps the bytes of all tensors within a budget. What remains of an allocation is its
+effect on decisions: a tensor that comes to the device replaces one of its own class, and a class has a limited number
+of slots. So classes guide the planner (planner.py), the budget limits it, and plain bytes (no allocation at all) are
+one more individual.
 
-TS are the distinct sizes of a trace's tensors, ascending. CLS gives each of them a class, 0, 1, …, without a gap and
-never falling: neighbouring sizes share a class. CNT is the number of places of each class, whose size is its largest.
+TS are the distinct sizes of a trace's tensors, ascending. CLS gives each of them a class, 0, 1, …, without omissions
+and never falling: neighbouring sizes share a class. CNT is the number of slots of each class, whose size is its
+largest.
 """
 
 from __future__ import annotations
@@ -17,40 +19,42 @@ import numpy as np
 
 from pg_tensile.planning.trace.trace import Floats, Int64s, Trace
 
-SPREAD = 0.25  # standard deviation of a count's mutation, of the count itself
+SPREAD = 0.25  # standard deviation of a count's mutation, as a fraction of the count
 LEAST_SPREAD = 1.0
 
 
 class Allocation(NamedTuple):
-    """CLS and CNT."""
+    """CLS and CNT: size classes with their slots."""
 
-    classes: tuple[int, ...]  # of each of the sizes
+    classes: tuple[int, ...]  # of each size
     counts: tuple[int, ...]  # of each class
 
 
 def distinct_sizes(trace: Trace) -> Int64s:
-    """TS: bytes, ascending; tensors without bytes need no place."""
+    """Return TS: the distinct sizes in bytes, ascending; tensors without bytes need no slot."""
     return np.unique(trace.tensor_bytes[trace.tensor_bytes > 0])
 
 
 def class_sizes(sizes: Int64s, classes: tuple[int, ...]) -> Int64s:
-    """Bytes of a place of each class."""
+    """Return the bytes of a slot of each class."""
     return sizes[np.flatnonzero(np.diff(classes, append=classes[-1] + 1))]
 
 
 def pool_bytes(sizes: Int64s, allocation: Allocation) -> int:
-    """What all places together take."""
+    """Return the bytes of all slots together."""
     return int(class_sizes(sizes, allocation.classes) @ np.array(allocation.counts, np.int64))
 
 
 def extended(allocation: Allocation) -> Floats:
-    """CNT_EXT: for each size the number of places that its tensors may have."""
+    """Return CNT_EXT: for each size, the number of slots that its tensors may have."""
     return np.array(allocation.counts, np.float64)[list(allocation.classes)]
 
 
 def monotone(classes: Int64s) -> tuple[int, ...]:
-    """A class list made valid: where it falls, this element and all behind it rise by as little as is needed; then
-    classes are numbered without a gap."""
+    """Return a class list made valid.
+
+    Where it falls, this element and all after it rise by as little as needed; then classes are numbered consecutively.
+    """
     repaired = classes.astype(np.int64)
     for place in range(1, len(repaired)):
         if repaired[place] < repaired[place - 1]:
@@ -59,8 +63,11 @@ def monotone(classes: Int64s) -> tuple[int, ...]:
 
 
 def fitted(sizes: Int64s, classes: tuple[int, ...], places: Floats, budget_bytes: int) -> Allocation:
-    """The allocation of these classes with the mean of their sizes' `places` (CNT_EXT). Where the pool would exceed the
-    budget, counts are reduced in inverse proportion to the class's size: every class gives back as many bytes."""
+    """Return the allocation of these classes, each with the mean of its sizes' `places` (CNT_EXT) as its count.
+
+    Where the pool would exceed the budget, counts are reduced in inverse proportion to the size of the class: every
+    class gives back the same number of bytes.
+    """
     members = np.bincount(classes)
     counts = np.maximum(np.rint(np.bincount(classes, weights=places) / members), 0.0)
     size = class_sizes(sizes, classes).astype(np.float64)
@@ -74,8 +81,10 @@ def fitted(sizes: Int64s, classes: tuple[int, ...], places: Floats, budget_bytes
 def crossover(
     sizes: Int64s, one: Allocation, other: Allocation, point: int, budget_bytes: int
 ) -> tuple[Allocation, Allocation]:
-    """Two children: each has the first `point` sizes' classes and places from one parent and the rest from the other,
-    and is repaired."""
+    """Return two children, which are repaired.
+
+    Each has the classes and slots of the first `point` sizes from one parent and the rest from the other.
+    """
     return (
         _spliced(sizes, other, one, point, budget_bytes),
         _spliced(sizes, one, other, point, budget_bytes),
@@ -91,8 +100,11 @@ def _spliced(sizes: Int64s, head: Allocation, tail: Allocation, point: int, budg
 def mutate(
     sizes: Int64s, allocation: Allocation, rate: float, budget_bytes: int, random: np.random.Generator
 ) -> Allocation:
-    """Each size joins the class before it, or leaves that one, with probability `rate`; each count is drawn anew from a
-    Gaussian around it with the same probability."""
+    """Return a mutated allocation.
+
+    With probability `rate`, each size joins the class before it or leaves that one, and each count is drawn anew from a
+    Gaussian around it.
+    """
     steps = np.diff(allocation.classes, prepend=0)
     flips = random.random(len(steps)) < rate
     flips[0] = False
@@ -105,12 +117,15 @@ def mutate(
 
 
 def separate(trace: Trace, sizes: Int64s, budget_bytes: int) -> Allocation:
-    """A class for every size, which gets of the budget what its tensors are of all bytes."""
+    """Return an allocation with a class for each size.
+
+    Each class gets the share of the budget that its tensors have of all bytes.
+    """
     return _shared_out(trace, sizes, tuple(range(len(sizes))), budget_bytes)
 
 
 def scattered(trace: Trace, sizes: Int64s, budget_bytes: int, random: np.random.Generator) -> Allocation:
-    """Random classes, with the same counts as `separate` would give them."""
+    """Return an allocation with random classes, and with counts as `separate` would assign them."""
     steps = random.random(len(sizes)) < random.random()
     steps[0] = False
     return _shared_out(trace, sizes, tuple(np.cumsum(steps).tolist()), budget_bytes)

@@ -1,8 +1,9 @@
-"""What a search breeds: schedules with the choices of a planner, and the plans that they stand for.
+"""Individuals that a search breeds: schedules with the choices of a planner, and the plans that they stand for.
 
-Besides the schedule and the allocation, an individual says how long ago a tensor that goes should have been used, and
-who plans: the swap planner, or a pass of the policy `joint`, which recomputes as well, at one of its prices. Everything
-here is deterministic: the same individual has the same plan, the same seed the same children, in any process.
+Besides the schedule and the allocation, an individual determines how long ago a tensor that leaves should have been
+used, and which planner plans: the swap planner, or a pass of the policy `joint`, which recomputes as well, at one of
+its prices. Everything here is deterministic: the same individual has the same plan, the same seed the same children, in
+any process.
 """
 
 from __future__ import annotations
@@ -29,21 +30,23 @@ from pg_tensile.planning.policies.swapadvisor.schedules import WAITING, Graph
 from pg_tensile.planning.simulator.alone import evaluate
 from pg_tensile.planning.trace.trace import Int32s, Trace
 
-RATE = 0.1  # the largest probability that a gene mutates (5.2; 6.1 starts from it); each child draws one below it
-DISTANCES = (0.0, 1.0, 2.0)  # times of a tensor's own copy
-REPLANNED = 0.02  # of the time without stalls: where an iteration waits longer, its transfers are timed once more
-# the first greedy schedules: for which part of the budget, how thrifty, and whether what others wait for comes first
+RATE = 0.1  # largest probability that a gene mutates (5.2; 6.1 starts from it); each child draws a smaller one
+DISTANCES = (0.0, 1.0, 2.0)  # how long ago a tensor was used, in times of its own copy out
+REPLANNED = 0.02  # fraction of the time without stalls: if an iteration waits longer, its transfers are timed again
+# the first greedy schedules: capacity as a fraction of the budget, `thrift` and `waiting` (see `schedules.greedy`)
 GREEDY = (
     *((1.5, 0.0, WAITING), (1.25, 0.0, WAITING), (1.0, 0.0, WAITING), (0.75, 0.0, WAITING)),
     *((1.0, 0.0, 1.0), (1.0, 1.0, 1.0), (0.5, 1.0, 1.0)),
 )
-REMEMBERED = 4096  # times of individuals
+REMEMBERED = 4096  # cached times of individuals
 
 
 @dataclass(frozen=True, eq=False)
 class Individual:
-    """One plan's genes. `prices`: of `joint` (a place in its PRICES); None: the swap planner. The allocation and the
-    distance are for the swap planner alone."""
+    """The genes of one plan.
+
+    `prices`: index into `PRICES` of `joint`; None means the swap planner, which alone uses `allocation` and `distance`.
+    """
 
     order: Int32s
     allocation: Allocation | None = None
@@ -52,18 +55,18 @@ class Individual:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for individuals with the same plan."""
+        """Key that is equal for individuals with the same plan."""
         planner = (self.allocation, self.distance) if self.prices is None else (self.prices,)
         return self.order.tobytes(), *planner
 
 
 class Scored(NamedTuple):
     individual: Individual
-    us: float  # an iteration; infinite: it has no plan
+    us: float  # of an iteration; infinite if it has no plan
 
 
 class Made(NamedTuple):
-    """A plan of a captured trace."""
+    """A plan of a captured trace, and the time of its iteration."""
 
     plan: Plan
     us: float
@@ -84,7 +87,7 @@ class Breeder:
     # ---- plans ----
 
     def make(self, individual: Individual) -> Made | None:
-        """The individual's plan; None: it has none within the budget, or one with too many events."""
+        """Return the individual's plan; None if it has none within the budget, or one with too many events."""
         ordered = in_order(self.trace, individual.order)
         if individual.prices is not None:
             made = self._jointly(ordered, individual.prices)
@@ -95,15 +98,18 @@ class Breeder:
         return made._replace(plan=Plan(made.plan.rows, 0, individual.order))
 
     def _jointly(self, ordered: Trace, prices: int) -> Made | None:
-        """That of a pass of `joint`."""
+        """Return the plan of a pass of `joint`, or None."""
         try:
             found = JobPlanner(ordered, self.profile).best(self.budget, PRICES[prices])
-        except InvalidPlanError:  # what it repeats needs what has left
+        except InvalidPlanError:  # a recomputation needs a tensor that has left
             return None
         return Made(found.plan, found.us) if isinstance(found, Candidate) else None
 
     def _swapping(self, ordered: Trace, individual: Individual) -> Made | None:
-        """The swap planner's. Where the iteration waits, with tensors made again, if that is faster."""
+        """Return the swap planner's plan, or None.
+
+        Where the iteration waits, it is the plan with recomputations, if that is faster.
+        """
         decided = decide(ordered, self.profile, self.budget, individual.allocation, individual.distance)
         if decided is None:
             return None
@@ -116,8 +122,11 @@ class Breeder:
         return made
 
     def _timed(self, sequence: AccessSequence) -> Made | None:
-        """The plan with a time for each of its transfers; None: it exceeds the budget. Where the iteration waits, they
-        are timed again with the operators where they are in time then."""
+        """Return the plan with its transfers scheduled; None if it exceeds the budget.
+
+        Where the iteration waits, transfers are scheduled once more, for operators that run as late as the stalls make
+        them; the faster plan is returned.
+        """
         if footprint_of(sequence).device_peak_bytes > self.budget:
             return None
         ordered, decided = sequence.trace, sequence.plan
@@ -142,11 +151,14 @@ class Breeder:
             self._times[key] = np.inf if made is None else made.us
         return Scored(individual, self._times[key])
 
-    # ---- the first ones ----
+    # ---- first individuals ----
 
     def first(self, count: int, seed: int, start: Int32s | None) -> list[Individual]:
-        """At least `count`. Schedules: that of the plan to start from, the captured one, and greedy ones; each with
-        every planner. Then mutations of these."""
+        """Return at least `count` individuals to start with.
+
+        Schedules are that of the plan to start from, the captured one, and greedy ones, each with every planner. The
+        rest are mutations of these.
+        """
         captured = np.arange(self.trace.operator_count, dtype=np.int32)
         greedy = [(int(part * self.budget), thrift, waiting) for part, thrift, waiting in GREEDY]
         orders = [schedules.greedy(self.trace, self.graph, *each) for each in (*greedy, (None, 1.0, 1.0))]
@@ -169,7 +181,7 @@ class Breeder:
     # ---- children ----
 
     def breed(self, one: Individual, other: Individual, seed: tuple[int, ...]) -> list[Scored]:
-        """Four children of two parents: two schedules, each with two allocations (5.1), mutated."""
+        """Return four children of two parents: two schedules, each with two allocations (5.1), mutated."""
         random = np.random.default_rng(seed)
         orders = schedules.crossover(one.order, other.order, int(random.integers(1, len(one.order))))
         allocations = [one.allocation, other.allocation]
@@ -184,7 +196,7 @@ class Breeder:
         return children
 
     def _mutated(self, individual: Individual, random: np.random.Generator) -> Individual:
-        """At a rate of its own, between one gene of a schedule and RATE: local changes and far ones are both tried."""
+        """Return a mutation at a random rate between one gene of a schedule and RATE, to try local and far changes."""
         count = len(individual.order)
         rate = float(np.exp(random.uniform(np.log(min(1 / count, RATE)), np.log(RATE))))
         order = schedules.mutate(self.graph, individual.order, rate, random)

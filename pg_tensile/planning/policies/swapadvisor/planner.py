@@ -1,11 +1,11 @@
-"""The swap planner: what is swapped, and when, for one schedule and one allocation (SwapAdvisor, section 4.2).
+"""The swap planner: swaps and their times for one schedule and one allocation (SwapAdvisor, section 4.2).
 
-A walk over the operators keeps the device within the budget. Where the next operator does not fit, the tensor goes that
-is needed again farthest in the future (Belady), if it was last used long enough ago for its copy to end in time. A
-first walk starts without persistent tensors; those that are there at its end are the initial residents of a second one,
-and what the second one has to let go before its first use is none: so the iteration ends as it began. Then every
-transfer gets its time (building_blocks/transfer_times.py): out as soon as it may, in as soon as the memory that
-it takes is free.
+A walk over the operators keeps the device within the budget. Where the next operator does not fit, the tensor that is
+needed again farthest in the future is swapped out (Belady), if it was last used long enough ago for its copy to end in
+time. A first walk starts without persistent tensors. Those resident at its end are the initial residents of a second
+walk, except those that the second walk has to evict before their first use: so the iteration ends as it began. Then
+every transfer is scheduled (building_blocks/transfer_times.py): out as soon as it may, in as soon as the memory that it
+takes is free.
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
 from pg_tensile.planning.policies.swapadvisor.allocation import Allocation, distinct_sizes
 from pg_tensile.planning.trace.trace import Trace
 
-SMALLEST = 1 / 20_000  # of the budget: smaller tensors go only where nothing else can
-LOOKS = 16  # candidates that are looked at for one that was last used long enough ago
+SMALLEST = 1 / 20_000  # fraction of the budget; smaller tensors leave only where no other can
+LOOKS = 16  # candidates that are examined for one that was last used long enough ago
 NEVER = -1
 
 
 def plan_swaps(
     trace: Trace, profile: DeviceProfile, budget_bytes: int, allocation: Allocation | None = None, distance: float = 1.0
 ) -> Plan | None:
-    """A plan of `trace`, whose operators are in the order of the schedule, with a device peak (workspaces included)
-    within the budget; None where an operator does not fit. `allocation`: None: any tensor may take any other's place.
-    `distance`: how long ago a tensor that goes should have been used, in times of its own copy out."""
+    """Return a plan of `trace`, whose operators are in the order of the schedule, within the budget.
+
+    The budget limits the device peak, workspaces included; None if that is impossible. `allocation`: None means that
+    any tensor may replace any other. `distance`: how long ago a tensor that leaves should have been used, in times of
+    its own copy out.
+    """
     decided = decide(trace, profile, budget_bytes, allocation, distance)
     if decided is None:
         return None
@@ -48,7 +51,10 @@ def plan_swaps(
 def decide(
     trace: Trace, profile: DeviceProfile, budget_bytes: int, allocation: Allocation | None, distance: float
 ) -> Plan | None:
-    """The same without times: everything goes right after its last use and comes right before its next."""
+    """Return the same plan without times for its transfers; None if an operator does not fit.
+
+    Tensors leave right after their last use and come back right before their next.
+    """
     walk = _Walk(trace, profile, budget_bytes, allocation, distance)
     first = walk.run(())
     second = first and walk.run(first.there)
@@ -68,12 +74,12 @@ def decide(
 
 
 class _Decisions(NamedTuple):
-    """Of one walk. Places are those in the schedule."""
+    """Decisions of one walk, with indices of operators in the schedule."""
 
-    outs: list[tuple[int, int]]  # a tensor, the place of its last use
-    ins: list[tuple[int, int]]  # a tensor, the place that needs it
-    dropped: set[int]  # that were there at the start and had to go before their first use
-    there: set[int]  # persistent tensors on the device at the end
+    outs: list[tuple[int, int]]  # tensor, index of its last use
+    ins: list[tuple[int, int]]  # tensor, index of the operator that needs it
+    dropped: set[int]  # tensors resident at the start that had to leave before their first use
+    there: set[int]  # persistent tensors resident at the end
 
 
 class _Walk:
@@ -96,7 +102,7 @@ class _Walk:
         self.heap_of = self._classes(trace, budget, allocation)
 
     def _classes(self, trace: Trace, budget: int, allocation: Allocation | None) -> list[int]:
-        """The class of each tensor; those that are too small to be worth a transfer have one more, the last."""
+        """Return the class of each tensor; those too small to be worth a transfer have one more, the last."""
         groups = np.zeros(trace.tensor_count, np.int64)
         if allocation is not None:
             groups = np.array((*allocation.classes, 0))[np.searchsorted(distinct_sizes(trace), trace.tensor_bytes)]
@@ -105,7 +111,7 @@ class _Walk:
         return found
 
     def run(self, residents: Iterable[int]) -> _Decisions | None:
-        """Through all operators, from these persistent tensors on the device."""
+        """Walk through all operators, from these persistent tensors on the device; None if an operator does not fit."""
         size, persistent = self.size, self.persistent
         self.there = [False] * len(size)
         self.next_use = self.first_place.copy()
@@ -153,7 +159,7 @@ class _Walk:
     # ---- leaving ----
 
     def _make_place(self, tensor: int, place: int) -> None:
-        """One tensor of its class goes if the class has no place left; if none can, bytes decide."""
+        """Evict one tensor of the same class if the class has no slot left; if none can leave, bytes decide."""
         group = self.heap_of[tensor]
         if group < len(self.counts) and self.held[group] >= self.counts[group]:
             found = self._farthest(self.heaps[group], place)
@@ -161,7 +167,10 @@ class _Walk:
                 self._drop(found)
 
     def _drop_farthest(self, place: int) -> bool:
-        """Whatever is needed again last, of any class; small tensors, which are in the last heap, if there is none."""
+        """Evict the tensor, of any class, that is needed again last; return False if none can leave.
+
+        Small tensors, which are in the last heap, leave only if there is no other.
+        """
         *classes, small = self.heaps
         for heaps in (classes, [small]):
             found = [(entry, heap) for heap in heaps if (entry := self._head(heap, place)) is not None]
@@ -181,7 +190,10 @@ class _Walk:
             self.decisions.outs.append((tensor, self.last_use[tensor]))
 
     def _head(self, heap: list[tuple[int, int]], place: int) -> tuple[int, int] | None:
-        """The entry of the tensor in it that is needed last; None if none can go before the operator at `place`."""
+        """Return the heap's entry of the resident tensor that is needed last.
+
+        None if none can leave before the operator at `place`.
+        """
         while heap:
             following, tensor = heap[0]
             if self.there[tensor] and self.next_use[tensor] == -following:
@@ -190,7 +202,7 @@ class _Walk:
         return None
 
     def _farthest(self, heap: list[tuple[int, int]], place: int) -> int | None:
-        """Takes the tensor out that is needed last among those used long ago enough; of all, if there is none such."""
+        """Remove and return the tensor that is needed last among those used long enough ago, or of all if none was."""
         passed: list[tuple[int, int]] = []
         chosen: tuple[int, int] | None = None
         while len(passed) < LOOKS and (entry := self._head(heap, place)) is not None:
@@ -208,8 +220,10 @@ class _Walk:
 
 
 def _operators(trace: Trace) -> Iterator[list[tuple[int, int, bool]]]:
-    """The accesses of each operator: the tensor, the place of its next use, and whether its life ends here. A
-    persistent tensor is used next in the following iteration."""
+    """Return the accesses of each operator: tensor, index of its next use, and whether it dies here.
+
+    The next use of a persistent tensor may be in the following iteration.
+    """
     order, start = trace.access_by_tensor, trace.tensor_start
     at = trace.access_operator[order].astype(np.int64)
     following = np.append(at[1:], 0)

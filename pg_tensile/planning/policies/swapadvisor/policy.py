@@ -1,7 +1,7 @@
-"""SwapAdvisor (Huang, Jin, Li, ASPLOS 2020) as a policy: the operators' order, memory and swaps searched for together.
+"""SwapAdvisor (Huang, Jin, Li, ASPLOS 2020) as a policy: a joint search over the operators' order, memory and swaps.
 
-The search itself is search.py. Here it has a fixed number of generations, so that equal arguments give
-equal plans, and starts from the plan of `joint`, which is returned where nothing better is found.
+The search itself is in search.py. Here it has a fixed number of generations, so that equal arguments give equal plans,
+and starts from the plan of `joint`, which is returned if nothing better is found.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from pg_tensile.planning.policies.lru import check_shares, shares
 from pg_tensile.planning.trace.trace import Trace
 
 POPULATION = 16
-OPERATORS = 60_000  # of all individuals after the first ones: some five seconds of one core with what `joint` takes
+OPERATORS = 60_000  # total of all individuals after the first ones: some five seconds of one core, including `joint`
 MOST_GENERATIONS = 12
 
 
 def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
-    """Plans within the budget; None: the device's memory. Each job has its share of it (`lru.shares`) and an equal part
-    of the link. Raises BudgetError with the least bytes for which all jobs' largest operators fit into their shares."""
+    """Return a plan for each job within its share of the budget (`lru.shares`), with an equal part of the link.
+
+    `budget_bytes`: None means the device's memory. Raises BudgetError with the smallest budget for which every job's
+    largest operator fits into its share.
+    """
     check_shares(traces, profile, budget_bytes)
     granted = shares(traces, profile, budget_bytes)
     jobs = max(1, len(traces))
@@ -37,7 +40,7 @@ def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int 
 
 
 def _plan(trace: Trace, link: DeviceProfile, budget_bytes: int) -> Plan:
-    from pg_tensile.planning.policies.swapadvisor.search import search  # which is built on policies
+    from pg_tensile.planning.policies.swapadvisor.search import search  # not above: search imports policies
 
     best = JobPlanner(trace, link).best(budget_bytes)
     generations = min(MOST_GENERATIONS, OPERATORS // (POPULATION * trace.operator_count))

@@ -1,8 +1,8 @@
-"""Making tensors again where the swap planner would copy them out and back (not in the paper, which only swaps).
+"""Recomputing tensors that the swap planner would swap (not in the paper, which only swaps).
 
-In the backward pass of a deep network within a small budget the lane back is busy all the time, while much of what it
-brings could be made in no time from what it brings anyway: tanh of an LSTM's cell from the cell. Such a tensor is made
-again right before what it is made of goes, at the latest right before it is needed.
+In the backward pass of a deep network within a small budget the lane in is busy all the time, while many tensors that
+it brings could be computed in almost no time from others that it brings anyway: tanh of an LSTM's cell from the cell.
+Such a tensor is recomputed right before its inputs leave, at the latest right before it is needed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from pg_tensile.planning.trace.lists import Columns, Use
 from pg_tensile.planning.trace.trace import Mode
 
-CHEAP = 0.5  # of the time that its copy back takes: what making a tensor again takes at most
+CHEAP = 0.5  # most time of a recomputation, as a fraction of the time of the copy in
 
 OUT, IN = EventKind.SWAP_OUT.value, EventKind.SWAP_IN.value
 
 
 def remade(sequence: AccessSequence, profile: DeviceProfile, budget_bytes: int) -> Plan:
-    """The plan of `sequence`, which has swaps alone, all as late as they may be (planner.decide), with recomputations
-    in place of those that they are cheaper than. What repeated operators need besides is estimated: whether the plan
-    keeps to the budget, the caller has to look."""
+    """Return the plan of `sequence` with recomputations in place of those swaps that cost more.
+
+    The plan has swaps alone: tensors leave right after their last use and come back right before their next
+    (planner.decide). The memory that operators executed again take is estimated, so the caller has to check whether the
+    plan keeps to the budget.
+    """
     remaking = _Remaking(sequence, profile, budget_bytes)
     for pair in remaking.candidates():
         remaking.try_out(pair)
@@ -36,18 +39,20 @@ def remade(sequence: AccessSequence, profile: DeviceProfile, budget_bytes: int) 
 
 
 class _Pair(NamedTuple):
-    """A tensor that goes out and comes back before the operator that needs it."""
+    """A swap-out and the swap-in of the same tensor before the operator that needs it."""
 
     tensor: int
-    out: int  # places of the events in the plan
+    out: int  # indices of the events in the plan
     back: int
     version: int
-    us: float  # that making it again takes
+    us: float  # of its recomputation
 
 
 class _Stay(NamedTuple):
-    """A tensor is on the device from the operator `first` to the gap after `last`, since the swap-in `event` (-1: since
-    something else)."""
+    """Residency of a tensor, from operator `first` to the gap after `last`.
+
+    `event` is the swap-in that began it, or -1.
+    """
 
     first: int
     last: int
@@ -71,7 +76,8 @@ class _Remaking:
         self.made: list[Event] = []
         due = [*zip(self.kind, self.tensor, self.deadline, strict=True)]
         brought = {(tensor, deadline): at for at, (kind, tensor, deadline) in enumerate(due) if kind == IN}
-        leaves = {(tensor, deadline) for kind, tensor, deadline in due if kind == OUT}  # before that gap's repetitions
+        # a tensor that leaves is freed before the recomputations of the same gap
+        leaves = {(tensor, deadline) for kind, tensor, deadline in due if kind == OUT}
         self.stays: defaultdict[int, list[_Stay]] = defaultdict(list)  # of each tensor, ascending
         columns = (sequence.interval_tensor, sequence.interval_first, sequence.interval_last)
         for tensor, first, last in sorted(zip(*(column.tolist() for column in columns), strict=True)):
@@ -79,7 +85,7 @@ class _Remaking:
             self.stays[tensor].append(_Stay(first, last, brought.get((tensor, first), -1)))
 
     def candidates(self) -> list[_Pair]:
-        """What is cheaper made again, as far as operators and the link alone are concerned; the cheapest first."""
+        """Return the swaps whose tensors are cheaper recomputed, judged by operators and link alone, cheapest first."""
         pairs = []
         out: dict[int, int] = {}
         for event, (kind, tensor) in enumerate(zip(self.kind, self.tensor, strict=True)):
@@ -93,8 +99,11 @@ class _Remaking:
         return sorted(pairs, key=lambda pair: pair.us / self.in_us[pair.tensor])
 
     def try_out(self, pair: _Pair) -> None:
-        """Makes the tensor again in the last gap in which all that it is made of can be there; if there is one after it
-        has gone, and room until it is needed."""
+        """Recompute the tensor in the last gap in which all its inputs can be resident.
+
+        Nothing changes if that gap comes before the tensor has left, or if there is no room from then until it is
+        needed.
+        """
         needed = self.deadline[pair.back]
         uses = [use for writer in self.columns.writers(pair.tensor, pair.version) for use in self.columns.uses[writer]]
         inputs = {use.tensor: use for use in uses if use.mode <= Mode.STATS and use.tensor != pair.tensor}
@@ -102,7 +111,7 @@ class _Remaking:
         gap = min([needed - 1, *(stay.last for stay in stays)])
         if gap <= self.deadline[pair.out] or any(stay.first > gap + (stay.event >= 0) for stay in stays):
             return
-        earlier = [stay for stay in stays if stay.first == gap + 1]  # have to come an operator earlier
+        earlier = [stay for stay in stays if stay.first == gap + 1]  # have to be swapped in one operator earlier
         if self._are_current(inputs.values(), gap) and self._take_room(pair, gap, earlier):
             for stay in earlier:
                 self._come_earlier(stay)
@@ -111,15 +120,21 @@ class _Remaking:
             self._replace(pair.tensor, self._stay(pair.tensor, needed), gap + 1, -1)
 
     def _are_current(self, inputs: Iterable[Use], gap: int) -> bool:
-        """Whether they are in the gap what the operator read; of statistics it only changes a copy."""
+        """Return whether the inputs have the versions in the gap that the operator read.
+
+        Statistics may differ, because only a copy of them is changed.
+        """
         before = self.columns.version_before
         return all(use.mode == Mode.STATS or before(use.tensor, gap + 1) == use.version for use in inputs)
 
     def _take_room(self, pair: _Pair, gap: int, earlier: Iterable[_Stay]) -> bool:
-        """For what comes earlier, for the operators that are repeated, and for the tensor until it is needed."""
+        """Take room for tensors that come earlier, for operators executed again, and for the tensor until it is needed.
+
+        Returns False if there is not enough.
+        """
         size, workspace, memory = self.columns.bytes, self.columns.workspace, self.memory
         moved = sum(size[self.tensor[stay.event]] for stay in earlier)
-        besides = 0  # outputs that are discarded, copies of statistics, workspace
+        besides = 0  # bytes of discarded outputs, copies of statistics, workspace
         for writer in self.columns.writers(pair.tensor, pair.version):
             made = (use.tensor for use in self.columns.uses[writer] if use.mode in (Mode.STATS, Mode.CREATE))
             besides = max(besides, workspace[writer] + sum(size[tensor] for tensor in made if tensor != pair.tensor))
@@ -132,14 +147,14 @@ class _Remaking:
         return True
 
     def plan(self) -> Plan:
-        """What has become of it."""
+        """Return the resulting plan."""
         rows = self.rows.copy()
         rows["trigger"], rows["deadline"] = self.trigger, self.deadline
         made = Plan.build(self.made).rows
         return Plan(np.concatenate((rows[self.keeps], made)))
 
     def _stay(self, tensor: int, place: int) -> _Stay:
-        """The last one that has begun at `place`."""
+        """Return the last residency that has begun at `place`, or an empty one."""
         begun = [stay for stay in self.stays[tensor] if stay.first <= place]
         return begun[-1] if begun else _Stay(place + 1, -1, -1)
 

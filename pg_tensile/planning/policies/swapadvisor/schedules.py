@@ -1,8 +1,8 @@
 """Schedules: orders of an iteration's operators, and how new ones are bred from others (SwapAdvisor, section 5.2).
 
-A schedule is int32[n], the captured operators in the order of their execution, with every operator behind those that
-it depends on (order.py). Crossover and mutation keep that so. The first schedules of a search are made greedily: what
-reads what is there anyway comes first, so that unrolled layers use each of their weights once.
+A schedule is int32[n], the captured operators in the order of their execution, each after all that it depends on
+(order.py). Crossover and mutation preserve that. The first schedules of a search are greedy: operators that read
+resident tensors come first, so that unrolled layers use each of their weights once.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import numpy as np
 from pg_tensile.planning.plan.order import dependencies
 from pg_tensile.planning.trace.trace import MAX_BYTES, Int32s, Mode, Phase, Trace
 
-WAITING = 1.5  # times the bytes that an operator has missing while nothing could go on after it
-WINDOW = 48  # ready operators that the greedy scheduler looks at, the earliest captured ones
+WAITING = 1.5  # factor on the missing bytes of an operator whose successors all wait for others, too
+WINDOW = 48  # ready operators that the greedy scheduler considers, the earliest captured ones
 
 
 class Graph(NamedTuple):
-    """The dependencies of n operators, as lists for loops."""
+    """Dependencies of n operators, as lists, which loops read faster."""
 
-    waits_for: list[int]  # [n]: how many operators each one depends on
-    successors: list[list[int]]  # [n]: those that depend on it
+    waits_for: list[int]  # [n]: number of operators that each one depends on
+    successors: list[list[int]]  # [n]: operators that depend on each one
 
     @classmethod
     def of(cls, trace: Trace) -> Graph:
@@ -36,8 +36,10 @@ class Graph(NamedTuple):
 
 
 def crossover(one: Int32s, other: Int32s, point: int) -> tuple[Int32s, Int32s]:
-    """Two children: each begins with the first `point` operators of one parent and goes on with the rest in the order
-    of the other. An operator's predecessors are ahead of it in both parents, so they are in the children."""
+    """Return two children: each begins with the first `point` operators of one parent.
+
+    The rest is in the other's order. An operator's predecessors precede it in both parents, so they do in the children.
+    """
     return _spliced(other, one, point), _spliced(one, other, point)
 
 
@@ -48,8 +50,10 @@ def _spliced(head: Int32s, tail: Int32s, point: int) -> Int32s:
 
 
 def mutate(graph: Graph, order: Int32s, rate: float, random: np.random.Generator) -> Int32s:
-    """A scheduler's run that mostly takes the ready operator that comes first in `order`, and any of those that are
-    ready with probability `rate`."""
+    """Return a mutated schedule: a scheduler's run that mostly takes the ready operator that comes first in `order`.
+
+    With probability `rate` it takes any of those that are ready.
+    """
     operators: list[int] = order.tolist()
     rank = np.empty(len(operators), np.int64)
     rank[order] = np.arange(len(operators))
@@ -78,21 +82,24 @@ def mutate(graph: Graph, order: Int32s, rate: float, random: np.random.Generator
 
 
 def greedy(trace: Trace, graph: Graph, capacity_bytes: int | None, thrift: float, waiting: float = WAITING) -> Int32s:
-    """A schedule in which the ready operator comes next that costs the fewest bytes: what it reads that is not on the
-    device any more, and `thrift` (0 … 1) times what is made, less what dies. What is missing counts `waiting` times
-    where all that depends on the operator waits for others, too: of layers whose states are known from the beginning,
-    those that have no inputs yet need no weights yet. Ties go to the one captured first.
+    """Return a schedule in which the ready operator that costs the fewest bytes always comes next.
 
-    `capacity_bytes`: the device holds so much, what was used last, so operators that share weights come together; None:
-    it holds everything, so memory alone counts. Operators of the optimizer come as soon as they may: they end the life
-    of a gradient."""
+    Its cost is the bytes that it reads and that are no longer on the device, and `thrift` (0 … 1) times the bytes that
+    it creates, less those that die. Missing bytes count `waiting` times where all operators that depend on it wait for
+    others, too: among layers whose states are known from the beginning, those without inputs yet need no weights yet.
+    Ties go to the operator captured first. Operators of the optimizer come as soon as they may: they end the life of a
+    gradient.
+
+    `capacity_bytes`: what the device holds, the most recently used tensors, so operators that share weights come
+    together; None means that it holds everything, so memory alone counts.
+    """
     return _Greedy(trace, graph, capacity_bytes, thrift, waiting).run()
 
 
 class _Greedy:
     def __init__(self, trace: Trace, graph: Graph, capacity_bytes: int | None, thrift: float, waiting: float) -> None:
         self.successors = graph.successors
-        self.waits = graph.waits_for.copy()  # as far as operators are executed
+        self.waits = graph.waits_for.copy()  # [n]: operators still to be executed before each one
         self.thrift = thrift
         self.waiting = waiting
         self.size: list[int] = trace.tensor_bytes.tolist()
@@ -102,13 +109,13 @@ class _Greedy:
         self.reads = [[tensor[at] for at in range(*span) if not create[at]] for span in spans]
         self.made = [[tensor[at] for at in range(*span) if create[at]] for span in spans]
         self.created = [sum(self.size[each] for each in made) for made in self.made]
-        self.uses: list[int] = np.bincount(trace.access_tensor, minlength=trace.tensor_count).tolist()  # left
+        self.uses: list[int] = np.bincount(trace.access_tensor, minlength=trace.tensor_count).tolist()  # [m]: left
         self.persistent: list[bool] = trace.persistent.tolist()
         self.updates = [
             phase == Phase.OPTIMIZER and not made for phase, made in zip(trace.phase.tolist(), self.made, strict=True)
         ]
         self.capacity = capacity_bytes
-        self.there: dict[int, None] = {}  # tensors on the device, least recently used first
+        self.there: dict[int, None] = {}  # resident tensors, least recently used first
         self.level = 0
         if capacity_bytes is None:
             self.there = dict.fromkeys(np.flatnonzero(trace.persistent).tolist())

@@ -1,7 +1,7 @@
 """Search for a better plan: a genetic algorithm over schedules, allocations and planners (SwapAdvisor, section 5.1).
 
-Each generation is bred from pairs of the population, four children a pair, on all the processes that there are; who
-survives is drawn with the softmax of the normalised time, and the best one always does. What a generation finds depends
+Each generation is bred from pairs of the population, four children per pair, on all available processes. Survivors are
+drawn with the softmax of the normalised time, and the best individual always survives. What a generation finds depends
 on the seed alone, so a number of generations has the same result on any machine and in any number of processes; how
 many there are within a time limit does not.
 """
@@ -33,23 +33,26 @@ from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
 
 POPULATION = 24  # individuals that survive a generation (the paper has two for each of its 72 cores)
-BETTER = 1e-6  # relative: a gain below it is none
-PERFECT = 1.0005  # of the time of the operators alone: nothing better is looked for
-PRESSURE = 20.0  # of normalised times in the softmax: 5 % more time, e times less likely to survive
+BETTER = 1e-6  # relative gain below which a plan does not count as better
+PERFECT = 1.0005  # factor on the time of the operators alone: a plan this fast ends the search
+PRESSURE = 20.0  # factor on normalised times in the softmax: with 5 % more time, survival is e times less likely
 
 
-# calls a method of the breeder for each tuple of arguments, wherever; results in their order
+# calls a method of the breeder for each tuple of arguments, in any process; results are in their order
 Spread = Callable[[str, Sequence[tuple[Any, ...]]], Iterator[Any]]
 
 
 class Found(NamedTuple):
-    """The best plan so far. `generation` 0: the first individuals, or the plan that the search started from."""
+    """The best plan so far.
+
+    `generation` 0 means the first individuals, or the plan that the search started from.
+    """
 
     plan: Plan
     iteration_us: float
     device_peak_bytes: int
     generation: int
-    evaluations: int  # individuals looked at until then
+    evaluations: int  # individuals evaluated until then
     seconds: float
 
 
@@ -68,14 +71,15 @@ def search(
     found: Callable[[Found], object] | None = None,
     population: int = POPULATION,
 ) -> Found:
-    """The fastest plan of the captured `trace` that is found within `seconds` or `generations`, whichever ends first;
-    `start`, if nothing is faster. It ends earlier where the job hardly waits any more. The plan's device peak
-    (workspaces included) is at most `budget_bytes`, its host memory at most `host_bytes`, its events at most
-    `most_events`. `processes`: 1: this one; None: one for each core. `found` is called with every plan that is better
-    than those before.
+    """Return the fastest plan of the captured `trace` found within `seconds` or `generations`, whichever ends first.
 
-    Raises BudgetError where an operator alone exceeds the budget, InvalidPlanError for a start that is none of the
-    trace, SearchError where nothing limits the search, limits make no sense or allow no plan, or a process ends.
+    If nothing is faster than `start`, that is returned. The search ends earlier where the job hardly waits any more.
+    The plan's device peak (workspaces included) is at most `budget_bytes`, its host memory at most `host_bytes`, its
+    events at most `most_events`. `processes`: 1 means this one, None means one for each core. `found` is called with
+    every plan that is better than those before.
+
+    Raises BudgetError if an operator alone exceeds the budget, InvalidPlanError for a start that is no plan of the
+    trace, and SearchError if nothing limits the search, if limits make no sense or allow no plan, or if a process ends.
     """
     began = time.monotonic()
     _check(trace, budget_bytes, seconds, generations, processes, population)
@@ -101,7 +105,10 @@ def _evolve(
     deadline: float,
     generations: int | None,
 ) -> None:
-    """Generation after generation, until something ends it. What is under way at the deadline does not count."""
+    """Breed generation after generation until a limit ends the search.
+
+    Work in progress at the deadline does not count.
+    """
     alive = list(_until(deadline, spread("score", [(each,) for each in first])))
     course.look(alive, 0)
     generation = 0
@@ -141,7 +148,7 @@ def _check(
         raise BudgetError(budget_bytes, least_bytes(trace), largest_operator(trace))
 
 
-# ---- what is found ----
+# ---- results ----
 
 
 class _Limits(NamedTuple):
@@ -156,7 +163,7 @@ class _Limits(NamedTuple):
 
 
 class _Course:
-    """The best plan so far, and who has none that the host's memory allows."""
+    """The best plan so far, and the individuals whose plans exceed the limits on host memory or events."""
 
     def __init__(
         self,
@@ -174,7 +181,7 @@ class _Course:
         self.refused: set[tuple[object, ...]] = set()
 
     def begin(self, start: Plan | None) -> None:
-        """With the plan that is there already, if it keeps to the limits."""
+        """Start with an existing plan, if it keeps to the limits."""
         if start is None:
             return
         (timeline,) = simulate([SimulatedJob(self.breeder.trace, start)], self.breeder.profile)
@@ -183,7 +190,7 @@ class _Course:
             self.best = Found(start, timeline.iteration_us, peak_bytes, 0, 0, time.monotonic() - self.began)
 
     def look(self, scored: Sequence[Scored], generation: int) -> None:
-        """Takes the fastest of them whose plan is allowed, if it is better than the best one."""
+        """Take the fastest individual whose plan is allowed, if it is better than the best one."""
         self.evaluations += len(scored)
         for each in sorted(scored, key=lambda each: each.us):
             if each.us == math.inf or (self.best and each.us >= self.best.iteration_us * (1 - BETTER)):
@@ -200,7 +207,7 @@ class _Course:
                 self.tell(self.best)
 
     def is_perfect(self) -> bool:
-        """Whether the iteration takes hardly more than its operators."""
+        """Return whether the iteration takes hardly more time than its operators."""
         return self.best is not None and self.best.iteration_us <= PERFECT * self.breeder.trace.latency_us.sum()
 
     def allowed(self, scored: Sequence[Scored]) -> list[Scored]:
@@ -219,7 +226,7 @@ class _Course:
 def _pairs(
     alive: Sequence[Scored], count: int, seed: int, generation: int
 ) -> list[tuple[Individual, Individual, tuple[int, ...]]]:
-    """Parents, and what their children are drawn from."""
+    """Return pairs of parents, each with the seed of its children."""
     random = np.random.default_rng((seed, generation))
     pairs: list[tuple[Individual, Individual, tuple[int, ...]]] = []
     for number in range(count):
@@ -229,8 +236,11 @@ def _pairs(
 
 
 def _survivors(alive: Sequence[Scored], count: int, random: np.random.Generator) -> list[Scored]:
-    """The best one, and others drawn by equation (1), none twice: those with the largest logarithms of their weights
-    plus Gumbel noise. Of individuals with the same genes one."""
+    """Return the best individual and others drawn by equation (1), none twice.
+
+    Those drawn have the largest logarithms of their weights plus Gumbel noise. Of individuals with the same genes, one
+    counts.
+    """
     distinct = {each.individual.key: each for each in alive if each.us < math.inf}
     ranked = sorted(distinct.values(), key=lambda each: each.us)
     if len(ranked) <= count:
@@ -252,7 +262,10 @@ def _until(deadline: float, results: Iterator[Any]) -> Iterator[Any]:
 
 @contextmanager
 def _workers(breeder: Breeder, count: int) -> Iterator[Spread]:
-    """Calls methods of the breeder, here or in so many other processes; results come in the order of the tasks."""
+    """Provide calls of the breeder's methods, in this process or in `count` others.
+
+    Results are in the order of the tasks.
+    """
     if count == 1:
         yield lambda name, tasks: (getattr(breeder, name)(*task) for task in tasks)
         return
@@ -266,7 +279,7 @@ def _workers(breeder: Breeder, count: int) -> Iterator[Spread]:
         pool.shutdown(cancel_futures=True)
 
 
-_breeder: Breeder | None = None  # of a worker
+_breeder: Breeder | None = None  # of a worker process
 
 
 def _start_worker(trace: bytes, profile: DeviceProfile, budget_bytes: int, most_events: int | None) -> None:
@@ -276,7 +289,10 @@ def _start_worker(trace: bytes, profile: DeviceProfile, budget_bytes: int, most_
 
 
 def _end_with_parent() -> None:
-    """A search that is killed ends nothing by itself, and its workers would wait for more work for ever."""
+    """End this worker with its parent.
+
+    A search that is killed ends nothing by itself, and its workers would wait for more work for ever.
+    """
     parent = parent_process()
     assert parent is not None
     parent.join()

@@ -1,12 +1,12 @@
-"""TENSILE: swap the largest tensor of the peak while the link allows, recompute where that is not enough.
+"""TENSILE: swap the largest tensor at the peak while the link allows, recompute where that is not enough.
 
-Algorithms 2 and 3 of TENSILE (sections IV-C, IV-D), as docs/papers.md reads them. Round by round the memory
-peaks of all jobs are looked at; the largest tensor that lies idle there is swapped, out as early and in as late as the
-link has time, and so are its other gaps for which the host copy is good. No transfer makes anything wait. Where no
-swap is left and the budget is still exceeded, the tensor with the largest MSPS (bytes saved per µs of recomputation)
-is recomputed. Memory is kept in `Peaks`: a round changes a few ranges of it and asks for no new analysis.
+Algorithms 2 and 3 of TENSILE (sections IV-C, IV-D), as docs/papers.md reads them. Each round looks at the memory peaks
+of all jobs. The largest tensor that is idle there is swapped, out as early and in as late as the link has time, and so
+are its other idle intervals for which the host copy is current. No transfer makes anything wait. Where no swap is left
+and the budget is still exceeded, the tensor with the largest MSPS (bytes saved per µs of recomputation) is recomputed.
+Memory is kept in `Peaks`: a round updates a few ranges and needs no new analysis.
 
-Every job plans in its own time, by its operators' latencies, with an equal part of the link.
+Every job is planned in its own time, by its operators' latencies, with an equal part of the link.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from pg_tensile.planning.policies.tensile.swaps import Link, Range, Swap, Swappi
 from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.trace import Trace
 
-ROUNDS = 100  # after which small gains end the planning
-SMALL_GAIN = 0.0005  # of the peak
-GAIN_ROUNDS = 3  # that gain less than that together
-OPERATORS_A_ROUND = 1000  # for larger traces than the paper's: that many more operators, one more round
-SHORTEST_US = 1e-3  # of a recomputation, where MSPS would be infinite
+ROUNDS = 100  # number of rounds after which small gains end the planning
+SMALL_GAIN = 0.0005  # fraction of the peak
+GAIN_ROUNDS = 3  # rounds whose gain together is compared with it
+OPERATORS_A_ROUND = 1000  # for traces larger than the paper's: one of these rounds per this many operators
+SHORTEST_US = 1e-3  # lower bound of a recomputation's time: MSPS stays finite
 
 
 @coded
@@ -43,11 +43,12 @@ def plan(
     budget_bytes: int | None,
     lanes: int = 2,
 ) -> dict[int, Plan]:
-    """Plans for jobs that run at once, each with an equal part of the link.
+    """Return plans for jobs that run at once, each with an equal part of the link.
 
-    `budget_bytes`: of device memory for all jobs, workspaces included; only where swaps do not reach it is anything
-    recomputed, and if it cannot be met the plans come as near as they can. None: as little as swaps reach. `lanes`: 2,
-    or 1 where a transfer out and one in must not overlap either, as in the paper.
+    `budget_bytes`: device memory for all jobs, workspaces included. Only where swaps do not reach it is anything
+    recomputed; if it cannot be met, the plans come as near to it as they can. None means as little as swaps reach.
+    `lanes`: 2, or 1 where a transfer out and one in must not overlap either, as in the paper; ValueError for any other
+    number.
     """
     link = Link.share(profile, max(len(traces), 1), lanes)
     jobs = {number: Job(roofline.timed(trace, profile), link) for number, trace in traces.items()}
@@ -56,8 +57,11 @@ def plan(
 
 
 def _rounds(jobs: list[Job], budget_bytes: int | None) -> None:
-    """Algorithm 3. A round swaps or recomputes one tensor. What is within the budget is swapped on until no swap is
-    found or gains are small; what exceeds it is planned on as long as anything is found, however little it gains."""
+    """Run Algorithm 3, in which a round swaps or recomputes one tensor.
+
+    Within the budget, rounds go on until no swap is found or gains are small; beyond it, as long as anything is found,
+    however little it gains.
+    """
     together = max(GAIN_ROUNDS, sum(job.columns.operators for job in jobs) // OPERATORS_A_ROUND)
     peaks = [sum(job.peak_bytes for job in jobs)]
     while jobs:
@@ -75,7 +79,7 @@ def _rounds(jobs: list[Job], budget_bytes: int | None) -> None:
 def _take_first(
     jobs: list[Job], first: Callable[[Job], Candidate | None], take: Callable[[Job, Candidate], bool]
 ) -> bool:
-    """Takes the first candidate of all jobs that can be taken; False: there is none."""
+    """Take the first candidate of all jobs that can be taken; return False if none can."""
     found = [(candidate, number) for number, job in enumerate(jobs) if (candidate := first(job)) is not None]
     heapify(found)
     while found:
@@ -91,20 +95,20 @@ def _take_first(
 
 
 class Candidate(NamedTuple):
-    """A gap in which a tensor could be off the device. The smallest one is taken first."""
+    """An idle interval in which a tensor could be off the device. The smallest candidate is taken first."""
 
-    order: tuple[float, float]  # swap: -bytes, then -µs of the gap; recomputation: -MSPS
+    order: tuple[float, float]  # of a swap: -bytes, -µs of the interval; of a recomputation: -MSPS, 0
     gap: Gap
-    number: int  # of the look at it: no two are equal
+    number: int  # unique, so that no two candidates are equal
 
 
 class Job:
-    """What is planned for one job so far, its memory, and what could be done next."""
+    """The plan of one job so far, its memory, and the candidates for more."""
 
     def __init__(self, trace: Trace, link: Link) -> None:
         self.columns = columns = Columns(trace)
         self._peaks = Peaks(np.array(columns.memory) + trace.workspace_bytes)
-        self._above = list(columns.workspace)  # [n]: bytes that an operator's peak has above its sample
+        self._above = list(columns.workspace)  # [n]: bytes by which an operator's peak exceeds its sample
         self._gaps = Gaps(columns)
         self._swapping = Swapping(columns, self._gaps, link)
         self._remaking = Remaking(columns, self._gaps, self._swapping.swaps)
@@ -117,7 +121,7 @@ class Job:
 
     @property
     def peak_bytes(self) -> int:
-        """Device memory, workspaces included."""
+        """Peak of the device memory, workspaces included."""
         return self._peaks.maximum()[0]
 
     def plan(self) -> Plan:
@@ -129,11 +133,14 @@ class Job:
     # ---- swaps ----
 
     def largest(self) -> Candidate | None:
-        """The largest tensor at the peak that may be swapped."""
+        """Return the largest tensor at the peak that may be swapped, or None."""
         return self._swaps.first(self._peaks.maximum()[1])
 
     def swap(self, candidate: Candidate) -> bool:
-        """Swaps the tensor over the peak, then over the rest of its accesses; False: there is no room on the link."""
+        """Swap the tensor at the peak, then in its following idle intervals; return False if the link has no room.
+
+        A swap that does not reach the peak is not taken either, but stays a candidate.
+        """
         gap = candidate.gap
         swap = self._swapping.look(gap)
         self._swaps.remove(gap)
@@ -142,7 +149,7 @@ class Job:
         away = [(first, last) for first, last in swap.away(self.columns.operators) if first <= last]
         operator = self._peaks.maximum()[1]
         if not any(first <= operator <= last for first, last in away):
-            self._swaps.insert(candidate.order, gap, away)  # good for other peaks
+            self._swaps.insert(candidate.order, gap, away)  # for another peak
             return False
         self._take(swap)
         for each in self._swapping.rest(gap):
@@ -159,7 +166,7 @@ class Job:
             self._peaks.add(first, last, -size)
 
     def _offer_swaps(self, gaps: Iterable[Gap]) -> None:
-        """The gaps that are long enough for both transfers."""
+        """Add as candidates the idle intervals that are long enough for both transfers."""
         for gap in gaps:
             size = self.columns.bytes[gap.tensor]
             if size and (away := self._swapping.widest(gap)):
@@ -168,7 +175,7 @@ class Job:
     # ---- recomputations ----
 
     def most_valuable(self) -> Candidate | None:
-        """The tensor at the peak with the largest MSPS."""
+        """Return the tensor at the peak with the largest MSPS, or None."""
         if not self._remakes_offered:
             self._remakes_offered = True
             for tensor, made in enumerate(self.columns.made):
@@ -177,8 +184,11 @@ class Job:
         return self._remakes.first(self._peaks.maximum()[1])
 
     def remake(self, candidate: Candidate) -> bool:
-        """Recomputes the tensor after the peak; False: it cannot be, or is worth less than it was, or takes too much
-        memory itself."""
+        """Recompute the tensor after the peak.
+
+        Returns False if that is impossible, saves less per µs than before (it stays a candidate), or takes too much
+        memory itself.
+        """
         gap = candidate.gap
         self._remakes.remove(gap)
         remake = None if gap.tensor in self._swapped else self._remaking.look(gap)
@@ -215,7 +225,7 @@ class Job:
             self._offer_remakes(parts)
 
     def _rise(self, remake: Remake) -> int:
-        """Bytes by which the peak right before or at the operator rises."""
+        """Return the bytes by which the peak right before or at the operator rises."""
         operator = remake.operator
         above = max(self.columns.workspace[operator], remake.extra_bytes - self.columns.created[operator])
         return above - self._above[operator]
@@ -231,12 +241,12 @@ class Job:
         return -self.columns.bytes[gap.tensor] / max(us, SHORTEST_US)
 
     def _absence(self, gap: Gap) -> Range:
-        """The operators at which a tensor that is recomputed at the end of the gap is off the device."""
+        """Return the operators at which a tensor that is recomputed at the end of the interval is off the device."""
         return (gap.since + 3) // 2, (gap.until - 1) // 2
 
 
 class Candidates:
-    """At most one for each gap, and the first of those that cover an operator."""
+    """At most one candidate for each idle interval, and the first of those that cover an operator."""
 
     def __init__(self, operators: int) -> None:
         self._cover = Cover[Candidate](operators)

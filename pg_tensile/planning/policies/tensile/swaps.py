@@ -1,4 +1,4 @@
-"""Where swaps fit on a job's part of the link: feasible intervals and bookings (TENSILE, Algorithm 2)."""
+"""Feasible intervals and bookings of swaps on a job's part of the link (TENSILE, Algorithm 2)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ from pg_tensile.planning.policies.building_blocks.gaps import Gap, Gaps
 from pg_tensile.planning.policies.building_blocks.link_slots import Timetable
 from pg_tensile.planning.trace.lists import Columns
 
-Range = tuple[int, int]  # of operators: first and last
+Range = tuple[int, int]  # first and last operator
 
 
 class Link(NamedTuple):
-    """What one job has of the link."""
+    """One job's part of the link."""
 
     profile: DeviceProfile  # at the job's rates
     lanes: int
 
     @classmethod
     def share(cls, profile: DeviceProfile, jobs: int, lanes: int) -> Link:
-        """An equal part for each job. Two lanes are counted as slow as they are while both are busy."""
+        """Return an equal part for each of `jobs` jobs. Raises ValueError unless `lanes` is 1 or 2.
+
+        Two lanes count as slow as they are while both are busy.
+        """
         if lanes not in (1, 2):
             raise ValueError(f"a link has one lane or two, not {lanes}")
         stretch = 1 / profile.duplex_factor if lanes == 2 else 1.0
@@ -46,24 +49,27 @@ class Copy(NamedTuple):
 
 
 class Swap(NamedTuple):
-    """A gap in which the tensor is away: freed in the gap of operator `freed`, coming back from that of `back` on."""
+    """An interval off the device: freed in the gap of operator `freed`, back from the gap of `back` on."""
 
     gap: Gap
     freed: int
     back: int
     in_start_us: float
-    copy: Copy | None  # None: the host copy is current
+    copy: Copy | None  # None if the host copy is current
 
     def away(self, operators: int) -> list[Range]:
-        """The operators at which the tensor is off the device."""
+        """Return the operators at which the tensor is off the device."""
         if self.gap.until < 2 * operators:
             return [(self.freed + 1, self.back)]
         return [(self.freed + 1, operators - 1), (0, self.back)]
 
 
 class Swapping:
-    """The swaps of one job. Nothing that it books makes anything wait as long as operators and link keep their times:
-    a swap-out ends before its tensor is freed, a swap-in before its tensor is needed, one transfer at a time."""
+    """The swaps of one job.
+
+    Nothing that is booked makes anything wait as long as operators and link keep their times: a swap-out ends before
+    its tensor is freed, a swap-in before its tensor is needed, one transfer at a time.
+    """
 
     def __init__(self, columns: Columns, gaps: Gaps, link: Link) -> None:
         self._columns = columns
@@ -84,7 +90,7 @@ class Swapping:
         return ends[gap.until // 2] - ends[gap.since // 2]
 
     def widest(self, gap: Gap) -> list[Range]:
-        """Where the tensor could be away if the link had nothing else to do; an empty list: nowhere."""
+        """Return where the tensor could be off the device if the link were idle; an empty list means nowhere."""
         columns, ends = self._columns, self._ends_us
         deadline, operators = self._deadline(gap), columns.operators
         if deadline == 0:
@@ -101,7 +107,7 @@ class Swapping:
         return [(freed + 1, operators - 1), (0, back)] if freed + 1 < operators else [(0, back)]
 
     def look(self, gap: Gap) -> Swap | None:
-        """The swap of a gap as the link is now: out as early, in as late as possible; None: it has no room."""
+        """Return the swap of an idle interval, out as early and in as late as possible; None if it does not fit."""
         columns, ends = self._columns, self._ends_us
         deadline, wraps = self._deadline(gap), self._gaps.wraps(gap)
         latest_us = ends[deadline - 1] - self._handover_us
@@ -124,7 +130,7 @@ class Swapping:
         return Swap(gap, freed, bisect_right(ends, start_us) - 1, start_us, copy)
 
     def book(self, swap: Swap) -> list[Range]:
-        """Makes the swap. Ranges of operators at which the tensor is off the device now and was not before."""
+        """Book the swap, and return the ranges of operators at which the tensor is newly off the device."""
         away = swap.away(self._columns.operators)
         if swap.copy is not None:
             self._out.book(swap.copy.start_us, swap.copy.us)
@@ -134,20 +140,20 @@ class Swapping:
         return away + self._drop_second_copy(swap.gap) if self._gaps.wraps(swap.gap) else away
 
     def rest(self, gap: Gap) -> list[Gap]:
-        """The gaps after a swapped one that need no further transfer out: up to the next write of the tensor."""
+        """Return the idle intervals that need no further copy out once `gap` is swapped: those up to the next write."""
         version = self._version(gap)
         if self._gaps.wraps(gap):
             return [each for each in self._gaps.of(gap.tensor) if self._version(each) == 0 and each != gap]
         return [each for each in self._gaps.of(gap.tensor, gap.until) if self._version(each) == version]
 
     def events(self) -> list[tuple[float, Event]]:
-        """With the times at which they start."""
+        """Return the events with the times in µs at which they start."""
         events = []
         copied: set[tuple[int, int]] = set()
         for swap in sorted(self.swaps.values()):
             tensor, key = swap.gap.tensor, (swap.gap.tensor, self._version(swap.gap))
             copy = self._copies.get(key)
-            if copy is not None and key not in copied:  # the first gap of this version; later ones find its host copy
+            if copy is not None and key not in copied:  # the first swap of this version; later ones use its copy
                 copied.add(key)
                 trigger, delay_us = self._out.trigger(copy.start_us)
                 event = Event(EventKind.SWAP_OUT, tensor, trigger, swap.freed, delay_us=delay_us)
@@ -158,8 +164,11 @@ class Swapping:
         return events
 
     def _drop_second_copy(self, wrapping: Gap) -> list[Range]:
-        """A tensor that starts off the device has a host copy until it is written: one made on the way is given back,
-        and what it was made for frees sooner."""
+        """Cancel a copy out that is not needed because the tensor starts off the device; return ranges newly off it.
+
+        Such a tensor has a current host copy until it is written. The swap for which the copy was made then frees
+        sooner.
+        """
         copy = self._copies.get((wrapping.tensor, 0)) if self._columns.writes[wrapping.tensor] else None
         if copy is None:
             return []
@@ -171,7 +180,7 @@ class Swapping:
         return [((gap.since + 1) // 2 + 1, swap.freed)]
 
     def _on_host(self, gap: Gap) -> bool:
-        """Whether a current host copy is there without a transfer."""
+        """Return whether the host copy is current without a transfer."""
         columns, tensor = self._columns, gap.tensor
         if not columns.persistent[tensor]:
             return False
@@ -183,12 +192,12 @@ class Swapping:
         return self._columns.version_before(gap.tensor, gap.since // 2 + 1)
 
     def _maker(self, gap: Gap, version: int) -> int:
-        """The operator that made the gap's version; 0 where that was in the iteration before."""
+        """Return the operator that made the interval's version; 0 if that was in the preceding iteration."""
         columns = self._columns
         if columns.persistent[gap.tensor]:
             return columns.writes[gap.tensor][version - 1] if version else 0
         return columns.makers[gap.tensor][version]
 
     def _deadline(self, gap: Gap) -> int:
-        """The operator before which the tensor has to be back."""
+        """Return the operator before which the tensor has to be back."""
         return gap.until % (2 * self._columns.operators) // 2

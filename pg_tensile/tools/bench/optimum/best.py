@@ -23,19 +23,22 @@ from pg_tensile.tools.bench.optimum.realise import realise
 
 MOST_OPERATORS = 80  # the program grows with operators × tensors
 ATTEMPTS = (
-    3  # other solutions of equal time, or within a smaller budget, where a plan takes more than the program knows
+    3  # solutions tried: others of equal time, or of a smaller budget if a plan needs more than the program assumes
 )
-SOLVING = 0.8  # of the time that is left is the solver's, the rest for the plan
-TOLERANCE = 1e-5  # relative: what the solver's arithmetic and its proof leave open
+SOLVING = 0.8  # the solver's share of the time left; the rest is for the plan
+TOLERANCE = 1e-5  # relative inaccuracy of the solver's arithmetic and of its proof
 
 
 class TraceTooLargeError(TensileError):
-    """A trace has more operators than the program can be made for."""
+    """A trace has more operators than the program can handle."""
 
 
 class Optimum(NamedTuple):
-    """`plan` takes `us` an iteration in the simulator; no plan within the budget takes less than `bound_us`. `proved`:
-    the program was solved to its end, so the bound is as high as it gets. The plan is an optimum if `gap` is 0."""
+    """The fastest plan found, and a proved bound.
+
+    `plan` takes `us` an iteration in the simulator; no plan within the budget takes less than `bound_us`. `proved`: the
+    program was solved to its end, so the bound is as high as it gets. The plan is an optimum if `gap` is 0.
+    """
 
     plan: Plan
     us: float
@@ -44,17 +47,18 @@ class Optimum(NamedTuple):
 
     @property
     def gap(self) -> float:
-        """What the plan may lose to the optimum at most, in parts of the bound."""
+        """The largest possible loss of the plan against the optimum, as a fraction of the bound."""
         return 0.0 if _is_close(self.us, self.bound_us) else self.us / self.bound_us - 1
 
 
 def best(trace: Trace, profile: DeviceProfile, budget_bytes: int, limit_s: float = 60.0) -> Optimum:
-    """For one job alone on the device, in its steady state, workspaces included. The solver stops after `limit_s`
-    seconds of wall clock in all; the bound holds all the same. Raises BudgetError where no plan was
-    found within the budget, TraceTooLargeError.
+    """Return the fastest plan found for one job alone on the device, in its steady state, workspaces included.
 
-    The plan is the fastest of those that the program's solutions decide and of the policy joint's, which is the
-    solver's first solution: what the program leaves out (program.py) may make another one faster.
+    The search stops after `limit_s` seconds of wall clock in all; the bound holds in any case. Raises BudgetError if no
+    plan was found within the budget, TraceTooLargeError.
+
+    The plan is the fastest of those decided by the program's solutions and of the policy joint's, which is the solver's
+    first solution: what the program leaves out (program.py) may make another one faster.
     """
     if trace.operator_count > MOST_OPERATORS:
         raise TraceTooLargeError(
@@ -95,20 +99,22 @@ def best(trace: Trace, profile: DeviceProfile, budget_bytes: int, limit_s: float
 
 
 def _is_close(us: float, bound_us: float) -> bool:
-    """Whether a plan cannot be better, as far as the bound is exact."""
+    """Return whether a plan cannot be improved, as far as the bound is exact."""
     return us <= bound_us * (1 + 3 * TOLERANCE)
 
 
 class _Found:
-    """The fastest plan so far."""
+    """The fastest plan so far, and its time."""
 
     def __init__(self, trace: Trace, profile: DeviceProfile, budget_bytes: int, ends_at: float) -> None:
         self.trace, self.profile, self.budget, self.ends_at = trace, profile, budget_bytes, ends_at
         self.plan, self.us = NO_EVENTS, float("inf")
 
     def offer(self, plan: Plan, polish: bool = False) -> int:
-        """Takes a plan, or the same with other times for its transfers, if it is valid, within the budget and faster.
-        Returns by how many bytes it exceeds the budget."""
+        """Keep a plan, or the same with other transfer times, if it is valid, within the budget and faster.
+
+        Returns the bytes by which it exceeds the budget.
+        """
         try:
             sequence = AccessSequence(self.trace, plan)
             excess = footprint_of(sequence).device_peak_bytes - self.budget
@@ -122,7 +128,7 @@ class _Found:
         return excess
 
     def _polish(self, plan: Plan) -> None:
-        """Moves the triggers of transfers one by one as long as that helps."""
+        """Move the triggers of transfers one by one as long as that helps."""
         us = self._us(plan)
         place = since = 0
         while since < len(plan) and time.monotonic() < self.ends_at:
@@ -132,7 +138,10 @@ class _Found:
         self._take(plan, us)
 
     def _moved(self, plan: Plan, place: int, us: float) -> tuple[Plan, float]:
-        """The fastest plan, and its time, with another trigger for one event: at the end or the beginning of a gap."""
+        """Return the fastest plan with another trigger for one event, and its time.
+
+        The event is moved to the end or the beginning of each gap.
+        """
         events = list(plan.events)
         event = events.pop(place)
         if event.kind not in (EventKind.SWAP_OUT, EventKind.SWAP_IN):
@@ -148,7 +157,7 @@ class _Found:
         return plan, us
 
     def _us(self, plan: Plan) -> float:
-        """Infinite where it exceeds the budget. Raises InvalidPlanError."""
+        """Return the time of an iteration, infinite if the plan exceeds the budget. Raises InvalidPlanError."""
         if footprint_of(AccessSequence(self.trace, plan)).device_peak_bytes > self.budget:
             return math.inf
         return simulate([SimulatedJob(self.trace, plan)], self.profile)[0].iteration_us

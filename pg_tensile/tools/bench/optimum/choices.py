@@ -1,4 +1,4 @@
-"""What a plan may decide for each tensor and operator of a trace, as the mixed-integer program sees it."""
+"""The decisions that a plan may take for each tensor and operator, as the mixed-integer program models them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pg_tensile.planning.trace.trace import Kind, Mode, Trace
 
 
 class Repeat(NamedTuple):
-    """One writer that a recomputation repeats. Tensors without bytes are left out."""
+    """One writer that a recomputation executes again. Tensors without bytes are left out."""
 
     operator: int
-    held: frozenset[int]  # tensors of its working set that may lie there already: its own, what it reads, statistics
+    held: frozenset[int]  # tensors of its working set that may be resident before: its own, its inputs, statistics
     bytes: int  # of the whole step: these, scratch and workspace
 
 
@@ -29,11 +29,11 @@ class Making(NamedTuple):
 
 
 class Choices:
-    """Of the n operators and the tensors with bytes, in ascending order.
+    """The possible decisions for the n operators and the tensors with bytes, in ascending order.
 
-    `first[v]` … `last[v]`: the samples in which v may be on the device and of use. `making[v, g]`: what it takes to
-    make it in gap g. `starts[v]`: the operators that write it (−1: it exists at the start); a version lasts from one
-    to the next. `accesses[v]`: operators.
+    `first[v]` … `last[v]`: the samples in which v may be resident and of use. `making[v, g]`: the recomputation of v in
+    gap g. `starts[v]`: the operators that write v (−1: it exists at the start); a version lasts from one to the next.
+    `accesses[v]`: the operators that access v.
     """
 
     def __init__(self, trace: Trace, profile: DeviceProfile) -> None:
@@ -67,11 +67,11 @@ class Choices:
         return self._swap_us[direction][tensor]
 
     def frozen(self, tensor: int) -> bool:
-        """A persistent tensor that nothing writes: the host has a copy for ever."""
+        """Return whether a tensor is persistent and never written, so that its host copy stays current."""
         return self.persistent[tensor] and len(self.starts[tensor]) == 1
 
     def _versions(self) -> np.ndarray:
-        """int64[n, m]: the version of each tensor after each operator; −1: it does not exist yet."""
+        """Return int64[n, m]: the version of each tensor after each operator; −1 if it does not exist yet."""
         version = np.where(self.trace.persistent, 0, -1)
         rows = []
         for accesses in self.operators:
@@ -82,7 +82,7 @@ class Choices:
         return np.array(rows)
 
     def _make(self, tensor: int, gap: int) -> Making | None:
-        """docs/library.md, "Plan": what a recompute event needs; None where it is refused."""
+        """Return the recomputation of a tensor in a gap, or None if it is refused (docs/library.md, "Plan")."""
         version = int(self.versions[gap][tensor])
         if self.persistent[tensor] or self.trace.tensor_kind[tensor] == Kind.INPUT or version < 0:
             return None
@@ -107,7 +107,7 @@ class Choices:
         return Making(version, us, frozenset(other for other in inputs if self.bytes[other]), tuple(repeats))
 
     def _useful_gaps(self, possible: dict[tuple[int, int], Making]) -> dict[int, int]:
-        """The last gap in which each tensor may be of use: before its last access, or for another recomputation."""
+        """Return the last gap in which each tensor may be of use: before its last access, or for a recomputation."""
         until = {v: max(self.accesses[v], default=0) - 1 for v in self.tensors}
         users: dict[int, list[tuple[int, int]]] = {v: [] for v in self.tensors}
         for (v, gap), made in possible.items():

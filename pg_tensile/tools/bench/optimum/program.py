@@ -1,22 +1,22 @@
 """The mixed-integer program: keep, swap or recompute each tensor at each operator, in the least time within a budget.
 
 It is a relaxation: every valid plan within the budget is one of its solutions, in at most the time that the simulator
-gives it, so its optimum is a lower bound for all plans; for all but those that stop everything between two
-recomputations of one gap to copy a tensor out (`is_ordered`), which no policy does.
+gives it, so its optimum is a lower bound for all plans; except plans that stop everything between two recomputations of
+one gap to copy a tensor out (`is_ordered`), which no policy makes.
 
-Between operator j and the next one there are three stretches of time: the operator (latency), B (stalls: swap-outs that
-are due are waited for, then freed) and C (swap-ins start, tensors are recomputed, swap-ins are waited for). Columns:
+The time from operator j to the next one has three parts: the operator (latency), B (stalls: swap-outs that are due are
+waited for, then freed) and C (swap-ins start, tensors are recomputed, swap-ins are waited for). Columns:
 
-    resident[v, i]  1: in the sample of operator i (integer); usable[v, i]: and no swap-in of it is under way
+    resident[v, i]  1: in the sample of operator i (integer); usable[v, i]: and no swap-in of it is in flight
     made[v, g]      1: recomputed in gap g (integer)
     comes[v, g]     a swap-in starts in gap g; backlog[v, g] is what is left of it after C, µs
     out[v, j]       µs of its copy out in C before operator j, in the operator or in B after it, while it is resident
     in_c[v, g], in_b[v, j]   µs of its copy in, in C of gap g; in operator j and B after it
     stall_b[j], stall_c[g]   µs; held[v, g]: on the device from operator g to g + 1 without a break
 
-Where it allows more than the link and the executor do: a transfer may be interrupted for another one, between the
-recomputations of a gap only what is there all the time counts besides the repeated operator, and hearing of a
-transfer's end takes no time (`handover_us`). Without such conflicts its time is the simulator's.
+It allows more than the link and the executor do: a transfer may be interrupted for another one, between the
+recomputations of a gap only the tensors that stay resident throughout count besides the repeated operator, and the
+compute learns of a transfer's end without delay (`handover_us`). Without such conflicts its time is the simulator's.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ from pg_tensile.tools.bench.optimum.choices import Choices
 from pg_tensile.tools.bench.optimum.rows import INFINITE, Rows, Solved
 
 Place = tuple[int, int]  # a tensor, and an operator or gap
-SOME = 1e-7  # of all latencies: a transfer runs
+SOME = 1e-7  # share of all latencies above which a column means that a transfer runs
 
 
 class Decisions(NamedTuple):
-    """What a solution decides: where tensors are resident, and in which gaps they are recomputed. Of a solution also
-    when they are copied: out (operators) and in (gaps)."""
+    """Decisions of a solution: where tensors are resident, and in which gaps they are recomputed.
+
+    Those of a solution of the program also say when tensors are copied: `out` (operators) and `into` (gaps).
+    """
 
     resident: frozenset[Place]
     made: frozenset[Place]
@@ -49,7 +51,7 @@ class Decisions(NamedTuple):
 
     @classmethod
     def of(cls, trace: Trace, plan: Plan) -> Decisions:
-        """Those of a valid plan in the trace's own order."""
+        """Return those of a valid plan in the trace's own order."""
         sequence = AccessSequence(trace, plan)
         intervals = zip(sequence.interval_tensor, sequence.interval_first, sequence.interval_last, strict=True)
         step = sequence.operator_step
@@ -63,7 +65,7 @@ class Decisions(NamedTuple):
 
 
 def is_ordered(plan: Plan) -> bool:
-    """Whether no swap-out that ends in its own gap comes after a recompute event there."""
+    """Return whether no swap-out that ends in its own gap follows a recompute event there."""
     repeated: set[int] = set()
     for event in plan.events:
         if event.kind is EventKind.RECOMPUTE:
@@ -74,7 +76,10 @@ def is_ordered(plan: Plan) -> bool:
 
 
 class Program:
-    """The program of a trace with latencies; times are counted in its sum of latencies, bytes in budgets."""
+    """The program of a trace with latencies.
+
+    Its unit of time is the sum of the latencies, its unit of memory the budget.
+    """
 
     def __init__(self, trace: Trace, profile: DeviceProfile, budget_bytes: int) -> None:
         self.choices = Choices(trace, profile)
@@ -94,13 +99,17 @@ class Program:
         self._link()
 
     def solve(self, limit_s: float, seed: int = 0, start: Decisions | None = None) -> Solved:
-        """µs as `bound`. `start`: the decisions of a plan within the budget; of equal solutions `seed` picks one."""
+        """Solve the program; `bound` is in µs.
+
+        `start`: the decisions of a plan within the budget; None means that none is known. `seed` selects one of equal
+        solutions.
+        """
         known = {} if start is None else self._values(start)
         solved = self.rows.solve(limit_s, seed, known)
         return solved._replace(bound=solved.bound * self.unit_us + sum(self.latency))
 
     def fix(self, decisions: Decisions) -> None:
-        """Leaves nothing to decide but when transfers run."""
+        """Fix the decisions, so that only the times of transfers remain free."""
         for column, value in self._values(decisions).items():
             self.rows.row({column: 1.0}, value, value)
 
@@ -162,7 +171,7 @@ class Program:
         for i in range(first, last + 1):
             if (v, i) in self.usable:
                 row({self.usable[v, i]: 1, self.resident[v, i]: -1}, 0)
-        if self.choices.persistent[v]:  # as at the start; brought in where it is not there then
+        if self.choices.persistent[v]:  # at the end as at the start; swapped in if it is not resident then
             row({self.resident[v, 0]: 1, self.resident[v, last]: -1}, 0)
             row({self.resident[v, 0]: 1} | {self.comes[v, g]: 1 for g in range(last)}, lower=1)
 
@@ -170,14 +179,14 @@ class Program:
         return {self.made[v, gap]: factor} if (v, gap) in self.made else {}
 
     def _copies_out(self, v: int) -> None:
-        """What comes in has a current copy on the host: from this version, or from before the iteration."""
+        """Require a current host copy for every swap-in: of this version, or from before the iteration."""
         choices, row = self.choices, self.rows.row
         if choices.frozen(v):
             return
         us = self._us(v, Direction.OUT)
         kept: dict[int, float] = {}
         if choices.persistent[v]:
-            copied = self.rows.column(1)  # the last version, before the iteration ends
+            copied = self.rows.column(1)  # part of the last version, before the iteration ends
             row({copied: 1} | self._copied(v, choices.starts[v][-1], choices.last[v], us), 0)
             row({copied: 1, self.resident[v, 0]: 1}, lower=1)
             kept = {copied: -1}
@@ -188,7 +197,7 @@ class Program:
                 row({self.comes[v, i]: 1} | self._copied(v, start, i, us) | (kept if start < 0 else {}), 0)
 
     def _copied(self, v: int, start: int, gap: int, us: float) -> dict[int, float]:
-        """Minus the part of the version written by operator `start` that is on the host in a gap."""
+        """Return terms for minus the part of the version written by operator `start` that is on the host in a gap."""
         return {self.out[v, j]: -1 / us for j in range(max(start, 0), gap + 1)}
 
     def _copies_in(self, v: int) -> None:
@@ -200,7 +209,7 @@ class Program:
                 left |= {self.in_b[v, g]: 1.0, self.backlog[v, g - 1]: -1.0}
             row(left, 0, 0)
             row({self.backlog[v, g]: 1, self.resident[v, g + 1]: -us} | self._usable(v, g + 1, us), 0)
-            if g + 2 <= self.choices.last[v]:  # what is under way during an operator is there for the next one
+            if g + 2 <= self.choices.last[v]:  # what is in flight during an operator is resident in the next
                 row({self.backlog[v, g]: 1, self.resident[v, g + 2]: -us}, 0)
         if self.choices.persistent[v] and self.choices.last[v] > 0:
             row({self.backlog[v, self.choices.last[v] - 1]: 1}, 0)
@@ -211,7 +220,7 @@ class Program:
     # ---- all of them ----
 
     def _inputs(self) -> None:
-        """What a recomputation reads is there, or made in the same gap."""
+        """Require that the inputs of a recomputation are usable, or recomputed in the same gap."""
         for (v, gap), making in self.choices.making.items():
             for other in making.inputs:
                 terms = {self.made[v, gap]: 1, self.usable[other, gap]: -1} | self._made(other, gap, -1)
@@ -229,7 +238,7 @@ class Program:
             self._memory_between(gap, [v for v in at[gap] if (v, gap + 1) in self.resident], size)
 
     def _memory_between(self, gap: int, tensors: list[int], size: Mapping[int, float]) -> None:
-        """Room for every operator that is repeated in a gap, besides what stays there all the time."""
+        """Require room for every operator repeated in a gap, besides the tensors that stay resident throughout."""
         held = {}
         for v in tensors:
             held[v] = self.rows.column(1)
@@ -243,7 +252,7 @@ class Program:
                 self.rows.row({total: 1, self.made[v, gap]: repeat.bytes / self.budget} | own, 1)
 
     def _link(self) -> None:
-        """Each lane serves one transfer at a time; both together as much as the duplex factor allows."""
+        """Let each lane serve one transfer at a time, and both together as much as the duplex factor allows."""
         outs, ins_b, ins_c = (self._by_place(columns) for columns in (self.out, self.in_b, self.in_c))
         longer: dict[int, dict[int, float]] = {-1: {}}  # minus the length of C
         for g in range(self.choices.last_operator + 1):
@@ -255,7 +264,7 @@ class Program:
             out = {c: 1.0 for _, c in outs[j]}
             fresh = {c: 1.0 for v, c in outs[j] if j == 0 or j in self.choices.starts[v]}
             into = {c: 1.0 for _, c in ins_b[j]}
-            self.rows.row(fresh | stall, 0)  # they start after the operator
+            self.rows.row(fresh | stall, 0)  # copies of a new version start after its operator
             self.rows.row(into | stall, latency)
             self.rows.row({c: 1.0 for _, c in ins_c[j]} | longer[j], 0)
             into |= {c: 1.0 for _, c in ins_c[j - 1]}

@@ -1,4 +1,4 @@
-"""A plan that does what a solution of the program decides."""
+"""Conversion of a solution of the program to a plan."""
 
 from __future__ import annotations
 
@@ -10,24 +10,28 @@ from pg_tensile.tools.bench.optimum.program import Decisions
 
 
 def realise(choices: Choices, decisions: Decisions, early: bool) -> Plan:
-    """Transfers start as `early` as tensors are there, or come; otherwise when the solution copies their first byte.
+    """Return the plan that does what the decisions say.
 
-    The plan may still need more memory between the recomputations of a gap, or more time, than the program knows of; or
-    not be valid.
+    With `early`, swap-outs start as soon as a tensor is resident and swap-ins as soon as it becomes so; otherwise
+    transfers start when the solution copies their first byte. The plan may still need more memory between the
+    recomputations of a gap, or more time, than the program accounts for; or be invalid.
     """
     events = [event for tensor in choices.tensors for event in _Tensor(choices, decisions, tensor, early).events()]
     return Plan.build(sorted(events, key=lambda event: (event.trigger, *_rank(choices, event))))
 
 
 def _rank(choices: Choices, event: Event) -> tuple[int, int, int]:
-    """In a gap: swap-outs and swap-ins by deadline, recomputations in the order of their tensors' last writers."""
+    """Return the rank of an event in its gap.
+
+    Swap-outs and swap-ins are ordered by deadline, recomputations in the order of their tensors' last writers.
+    """
     if event.kind is EventKind.RECOMPUTE:
         return 2, choices.making[event.tensor, event.trigger].repeats[-1].operator, event.tensor
     return int(event.kind is EventKind.SWAP_IN), event.deadline, event.tensor
 
 
 class _Tensor:
-    """One tensor's events."""
+    """Events of one tensor."""
 
     def __init__(self, choices: Choices, decisions: Decisions, tensor: int, early: bool) -> None:
         self.tensor = tensor
@@ -45,10 +49,11 @@ class _Tensor:
             for places in (decisions.out, decisions.into)
         )
         rises = [g for g in range(self.first, self.last) if g not in self.there and g + 1 in self.there]
-        self.comes = {gap: self._arrival(gap) for gap in rises if gap not in self.made}  # until when
+        # swap-ins: gap → operator before which they end
+        self.comes = {gap: self._arrival(gap) for gap in rises if gap not in self.made}
 
     def _arrival(self, gap: int) -> int:
-        """The operator before which a swap-in of a gap has to be there."""
+        """Return the operator before which a swap-in of a gap has to end."""
         gone = next((i for i in range(gap + 1, self.last + 1) if i not in self.there), self.last + 1)
         return min(next((need for need in self.needs if need > gap), self.end), gone - 1)
 
@@ -61,18 +66,21 @@ class _Tensor:
         for gap in range(self.first, self.last):
             if gap in self.there and gap + 1 not in self.there and self._back(gap):
                 yield self._swap_out(gap)
-        if self.persistent and not self.frozen and 0 not in self.there:  # away between two iterations
+        if self.persistent and not self.frozen and 0 not in self.there:  # off the device between two iterations
             gone = max(self.there)
             if gone == self.last or not self._back(gone):
                 yield self._swap_out(gone)
 
     def _back(self, gap: int) -> bool:
-        """Whether a version that goes in a gap comes back as a copy."""
+        """Return whether a version that is freed in a gap is swapped in again."""
         changes = next((start for start in self.starts if start > gap), self.end)
         return any(gap < come < changes for come in self.comes)
 
     def _swap_out(self, gap: int) -> Event:
-        """Freed in a gap; copied from when it is written, or is there again."""
+        """Return the swap-out that is freed in `gap`.
+
+        It copies at the earliest when the version is written or resident again.
+        """
         here = gap
         while here > 0 and here - 1 in self.there and here not in self.starts and here - 1 not in self.made:
             here -= 1

@@ -13,9 +13,9 @@ INFINITE = math.inf
 
 
 class Solved(NamedTuple):
-    values: list[float] | None  # None: no solution was found in time
-    bound: float  # nothing that the program allows is below
-    proved: bool  # the solution is the best one
+    values: list[float] | None  # of the columns; None if no solution was found in time
+    bound: float  # lower bound of all solutions
+    proved: bool  # whether the solution is optimal
 
 
 class Rows:
@@ -33,14 +33,14 @@ class Rows:
         return len(self._columns) - 1
 
     def row(self, terms: Mapping[int, float], upper: float = INFINITE, lower: float = -INFINITE) -> None:
-        """lower ≤ Σ terms ≤ upper"""
+        """Add the row lower ≤ Σ terms ≤ upper."""
         self._index += terms.keys()
         self._value += terms.values()
         self._starts.append(len(self._index))
         self._limits.append((lower, upper))
 
     def solve(self, limit_s: float, seed: int, start: Mapping[int, float]) -> Solved:
-        """`start`: values of integer columns of a solution that is known."""
+        """Solve the program. `start`: values of the integer columns of a known solution."""
         solver = highspy.Highs()
         options = {"output_flag": False, "time_limit": limit_s, "threads": 1, "mip_rel_gap": 1e-6, "random_seed": seed}
         for option, value in options.items():
