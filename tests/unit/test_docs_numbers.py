@@ -1,7 +1,8 @@
 """Numbers in documents: measured ones come from a committed file of results, declared ones from the sources.
 
 The parts of docs/benchmarks.md and docs/operations.md between marks are what their benchmark makes of its file.
-Elsewhere a measured number has a reference behind it, a comment with the file and the path in it (`12.3 ms<!-- name: key/rows[column=value] -->`).
+Elsewhere a measured number has a reference behind it, a comment with the file and the path in it
+(`12.3 ms<!-- name: key/rows[column=value] -->`).
 A number with a unit and no reference is one that the paper or a goal states, in a sentence that says so, or a constant:
 of a code block of the same page, or of the sources. Where results are told, in docs/benchmarks.md and in sections
 called "Measured", no constant goes without a reference either, because there it would read as a measurement.
