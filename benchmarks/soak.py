@@ -1,6 +1,6 @@
 """A soak test for growth: many short jobs, then one job with a checkpoint every second, under continual sampling.
 
-    python -m benchmarks.soak [--jobs 1000] [--minutes 60] [--docs]
+    python -m benchmarks.soak [--jobs 1000] [--minutes 60] [--document]
 
 The server's autovacuum has its default settings, except for a shorter pause between its rounds. The test deletes what a
 user would delete: of ended jobs the newest KEPT stay, of versions the newest KEPT and the deployed one
@@ -15,8 +15,8 @@ of a process is judged by its anonymous part, because shared memory counts as th
 if its last third is at most the first times (1 + relative) + absolute of its kind's tolerance (TOLERANCES). Processes
 that did not exist throughout the phase are counted, not judged.
 
-Results go to benchmarks/results/soak-host.json, unless the run is shorter than the default one; --docs only writes them
-into docs/operations.md. The exit status is 1 if something grows.
+Results go to benchmarks/results/soak-host.json, unless the run is shorter than the default one; --document only writes
+them into docs/operations.md. The exit status is 1 if something grows.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ ROWS = """
 """
 SMALL = {"type": "mlp", "hidden": [8]}
 LARGE = {"type": "mlp", "hidden": [512, 512]}  # a checkpoint of some 3 MB
+# Epochs of seconds, because epochs and metrics get rows in each one.
+MANY_ROWS = "SELECT p.* FROM points p CROSS JOIN generate_series(1, 500)"
 FOREVER = 1_000_000  # epochs
 DELETE = (
     "DELETE FROM tensile.jobs WHERE ended_at IS NOT NULL AND id < (SELECT max(id) FROM tensile.jobs) - %(kept)s",
@@ -229,9 +231,8 @@ def short_jobs(conn: Connection, count: int, console: Console) -> None:
 def checkpoints(conn: Connection, minutes: float) -> int:
     """Run one job with a checkpoint every second for `minutes`, and return the number of checkpoints."""
     row = conn.execute(
-        "SELECT train_model('large', 'SELECT * FROM points', 'y', epochs => %s,"
-        """ options => '{"checkpoint_interval": 1}')""",
-        (FOREVER,),
+        """SELECT train_model('large', %s, 'y', epochs => %s, options => '{"checkpoint_interval": 1}')""",
+        (MANY_ROWS, FOREVER),
     ).fetchone()
     time.sleep(60 * minutes)
     written = conn.execute("SELECT max(generation) FROM tensile.checkpoints WHERE job = %s", row).fetchone()
@@ -298,7 +299,7 @@ def notable(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-BEGIN, END = "<!-- soak: written by python -m benchmarks.soak --docs -->", "<!-- soak: end -->"
+BEGIN, END = "<!-- soak-host: begin, written by benchmarks/soak.py -->", "<!-- soak-host: end -->"
 
 
 def section(results: dict[str, Any]) -> str:
@@ -335,9 +336,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="soak", description="Does anything of a server grow?")
     parser.add_argument("--jobs", type=int, default=JOBS, help="short jobs")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="of checkpoints every second")
-    parser.add_argument("--docs", action="store_true", help="write the last results into docs/operations.md")
+    parser.add_argument("--document", action="store_true", help="write the last results into docs/operations.md")
     options = parser.parse_args()
-    if options.docs:
+    if options.document:
         write_page(json.loads(RESULTS.read_text()))
         return 0
     console = Console(width=140, highlight=False)

@@ -43,7 +43,7 @@ def train(conn: Connection, model: str = "m") -> int:
 STEP = """
 process = plpy.execute("SELECT tensile._process() AS name")[0]["name"]
 import json, sys, types
-from pyworker import supervisor
+from pyworker.supervisors import supervisor
 
 
 def execute(sql):
@@ -96,9 +96,9 @@ async def run(plpy):
 
 
 if process in {staged}:
-    module = types.ModuleType("pyworker." + process)
+    module = types.ModuleType("pyworker.supervisors." + process)
     module.run = run
-    sys.modules.setdefault("pyworker." + process, module)
+    sys.modules.setdefault("pyworker.supervisors." + process, module)
 return supervisor.step(plpy, process, bits)
 """
 

@@ -394,7 +394,7 @@ def test_an_executor_that_ignores_a_refusal_is_killed(
 ) -> None:
     cluster = fresh_cluster({"pg_tensile.executor_timeout": "8s"})
     deaf = """
-        from pyworker import memory
+        from pyworker.children import memory
         from pyworker.wire import FrameType
         heed = memory.MemoryClient._heed
         memory.MemoryClient._heed = lambda self, frame: None if frame.type == FrameType.REFUSE else heed(self, frame)
@@ -414,7 +414,7 @@ def test_absurd_numbers_of_an_executor_fail_its_own_job_only(
 ) -> None:
     cluster = fresh_cluster()
     absurd = """
-        from pyworker import memory
+        from pyworker.children import memory
         most = 2**63 - 1 - (1 << 20)
         memory.MemoryClient.overhead_bytes = property(lambda self: most, lambda self, bytes: None)
     """

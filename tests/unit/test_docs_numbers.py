@@ -1,7 +1,8 @@
 """Numbers in documents: measured ones come from a committed file of results, declared ones from the sources.
 
-The parts of docs/benchmarks.md between marks are what their benchmark makes of its file. Elsewhere a measured number
-has a reference behind it, a comment with the file and the path in it (`12.3 ms<!-- name: key/rows[column=value] -->`).
+The parts of docs/benchmarks.md and docs/operations.md between marks are what their benchmark makes of its file.
+Elsewhere a measured number has a reference behind it, a comment with the file and the path in it
+(`12.3 ms<!-- name: key/rows[column=value] -->`).
 A number with a unit and no reference is one that the paper or a goal states, in a sentence that says so, or a constant:
 of a code block of the same page, or of the sources. Where results are told, in docs/benchmarks.md and in sections
 called "Measured", no constant goes without a reference either, because there it would read as a measurement.
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from benchmarks import bench_cold, bench_core, bench_db, bench_methods, bench_systems, bench_tensile
+from benchmarks import bench_cold, bench_core, bench_db, bench_methods, bench_systems, bench_tensile, soak
 from benchmarks.scenarios import DOCUMENT, RESULTS, marks, page_part
 from tests.documents import DOCUMENTS, REPOSITORY
 
@@ -59,6 +60,8 @@ STATED = re.compile(r"\bpaper|\basked\b|\bgoal")
 
 
 def part_of_page(name: str, kind: str) -> str:
+    if name == "soak":
+        return soak.PAGE.read_text().partition(soak.BEGIN)[2].partition(soak.END)[0].strip()
     begin, end = marks(name, kind)
     return DOCUMENT.read_text().partition(begin)[2].partition(end)[0].strip()
 
@@ -68,6 +71,8 @@ def test_tables_are_what_the_results_say(path: Path, tmp_path: Path) -> None:
     name, _, kind = path.stem.partition("-")
     if name == "db":
         made = bench_db.page_part(json.loads(path.read_text()))
+    elif name == "soak":
+        made = soak.section(json.loads(path.read_text()))
     else:
         made = page_part(MODULES[name].BENCHMARK, path, tmp_path / kind)
     assert part_of_page(name, kind) == made.strip()
@@ -75,7 +80,7 @@ def test_tables_are_what_the_results_say(path: Path, tmp_path: Path) -> None:
 
 def test_parts_without_results_have_no_numbers() -> None:
     there = {path.stem for path in FILES}
-    parts = re.findall(r"<!-- (\w+)-(\w+): begin", DOCUMENT.read_text())
+    parts = re.findall(r"<!-- (\w+)-(\w+): begin", DOCUMENT.read_text() + soak.PAGE.read_text())
     assert there <= {f"{name}-{kind}" for name, kind in parts}
     for name, kind in parts:
         if f"{name}-{kind}" not in there:

@@ -16,7 +16,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 # From the bottom to the top: a module may import its own wing and those before it.
-WINGS = ("errors", "rules", "memory_limit"), ("planning",), ("execution",), ("tools", "client", "__main__")
+WINGS = ("errors", "rules", "memory_limit", "text"), ("planning",), ("execution",), ("tools", "client", "__main__")
 TOLERATED_CYCLES = {
     frozenset(f"pg_tensile.planning.{name}" for name in names.split())
     for names in (

@@ -171,7 +171,7 @@ def test_a_supervisor_is_resumed_where_it_waits_until_it_ends(monkeypatch: pytes
         pass
 
     Module.run = staticmethod(run)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "pyworker.play", Module)
+    monkeypatch.setitem(sys.modules, "pyworker.supervisors.play", Module)
     monkeypatch.setattr(supervisor, "_supervisor", None)
     plpy = Plpy()
     assert supervisor.step(plpy, "play", 0) == (-1, 1, False)
