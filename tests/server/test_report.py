@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -232,6 +233,27 @@ def test_perfetto_finds_what_sql_says(lab: Lab, planned: int, tmp_path: Path) ->
 def test_it_can_be_written_to_stdout(lab: Lab, planned: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(lab, "trace", planned, "-") == 0
     assert trace_format.read(capsys.readouterr().out)["otherData"]["job"] == planned
+
+
+def test_a_plan_is_listed_with_the_events_that_sql_has(
+    lab: Lab, planned: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events = value(lab.conn, "SELECT length(events) / 32 FROM tensile.footprints WHERE job = %s", planned)
+    operators = value(lab.conn, "SELECT count(*) FROM tensile.operators WHERE job = %s", planned)
+    assert events > 0
+    where = ("-h", str(lab.cluster.folder), "-p", str(lab.cluster.port), "-d", "postgres", "-U", "postgres")
+    for flags in ((), ("--all",)):
+        assert main(["plan", str(planned), *flags, *where]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        event_lines = [line for line in lines if re.match(r" {10}(swap out|swap in|recompute|release) ", line)]
+        assert len(event_lines) == events
+        if flags:
+            assert len(lines) == 1 + operators + events
+
+
+def test_an_eager_job_has_no_plan_to_list(lab: Lab, eager: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(lab, "plan", eager, "-") == 1
+    assert f"job {eager} is executed eagerly" in capsys.readouterr().err
 
 
 # -- jobs without a plan ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The commands that inspect a server: `pg-tensile top`, `report` and `trace`. They connect as psql does."""
+"""The commands that inspect a server: `pg-tensile top`, `plan`, `report` and `trace`. They connect as psql does."""
 
 from __future__ import annotations
 
@@ -32,6 +32,11 @@ def add(commands: Any) -> None:
     top.add_argument("--json", action="store_true", help="with --once, as JSON; without it a line for each refresh")
     top.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="seconds between refreshes (1)")
     top.set_defaults(run=_top)
+    plan = _parser(commands, "plan", "the memory plan of a job: the events at each operator", "")
+    plan.add_argument("job", type=_job, metavar="JOB", help="the number that train_model has returned")
+    plan.add_argument("-a", "--all", action="store_true", help="operators without events, too")
+    plan.add_argument("-o", "--output", default="-", metavar="FILE", help="the file to write (stdout)")
+    plan.set_defaults(run=_plan)
     for name, what, run in (
         ("report", "one HTML page about a job, which opens offline", _report),
         ("trace", "a job's iteration as trace events, for Perfetto or chrome://tracing", _trace),
@@ -102,6 +107,19 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _trace(arguments: argparse.Namespace) -> int:
     from pg_tensile.tools.report.trace_events import render
+
+    return _write(arguments, render)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from pg_tensile.planning.plan.listing import plan_listing
+    from pg_tensile.tools.report.iteration import iteration_of
+    from pg_tensile.tools.top.text import plain
+
+    def render(record: Any) -> str:
+        iteration = iteration_of(record)
+        listing = plan_listing(iteration.trace, iteration.plan, brief=not arguments.all)
+        return "".join(f"{plain(line)}\n" for line in listing.splitlines())
 
     return _write(arguments, render)
 
