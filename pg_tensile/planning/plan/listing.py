@@ -21,7 +21,7 @@ MARKS = {Mode.READ: "", Mode.CREATE: "", Mode.WRITE: "!", Mode.STATS: "~"}
 
 
 def tensor_text(trace: Trace, tensor: int) -> str:
-    """Return a tensor's name, or its kind and index where it has none: "fc.weight", "%12"."""
+    """Return a tensor's name, or % and its index if it has none: "fc.weight", "%12"."""
     return trace.tensor_name[tensor] or f"%{tensor}"
 
 
