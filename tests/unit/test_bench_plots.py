@@ -405,7 +405,7 @@ import matplotlib
 assert "matplotlib.pyplot" not in sys.modules and "torch" not in sys.modules
 assert matplotlib.get_backend(auto_select=False) is None
 """
-    root = Path(plots.__file__).parents[2]
+    root = Path(plots.__file__).parents[3]
     done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

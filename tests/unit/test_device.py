@@ -125,7 +125,7 @@ def test_devices_that_are_not_there_cannot_be_measured(name):
 
 def test_a_device_without_memory_cannot_be_measured(monkeypatch):
     """The allocator's failure is a clear error, not a RuntimeError."""
-    monkeypatch.setattr("pg_tensile.device._BUFFER", 1 << 50)
+    monkeypatch.setattr("pg_tensile.execution.measuring.device._BUFFER", 1 << 50)
     with pytest.raises(DeviceError, match="cannot be measured") as error:
         measure("cpu")
     assert error.value.hint
