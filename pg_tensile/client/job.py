@@ -234,7 +234,7 @@ def events_of(row: Row) -> list[Row]:
 
 def _facts(row: Row) -> dict[str, str]:
     """Return what a notebook shows about a job, by title, from a row of SUMMARY."""
-    from pg_tensile.planning.scheduling.device_scheduler import size
+    from pg_tensile.text import size
 
     because = row["error"] or row["reason"]
     facts = {"State": f"{row['state']}: {because}" if because else row["state"]}

@@ -31,8 +31,8 @@ from pg_tensile.planning.batchsize.predict import Correction, Predictor
 from pg_tensile.planning.batchsize.throughput import Curves
 from pg_tensile.planning.batchsize.traces import BatchTraces
 from pg_tensile.planning.device.profile import DeviceProfile
-from pg_tensile.planning.scheduling.device_scheduler import size as size_text
 from pg_tensile.planning.trace.trace import Floats, Trace
+from pg_tensile.text import size as size_text
 from pyworker.wire import FrameType
 
 if TYPE_CHECKING:

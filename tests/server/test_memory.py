@@ -11,8 +11,8 @@ import pytest
 
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan, validate
-from pg_tensile.planning.scheduling.device_scheduler import size
 from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.text import size
 from tests.server.pressure import BATCH_SIZE, STEPS, Lab, Sample, Wait
 from tests.server.support import FOREVER, value
 

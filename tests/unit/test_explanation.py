@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
-from pg_tensile.planning.explain.explanation import SHOWN, Admission, Ahead, Request, duration, explain, render
+from pg_tensile.planning.explain.explanation import SHOWN, Admission, Ahead, Request, explain, render
 from pg_tensile.planning.plan.memory import floor_bytes, footprint
 from pg_tensile.planning.plan.plan import EventKind
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.policies.joint import planner
-from pg_tensile.planning.scheduling.device_scheduler import size
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.text import duration, size
 from tests.unit.handmade import network
 
 MB = 1 << 20

@@ -20,9 +20,10 @@ from pg_tensile.planning.plan.memory import floor_bytes, footprint
 from pg_tensile.planning.plan.order import as_executed
 from pg_tensile.planning.plan.plan import EventKind, Plan
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
-from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler, DeviceState, JobState, Planned, size
+from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler, DeviceState, JobState, Planned
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Kind, Phase, Trace
+from pg_tensile.text import duration, size
 
 COMPARED = 6  # batch sizes shown, including the chosen one
 SHOWN = 10  # swapped tensors, and recomputed tensors, that are listed, the largest first
@@ -341,12 +342,6 @@ def _or_never(seconds: float | None) -> float:
 
 
 # ---- text ------------------------------------------------------------------------------------------------------------
-
-
-def duration(us: float) -> str:
-    """Return a duration as text: "12.3 ms", "4.25 s"."""
-    ms = us / 1e3
-    return f"{ms / 1e3:,.2f} s" if ms >= 1e4 else f"{ms:,.1f} ms" if ms >= 10 else f"{ms:.2f} ms"
 
 
 def describe(operator: Mapping[str, Any]) -> str:

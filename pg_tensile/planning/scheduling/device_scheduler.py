@@ -16,7 +16,6 @@ There is no clock and no I/O: equal arguments give equal decisions, and `DeviceS
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
@@ -43,13 +42,13 @@ from pg_tensile.planning.policies.joint.planner import (
 from pg_tensile.planning.policies.tensile import rounds
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Int32s, Int64s, Trace
+from pg_tensile.text import size
 
 SLACK = 50  # a job is granted 1 / SLACK more memory than its plan needs, where there is room
 GAIN = 0.02  # fraction of the time of all jobs that new plans must save to replace plans that can stay
 PRIORITY_STEP = 10.0
 HEAVIEST = 16.0
 REMEMBERED = 16  # cached results of the policy tensile
-UNITS = ("B", "kB", "MB", "GB", "TB")  # powers of 1024, as in the setting memory_budget
 
 
 @dataclass(frozen=True)
@@ -622,13 +621,3 @@ def _swaps(plan: Plan) -> bool:
 
 def _jobs(count: int) -> str:
     return "job" if count == 1 else f"{count} jobs"
-
-
-def size(nbytes: float, up: bool = False) -> str:
-    """Return a size as text in units of 1024, as PostgreSQL writes them: "97.5 MB". `up` rounds up."""
-    value, unit = float(nbytes), 0
-    while abs(value) >= 1023.95 and unit < len(UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    if not unit:
-        return f"{value:.0f} {UNITS[0]}"
-    return f"{math.ceil(10 * value) / 10 if up else value:.1f} {UNITS[unit]}"

@@ -10,8 +10,8 @@ from typing import Any
 from bokeh.models import CustomJSHover
 from bokeh.plotting import figure
 
-from pg_tensile.planning.scheduling.device_scheduler import UNITS
 from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.text import UNITS
 from pg_tensile.tools.report.iteration import short
 from pg_tensile.tools.report.tables import clean
 

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from pg_tensile.planning.explain.explanation import duration
-from pg_tensile.planning.scheduling.device_scheduler import size
+from pg_tensile.text import duration, size
 from pg_tensile.tools.report.chart_style import BLUE, GREEN, GREY, ORANGE, PHASES, PURPLE, RED
 from pg_tensile.tools.report.facts import Facts
 from pg_tensile.tools.report.figures import SPLITS
