@@ -83,7 +83,7 @@ help:
 	@echo 'make test-docker     build the container image and test it (BASE=…, PG_MAJOR=…, TORCH=…, TORCH_INDEX=…)'
 	@echo 'make test-major      the tests of the server with another PostgreSQL, in a folder with its Debian (MAJOR=17, 18 or 19; TESTS=…)'
 	@echo 'make test-headers    compile against the headers of PostgreSQL 16'
-	@echo 'make test-long       every test of the server with PostgreSQL 18 and 19'
+	@echo 'make test-long       the tests of the server with PostgreSQL 18 and 19, those of tools and documents as well'
 	@echo 'make venv            Debian packages, .venv and nothing else'
 	@echo 'make, make install   compile and install the extension (PG_CONFIG=…, PYTHON=… for the children, DESTDIR=…)'
 	@echo 'make installcheck    pg_regress against a temporary server with the installed extension'

@@ -163,7 +163,7 @@ class Decoder:
 
     @property
     def between_frames(self) -> bool:
-        """Whether no frame has been received in part, so that the stream may end here."""
+        """True if no frame has been received in part, so that the stream may end here."""
         return self._body is None and self._filled == 0
 
     def space(self) -> memoryview:

@@ -2583,7 +2583,7 @@ BEGIN
             WHERE v.age = 1);
 END $$;
 
--- Sizes of a model's features, as pg_tensile/preprocessing.py derives them from what was fitted: numeric columns, codes
+-- Sizes of a model's features, as pg_tensile/execution/data/preprocessing.py derives them from what was fitted: numeric columns, codes
 -- of each category (0 included), [length, tokens or 0] of each array
 CREATE FUNCTION tensile._model_inputs(preprocessing jsonb) RETURNS jsonb
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp

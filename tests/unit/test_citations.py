@@ -21,6 +21,10 @@ PAPERS = REPOSITORY / "docs" / "papers.md"
 PAPER = re.compile(r"\b([A-Z][A-Za-z]*[A-Z][A-Za-z]*|vDNN|Capuchin), (?:sections? [IVX0-9]|Algorithm \d)")
 # docs/page.md, "Section"
 SECTION = re.compile(r'(?<!["\w])docs/([\w-]+\.md)(?:, "([^"]+)")?')
+# a Python file of this repository, with or without folders
+FILE = re.compile(r"(?<![\w/.*<>-])((?:\w+/)*\w+\.py)\b(?!\w)")
+EXAMPLES = {"model.py", "file.py", "net.py", "nets.py", "longest.py"}  # of users
+CITING = ("docs", "pg_tensile", "pyworker", "sql")
 # what earlier citations named, none of which is in the repository
 GONE = re.compile(r"\bdesign\.md\b|\b\w+-notes\.md\b|\b(?:tensile|cswap|accudnn|swapadvisor)\.txt\b")
 
@@ -45,7 +49,16 @@ def unresolved(path: Path, papers: set[str]) -> list[str]:
         named = section.replace("`", "")
         if not target.exists() or not any(heading.startswith(named) for heading in headings(target)):
             found.append(f"docs/{page}, {section}")
+    if path.relative_to(REPOSITORY).parts[0] in CITING and path.name != "pg_tensile--0.1.0.sql":
+        found += [file for file in set(FILE.findall(path.read_text())) if not exists(file)]
     return found
+
+
+def exists(file: str) -> bool:
+    """True if the repository has a file whose path ends with this one, and for files of users."""
+    if file.rpartition("/")[2] in EXAMPLES:
+        return True
+    return any(f"/{path.relative_to(REPOSITORY)}".endswith(f"/{file}") for path in SOURCES)
 
 
 def test_citations_resolve() -> None:

@@ -100,7 +100,7 @@ class Captured:
 
     @property
     def trains(self) -> bool:
-        """Whether this is a training step, not an evaluation."""
+        """True if this is a training step, not an evaluation."""
         return self.learning_rate is not None
 
     @property

@@ -64,7 +64,7 @@ class Device(Protocol):
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether work is given to the device long before it is executed (CUDA).
+        """True if work is given to the device long before it is executed (CUDA).
 
         Then `copy_out` and `copy_in` ignore the delay: the program requests a delayed copy in the gap of the latest
         operator that starts, by the trace's latencies, before the delay has passed, and right before its deadline at

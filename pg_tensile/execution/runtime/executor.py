@@ -464,7 +464,7 @@ class Executor:
 
     @property
     def measures_sparsity(self) -> bool:
-        """Whether the iteration that takes the samples is still to come or has not ended yet."""
+        """True if the iteration that takes the samples is still to come or has not ended yet."""
         return self._look_next
 
     def moved_bytes(self) -> dict[int, int]:

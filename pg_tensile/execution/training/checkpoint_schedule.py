@@ -25,7 +25,7 @@ class CheckpointSchedule:
 
     @property
     def due(self) -> bool:
-        """Whether a checkpoint should be made now; false while one is being written."""
+        """True if a checkpoint should be made now; false while one is being written."""
         return self._clock() >= self._due_at
 
     def start(self) -> None:

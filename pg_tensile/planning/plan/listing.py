@@ -69,14 +69,14 @@ def plan_listing(trace: Trace, plan: Plan, brief: bool = False) -> str:
     for event in plan.events:
         triggered[event.trigger].append(event_text(executed, event))
     lines = [summary(trace, plan)]
-    for place in range(executed.operator_count):
-        if brief and place not in triggered:
+    for index in range(executed.operator_count):
+        if brief and index not in triggered:
             continue
-        captured = int(executed.captured_operator[place])
-        phase = Phase(executed.phase[place]).name.lower()
-        took, held = duration(float(executed.latency_us[place])), size(device_bytes[captured])
-        lines.append(f"{captured:>6}  {phase:<9}  {took:>9}  {held:>9}  {operator_text(executed, place)}")
-        lines += [f"{'':>6}    {text}" for text in triggered[place]]
+        captured = int(executed.captured_operator[index])
+        phase = Phase(executed.phase[index]).name.lower()
+        latency, memory_use = duration(float(executed.latency_us[index])), size(device_bytes[captured])
+        lines.append(f"{captured:>6}  {phase:<9}  {latency:>9}  {memory_use:>9}  {operator_text(executed, index)}")
+        lines += [f"{'':>6}    {text}" for text in triggered[index]]
     return "\n".join(lines)
 
 

@@ -90,7 +90,7 @@ class PolicyChoice:
 
     @property
     def is_peer(self) -> bool:
-        """Whether the policy is one of PEERS, which have no plan."""
+        """True if the policy is one of PEERS, which have no plan."""
         return self.name in PEERS
 
     def __str__(self) -> str:
@@ -147,7 +147,7 @@ class BenchOptions:
 
     @property
     def early_update(self) -> bool:
-        """Whether any policy uses the graph with early updates."""
+        """True if any policy uses the graph with early updates."""
         return any(choice.early_update for choice in self.policies)
 
 
