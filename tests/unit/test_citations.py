@@ -23,7 +23,7 @@ PAPER = re.compile(r"\b([A-Z][A-Za-z]*[A-Z][A-Za-z]*|vDNN|Capuchin), (?:sections
 SECTION = re.compile(r'(?<!["\w])docs/([\w-]+\.md)(?:, "([^"]+)")?')
 # a Python file of this repository, with or without folders
 FILE = re.compile(r"(?<![\w/.*<>-])((?:\w+/)*\w+\.py)\b(?!\w)")
-EXAMPLES = {"model.py", "file.py", "net.py", "nets.py", "longest.py"}  # of users
+EXAMPLES = {"model.py", "file.py", "net.py", "nets.py", "longest.py", "test_longest.py"}  # of users
 CITING = ("docs", "pg_tensile", "pyworker", "sql")
 # what earlier citations named, none of which is in the repository
 GONE = re.compile(r"\bdesign\.md\b|\b\w+-notes\.md\b|\b(?:tensile|cswap|accudnn|swapadvisor)\.txt\b")
