@@ -6,8 +6,8 @@ Writes the file; with --check it only reports whether the file is up to date (ex
 are those of a temporary server with the extension as it is installed. Functions, tables, views and columns are
 described by their COMMENTs in sql/, settings by pg_tensile/csrc/guc.c, architectures and options by
 pg_tensile/rules.json, arguments and SQLSTATEs by the tables here, which tests compare with the catalogues and the
-sources (tests/server/test_docs.py, tests/unit/test_docs.py). Private objects (a name that begins with an underscore, or
-a comment with "private:") are left out.
+sources (tests/server/test_docs.py, tests/unit/project/test_docs.py). Private objects (a name that begins with an
+underscore, or a comment with "private:") are left out.
 """
 
 from __future__ import annotations

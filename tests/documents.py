@@ -21,7 +21,8 @@ from urllib.parse import unquote
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from tests.repository import REPOSITORY
+
 DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
 PART = re.compile(r"""--[^\n]*|'(?:[^']|'')*'|"[^"]*"|\$(\w*)\$.*?\$\1\$|;|[^-;'"$]+|.""", re.DOTALL)
 

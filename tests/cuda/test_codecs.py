@@ -10,7 +10,7 @@ from pg_tensile.execution.codecs import host
 from pg_tensile.execution.codecs.device import coder_of
 from pg_tensile.execution.measuring.codecs import calibrate
 from pg_tensile.planning.compression.codec import CHUNK_BYTES, ROW_WORDS, Codec, Launch
-from tests.unit.test_codecs import sparse_words
+from tests.unit.execution.codecs.test_codecs import sparse_words
 
 CUDA = torch.device("cuda", 0)
 COUNTED = [Codec.ZVC, Codec.RLE, Codec.CSR]

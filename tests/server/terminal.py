@@ -12,10 +12,10 @@ import subprocess
 import termios
 import threading
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.repository import REPOSITORY
+
 TOKEN = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|\x1b[^\[]|(.)", re.DOTALL)
 PARTIAL = re.compile(r"\x1b(\[[0-9;?]*)?\Z")
 

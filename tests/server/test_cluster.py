@@ -9,8 +9,7 @@ import psycopg
 import pytest
 
 from scripts.cluster import Cluster, ClusterError
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.repository import REPOSITORY
 
 
 def test_server_does_not_run_as_root(cluster):

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from scripts.cluster import Cluster
+from tests.repository import REPOSITORY
 from tests.unit.records import facts_in
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def demo(folder: Path, *arguments: str) -> str:

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 
 from scripts.notebook import NOTEBOOK, SOURCE, cells, without_paths
+from tests.repository import REPOSITORY
 from tests.server.support import Connection, value
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def text_of(lines: str | list[str]) -> str:

@@ -20,10 +20,10 @@ from pg_tensile.planning.plan.plan import NO_EVENTS
 from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pyworker.children.batch_size import LEAD_PART, LEAD_STEPS, Terms, lead_of
 from pyworker.wire import Frame, FrameType
+from tests.unit.execution.training.test_steps import CNN, Case, images
+from tests.unit.execution.training.test_training import MLP, Recorder
+from tests.unit.pyworker.children.test_executor import BUILD, Child, start, traces_of  # noqa: F401
 from tests.unit.rows import Rows, every_type
-from tests.unit.test_executor_process import BUILD, Child, start, traces_of  # noqa: F401
-from tests.unit.test_stepping import CNN, Case, images
-from tests.unit.test_training import MLP, Recorder
 
 Start = Callable[..., Child]
 ROWS = 1000

@@ -18,8 +18,8 @@ from pg_tensile.execution.data.preprocessing import ArrayInput, Features, ModelI
 from pg_tensile.execution.models import few_rows
 from pg_tensile.execution.training import checkpoint
 from pg_tensile.execution.training.trainer import Settings, Trainer
+from tests.unit.execution.training.test_training import Recorder, eager_steps
 from tests.unit.rows import Prepared, Rows, every_type
-from tests.unit.test_training import Recorder, eager_steps
 
 RNG = np.random.default_rng(0)
 MIXED = ModelInputs(3, (5, 2), (ArrayInput(4, 0),))
@@ -83,7 +83,7 @@ def sentences(count: int = 400) -> Rows:
         (numbers(), {"type": "python", "source": LINEAR_SOURCE}, 40, "accuracy", 0.85),
         (
             numbers(),
-            {"type": "import", "callable": "tests.unit.test_models:Custom", "kwargs": {"width": 32}},
+            {"type": "import", "callable": "tests.unit.execution.models.test_models:Custom", "kwargs": {"width": 32}},
             40,
             "accuracy",
             0.85,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.repository import REPOSITORY
 
 # From the bottom to the top: a module may import its own wing and those before it.
 WINGS = ("errors", "rules", "memory_limit", "text"), ("planning",), ("execution",), ("tools", "client", "__main__")

@@ -222,7 +222,7 @@ def test_a_forgotten_executor_gives_its_model_back():
 
 def test_the_interpreter_ends_with_an_open_executor():
     program = """
-from tests.unit.test_executor import FAST, HostDevice, Executor, batch, captured_net, net, plan_of
+from tests.unit.execution.runtime.test_executor import FAST, HostDevice, Executor, batch, captured_net, net, plan_of
 captured = captured_net()
 executor = Executor(captured, net(), HostDevice(FAST), plan_of("swap_all", captured.trace))
 print(executor.step(*batch()).loss.isfinite().item())

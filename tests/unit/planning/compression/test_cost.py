@@ -19,7 +19,16 @@ from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.tools.bench.compression import Sparsity
-from tests.unit.test_coding import ACTIVATION, BYTE_A_US, MIB, WEIGHT, away, coded, over_a_peak, small_trace
+from tests.unit.planning.compression.test_coding import (
+    ACTIVATION,
+    BYTE_A_US,
+    MIB,
+    WEIGHT,
+    away,
+    coded,
+    over_a_peak,
+    small_trace,
+)
 
 OUT, IN = EventKind.SWAP_OUT, EventKind.SWAP_IN
 CHUNK = CHUNK_BYTES["cpu"]

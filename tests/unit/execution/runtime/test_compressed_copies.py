@@ -25,8 +25,8 @@ from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.trace.trace import Trace
 from tests.unit.executing import FAST, batch, captured_net, eager, net, opened, plan_of, recorded, run, same
+from tests.unit.execution.runtime.test_several_graphs import validation_net
 from tests.unit.graphs import random_plan
-from tests.unit.test_several_graphs import validation_net
 
 CODECS = [Codec.ZVC, Codec.RLE, Codec.CSR, Codec.LZ4]
 CHUNK = CHUNK_BYTES["cpu"]

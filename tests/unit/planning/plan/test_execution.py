@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import event, given, settings
@@ -16,6 +15,7 @@ from pg_tensile.errors import InvalidPlanError
 from pg_tensile.planning.plan.execution import AccessSequence, ActionKind
 from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, Event, EventKind, Plan, boundary
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from tests.repository import REPOSITORY
 from tests.unit import graphs, oracle
 from tests.unit.graphs import A, B, C, F, S, W, chain
 
@@ -252,7 +252,7 @@ def test_planning_needs_no_torch():
     planning = ", ".join(f"pg_tensile.planning.{name}" for name in ("plan.execution", "plan.memory", "trace.format"))
     modules = f"{planning}, tests.unit.graphs"
     program = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).resolve().parents[2])
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=REPOSITORY)
 
 
 # ---- size ----

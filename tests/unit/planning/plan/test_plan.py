@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import struct
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,11 +13,12 @@ from hypothesis import strategies as st
 
 from pg_tensile.errors import InvalidPlanError, PlanError
 from pg_tensile.planning.plan.plan import EVENT_ROW, NO_EVENTS, Boundary, Event, EventKind, Plan, boundary, validate
+from tests.repository import REPOSITORY
 from tests.unit import graphs
 from tests.unit.graphs import A, F, S, W, chain
 
 OUT, IN, RECOMPUTE, RELEASE = EventKind
-HEADER = Path(__file__).resolve().parents[2] / "pg_tensile" / "csrc" / "pg_tensile.h"
+HEADER = REPOSITORY / "pg_tensile" / "csrc" / "pg_tensile.h"
 FEW = settings(derandomize=True, deadline=None, max_examples=100)
 MANY = settings(derandomize=True, deadline=None, max_examples=400)
 

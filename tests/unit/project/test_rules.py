@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import MISSING, Field, fields
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +17,8 @@ from pg_tensile.planning.batchsize.learning_rate import RATE_LAWS
 from pg_tensile.planning.plan.plan import CODECS, EventKind
 from pg_tensile.rules import ARCHITECTURES, OPTIONS, RULES, check_architecture, check_options, resolved
 from pyworker.children.executor import _settings
+from tests.repository import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TERMS = {
     *("type", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "not", "minLength", "pattern"),
     *("minItems", "maxItems", "items", "properties", "required", "default", "description", "examples"),

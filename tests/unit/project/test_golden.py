@@ -3,7 +3,7 @@
 A change that is to leave behaviour as it is leaves these hashes as they are. One that is to alter it writes them anew,
 and its commit says why:
 
-    .venv/bin/python -m tests.unit.test_golden
+    .venv/bin/python -m tests.unit.project.test_golden
 
 Floats are hashed with nine significant digits, so that sums in another order (numpy's depend on the processor) are the
 same.

@@ -22,9 +22,8 @@ from pg_tensile.planning.trace.trace import Trace
 from pyworker.child import FD_VARIABLE, PARENT_VARIABLE
 from pyworker.version import VERSION
 from pyworker.wire import Connection, Frame, FrameType
+from tests.repository import REPOSITORY
 from tests.unit.handmade import network
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class Process:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.repository import REPOSITORY
+
 SUPERVISORS = ["controller", "scheduler", "worker", "inference", "explain"]
 
 

@@ -24,12 +24,12 @@ from pg_tensile.execution.data.preprocessing import Features, Preprocessing
 from pg_tensile.execution.training import checkpoint
 from pyworker.version import VERSION
 from pyworker.wire import Connection, Frame, FrameType, encode, send_state
+from tests.repository import REPOSITORY
 from tests.unit.executing import FAST
+from tests.unit.execution.data.test_preprocessing import inputs_of
+from tests.unit.execution.training.test_steps import CNN, TRANSFORMER, images, texts
 from tests.unit.rows import Rows, every_type
-from tests.unit.test_preprocessing import inputs_of
-from tests.unit.test_stepping import CNN, TRANSFORMER, images, texts
 
-ROOT = Path(__file__).resolve().parents[2]
 CACHE_BYTES = 300_000
 MLP = {"type": "mlp", "hidden": [16]}
 
@@ -76,7 +76,7 @@ class Process:
             "PG_TENSILE_PARENT": str(os.getpid()),
             "PG_TENSILE_MODEL_CACHE": str(CACHE_BYTES),
             "PG_TENSILE_SOCKET": str(self.socket),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(REPOSITORY),
         }
         command = [sys.executable, "-m", "pyworker", "predictor"]
         self.process = subprocess.Popen(command, env=environment, cwd=folder, pass_fds=[theirs.fileno()])

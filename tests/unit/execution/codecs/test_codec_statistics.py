@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pg_tensile.execution.codecs import host
 from pg_tensile.planning.compression.codec import CHUNK_MULTIPLE, ROW_WORDS, Codec, chunks
 from pg_tensile.planning.compression.sparsity import PIECE_WORDS, Statistics, coded_bytes, measure
-from tests.unit.test_codecs import sparse_words
+from tests.unit.execution.codecs.test_codecs import sparse_words
 
 COUNTED = [Codec.ZVC, Codec.RLE, Codec.CSR]
 

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,10 +27,9 @@ from pyworker.child import FD_VARIABLE, PARENT_VARIABLE
 from pyworker.supervisors.search import bucket
 from pyworker.version import VERSION
 from pyworker.wire import Connection, Frame, FrameType
+from tests.repository import REPOSITORY
 from tests.unit.handmade import network
-from tests.unit.test_scheduling import MIB, branches
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.unit.planning.scheduling.test_scheduling import MIB, branches
 
 
 @pytest.fixture

@@ -28,9 +28,9 @@ from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase,
 from pg_tensile.tools.bench.timeline import levels
 from pg_tensile.tools.report.facts import _absences
 from tests.unit.executing import FAST, batch, starting
+from tests.unit.execution.runtime.test_runtime_plans import AheadDevice, assert_same, finals_of, iterate, recorded
 from tests.unit.graphs import chain, dice, random_order, random_plan, random_trace, traces
 from tests.unit.realised import execute_plainly, realise, with_learning_rate
-from tests.unit.test_runtime_plans import AheadDevice, assert_same, finals_of, iterate, recorded
 from tests.unit.zoo import NAMED
 
 FEW = settings(

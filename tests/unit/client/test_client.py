@@ -24,8 +24,8 @@ from pg_tensile.client.frames import FOOTPRINT, JOBS, LATENCY, METRICS, MODELS, 
 from pg_tensile.client.job import events_of, renderer
 from pg_tensile.client.training import SETTINGS
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
+from tests.repository import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 SHAPES = (FOOTPRINT, JOBS, LATENCY, METRICS, MODELS, PLAN, PREDICTIONS)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pg_tensile.memory_limit import memory_bytes
+from tests.repository import REPOSITORY
 
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 V2 = "30 24 0:26 {top} /sys/fs/cgroup ro,nosuid - cgroup2 cgroup rw,nsdelegate"
@@ -69,7 +70,6 @@ def test_the_machines_memory_where_there_are_no_control_groups(tmp_path):
 
 
 def test_nothing_else_asks_the_machine_for_its_memory():
-    repository = Path(__file__).resolve().parents[2]
     command = ["grep", "-rl", "--include=*.py", "SC_PHYS_PAGES", "pg_tensile", "pyworker", "benchmarks", "scripts"]
-    found = subprocess.run(command, cwd=repository, capture_output=True, text=True).stdout.split()
+    found = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout.split()
     assert found == ["pg_tensile/memory_limit.py"]

@@ -30,10 +30,10 @@ from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, Event, EventKind, Plan, boundary
 from pg_tensile.planning.trace.trace import Kind
 from tests.unit.executing import FAST, SIMPLE, batch, captured_net, eager, net, opened, plan_of, recorded, run, same
+from tests.unit.execution.runtime.test_several_graphs import EagerJob, validation_net
 from tests.unit.graphs import random_plan, random_trace
 from tests.unit.interrupts import Interrupts
 from tests.unit.realised import execute_plainly, realise, with_learning_rate
-from tests.unit.test_several_graphs import EagerJob, validation_net
 
 randoms = st.integers(0, 1 << 40).map(Random)
 

@@ -27,8 +27,8 @@ from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pyworker.children.memory import Job, MemoryClient
 from pyworker.wire import Frame, FrameType
+from tests.unit.execution.training.test_training import MLP, Recorder, weights
 from tests.unit.rows import Prepared, Rows, every_type
-from tests.unit.test_training import MLP, Recorder, weights
 
 CPU = torch.device("cpu")
 PROFILE = replace(RTX_A6000, kind="host")
