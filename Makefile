@@ -49,7 +49,7 @@ install: install-python
 install-python:
 	rm -rf '$(python_dir).new' '$(python_dir).old'
 	mkdir -p '$(python_dir).new'
-	find $(wildcard $(python_packages)) -name '*.py' -o -name '*.css' -o -name '*.js' -o -name '*.json' | tar cf - -T - | tar xf - --no-same-owner -C '$(python_dir).new'
+	find $(wildcard $(python_packages)) -name '*.py' -o -name '*.css' -o -name '*.js' -o -name '*.json' -o -name '*.j2' | tar cf - -T - | tar xf - --no-same-owner -C '$(python_dir).new'
 	-/usr/bin/python3 -m compileall -q -s '$(python_dir).new' -p '$(datadir)/pg_tensile/python' '$(python_dir).new'
 	chmod go=rx '$(dir $(python_dir))'
 	chmod -R go=rX '$(python_dir).new'

@@ -13,7 +13,7 @@ from bokeh.plotting import figure
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.text import UNITS
 from pg_tensile.tools.report.iteration import short
-from pg_tensile.tools.report.tables import clean
+from pg_tensile.tools.report.markup import clean
 
 # Okabe and Ito's colours, distinguishable with any colour vision, on white and on black
 BLUE, SKY, GREEN, ORANGE, RED, PURPLE = "#0072b2", "#56b4e9", "#009e73", "#e69f00", "#d55e00", "#cc79a7"

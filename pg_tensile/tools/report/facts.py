@@ -11,6 +11,7 @@ import platform
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -20,46 +21,194 @@ import numpy as np
 from pg_tensile.planning.device.profile import Direction
 from pg_tensile.planning.plan.plan import EventKind, Plan
 from pg_tensile.planning.simulator.simulator import Transfer
-from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.tools.report.iteration import Iteration
 
 if TYPE_CHECKING:
     from pg_tensile.client.record import JobRecord, Planned, Row
 
-Facts = dict[str, Any]
-
-PLAN_NUMBERS = (
-    *("generation", "planned_bytes", "granted_bytes", "host_bytes", "iteration_us", "vanilla_us", "stall_us"),
-    *("out_bytes", "in_bytes", "recomputes"),
-)
-LOG_NUMBERS = (*PLAN_NUMBERS[1:], "link_share", "events")
 ERROR_EDGES = np.arange(21) / 20  # bins of the histogram of relative errors; the last one is open
 MOST_EPOCHS = 2000  # whose metrics are kept
 MOST_TENSORS = 500  # listed: those that move the most bytes
 PACKAGES = ("bokeh", "numpy")
 
 
+@dataclass(frozen=True)
+class Summary:
+    """Numbers of the newest plan, and of the job without it."""
+
+    generation: int | None = None
+    planned_bytes: int | None = None
+    granted_bytes: int | None = None
+    host_bytes: int | None = None
+    iteration_us: float | None = None
+    vanilla_us: float | None = None
+    stall_us: float | None = None
+    out_bytes: int | None = None
+    in_bytes: int | None = None
+    recomputes: int | None = None
+    vanilla_bytes: int | None = None
+    least_bytes: int | None = None
+    saved_share: float | None = None
+    slower: float | None = None  # relative to the iteration without a plan
+
+
+PLAN_NUMBERS = tuple(field.name for field in fields(Summary))[:10]  # those that the scheduler stores
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Columns of the view tensile.footprint, with a row for each step."""
+
+    operator: list[int]
+    planned_bytes: list[int]
+    vanilla_bytes: list[int]
+
+
+@dataclass(frozen=True)
+class LaneTotals:
+    """Totals of the transfers in one direction of the link in an iteration."""
+
+    transfers: int
+    bytes: int
+    busy_us: float
+
+
+@dataclass(frozen=True)
+class IterationTotals:
+    """Totals of the iteration, simulated with the latencies measured so far; those of the summary are as old as the
+    plan."""
+
+    iteration_us: float
+    vanilla_us: float
+    compute_us: float
+    stall_us: float
+    repeated_us: float  # of steps that recompute
+    steps: int
+    repeated_steps: int
+    operators: int
+    tensors: int
+    out: LaneTotals
+    in_: LaneTotals
+
+
+@dataclass(frozen=True)
+class MovedTensor:
+    """A tensor that is swapped or recomputed, with its numbers for each iteration."""
+
+    tensor: int
+    name: str
+    kind: str
+    dtype: str
+    shape: list[int]
+    bytes: int
+    out: int  # times that it is swapped out
+    in_: int
+    recomputed: int
+    stall_us: float
+    gone_after: int | None  # operators around its first interval off the device, see _absences
+    back_before: int | None
+    moved_bytes: int  # both ways
+
+
+@dataclass(frozen=True)
+class MovedTotals:
+    """Totals over all tensors that are swapped or recomputed."""
+
+    tensors: int
+    swapped: int
+    recomputed: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Columns of the view tensile.latency, and statistics of the prediction errors."""
+
+    predicted_us: list[float | None]
+    measured_us: list[float | None]
+    average_us: list[float | None]
+    operators: int
+    measured: int
+    samples: int
+    total_us: float | None
+    median_error: float | None
+    error_edges: list[float]
+    error_counts: list[int]
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line of the scheduler's log; `seconds` count from the submission of the job."""
+
+    id: int
+    at: str
+    event: str
+    generation: int | None
+    reason: str | None
+    seconds: float
+    planned_bytes: int | None = None
+    granted_bytes: int | None = None
+    host_bytes: int | None = None
+    iteration_us: float | None = None
+    vanilla_us: float | None = None
+    stall_us: float | None = None
+    out_bytes: int | None = None
+    in_bytes: int | None = None
+    recomputes: int | None = None
+    link_share: float | None = None
+    events: int | None = None
+
+
+LOG_NUMBERS = tuple(field.name for field in fields(LogLine))[6:]  # those in the details of a line
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The numbers of a report. Rows are those of the views, as JSON types."""
+
+    read_at: str
+    seconds: float  # from the submission to the end, or until now
+    job: Row
+    progress: Row | None
+    summary: Summary
+    footprint: Footprint | None
+    iteration: IterationTotals | None
+    moved: MovedTotals | None
+    tensors: list[MovedTensor]
+    latency: Latency
+    epochs: int
+    metrics: list[Row]
+    log: list[LogLine]
+    profile: Row | None
+    settings: Row
+    versions: Row
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the facts as JSON types. Fields are called as in Python, but for `in_`, which is "in"."""
+        return asdict(self, dict_factory=lambda items: {name.rstrip("_"): value for name, value in items})
+
+
 def facts_of(record: JobRecord, iteration: Iteration | None) -> Facts:
     """Return all facts of a report. `iteration` is None if the job has none to show."""
     tensors = [] if iteration is None else _tensors(iteration)
-    return {
-        "read_at": plain(record.read_at),
-        "seconds": ((record.job["ended_at"] or record.read_at) - record.job["submitted_at"]).total_seconds(),
-        "job": plain(record.job),
-        "progress": plain(record.progress),
-        "summary": _summary(record),
-        "footprint": None if record.planned is None else _footprint(record.planned),
-        "iteration": None if iteration is None else _iteration(iteration),
-        "moved": None if iteration is None else _moved(tensors),
-        "tensors": tensors[:MOST_TENSORS],
-        "latency": _latency(record.latency),
-        "epochs": len({row["epoch"] for row in record.metrics}),
-        "metrics": plain(_thinned(record.metrics)),
-        "log": [_line(line, record.job) for line in record.log],
-        "profile": None if record.planned is None else plain(vars(record.planned.profile)),
-        "settings": plain(record.settings),
-        "versions": plain(record.versions | _own_versions()),
-    }
+    return Facts(
+        read_at=record.read_at.isoformat(),
+        seconds=((record.job["ended_at"] or record.read_at) - record.job["submitted_at"]).total_seconds(),
+        job=plain(record.job),
+        progress=plain(record.progress),
+        summary=_summary(record),
+        footprint=None if record.planned is None else _footprint(record.planned),
+        iteration=None if iteration is None else _iteration_totals(iteration),
+        moved=None if iteration is None else _moved_totals(tensors),
+        tensors=tensors[:MOST_TENSORS],
+        latency=_latency(record.latency),
+        epochs=len({row["epoch"] for row in record.metrics}),
+        metrics=plain(_thinned(record.metrics)),
+        log=[_log_line(line, record.job) for line in record.log],
+        profile=None if record.planned is None else plain(vars(record.planned.profile)),
+        settings=plain(record.settings),
+        versions=plain(record.versions | _own_versions()),
+    )
 
 
 def plain(value: Any) -> Any:
@@ -84,64 +233,61 @@ def _own_versions() -> dict[str, str]:
 # ---- the plan --------------------------------------------------------------------------------------------------------
 
 
-def _summary(record: JobRecord) -> Facts:
+def _summary(record: JobRecord) -> Summary:
     """Return the numbers of the newest plan: from tensile.footprints, or from the log if the plan is not kept."""
     job, planned = record.job, record.planned
-    found: Facts = dict.fromkeys(PLAN_NUMBERS)
+    numbers: Row = {}
     vanilla_bytes = job["vanilla_bytes"]
     if planned is not None:
-        found |= {name: plain(planned.numbers.get(name)) for name in PLAN_NUMBERS}
+        numbers = planned.numbers
         vanilla_bytes = int(planned.vanilla_bytes.max(initial=0)) or vanilla_bytes
     else:
         lines = [line for line in record.log if line["event"] == "planned"]
         if lines:
-            details = lines[-1]["details"] or {}
-            found |= {name: plain(details.get(name)) for name in PLAN_NUMBERS} | {"generation": lines[-1]["generation"]}
-    found |= {"vanilla_bytes": vanilla_bytes, "least_bytes": job["least_bytes"], "saved_share": None, "slower": None}
-    if vanilla_bytes and found["planned_bytes"] is not None:
-        found["saved_share"] = 1 - found["planned_bytes"] / vanilla_bytes
-    if found["vanilla_us"] and found["iteration_us"] is not None:
-        found["slower"] = found["iteration_us"] / found["vanilla_us"] - 1
-    return found
+            numbers = (lines[-1]["details"] or {}) | {"generation": lines[-1]["generation"]}
+    summary = Summary(
+        **{name: plain(numbers.get(name)) for name in PLAN_NUMBERS},
+        vanilla_bytes=vanilla_bytes,
+        least_bytes=job["least_bytes"],
+    )
+    if vanilla_bytes and summary.planned_bytes is not None:
+        summary = replace(summary, saved_share=1 - summary.planned_bytes / vanilla_bytes)
+    if summary.vanilla_us and summary.iteration_us is not None:
+        summary = replace(summary, slower=summary.iteration_us / summary.vanilla_us - 1)
+    return summary
 
 
-def _footprint(planned: Planned) -> Facts:
-    """Return columns of the view tensile.footprint."""
-    return {
-        "operator": planned.operators.tolist(),
-        "planned_bytes": planned.planned_bytes.tolist(),
-        "vanilla_bytes": planned.vanilla_bytes.tolist(),
-    }
+def _footprint(planned: Planned) -> Footprint:
+    return Footprint(planned.operators.tolist(), planned.planned_bytes.tolist(), planned.vanilla_bytes.tolist())
 
 
-def _iteration(iteration: Iteration) -> Facts:
-    """Return numbers simulated with the latencies measured so far; those of the summary are as old as the plan."""
+def _iteration_totals(iteration: Iteration) -> IterationTotals:
     timeline = iteration.timeline
     repeated = iteration.repeated
-    return {
-        "iteration_us": timeline.iteration_us,
-        "vanilla_us": iteration.vanilla.iteration_us,
-        "compute_us": timeline.compute_us,
-        "stall_us": timeline.stall_us,
-        "repeated_us": float((timeline.step_end_us - timeline.step_start_us)[repeated].sum()),
-        "steps": len(timeline.steps),
-        "repeated_steps": int(repeated.sum()),
-        "operators": iteration.trace.operator_count,
-        "tensors": iteration.trace.tensor_count,
-        "out": _lane(timeline.transfers, Direction.OUT),
-        "in": _lane(timeline.transfers, Direction.IN),
-    }
+    return IterationTotals(
+        iteration_us=timeline.iteration_us,
+        vanilla_us=iteration.vanilla.iteration_us,
+        compute_us=timeline.compute_us,
+        stall_us=timeline.stall_us,
+        repeated_us=float((timeline.step_end_us - timeline.step_start_us)[repeated].sum()),
+        steps=len(timeline.steps),
+        repeated_steps=int(repeated.sum()),
+        operators=iteration.trace.operator_count,
+        tensors=iteration.trace.tensor_count,
+        out=_lane_totals(timeline.transfers, Direction.OUT),
+        in_=_lane_totals(timeline.transfers, Direction.IN),
+    )
 
 
-def _lane(transfers: Sequence[Transfer], direction: Direction) -> Facts:
+def _lane_totals(transfers: Sequence[Transfer], direction: Direction) -> LaneTotals:
     own = [transfer for transfer in transfers if transfer.direction == direction]
     busy_us = sum(transfer.end_us - transfer.start_us for transfer in own)
-    return {"transfers": len(own), "bytes": sum(transfer.bytes for transfer in own), "busy_us": busy_us}
+    return LaneTotals(len(own), sum(transfer.bytes for transfer in own), busy_us)
 
 
-def _tensors(iteration: Iteration) -> list[Facts]:
+def _tensors(iteration: Iteration) -> list[MovedTensor]:
     """Return the tensors that are swapped or recomputed, those with the most bytes moved first."""
-    timeline, trace = iteration.timeline, iteration.trace
+    timeline = iteration.timeline
     absences = _absences(iteration.plan)
     moves: dict[int, list[int]] = defaultdict(lambda: [0, 0])  # tensor → number of transfers out, in
     for transfer in timeline.transfers:
@@ -150,39 +296,39 @@ def _tensors(iteration: Iteration) -> list[Facts]:
     for stall in timeline.stalls:
         stalls[stall.tensor] += stall.us
     rows = iteration.plan.rows
-    remade = Counter(rows["tensor"][rows["kind"] == EventKind.RECOMPUTE].tolist())
-    found = [
-        _tensor(trace, tensor)
-        | {"out": moves[tensor][Direction.OUT], "in": moves[tensor][Direction.IN]}
-        | {"recomputed": remade[tensor], "stall_us": stalls[tensor]}
-        | dict(zip(("gone_after", "back_before"), absences.get(tensor, (None, None)), strict=True))
-        for tensor in sorted({*moves, *remade})
-    ]
-    for row in found:
-        row["moved_bytes"] = row["bytes"] * (row["out"] + row["in"])
-    return sorted(found, key=lambda row: (-row["moved_bytes"], -row["bytes"], row["tensor"]))
+    recomputations = Counter(rows["tensor"][rows["kind"] == EventKind.RECOMPUTE].tolist())
+    tensors = []
+    for number in {*moves, *recomputations}:
+        tensor = iteration.trace.tensor(number)
+        gone_after, back_before = absences.get(number, (None, None))
+        out, back = moves[number][Direction.OUT], moves[number][Direction.IN]
+        tensors.append(
+            MovedTensor(
+                tensor=number,
+                name=tensor.name,
+                kind=tensor.kind.name.lower(),
+                dtype=tensor.dtype,
+                shape=list(tensor.shape),
+                bytes=tensor.bytes,
+                out=out,
+                in_=back,
+                recomputed=recomputations[number],
+                stall_us=stalls[number],
+                gone_after=gone_after,
+                back_before=back_before,
+                moved_bytes=tensor.bytes * (out + back),
+            )
+        )
+    return sorted(tensors, key=lambda row: (-row.moved_bytes, -row.bytes, row.tensor))
 
 
-def _moved(tensors: Sequence[Facts]) -> Facts:
-    """Return totals over all tensors that are swapped or recomputed."""
-    return {
-        "tensors": len(tensors),
-        "swapped": sum(row["out"] + row["in"] > 0 for row in tensors),
-        "recomputed": sum(row["recomputed"] > 0 for row in tensors),
-        "bytes": sum(row["moved_bytes"] for row in tensors),
-    }
-
-
-def _tensor(trace: Trace, number: int) -> Facts:
-    tensor = trace.tensor(number)
-    return {
-        "tensor": number,
-        "name": tensor.name,
-        "kind": tensor.kind.name.lower(),
-        "dtype": tensor.dtype,
-        "shape": list(tensor.shape),
-        "bytes": tensor.bytes,
-    }
+def _moved_totals(tensors: Sequence[MovedTensor]) -> MovedTotals:
+    return MovedTotals(
+        tensors=len(tensors),
+        swapped=sum(row.out + row.in_ > 0 for row in tensors),
+        recomputed=sum(row.recomputed > 0 for row in tensors),
+        bytes=sum(row.moved_bytes for row in tensors),
+    )
 
 
 def _absences(plan: Plan) -> dict[int, tuple[int | None, int | None]]:
@@ -212,21 +358,20 @@ def _absences(plan: Plan) -> dict[int, tuple[int | None, int | None]]:
 # ---- the job's life --------------------------------------------------------------------------------------------------
 
 
-def _latency(rows: Sequence[Row]) -> Facts:
-    """Return columns of the view tensile.latency, and statistics of the prediction errors."""
+def _latency(rows: Sequence[Row]) -> Latency:
     errors = [error for row in rows if (error := plain(row["relative_error"])) is not None]
     bins = np.searchsorted(ERROR_EDGES, np.array(errors, np.float64), side="right") - 1
     averages = [row["average_us"] for row in rows if row["average_us"] is not None]
-    return {
+    return Latency(
         **{name: plain([row[name] for row in rows]) for name in ("predicted_us", "measured_us", "average_us")},
-        "operators": len(rows),
-        "measured": len(errors),
-        "samples": max((row["samples"] or 0 for row in rows), default=0),
-        "total_us": sum(averages) if averages else None,
-        "median_error": statistics.median(errors) if errors else None,
-        "error_edges": ERROR_EDGES.tolist(),
-        "error_counts": np.bincount(bins, minlength=len(ERROR_EDGES)).tolist(),
-    }
+        operators=len(rows),
+        measured=len(errors),
+        samples=max((row["samples"] or 0 for row in rows), default=0),
+        total_us=sum(averages) if averages else None,
+        median_error=statistics.median(errors) if errors else None,
+        error_edges=ERROR_EDGES.tolist(),
+        error_counts=np.bincount(bins, minlength=len(ERROR_EDGES)).tolist(),
+    )
 
 
 def _thinned(rows: Sequence[Row]) -> list[Row]:
@@ -237,9 +382,10 @@ def _thinned(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["epoch"] in kept]
 
 
-def _line(line: Row, job: Row) -> Facts:
-    """Return a line of the scheduler's log; its `seconds` count from the submission of the job."""
+def _log_line(line: Row, job: Row) -> LogLine:
     details = line["details"] or {}
-    found = {name: plain(line[name]) for name in ("id", "at", "event", "generation", "reason")}
-    found["seconds"] = (line["at"] - job["submitted_at"]).total_seconds()
-    return found | {name: plain(details.get(name)) for name in LOG_NUMBERS}
+    return LogLine(
+        **{name: plain(line[name]) for name in ("id", "at", "event", "generation", "reason")},
+        seconds=(line["at"] - job["submitted_at"]).total_seconds(),
+        **{name: plain(details.get(name)) for name in LOG_NUMBERS},
+    )

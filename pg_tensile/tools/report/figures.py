@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -16,9 +17,9 @@ from bokeh.resources import Resources
 
 from pg_tensile.planning.trace.trace import Strings
 from pg_tensile.tools.report.chart_style import ACROSS, BLUE, GREY, ORANGE, PHASES, RED, new_chart, unit_of
-from pg_tensile.tools.report.facts import Facts
+from pg_tensile.tools.report.facts import Facts, Latency, LogLine
 from pg_tensile.tools.report.iteration import short
-from pg_tensile.tools.report.tables import clean
+from pg_tensile.tools.report.markup import clean
 
 MOST_POINTS = 20_000  # of the scatter chart
 MANY = 300  # ratio of largest to smallest value from which Bokeh's own ticks are dense enough
@@ -51,7 +52,7 @@ def _pointing(renderers: Sequence[Any], *tooltips: tuple[str, str], **formatters
 # ---- latency ---------------------------------------------------------------------------------------------------------
 
 
-def latency_charts(rows: Sequence[Mapping[str, Any]], latency: Facts) -> tuple[dict[str, Any], list[str]]:
+def latency_charts(rows: Sequence[Mapping[str, Any]], latency: Latency) -> tuple[dict[str, Any], list[str]]:
     """Return the figures "scatter" and "errors" of the rows of tensile.latency, and notes on what is left out.
 
     Without measurements there are no figures."""
@@ -63,7 +64,7 @@ def latency_charts(rows: Sequence[Mapping[str, Any]], latency: Facts) -> tuple[d
         known = sorted(known, key=lambda row: -row["measured_us"])[:MOST_POINTS]
     if known:
         charts["scatter"] = _scatter(known)
-    if latency["measured"]:
+    if latency.measured:
         charts["errors"] = _errors(latency)
     return charts, notes
 
@@ -100,15 +101,15 @@ def _scatter(rows: Sequence[Mapping[str, Any]]) -> Any:
     return chart
 
 
-def _errors(latency: Facts) -> Any:
-    edges = [100 * edge for edge in latency["error_edges"]]
+def _errors(latency: Latency) -> Any:
+    edges = [100 * edge for edge in latency.error_edges]
     chart = new_chart(320, y_axis_label="operators", x_axis_label="relative error of the prediction, %")
     upper = [*edges[1:], edges[-1] + edges[1]]
     source = ColumnDataSource(
         {
             "left": edges,
             "right": upper,
-            "count": latency["error_counts"],
+            "count": latency.error_counts,
             "range": [f"{low:.0f} % to {high:.0f} %" for low, high in pairwise(edges)]
             + [f"{edges[-1]:.0f} % and more"],
         }
@@ -156,24 +157,24 @@ def _curve(metrics: Sequence[Mapping[str, Any]], metric: str) -> Any:
 
 def plan_charts(facts: Facts) -> dict[str, Any]:
     """Return the figure "plans", the memory of each plan over the job's life; no figure without plans."""
-    planned = [line for line in facts["log"] if line["event"] == "planned" and line["planned_bytes"] is not None]
-    return {"plans": _plans(planned, facts["seconds"], facts["summary"]["vanilla_bytes"])} if planned else {}
+    planned = [line for line in facts.log if line.event == "planned" and line.planned_bytes is not None]
+    return {"plans": _plans(planned, facts.seconds, facts.summary.vanilla_bytes)} if planned else {}
 
 
-def _plans(planned: Sequence[Facts], until: float, vanilla_bytes: int | None) -> Any:
-    one, unit = unit_of(max(vanilla_bytes or 0, *(line["granted_bytes"] or 0 for line in planned)))
+def _plans(planned: Sequence[LogLine], until: float, vanilla_bytes: int | None) -> Any:
+    one, unit = unit_of(max(vanilla_bytes or 0, *(line.granted_bytes or 0 for line in planned)))
     chart = new_chart(240, x_axis_label="seconds since the job was submitted", y_axis_label=f"{unit} on the device")
     for axis in (chart.xaxis, chart.yaxis):
         axis.formatter = BasicTickFormatter(use_scientific=False)
     if vanilla_bytes is not None:
         level = vanilla_bytes / one
-        chart.line([planned[0]["seconds"], until], [level, level], line_color=GREY, line_width=1.5)
-    held = ColumnDataSource(_plan_columns([*planned, planned[-1] | {"seconds": until}], one))
-    made = ColumnDataSource(_plan_columns(planned, one))
+        chart.line([planned[0].seconds, until], [level, level], line_color=GREY, line_width=1.5)
+    levels = ColumnDataSource(_plan_columns([*planned, replace(planned[-1], seconds=until)], one))
+    points = ColumnDataSource(_plan_columns(planned, one))
     drawn = []
     for column, colour in (("granted", RED), ("planned", BLUE)):
-        chart.step(x="seconds", y=column, mode="after", source=held, line_color=colour, line_width=2)
-        drawn.append(chart.scatter(x="seconds", y=column, source=made, color=colour, size=6))
+        chart.step(x="seconds", y=column, mode="after", source=levels, line_color=colour, line_width=2)
+        drawn.append(chart.scatter(x="seconds", y=column, source=points, color=colour, size=6))
     chart.y_range.start = 0
     tooltips = [("generation", "@generation"), ("because", "@reason")]
     tooltips += [(name, f"@{name}{{0,0.0}} {unit}") for name in ("planned", "granted")]
@@ -181,11 +182,11 @@ def _plans(planned: Sequence[Facts], until: float, vanilla_bytes: int | None) ->
     return chart
 
 
-def _plan_columns(planned: Sequence[Facts], one: int) -> dict[str, Any]:
+def _plan_columns(planned: Sequence[LogLine], one: int) -> dict[str, Any]:
     return {
-        "seconds": [line["seconds"] for line in planned],
-        "planned": [line["planned_bytes"] / one for line in planned],
-        "granted": [(line["granted_bytes"] or 0) / one for line in planned],
-        "generation": [line["generation"] or 0 for line in planned],
-        "reason": [clean(line["reason"] or "") for line in planned],
+        "seconds": [line.seconds for line in planned],
+        "planned": [(line.planned_bytes or 0) / one for line in planned],
+        "granted": [(line.granted_bytes or 0) / one for line in planned],
+        "generation": [line.generation or 0 for line in planned],
+        "reason": [clean(line.reason or "") for line in planned],
     }

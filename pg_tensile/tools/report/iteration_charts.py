@@ -31,7 +31,7 @@ from pg_tensile.tools.report.chart_style import (
     unit_of,
 )
 from pg_tensile.tools.report.iteration import REQUESTING, WAITING, Instruction, Iteration, tensor_name
-from pg_tensile.tools.report.tables import clean
+from pg_tensile.tools.report.markup import clean
 
 MOST_STEPS = 20_000  # of a line of memory
 MOST_BARS = 4_000  # of the compute lane, about

@@ -1,29 +1,49 @@
 """`pg-tensile report`: one HTML page about a job, which opens offline and loads nothing.
 
-Its numbers are included as JSON, too (`#facts`). Everything from the database is inserted as text, never as markup or
-code.
+The markup and the sentences are in page.html.j2; this module collects what they show. The numbers are included as JSON,
+too (`#facts`). Everything from the database is inserted as text, never as markup or code.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from pg_tensile.tools.report import sections
-from pg_tensile.tools.report.facts import Facts, facts_of
-from pg_tensile.tools.report.figures import embedded, latency_charts, learning_charts, plan_charts
-from pg_tensile.tools.report.iteration import Iteration, NoIterationError, iteration_of
-from pg_tensile.tools.report.iteration_charts import iteration_charts
-from pg_tensile.tools.report.tables import escape, script_data
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+from markupsafe import Markup
+
+from pg_tensile.text import duration, size
+from pg_tensile.tools.report.chart_style import BLUE, GREEN, GREY, ORANGE, PHASES, PURPLE, RED
+from pg_tensile.tools.report.facts import Facts, Summary, facts_of
+from pg_tensile.tools.report.figures import SPLITS, embedded, latency_charts, learning_charts, plan_charts
+from pg_tensile.tools.report.iteration import Iteration, NoIterationError, is_eager, iteration_of
+from pg_tensile.tools.report.iteration_charts import Limit, iteration_charts
+from pg_tensile.tools.report.markup import clean, script_json
+from pg_tensile.tools.report.submission import submission_of
+from pg_tensile.tools.report.tables import log_table, metric_table, moment, tensor_table
 
 if TYPE_CHECKING:
     from pg_tensile.client.record import JobRecord
 
 # Allows no external resource, even if a text from the database were taken for markup
-POLICY = (
+POLICY = Markup(
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data: blob:;"
     " font-src data:"
 )
+SHOWN_EPOCHS = 20
+SHOWN_LINES = 300  # of the scheduler's log
+PROFILE = {  # titles of the numbers of a device profile
+    "memory_bytes": "memory",
+    "out_bytes_per_s": "link out, as far as the job has it",
+    "in_bytes_per_s": "link in, as far as the job has it",
+    "duplex_factor": "speed of each direction while both are busy",
+    "flops_per_s": "operations a second",
+    "bytes_per_s": "memory bandwidth",
+    "transfer_latency_us": "latency of a transfer",
+    "launch_us": "launch of an operator",
+    "handover_us": "handing a transfer over to the compute",
+}
 
 
 def render(record: JobRecord) -> str:
@@ -36,60 +56,144 @@ def render(record: JobRecord) -> str:
         why = error
     facts = facts_of(record, iteration)
     drawn: dict[str, Any] = {}
-    notes: list[str] = []
+    notes: dict[str, list[str]] = {"iteration": [], "metrics": [], "log": []}
     if iteration is not None:
-        drawn, notes = iteration_charts(iteration, sections.limits_of(facts))
-    measured, left_out = latency_charts(record.latency, facts["latency"])
-    learnt = learning_charts(facts["metrics"])
-    charts = embedded({**drawn, **measured, **learnt, **plan_charts(facts)})
-    places = charts.places
-    parts = {
-        "Summary": sections.summary(facts),
-        "What went wrong": sections.error(facts),
-        "Memory and link over one iteration": (
-            sections.missing(why) if why else sections.iteration(facts, places, notes)
-        ),
-        "Tensors that move": "" if why else sections.tensors(facts),
-        "Latency, predicted and measured": sections.latency(facts, places, left_out),
-        "Learning curves": sections.learning(facts, places, list(learnt)),
-        "Plans over the job’s life": sections.plans(facts, places),
-        "Settings and versions": sections.settings(facts),
+        drawn, notes["iteration"] = iteration_charts(iteration, _limits(facts))
+    measured, notes["latency"] = latency_charts(record.latency, facts.latency)
+    curves = learning_charts(facts.metrics)
+    charts = embedded({**drawn, **measured, **curves, **plan_charts(facts)})
+    epochs = sorted({row["epoch"] for row in facts.metrics})
+    if len(epochs) < facts.epochs:
+        notes["metrics"].append(f"Of {facts.epochs:,} epochs some are shown, equally far from each other.")
+    if len(facts.log) > SHOWN_LINES:
+        notes["log"].append(f"The last {SHOWN_LINES:,} of {len(facts.log):,} lines are shown.")
+    job, eager = facts.job, is_eager(facts.job)
+    page: str = _template().render(
+        title=f"Job {job['id']}: {job['model_name']}",
+        policy=POLICY,
+        style=_own("page.css"),
+        script=_own("page.js"),
+        facts=facts,
+        data=script_json(facts.as_json()),
+        job=job,
+        progress=facts.progress,
+        eager=eager,
+        plan=Summary(granted_bytes=facts.summary.granted_bytes) if eager else facts.summary,
+        why=why,
+        failure=[(name, job[name]) for name in ("sqlstate", "error", "detail", "hint") if job[name] is not None],
+        places=charts.places,
+        scripts=charts.scripts,
+        curves=list(curves),
+        notes=notes,
+        legends=_legends(facts),
+        tables={
+            "tensors": tensor_table(facts.tensors),
+            "metrics": metric_table(
+                [row for row in facts.metrics if row["epoch"] in epochs[-SHOWN_EPOCHS:]], [*curves]
+            ),
+            "log": log_table(facts.log[-SHOWN_LINES:]),
+        },
+        submission=submission_of(job),
+        about_job=_about_job(job),
+        about_device=[] if facts.profile is None else _about_device(facts.profile),
+    )
+    return page
+
+
+def _template() -> Any:
+    environment = Environment(
+        loader=FunctionLoader(_own),
+        autoescape=True,
+        finalize=lambda value: value if isinstance(value, Markup) else clean(value),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.globals |= {
+        "count": lambda number, noun: f"{number:,} {noun}{'' if number == 1 else 's'}",
+        "duration": duration,
+        "moment": moment,
+        "number": lambda number: f"{number:,}",
+        "percent": lambda share: f"{share:.1%}",
+        "size": size,
+        "state_note": _state_note,
+        "str": str,
     }
-    body = [f"<section>\n<h2>{title}</h2>\n{content}\n</section>" for title, content in parts.items() if content]
-    return _page(facts, "\n".join([*body, script_data("facts", facts), charts.scripts]))
-
-
-def _page(facts: Facts, body: str) -> str:
-    job = facts["job"]
-    title = f"Job {job['id']}: {job['model_name']}"
-    subtitle = f"pg_tensile; a job of {job['owner_name']}, as it was at {sections.moment(facts['read_at'])}"
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(title)}</title>
-<link rel="icon" href="data:,">
-<style>
-{_own("page.css")}</style>
-</head>
-<body>
-<header>
-<h1>{escape(title)}</h1>
-<p>{escape(subtitle)}</p>
-</header>
-<main>
-{body}
-</main>
-<script>
-{_own("page.js")}</script>
-</body>
-</html>
-"""
+    return environment.get_template("page.html.j2")
 
 
 def _own(name: str) -> str:
     """Return the text of a file next to this module."""
     return files("pg_tensile.tools.report").joinpath(name).read_text("utf-8")
+
+
+def _limits(facts: Facts) -> list[Limit]:
+    """Return the lines of the memory chart that limit the job: its grant and its budget."""
+    granted, budget = facts.summary.granted_bytes, facts.job["memory_budget"]
+    limits = [] if granted is None else [Limit(granted, RED, "dashed")]
+    return limits if budget is None else [*limits, Limit(budget, PURPLE, "dotted")]
+
+
+def _legends(facts: Facts) -> dict[str, Iterable[tuple[str, str]]]:
+    """Return (name, colour) of what is drawn, for each legend."""
+    memory = [("planned", BLUE), ("without a plan", GREY)]
+    memory += [("granted", RED)] if facts.summary.granted_bytes is not None else []
+    memory += [("memory_budget", PURPLE)] if facts.job["memory_budget"] is not None else []
+    lanes = list(PHASES.items())
+    if facts.iteration is not None:
+        lanes += [("computed again", ORANGE)] if facts.iteration.repeated_steps else []
+        lanes += [("waits", RED)] if facts.iteration.stall_us else []
+        moves = facts.iteration.out.transfers + facts.iteration.in_.transfers
+        lanes += [("transfers and their requests", GREEN)] if moves else []
+    splits = {row["split"] for row in facts.metrics}
+    return {
+        "memory": memory,
+        "lanes": lanes,
+        "phases": PHASES.items(),
+        "splits": [(name, colour) for name, colour in SPLITS.items() if name in splits],
+        "plans": [("planned", BLUE), ("granted", RED), ("without a plan", GREY)],
+    }
+
+
+def _state_note(facts: Facts) -> str:
+    """Return why the job is in its state, or how far it is."""
+    job, progress = facts.job, facts.progress
+    if job["error"]:
+        return str(job["error"])
+    if job["reason"]:
+        return str(job["reason"])
+    if progress is not None and progress["epoch"] is not None:
+        step = f"step {progress['step'] or 0:,} of {progress['steps'] or 0:,}"
+        return f"epoch {progress['epoch']:,} of {job['epochs']:,}, {step}"
+    last = max((row["epoch"] for row in facts.metrics), default=0)
+    return f"{last:,} of {job['epochs']:,} epochs"
+
+
+def _about_job(job: Mapping[str, Any]) -> list[tuple[str, object]]:
+    dates = ("submitted_at", "started_at", "ended_at", "captured_at")
+    return [
+        ("owner", job["owner_name"]),
+        ("policy that planned", job["planned_policy"]),
+        ("device", job["device"] or None),
+        ("parameters of the model", None if job["parameters"] is None else f"{job['parameters']:,}"),
+        ("rows", None if job["rows"] is None else f"{job['rows']:,}"),
+        ("fingerprint of the rows", job["fingerprint"]),
+        ("attempts", job["attempts"]),
+        ("version of the model that it made", job["version"]),
+        *((name, job[name] and moment(job[name])) for name in dates),
+    ]
+
+
+def _about_device(profile: Mapping[str, Any]) -> list[tuple[str, object]]:
+    rates = [(title, _rate(name, profile[name])) for name, title in PROFILE.items()]
+    return [("name", profile["name"]), ("kind", profile["kind"]), *rates]
+
+
+def _rate(name: str, number: float) -> str:
+    """Return a number of a device profile with its unit, which its name ends with."""
+    if name.endswith("bytes"):
+        return size(number)
+    if name.endswith("bytes_per_s"):
+        return f"{size(number)}/s"
+    return f"{number:,.4g} µs" if name.endswith("_us") else f"{number:,.4g}"

@@ -1,15 +1,13 @@
-"""HTML pieces: text, safely escaped, and tables that page.js makes sortable."""
+"""The sortable tables of the page: tensors that move, metrics, lines of the scheduler's log."""
 
 from __future__ import annotations
 
-import html
-import json
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
-# Characters of names that must not reach a page: controls, lone surrogates, marks that change the text direction
-UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069\ufffe\uffff]")
+from pg_tensile.text import duration, size
+from pg_tensile.tools.report.facts import LogLine, MovedTensor
 
 
 class Column(NamedTuple):
@@ -27,51 +25,113 @@ class Cell(NamedTuple):
     value: float | None = None
 
 
-def clean(text: object) -> str:
-    """Return the text with U+FFFD for unprintable characters; it has to be escaped before it is put into a page."""
-    return UNPRINTABLE.sub("\ufffd", str(text))
+class Table(NamedTuple):
+    """A table and the identifier of its element."""
+
+    identifier: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell]]
 
 
-def escape(text: object) -> str:
-    """Return the text for the content of elements and for quoted attributes, cleaned and escaped."""
-    return html.escape(clean(text), quote=True)
+TENSOR_COLUMNS = (
+    Column("tensor", True),
+    Column("name"),
+    Column("kind"),
+    Column("type"),
+    Column("shape"),
+    Column("bytes", True),
+    Column("out", True, "times an iteration"),
+    Column("in", True, "times an iteration"),
+    Column("moved", True, "bytes an iteration, both ways"),
+    Column("again", True, "times an iteration that it is computed again"),
+    Column("waited for", True, "of an iteration"),
+    Column("gone after", True, "operator; the first time"),
+    Column("back before", True, "operator; maybe in the next iteration"),
+)
+LOG_COLUMNS = (
+    Column("time"),
+    Column("after", True, "seconds since the job was submitted"),
+    Column("event"),
+    Column("generation", True),
+    Column("because"),
+    Column("planned", True),
+    Column("granted", True),
+    Column("iteration", True),
+    Column("waits", True),
+    Column("out", True),
+    Column("in", True),
+    Column("again", True, "operators computed again"),
+)
 
 
-def script_data(identifier: str, content: Any) -> str:
-    """Return a script element with JSON, in which <, > and & are escaped so that no content can close it."""
-    text = json.dumps(content, allow_nan=False, separators=(",", ":"))
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return f'<script type="application/json" id="{identifier}">{text}</script>'
+def tensor_table(tensors: Sequence[MovedTensor]) -> Table:
+    rows = [
+        [
+            _count(tensor.tensor),
+            Cell(tensor.name),
+            Cell(tensor.kind.replace("_", " ")),
+            Cell(tensor.dtype),
+            Cell(" × ".join(map(str, tensor.shape))),
+            _bytes(tensor.bytes),
+            _count(tensor.out),
+            _count(tensor.in_),
+            _bytes(tensor.moved_bytes),
+            _count(tensor.recomputed),
+            Cell(duration(tensor.stall_us) if tensor.stall_us else "", tensor.stall_us),
+            _count(tensor.gone_after),
+            _count(tensor.back_before),
+        ]
+        for tensor in tensors
+    ]
+    return Table("tensors", TENSOR_COLUMNS, rows)
 
 
-def table(identifier: str, columns: Sequence[Column], rows: Iterable[Sequence[Cell]]) -> str:
-    """Return a table that can be sorted by each column, in a box that scrolls sideways."""
-    heads = "".join(_head(column) for column in columns)
-    lines = "\n".join(f"<tr>{''.join(map(_cell, row, columns))}</tr>" for row in rows)
-    return (
-        f'<div class="wide"><table class="sortable" id="{identifier}">\n'
-        f"<thead><tr>{heads}</tr></thead>\n<tbody>\n{lines}\n</tbody></table></div>"
-    )
+def metric_table(metrics: Sequence[dict[str, Any]], names: Sequence[str]) -> Table:
+    """Return the table of rows of tensile.epoch_metrics with the metrics in `names`."""
+    numbers = (*names, "seconds")
+    columns = [Column("epoch", True), Column("split"), Column("samples", True)]
+    columns += [Column(name, True) for name in numbers]
+    rows = [
+        [_count(row["epoch"]), Cell(row["split"]), _count(row["samples"])]
+        + [Cell("" if row[name] is None else f"{row[name]:.4g}", row[name]) for name in numbers]
+        for row in metrics
+    ]
+    return Table("metrics", columns, rows)
 
 
-def _head(column: Column) -> str:
-    number = ' class="number"' if column.is_number else ""
-    hint = f' title="{escape(column.hint)}"' if column.hint else ""
-    return f'<th scope="col"{number}{hint}><button type="button">{escape(column.title)}</button></th>'
+def log_table(lines: Sequence[LogLine]) -> Table:
+    rows = [
+        [
+            Cell(moment(line.at)),
+            Cell(f"{line.seconds:,.1f} s", line.seconds),
+            Cell(line.event),
+            _count(line.generation),
+            Cell(line.reason or ""),
+            _bytes(line.planned_bytes),
+            _bytes(line.granted_bytes),
+            _time(line.iteration_us),
+            _time(line.stall_us),
+            _bytes(line.out_bytes),
+            _bytes(line.in_bytes),
+            _count(line.recomputes),
+        ]
+        for line in lines
+    ]
+    return Table("plans", LOG_COLUMNS, rows)
 
 
-def _cell(cell: Cell, column: Column) -> str:
-    number = ' class="number"' if column.is_number else ""
-    value = "" if cell.value is None else repr(cell.value)
-    data = f' data-value="{value}"' if column.is_number else ""
-    return f"<td{number}{data}>{escape(cell.text)}</td>"
+def moment(text: str) -> str:
+    """Return a moment without fractions of a second: "2026-05-04 12:00:00+00:00"."""
+    return datetime.fromisoformat(text).isoformat(" ", "seconds")
 
 
-def pairs(identifier: str, rows: Iterable[tuple[str, object]]) -> str:
-    """Return a table of names and values; None is shown as a dash."""
-    lines = "\n".join(
-        f'<tr><th scope="row">{escape(name)}</th><td>{"–" if text is None else escape(text)}</td></tr>'
-        for name, text in rows
-    )
-    return f'<div class="wide"><table class="pairs" id="{identifier}"><tbody>\n{lines}\n</tbody></table></div>'
+def _count(number: int | None) -> Cell:
+    return Cell("" if number is None else f"{number:,}", number)
+
+
+def _bytes(number: int | None) -> Cell:
+    return Cell("" if number is None else size(number), number)
+
+
+def _time(us: float | None) -> Cell:
+    return Cell("" if us is None else duration(us), us)

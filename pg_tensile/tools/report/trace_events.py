@@ -21,7 +21,7 @@ from pg_tensile.planning.plan.execution import ActionKind
 from pg_tensile.planning.trace.trace import Kind, Phase
 from pg_tensile.tools.report.facts import plain
 from pg_tensile.tools.report.iteration import WAITING, Instruction, Iteration, iteration_of, short, tensor_name
-from pg_tensile.tools.report.tables import clean
+from pg_tensile.tools.report.markup import clean
 
 if TYPE_CHECKING:
     from pg_tensile.client.record import JobRecord

@@ -125,13 +125,15 @@ def explanation_hashes() -> dict[str, str]:
 
 
 def page_hashes() -> dict[str, str]:
-    """Of a report: its facts, and its HTML without scripts, styles, version numbers and what Bokeh numbers."""
+    """Of a report: its facts, and its HTML without scripts, styles, white space around tags, version numbers and what
+    Bokeh numbers."""
     html = page.render(record(saving(share=0.5)))
     facts = facts_in(html)
     for version in facts.pop("versions").values():
         html = html.replace(f"<td>{version}</td>", "")
     html = re.sub(r"<(script|style)\b.*?</\1>", "", html, flags=re.DOTALL)
     html = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|\bp[0-9]{4,}\b", "", html)
+    html = re.sub(r"\s+<", "<", re.sub(r">\s+", ">", html)).replace("&#34;", "&quot;").replace("&#39;", "&#x27;")
     return {"facts": digest(facts), "html": digest(html.encode())}
 
 

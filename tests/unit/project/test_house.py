@@ -101,7 +101,8 @@ def test_install_is_readable_and_has_what_runs_only(tmp_path):
     assert done.returncode == 0, done.stderr
     (python,) = tmp_path.rglob("pg_tensile/python")
     installed = {str(path.relative_to(python)) for path in python.rglob("*") if path.is_file()}
-    data = {"pg_tensile/tools/report/page.css", "pg_tensile/tools/report/page.js", "pg_tensile/rules.json"}
+    report = {f"pg_tensile/tools/report/page.{kind}" for kind in ("css", "html.j2", "js")}
+    data = report | {"pg_tensile/rules.json"}
     assert {"pyworker/wire.py", "pg_tensile/__init__.py", *data} <= installed
     assert {Path(name).suffix for name in installed - data} <= {".py", ".pyc"}
     for path in (python.parent, *python.parent.rglob("*")):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from datetime import timedelta
 from html.parser import HTMLParser
 from typing import Any
@@ -18,7 +17,7 @@ from pg_tensile.tools.report.facts import MOST_EPOCHS, MOST_TENSORS
 from pg_tensile.tools.report.iteration import iteration_of
 from pg_tensile.tools.report.iteration_charts import merged, thinned
 from pg_tensile.tools.report.page import render
-from pg_tensile.tools.report.sections import call
+from pg_tensile.tools.report.submission import submission_of
 from tests.unit.handmade import network
 from tests.unit.records import (
     HOSTILE,
@@ -274,16 +273,10 @@ def test_hostile_text_stays_text():
     assert facts_in(text)["job"]["model_name"] == HOSTILE
 
 
-def test_a_page_about_many_operators_is_small_and_made_quickly():
+def test_a_page_about_many_operators_is_small():
     held = saving(layers=3_715, share=1.0, policy="swap_all")
     assert held.trace.operator_count > 13_000
-    made = record(held)
-    seconds = []
-    for _ in range(2):  # the machine may do something else meanwhile
-        begun = time.process_time()
-        text = render(made)
-        seconds.append(time.process_time() - begun)
-    assert min(seconds) < 6.0, seconds  # 2 s on an idle machine
+    text = render(record(held))
     assert len(text.encode()) < LARGEST
     facts = facts_in(text)
     assert facts["footprint"]["planned_bytes"] == held.planned_bytes.tolist()
@@ -415,14 +408,14 @@ def test_numbers_of_a_plan_that_is_not_kept_come_from_the_log(swapped):
 
 def test_the_job_can_be_submitted_again():
     job = JOB | {"query": "SELECT 'a''b' AS a", "memory_budget": 1 << 20, "planned_policy": "joint"}
-    assert call(job) == (
+    assert submission_of(job) == (
         """SELECT register_model('late', '{"type": "mlp", "hidden": [8]}');\n"""
         "SELECT train_model('late',\n    'SELECT ''a''''b'' AS a',\n    target => 'late',\n    epochs => 20,\n"
         "    batch_size => 64,\n    optimizer => 'adamw',\n    learning_rate => 0.001,\n    validation => 0.2,\n"
         "    seed => 0,\n    policy => 'joint',\n    memory_budget => '1048576B',\n    priority => 0,\n"
         """    options => '{"task": "classification"}');"""
     )
-    assert call(JOB | {"kind": "calibrate", "options": {"seconds": 60}}) == (
+    assert submission_of(JOB | {"kind": "calibrate", "options": {"seconds": 60}}) == (
         "SELECT tensile.calibrate(device_seconds => 60);"
     )
 
