@@ -23,7 +23,7 @@ override with_llvm = no
 # pg_regress gets a server of its own, see installcheck below.
 NO_INSTALLCHECK = 1
 
-.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda test-docker test-major test-headers test-long lint \
+.PHONY: help setup venv deploy demo demo-stop demo-remove test test-cuda test-docker test-major test-majors test-headers test-long lint \
 	bench bench-db bench-feed bench-predict bench-training bench-jobs bench-core bench-tensile bench-cold bench-systems soak \
 	install-python uninstall-python installcheck
 
@@ -78,12 +78,13 @@ build/rules.h: pg_tensile/rules.json
 help:
 	@echo 'make demo            set up, start a private server, train two models from real tables, use them in queries'
 	@echo 'make demo-stop       stop the demo server;  make demo-remove: remove its data as well'
-	@echo 'make test            set up and run every test'
+	@echo 'make test            set up and run the tests, but for the long ones'
+	@echo 'make test-long       the long ones, and the tests of the server with PostgreSQL 17'
 	@echo 'make test-cuda       the tests that need a GPU (PYTHON=… if not in .venv)'
 	@echo 'make test-docker     build the container image and test it (BASE=…, PG_MAJOR=…, TORCH=…, TORCH_INDEX=…)'
 	@echo 'make test-major      the tests of the server with another PostgreSQL, in a folder with its Debian (MAJOR=17, 18 or 19; TESTS=…)'
 	@echo 'make test-headers    compile against the headers of PostgreSQL 16'
-	@echo 'make test-long       the tests of the server with PostgreSQL 18 and 19, those of tools and documents as well'
+	@echo 'make test-majors     the same with 18 and 19, those of tools and documents as well'
 	@echo 'make venv            Debian packages, .venv and nothing else'
 	@echo 'make, make install   compile and install the extension (PG_CONFIG=…, PYTHON=… for the children, DESTDIR=…)'
 	@echo 'make installcheck    pg_regress against a temporary server with the installed extension'
@@ -119,8 +120,14 @@ demo-stop:
 demo-remove:
 	@$(VENV_PYTHON) -m scripts.demo remove
 
+PYTEST = $(VENV_PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 test: venv deploy lint
-	@$(VENV_PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests
+	@$(PYTEST) -m 'not long' tests
+
+# What takes long: the tests that say so, and those of the server with another PostgreSQL.
+test-long: venv deploy
+	@$(PYTEST) -m long tests
+	@$(MAKE) --no-print-directory test-major
 
 # Needs a GPU and nothing else: on a machine without .venv, PYTHON=python3 names an interpreter that has torch and pytest.
 test-cuda:
@@ -136,16 +143,17 @@ MAJOR = 17
 TESTS = $(filter-out $(addprefix tests/server/test_,$(addsuffix .py,client demo docs notebook report top)),$(wildcard tests/server/test_*.py))
 test-major: venv
 	@scripts/debian_folder.sh $(MAJOR) make -s installcheck
-	@scripts/debian_folder.sh $(MAJOR) $(VENV_PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
+	@scripts/debian_folder.sh $(MAJOR) $(PYTEST) -m 'not long' $(TESTS)
+
+# The newest versions, with the tests of tools and documents as well; those of the report need Chromium, which the
+# folders have not.
+test-majors: TESTS = $(filter-out tests/server/test_report.py,$(wildcard tests/server/test_*.py))
+test-majors: venv
+	@$(MAKE) --no-print-directory test-major MAJOR=19 TESTS='$(TESTS)'
+	@$(MAKE) --no-print-directory test-major MAJOR=18 TESTS='$(TESTS)'
 
 test-headers: venv build/rules.h
 	@scripts/check_headers.sh $(PG_CFLAGS) $(PG_CPPFLAGS)
-
-# The report's tests need Chromium, which the folder has not.
-LONG_TESTS = $(filter-out tests/server/test_report.py,$(wildcard tests/server/test_*.py))
-test-long: venv
-	@$(MAKE) --no-print-directory test-major MAJOR=19 TESTS='$(LONG_TESTS)'
-	@$(MAKE) --no-print-directory test-major MAJOR=18 TESTS='$(LONG_TESTS)'
 
 lint: venv
 	@scripts/lint.sh

@@ -81,7 +81,7 @@ class TestCluster(Cluster):
         try:
             if self.running():
                 self.stop("fast")
-            wait_for(lambda: not self.processes(), 5, lambda: f"processes outlived the server: {self.processes()}")
+            wait_for(lambda: not self.processes(), what=lambda: f"processes outlived the server: {self.processes()}")
             assert not self.leftovers(), f"files outlived the server: {self.leftovers()}"
             self.check_log()
         finally:
@@ -99,7 +99,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
-def wait_for(predicate: Callable[[], T], timeout: float, what: str | Callable[[], str] = "condition") -> T:
+def wait_for(predicate: Callable[[], T], timeout: float = 60, what: str | Callable[[], str] = "condition") -> T:
     """Ask `predicate` every 20 ms until it is true and return its value; fail after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while True:
@@ -113,9 +113,9 @@ def wait_for(predicate: Callable[[], T], timeout: float, what: str | Callable[[]
 
 @pytest.fixture(scope="session")
 def wait_until() -> Callable[..., Any]:
-    """`wait_until(predicate, timeout=30, what="…")`: polls a predicate, returns its first true value."""
+    """`wait_until(predicate, timeout=60, what="…")`: polls a predicate, returns its first true value."""
 
-    def wait(predicate: Callable[[], T], timeout: float = 30, what: str | Callable[[], str] = "condition") -> T:
+    def wait(predicate: Callable[[], T], timeout: float = 60, what: str | Callable[[], str] = "condition") -> T:
         return wait_for(predicate, timeout, what)
 
     return wait
@@ -222,7 +222,7 @@ def sweep(conn: Connection) -> None:
         ).fetchone()
         return jobs == (0,) and workers == (0,)
 
-    wait_for(idle, 20, "the jobs that a test left end after cancel_job")
+    wait_for(idle, what="the jobs that a test left end after cancel_job")
     conn.execute("DELETE FROM tensile.jobs")
     conn.execute("DELETE FROM tensile.models")
 

@@ -1,4 +1,4 @@
-"""Fixtures of the tests that order scheduler and workers about (stage.py)."""
+"""Fixtures of several files: a stage (stage.py), where tests direct scheduler and workers, and a lab (pressure.py)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.server.pressure import Lab
 from tests.server.stage import Stage, Wait
 from tests.server.support import value
 
@@ -24,3 +25,27 @@ def job(stage: Stage) -> Iterator[int]:
     yield job
     if value(stage.conn, "SELECT ended_at IS NULL FROM tensile.jobs WHERE id = %s", job):
         stage.end(job)
+
+
+@pytest.fixture(scope="module")
+def module_cluster(request: pytest.FixtureRequest, new_cluster: Callable[..., Any]) -> Iterator[Any]:
+    """Cluster of a test module, with the settings of its CLUSTER_SETTINGS, if it has any."""
+    cluster = new_cluster(getattr(request.module, "CLUSTER_SETTINGS", None))
+    yield cluster
+    cluster.end()
+
+
+@pytest.fixture(scope="session")
+def shared_lab(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Lab]:
+    cluster = new_cluster()
+    lab = Lab(cluster, wait_until)
+    yield lab
+    lab.conn.close()
+    cluster.end()
+
+
+@pytest.fixture(scope="module")
+def lab(shared_lab: Lab) -> Lab:
+    """The lab of this xdist worker, with its first settings and without jobs."""
+    shared_lab.reset()
+    return shared_lab

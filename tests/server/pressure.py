@@ -96,6 +96,7 @@ class Lab:
         self.conn: Connection = cluster.connect()
         self.conn.execute(IMAGES)
         self._models = 0
+        self._defaults: dict[str, str] = {}  # of the settings that `set` has changed
         for network, architecture in NETWORKS.items():
             register(self.conn, network, architecture)
         with ThreadPoolExecutor(2) as pool:  # beside the jobs: both take their time to start
@@ -152,7 +153,7 @@ class Lab:
         return "\n".join(map(str, [*self.conn.execute("SELECT * FROM tensile.progress").fetchall(), *self.log()]))
 
     def await_training(self, *jobs: int) -> None:
-        self.wait_until(lambda: all(map(self.is_training, jobs)), 60, self.told)
+        self.wait_until(lambda: all(map(self.is_training, jobs)), what=self.told)
 
     def bring_together(self, *jobs: int, until: Callable[[], Any] | None = None) -> Any:
         """Until all these jobs train, or `until`; what that returned. One that is an epoch ahead is stopped meanwhile,
@@ -169,7 +170,7 @@ class Lab:
             return all(map(self.is_training, jobs)) if until is None else until()
 
         try:
-            return self.wait_until(together, 60, self.told)
+            return self.wait_until(together, what=self.told)
         finally:
             for pid in stopped:
                 os.kill(pid, signal.SIGCONT)
@@ -177,14 +178,13 @@ class Lab:
     def await_steps(self, job: int, more: int = 3 * STEPS) -> None:
         """The job goes on."""
         before = steps(self.conn, job)
-        self.wait_until(lambda: steps(self.conn, job) >= before + more, 60, f"steps of job {job}")
+        self.wait_until(lambda: steps(self.conn, job) >= before + more, what=f"steps of job {job}")
 
     def await_waiting(self, job: int, reason: str) -> str:
         """Until the job waits for that; the whole reason."""
         found: str = self.wait_until(
             lambda: self.column(job, "CASE WHEN state = 'waiting' AND reason ~ '" + reason + "' THEN reason END"),
-            60,
-            lambda: f"{self.column(job, 'state')}, {self.column(job, 'reason')}",
+            what=lambda: f"{self.column(job, 'state')}, {self.column(job, 'reason')}",
         )
         return found
 
@@ -195,9 +195,19 @@ class Lab:
         return sum(self.sizes[network].vanilla for network in networks)
 
     def set(self, name: str, text: str) -> None:
+        self._defaults.setdefault(name, value(self.conn, f"SHOW pg_tensile.{name}"))
         self.cluster.configure({f"pg_tensile.{name}": text})
         self.cluster.reload()
         self.wait_until(lambda: value(self.conn, f"SHOW pg_tensile.{name}") == text)
+
+    def reset(self) -> None:
+        """Cancel the jobs that are left, unload the models for prediction, and give each setting its first value."""
+        self.cancel(*(job for (job,) in self.conn.execute("SELECT id FROM tensile.jobs WHERE ended_at IS NULL")))
+        inference = "FROM pg_stat_activity WHERE backend_type = 'pg_tensile inference'"
+        self.conn.execute(f"SELECT pg_terminate_backend(pid) {inference}")
+        self.wait_until(lambda: not value(self.conn, "SELECT sum(inference_bytes) FROM tensile.devices"))
+        for name, text in self._defaults.items():
+            self.set(name, text)
 
     def set_memory(self, nbytes: float) -> None:
         """The device's budget; nobody is on it."""
@@ -240,7 +250,7 @@ class Lab:
             WHERE event = %s AND job IS NOT DISTINCT FROM %s AND reason ~ %s ORDER BY id LIMIT 1
         """
         found: str = self.wait_until(
-            lambda: value(self.conn, sql, event, job, pattern), 60, lambda: f"{event}, {job}, {pattern}: {self.told()}"
+            lambda: value(self.conn, sql, event, job, pattern), what=lambda: f"{event}, {job}, {pattern}: {self.told()}"
         )
         return found
 

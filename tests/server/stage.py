@@ -132,7 +132,7 @@ class Stage:
             "CREATE ROLE alice LOGIN; CREATE ROLE mallory LOGIN; CREATE ROLE watcher LOGIN IN ROLE pg_read_all_stats;"
             "GRANT tensile_user TO alice, mallory, watcher"
         )
-        wait_until(lambda: SCHEDULER in processes(self.conn), 10)
+        wait_until(lambda: SCHEDULER in processes(self.conn))
         terminate(self.conn, SCHEDULER)
         self.order("scheduler", "SELECT 1 AS one")
         self.alice: Connection = cluster.connect(user="alice")

@@ -139,7 +139,7 @@ def interrupt(cluster: Any, conn: Connection, job: int, wait_until: Callable[...
     cluster.configure({"pg_tensile.database": ""})
     cluster.reload()
     try:
-        wait_until(lambda: state(conn, job) == "interrupted", 15, lambda: f"job {job} is {state(conn, job)}")
+        wait_until(lambda: state(conn, job) == "interrupted", what=lambda: f"job {job} is {state(conn, job)}")
     finally:
         cluster.configure({"pg_tensile.database": database})
         cluster.reload()

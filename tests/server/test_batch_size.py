@@ -81,7 +81,7 @@ def test_options(db: Connection, job_row: Row) -> None:
 def test_a_killed_job_keeps_its_batch_size(db: Connection, wait_until: Wait, job_row: Row) -> None:
     job = choose(db, epochs=40, options={"checkpoint_interval": 0.1})
     saved = "SELECT meta FROM tensile.checkpoints WHERE job = %s AND meta IS NOT NULL"
-    wait_until(lambda: value(db, saved, job), 60, "a checkpoint")
+    wait_until(lambda: value(db, saved, job), what="a checkpoint")
     chosen = job_row(db, job)["chosen_batch_size"]
     assert value(db, "SELECT batch_size FROM tensile.progress WHERE job = %s", job) == chosen
     pid = executor_pid(db, job)

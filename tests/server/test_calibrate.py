@@ -72,7 +72,7 @@ def test_it_takes_its_memory_from_the_ledger(db: Connection, wait_until: Wait) -
     assert 0 < held <= budget
     db.execute("SELECT cancel_job(%s)", (job,))
     assert value(db, "SELECT wait_for_job(%s, '30 s')", job) == "cancelled"
-    wait_until(lambda: db.execute(granted + " AND granted_bytes = 0").fetchone(), 30)
+    wait_until(lambda: db.execute(granted + " AND granted_bytes = 0").fetchone())
 
 
 def test_on_a_small_device_it_makes_do_with_what_there_is(fresh_cluster: Any, wait_until: Wait) -> None:
@@ -133,7 +133,7 @@ def test_one_at_a_time(db: Connection) -> None:
 
 def test_cancel_ends_it(db: Connection, wait_until: Wait) -> None:
     job = calibrate(db, 600)
-    executor = wait_until(lambda: executor_pid(db, job), 60)
+    executor = wait_until(lambda: executor_pid(db, job))
     assert executor
     db.execute("SELECT cancel_job(%s)", (job,))
     assert value(db, "SELECT wait_for_job(%s, '30 s')", job) == "cancelled"
@@ -147,7 +147,7 @@ def test_a_stop_of_the_server_interrupts_it_and_it_starts_over(
     cluster = fresh_cluster()
     with cluster.connect() as conn:
         job = calibrate(conn, 4)
-        wait_until(lambda: value(conn, "SELECT phase = 'calibrating' FROM tensile.progress WHERE job = %s", job), 60)
+        wait_until(lambda: value(conn, "SELECT phase = 'calibrating' FROM tensile.progress WHERE job = %s", job))
     cluster.stop("fast")
     cluster.start()
     with cluster.connect() as conn:

@@ -74,7 +74,7 @@ def test_the_pause_after_a_checkpoint_is_many_times_what_writing_it_took(
     """However often the user wants them. The server's part of the time is seen here; the child's comes to it."""
     architecture = {"type": "mlp", "hidden": [256, 256]}
     job = submit(db, "m", architecture, epochs=FOREVER, options={"checkpoint_interval": 0.001})
-    wait_until(lambda: value(db, "SELECT count(*) FROM written") >= 4, 60, "checkpoints")
+    wait_until(lambda: value(db, "SELECT count(*) FROM written") >= 4, what="checkpoints")
     pauses = db.execute(
         "SELECT extract(epoch FROM b.began - a.ended)::float8, extract(epoch FROM a.ended - a.began)::float8"
         " FROM written a JOIN written b ON b.job = a.job AND b.generation = a.generation + 1 WHERE a.job = %s",
@@ -130,7 +130,7 @@ def test_weights_are_written_as_they_come_and_nobody_sees_them_before_the_end(
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     held.execute("SELECT pg_advisory_unlock_all()")
-    wait_until(lambda: state(db, job) == "interrupted", 30, "the end of the attempt")
+    wait_until(lambda: state(db, job) == "interrupted", what="the end of the attempt")
     assert value(db, chunks) == value(db, "SELECT count(*) FROM tensile.model_versions") == 0
     finish(owner, job)
     assert value(owner, "SELECT version FROM tensile.jobs WHERE id = %s", job) == 1
@@ -148,7 +148,7 @@ def test_a_model_that_is_dropped_while_its_weights_come_ends_its_job(
     wait_until(lambda: value(db, "SELECT count(*) FROM tensile.model_weights") == 1, 90, "a chunk")
     db.execute("SELECT drop_model('m')")
     held.execute("SELECT pg_advisory_unlock_all()")
-    wait_until(lambda: state(db, job) == "failed", 30, "the end of the job")
+    wait_until(lambda: state(db, job) == "failed", what="the end of the job")
     row = job_row(db, job)
     assert (row["sqlstate"], row["error"]) == ("42704", 'model "m" was dropped')
     assert value(db, "SELECT count(*) FROM tensile.model_weights") == 0
@@ -198,7 +198,7 @@ def test_what_a_query_leaves_in_the_session_goes_when_its_rows_are_there(db: Con
     query = f"SELECT r.*, l.x FROM ({ROWS}) r, (SELECT litter() AS x OFFSET 0) l"
     try:
         job = submit(db, "m", python_model(), query=query, epochs=FOREVER)
-        wait_until(lambda: steps(db, job) > 0, 60, "steps")
+        wait_until(lambda: steps(db, job) > 0, what="steps")
     finally:
         db.execute("DROP TRIGGER look ON tensile.jobs")
     assert db.execute("SELECT * FROM seen").fetchall() == [(0, 0, 0)]

@@ -101,7 +101,7 @@ def endless(client: Client, budget: int, wait_until: Wait) -> Job:
         job = client.job(rows[0]["job"])
     else:
         job = client.train("endless", QUERY, TARGET, epochs=FOREVER, memory_budget=budget, **SETTINGS)
-    wait_until(lambda: phase(client, job) == "training", 60, lambda: job.state)
+    wait_until(lambda: phase(client, job) == "training", what=lambda: job.state)
     return job
 
 
@@ -265,11 +265,11 @@ def test_the_plan_is_the_view_while_the_job_runs_and_stays_after(
         before, plan, after = view(), endless.plan(), view()
         return (plan, frame(PLAN, before)) if len(plan) and before == after else None
 
-    plan, expected = wait_until(same_generation, 30)
+    plan, expected = wait_until(same_generation)
     assert_frame_equal(plan, expected)
     assert endless.cancel() is True
     assert endless.wait(progress=False, timeout=30) == "cancelled"
-    wait_until(lambda: not view(), 10, "the slot of the job is free")
+    wait_until(lambda: not view(), what="the slot of the job is free")
     kept = endless.plan()
     assert len(kept) and list(kept.columns) == list(plan.columns) and dict(kept.dtypes) == dict(plan.dtypes)
 
@@ -296,7 +296,7 @@ def test_ctrl_c_ends_the_waiting_and_nothing_else(
 
     def strike() -> None:
         with server.connect() as conn:
-            wait_until(lambda: value(conn, idle, pid), 10, "a look")
+            wait_until(lambda: value(conn, idle, pid), what="a look")
         os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -447,7 +447,7 @@ def test_the_server_restarts_while_a_job_is_waited_for(fresh_cluster: Callable[.
 
         def restart() -> None:
             with connect(cluster.dsn()) as other:
-                wait_until(lambda: phase(other, job) == "training", 60)
+                wait_until(lambda: phase(other, job) == "training")
             cluster.restart()
 
         with ThreadPoolExecutor(1) as pool:

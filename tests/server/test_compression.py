@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -60,7 +60,7 @@ class Lab:
 
     def await_epochs(self, job: int, more: int) -> None:
         before = len(self.losses(job))
-        self.wait_until(lambda: len(self.losses(job)) >= before + more, 60, lambda: self.told(job))
+        self.wait_until(lambda: len(self.losses(job)) >= before + more, what=lambda: self.told(job))
 
     def cancel(self, *jobs: int) -> None:
         for job in jobs:
@@ -79,7 +79,7 @@ class Lab:
         ).fetchall()
 
     def await_compressed(self, job: int) -> list[Any]:
-        found: list[Any] = self.wait_until(lambda: self.compressed(job), 60, lambda: self.told(job))
+        found: list[Any] = self.wait_until(lambda: self.compressed(job), what=lambda: self.told(job))
         return found
 
     def told(self, job: int) -> str:
@@ -89,12 +89,10 @@ class Lab:
 
 
 @pytest.fixture(scope="module")
-def lab(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Lab]:
-    cluster = new_cluster()
-    lab = Lab(cluster, wait_until)
+def lab(module_cluster: Any, wait_until: Wait) -> Iterator[Lab]:
+    lab = Lab(module_cluster, wait_until)
     yield lab
     lab.conn.close()
-    cluster.end()
 
 
 def test_what_is_compressed_is_shown_and_changes_no_result(lab: Lab) -> None:
@@ -119,7 +117,7 @@ def test_what_is_compressed_is_shown_and_changes_no_result(lab: Lab) -> None:
     pid = executor_pid(lab.conn, job)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    lab.wait_until(lambda: value(lab.conn, "SELECT attempts FROM tensile.jobs WHERE id = %s", job) == 2, 30)
+    lab.wait_until(lambda: value(lab.conn, "SELECT attempts FROM tensile.jobs WHERE id = %s", job) == 2)
     lab.await_compressed(job)
     lab.await_epochs(job, 2)
     lab.cancel(job)

@@ -109,7 +109,7 @@ def follow(conn: Connection, block: Block, wait_until: Wait) -> None:
     until = re.fullmatch(r"until (\d+) rows", block.note)
     for statement in statements(block.text):
         if until is not None:
-            wait_until(lambda sql=statement: len(rows(conn, sql) or ()) >= int(until[1]), 60, f"line {block.line}")
+            wait_until(lambda sql=statement: len(rows(conn, sql) or ()) >= int(until[1]), what=f"line {block.line}")
             continue
         found = rows(conn, statement)
         assert found is None or bool(found) == (block.note != "no rows"), f"{statement}\nreturned {found}"
@@ -120,7 +120,7 @@ def patient(document: Path, conn: Connection, wait_until: Wait) -> Iterator[Bloc
     for block in blocks(document, "sql"):
         for statement in statements(block.text):
             if NEEDS_JOBS_TO_HAVE_ENDED.search(statement):
-                wait_until(lambda: value(conn, "SELECT count(*) FROM tensile.progress") == 0, 60, "jobs end")
+                wait_until(lambda: value(conn, "SELECT count(*) FROM tensile.progress") == 0, what="jobs end")
             yield block._replace(text=statement)
 
 

@@ -74,7 +74,7 @@ def settled(db: Connection, wait_until: Wait, job: int, seconds: float = 30) -> 
     """The job has ended and its worker is gone."""
     wait_until(lambda: ended(db, job), seconds, lambda: f"job {job} is {state(db, job)}")
     workers = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pg_tensile worker'"
-    wait_until(lambda: value(db, workers) == 0, 3, "the worker leaves")
+    wait_until(lambda: value(db, workers) == 0, what="the worker leaves")
 
 
 # -- deaths from within -----------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def test_a_killed_supervisor_takes_its_executor_along_and_the_job_goes_on(
         worker, executor = worker_pid(db, job), executor_pid(db, job)
         assert worker is not None and executor is not None
         os.kill(worker, signal.SIGKILL)
-    wait_until(lambda: not alive(executor), 3, "the executor dies")
+    wait_until(lambda: not alive(executor), what="the executor dies")
 
     def again() -> Connection | None:
         try:
@@ -268,7 +268,7 @@ def test_a_killed_supervisor_takes_its_executor_along_and_the_job_goes_on(
             return None
 
     with wait_until(again) as db:
-        wait_until(lambda: ended(db, job), 60)
+        wait_until(lambda: ended(db, job))
         row = job_row(db, job)
         assert (row["state"], row["attempts"]) == ("finished", 2)
         assert value(db, epoch, job) == 30
@@ -295,18 +295,16 @@ def test_what_a_running_job_needs_is_dropped(
         wait_until(lambda: when(db, job))
         worker, executor = worker_pid(db, job), executor_pid(db, job)
         assert worker is not None and executor is not None
-        started = time.monotonic()
         if drop == "extension":
             db.execute("DROP EXTENSION pg_tensile")
         elif drop == "role":
             admin.execute("DROP ROLE alice")
     if drop == "database":
         admin.execute("DROP DATABASE lab WITH (FORCE)")
-    wait_until(lambda: not alive(worker) and not alive(executor), 5, "worker and executor end")
-    assert time.monotonic() - started < 5
+    wait_until(lambda: not alive(worker) and not alive(executor), what="worker and executor end")
     if drop == "role":
         with cluster.connect("lab") as db:
-            wait_until(lambda: state(db, job) == "failed", 10, lambda: state(db, job))
+            wait_until(lambda: state(db, job) == "failed", what=lambda: state(db, job))
             assert 'role "alice" was dropped' in value(db, "SELECT error FROM tensile.jobs WHERE id = %s", job)
     admin.close()
     left = "pyworker executor" if drop == "role" else "pyworker"  # the scheduler's planner may stay
@@ -488,7 +486,7 @@ def test_a_killed_predictor_comes_back_and_leaks_nothing(db: Connection, wait_un
     for _ in range(2):
         (predictor,) = children(supervisor)
         os.kill(predictor, signal.SIGKILL)
-        wait_until(lambda old=predictor: [pid for pid in children(supervisor) if pid != old], 20, "a new predictor")
+        wait_until(lambda old=predictor: [pid for pid in children(supervisor) if pid != old], what="a new predictor")
 
         def answer() -> float | None:
             try:
@@ -496,7 +494,7 @@ def test_a_killed_predictor_comes_back_and_leaks_nothing(db: Connection, wait_un
             except Exception:
                 return None
 
-        assert wait_until(answer, 30, "predictions again") == before
+        assert wait_until(answer, what="predictions again") == before
     assert inference_pid(db) == supervisor
     assert connections(supervisor) == opened
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +12,6 @@ from typing import Any
 import psycopg
 import pytest
 
-from scripts.cluster import child_python
 from tests.server.support import (
     FOREVER,
     MLP,
@@ -70,7 +68,7 @@ def test_a_job_trains_and_leaves_a_version(db: Connection, job_row: Row, wait_un
     stored = value(db, "SELECT sum(octet_length(data)) FROM tensile.model_weights")
     assert stored > 0 and stored == value(db, "SELECT weight_bytes FROM tensile.model_versions WHERE job = %s", job)
     assert value(db, "SELECT count(*) FROM tensile.checkpoints WHERE job = %s", job) == 0
-    wait_until(lambda: gone(db), 3, "the worker leaves")
+    wait_until(lambda: gone(db), what="the worker leaves")
     assert value(db, "SELECT count(*) FROM tensile._progress()") == 0
 
 
@@ -98,23 +96,6 @@ def test_a_job_goes_through_its_states_and_phases(db: Connection) -> None:
     assert {"loading", "training", "validating"} <= set(phases)
 
 
-def seconds_to_import_torch() -> float:
-    started = time.monotonic()
-    subprocess.run([child_python(), "-c", "import torch"], check=True)
-    return time.monotonic() - started
-
-
-def test_the_first_step_comes_within_five_seconds(db: Connection, wait_until: Wait) -> None:
-    """Where torch imports in 1.2 s; on a slower or busier machine as many times longer."""
-    before = seconds_to_import_torch()
-    job = submit(db, "m", MLP, epochs=FOREVER)
-    started = time.monotonic()
-    wait_until(lambda: steps(db, job) > 0, 60, "a first step")
-    took = time.monotonic() - started
-    slowness = max(1.0, before / 1.2, seconds_to_import_torch() / 1.2)
-    assert took < 5 * slowness
-
-
 def test_no_snapshot_is_held_while_a_job_trains(db: Connection, wait_until: Wait) -> None:
     job = submit(db, "m", MLP, epochs=FOREVER)
     wait_until(lambda: steps(db, job) > 0)
@@ -123,7 +104,7 @@ def test_no_snapshot_is_held_while_a_job_trains(db: Connection, wait_until: Wait
     for _ in range(3):
         now = value(db, "SELECT pg_current_xact_id()::text::bigint")
         behind = oldest + " AND backend_xmin::text::bigint < " + str(now)
-        wait_until(partial(is_none, db, behind, pid), 3, "the worker's xmin moves on")
+        wait_until(partial(is_none, db, behind, pid), what="the worker's xmin moves on")
 
 
 def test_a_worker_waits_outside_any_transaction(db: Connection, wait_until: Wait) -> None:
@@ -133,7 +114,7 @@ def test_a_worker_waits_outside_any_transaction(db: Connection, wait_until: Wait
         "SELECT count(*) FROM pg_stat_activity WHERE pid = %s AND state = 'idle' AND wait_event_type = 'Extension'"
         " AND xact_start IS NULL AND backend_xmin IS NULL AND query LIKE 'CALL tensile._step(%%'"
     )
-    wait_until(lambda: value(db, idle, worker_pid(db, job)) == 1, 20)
+    wait_until(lambda: value(db, idle, worker_pid(db, job)) == 1)
 
 
 def test_autovacuum_sees_what_a_running_job_replaces(db: Connection, wait_until: Wait) -> None:
@@ -156,7 +137,7 @@ def test_waiting_processes_do_not_compute(db: Connection, wait_until: Wait) -> N
     assert len(pids) >= 3
     before = {pid: cpu_seconds(pid) for pid in pids}
     until = time.monotonic() + 2
-    wait_until(lambda: time.monotonic() > until, 5)
+    wait_until(lambda: time.monotonic() > until)
     assert {pid: cpu_seconds(pid) - before[pid] for pid in pids if cpu_seconds(pid) - before[pid] > 0.2} == {}
 
 
@@ -182,7 +163,7 @@ def test_priority_comes_first_then_age_and_ageing_beats_priority(
         db.execute("UPDATE tensile.jobs SET submitted_at = now() - interval '1100 s' WHERE id = %s", (starved,))
         db.execute("SELECT cancel_job(%s)", (blocker,))
         jobs = [old, young, urgent, starved]
-        wait_until(lambda: all(state(db, job) == "finished" for job in jobs), 60)
+        wait_until(lambda: all(state(db, job) == "finished" for job in jobs))
         assert order_of_start(db, jobs) == [starved, urgent, old, young]
 
 
@@ -196,7 +177,7 @@ def test_never_more_jobs_than_max_jobs(fresh_cluster: Callable[..., Any], wait_u
             seen.append(value(db, busy))
             return all(state(db, job) == "finished" for job in jobs)
 
-        wait_until(finished, 60)
+        wait_until(finished)
         assert max(seen) == 2
 
 
@@ -212,9 +193,9 @@ def test_without_a_background_worker_a_job_stays_queued_and_says_so_once(
         reason = "SELECT reason FROM tensile.jobs WHERE id = %s AND state = 'queued'"
         wait_until(lambda: "max_worker_processes" in (value(db, reason, second) or ""))
         until = time.monotonic() + 4
-        wait_until(lambda: time.monotonic() > until, 10)
+        wait_until(lambda: time.monotonic() > until)
         db.execute("SELECT cancel_job(%s)", (first,))
-        wait_until(lambda: state(db, second) == "finished", 60)
+        wait_until(lambda: state(db, second) == "finished")
         assert value(db, "SELECT attempts FROM tensile.jobs WHERE id = %s", second) == 1
     assert cluster.log().count("no background worker is free") == 1
 
@@ -242,14 +223,12 @@ def reason(conn: Connection, job: int) -> str | None:
 
 
 def cancels(db: Connection, job: int, wait_until: Wait) -> None:
-    """cancel_job ends the job, its worker and its executor in under 3 s."""
+    """Cancel the job and see it, its worker and its executor end."""
     pids = [pid for pid in (worker_pid(db, job), executor_pid(db, job)) if pid is not None]
     assert value(db, "SELECT cancel_job(%s)", job) is True
-    started = time.monotonic()
-    wait_until(lambda: state(db, job) == "cancelled" and gone(db), 5, lambda: f"still {state(db, job)}")
-    wait_until(lambda: not any(alive(pid) for pid in pids), 5, "worker and executor end")
+    wait_until(lambda: state(db, job) == "cancelled" and gone(db), what=lambda: f"still {state(db, job)}")
+    wait_until(lambda: not any(alive(pid) for pid in pids), what="worker and executor end")
     assert reason(db, job) == BY_CANCEL_JOB
-    assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize(
@@ -278,7 +257,7 @@ def test_cancel_a_job_that_waits_for_its_next_attempt(db: Connection, wait_until
     job = submit(db, "m", python_model(on_build="os.kill(os.getpid(), signal.SIGKILL)"))
     wait_until(lambda: state(db, job) == "interrupted")
     assert value(db, "SELECT cancel_job(%s)", job) is True
-    wait_until(lambda: state(db, job) == "cancelled", 3)
+    wait_until(lambda: state(db, job) == "cancelled")
     assert reason(db, job) == BY_CANCEL_JOB
 
 
@@ -287,7 +266,7 @@ def test_pg_cancel_backend_cancels_the_job(db: Connection, wait_until: Wait, mom
     job = submit(db, "m", MLP, epochs=FOREVER, query=SLOW_ROWS if moment == "loading" else ROWS)
     wait_until(lambda: phase(db, job) == moment)
     db.execute("SELECT pg_cancel_backend(%s)", (worker_pid(db, job),))
-    wait_until(lambda: state(db, job) == "cancelled" and gone(db), 10)
+    wait_until(lambda: state(db, job) == "cancelled" and gone(db))
     assert reason(db, job) == "cancelled by pg_cancel_backend"
 
 
@@ -312,7 +291,7 @@ def test_a_model_dropped_while_it_trains_fails_the_job(db: Connection, wait_unti
     job = submit(db, "m", MLP, epochs=FOREVER)
     wait_until(lambda: steps(db, job) > 0)
     db.execute("SELECT drop_model('m')")
-    wait_until(lambda: state(db, job) == "failed" and gone(db), 3)
+    wait_until(lambda: state(db, job) == "failed" and gone(db))
     row = job_row(db, job)
     assert (row["sqlstate"], row["error"]) == ("42704", 'model "m" was dropped')
     assert row["hint"]
@@ -344,10 +323,10 @@ def test_a_worker_that_is_stopped_leaves_a_checkpoint_and_the_job_goes_on(
     first = worker_pid(db, job)
     interrupt(cluster, db, job, wait_until)
     assert reason(db, job) == "pg_tensile.database was changed"
-    wait_until(lambda: worker_pid(db, job) not in (first, None), 10, "the next attempt")
+    wait_until(lambda: worker_pid(db, job) not in (first, None), what="the next attempt")
     epoch = value(db, "SELECT (meta ->> 'epoch')::int FROM tensile.checkpoints WHERE job = %s", job)
     assert epoch >= 2
-    wait_until(lambda: state(db, job) == "finished", 60)
+    wait_until(lambda: state(db, job) == "finished")
     row = job_row(db, job)
     assert (row["attempts"], row["retries"]) == (2, 0)
     assert epochs_done(db, job) == 40
@@ -357,11 +336,11 @@ def test_an_interrupted_job_ends_with_the_numbers_of_an_undisturbed_one(
     db: Connection, cluster: Any, wait_until: Wait
 ) -> None:
     undisturbed = resumable(db, "undisturbed", 12)
-    wait_until(lambda: state(db, undisturbed) == "finished", 60)
+    wait_until(lambda: state(db, undisturbed) == "finished")
     disturbed = resumable(db, "disturbed", 12)
     wait_until(lambda: epochs_done(db, disturbed) >= 2)
     interrupt(cluster, db, disturbed, wait_until)
-    wait_until(lambda: state(db, disturbed) == "finished", 60)
+    wait_until(lambda: state(db, disturbed) == "finished")
     assert value(db, "SELECT attempts FROM tensile.jobs WHERE id = %s", disturbed) == 2
     numbers = "SELECT epoch, split, samples, loss, accuracy, f1 FROM tensile.epoch_metrics WHERE job = %s ORDER BY 1, 2"
     assert db.execute(numbers, (disturbed,)).fetchall() == db.execute(numbers, (undisturbed,)).fetchall()
@@ -379,13 +358,11 @@ def test_a_job_goes_on_after_the_server_was_stopped(
     with cluster.connect() as db:
         job = resumable(db, checkpoint_interval=0)
         wait_until(lambda: epochs_done(db, job) >= 3 and has_checkpoint(db, job))
-    started = time.monotonic()
     cluster.stop(mode)
-    assert time.monotonic() - started < 5
-    wait_until(lambda: not cluster.processes(), 5, "the end of every process")
+    wait_until(lambda: not cluster.processes(), what="the end of every process")
     cluster.start()
     with cluster.connect() as db:
-        wait_until(lambda: state(db, job) == "finished", 60)
+        wait_until(lambda: state(db, job) == "finished")
         attempts, retries, submitted = db.execute(
             "SELECT attempts, retries, started_at < pg_postmaster_start_time() FROM tensile.jobs WHERE id = %s", (job,)
         ).fetchone()
@@ -404,8 +381,8 @@ def test_a_terminated_worker_ends_its_job(db: Connection, wait_until: Wait, job_
     first, executor = worker_pid(db, job), executor_pid(db, job)
     assert first is not None and executor is not None
     db.execute("SELECT pg_terminate_backend(%s)", (first,))
-    wait_until(lambda: not alive(first) and not alive(executor), 10, "worker and executor end")
-    wait_until(lambda: ended(db, job), 10)
+    wait_until(lambda: not alive(first) and not alive(executor), what="worker and executor end")
+    wait_until(lambda: ended(db, job))
     row = job_row(db, job)
     assert (row["state"], row["reason"], row["attempts"]) == ("cancelled", TERMINATED, 1)
     assert value(db, "SELECT count(*) FROM tensile.checkpoints WHERE job = %s", job) == 0
@@ -432,7 +409,7 @@ def test_the_log_has_a_line_for_each_turn_of_a_job(
         good = submit(db, "m")
         assert value(db, "SELECT wait_for_job(%s)", good) == "finished"
         bad = submit(db, "bad", python_model(on_build="os._exit(3)"))
-        wait_until(lambda: ended(db, bad), 60)
+        wait_until(lambda: ended(db, bad))
         db.execute("SELECT tensile._log_job(%s)", ("pg_tensile: job 0 two\nlines",))
         told = submit(db, "m", epochs=FOREVER)
         wait_until(lambda: steps(db, told) > 0)
@@ -504,12 +481,10 @@ def test_a_fast_stop_while_a_job_loads(fresh_cluster: Callable[..., Any], wait_u
     with cluster.connect() as db:
         job = submit(db, "m", MLP, query=SLOW_ROWS)
         wait_until(lambda: phase(db, job) == "loading")
-    started = time.monotonic()
     cluster.stop("fast")
-    assert time.monotonic() - started < 5
     cluster.start()
     with cluster.connect() as db:
-        wait_until(lambda: phase(db, job) == "loading", 20, "the job starts again")
+        wait_until(lambda: phase(db, job) == "loading", what="the job starts again")
 
 
 def test_a_fast_stop_saves_what_no_checkpoint_had(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
@@ -524,7 +499,7 @@ def test_a_fast_stop_saves_what_no_checkpoint_had(fresh_cluster: Callable[..., A
     with cluster.connect() as db:
         wait_until(lambda: has_checkpoint(db, job) or state(db, job) == "finished")
         assert value(db, "SELECT (meta ->> 'step')::int FROM tensile.checkpoints WHERE job = %s", job) >= 20
-        wait_until(lambda: state(db, job) == "finished", 60)
+        wait_until(lambda: state(db, job) == "finished")
 
 
 def test_a_queued_job_survives_a_restart(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
@@ -535,7 +510,7 @@ def test_a_queued_job_survives_a_restart(fresh_cluster: Callable[..., Any], wait
         queued = submit(db, "queued", MLP, priority=9)
     cluster.restart()
     with cluster.connect() as db:
-        wait_until(lambda: state(db, queued) == "finished", 60)
+        wait_until(lambda: state(db, queued) == "finished")
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
@@ -566,7 +541,7 @@ def test_data_that_cannot_be_trained_on_fails_the_job_and_says_why(
     assert row["sqlstate"] == sqlstate
     assert message in row["error"]
     assert row["hint"] or row["detail"]
-    wait_until(lambda: gone(db), 3)
+    wait_until(lambda: gone(db))
     with pytest.raises(psycopg.Error, match=message) as caught:
         db.execute("SELECT wait_for_job(%s)", (job,))
     assert caught.value.sqlstate == row["sqlstate"]
@@ -601,7 +576,7 @@ def test_a_role_dropped_while_its_job_is_queued(
             job = submit(theirs, "theirs")
         db.execute("DROP ROLE leaver")
         db.execute("SELECT cancel_job(%s)", (blocker,))
-        wait_until(lambda: ended(db, job), 5)
+        wait_until(lambda: ended(db, job))
         row = job_row(db, job)
         assert (row["state"], row["sqlstate"]) == ("failed", "42704")
         assert 'role "leaver" was dropped' in row["error"]

@@ -403,7 +403,7 @@ def test_the_end_of_a_job_gives_its_memory_back(stage: Stage, job: int, second: 
     assert publish(stage, job, [], 900) == 1
     assert publish(stage, second, [], 900) is None
     stage.cancel(job)
-    wait_until(lambda: granted(stage, "cuda:0") == 50, 10)
+    wait_until(lambda: granted(stage, "cuda:0") == 50)
     assert publish(stage, second, [], 900) == 1
 
 
@@ -412,7 +412,7 @@ def test_a_lower_limit_stops_growth_and_nothing_else(stage: Stage, job: int, wai
         stage.cluster.configure({"pg_tensile.device_memory": memory})
         stage.cluster.reload()
         show = "SELECT current_setting('pg_tensile.device_memory') AS s"
-        wait_until(lambda: stage.order("scheduler", show)[0]["s"] == memory, 10)
+        wait_until(lambda: stage.order("scheduler", show)[0]["s"] == memory)
 
     use_device(stage, job, "cuda:0", 1 << 31)
     assert publish(stage, job, [], 100 << 20) == 1
@@ -495,7 +495,7 @@ def test_the_predictor_takes_what_there_is_room_for(stage: Stage, job: int, infe
     with pytest.raises(psycopg.errors.InvalidParameterValue):
         ask(2, 1)
     stage.conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE backend_type ~ 'inference'")
-    wait_until(lambda: device(stage.alice, "cuda:0", "inference_bytes") == (0,), 10)
+    wait_until(lambda: device(stage.alice, "cuda:0", "inference_bytes") == (0,))
     assert publish(stage, job, [], 950) == 3
 
 
@@ -515,6 +515,4 @@ def test_an_acknowledgement_wakes_those_who_wait_for_a_change(stage: Stage, plan
     publish(stage, planned, [])
     stage.alice.execute("SELECT tensile._wait_for_change(0)")
     acknowledge(stage, planned, 1)
-    start = time.monotonic()
-    stage.alice.execute("SELECT tensile._wait_for_change(60000)")
-    assert time.monotonic() - start < 5
+    stage.alice.execute("BEGIN; SET LOCAL statement_timeout = '30 s'; SELECT tensile._wait_for_change(60000); COMMIT")

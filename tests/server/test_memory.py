@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import psycopg
@@ -13,17 +12,8 @@ from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan, validate
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.text import size
-from tests.server.pressure import BATCH_SIZE, STEPS, Lab, Sample, Wait
+from tests.server.pressure import BATCH_SIZE, STEPS, Lab, Sample
 from tests.server.support import FOREVER, value
-
-
-@pytest.fixture(scope="module")
-def lab(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Lab]:
-    cluster = new_cluster()
-    lab = Lab(cluster, wait_until)
-    yield lab
-    lab.conn.close()
-    cluster.end()
 
 
 @pytest.mark.parametrize(
@@ -113,7 +103,7 @@ def test_the_plan_in_sql_is_the_plan_that_is_executed(lab: Lab) -> None:
     jobs = [lab.submit("mlp", seed, epochs=FOREVER) for seed in (1, 2)]
     lab.await_training(*jobs)
     for job in jobs:
-        first, last, shown = lab.wait_until(lambda job=job: one_generation(lab, job), 60, lab.told)
+        first, last, shown = lab.wait_until(lambda job=job: one_generation(lab, job), what=lab.told)
         plan = Plan.build(Event(EventKind[name.upper()], *numbers[:-1]) for name, *numbers in shown["events"])
         trace = Trace.from_bytes(value(lab.conn, "SELECT traces[1] FROM tensile.traces WHERE job = %s", job))
         validate(trace, plan)
@@ -138,7 +128,7 @@ def one_generation(lab: Lab, job: int) -> tuple[Sample, Sample, dict[str, Any]] 
     """What the executor said at two moments, at least two epochs apart, and what the views showed in between; None if
     the plan changed meanwhile, or has no events."""
     names = ("planned_bytes", "out_bytes", "in_bytes")
-    first = lab.wait_until(lambda: lab.sample(job), 60, lab.told)
+    first = lab.wait_until(lambda: lab.sample(job), what=lab.told)
     row = lab.conn.execute(f"SELECT {', '.join(names)} FROM tensile.footprints WHERE job = %s", (job,)).fetchone()
     footprint = lab.conn.execute(
         "SELECT operator, planned_bytes FROM tensile.footprint WHERE job = %s ORDER BY sequence", (job,)

@@ -4,40 +4,32 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
-from tests.server.pressure import STEPS, Lab, Wait
+from tests.server.pressure import STEPS, Lab
 from tests.server.stage import SCHEDULER, processes, terminate
 from tests.server.support import FOREVER, alive, children, executor_pid, steps, value
-
-
-@pytest.fixture(scope="module")
-def lab(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Lab]:
-    cluster = new_cluster()
-    lab = Lab(cluster, wait_until)
-    yield lab
-    lab.conn.close()
-    cluster.end()
 
 
 def test_memory_of_a_killed_job_goes_to_one_that_waits_and_all_end_with_their_weights(lab: Lab) -> None:
     """Room for the least of two networks, not of three."""
     lab.set_memory(2.8 * lab.sizes["mlp"].least)
     with lab.watch():
-        jobs = [lab.submit("mlp", seed) for seed in (1, 2, 1)]
+        jobs = [lab.submit("mlp", seed, options={"checkpoint_interval": 0}) for seed in (1, 2, 1)]
         sql = "SELECT id FROM tensile.jobs WHERE id = ANY(%s) AND state = 'waiting' AND reason ~ 'needs at least'"
-        swapping = "SELECT job FROM tensile.progress WHERE job = ANY(%s) AND bytes_swapped > 0 AND epoch > 1"
+        swapping = (
+            "SELECT job FROM tensile.progress JOIN tensile.checkpoints USING (job)"
+            " WHERE job = ANY(%s) AND bytes_swapped > 0 AND epoch > 1 AND meta IS NOT NULL"
+        )
         waiting, killed = lab.bring_together(
             *jobs, until=lambda: (w := value(lab.conn, sql, jobs)) and (k := value(lab.conn, swapping, jobs)) and (w, k)
         )
         pid = executor_pid(lab.conn, killed)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        lab.wait_until(lambda: lab.is_training(waiting) or lab.column(waiting, "ended_at"), 60, lab.told)
-        lab.wait_until(lambda: lab.is_training(killed), 60, lab.told)
+        lab.wait_until(lambda: lab.is_training(waiting) or lab.column(waiting, "ended_at"), what=lab.told)
+        lab.wait_until(lambda: lab.is_training(killed), what=lab.told)
         assert steps(lab.conn, killed) >= STEPS  # from its checkpoint
         weights = [lab.digest(job) for job in jobs]
     assert weights == [lab.weights["mlp", seed] for seed in (1, 2, 1)]
@@ -59,7 +51,7 @@ def test_others_get_the_memory_of_a_cancelled_job_and_make_room_for_a_new_one(la
 
 
 def planner_pid(lab: Lab) -> int:
-    found: int = lab.wait_until(lambda: next(iter(children(processes(lab.conn)[SCHEDULER][0])), None), 30, lab.told)
+    found: int = lab.wait_until(lambda: next(iter(children(processes(lab.conn)[SCHEDULER][0])), None), what=lab.told)
     return found
 
 
@@ -75,12 +67,12 @@ def test_a_planner_that_ends_while_it_plans(lab: Lab, end: str) -> None:
     planner = planner_pid(lab)
     os.kill(planner, signal.SIGSTOP)
     second = lab.submit("mlp", 2)
-    lab.wait_until(lambda: lab.column(second, "state") == "waiting", 60, lab.told)
+    lab.wait_until(lambda: lab.column(second, "state") == "waiting", what=lab.told)
     lab.await_steps(first)
     assert lab.column(second, "state") == "waiting"
     if end == "killed":
         os.kill(planner, signal.SIGKILL)
-    lab.wait_until(lambda: len(lab.log("planner")) > deaths, 60, lab.told)
+    lab.wait_until(lambda: len(lab.log("planner")) > deaths, what=lab.told)
     assert ("signal 9" if end == "killed" else "no plan within 6 s") in lab.log("planner")[-1][2]
     assert lab.digest(second) == lab.weights["mlp", 2]
     assert not alive(planner)
@@ -94,7 +86,7 @@ def test_jobs_go_on_without_a_scheduler_and_the_next_one_goes_on_where_it_was(la
     lab.await_training(first)
     with lab.watch():
         terminate(lab.conn, SCHEDULER)
-        lab.wait_until(lambda: SCHEDULER not in processes(lab.conn), 20)
+        lab.wait_until(lambda: SCHEDULER not in processes(lab.conn))
         generation = lab.newest_generation(first)
         second = lab.submit("mlp", 1)
         lab.await_steps(first)

@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import psycopg
 import pytest
 
-from tests.server.pressure import Lab, Wait
+from tests.server.pressure import Lab
 from tests.server.support import FOREVER, value
-
-
-@pytest.fixture(scope="module")
-def lab(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Lab]:
-    cluster = new_cluster()
-    lab = Lab(cluster, wait_until, (("mlp", 1), ("mlp", 2)))
-    yield lab
-    lab.conn.close()
-    cluster.end()
 
 
 def test_a_model_for_prediction_has_its_memory_beside_jobs(lab: Lab) -> None:

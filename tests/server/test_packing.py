@@ -467,9 +467,9 @@ def test_an_executor_that_takes_no_data_is_given_up(recorder: Recorder, wait_unt
         def executor() -> int | None:
             return next((pid for pid, command in cluster.processes().items() if "recorder.py" in command), None)
 
-        pid = wait_until(executor, 10, "the executor")
+        pid = wait_until(executor, what="the executor")
         phase = "SELECT count(*) FROM tensile._progress() WHERE job = %s AND phase = 'loading'"
-        wait_until(lambda: conn.execute(phase, (job,)).fetchone() == (1,), 10, "rows on their way")
+        wait_until(lambda: conn.execute(phase, (job,)).fetchone() == (1,), what="rows on their way")
         os.kill(pid, signal.SIGSTOP)
         sqlstate, message, _, _ = recorder.end(job)
     finally:
@@ -478,7 +478,7 @@ def test_an_executor_that_takes_no_data_is_given_up(recorder: Recorder, wait_unt
         cluster.reload()
     assert sqlstate == "58000"
     assert message == "the executor took no data for 2 s"
-    wait_until(lambda: pid not in cluster.processes(), 5, "the executor's end")
+    wait_until(lambda: pid not in cluster.processes(), what="the executor's end")
 
 
 def test_the_query_cannot_feed_again(recorder: Recorder) -> None:

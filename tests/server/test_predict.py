@@ -503,7 +503,7 @@ def test_a_predictor_that_died_while_idle_is_replaced_without_a_word(
     pid = predictor_pid(server)
     os.kill(pid, signal.SIGKILL)
     # reaped: until its last thread has ended, its connections take requests
-    wait_until(lambda: not Path(f"/proc/{pid}").exists(), 10, "the predictor's end")
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), what="the predictor's end")
     assert value(conn, ASK, 7) == before
     assert predictor_pid(server) != pid
 
@@ -529,11 +529,9 @@ def test_a_predictor_that_hangs_runs_into_the_time_out(conn: Connection, server:
     conn.execute("SET pg_tensile.predict_timeout = '300 ms'")
     os.kill(pid, signal.SIGSTOP)
     try:
-        started = time.monotonic()
         sqlstate, message, _ = refusal(conn, ASK, 1)
         assert sqlstate == "57014"
         assert "pg_tensile.predict_timeout" in message
-        assert 0.25 < time.monotonic() - started < 2
         assert refusal(conn, "SELECT * FROM predict_rows('numbers', 'SELECT * FROM flights')")[0] == "57014"
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +15,13 @@ from psycopg.rows import dict_row
 from pg_tensile.tools.cli.main import main
 from tests.browser import Browser
 from tests.perfetto import COMPLAINTS, LANES, Perfetto
-from tests.server.pressure import Lab, Wait
+from tests.server.pressure import Lab
 from tests.server.support import FOREVER, python_model, submit, value
 from tests.unit import trace_format
 from tests.unit.records import facts_in
 from tests.unit.trace_format import of
 
 HOSTILE = "</script><b id=evil>"
-
-
-@pytest.fixture(scope="module")
-def lab(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Lab]:
-    """Its first job is one that was executed eagerly."""
-    cluster = new_cluster()
-    lab = Lab(cluster, wait_until, (("mlp", 1),))
-    yield lab
-    lab.conn.close()
-    cluster.end()
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +32,9 @@ def running(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Pa
     job = lab.submit("mlp", epochs=FOREVER, memory_budget=budget, validation=0.2)
     lab.await_training(job)
     measured = "SELECT count(*) > 0 FROM tensile.latency WHERE job = %s AND measured_us > 0"
-    lab.wait_until(lambda: value(lab.conn, measured, job), 60, lab.told)
+    lab.wait_until(lambda: value(lab.conn, measured, job), what=lab.told)
     metrics = "SELECT count(*) > 3 FROM tensile.epoch_metrics WHERE job = %s"
-    lab.wait_until(lambda: value(lab.conn, metrics, job), 60, lab.told)
+    lab.wait_until(lambda: value(lab.conn, metrics, job), what=lab.told)
     path = tmp_path_factory.mktemp("running") / "report.html"
     assert run(lab, "report", job, path) == 0
     lab.cancel(job)
@@ -280,7 +269,7 @@ def test_an_eager_job_has_a_report_and_no_trace(
 def test_a_failed_job_shows_its_error_as_text(lab: Lab, tmp_path: Path) -> None:
     model = python_model(on_forward=f'raise ValueError("{HOSTILE}")')
     job = submit(lab.conn, "fails", model)
-    lab.wait_until(lambda: value(lab.conn, "SELECT state FROM tensile.jobs WHERE id = %s", job) == "failed", 60)
+    lab.wait_until(lambda: value(lab.conn, "SELECT state FROM tensile.jobs WHERE id = %s", job) == "failed")
     facts = reported(lab, job, tmp_path / "report.html")
     assert HOSTILE in f"{facts['job']['error']} {facts['job']['detail']} {facts['job']['traceback']}"
     text = (tmp_path / "report.html").read_text("utf-8")

@@ -77,7 +77,7 @@ class Job:
             f" FROM tensile._fetch_plan({after})"
         )
         found: dict[str, Any] = self.play.wait_until(
-            lambda: self.order(fetch)[0], 30, lambda: f"a plan of job {self.number}: {self.play.log()}"
+            lambda: self.order(fetch)[0], what=lambda: f"a plan of job {self.number}: {self.play.log()}"
         )
         found["plan"] = Plan.from_rows(bytes.fromhex(found.pop("events")))
         assert found["planned_bytes"] <= found["granted_bytes"]
@@ -115,7 +115,7 @@ class Play:
             found = value(self.conn, "SELECT answer FROM stage.orders WHERE id = %s", number)
             return [None] if found == [] else found
 
-        rows = self.wait_until(answer, 20, f"the answer to {sql[:80]}")
+        rows = self.wait_until(answer, what=f"the answer to {sql[:80]}")
         assert isinstance(rows, list), rows
         return rows
 
@@ -130,7 +130,7 @@ class Play:
 
     def end(self, job: Job) -> None:
         self.conn.execute("SELECT cancel_job(%s)", (job.number,))
-        self.wait_until(lambda: state(self.conn, job.number) == "cancelled", 20)
+        self.wait_until(lambda: state(self.conn, job.number) == "cancelled")
 
     def set(self, name: str, text: str) -> None:
         self.conn.execute(f"ALTER SYSTEM SET pg_tensile.{name} = '{text}'")
@@ -142,13 +142,13 @@ class Play:
 
     def await_log(self, event: str, count: int = 1) -> tuple[Any, ...]:
         """That line of the log, once there are so many of its kind."""
-        lines = self.wait_until(lambda: len(self.log(event)) >= count and self.log(event), 30, lambda: str(self.log()))
+        lines = self.wait_until(lambda: len(self.log(event)) >= count and self.log(event), what=lambda: str(self.log()))
         found: tuple[Any, ...] = lines[-1]
         return found
 
     def planner(self) -> int:
         """The pid of the scheduler's child, once there is one."""
-        found: int = self.wait_until(lambda: next(iter(children(processes(self.conn)[SCHEDULER][0])), None), 20)
+        found: int = self.wait_until(lambda: next(iter(children(processes(self.conn)[SCHEDULER][0])), None))
         return found
 
     def granted(self) -> int:
@@ -197,7 +197,7 @@ def test_a_second_job_makes_the_first_one_smaller_before_it_begins(play):
     other.send_trace()
     second = one.plan(first["generation"])
     assert second["granted_bytes"] < first["granted_bytes"]
-    play.wait_until(lambda: "given memory back" in other.reason(), 20, lambda: other.reason())
+    play.wait_until(lambda: "given memory back" in other.reason(), what=lambda: other.reason())
     assert play.granted() == first["granted_bytes"]  # until the first one has acknowledged
     assert state(play.conn, other.number) == "waiting"
     one.follow(first["generation"])
@@ -213,7 +213,7 @@ def test_what_cannot_run_is_refused_and_what_must_wait_is_told_why(play):
     huge = network(4, activation_bytes=64 << 20)
     job = play.job()
     job.send_trace(huge)
-    refusal = play.wait_until(lambda: job.order("SELECT tensile._job_refusal()::text AS refusal")[0]["refusal"], 20)
+    refusal = play.wait_until(lambda: job.order("SELECT tensile._job_refusal()::text AS refusal")[0]["refusal"])
     assert json.loads(refusal) == {
         "budget_bytes": budget(play),
         "least_bytes": least_bytes(huge),
@@ -226,7 +226,7 @@ def test_what_cannot_run_is_refused_and_what_must_wait_is_told_why(play):
     first.send_trace()
     assert first.follow()["planned_bytes"] == MOST
     eager.send_trace(None, claim=budget(play) - LEAST + 1)
-    play.wait_until(lambda: "needs at least" in eager.reason(), 20, lambda: str(play.log()))
+    play.wait_until(lambda: "needs at least" in eager.reason(), what=lambda: str(play.log()))
     assert "the job that runs" in eager.reason()
     play.end(first)
     assert eager.follow()["granted_bytes"] == budget(play) - LEAST + 1
@@ -299,7 +299,7 @@ def test_a_scheduler_that_dies_goes_on_where_it_was(play):
     first = one.follow()
     pid = play.planner()
     terminate(play.conn, SCHEDULER)
-    play.wait_until(lambda: not alive(pid), 20, "the planner ends with the scheduler")
+    play.wait_until(lambda: not alive(pid), what="the planner ends with the scheduler")
     other.send_trace()
     smaller = one.follow(first["generation"])  # the launcher starts it again after some seconds
     beside = other.follow()
@@ -367,7 +367,7 @@ def test_a_trace_that_no_planner_survives_is_set_aside(play):
 def test_a_damaged_trace_does_not_hold_up_other_jobs(play):
     damaged, sound = play.job(), play.job()
     damaged.send_trace(data=b"nonsense")
-    play.wait_until(lambda: "its trace cannot be read" in damaged.reason(), 20, damaged.reason)
+    play.wait_until(lambda: "its trace cannot be read" in damaged.reason(), what=damaged.reason)
     sound.send_trace()
     assert sound.follow()["planned_bytes"] == MOST
 
@@ -380,4 +380,4 @@ def test_a_changed_priority_is_a_reason_to_plan(play):
     low.follow(first["generation"])
     high.follow()
     play.conn.execute("SELECT set_job_priority(%s, 40)", (high.number,))
-    play.wait_until(lambda: "priorities have changed" in play.log("scheduled")[-1][2], 20, lambda: str(play.log()))
+    play.wait_until(lambda: "priorities have changed" in play.log("scheduled")[-1][2], what=lambda: str(play.log()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from tests.server.pressure import Lab, Wait
 from tests.server.stage import processes
 from tests.server.support import FOREVER, alive, children, register, value
 
+CLUSTER_SETTINGS = {"pg_tensile.search_processes": 1}
 QUERY = "query => 'SELECT label, image FROM images LIMIT 256', target => 'label', batch_size => 64, validation => 0.0"
 # All branches begin before the first one ends: branch by branch it takes an eighth of the memory.
 BRANCHES = """
@@ -79,7 +80,7 @@ class Searching(Lab):
         return row if row is None or "," in columns else row[0]
 
     def await_state(self, job: int, *states: str) -> None:
-        self.wait_until(lambda: self.search(job) in states, 60, lambda: f"{self.search(job)}: {self.told()}")
+        self.wait_until(lambda: self.search(job) in states, what=lambda: f"{self.search(job)}: {self.told()}")
 
     def order(self, job: int) -> bytes:
         return bytes(value(self.conn, "SELECT plan_order FROM tensile.footprints WHERE job = %s", job) or b"")
@@ -91,12 +92,10 @@ class Searching(Lab):
 
 
 @pytest.fixture(scope="module")
-def lab(new_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Searching]:
-    cluster = new_cluster({"pg_tensile.search_processes": 1})
-    lab = Searching(cluster, wait_until)
+def lab(module_cluster: Any, wait_until: Wait) -> Iterator[Searching]:
+    lab = Searching(module_cluster, wait_until)
     yield lab
     lab.conn.close()
-    cluster.end()
 
 
 @pytest.mark.parametrize("seconds", [0, 0.5, 86401, "soon", None, True])
@@ -112,7 +111,7 @@ def test_a_job_gets_a_better_plan_while_it_trains(lab: Searching) -> None:
     lab.await_state(job, "finished")
     first, best, evaluations, cached = lab.search(job, "first_us, best_us, evaluations, cached")
     assert best < 0.98 * first and evaluations > 0 and not cached
-    lab.wait_until(lambda: lab.order(job) and lab.used_generation(job) == lab.newest_generation(job), 30, lab.told)
+    lab.wait_until(lambda: lab.order(job) and lab.used_generation(job) == lab.newest_generation(job), what=lab.told)
     assert lab.search(job, "elapsed > '0 s' AND elapsed < '60 s'")
     lab.await_log("planned", job, "a search has found a better plan for job")
     lab.await_log("search", job, "has ended")
@@ -143,7 +142,7 @@ def test_the_next_job_with_the_graph_has_the_result_at_once_and_learns_the_same(
 
 def test_a_search_ends_with_its_job_and_its_process_may_die(lab: Searching) -> None:
     jobs = [lab.train("wide", epochs=FOREVER, search_time=600) for _ in range(2)]
-    lab.wait_until(lambda: {lab.search(job) for job in jobs} == {"queued", "searching"}, 60, lab.told)
+    lab.wait_until(lambda: {lab.search(job) for job in jobs} == {"queued", "searching"}, what=lab.told)
     first, second = sorted(jobs, key=lab.search, reverse=True)
     os.kill(lab.searcher(), signal.SIGKILL)
     lab.await_state(first, "failed")

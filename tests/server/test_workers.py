@@ -28,8 +28,6 @@ from tests.server.stage import (
 from tests.server.support import Connection, register, state, value
 
 BOTH = {CONTROLLER, SCHEDULER}
-LIMIT = 3  # seconds that stopping may take
-BACKOFF = 6  # seconds until a process that failed is started again
 FATAL = r"\] +FATAL"  # of a process that is no client's session
 
 
@@ -44,10 +42,10 @@ def running_in(conn: Connection, database: str) -> set[str]:
 def test_a_terminated_process_comes_back(fresh_cluster: Callable[..., Any], wait_until: Wait, kind: str) -> None:
     cluster = fresh_cluster()
     with cluster.connect() as conn:
-        wait_until(lambda: {LAUNCHER, *BOTH} <= set(processes(conn)), 10)
+        wait_until(lambda: {LAUNCHER, *BOTH} <= set(processes(conn)))
         others = {name: pid for name, pid in processes(conn).items() if name != kind}
         old = terminate(conn, kind)
-        wait_until(lambda: processes(conn).get(kind, (old,))[0] not in (old, None), BACKOFF + 6, f"{kind} runs again")
+        wait_until(lambda: processes(conn).get(kind, (old,))[0] not in (old, None), what=f"{kind} runs again")
         assert {name: pid for name, pid in processes(conn).items() if name != kind} == others
     assert not re.search(FATAL, cluster.log())
 
@@ -55,12 +53,12 @@ def test_a_terminated_process_comes_back(fresh_cluster: Callable[..., Any], wait
 def test_processes_come_and_go_with_the_extension(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     cluster = fresh_cluster(extension=False)
     with cluster.connect() as conn:
-        wait_until(lambda: LAUNCHER in processes(conn), 10)
+        wait_until(lambda: LAUNCHER in processes(conn))
         for _ in range(2):
             conn.execute("CREATE EXTENSION pg_tensile CASCADE")
-            wait_until(lambda: running_in(conn, "postgres") == BOTH, 3, "they start when CREATE EXTENSION commits")
+            wait_until(lambda: running_in(conn, "postgres") == BOTH, what="they start when CREATE EXTENSION commits")
             conn.execute("DROP EXTENSION pg_tensile")
-            wait_until(lambda: not running_in(conn, "postgres"), LIMIT, "they end after DROP EXTENSION")
+            wait_until(lambda: not running_in(conn, "postgres"), what="they end after DROP EXTENSION")
         with conn.transaction(force_rollback=True):
             conn.execute("CREATE EXTENSION pg_tensile")
         assert not running_in(conn, "postgres")
@@ -70,22 +68,22 @@ def test_processes_come_and_go_with_the_extension(fresh_cluster: Callable[..., A
 def test_a_missing_database_is_said_once(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     cluster = fresh_cluster({"pg_tensile.database": "later"}, extension=False)
     complaint = 'pg_tensile waits for database "later", which does not exist'
-    wait_until(lambda: complaint in cluster.log(), 5)
+    wait_until(lambda: complaint in cluster.log())
     with cluster.connect() as conn:
         for memory in ("1GB", "2GB"):  # each reload wakes the launcher for another look
             cluster.configure({"pg_tensile.device_memory": memory})
             cluster.reload()
-            wait_until(lambda: value(conn, "SHOW pg_tensile.device_memory") == memory, 5)  # noqa: B023
+            wait_until(lambda: value(conn, "SHOW pg_tensile.device_memory") == memory)  # noqa: B023
         conn.execute("CREATE DATABASE later")
     with cluster.connect("later") as conn:
         conn.execute("CREATE EXTENSION pg_tensile CASCADE")
-        wait_until(lambda: running_in(conn, "later") == BOTH, 3, "found when CREATE EXTENSION commits")
+        wait_until(lambda: running_in(conn, "later") == BOTH, what="found when CREATE EXTENSION commits")
     assert cluster.log().count(complaint) == 1
 
 
 def test_a_database_that_takes_no_connections_is_said_once(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     cluster = fresh_cluster({"pg_tensile.database": "template0"}, extension=False)
-    wait_until(lambda: 'database "template0", which does not accept connections' in cluster.log(), 5)
+    wait_until(lambda: 'database "template0", which does not accept connections' in cluster.log())
     assert not re.search(FATAL, cluster.log())
 
 
@@ -95,12 +93,10 @@ def test_drop_database_with_force(fresh_cluster: Callable[..., Any], wait_until:
         conn.execute("CREATE DATABASE doomed")
         with cluster.connect("doomed") as doomed:
             doomed.execute("CREATE EXTENSION pg_tensile CASCADE")
-            wait_until(lambda: running_in(conn, "doomed") == BOTH, 5)
-        start = time.monotonic()
+            wait_until(lambda: running_in(conn, "doomed") == BOTH)
         conn.execute("DROP DATABASE doomed WITH (FORCE)")
-        assert time.monotonic() - start < LIMIT
         assert set(processes(conn)) == {LAUNCHER}
-    wait_until(lambda: 'database "doomed", which does not exist' in cluster.log(), BACKOFF + 4)
+    wait_until(lambda: 'database "doomed", which does not exist' in cluster.log())
     assert not re.search(FATAL, cluster.log())
 
 
@@ -110,21 +106,21 @@ def test_another_database_after_a_reload(fresh_cluster: Callable[..., Any], wait
         conn.execute("CREATE DATABASE other")
         with cluster.connect("other") as other:
             other.execute("CREATE EXTENSION pg_tensile CASCADE")
-        wait_until(lambda: running_in(conn, "postgres") == BOTH, 10)
+        wait_until(lambda: running_in(conn, "postgres") == BOTH)
         for name in ("other", "postgres"):
             cluster.configure({"pg_tensile.database": name})
             cluster.reload()
-            wait_until(lambda: running_in(conn, name) == BOTH, 5, f"they move to {name}")  # noqa: B023
+            wait_until(lambda: running_in(conn, name) == BOTH, what=f"they move to {name}")  # noqa: B023
             assert len(processes(conn)) == 3
         cluster.configure({"pg_tensile.database": ""})
         cluster.reload()
-        wait_until(lambda: set(processes(conn)) == {LAUNCHER}, LIMIT, "an empty name stops them")
+        wait_until(lambda: set(processes(conn)) == {LAUNCHER}, what="an empty name stops them")
 
 
 def test_an_error_that_stays_is_logged_once(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     cluster = fresh_cluster()
     with cluster.connect() as conn:
-        wait_until(lambda: running_in(conn, "postgres") == BOTH, 10)
+        wait_until(lambda: running_in(conn, "postgres") == BOTH)
         conn.execute("CREATE SEQUENCE attempts")
         replace_step(
             conn,
@@ -134,13 +130,13 @@ def test_an_error_that_stays_is_logged_once(fresh_cluster: Callable[..., Any], w
         )
         terminate(conn, SCHEDULER)
         # 6 s after it was terminated, and 12 s after its first failure
-        wait_until(lambda: value(conn, "SELECT last_value FROM attempts") == 2, 30, "the second attempt")
-        wait_until(lambda: SCHEDULER not in processes(conn), 5)
+        wait_until(lambda: value(conn, "SELECT last_value FROM attempts") == 2, what="the second attempt")
+        wait_until(lambda: SCHEDULER not in processes(conn))
     assert cluster.log().count("broken for good") == 1
 
 
 def test_every_process_is_named_in_pg_stat_activity(db: Connection, wait_until: Wait) -> None:
-    wait_until(lambda: running_in(db, "postgres") >= BOTH, 10)
+    wait_until(lambda: running_in(db, "postgres") >= BOTH)
     calls: dict[str, str] = dict(
         db.execute(
             "SELECT application_name, query FROM pg_stat_activity WHERE backend_type LIKE 'pg_tensile%'"
@@ -154,7 +150,7 @@ def test_waiting_processes_hold_no_snapshot(fresh_cluster: Callable[..., Any], w
     """They wait outside any transaction, for half a minute if nothing happens; VACUUM need not wait with them."""
     cluster = fresh_cluster()
     with cluster.connect() as conn:
-        wait_until(lambda: running_in(conn, "postgres") == BOTH, 10)
+        wait_until(lambda: running_in(conn, "postgres") == BOTH)
         waiting = (
             "SELECT count(*) FROM pg_stat_activity"
             " WHERE backend_type LIKE 'pg_tensile %%' AND wait_event_type = 'Extension'"
@@ -168,25 +164,22 @@ def test_waiting_processes_hold_no_snapshot(fresh_cluster: Callable[..., Any], w
                 )
                 == 2
             ),
-            5,
         )
         conn.execute("CREATE TABLE t AS SELECT 1 AS a")
-        started = time.monotonic()
         conn.execute("CREATE INDEX CONCURRENTLY ON t (a)")
-        assert time.monotonic() - started < 5
 
 
 def test_waits_have_names_from_17_on(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     with fresh_cluster().connect() as conn:
         name = "PgTensileSupervisor" if conn.info.server_version >= 170000 else "Extension"
         waits = "SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'pg_tensile %%' AND wait_event = %s"
-        wait_until(lambda: value(conn, waits, name) == 3, 10)  # launcher, controller, scheduler
+        wait_until(lambda: value(conn, waits, name) == 3)  # launcher, controller, scheduler
 
 
 def test_idle_processes_sleep(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     cluster = fresh_cluster()
     with cluster.connect() as conn:
-        wait_until(lambda: running_in(conn, "postgres") == BOTH, 10)
+        wait_until(lambda: running_in(conn, "postgres") == BOTH)
         pids = [pid for pid, _ in processes(conn).values()]
         wait_until(  # until they have started altogether
             lambda: (
@@ -197,7 +190,6 @@ def test_idle_processes_sleep(fresh_cluster: Callable[..., Any], wait_until: Wai
                 )
                 == len(pids)
             ),
-            10,
         )
 
         def woken() -> dict[int, str]:
@@ -214,7 +206,7 @@ def test_idle_processes_sleep(fresh_cluster: Callable[..., Any], wait_until: Wai
             value(conn, "SELECT pg_sleep(2)")
             return woken() == before
 
-        wait_until(sleeps, 40, "nobody wakes up for two seconds")
+        wait_until(sleeps, what="nobody wakes up for two seconds")
 
 
 # -- settings and loading ---------------------------------------------------------------------------------------------
@@ -238,7 +230,7 @@ def other_version(fresh_cluster: Callable[..., Any], wait_until: Wait) -> Any:
     """A cluster whose extension has another version than its library: before ALTER EXTENSION UPDATE."""
     cluster = fresh_cluster()
     with cluster.connect() as conn:
-        wait_until(lambda: running_in(conn, "postgres") == BOTH, 10)
+        wait_until(lambda: running_in(conn, "postgres") == BOTH)
         register(conn, "m")
         conn.execute("UPDATE pg_extension SET extversion = '0.0.1' WHERE extname = 'pg_tensile'")
     return cluster
@@ -273,7 +265,7 @@ def test_processes_wait_for_their_version(other_version: Any, wait_until: Wait) 
     other_version.stop("fast")
     other_version.start()
     complaint = 'LOG: +extension "pg_tensile" has version 0.0.1, but'
-    wait_until(lambda: len(re.findall(complaint, other_version.log())) == len(BOTH), 10)
+    wait_until(lambda: len(re.findall(complaint, other_version.log())) == len(BOTH))
     with other_version.connect() as conn:
         for memory in ("1GB", "2GB"):  # each CREATE EXTENSION and reload wakes the launcher for another look
             other_version.configure({"pg_tensile.device_memory": memory})
@@ -285,7 +277,7 @@ def test_processes_wait_for_their_version(other_version: Any, wait_until: Wait) 
         version = value(conn, "SELECT tensile._version()")
         conn.execute("UPDATE pg_extension SET extversion = %s WHERE extname = 'pg_tensile'", (version,))
         conn.execute("SELECT tensile._notify(0)")
-        wait_until(lambda: running_in(conn, "postgres") == BOTH, 10, "they start")
+        wait_until(lambda: running_in(conn, "postgres") == BOTH, what="they start")
 
 
 def test_python_files_of_another_version_are_refused(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
@@ -293,16 +285,16 @@ def test_python_files_of_another_version_are_refused(fresh_cluster: Callable[...
     cluster = fresh_cluster()
     with cluster.connect() as conn:
         asleep = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = ANY(%s) AND wait_event_type = 'Extension'"
-        wait_until(lambda: value(conn, asleep, list(BOTH)) == len(BOTH), 10, "they have looked at the version")
+        wait_until(lambda: value(conn, asleep, list(BOTH)) == len(BOTH), what="they have looked at the version")
         register(conn, "m")
         conn.execute("CREATE OR REPLACE FUNCTION tensile._version() RETURNS text LANGUAGE sql AS $$SELECT '0.0.1'$$")
         job = train(conn)
-        wait_until(lambda: state(conn, job) == "failed", 20)
+        wait_until(lambda: state(conn, job) == "failed")
         sqlstate, error, hint = conn.execute("SELECT sqlstate, error, hint FROM tensile.jobs").fetchone()
         assert sqlstate == "55000" and error.endswith("the server's library has 0.0.1") and "restart" in hint
         terminate(conn, SCHEDULER)
-        wait_until(lambda: "ERROR:  plpy.Error: the Python files of pg_tensile have" in cluster.log(), BACKOFF + 10)
-        wait_until(lambda: SCHEDULER not in processes(conn), 5)
+        wait_until(lambda: "ERROR:  plpy.Error: the Python files of pg_tensile have" in cluster.log())
+        wait_until(lambda: SCHEDULER not in processes(conn))
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:1234", "", "CPU "])
@@ -330,7 +322,7 @@ def quiet(fresh_cluster: Callable[..., Any], wait_until: Wait) -> Any:
     """A cluster whose processes work elsewhere, so that nothing happens but what the test does."""
     cluster = fresh_cluster({"pg_tensile.database": "", "max_prepared_transactions": 2})
     with cluster.connect() as conn:
-        wait_until(lambda: set(processes(conn)) == {LAUNCHER}, 10)
+        wait_until(lambda: set(processes(conn)) == {LAUNCHER})
         conn.execute("CREATE TABLE t (x float8, y float8)")
     return cluster
 
@@ -359,7 +351,7 @@ class Sleeper(threading.Thread):
 def test_a_commit_wakes_those_who_wait_and_a_rollback_does_not(quiet: Any, wait_until: Wait) -> None:
     with quiet.connect() as conn, quiet.connect() as other:
         sleeper = Sleeper(other, 60_000)
-        wait_until(lambda: sleeper.sleeps(conn), 5)
+        wait_until(lambda: sleeper.sleeps(conn))
         with conn.transaction(force_rollback=True):
             conn.execute("SELECT tensile._notify(7)")
         with conn.transaction():
@@ -381,12 +373,10 @@ def test_a_change_between_looking_and_waiting_is_not_missed(quiet: Any) -> None:
     with quiet.connect() as conn, quiet.connect() as other:
         conn.execute("SELECT tensile._wait_for_change(60000)")  # the first call returns at once: nobody has looked yet
         other.execute("SELECT tensile._notify(7)")
-        start = time.monotonic()
-        conn.execute("SELECT tensile._wait_for_change(60000)")
-        assert time.monotonic() - start < 5
+        conn.execute("SET statement_timeout = '30 s'; SELECT tensile._wait_for_change(60000)")
         start = time.monotonic()
         conn.execute("SELECT tensile._wait_for_change(200)")
-        assert 0.2 <= time.monotonic() - start < 5
+        assert time.monotonic() - start >= 0.2, "the change is told twice"
 
 
 def test_waiting_for_a_change_can_be_cancelled(quiet: Any, wait_until: Wait) -> None:
@@ -530,7 +520,7 @@ def test_calls_of_other_processes_are_refused(stage: Stage, job: int) -> None:
             stage.conn.execute(f"SELECT tensile.{call}")
 
 
-def test_a_wait_says_what_ended_it(stage: Stage, job: int) -> None:
+def test_a_wait_says_what_ended_it(stage: Stage, job: int, wait_until: Wait) -> None:
     start = time.monotonic()
     assert stage.order("scheduler", "WAIT 0; WAIT 50") == [{"bits": 8}]  # 0: whatever has happened before
     assert time.monotonic() - start >= 0.05
@@ -538,22 +528,19 @@ def test_a_wait_says_what_ended_it(stage: Stage, job: int) -> None:
     number = stage.place(job, "WAIT 0; WAIT 10000")
     time.sleep(0.2)
     stage.conn.execute("SELECT tensile._notify(%s)", (job,))
-    start = time.monotonic()
-    while (answer := value(stage.conn, "SELECT answer FROM stage.orders WHERE id = %s", number)) is None:
-        assert time.monotonic() - start < 5
-        time.sleep(0.02)
+    answer = wait_until(lambda: value(stage.conn, "SELECT answer FROM stage.orders WHERE id = %s", number))
     assert answer[0]["bits"] == 4
 
 
-def test_a_wake_up_is_not_lost_while_the_process_waits_for_something_else(stage: Stage, job: int) -> None:
+def test_a_wake_up_is_not_lost_while_the_process_waits_for_something_else(
+    stage: Stage, job: int, wait_until: Wait
+) -> None:
     """pg_sleep resets the latch."""
     number = stage.place(job, "WAIT 0; SELECT pg_sleep(0.5); WAIT 10000")
     time.sleep(0.2)
     stage.conn.execute("SELECT tensile._notify(%s)", (job,))
-    start = time.monotonic()
-    while value(stage.conn, "SELECT answer FROM stage.orders WHERE id = %s", number) is None:
-        assert time.monotonic() - start < 5
-        time.sleep(0.02)
+    answer = wait_until(lambda: value(stage.conn, "SELECT answer FROM stage.orders WHERE id = %s", number))
+    assert answer[0]["bits"] == 4
 
 
 def test_a_cancel_request_and_a_stop_that_come_together_are_both_told(stage: Stage, job: int, wait_until: Wait) -> None:
@@ -563,7 +550,7 @@ def test_a_cancel_request_and_a_stop_that_come_together_are_both_told(stage: Sta
         "SELECT a.pid FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
         " WHERE l.locktype = 'advisory' AND a.wait_event_type = 'Extension' AND a.state = 'idle'"
     )
-    pid = wait_until(lambda: value(stage.conn, waits), 10)
+    pid = wait_until(lambda: value(stage.conn, waits))
     os.kill(pid, signal.SIGSTOP)
     os.kill(pid, signal.SIGINT)
     os.kill(pid, signal.SIGTERM)
@@ -578,7 +565,7 @@ def test_a_cancel_request_outside_of_python_reaches_the_supervisor(
     """It interrupts the CALL, not the process: the step is made again, and is told."""
     cluster = fresh_cluster()
     with cluster.connect() as conn:
-        wait_until(lambda: running_in(conn, "postgres") == BOTH, 10)
+        wait_until(lambda: running_in(conn, "postgres") == BOTH)
         conn.execute("CREATE TABLE seen (bits int)")
         replace_step(
             conn,
@@ -591,10 +578,10 @@ def test_a_cancel_request_outside_of_python_reaches_the_supervisor(
         )
         terminate(conn, SCHEDULER)
         sleeps = "SELECT pid FROM pg_stat_activity WHERE backend_type = %s AND wait_event = 'PgSleep'"
-        pid = wait_until(lambda: value(conn, sleeps, SCHEDULER), 30)
+        pid = wait_until(lambda: value(conn, sleeps, SCHEDULER))
         assert value(conn, "SELECT pg_cancel_backend(%s)", pid)
-        wait_until(lambda: value(conn, "SELECT count(*) FROM seen WHERE bits & 64 > 0") == 1, 10)
-        wait_until(lambda: value(conn, "SELECT count(*) FROM seen WHERE bits & 64 = 0") > 1, 10, "it goes on")
+        wait_until(lambda: value(conn, "SELECT count(*) FROM seen WHERE bits & 64 > 0") == 1)
+        wait_until(lambda: value(conn, "SELECT count(*) FROM seen WHERE bits & 64 = 0") > 1, what="it goes on")
         assert processes(conn)[SCHEDULER][0] == pid
     assert "ERROR" not in cluster.log()
 
@@ -650,7 +637,7 @@ def test_a_process_of_a_dropped_extension_writes_nothing_into_the_next_one(
             look = "PERFORM 1 FROM stage.endings"
             body = f"WAIT 0; DO $$BEGIN PERFORM pg_advisory_xact_lock(8);{look};{write};END$$"
             stage.place(old if process == "worker" else process, body)
-            wait_until(lambda: value(conn, HELD) == 1, 10)
+            wait_until(lambda: value(conn, HELD) == 1)
             pid = value(conn, "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
             with conn.transaction():
                 conn.execute(AGAIN)
@@ -658,7 +645,7 @@ def test_a_process_of_a_dropped_extension_writes_nothing_into_the_next_one(
                 assert train(conn) == old
             conn.execute("SELECT pg_advisory_unlock(8)")
             gone = "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = %s"
-            wait_until(lambda: value(conn, gone, pid), 20, "it leaves")
+            wait_until(lambda: value(conn, gone, pid), what="it leaves")
             assert value(conn, written) == 0
             conn.execute("SELECT cancel_job(%s)", (old,))
             assert "PANIC" not in stage.cluster.log()
@@ -672,9 +659,9 @@ def test_a_terminated_worker_stops_at_its_next_wait(stage: Stage, job: int, wait
     time.sleep(0.2)
     pid = worker(stage, job)
     stage.conn.execute("SELECT pg_terminate_backend(%s)", (pid,))
-    wait_until(lambda: worker(stage, job) != pid, LIMIT)
+    wait_until(lambda: worker(stage, job) != pid)
     assert endings(stage, job) == [16]
-    wait_until(lambda: state(stage.conn, job) == "cancelled", 10, "the controller ends a job whose worker could not")
+    wait_until(lambda: state(stage.conn, job) == "cancelled", what="the controller ends a job whose worker could not")
 
 
 def test_a_terminated_worker_that_does_not_come_to_a_wait_dies(stage: Stage, job: int, wait_until: Wait) -> None:
@@ -682,7 +669,7 @@ def test_a_terminated_worker_that_does_not_come_to_a_wait_dies(stage: Stage, job
     time.sleep(0.2)
     pid = worker(stage, job)
     stage.conn.execute("SELECT pg_terminate_backend(%s)", (pid,))
-    wait_until(lambda: worker(stage, job) != pid, LIMIT)
+    wait_until(lambda: worker(stage, job) != pid)
     assert endings(stage, job) == []
     stage.conn.execute("UPDATE stage.orders SET answer = '[]' WHERE id = %s", (number,))
 
@@ -694,7 +681,7 @@ def test_a_worker_whose_role_is_dropped_is_told(stage: Stage, wait_until: Wait) 
         job = train(conn, "leaves")
     stage.order(job, "SELECT 1 AS one")
     stage.conn.execute("DROP ROLE leaver")
-    wait_until(lambda: worker(stage, job) is None, LIMIT)
+    wait_until(lambda: worker(stage, job) is None)
     assert endings(stage, job) in ([32], [])  # [] if its own ending could not be written any more
 
 
@@ -703,7 +690,7 @@ def test_a_job_whose_worker_cannot_connect_does_not_stay_in_starting(stage: Stag
         job = train(stage.alice)
         stage.conn.execute("REVOKE CONNECT ON DATABASE postgres FROM PUBLIC")
     try:
-        wait_until(lambda: state(stage.conn, job) == "failed", 10)
+        wait_until(lambda: state(stage.conn, job) == "failed")
         assert value(stage.conn, "SELECT count(*) FROM tensile._progress()") == 0
     finally:
         stage.conn.execute("GRANT CONNECT ON DATABASE postgres TO PUBLIC")
