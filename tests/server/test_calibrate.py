@@ -75,7 +75,9 @@ def test_it_takes_its_memory_from_the_ledger(db: Connection, wait_until: Wait) -
     wait_until(lambda: db.execute(granted + " AND granted_bytes = 0").fetchone())
 
 
+@pytest.mark.long
 def test_on_a_small_device_it_makes_do_with_what_there_is(fresh_cluster: Any, wait_until: Wait) -> None:
+    """Long: a calibration on a server of its own, which measures for seconds."""
     cluster = fresh_cluster({"pg_tensile.device_memory": "16MB"})
     with cluster.superuser() as conn:
         job = calibrate(conn, 3)
@@ -95,8 +97,12 @@ def test_jobs_and_explanations_use_its_result(db: Connection) -> None:
     assert value(db, "SELECT min(p) > 0 FROM tensile.latencies, unnest(predicted) p WHERE job = %s", job)
 
 
+@pytest.mark.long
 def test_trained_models_are_among_what_is_measured(db: Connection, cluster: Any) -> None:
-    """As the library derives their sizes, and with what cannot be built any more left out."""
+    """As the library derives their sizes, and with what cannot be built any more left out.
+
+    Long: it measures for 16 seconds.
+    """
     marker = cluster.data / f"built_{time.monotonic_ns()}"
     once = python_model(on_build=f"if not once('{marker}'): raise ValueError('gone')")
     trained = {
@@ -141,9 +147,11 @@ def test_cancel_ends_it(db: Connection, wait_until: Wait) -> None:
     calibrate(db, 600)
 
 
+@pytest.mark.long
 def test_a_stop_of_the_server_interrupts_it_and_it_starts_over(
     fresh_cluster: Callable[..., Any], wait_until: Wait
 ) -> None:
+    """Long: it calibrates twice."""
     cluster = fresh_cluster()
     with cluster.connect() as conn:
         job = calibrate(conn, 4)

@@ -224,9 +224,11 @@ def test_other_things_that_sessions_keep_cannot_be_made(db: Connection, command:
 # -- ended jobs -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_ended_jobs_go_after_their_retention_unless_their_version_exists(
     fresh_cluster: Callable[..., Any], wait_until: Wait
 ) -> None:
+    """Long: the controller looks for ended jobs twice a minute."""
     cluster = fresh_cluster({"pg_tensile.job_retention": "1s"})
     with cluster.connect() as db:
         kept = submit(db, "m", MLP)

@@ -1,4 +1,7 @@
-"""The demo, as a newcomer runs it: twice in a row, then what it says to type next, then stop and remove."""
+"""The demo, as a newcomer runs it: twice in a row, then what it says to type next, then stop and remove.
+
+Long: the demo trains two models from real tables, twice.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ import pytest
 from scripts.cluster import Cluster
 from tests.repository import REPOSITORY
 from tests.unit.records import facts_in
+
+pytestmark = pytest.mark.long
 
 
 def demo(folder: Path, *arguments: str) -> str:

@@ -26,6 +26,7 @@ Wait = Callable[..., Any]
 
 WITH_SQL = [path for path in DOCUMENTS if path != REFERENCE and blocks(path, "sql")]
 WITH_FLIGHTS = {"README.md", "training.md"}
+LONG = {"tutorial.md", "training.md"}  # each trains a dozen models
 NOT_EXECUTED = 0  # blocks of all documents
 NOTES = re.compile(r"|no rows|until \d+ rows|setup:.+|not executed: .+", re.DOTALL)
 NEEDS_JOBS_TO_HAVE_ENDED = re.compile(r"\b(predict|predict_class|predict_rows|train_model)\(")
@@ -125,7 +126,10 @@ def patient(document: Path, conn: Connection, wait_until: Wait) -> Iterator[Bloc
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("document", WITH_SQL, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "document",
+    [pytest.param(path, id=path.stem, marks=[pytest.mark.long] * (path.name in LONG)) for path in WITH_SQL],
+)
 def test_examples_work(document: Path, enter: Callable[[str], Connection], wait_until: Wait) -> None:
     conn = enter(document.stem.lower())
     found: Iterator[Block] = iter(blocks(document, "sql"))

@@ -174,6 +174,7 @@ def test_a_hanging_executor_is_killed(fresh_cluster: Callable[..., Any], wait_un
         assert not alive(pid)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("code", "end", "message"),
     [
@@ -185,6 +186,7 @@ def test_a_hanging_executor_is_killed(fresh_cluster: Callable[..., Any], wait_un
 def test_a_silent_executor_is_killed_unless_it_computes(
     fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row, code: str, end: str, message: str | None
 ) -> None:
+    """Long: the executor is silent for seconds, until the time-out or beyond it."""
     cluster = fresh_cluster({"pg_tensile.max_retries": 0, "pg_tensile.executor_timeout": "3s"})
     with cluster.connect() as db:
         job = submit(db, "m", python_model(on_forward=f"begun = time.monotonic()\nif step == 3:\n    {code}"), epochs=1)
@@ -366,6 +368,7 @@ def test_training_gives_way_to_the_server(fresh_cluster: Callable[..., Any], wai
         assert nice(predictor) == nice(supervisor), "sessions wait for it"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "allocate",
     [
@@ -376,6 +379,7 @@ def test_training_gives_way_to_the_server(fresh_cluster: Callable[..., Any], wai
 def test_a_child_that_takes_too_much_memory_fails_its_job(
     fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row, allocate: str
 ) -> None:
+    """Long: the child fills two gigabytes."""
     cluster = fresh_cluster({"pg_tensile.child_memory": "2GB"})
     with cluster.connect() as db:
         greedy = submit(db, "greedy", python_model(on_forward=allocate))

@@ -1,4 +1,7 @@
-"""Jobs, planner and scheduler die or hang while jobs share a device: the weights are the same all the same."""
+"""Jobs, planner and scheduler die or hang while jobs share a device: the weights are the same all the same.
+
+Long, but for one: a test trains two or three jobs to their end, and waits for processes to come back.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +39,7 @@ def test_memory_of_a_killed_job_goes_to_one_that_waits_and_all_end_with_their_we
     assert lab.column(killed, "attempts") == 2 and not lab.column(killed, "warnings")
 
 
+@pytest.mark.long
 def test_others_get_the_memory_of_a_cancelled_job_and_make_room_for_a_new_one(lab: Lab) -> None:
     lab.set_memory(0.62 * lab.vanilla(["mlp", "cnn", "mlp"]))
     with lab.watch():
@@ -55,6 +59,7 @@ def planner_pid(lab: Lab) -> int:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", ["killed", "left hanging"])
 def test_a_planner_that_ends_while_it_plans(lab: Lab, end: str) -> None:
     """Jobs go on under their plans; the one that waits gets its own from the next planner."""
@@ -80,6 +85,7 @@ def test_a_planner_that_ends_while_it_plans(lab: Lab, end: str) -> None:
     lab.cancel(first)
 
 
+@pytest.mark.long
 def test_jobs_go_on_without_a_scheduler_and_the_next_one_goes_on_where_it_was(lab: Lab) -> None:
     lab.set_memory(0.62 * lab.vanilla(["mlp", "cnn"]))
     first = lab.submit("cnn", epochs=FOREVER)

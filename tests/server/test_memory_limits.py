@@ -1,4 +1,7 @@
-"""Jobs at the limits: host memory ends, predictions need what they hold."""
+"""Jobs at the limits: host memory ends, predictions need what they hold.
+
+Long: a test trains five jobs, two at a time.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import pytest
 
 from tests.server.pressure import Lab
 from tests.server.support import FOREVER, value
+
+pytestmark = pytest.mark.long
 
 
 def test_a_model_for_prediction_has_its_memory_beside_jobs(lab: Lab) -> None:

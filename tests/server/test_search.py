@@ -140,7 +140,9 @@ def test_the_next_job_with_the_graph_has_the_result_at_once_and_learns_the_same(
     assert value(lab.conn, losses, lab.plain) == value(lab.conn, losses, searched)
 
 
+@pytest.mark.long
 def test_a_search_ends_with_its_job_and_its_process_may_die(lab: Searching) -> None:
+    """Long: two searches and their jobs run beside each other."""
     jobs = [lab.train("wide", epochs=FOREVER, search_time=600) for _ in range(2)]
     lab.wait_until(lambda: {lab.search(job) for job in jobs} == {"queued", "searching"}, what=lab.told)
     first, second = sorted(jobs, key=lab.search, reverse=True)

@@ -1,5 +1,8 @@
 """A streaming standby: it predicts as its primary does, follows its models, and trains once it is promoted; and base
-backups of a server whose predictor runs."""
+backups of a server whose predictor runs.
+
+Long: a test has two or three servers that train and predict.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,8 @@ import pytest
 
 from tests.conftest import TestCluster
 from tests.server.support import MLP, ROWS, submit, value
+
+pytestmark = pytest.mark.long
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Wait = Callable[..., Any]

@@ -369,9 +369,13 @@ def crowd(stage: Stage, wait_until: Wait) -> Iterator[list[int]]:
     wait_until(lambda: value(stage.conn, "SELECT count(*) FROM tensile._progress()") == 0)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_refresh_takes_the_server_less_than_a_hundredth_of_a_second(stage: Stage, crowd: list[int]) -> None:
-    """So less than 1 % of a core at one refresh a second. The first ones, which make the plan, don't count."""
+    """So less than 1 % of a core at one refresh a second. The first ones, which make the plan, don't count.
+
+    Long: many refreshes are averaged.
+    """
     arguments = ["env", "--default-signal=INT", *command(stage, "--json", "--interval", "0.1")]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(arguments, cwd=REPOSITORY, **pipes) as process:

@@ -3,6 +3,9 @@ fresh installation.
 
 0.1.0 is installed for real, out of the repository's history, into a copy of PostgreSQL's own folders, which PostgreSQL
 finds relative to its binaries. It trains there; then the present installation takes the data directory over.
+
+
+Long: it installs a release and trains with it.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from tests.server.support import FOREVER, MLP, ROWS, submit, value
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-pytestmark = pytest.mark.timeout(900)  # compiles 0.1.0 and trains with it
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # compiles 0.1.0 and trains with it
 
 RELEASE = "7531e0c"  # 0.1.0
 PREDICTIONS = "SELECT array_agg(probability ORDER BY row_number) FROM predict_rows('kept', %s)"
