@@ -26,7 +26,7 @@ from tests.unit.handmade import network
 
 OPERATIONS = REPOSITORY / "docs" / "operations.md"
 C_SOURCES = sorted(REPOSITORY.glob("pg_tensile/csrc/*.c"))
-SQL_SOURCES = sorted(REPOSITORY.glob("sql/*.sql"))
+SQL_SOURCES = sorted(REPOSITORY.glob("sql/**/*.sql"))
 WORKER_SOURCES = sorted(REPOSITORY.glob("pyworker/**/*.py"))
 LIBRARY_SOURCES = sorted(REPOSITORY.glob("pg_tensile/**/*.py"))
 NEVER_SEEN = {"39P01"}  # of a private trigger function that nobody may call
