@@ -1,5 +1,9 @@
--- Memory: what executors and the scheduler found out. A job's rows stay until a later job of its model ends. None of it
--- is dumped: it is true of one machine, and made again by the next job.
+------------------------------------------------------------------------------------------------------------------------
+-- Tables: memory
+--
+-- Findings of executors and the scheduler. A job's rows stay until a later job of its model ends. None of them are dumped:
+-- they are valid for one machine only, and the next job collects them anew.
+------------------------------------------------------------------------------------------------------------------------
 
 CREATE TABLE tensile.traces (
     job              bigint PRIMARY KEY REFERENCES tensile.jobs ON DELETE CASCADE,

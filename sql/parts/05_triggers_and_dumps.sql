@@ -1,3 +1,7 @@
+------------------------------------------------------------------------------------------------------------------------
+-- Triggers of the tables, and their contents in a dump
+------------------------------------------------------------------------------------------------------------------------
+
 -- The OIDs of roles follow from their names, also when the row comes from a dump of another cluster.
 CREATE FUNCTION tensile._resolve_owner() RETURNS trigger
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp

@@ -1,5 +1,5 @@
 ------------------------------------------------------------------------------------------------------------------------
--- What the background workers run
+-- The procedure that all background workers run
 ------------------------------------------------------------------------------------------------------------------------
 
 -- One step, and what to wait for before the next one: no time-out after the last. Workers are executed as the role that

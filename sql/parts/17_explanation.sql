@@ -1,5 +1,5 @@
 ------------------------------------------------------------------------------------------------------------------------
--- Explaining and calibrating
+-- Explaining a training
 ------------------------------------------------------------------------------------------------------------------------
 
 -- What explain_training's executor gets, after the checks that train_model makes: the job's spec (docs/internals.md) and

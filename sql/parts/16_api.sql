@@ -1,5 +1,5 @@
 ------------------------------------------------------------------------------------------------------------------------
--- The API
+-- Public functions: models, jobs and predictions
 ------------------------------------------------------------------------------------------------------------------------
 
 CREATE FUNCTION @extschema@.register_model(name text, architecture jsonb, description text DEFAULT NULL,

@@ -1,5 +1,5 @@
 ------------------------------------------------------------------------------------------------------------------------
--- Jobs: from state to state. Every change of state ends in _notify.
+-- Jobs: changes of state, each of which ends with _notify
 ------------------------------------------------------------------------------------------------------------------------
 
 -- The model that the job trains, locked

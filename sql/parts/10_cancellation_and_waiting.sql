@@ -1,3 +1,7 @@
+------------------------------------------------------------------------------------------------------------------------
+-- Jobs: cancellation, priority, and waiting for the end
+------------------------------------------------------------------------------------------------------------------------
+
 -- The job's row, locked, after making sure that the caller may cancel it or change its priority
 CREATE FUNCTION tensile._own_job(caller oid, job bigint) RETURNS tensile.jobs
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp

@@ -1,5 +1,5 @@
 ------------------------------------------------------------------------------------------------------------------------
--- Jobs: submitting, cancelling, waiting
+-- Jobs: submission
 ------------------------------------------------------------------------------------------------------------------------
 
 -- The part of train_model behind the checks of the query, which need the caller's rights and are in csrc/submit.c

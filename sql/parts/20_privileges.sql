@@ -1,6 +1,8 @@
 ------------------------------------------------------------------------------------------------------------------------
--- Who may execute what: the public functions are for tensile_user. The private ones are nobody's, except those that the
--- views and the workers need; these check the caller themselves.
+-- Privileges on functions
+--
+-- Members of tensile_user may execute the public functions. The private ones are the owner's, except those that views and
+-- workers call; these check the caller themselves.
 ------------------------------------------------------------------------------------------------------------------------
 
 REVOKE EXECUTE ON ALL ROUTINES IN SCHEMA tensile FROM PUBLIC;

@@ -1,3 +1,7 @@
+------------------------------------------------------------------------------------------------------------------------
+-- Calibrating a device
+------------------------------------------------------------------------------------------------------------------------
+
 -- Calibrating is a job like any other, but for its worker's executor: no model, no query. Its row's options hold the
 -- time that it may take.
 CREATE FUNCTION tensile._calibrate(caller oid, device_seconds int) RETURNS bigint

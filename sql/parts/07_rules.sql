@@ -1,3 +1,7 @@
+------------------------------------------------------------------------------------------------------------------------
+-- Rules of architectures and options
+------------------------------------------------------------------------------------------------------------------------
+
 -- Architectures and options by the rules of pg_tensile/rules.json, whose terms pg_tensile/rules.py explains. That module
 -- makes the same checks; a test compares the two on random values. Every error names the key by its path
 -- ("early_stopping.patience", "hidden[2]"). What only PyTorch can know (is there such a function?) is found by the child.

@@ -1,4 +1,6 @@
--- For the job's worker ----------------------------------------------------------------------------------------------
+------------------------------------------------------------------------------------------------------------------------
+-- Functions for the job's worker
+------------------------------------------------------------------------------------------------------------------------
 
 -- Numbers in JSON are printed with extra_float_digits: below 1 they would not be those of the job's row.
 CREATE FUNCTION tensile._job_begin(pid int) RETURNS jsonb
