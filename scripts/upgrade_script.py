@@ -46,6 +46,10 @@ class Statement(NamedTuple):
     def complete(self) -> str:
         return f"{self.comment}{self.text};"
 
+    @property
+    def on_one_line(self) -> str:
+        return " ".join(self.text.split())
+
 
 class Routine(NamedTuple):
     """A function or procedure; `arguments` without their defaults, whose number is `defaults`."""
@@ -156,8 +160,8 @@ class Upgrade:
 
     def _dropped_views(self) -> list[str]:
         """Return the changed and removed views, and those that use a dropped object, in the order of their creation."""
-        changed = {name for name, view in self.old.views.items() if name not in self.new.views}
-        changed |= {name for name, view in self.old.views.items() if view.text not in self.new.texts}
+        views = {view.on_one_line for view in self.new.views.values()}
+        changed = {name for name, view in self.old.views.items() if view.on_one_line not in views}
         gone = changed | self.dropped_by_hand | {routine.name for routine in self.dropped_routines}
         for name, view in self.old.views.items():  # a view comes after those that it uses
             if any(re.search(rf"{re.escape(used)}\b", view.text) for used in gone - {name}):

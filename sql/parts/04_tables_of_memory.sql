@@ -1,8 +1,8 @@
 ------------------------------------------------------------------------------------------------------------------------
 -- Tables: memory
 --
--- Findings of executors and the scheduler. A job's rows stay until a later job of its model ends. None of them are dumped:
--- they are valid for one machine only, and the next job collects them anew.
+-- Results of executors and the scheduler. A job's rows stay until a later job of its model ends. They are not dumped,
+-- because they are valid on one machine only and the next job collects them anew.
 ------------------------------------------------------------------------------------------------------------------------
 
 CREATE TABLE tensile.traces (
@@ -23,20 +23,22 @@ CREATE TABLE tensile.traces (
     refusal          jsonb,
     captured_at      timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
 );
-COMMENT ON TABLE tensile.traces IS 'what each job''s executor captured: the graphs of an iteration, and what they need';
+COMMENT ON TABLE tensile.traces IS
+    'captured graphs of each job''s training iteration, with their memory requirements';
 COMMENT ON COLUMN tensile.traces.fingerprint IS
-    'fingerprint of the graph: equal ones mean equal graphs; null: not captured';
+    'fingerprint of the graph: the same for equal graphs; null: not captured';
 COMMENT ON COLUMN tensile.traces.persistent_bytes IS 'bytes of parameters, optimizer state and buffers';
-COMMENT ON COLUMN tensile.traces.parameters IS 'number of trained parameters';
-COMMENT ON COLUMN tensile.traces.traces IS 'the graphs, in the library''s binary form';
-COMMENT ON COLUMN tensile.traces.revision IS 'how often the executor has sent it, with other workspaces each time';
-COMMENT ON COLUMN tensile.traces.overhead_bytes IS 'device memory that the executor takes besides its tensors';
-COMMENT ON COLUMN tensile.traces.vanilla_bytes IS 'device memory without a plan; null for a job that is not captured';
-COMMENT ON COLUMN tensile.traces.least_bytes IS 'device memory that no plan can go below';
-COMMENT ON COLUMN tensile.traces.largest_operator IS 'the operator that needs the most of it';
-COMMENT ON COLUMN tensile.traces.graphs IS 'names and numbers of rows of the graphs in column traces';
-COMMENT ON COLUMN tensile.traces.rejected IS 'the last generation of its plans that the executor could not use';
-COMMENT ON COLUMN tensile.traces.refusal IS 'why the job cannot be given memory; null: it can';
+COMMENT ON COLUMN tensile.traces.parameters IS 'number of trainable parameters';
+COMMENT ON COLUMN tensile.traces.traces IS 'graphs in the library''s binary format';
+COMMENT ON COLUMN tensile.traces.revision IS
+    'number of the trace, from 1; the executor sends another one when its workspaces change';
+COMMENT ON COLUMN tensile.traces.overhead_bytes IS 'device memory of the executor besides its tensors';
+COMMENT ON COLUMN tensile.traces.vanilla_bytes IS 'device memory required without a plan; null: not captured';
+COMMENT ON COLUMN tensile.traces.least_bytes IS 'device memory that every plan requires at least';
+COMMENT ON COLUMN tensile.traces.largest_operator IS 'operator that requires the most memory';
+COMMENT ON COLUMN tensile.traces.graphs IS 'names and row counts of the graphs in column traces';
+COMMENT ON COLUMN tensile.traces.rejected IS 'generation of the last plan that the executor could not use';
+COMMENT ON COLUMN tensile.traces.refusal IS 'error for a job that cannot be given memory; null: none';
 
 CREATE TABLE tensile.operators (
     job       bigint REFERENCES tensile.traces ON DELETE CASCADE,
@@ -52,15 +54,16 @@ CREATE TABLE tensile.operators (
     tensors   int[],
     PRIMARY KEY (job, operator)
 );
-COMMENT ON TABLE tensile.operators IS 'the operators of a training iteration of each job, in the order of their execution';
-COMMENT ON COLUMN tensile.operators.operator IS 'number of the operator, in the order of execution';
+COMMENT ON TABLE tensile.operators IS 'operators of a training iteration of each job, in execution order';
+COMMENT ON COLUMN tensile.operators.operator IS 'number of the operator, in execution order';
 COMMENT ON COLUMN tensile.operators.phase IS 'forward, backward or optimizer';
-COMMENT ON COLUMN tensile.operators.flops IS 'floating point operations; 0 where none are known';
-COMMENT ON COLUMN tensile.operators.random IS 'whether it draws random numbers';
+COMMENT ON COLUMN tensile.operators.flops IS 'number of floating-point operations; 0 if unknown';
+COMMENT ON COLUMN tensile.operators.random IS 'true if the operator draws random numbers';
 COMMENT ON COLUMN tensile.operators.target IS 'name of the PyTorch operator';
-COMMENT ON COLUMN tensile.operators.module IS 'module of the model where the operator comes from';
-COMMENT ON COLUMN tensile.operators.source IS 'line of the model''s code, where the operator comes from';
-COMMENT ON COLUMN tensile.operators.signature IS 'types of operands and scalar arguments: equal ones mean equal work';
+COMMENT ON COLUMN tensile.operators.module IS 'module of the model that the operator comes from';
+COMMENT ON COLUMN tensile.operators.source IS 'line of the model''s code that the operator comes from';
+COMMENT ON COLUMN tensile.operators.signature IS
+    'operand types and scalar arguments: the same for operators with equal work';
 COMMENT ON COLUMN tensile.operators.bytes IS 'bytes read and written';
 COMMENT ON COLUMN tensile.operators.tensors IS 'numbers of the tensors that the operator accesses';
 
@@ -76,7 +79,8 @@ CREATE TABLE tensile.tensors (
     last_operator  int,
     PRIMARY KEY (job, tensor)
 );
-COMMENT ON TABLE tensile.tensors IS 'the tensors of a training iteration of each job; all views of a storage are one tensor';
+COMMENT ON TABLE tensile.tensors IS
+    'tensors of a training iteration of each job; all views of a storage are one tensor';
 COMMENT ON COLUMN tensile.tensors.tensor IS 'number of the tensor';
 COMMENT ON COLUMN tensile.tensors.kind IS
     'parameter, optimizer_state, buffer, constant, input, activation, gradient or temporary';
@@ -93,16 +97,18 @@ CREATE TABLE tensile.latencies (
     load      float8,
     at        timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
 );
-COMMENT ON TABLE tensile.latencies IS 'latencies of each job''s operators in microseconds, by operator; see view latency';
-COMMENT ON COLUMN tensile.latencies.predicted IS 'predictions from before anything ran';
-COMMENT ON COLUMN tensile.latencies.measured IS 'measurements of the last measured iteration';
-COMMENT ON COLUMN tensile.latencies.average IS 'moving averages, see pg_tensile.latency_weight';
+COMMENT ON TABLE tensile.latencies IS
+    'operator latencies of each job in microseconds, as arrays by operator; see view latency';
+COMMENT ON COLUMN tensile.latencies.predicted IS 'predictions made before anything ran';
+COMMENT ON COLUMN tensile.latencies.measured IS 'measurements of the latest measured iteration';
+COMMENT ON COLUMN tensile.latencies.average IS 'moving averages; see pg_tensile.latency_weight';
 COMMENT ON COLUMN tensile.latencies.samples IS 'number of measured iterations';
 COMMENT ON COLUMN tensile.latencies.total_us IS 'duration of an iteration: the sum of the averages';
-COMMENT ON COLUMN tensile.latencies.load IS 'share of the time that others kept the device busy meanwhile: 0 to 1';
+COMMENT ON COLUMN tensile.latencies.load IS
+    'share of the time that other processes kept the device busy, 0 to 1';
 
--- The plan table in shared memory has the same rows, but only as long as the job has a worker: reports of ended jobs and
--- the client's plan() read them here, together with the numbers of the same generation.
+-- The plan table in shared memory has the same events, but only while the job has a worker. Reports on ended jobs
+-- and the client's plan() read them here, together with the figures of the same generation.
 CREATE TABLE tensile.footprints (
     job           bigint PRIMARY KEY REFERENCES tensile.traces ON DELETE CASCADE,
     generation    bigint NOT NULL,
@@ -121,23 +127,24 @@ CREATE TABLE tensile.footprints (
     recomputes    int,
     plan_order    bytea NOT NULL DEFAULT ''
 );
-COMMENT ON TABLE tensile.footprints IS 'what the newest plan of each job was planned to need; see view footprint';
-COMMENT ON COLUMN tensile.footprints.events IS 'rows of the plan, as in the plan table';
+COMMENT ON TABLE tensile.footprints IS
+    'expected memory use under each job''s newest plan; see view footprint';
+COMMENT ON COLUMN tensile.footprints.events IS 'events of the plan, as in the plan table';
 COMMENT ON COLUMN tensile.footprints.operators IS 'operator executed in each step of an iteration under the plan';
-COMMENT ON COLUMN tensile.footprints.planned IS 'bytes on the device in each step';
+COMMENT ON COLUMN tensile.footprints.planned IS 'bytes on the device in each step under the plan';
 COMMENT ON COLUMN tensile.footprints.vanilla IS 'bytes on the device in each step without a plan';
 COMMENT ON COLUMN tensile.footprints.generation IS 'generation of the plan';
 COMMENT ON COLUMN tensile.footprints.iteration_us IS 'expected duration of an iteration under the plan';
 COMMENT ON COLUMN tensile.footprints.vanilla_us IS 'expected duration of an iteration without a plan';
-COMMENT ON COLUMN tensile.footprints.planned_bytes IS 'the most device memory at any step';
-COMMENT ON COLUMN tensile.footprints.granted_bytes IS 'device memory that the executor may take';
+COMMENT ON COLUMN tensile.footprints.planned_bytes IS 'peak device memory under the plan';
+COMMENT ON COLUMN tensile.footprints.granted_bytes IS 'device memory that the executor may use';
 COMMENT ON COLUMN tensile.footprints.host_bytes IS 'host memory for copies of tensors';
 COMMENT ON COLUMN tensile.footprints.out_bytes IS 'bytes copied to the host in an iteration';
 COMMENT ON COLUMN tensile.footprints.in_bytes IS 'bytes copied to the device in an iteration';
 COMMENT ON COLUMN tensile.footprints.stall_us IS 'time of an iteration spent waiting for copies';
-COMMENT ON COLUMN tensile.footprints.recomputes IS 'operators executed again in an iteration';
+COMMENT ON COLUMN tensile.footprints.recomputes IS 'number of operators recomputed in an iteration';
 COMMENT ON COLUMN tensile.footprints.plan_order IS
-    'the operators in the order in which the plan has them executed, int32 each; empty: as captured';
+    'execution order of the operators under the plan, int32 each; empty: as captured';
 
 CREATE TABLE tensile.sparsities (
     job        bigint PRIMARY KEY REFERENCES tensile.traces ON DELETE CASCADE,
@@ -150,13 +157,16 @@ CREATE TABLE tensile.sparsities (
     at         timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
 );
 COMMENT ON TABLE tensile.sparsities IS
-    'zeros in the tensors that a job with compression swaps, counted once an epoch; see view compression';
-COMMENT ON COLUMN tensile.sparsities.revision IS 'number of changes that were large enough for new plans';
+    'zeros in the tensors that jobs with compression swap, counted once per epoch; see view compression';
+COMMENT ON COLUMN tensile.sparsities.revision IS 'number of changes large enough for new plans';
 COMMENT ON COLUMN tensile.sparsities.tensors IS 'numbers of the tensors in tensile.tensors';
-COMMENT ON COLUMN tensile.sparsities.zero_share IS 'share of zeros among the words of each tensor: 0 to 1';
-COMMENT ON COLUMN tensile.sparsities.run_share IS 'runs of zeros in each, as a share of its words';
-COMMENT ON COLUMN tensile.sparsities.lz4_share IS 'bytes of each with LZ4, as a share of its bytes, from samples';
-COMMENT ON COLUMN tensile.sparsities.moved IS 'bytes of each that its last copy to the host moved; null: not compressed yet';
+COMMENT ON COLUMN tensile.sparsities.zero_share IS 'share of zeros among the words of each tensor, 0 to 1';
+COMMENT ON COLUMN tensile.sparsities.run_share IS
+    'number of runs of zeros in each tensor, as a share of its words';
+COMMENT ON COLUMN tensile.sparsities.lz4_share IS
+    'size of each tensor with LZ4, as a share of its bytes, estimated from samples';
+COMMENT ON COLUMN tensile.sparsities.moved IS
+    'bytes moved by each tensor''s last copy to the host; null: not compressed yet';
 
 CREATE TABLE tensile.codings (
     job       bigint PRIMARY KEY REFERENCES tensile.traces ON DELETE CASCADE,
@@ -164,8 +174,9 @@ CREATE TABLE tensile.codings (
     at        timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
 );
 COMMENT ON TABLE tensile.codings IS
-    'what the scheduler decided about compressing the tensors of each job last; see view compression';
-COMMENT ON COLUMN tensile.codings.decisions IS 'for each tensor: codec, expected bytes, and times with and without it';
+    'latest decisions about compressing the tensors of each job; see view compression';
+COMMENT ON COLUMN tensile.codings.decisions IS
+    'for each tensor: codec, expected bytes, and times with and without the codec';
 
 CREATE TABLE tensile.searches (
     job          bigint PRIMARY KEY REFERENCES tensile.traces ON DELETE CASCADE,
@@ -180,17 +191,18 @@ CREATE TABLE tensile.searches (
     started_at   timestamptz,
     ended_at     timestamptz
 );
-COMMENT ON TABLE tensile.searches IS 'the search for a better plan of each job of policy swapadvisor; see view search';
+COMMENT ON TABLE tensile.searches IS
+    'searches for better plans by jobs with policy swapadvisor; see view search';
 COMMENT ON COLUMN tensile.searches.state IS 'queued, searching, finished, stopped or failed';
-COMMENT ON COLUMN tensile.searches.budget_bytes IS 'device memory that a plan may take';
-COMMENT ON COLUMN tensile.searches.seconds IS 'time allowed for the search';
-COMMENT ON COLUMN tensile.searches.cached IS 'whether it had the result of an earlier search';
+COMMENT ON COLUMN tensile.searches.budget_bytes IS 'device memory that a plan may use';
+COMMENT ON COLUMN tensile.searches.seconds IS 'time allowed for the search, in seconds';
+COMMENT ON COLUMN tensile.searches.cached IS 'true if the result of an earlier search was used';
 COMMENT ON COLUMN tensile.searches.first_us IS
-    'expected duration of an iteration under the plan that the search began with';
+    'expected duration of an iteration under the first plan of the search';
 COMMENT ON COLUMN tensile.searches.best_us IS 'expected duration of an iteration under the best plan so far';
 COMMENT ON COLUMN tensile.searches.generation IS
-    'generation of plans bred from each other in which the best one was found';
-COMMENT ON COLUMN tensile.searches.evaluations IS 'number of plans evaluated until then';
+    'generation of the genetic search in which the best plan was found';
+COMMENT ON COLUMN tensile.searches.evaluations IS 'number of plans evaluated until the best one was found';
 
 CREATE TABLE tensile.search_results (
     fingerprint       text,
@@ -205,18 +217,18 @@ CREATE TABLE tensile.search_results (
     found_at          timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     PRIMARY KEY (fingerprint, device, bucket_bytes)
 );
-COMMENT ON TABLE tensile.search_results IS 'the best plans that searches have found, for later jobs with the same graph';
+COMMENT ON TABLE tensile.search_results IS 'best plans found by searches, for later jobs with the same graph';
 COMMENT ON COLUMN tensile.search_results.fingerprint IS 'fingerprint of the graph, as in traces';
 COMMENT ON COLUMN tensile.search_results.bucket_bytes IS
-    'device memory that a plan could take, rounded down to one of 32 steps between powers of two';
-COMMENT ON COLUMN tensile.search_results.device_peak_bytes IS 'device memory that this plan takes';
-COMMENT ON COLUMN tensile.search_results.events IS 'rows of the plan, as in the plan table';
+    'device memory available to plans, rounded down to one of 32 steps between powers of two';
+COMMENT ON COLUMN tensile.search_results.device_peak_bytes IS 'peak device memory under the plan';
+COMMENT ON COLUMN tensile.search_results.events IS 'events of the plan, as in the plan table';
 COMMENT ON COLUMN tensile.search_results.plan_order IS
-    'the operators in the order in which the plan has them executed, int32 each; empty: as captured';
+    'execution order of the operators under the plan, int32 each; empty: as captured';
 COMMENT ON COLUMN tensile.search_results.iteration_us IS 'expected duration of an iteration under the plan';
-COMMENT ON COLUMN tensile.search_results.seconds IS 'time that the search was allowed to take';
-COMMENT ON COLUMN tensile.search_results.generations IS 'number of generations of plans until this one was found';
-COMMENT ON COLUMN tensile.search_results.found_at IS 'time of the end of that search';
+COMMENT ON COLUMN tensile.search_results.seconds IS 'time allowed for the search, in seconds';
+COMMENT ON COLUMN tensile.search_results.generations IS 'number of generations until the plan was found';
+COMMENT ON COLUMN tensile.search_results.found_at IS 'end time of the search';
 
 CREATE TABLE tensile.device_profiles (
     device      text PRIMARY KEY,
@@ -225,7 +237,7 @@ CREATE TABLE tensile.device_profiles (
 );
 COMMENT ON TABLE tensile.device_profiles IS 'measured rates of this machine''s devices';
 COMMENT ON COLUMN tensile.device_profiles.profile IS
-    'memory, rates of the link to the host each way, arithmetic, memory bandwidth, overheads';
+    'memory size, rates of the link to the host in both directions, arithmetic rate, memory bandwidth, overheads';
 
 CREATE TABLE tensile.latency_models (
     device        text PRIMARY KEY,
@@ -237,10 +249,10 @@ CREATE TABLE tensile.latency_models (
     calibrated_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
 );
 COMMENT ON TABLE tensile.latency_models IS 'models that predict the latency of operators on this machine''s devices';
-COMMENT ON COLUMN tensile.latency_models.models IS 'small neural networks, in a binary form without code';
+COMMENT ON COLUMN tensile.latency_models.models IS 'small neural networks in a binary format without code';
 COMMENT ON COLUMN tensile.latency_models.samples IS 'number of measurements for training and testing the models';
-COMMENT ON COLUMN tensile.latency_models.kinds IS 'number of kinds of operators with a model of their own';
-COMMENT ON COLUMN tensile.latency_models.error IS 'median relative error on operators that were held out';
+COMMENT ON COLUMN tensile.latency_models.kinds IS 'number of kinds of operators with their own model';
+COMMENT ON COLUMN tensile.latency_models.error IS 'median relative error on held-out operators';
 COMMENT ON COLUMN tensile.latency_models.job IS 'calibration job that measured the operators';
 
 CREATE TABLE tensile.codec_times (
@@ -250,9 +262,10 @@ CREATE TABLE tensile.codec_times (
     measured_at    timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
 );
 COMMENT ON TABLE tensile.codec_times IS
-    'how long compressing and decompressing takes on this machine''s devices, by codec, size and sparsity';
+    'times for compressing and decompressing on this machine''s devices, by codec, size and sparsity';
 COMMENT ON COLUMN tensile.codec_times.times IS
-    'coefficients of linear models, one for each codec and range of sparsity; waking_us, which every coded transfer takes more';
+    'coefficients of linear models, one for each codec and range of sparsity, and waking_us, added by every '
+    'coded transfer';
 COMMENT ON COLUMN tensile.codec_times.relative_error IS
     'relative error of the models: sum of absolute errors, divided by that of the mean of all times';
 
@@ -266,10 +279,12 @@ CREATE TABLE tensile.scheduler_log (
     reason     text,
     details    jsonb
 );
-COMMENT ON TABLE tensile.scheduler_log IS 'what the memory scheduler decided, and why; the last 10,000 lines';
+COMMENT ON TABLE tensile.scheduler_log IS
+    'decisions of the memory scheduler and their reasons; the last 10,000 lines';
 COMMENT ON COLUMN tensile.scheduler_log.event IS
-    'scheduled, planned, waits, refused, failed, note, planner (it died), search, rejected (a plan), batch size (chosen)';
+    'scheduled, planned, waits, refused, failed, note, planner (it died), search, rejected (a plan), batch '
+    'size (chosen)';
 COMMENT ON COLUMN tensile.scheduler_log.job IS
-    'null: about a whole device; only members of pg_read_all_stats see such lines';
+    'number of the job; null: a whole device, visible to members of pg_read_all_stats only';
 COMMENT ON COLUMN tensile.scheduler_log.generation IS 'generation of the plan';
-COMMENT ON COLUMN tensile.scheduler_log.details IS 'the numbers of a plan, or of a turn of planning';
+COMMENT ON COLUMN tensile.scheduler_log.details IS 'figures of a plan or of a round of planning';

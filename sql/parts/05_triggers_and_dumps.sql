@@ -2,7 +2,7 @@
 -- Triggers of the tables, and their contents in a dump
 ------------------------------------------------------------------------------------------------------------------------
 
--- The OIDs of roles follow from their names, also when the row comes from a dump of another cluster.
+-- OIDs of roles are looked up by name on insertion, because rows may come from a dump of another cluster.
 CREATE FUNCTION tensile._resolve_owner() RETURNS trigger
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -26,7 +26,7 @@ CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile.jobs
 CREATE TRIGGER resolve_grant BEFORE INSERT ON tensile.model_grants
     FOR EACH ROW EXECUTE FUNCTION tensile._resolve_grant();
 
--- Sessions and the predictor keep models; these tell them to look again.
+-- Sessions and the predictor cache models; these triggers invalidate the caches.
 CREATE TRIGGER models_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON tensile.models
     FOR EACH STATEMENT EXECUTE FUNCTION tensile._models_changed();
 CREATE TRIGGER models_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON tensile.model_versions
@@ -34,7 +34,7 @@ CREATE TRIGGER models_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON te
 CREATE TRIGGER models_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON tensile.model_grants
     FOR EACH STATEMENT EXECUTE FUNCTION tensile._models_changed();
 
--- What a dump contains: models whole, only ended jobs (so that a restore starts nothing), no checkpoints.
+-- A dump contains complete models and ended jobs, so that a restore starts nothing; it contains no checkpoints.
 SELECT pg_catalog.pg_extension_config_dump('tensile.models', '');
 SELECT pg_catalog.pg_extension_config_dump('tensile.model_versions', 'WHERE weight_bytes IS NOT NULL');
 SELECT pg_catalog.pg_extension_config_dump('tensile.model_weights',

@@ -26,7 +26,7 @@ ALTER TABLE tensile.device_profiles ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.latency_models ENABLE ROW LEVEL SECURITY;
 ALTER TABLE tensile.scheduler_log ENABLE ROW LEVEL SECURITY;
 
--- A grant names its grantor, so that this policy needn't ask models, whose policy asks model_grants.
+-- A grant stores its grantor so that this policy need not query models, whose own policy queries model_grants.
 CREATE POLICY visible ON tensile.model_grants FOR SELECT USING (
     grantee OPERATOR(pg_catalog.=) 0 OR tensile._owned(grantee, grantee_name) OR tensile._owned(grantor, grantor_name)
     OR (SELECT pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')));
@@ -81,7 +81,7 @@ CREATE POLICY owner ON tensile.checkpoint_chunks FOR SELECT USING (
     EXISTS (SELECT FROM tensile.jobs j
             WHERE j.id OPERATOR(pg_catalog.=) job AND tensile._owned(j.owner, j.owner_name)));
 
--- Within reach of those who have USAGE of the schema, and then of the policies
+-- USAGE on the schema and the policies above limit access.
 GRANT SELECT ON tensile.models, tensile.model_versions, tensile.model_weights, tensile.model_grants,
     tensile.jobs, tensile.checkpoints, tensile.checkpoint_chunks, tensile.epochs, tensile.metrics,
     tensile.batch_sizes, tensile.traces, tensile.operators,

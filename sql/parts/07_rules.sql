@@ -2,9 +2,9 @@
 -- Rules of architectures and options
 ------------------------------------------------------------------------------------------------------------------------
 
--- Architectures and options by the rules of pg_tensile/rules.json, whose terms pg_tensile/rules.py explains. That module
--- makes the same checks; a test compares the two on random values. Every error names the key by its path
--- ("early_stopping.patience", "hidden[2]"). What only PyTorch can know (is there such a function?) is found by the child.
+-- pg_tensile/rules.json has the rules; pg_tensile/rules.py explains their terms and makes the same checks, and a test
+-- compares the two on random values. Every error names the key by its path ("early_stopping.patience", "hidden[2]").
+-- Checks that need PyTorch, such as whether a function exists, are left to the child process.
 
 CREATE FUNCTION tensile._check_architecture(architecture jsonb) RETURNS void
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
@@ -39,7 +39,7 @@ BEGIN
     PERFORM tensile._check_object(options, tensile._rules()->'options', 'options', '');
 END $$;
 
--- `what` is looked at, for messages; `prefix` stands before its keys in them.
+-- In messages, `what` names the object and `prefix` precedes its keys.
 CREATE FUNCTION tensile._check_object(object jsonb, rules json, what text, prefix text) RETURNS void
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -105,7 +105,8 @@ BEGIN
     END IF;
 END $$;
 
--- Is the value what the rule says, but for what it contains? Numbers count as what readers of JSON see, float8.
+-- True if a value satisfies a rule, apart from the elements that it contains. Numbers are compared as float8, as
+-- readers of JSON see them.
 CREATE FUNCTION tensile._fits(value jsonb, rule json) RETURNS bool
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -117,7 +118,8 @@ BEGIN
     IF jsonb_typeof(value) <> replace(kind, 'integer', 'number') THEN
         RETURN false;
     ELSIF kind IN ('integer', 'number') THEN
-        number := CASE WHEN abs(content::numeric) > 1.7976931348623157e308 THEN sign(content::numeric) * 'Infinity'::float8
+        number := CASE WHEN abs(content::numeric) > 1.7976931348623157e308
+                       THEN sign(content::numeric) * 'Infinity'::float8
                        WHEN abs(content::numeric) < 4.9e-324 THEN 0 ELSE content::float8 END;
         RETURN number >= coalesce((rule->>'minimum')::float8, '-Infinity')
            AND number <= coalesce((rule->>'maximum')::float8, 'Infinity')
@@ -133,14 +135,14 @@ BEGIN
     RETURN kind <> 'array' OR jsonb_array_length(value) BETWEEN (rule->>'minItems')::int AND (rule->>'maxItems')::int;
 END $$;
 
--- The rule itself, or the shared one that it refers to
+-- The rule itself, or the shared rule that it refers to
 CREATE FUNCTION tensile._resolved(rule json) RETURNS json
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT CASE WHEN $1->'$ref' IS NULL THEN $1 ELSE tensile._rules()->'shared'->($1->>'$ref') END
 $$;
 
--- What a value must be, for hints: "an integer from 1 to 100"
+-- Description of the permitted values, for hints: "an integer from 1 to 100"
 CREATE FUNCTION tensile._describe(rule json) RETURNS text
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -167,7 +169,7 @@ BEGIN
         ELSE 'an object {...}' END;
 END $$;
 
--- For a name that is none of these: the nearest one, or all of them
+-- Hint for an unknown name: the nearest of the known names, or all of them
 CREATE FUNCTION tensile._names_hint(name text, names text[], what text) RETURNS text
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$

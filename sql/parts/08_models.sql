@@ -2,7 +2,7 @@
 -- Models
 ------------------------------------------------------------------------------------------------------------------------
 
--- May the caller act for this owner? Superusers may act for an owner who is gone, too.
+-- True if the caller may act for this owner; superusers may act for an owner that no longer exists as well.
 CREATE FUNCTION tensile._acts_for(caller oid, owner oid, owner_name name) RETURNS bool
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -11,7 +11,7 @@ AS $$
     WHERE c.oid = $1
 $$;
 
--- Does the caller own the model or hold the privilege on it? Called from C, too (tensile_model_granted).
+-- True if the caller owns the model or holds the privilege on it. Also called from C (tensile_model_granted).
 CREATE FUNCTION tensile._granted(caller oid, model bigint, privilege text) RETURNS bool
     LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -21,7 +21,7 @@ AS $$
                    AND (g.grantee = 0 OR tensile._acts_for($1, g.grantee, g.grantee_name)))
 $$;
 
--- The model's row, locked, after making sure that the caller may change it
+-- Lock and return the model's row; raise an error unless the caller may change it.
 CREATE FUNCTION tensile._own_model(caller oid, name text) RETURNS tensile.models
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -31,7 +31,7 @@ BEGIN
     SELECT * INTO m FROM tensile.models WHERE models.name = _own_model.name FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" does not exist', name),
-            HINT = 'The models you may use are listed in tensile.models; register_model makes a new one.';
+            HINT = 'The models you may use are listed in tensile.models; register_model creates a new one.';
     ELSIF NOT tensile._acts_for(caller, m.owner, m.owner_name) THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = format('must be owner of model "%s"', name),
             HINT = format('It belongs to role "%s".', m.owner_name);
@@ -62,7 +62,7 @@ DECLARE
 BEGIN
     PERFORM tensile._not_null('name', name, 'architecture', architecture::text, 'replace', replace::text);
     IF length(name) NOT BETWEEN 1 AND 200 OR name ~ '[[:cntrl:]]' THEN
-        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'invalid name of a model',
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'invalid model name',
             HINT = 'A name has 1 to 200 characters and no control characters.';
     END IF;
     PERFORM tensile._check_architecture(architecture);
@@ -71,7 +71,7 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('permission denied for architecture type "%s"', architecture->>'type'),
             DETAIL = 'It runs code as the operating-system user of the server.',
-            HINT = format('Only members of role pg_execute_server_program may register it; for everybody are %s.',
+            HINT = format('Only members of role pg_execute_server_program may register it; any role may register %s.',
                           (SELECT string_agg(to_json(a.key)::text, ', ')
                            FROM json_each(tensile._rules()->'architectures') a WHERE a.value->'code' IS NULL));
     END IF;
@@ -121,14 +121,14 @@ BEGIN
                                      'Register the model again and submit a new job.');
         END IF;
         DELETE FROM tensile.checkpoints c WHERE c.job = job.id;
-        -- A worker that has not noticed yet goes on writing; its job's trace goes with the job's end.
+        -- A worker that has not noticed yet continues to write; the end of its job deletes the trace.
         DELETE FROM tensile.traces t WHERE t.job = job.id AND job.state NOT IN ('starting', 'running', 'waiting');
         PERFORM tensile._notify_stop(job.id);
     END LOOP;
     DELETE FROM tensile.models WHERE id = m.id;
 END $$;
 
--- Raises unless the model has this version, complete.
+-- Raise an error unless the model has this version and the version is complete.
 CREATE FUNCTION tensile._check_version(m tensile.models, version int) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -139,7 +139,7 @@ BEGIN
             MESSAGE = format('model "%s" has no version %s', m.name, coalesce(version::text, 'null')),
             HINT = coalesce((SELECT 'It has: ' || string_agg(v.version::text, ', ' ORDER BY v.version) || '.'
                              FROM tensile.model_versions v WHERE v.model = m.id AND v.weight_bytes IS NOT NULL),
-                            'Train it first: train_model makes a version.');
+                            'Train the model first with train_model.');
     END IF;
 END $$;
 
@@ -193,7 +193,7 @@ BEGIN
         WHERE id = m.id;
 END $$;
 
--- The role's name as stored in model_grants; raises unless it exists.
+-- The role's name as stored in model_grants; raises an error if the role does not exist.
 CREATE FUNCTION tensile._role_name(role text) RETURNS name
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -250,7 +250,7 @@ BEGIN
     new_owner := (SELECT oid FROM pg_roles WHERE rolname = tensile._role_name(role));
     IF new_owner IS NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = 'public cannot own a model',
-            HINT = 'Name a role; grant_model gives everybody the use of a model.';
+            HINT = 'Name a role; use grant_model to let all roles use a model.';
     ELSIF NOT pg_has_role(caller, new_owner, 'MEMBER') THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = format('must be member of role "%s"', role),
             HINT = 'A superuser can give a model to any role.';

@@ -2,7 +2,7 @@
 -- Jobs: submission
 ------------------------------------------------------------------------------------------------------------------------
 
--- The part of train_model behind the checks of the query, which need the caller's rights and are in csrc/submit.c
+-- The part of train_model after the checks of the query, which need the caller's privileges and are in csrc/submit.c
 CREATE FUNCTION tensile._train_model(caller oid, model text, query text, target text, epochs int, batch_size int,
                                      optimizer text, learning_rate float8, validation float8, seed bigint,
                                      policy text, memory_budget text, priority int, options jsonb, search_path text)
@@ -37,7 +37,7 @@ BEGIN
     RETURN job;
 END $$;
 
--- The model to train, if the caller may train it this way and here. What train_model and explain_training refuse alike
+-- Return the model to train; raise the errors that train_model and explain_training have in common.
 CREATE FUNCTION tensile._check_submission(caller oid, model text, epochs int, batch_size int, optimizer text,
                                           learning_rate float8, validation float8, policy text, priority int,
                                           options jsonb) RETURNS tensile.models
@@ -49,7 +49,7 @@ BEGIN
     SELECT * INTO m FROM tensile.models WHERE name = model;
     IF NOT FOUND THEN
         RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" does not exist', model),
-            HINT = 'Make it with register_model(name, architecture); existing ones are listed in tensile.models.';
+            HINT = 'Create it with register_model(name, architecture); existing models are listed in tensile.models.';
     ELSIF NOT tensile._granted(caller, m.id, 'train') THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('permission denied for model "%s"', model),
@@ -70,7 +70,7 @@ BEGIN
     IF priority NOT BETWEEN -1000 AND 1000 THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
             MESSAGE = format('priority is out of range: %s', priority),
-            HINT = 'Use -1000 to 1000; higher starts earlier, and loses less time to others'' memory.';
+            HINT = 'Use -1000 to 1000; a higher priority starts earlier and loses less time to other jobs'' memory.';
     END IF;
 END $$;
 
@@ -97,7 +97,7 @@ BEGIN
         hint := 'Use a positive, finite number such as 0.001.';
     ELSIF NOT (validation >= 0 AND validation < 1) THEN
         message := format('validation is out of range: %s', validation);
-        hint := 'It is the share of rows kept for validation: 0 or more, and less than 1.';
+        hint := 'Use the share of rows kept for validation: 0 or more, and less than 1.';
     ELSIF policy <> ALL (policies) THEN
         message := format('unknown policy "%s"', policy);
         hint := format('Use one of ''%s'', or leave it out for the setting pg_tensile.policy.',
@@ -109,7 +109,7 @@ BEGIN
     PERFORM tensile._check_priority(priority);
 END $$;
 
--- batch_size => 0 has the batch size chosen: with plans, which say what fits.
+-- batch_size => 0: the batch size is chosen by plans, which show what fits.
 CREATE FUNCTION tensile._check_choice(batch_size int, policy text, options jsonb) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -119,16 +119,17 @@ DECLARE
 BEGIN
     IF option IS NOT NULL THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-            MESSAGE = format('the option "%s" is for a batch size that is chosen, but batch_size is %s', option, batch_size),
+            MESSAGE = format('option "%s" requires an automatically chosen batch size, but batch_size is %s', option,
+                             batch_size),
             HINT = 'Use batch_size => 0, or leave the option out.';
     ELSIF batch_size = 0 AND coalesce(policy, current_setting('pg_tensile.policy')) = 'none' THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-            MESSAGE = 'no batch size can be chosen for the policy "none": what a step takes is not known without a plan',
+            MESSAGE = 'cannot choose a batch size with policy "none": without a plan, the memory of a step is unknown',
             HINT = 'Use policy => ''joint'', or give a batch_size.';
     END IF;
 END $$;
 
--- Compression is of swapped tensors.
+-- Only swapped tensors are compressed.
 CREATE FUNCTION tensile._check_compression(policy text, options jsonb) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -136,13 +137,13 @@ BEGIN
     IF coalesce(policy, current_setting('pg_tensile.policy')) = 'none'
        AND coalesce(options->>'compression', 'none') <> 'none' THEN
         RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-            MESSAGE = format('compression "%s" needs a policy that swaps: "none" swaps nothing',
+            MESSAGE = format('compression "%s" requires a policy that swaps, but the policy is "none"',
                              options->>'compression'),
             HINT = 'Use policy => ''joint'', or leave the option "compression" out.';
     END IF;
 END $$;
 
--- '8GB' in bytes; null stays null
+-- Number of bytes of a size such as '8GB'; null for null
 CREATE FUNCTION tensile._parse_budget(budget text) RETURNS bigint
     LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp
 AS $$
@@ -159,7 +160,7 @@ BEGIN
         HINT = 'Write a size with a unit: ''8GB'', ''512MB''. Units are B, kB, MB, GB and TB.';
 END $$;
 
--- Would a worker for this role start at all?
+-- Raise an error if no worker could start for this role in this database.
 CREATE FUNCTION tensile._check_can_start(caller oid) RETURNS void
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$

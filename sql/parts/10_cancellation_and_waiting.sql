@@ -2,7 +2,7 @@
 -- Jobs: cancellation, priority, and waiting for the end
 ------------------------------------------------------------------------------------------------------------------------
 
--- The job's row, locked, after making sure that the caller may cancel it or change its priority
+-- Lock and return the job's row; raise an error unless the caller may cancel it or change its priority.
 CREATE FUNCTION tensile._own_job(caller oid, job bigint) RETURNS tensile.jobs
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -62,7 +62,7 @@ BEGIN
         HINT = 'The jobs you may see are listed in tensile.jobs.';
 END $$;
 
--- The final state, or null while the job goes on; raises the job's own error if it failed. Reads as the caller.
+-- The job's final state, or null if it has not ended; raises the job's error if it failed. Reads as the caller.
 CREATE FUNCTION tensile._job_result(job bigint, deadline timestamptz) RETURNS text
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = on
 AS $$
@@ -79,13 +79,13 @@ BEGIN
     ELSIF clock_timestamp() >= deadline THEN
         RAISE EXCEPTION USING ERRCODE = 'query_canceled',
             MESSAGE = format('job %s has not ended in time: it is %s', job, j.state),
-            DETAIL = coalesce(j.reason, 'It goes on.'),
-            HINT = format('Wait longer, see how far it is in tensile.progress, or stop it with cancel_job(%s).', job);
+            DETAIL = coalesce(j.reason, 'The job continues.'),
+            HINT = format('Wait longer, see its progress in tensile.progress, or stop it with cancel_job(%s).', job);
     END IF;
     RETURN NULL;
 END $$;
 
--- Until some job changes, a second at most.
+-- Wait until a job changes, one second at most.
 CREATE FUNCTION tensile._wait_round(deadline timestamptz) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -121,9 +121,9 @@ END $$;
 CREATE FUNCTION @extschema@.wait_for_job(job bigint, timeout interval DEFAULT NULL) RETURNS text
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.wait_for_job(bigint, interval) IS
-    'waits until a job has ended and returns its state; raises the job''s own error if it failed';
+    'wait until a job has ended, and return its state; raise the job''s error if it failed';
 
--- No SET here: a procedure with SET can't commit. So every name is qualified.
+-- A procedure with SET cannot commit, so every name is qualified instead.
 CREATE PROCEDURE @extschema@.wait_for_job_procedure(job bigint, timeout interval DEFAULT NULL,
                                                     INOUT state text DEFAULT NULL)
     LANGUAGE plpgsql
@@ -142,4 +142,4 @@ BEGIN
     END LOOP;
 END $$;
 COMMENT ON PROCEDURE @extschema@.wait_for_job_procedure(bigint, interval, text) IS
-    'waits like wait_for_job, but commits while it waits and so holds no snapshot';
+    'wait like wait_for_job, but commit while waiting, so that no snapshot is held';

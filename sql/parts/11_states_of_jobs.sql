@@ -2,7 +2,7 @@
 -- Jobs: changes of state, each of which ends with _notify
 ------------------------------------------------------------------------------------------------------------------------
 
--- The model that the job trains, locked
+-- Lock and return the model that the job trains.
 CREATE FUNCTION tensile._trained_model(j tensile.jobs) RETURNS tensile.models
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -17,7 +17,7 @@ BEGIN
     RETURN m;
 END $$;
 
--- A line of the server's log about the job: "submitted", "started", "interrupted" or the state that it ended in
+-- Write a line about the job to the server's log: "submitted", "started", "interrupted" or its final state.
 CREATE FUNCTION tensile._log_event(job bigint, event text) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -29,8 +29,8 @@ AS $$
     FROM tensile.jobs j WHERE j.id = $1
 $$;
 
--- LISTEN pg_tensile: whoever listens hears of every job that ends, so the payload names nothing but its number and state.
--- A full queue would fail the transaction that ends the job.
+-- Notify sessions that LISTEN to pg_tensile. Any role may listen, so the payload has only the job's number and state.
+-- A full queue would abort the transaction that ends the job.
 CREATE FUNCTION tensile._announce_end(job bigint, state text) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -38,8 +38,8 @@ AS $$
     WHERE pg_notification_queue_usage() < 0.95
 $$;
 
--- finished, failed or cancelled. A failed job keeps its last whole checkpoint until a later job of the model finishes.
--- `reason`: who cancelled it, if not cancel_job.
+-- End a job as finished, failed or cancelled. A failed job keeps its last complete checkpoint until a later job of
+-- the model finishes. `reason`: the cause of a cancellation other than cancel_job.
 CREATE FUNCTION tensile._end_job(job bigint, state text, sqlstate text DEFAULT NULL, error text DEFAULT NULL,
                                  hint text DEFAULT NULL, detail text DEFAULT NULL, traceback text DEFAULT NULL,
                                  warnings text[] DEFAULT NULL, reason text DEFAULT NULL) RETURNS void
@@ -48,12 +48,12 @@ AS $$
 DECLARE
     j tensile.jobs;
 BEGIN
-    IF state = 'finished' THEN -- the model is locked before its job, as drop_model does
+    IF state = 'finished' THEN -- lock the model before its job, as drop_model does
         PERFORM FROM tensile.models m JOIN tensile.jobs o ON o.model = m.id WHERE o.id = job FOR NO KEY UPDATE OF m;
     END IF;
     UPDATE tensile.jobs o SET state = _end_job.state, ended_at = clock_timestamp(), not_before = NULL,
-            reason = CASE WHEN _end_job.state <> 'cancelled' THEN NULL WHEN o.cancel_requested THEN 'cancelled by cancel_job'
-                          ELSE _end_job.reason END,
+            reason = CASE WHEN _end_job.state <> 'cancelled' THEN NULL
+                          WHEN o.cancel_requested THEN 'cancelled by cancel_job' ELSE _end_job.reason END,
             sqlstate = _end_job.sqlstate, error = _end_job.error, hint = _end_job.hint, detail = _end_job.detail,
             traceback = _end_job.traceback, warnings = _end_job.warnings
         WHERE id = job AND ended_at IS NULL
@@ -69,13 +69,13 @@ BEGIN
         DELETE FROM tensile.checkpoints c
             WHERE c.job = j.id AND (j.state = 'cancelled' OR c.meta IS NULL);
     END IF;
-    -- The trace of the model's last job stays to be looked at, with all that belongs to it.
+    -- The trace of the model's last job stays for inspection, with all rows that refer to it.
     DELETE FROM tensile.traces t USING tensile.jobs o
         WHERE t.job = o.id AND CASE WHEN j.model IS NULL THEN o.id = j.id ELSE o.model = j.model AND o.id <> j.id END;
     PERFORM tensile._notify(job), tensile._log_event(job, state), tensile._announce_end(job, state);
 END $$;
 
--- From now on the job's version is seen. The oldest ones go, as far as the model's retention says so.
+-- Make the job's version visible, and delete old versions beyond the model's retention.
 CREATE FUNCTION tensile._complete_version(j tensile.jobs) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -107,8 +107,8 @@ BEGIN
         WHERE c.job = o.id AND o.model = j.model AND o.ended_at IS NOT NULL;
 END $$;
 
--- interrupted: to be continued from the last checkpoint. With retry it counts against pg_tensile.max_retries, and the
--- next attempt waits 1, 2, 4 ... s, at most an hour.
+-- Interrupt a job, which will continue from its last checkpoint. With `retry` the interruption counts towards
+-- pg_tensile.max_retries, and the next attempt is delayed by 1, 2, 4 ... s, at most an hour.
 CREATE FUNCTION tensile._interrupt_job(job bigint, reason text, retry bool, traceback text DEFAULT NULL) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -125,8 +125,8 @@ BEGIN
         RETURN;
     ELSIF retry AND failures > current_setting('pg_tensile.max_retries')::int THEN
         PERFORM tensile._end_job(job, 'failed', '58000', reason,
-            format('It was tried %s times in a row; pg_tensile.max_retries allows more. '
-                   'The server''s log may say more.', failures), NULL, traceback);
+            format('The job failed %s times in a row; a higher pg_tensile.max_retries allows more attempts. '
+                   'The server''s log may have details.', failures), NULL, traceback);
         RETURN;
     END IF;
     DELETE FROM tensile.model_versions v WHERE v.job = j.id;

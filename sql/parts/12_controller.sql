@@ -2,8 +2,8 @@
 -- Functions for the controller
 ------------------------------------------------------------------------------------------------------------------------
 
--- Jobs that have not ended, with the priority that counts: waiting pg_tensile.ageing seconds is worth one step, so nobody
--- starves.
+-- Open jobs with their effective priority, which rises by one for every pg_tensile.ageing seconds since submission
+-- so that no job starves.
 CREATE VIEW tensile._open_jobs WITH (security_invoker = true) AS
     SELECT j.id, j.state, j.memory_budget, j.submitted_at, j.not_before,
            CASE WHEN a.seconds OPERATOR(pg_catalog.>) 0
@@ -16,7 +16,7 @@ CREATE VIEW tensile._open_jobs WITH (security_invoker = true) AS
     WHERE j.ended_at IS NULL;
 COMMENT ON VIEW tensile._open_jobs IS 'private: open jobs and their priority with ageing';
 
--- The jobs that may start now, the one to start first first
+-- Jobs that may start now, in the order in which they are to start
 CREATE FUNCTION tensile._queue_next(max_rows int DEFAULT NULL) RETURNS TABLE (job bigint)
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -26,7 +26,7 @@ AS $$
     LIMIT $1
 $$;
 
--- Milliseconds until the next job that waits for its time may start; null if none waits
+-- Milliseconds until the next delayed job may start; null if no job is delayed
 CREATE FUNCTION tensile._queue_delay_ms() RETURNS int
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -35,8 +35,8 @@ AS $$
     WHERE j.ended_at IS NULL AND j.state = 'interrupted' AND j.not_before > clock_timestamp()
 $$;
 
--- queued or interrupted -> starting: the OID of the role to connect as. Null: it may not start any more; a job whose
--- role is gone fails.
+-- Change a job from queued or interrupted to starting, and return the OID of the role to connect as; null if the
+-- job may no longer start. A job whose role no longer exists fails.
 CREATE FUNCTION tensile._job_starting(job bigint) RETURNS oid
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -52,18 +52,18 @@ BEGIN
         RETURN NULL;
     ELSIF NOT EXISTS (SELECT FROM pg_roles WHERE oid = j.owner AND rolname = j.owner_name AND rolcanlogin) THEN
         PERFORM tensile._end_job(job, 'failed', '42704',
-            format('role "%s" was dropped, renamed or may not log in any more', j.owner_name),
+            format('role "%s" was dropped, renamed, or may no longer log in', j.owner_name),
             'The job''s worker connects as the role that submitted it: submit it again as a role with LOGIN.');
         RETURN NULL;
     ELSIF NOT has_schema_privilege(j.owner, 'tensile', 'USAGE') THEN
         PERFORM tensile._end_job(job, 'failed', '42501',
-            format('role "%s" may not use pg_tensile any more', j.owner_name),
+            format('role "%s" may no longer use pg_tensile', j.owner_name),
             format('The job''s worker runs as the role that submitted it: GRANT tensile_user TO %I.', j.owner_name));
         RETURN NULL;
     END IF;
     IF NOT has_database_privilege(j.owner, current_database(), 'CONNECT') THEN
         PERFORM tensile._end_job(job, 'failed', '42501',
-            format('role "%s" has no CONNECT privilege for database "%s" any more', j.owner_name, current_database()),
+            format('role "%s" no longer has the CONNECT privilege for database "%s"', j.owner_name, current_database()),
             'The job''s worker connects as the role that submitted it: grant it CONNECT and submit the job again.');
         RETURN NULL;
     END IF;
@@ -72,7 +72,8 @@ BEGIN
     RETURN j.owner;
 END $$;
 
--- starting -> what it was, because no worker could be started; true if the reason is new (so that it is logged once).
+-- Return a starting job to its previous state because no worker could be started; true if the reason is new, so
+-- that it is logged once.
 CREATE FUNCTION tensile._job_requeue(job bigint, reason text) RETURNS bool
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -85,7 +86,7 @@ BEGIN
     RETURN former IS DISTINCT FROM reason;
 END $$;
 
--- Jobs that should have a worker and have none, and how their last one left, if that is known
+-- Jobs without the worker that they should have, and how their last worker ended, if known
 CREATE FUNCTION tensile._orphans() RETURNS TABLE (job bigint, state text, attempt int, terminated bool, error text)
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -95,7 +96,7 @@ AS $$
       AND NOT EXISTS (SELECT FROM tensile._job_slots() s WHERE s.job = j.id)
 $$;
 
--- Ended jobs beyond pg_tensile.job_retention go, with all that belongs to them. Where a version came from stays known.
+-- Delete jobs that ended more than pg_tensile.job_retention ago, except those that trained an existing version.
 CREATE FUNCTION tensile._forget_jobs() RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -105,14 +106,14 @@ AS $$
       AND NOT EXISTS (SELECT FROM tensile.model_versions v WHERE v.job = j.id)
 $$;
 
--- An orphan becomes interrupted (or failed, or cancelled).
+-- Interrupt an orphan, or end it as failed or cancelled.
 CREATE FUNCTION tensile._reap(job bigint, reason text, retry bool) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT tensile._interrupt_job($1, $2, $3)
 $$;
 
--- An orphan whose worker was terminated is cancelled.
+-- Cancel an orphan whose worker was terminated.
 CREATE FUNCTION tensile._reap_terminated(job bigint, reason text) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$

@@ -2,7 +2,7 @@
 -- Functions for the job's worker
 ------------------------------------------------------------------------------------------------------------------------
 
--- Numbers in JSON are printed with extra_float_digits: below 1 they would not be those of the job's row.
+-- With extra_float_digits below 1, the numbers in JSON would be rounded ones.
 CREATE FUNCTION tensile._job_begin(pid int) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
 AS $$
@@ -14,7 +14,7 @@ BEGIN
         RETURNING * INTO j;
     IF NOT FOUND THEN
         RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
-            MESSAGE = format('job %s is not to be started', tensile._my_job());
+            MESSAGE = format('job %s is not in state "starting"', tensile._my_job());
     END IF;
     DELETE FROM tensile.model_versions v WHERE v.job = j.id;
     DELETE FROM tensile.checkpoints c WHERE c.job = j.id AND c.meta IS NULL;
@@ -50,7 +50,7 @@ AS $$
     INSERT INTO tensile.checkpoint_chunks (job, generation, seq, data) VALUES (tensile._my_job(), $1, $2, $3);
 $$;
 
--- Now it is whole. A job that gets on has its faults forgiven.
+-- Mark the checkpoint as complete, and reset the number of faults of a job that makes progress.
 CREATE FUNCTION tensile._job_checkpoint_done(generation int, meta jsonb) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -69,7 +69,7 @@ AS $$
                           WHERE c.job = tensile._my_job() AND c.meta IS NOT NULL)
 $$;
 
--- METRICS: what is no column of epochs is a metric; null: it does not fit the task.
+-- METRICS frame: keys that are not columns of epochs are metrics; a metric that does not apply to the task is null.
 CREATE FUNCTION tensile._job_metric(metrics jsonb) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -86,8 +86,8 @@ AS $$
         WHERE e.value IS NOT NULL;
 $$;
 
--- A version of the job's model that nobody sees yet: its weights come one by one, each in a transaction of its own, and
--- it is complete when the job has finished. Every other end of the attempt deletes it.
+-- Add a version of the job's model, which is not visible yet: its weights follow in chunks, each in its own
+-- transaction, and it is complete when the job has finished. Any other end of the attempt deletes it.
 CREATE FUNCTION tensile._job_version(task text, preprocessing jsonb, metrics jsonb, fingerprint text) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -117,12 +117,12 @@ BEGIN
     IF NOT FOUND THEN
         PERFORM tensile._trained_model(j) FROM tensile.jobs j WHERE j.id = tensile._my_job();
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
-            MESSAGE = format('version %s was not made by job %s', version, tensile._my_job());
+            MESSAGE = format('version %s does not belong to job %s', version, tensile._my_job());
     END IF;
 END $$;
 
--- TRACE: the header, a trace for each graph, and at first the operators and tensors of the first graph. A job's first
--- trace makes it wait for a plan.
+-- TRACE frame: the header, a trace for each graph, and the first time the operators and tensors of the first
+-- graph. After its first trace, a job waits for a plan.
 CREATE FUNCTION tensile._job_trace(header jsonb, traces bytea[], tables jsonb) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -151,7 +151,7 @@ BEGIN
         PERFORM tensile._check_profile(h.device, h.profile);
         INSERT INTO tensile.device_profiles (device, profile) VALUES (h.device, h.profile) ON CONFLICT DO NOTHING;
     END IF;
-    IF tables IS NOT NULL THEN -- another graph: what is known of the one before is not true of it
+    IF tables IS NOT NULL THEN -- another graph: latencies and footprint of the previous one do not apply
         DELETE FROM tensile.latencies l WHERE l.job = j;
         DELETE FROM tensile.footprints f WHERE f.job = j;
         PERFORM tensile._keep_tables(j, tables);
@@ -159,7 +159,7 @@ BEGIN
     PERFORM tensile._notify(j);
 END $$;
 
--- The first profile of a device counts for the jobs of all roles: one that no device can have is an error of its own job.
+-- The first profile of a device is used for the jobs of all roles, so an impossible one fails the job that sends it.
 CREATE FUNCTION tensile._check_profile(device text, profile jsonb) RETURNS void
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -171,17 +171,18 @@ DECLARE
 BEGIN
     FOR field, least, most IN VALUES ('memory_bytes', 1, 2 ^ 50), ('out_bytes_per_s', 1e5, 1e15),
             ('in_bytes_per_s', 1e5, 1e15), ('duplex_factor', 0.5, 1), ('flops_per_s', 1e5, 1e19),
-            ('bytes_per_s', 1e5, 1e17), ('transfer_latency_us', 0, 1e6), ('launch_us', 0, 1e6), ('handover_us', 0, 1e6) LOOP
+            ('bytes_per_s', 1e5, 1e17), ('transfer_latency_us', 0, 1e6), ('launch_us', 0, 1e6),
+            ('handover_us', 0, 1e6) LOOP
         number := profile->>field;
         IF number IS NULL OR number < least OR number > most THEN
             RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
                 MESSAGE = format('%s of device "%s" cannot be %s', field, device, coalesce(profile->>field, 'null')),
-                HINT = 'The executor measured it; the code of the model may have disturbed that.';
+                HINT = 'The executor measured this value; code of the model may have disturbed the measurement.';
         END IF;
     END LOOP;
 END $$;
 
--- CHOICE: the batch size that was chosen for the job, and those that it was compared with
+-- CHOICE frame: the batch size chosen for the job, and those that it was compared with
 CREATE FUNCTION tensile._job_choice(choice jsonb) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -194,9 +195,11 @@ BEGIN
                                      stall_us, device_bytes, measured_us, reason)
         SELECT j, c.batch_size, c.batch_size = (choice->>'batch_size')::int, c.feasible, c.learning_rate,
                c.samples_per_s, c.iteration_us, c.stall_us, c.device_bytes, c.measured_us, c.reason
-        FROM jsonb_to_recordset(choice->'candidates') AS c (batch_size int, feasible bool, learning_rate float8,
-             samples_per_s float8, iteration_us float8, stall_us float8, device_bytes bigint, measured_us float8, reason text);
-    PERFORM tensile._log('batch size', j, NULL, choice->>'device', choice->>'reason', choice - '{device,reason}'::text[]);
+        FROM jsonb_to_recordset(choice->'candidates') AS c (
+             batch_size int, feasible bool, learning_rate float8, samples_per_s float8, iteration_us float8,
+             stall_us float8, device_bytes bigint, measured_us float8, reason text);
+    PERFORM tensile._log('batch size', j, NULL, choice->>'device', choice->>'reason',
+                         choice - '{device,reason}'::text[]);
     PERFORM tensile._notify(j);
 END $$;
 
@@ -216,7 +219,7 @@ AS $$
              bytes bigint, first_operator int, last_operator int);
 $$;
 
--- Its executor has a plan.
+-- The job's executor has a plan.
 CREATE FUNCTION tensile._job_admitted() RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -224,7 +227,7 @@ AS $$
     SELECT tensile._notify(tensile._my_job());
 $$;
 
--- LATENCY; in microseconds, by operator, NaN: not known.
+-- LATENCY frame: microseconds by operator; NaN: unknown
 CREATE FUNCTION tensile._job_latency(header jsonb, predicted real[], measured real[], average real[]) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -238,7 +241,7 @@ AS $$
     SELECT tensile._notify(tensile._my_job());
 $$;
 
--- SPARSITY; `moved`: bytes, -1: not known.
+-- SPARSITY frame; `moved`: bytes, -1: unknown
 CREATE FUNCTION tensile._job_sparsity(revision int, tensors int[], zero_share real[], run_share real[],
                                       lz4_share real[], moved bigint[]) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
@@ -252,7 +255,7 @@ AS $$
     SELECT tensile._notify(tensile._my_job());
 $$;
 
--- What an executor has measured of its device's codecs; what is known already gives way to a calibration only.
+-- Store codec times measured by an executor; only a calibration replaces those that exist.
 CREATE FUNCTION tensile._job_codec_times(device text, times jsonb, relative_error float8) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -264,15 +267,15 @@ AS $$
         WHERE (SELECT j.kind FROM tensile.jobs j WHERE j.id = tensile._my_job()) = 'calibrate'
 $$;
 
--- Why the job can't be given memory (REFUSE), or null
+-- Header of the REFUSE frame for a job that cannot be given memory, or null
 CREATE FUNCTION tensile._job_refusal() RETURNS jsonb
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT tensile._my_job(); -- in the next statement it isn't called if there is no row
+    SELECT tensile._my_job(); -- the next statement does not call it without a row
     SELECT t.refusal FROM tensile.traces t WHERE t.job = tensile._my_job();
 $$;
 
--- A line of the log; the scheduler hears of a plan that was rejected.
+-- Write a line to the log; the scheduler is notified of a rejected plan.
 CREATE FUNCTION tensile._job_log(event text, reason text, generation bigint) RETURNS void
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -282,7 +285,7 @@ AS $$
     FROM (SELECT tensile._my_job()) m (job)
 $$;
 
--- For the JOB frame; only the job's worker may ask.
+-- Contents of the JOB frame, for the job's worker only
 CREATE FUNCTION tensile._job_profiles() RETURNS jsonb
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -303,7 +306,7 @@ AS $$
     SELECT m.device, m.models FROM tensile.latency_models m;
 $$;
 
--- The result of a calibration
+-- Store the result of a calibration.
 CREATE FUNCTION tensile._calibrate_done(device text, profile jsonb, models bytea, kinds int, samples int, error float8)
     RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp

@@ -2,7 +2,7 @@
 -- Functions for the scheduler
 ------------------------------------------------------------------------------------------------------------------------
 
--- Jobs that have sent a trace and have, or want, a plan
+-- Jobs that have sent a trace, and have or need a plan
 CREATE FUNCTION tensile._schedule_jobs()
     RETURNS TABLE (job bigint, waiting bool, waited_s float8, priority float8, policy text, memory_budget bigint,
                    device text, revision int, total_us float8, overhead_bytes bigint, least_bytes bigint, refused bool,
@@ -16,7 +16,7 @@ AS $$
     WHERE j.state IN ('waiting', 'running')
 $$;
 
--- What a waiting job waits for; true if that is new.
+-- Store what a waiting job waits for; true if the reason is new.
 CREATE FUNCTION tensile._job_waits(job bigint, reason text) RETURNS bool
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -29,7 +29,7 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- The job can't be given memory; `refusal`: REFUSE's header.
+-- Record that the job cannot be given memory; `refusal`: header of the REFUSE frame
 CREATE FUNCTION tensile._job_refuse(job bigint, refusal jsonb) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -37,7 +37,7 @@ AS $$
     SELECT tensile._notify($1);
 $$;
 
--- A line of the log; now and then the oldest lines go.
+-- Write a line to the log; every hundredth line deletes those before the last 10,000.
 CREATE FUNCTION tensile._log(event text, job bigint DEFAULT NULL, generation bigint DEFAULT NULL,
                              device text DEFAULT NULL, reason text DEFAULT NULL, details jsonb DEFAULT NULL)
     RETURNS void
@@ -53,7 +53,7 @@ BEGIN
     END IF;
 END $$;
 
--- What the job's plan was planned to need
+-- Store the expected memory use under the job's plan.
 CREATE FUNCTION tensile._footprint(job bigint, generation bigint, events bytea, operators int[], planned bigint[],
                                    vanilla bigint[], iteration_us float8, vanilla_us float8, planned_bytes bigint,
                                    granted_bytes bigint, host_bytes bigint, out_bytes bigint, in_bytes bigint,
@@ -65,13 +65,14 @@ AS $$
         FROM tensile.traces t WHERE t.job = $1
         ON CONFLICT (job) DO UPDATE SET generation = EXCLUDED.generation, events = EXCLUDED.events,
             operators = EXCLUDED.operators, planned = EXCLUDED.planned, vanilla = EXCLUDED.vanilla,
-            iteration_us = EXCLUDED.iteration_us, vanilla_us = EXCLUDED.vanilla_us, planned_bytes = EXCLUDED.planned_bytes,
-            granted_bytes = EXCLUDED.granted_bytes, host_bytes = EXCLUDED.host_bytes, out_bytes = EXCLUDED.out_bytes,
-            in_bytes = EXCLUDED.in_bytes, stall_us = EXCLUDED.stall_us, recomputes = EXCLUDED.recomputes,
-            plan_order = EXCLUDED.plan_order;
+            iteration_us = EXCLUDED.iteration_us, vanilla_us = EXCLUDED.vanilla_us,
+            planned_bytes = EXCLUDED.planned_bytes, granted_bytes = EXCLUDED.granted_bytes,
+            host_bytes = EXCLUDED.host_bytes, out_bytes = EXCLUDED.out_bytes, in_bytes = EXCLUDED.in_bytes,
+            stall_us = EXCLUDED.stall_us, recomputes = EXCLUDED.recomputes, plan_order = EXCLUDED.plan_order;
 $$;
 
--- What was decided about compressing the job's tensors: [{tensor, codec, coded_bytes, coded_us, plain_us, compressed}]
+-- Store the decisions about compressing the job's tensors: [{tensor, codec, coded_bytes, coded_us, plain_us,
+-- compressed}]
 CREATE FUNCTION tensile._coding(job bigint, decisions jsonb) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -79,7 +80,8 @@ AS $$
         ON CONFLICT (job) DO UPDATE SET decisions = EXCLUDED.decisions, at = clock_timestamp();
 $$;
 
--- A search for a better plan: `state` queued, searching (which starts its time), finished, stopped or failed
+-- Store the progress of a search for a better plan; `state`: queued, searching (starts its time), finished,
+-- stopped or failed.
 CREATE FUNCTION tensile._search(job bigint, state text, budget_bytes bigint, seconds float8, cached bool,
                                 first_us float8, best_us float8, generation int, evaluations bigint) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
@@ -98,7 +100,7 @@ AS $$
                 THEN coalesce(s.ended_at, clock_timestamp()) END
 $$;
 
--- What a search has found for the job's graph on its device; that of a longer search stays
+-- Store the best plan that a search found for the job's graph and device, unless a longer search has stored one.
 CREATE FUNCTION tensile._search_result(job bigint, bucket_bytes bigint, device_peak_bytes bigint, events bytea,
                                        plan_order bytea, iteration_us float8, seconds float8, generations int)
     RETURNS void
@@ -114,7 +116,7 @@ AS $$
         WHERE r.seconds <= EXCLUDED.seconds
 $$;
 
--- The result that fits into so much memory best, for the job's graph on its device
+-- The best search result for the job's graph and device that fits into the given memory
 CREATE FUNCTION tensile._searched(job bigint, budget_bytes bigint)
     RETURNS TABLE (bucket_bytes bigint, events bytea, plan_order bytea, iteration_us float8, seconds float8,
                    generations int)

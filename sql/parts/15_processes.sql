@@ -2,8 +2,9 @@
 -- The procedure that all background workers run
 ------------------------------------------------------------------------------------------------------------------------
 
--- One step, and what to wait for before the next one: no time-out after the last. Workers are executed as the role that
--- submitted the job, so everybody may execute it; _process() raises outside our processes, before Python imports anything.
+-- Perform one step, and return what to wait for before the next one; after the last step, the time-out is null.
+-- Workers run as the role that submitted the job, so all roles may execute this; outside the extension's own
+-- processes, _process() raises an error before Python imports anything.
 CREATE PROCEDURE tensile._step(bits int, INOUT fd int, INOUT timeout_ms int, INOUT writable bool)
     LANGUAGE plpython3u
 AS $$

@@ -6,44 +6,45 @@ CREATE FUNCTION @extschema@.register_model(name text, architecture jsonb, descri
                                            replace bool DEFAULT false) RETURNS bigint
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.register_model(text, jsonb, text, bool) IS
-    'makes a model, e.g. register_model(''late'', ''{"type": "mlp", "hidden": [128, 64]}''); returns its id';
+    'register a model, e.g. register_model(''late'', ''{"type": "mlp", "hidden": [128, 64]}''); return its id';
 CREATE FUNCTION @extschema@.drop_model(name text) RETURNS void
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.drop_model(text) IS
-    'removes a model with its versions and ends its job; for the model''s owner';
+    'drop a model with its versions, and end its job; for the model''s owner';
 CREATE FUNCTION @extschema@.deploy_model(model text, version int) RETURNS void
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.deploy_model(text, int) IS
-    'sets the version that predictions use from now on, also an older one; for the model''s owner';
+    'set the version that predictions use from now on; older versions are possible; for the model''s owner';
 CREATE FUNCTION @extschema@.grant_model(model text, grantee text, privilege text DEFAULT 'predict') RETURNS void
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.grant_model(text, text, text) IS
-    'lets a role (or ''public'') ''predict'' with or ''train'' a model; its owner decides: predictions reveal training data';
+    'allow a role (or ''public'') to ''predict'' with a model or to ''train'' it; predictions reveal training '
+    'data; for the model''s owner';
 CREATE FUNCTION @extschema@.revoke_model(model text, grantee text, privilege text DEFAULT 'predict') RETURNS void
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.revoke_model(text, text, text) IS
-    'takes back what grant_model gave; for the model''s owner';
+    'revoke a privilege granted by grant_model; for the model''s owner';
 CREATE FUNCTION @extschema@.set_model_owner(model text, role text) RETURNS void
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.set_model_owner(text, text) IS
-    'gives a model to another role that the caller is a member of; for the model''s owner, and superusers';
+    'give a model to another role that the caller is a member of; for the model''s owner, and superusers';
 
 CREATE FUNCTION @extschema@.set_model_memory_budget(model text, memory_budget text) RETURNS void
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.set_model_memory_budget(text, text) IS
-    'executes a model within so much device memory whenever it predicts, unless a call says otherwise; null: no limit; '
-    'for the model''s owner';
+    'limit the device memory of predictions with a model, unless a call specifies its own budget; null: no '
+    'limit; for the model''s owner';
 
 CREATE FUNCTION @extschema@.drop_version(model text, version int) RETURNS void
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.drop_version(text, int) IS
-    'drops a version of a model that is not deployed, with its weights; for the model''s owner';
+    'drop a version of a model that is not deployed, with its weights; for the model''s owner';
 
 CREATE FUNCTION @extschema@.set_model_retention(model text, keep_versions int) RETURNS void
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.set_model_retention(text, int) IS
-    'keeps so many versions of a model, the newest ones, and the deployed one: whenever a job adds a version, older ones '
-    'are dropped; null: all are kept; for the model''s owner';
+    'set how many of a model''s newest versions are kept, besides the deployed one, when a job adds a '
+    'version; null: all; for the model''s owner';
 
 CREATE FUNCTION @extschema@.train_model(model text, query text, target text,
         epochs int DEFAULT 10, batch_size int DEFAULT 64, optimizer text DEFAULT 'adamw',
@@ -53,17 +54,17 @@ CREATE FUNCTION @extschema@.train_model(model text, query text, target text,
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_train_model';
 COMMENT ON FUNCTION @extschema@.train_model(text, text, text, int, int, text, float8, float8, bigint, text, text, int,
                                             jsonb) IS
-    'submits a job that trains a model on the rows of a query; returns the job, which starts at commit; '
-    'for the model''s owner and those granted ''train''';
+    'submit a job that trains a model on the rows of a query; return the number of the job, which starts at '
+    'commit; for the model''s owner and roles granted ''train''';
 CREATE FUNCTION @extschema@.cancel_job(job bigint) RETURNS bool
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.cancel_job(bigint) IS
-    'stops a job; false if it had ended already; for the job''s owner and members of pg_signal_backend';
+    'stop a job; return false if it has already ended; for the job''s owner and members of pg_signal_backend';
 CREATE FUNCTION @extschema@.set_job_priority(job bigint, priority int) RETURNS bool
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.set_job_priority(bigint, int) IS
-    'a higher priority starts earlier and loses less time to others'' memory; false if the job had ended already; '
-    'for those who may cancel it';
+    'set a job''s priority: a higher one starts earlier and loses less time to other jobs'' memory; return '
+    'false if the job has already ended; for roles that may cancel it';
 
 CREATE FUNCTION @extschema@.predict(model text, features record, memory_budget text DEFAULT NULL) RETURNS float8
     LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_record';
@@ -81,14 +82,15 @@ CREATE FUNCTION @extschema@.predict_rows(model text, query text, memory_budget t
     RETURNS TABLE (row_number bigint, prediction float8, label text, probability float8)
     LANGUAGE C COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_rows';
 COMMENT ON FUNCTION @extschema@.predict(text, record, text) IS
-    'predicts for a row, columns matched by name; a number, or the probability of the second of two classes';
+    'predict for a row, with columns matched by name: a number, or the probability of the second of two classes';
 COMMENT ON FUNCTION @extschema@.predict(text, float8[], text) IS
-    'predicts for the features in the order of the training query';
-COMMENT ON FUNCTION @extschema@.predict(text, jsonb, text) IS 'predicts for an object {"feature": value, ...}';
+    'predict for features in the order of the training query';
+COMMENT ON FUNCTION @extschema@.predict(text, jsonb, text) IS 'predict for an object {"feature": value, ...}';
 COMMENT ON FUNCTION @extschema@.predict_class(text, record, text) IS
-    'the most probable class for a row, columns matched by name';
+    'predict the most probable class for a row, with columns matched by name';
 COMMENT ON FUNCTION @extschema@.predict_class(text, float8[], text) IS
-    'the most probable class for the features in the order of the training query';
+    'predict the most probable class for features in the order of the training query';
 COMMENT ON FUNCTION @extschema@.predict_class(text, jsonb, text) IS
-    'the most probable class for an object {"feature": value, ...}';
-COMMENT ON FUNCTION @extschema@.predict_rows(text, text, text) IS 'predicts for every row of a query, in batches';
+    'predict the most probable class for an object {"feature": value, ...}';
+COMMENT ON FUNCTION @extschema@.predict_rows(text, text, text) IS
+    'predict for every row of a query, in batches';

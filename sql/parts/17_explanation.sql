@@ -2,8 +2,8 @@
 -- Explaining a training
 ------------------------------------------------------------------------------------------------------------------------
 
--- What explain_training's executor gets, after the checks that train_model makes: the job's spec (docs/internals.md) and
--- what its admission depends on. The rows of the query are the caller's to read.
+-- Make the same checks as train_model, and return the input of the executor: the job's spec (docs/internals.md)
+-- and what its admission depends on. The rows of the query are read as the caller.
 CREATE FUNCTION tensile._explain_training(caller oid, model text, query text, target text, epochs int, batch_size int,
                                           optimizer text, learning_rate float8, validation float8, seed bigint,
                                           policy text, memory_budget text, priority int, options jsonb,
@@ -40,8 +40,8 @@ BEGIN
         HINT = 'Use {"format": "text"} or {"format": "json"}.';
 END $$;
 
--- How long a job goes on, at most (early stopping is not foreseen): by its last epochs, or else by what it does in a
--- second, or else by what its operators should take. Null: not known.
+-- Seconds until the job ends, at most (early stopping is not foreseen), estimated from its last epochs, or else
+-- from its current rate, or else from the latencies of its operators; null if unknown.
 CREATE FUNCTION tensile._remaining_s(job bigint) RETURNS float8
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -61,8 +61,8 @@ AS $$
     WHERE j.id = $1
 $$;
 
--- {device: what its jobs could be squeezed into}, of all roles' jobs together; `ahead`: those that a job of that
--- priority would wait for, the waiting ones in the order in which they may begin
+-- For each device, the least memory of the jobs of all roles. `ahead`: the jobs that a job of the given priority
+-- would wait for, in the order in which they may begin
 CREATE FUNCTION tensile._admission(priority int) RETURNS jsonb
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -80,19 +80,20 @@ BEGIN
                                     'remaining_s', tensile._remaining_s(j.id))
                                     ORDER BY j.aged_priority DESC, j.submitted_at, j.id)
                                 FILTER (WHERE j.state = 'running'
-                                        OR j.state = 'waiting' AND j.aged_priority >= _admission.priority), '[]') AS ahead
+                                        OR j.state = 'waiting' AND j.aged_priority >= _admission.priority), '[]')
+                           AS ahead
                 FROM tensile.traces t JOIN tensile._open_jobs j ON j.id = t.job
                 WHERE t.device = d.name) r);
 END $$;
 
--- For the supervisor, which reads as the caller, who may have row_security off
+-- For the supervisor, which reads as the caller, whose row_security may be off
 CREATE FUNCTION tensile._explain_latency_models() RETURNS TABLE (device text, models bytea)
     LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT m.device, m.models FROM tensile.latency_models m
 $$;
 
--- The supervisor, called by explain_training alone: as the caller, in the caller's transaction.
+-- The supervisor, called only by explain_training, as the caller and in the caller's transaction
 CREATE FUNCTION tensile._explain(spec jsonb, folder text, OUT lines text[], OUT sqlstate text, OUT message text,
                                  OUT hint text, OUT detail text, OUT traceback text)
     LANGUAGE plpython3u SET search_path = pg_catalog, pg_temp
@@ -116,5 +117,5 @@ CREATE FUNCTION @extschema@.explain_training(model text, query text, target text
     LANGUAGE C COST 1000 AS 'MODULE_PATHNAME', 'tensile_explain_training';
 COMMENT ON FUNCTION @extschema@.explain_training(text, text, text, int, int, text, float8, float8, bigint, text, text,
                                                  int, jsonb) IS
-    'what train_model with the same arguments would take, its memory plan, and whether it would start; trains nothing; '
-    'for those who may train the model';
+    'show what train_model with the same arguments would require, its memory plan, and whether it would '
+    'start; train nothing; for roles that may train the model';

@@ -2,8 +2,8 @@
 -- Calibrating a device
 ------------------------------------------------------------------------------------------------------------------------
 
--- Calibrating is a job like any other, but for its worker's executor: no model, no query. Its row's options hold the
--- time that it may take.
+-- A calibration is a job without a model and a query, and with its own kind of executor. The options in its row
+-- have the time that it may take.
 CREATE FUNCTION tensile._calibrate(caller oid, device_seconds int) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -23,8 +23,8 @@ BEGIN
         RETURNING id INTO job;
     IF job IS NULL THEN
         job := (SELECT j.id FROM tensile.jobs j WHERE j.kind = 'calibrate' AND j.ended_at IS NULL);
-        RAISE EXCEPTION USING ERRCODE = 'object_in_use', MESSAGE = 'the device is being calibrated already',
-            DETAIL = 'Job ' || job || ' does it.',
+        RAISE EXCEPTION USING ERRCODE = 'object_in_use', MESSAGE = 'the device is already being calibrated',
+            DETAIL = format('Job %s is calibrating it.', job),
             HINT = 'Wait with wait_for_job until that job has ended, or stop it with cancel_job.';
     END IF;
     PERFORM tensile._log_event(job, 'submitted');
@@ -33,9 +33,11 @@ END $$;
 CREATE FUNCTION tensile.calibrate(device_seconds int DEFAULT 240) RETURNS bigint
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_calibrate';
 COMMENT ON FUNCTION tensile.calibrate(int) IS
-    'measures the operators of models on the device, so that times are predicted well before anything ran; a job';
+    'submit a job that measures operators on the device, so that latencies are predicted well before anything '
+    'has run';
 
--- Training steps to measure: of the models that were trained last, as they were trained. For the job's worker.
+-- Training steps to measure, for the job's worker: those of the models trained last, with the settings of their
+-- training
 CREATE FUNCTION tensile._calibration_workloads() RETURNS jsonb
     LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -54,19 +56,22 @@ BEGIN
             WHERE v.age = 1);
 END $$;
 
--- Sizes of a model's features, as pg_tensile/execution/data/preprocessing.py derives them from what was fitted: numeric columns, codes
--- of each category (0 included), [length, tokens or 0] of each array
+-- Sizes of a model's features, derived from the fitted preprocessing as in
+-- pg_tensile/execution/data/preprocessing.py: number of numeric columns, number of codes of each category (0
+-- included), [length, tokens or 0] of each array
 CREATE FUNCTION tensile._model_inputs(preprocessing jsonb) RETURNS jsonb
     LANGUAGE sql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
     SELECT jsonb_build_object(
         'numeric', coalesce(sum(CASE f->>'kind' WHEN 'numeric' THEN 1 WHEN 'array' THEN 0
                                     WHEN 'timestamp' THEN CASE WHEN (f->>'hour')::bool THEN 7 ELSE 5 END ELSE 0 END
-                                + CASE WHEN f->>'kind' <> 'category' AND (f->>'nulls')::bigint > 0 THEN 1 ELSE 0 END), 0),
-        'cardinalities', coalesce(jsonb_agg(1 + jsonb_array_length(f->'categories') ORDER BY place)
+                                + CASE WHEN f->>'kind' <> 'category' AND (f->>'nulls')::bigint > 0
+                                       THEN 1 ELSE 0 END), 0),
+        'cardinalities', coalesce(jsonb_agg(1 + jsonb_array_length(f->'categories') ORDER BY position)
                                   FILTER (WHERE f->>'kind' = 'category'), '[]'),
         'arrays', coalesce(jsonb_agg(jsonb_build_array((f->>'length')::int,
-                                                       coalesce(2 + jsonb_array_length(f->'tokens'), 0)) ORDER BY place)
+                                                       coalesce(2 + jsonb_array_length(f->'tokens'), 0))
+                                     ORDER BY position)
                            FILTER (WHERE f->>'kind' = 'array'), '[]'))
-    FROM jsonb_array_elements($1->'features') WITH ORDINALITY AS e (f, place)
+    FROM jsonb_array_elements($1->'features') WITH ORDINALITY AS e (f, position)
 $$;

@@ -1,8 +1,8 @@
 ------------------------------------------------------------------------------------------------------------------------
 -- Privileges on functions
 --
--- Members of tensile_user may execute the public functions. The private ones are the owner's, except those that views and
--- workers call; these check the caller themselves.
+-- Members of tensile_user may execute the public functions. Only their owner may execute the private ones, except
+-- those that views and workers call; these check the caller themselves.
 ------------------------------------------------------------------------------------------------------------------------
 
 REVOKE EXECUTE ON ALL ROUTINES IN SCHEMA tensile FROM PUBLIC;
@@ -29,8 +29,8 @@ GRANT EXECUTE ON FUNCTION
     tensile._job_begin(int), tensile._job_status(), tensile._job_rows(bigint), tensile._job_checkpoint(int, int, bytea),
     tensile._job_checkpoint_done(int, jsonb), tensile._job_checkpoint_read(int), tensile._job_metric(jsonb),
     tensile._job_version(text, jsonb, jsonb, text), tensile._job_weights(bigint, int, bytea),
-    tensile._job_end(text, text, text, text, text, text, text[], text), tensile._stop_cause(), tensile._take_interrupt(),
-    tensile._job_interrupt(text, bool, text)
+    tensile._job_end(text, text, text, text, text, text, text[], text), tensile._stop_cause(),
+    tensile._take_interrupt(), tensile._job_interrupt(text, bool, text)
     TO PUBLIC;
 GRANT EXECUTE ON PROCEDURE tensile._step(int, int, int, bool) TO PUBLIC;
 
@@ -45,7 +45,7 @@ GRANT EXECUTE ON ROUTINE
     @extschema@.predict_class(text, float8[], text), @extschema@.predict_class(text, jsonb, text),
     @extschema@.predict_rows
     TO tensile_user;
--- A fresh installation only: an upgrade takes nothing away.
+-- A fresh installation only: an upgrade revokes nothing.
 REVOKE EXECUTE ON ROUTINE
     @extschema@.register_model, @extschema@.drop_model, @extschema@.deploy_model, @extschema@.grant_model,
     @extschema@.revoke_model, @extschema@.set_model_owner, @extschema@.set_model_memory_budget,
@@ -58,5 +58,5 @@ REVOKE EXECUTE ON ROUTINE
     @extschema@.predict_rows
     FROM PUBLIC;
 
--- Wakes the launcher when this commits.
+-- Wake the launcher when this transaction commits.
 SELECT tensile._notify(0);

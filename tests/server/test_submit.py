@@ -163,13 +163,13 @@ def test_a_volatile_function_is_not_called_by_submitting(flights: Connection) ->
         (
             {"options": Jsonb({"batch_size_range": [1, 2]})},
             "22023",
-            'the option "batch_size_range" is for a batch size that is chosen, but batch_size is 64',
+            'option "batch_size_range" requires an automatically chosen batch size, but batch_size is 64',
             "batch_size => 0",
         ),
         (
             {"options": Jsonb({"learning_rate_scaling": "none"})},
             "22023",
-            'the option "learning_rate_scaling" is for a batch size that is chosen',
+            'option "learning_rate_scaling" requires an automatically chosen batch size',
             "leave the option out",
         ),
         (
