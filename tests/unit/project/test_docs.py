@@ -19,7 +19,7 @@ from pg_tensile.planning.plan.plan import NO_EVENTS, EventKind, validate
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
-from scripts.sql_reference import ERRORS, condition
+from scripts.sqlstates import ERRORS, condition
 from tests.documents import DOCUMENTS, REPOSITORY, anchors, blocks, links, statements
 from tests.unit.graphs import chain, traces
 from tests.unit.handmade import network
