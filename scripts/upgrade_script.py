@@ -37,7 +37,7 @@ TOKEN = re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|(\$\w*\$).*?\1|--[^\n]*|/\*.*?\*/
 
 
 class Statement(NamedTuple):
-    """One statement of a script without its semicolon, and the comment lines right before it."""
+    """A statement of a script without its semicolon, and the comment lines right before it."""
 
     text: str
     comment: str = ""
@@ -93,17 +93,17 @@ def statements(script: str) -> Iterator[Statement]:
 
 
 def split_arguments(arguments: str) -> list[str]:
-    """Split arguments at commas outside of brackets and strings."""
-    found, depth = [""], 0
+    """Split arguments at the commas outside of brackets and strings."""
+    parts, depth = [""], 0
     for match in TOKEN.finditer(arguments):
         token = match.group()
         depth += token in "([" if len(token) == 1 else 0
         depth -= token in ")]" if len(token) == 1 else 0
         if token == "," and depth == 0:
-            found.append("")
+            parts.append("")
         else:
-            found[-1] += token
-    return [" ".join(argument.split()) for argument in found if argument.strip()]
+            parts[-1] += token
+    return [" ".join(argument.split()) for argument in parts if argument.strip()]
 
 
 def routine(statement: Statement) -> Routine | None:
@@ -111,15 +111,15 @@ def routine(statement: Statement) -> Routine | None:
     head = ROUTINE.match(statement.text)
     if head is None:
         return None
-    depth, place = 1, head.end()
+    depth, position = 1, head.end()
     while depth:
-        match = TOKEN.match(statement.text, place)
+        match = TOKEN.match(statement.text, position)
         assert match is not None, statement.text
         depth += {"(": 1, ")": -1}.get(match.group(), 0)
-        place = match.end()
-    arguments = split_arguments(statement.text[head.end() : place - 1])
+        position = match.end()
+    arguments = split_arguments(statement.text[head.end() : position - 1])
     bare = tuple(re.split(r" DEFAULT ", argument, flags=re.I)[0] for argument in arguments)
-    result = re.split(r"\bLANGUAGE\b", statement.text[place:], maxsplit=1, flags=re.I)[0]
+    result = re.split(r"\bLANGUAGE\b", statement.text[position:], maxsplit=1, flags=re.I)[0]
     defaults = sum(before != after for before, after in zip(arguments, bare, strict=True))
     return Routine(head["kind"].upper(), head["name"], bare, defaults, " ".join(result.split()))
 
@@ -132,13 +132,13 @@ class Script:
 
     @cached_property
     def routines(self) -> dict[str, tuple[Routine, Statement]]:
-        found = ((routine(statement), statement) for statement in self.statements)
-        return {made.identity: (made, statement) for made, statement in found if made is not None}
+        pairs = ((routine(statement), statement) for statement in self.statements)
+        return {created.identity: (created, statement) for created, statement in pairs if created is not None}
 
     @cached_property
     def views(self) -> dict[str, Statement]:
-        found = ((VIEW.match(statement.text), statement) for statement in self.statements)
-        return {match["name"]: statement for match, statement in found if match}
+        pairs = ((VIEW.match(statement.text), statement) for statement in self.statements)
+        return {match["name"]: statement for match, statement in pairs if match}
 
     @cached_property
     def texts(self) -> set[str]:
@@ -146,12 +146,12 @@ class Script:
 
 
 class Upgrade:
-    """The generated statements from one full script to another, around the part written by hand."""
+    """The statements that lead from one full script to another, around those written by hand."""
 
     def __init__(self, old: Script, new: Script, by_hand: str) -> None:
         self.old, self.new, self.by_hand = old, new, by_hand
         self.dropped_by_hand = {match["name"] for match in DROPPED.finditer(by_hand)}
-        self.dropped_routines = [made for made, _ in old.routines.values() if not self._stays(made)]
+        self.dropped_routines = [routine for routine, _ in old.routines.values() if not self._stays(routine)]
         self.dropped_views = self._dropped_views()
 
     def _stays(self, routine: Routine) -> bool:
@@ -168,27 +168,27 @@ class Upgrade:
                 gone.add(name)
         return [name for name in self.old.views if name in gone]
 
-    def goes(self) -> Iterator[str]:
+    def drops(self) -> Iterator[str]:
         """Yield the statements before those written by hand."""
         views = [name for name in self.dropped_views if name not in self.dropped_by_hand]
         if views:
             yield "DROP VIEW " + ",\n    ".join(views) + ";"
-        for made in self.dropped_routines:
-            if made.name not in self.dropped_by_hand:
-                yield f"DROP {made.identity};"
+        for routine in self.dropped_routines:
+            if routine.name not in self.dropped_by_hand:
+                yield f"DROP {routine.identity};"
 
-    def comes(self) -> Iterator[str]:
+    def creations(self) -> Iterator[str]:
         """Yield the statements after those written by hand, in the order of the full script."""
         renewed = {routine.name for routine in self.dropped_routines}
         for statement in self.new.statements:
-            made, view, comment = routine(statement), VIEW.match(statement.text), COMMENT.match(statement.text)
+            created, view, comment = routine(statement), VIEW.match(statement.text), COMMENT.match(statement.text)
             if statement.comment.startswith(FRESH_ONLY):
                 continue
-            if made is not None:
-                if statement.text not in self.old.texts or made.name in renewed | self.dropped_by_hand:
-                    yield self._replacing(statement, made.identity in self.old.routines, made.name)
-                    if made.identity not in self.old.routines and not made.name.startswith("tensile."):
-                        yield f"REVOKE EXECUTE ON {made.identity} FROM PUBLIC;"
+            if created is not None:
+                if statement.text not in self.old.texts or created.name in renewed | self.dropped_by_hand:
+                    yield self._replacing(statement, created.identity in self.old.routines, created.name)
+                    if created.identity not in self.old.routines and not created.name.startswith("tensile."):
+                        yield f"REVOKE EXECUTE ON {created.identity} FROM PUBLIC;"
             elif view:
                 if view["name"] not in self.old.views or view["name"] in self.dropped_views:
                     yield self._replacing(statement, False, view["name"])
@@ -204,26 +204,26 @@ class Upgrade:
         Otherwise it could take over another owner's object.
         """
         by_hand = re.search(rf"CREATE (OR REPLACE )?(FUNCTION|PROCEDURE|VIEW) {re.escape(name)}\b", self.by_hand, re.I)
-        stays = existing and name not in {made.name for made in self.dropped_routines} | self.dropped_by_hand
+        stays = existing and name not in {routine.name for routine in self.dropped_routines} | self.dropped_by_hand
         verb = "CREATE OR REPLACE" if stays or by_hand else "CREATE"
         return f"{statement.comment}{re.sub(r'^CREATE( OR REPLACE)?', verb, statement.text, flags=re.I)};"
 
     def _is_new(self, comment: re.Match[str], renewed: set[str]) -> bool:
-        """Return whether a comment is on an object dropped and created again, or on a table made or renamed by hand."""
+        """Return whether a comment is on an object that is created again, or on a table created or renamed by hand."""
         name = comment["name"]
         if comment["kind"].upper() == "COLUMN":
             name += comment["rest"].split()[0] if comment["rest"].split() else ""
             name = name.rpartition(".")[0]
-        made = rf"CREATE (UNLOGGED )?TABLE {re.escape(name)}\b|RENAME TO {re.escape(name.rpartition('.')[2])}\b"
-        named = re.search(made, self.by_hand, re.I)
-        return name in renewed or name in self.dropped_views or named is not None
+        creation = rf"CREATE (UNLOGGED )?TABLE {re.escape(name)}\b|RENAME TO {re.escape(name.rpartition('.')[2])}\b"
+        by_hand = re.search(creation, self.by_hand, re.I)
+        return name in renewed or name in self.dropped_views or by_hand is not None
 
 
 def generate(old: str, new: str, by_hand: str) -> str:
     """Return the upgrade script from one full script to another, around the statements written by hand."""
     upgrade = Upgrade(Script(old), Script(new), by_hand)
-    return "\n\n".join((GUARD, *upgrade.goes(), by_hand.strip(), *upgrade.comes())) + "\n"
+    return "\n\n".join((GUARD, *upgrade.drops(), by_hand.strip(), *upgrade.creations())) + "\n"
 
 
 if __name__ == "__main__":
-    print(generate(*(Path(path).read_text() for path in sys.argv[1:])), end="")
+    print(generate(*(Path(path).read_text(encoding="utf-8") for path in sys.argv[1:])), end="")
