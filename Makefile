@@ -11,7 +11,11 @@ VENV_PYTHON = .venv/bin/python
 
 EXTENSION = pg_tensile
 MODULE_big = pg_tensile
-DATA = $(wildcard sql/*.sql)
+# Scripts of released versions are files, those of the version in development are built
+EXTVERSION := $(shell sed -n "s/^default_version = '\(.*\)'/\1/p" pg_tensile.control)
+RELEASED = 0.1.0
+DATA = $(wildcard sql/pg_tensile--*.sql)
+DATA_built = build/pg_tensile--$(EXTVERSION).sql build/pg_tensile--$(RELEASED)--$(EXTVERSION).sql
 OBJS = $(patsubst %.c,%.o,$(wildcard pg_tensile/csrc/*.c))
 PG_CFLAGS = -Wall -Wextra -Wshadow -Wno-unused-parameter -Wno-missing-field-initializers -Wno-sign-compare -Werror
 # PostgreSQL 15 hides no symbol of an extension by itself, and loads them all into one name space.
@@ -20,6 +24,8 @@ PG_CPPFLAGS = -DPG_TENSILE_PYTHON='"$(child_python)"'
 EXTRA_CLEAN = build tmp_check
 # The shim is thin: inlining it into queries gains nothing.
 override with_llvm = no
+# Half a file is no file.
+.DELETE_ON_ERROR:
 # pg_regress gets a server of its own, see installcheck below.
 NO_INSTALLCHECK = 1
 
@@ -69,6 +75,15 @@ all install installcheck:
 clean:
 	rm -rf build tmp_check pg_tensile/csrc/*.o *.so
 endif
+
+# The parts in the order of their names, with an empty line between them
+build/pg_tensile--$(EXTVERSION).sql: sql/parts $(sort $(wildcard sql/parts/*.sql))
+	@mkdir -p build
+	awk 'FNR == 1 && NR > 1 { print "" } { print }' $(filter %.sql,$^) >$@
+
+build/pg_tensile--$(RELEASED)--$(EXTVERSION).sql: scripts/upgrade_script.py sql/pg_tensile--$(RELEASED).sql \
+		build/pg_tensile--$(EXTVERSION).sql sql/upgrade.sql
+	python3 $^ >$@
 
 # A string literal for rules.c
 build/rules.h: pg_tensile/rules.json

@@ -183,7 +183,7 @@ def open_cluster(folder: Path) -> Cluster:
 
 def made_from(cluster: Cluster) -> str:
     """Return a digest of what a cluster depends on: the extension's catalogue and the server's major version."""
-    scripts = sorted((REPOSITORY / "sql").glob("*.sql"))
+    scripts = sorted((REPOSITORY / "sql").rglob("*.sql"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in scripts) + cluster.version().encode()).hexdigest()
 
 

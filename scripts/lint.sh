@@ -8,11 +8,10 @@ $python -m ruff check -q .
 $python -m ruff format -q --check . || { $python -m ruff format --diff . | head -40; exit 1; }
 $python -m mypy --no-error-summary
 # Scripts and messages have to be valid in databases of every encoding (the script of 0.1.0 is frozen as it was).
-mapfile -t scripts < <(find sql -name '*.sql' ! -name 'pg_tensile--0.1.0.sql')
-if LC_ALL=C grep -nP '[^\x00-\x7F]' pg_tensile/csrc/*.[ch] "${scripts[@]}"; then
+if LC_ALL=C grep -nP '[^\x00-\x7F]' pg_tensile/csrc/*.[ch] sql/upgrade.sql sql/parts/*.sql; then
     echo 'lint: C and SQL are ASCII' >&2; exit 1
 fi
-make --no-print-directory -s all # -Wall -Wextra -Werror
+make --no-print-directory -s all # -Wall -Wextra -Werror, and the SQL scripts in build/
 if nm -D --defined-only pg_tensile.so | grep -vE ' (tensile_\w+|pg_finfo_tensile_\w+|_PG_init|Pg_magic_func)(@.*)?$'; then
     echo 'lint: pg_tensile.so exports symbols without its prefix: pg_tensile/csrc/exports.map' >&2; exit 1
 fi
@@ -26,12 +25,10 @@ exceptions=(
     # pgspot reads SQL and PL/pgSQL only; these procedures import their module and call it
     --ignore-lang plpython3u
 )
-for script in sql/*.sql; do
-    base=${script%--*}.sql # an upgrade script replaces functions of this one
+for script in sql/pg_tensile--*.sql build/pg_tensile--*.sql; do
+    base=sql/$(basename "${script%--*}").sql # an upgrade script replaces functions of this one
     case $script in
-        sql/*--*--*) $python -m pgspot --append "${exceptions[@]}" "$base" "$script" ;;
+        *--*--*) $python -m pgspot --append "${exceptions[@]}" "$base" "$script" ;;
         *) $python -m pgspot "${exceptions[@]}" "$script" ;;
     esac
 done
-# From the full scripts, but for what concerns tables
-$python -m scripts.upgrade_script --check

@@ -1,13 +1,13 @@
-"""Generator of docs/sql.md: all functions, tables, views and settings from the catalogues, and every SQLSTATE.
+"""Generator of docs/sql.md: functions, tables, views and settings from the catalogues, and every SQLSTATE.
 
     python -m scripts.sql_reference [--check]
 
-Writes the file; with --check it only reports whether the file is up to date (exit status 1: it is not). The catalogues
-are those of a temporary server with the extension as it is installed. Functions, tables, views and columns are
-described by their COMMENTs in sql/, settings by pg_tensile/csrc/guc.c, architectures and options by
-pg_tensile/rules.json, arguments and SQLSTATEs by the tables here, which tests compare with the catalogues and the
-sources (tests/server/test_docs.py, tests/unit/project/test_docs.py). Private objects (a name that begins with an
-underscore, or a comment with "private:") are left out.
+writes the file; with --check it only reports whether the file is up to date (exit status 1 if not). The catalogues are
+those of a temporary server with the installed extension. Functions, tables, views and columns are described by their
+COMMENTs in sql/parts/, settings by pg_tensile/csrc/guc.c, architectures and options by pg_tensile/rules.json, SQLSTATEs
+by scripts/sqlstates.py and arguments by a table below; tests compare both tables with the catalogues and the sources
+(tests/server/test_docs.py, tests/unit/project/test_docs.py). Private objects (whose name begins with an underscore, or
+whose comment with "private:") are left out.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from psycopg.rows import class_row
 
 from pg_tensile.rules import ARCHITECTURES, OPTIONS, describe, resolved
 from scripts.cluster import REPOSITORY, temporary_cluster
+from scripts.sqlstates import ERRORS, condition
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -36,7 +37,7 @@ WIDTH = 100  # of a signature on one line
 VOLATILITIES = {"i": "Immutable", "s": "Stable", "v": "Volatile"}
 KINDS = {"r": "Table", "v": "View"}
 CHANGED_BY = {"user": "session", "sighup": "reload", "postmaster": "restart"}
-OF_THE_BUILD = {"pg_tensile.python": "`PYTHON=` of `make install`"}  # defaults that differ from machine to machine
+BUILD_DEFAULTS = {"pg_tensile.python": "`PYTHON=` of `make install`"}  # defaults that differ from machine to machine
 
 FUNCTIONS = """
     SELECT p.proname::text AS name, n.nspname::text AS schema, pg_get_function_arguments(p.oid) AS arguments,
@@ -65,155 +66,41 @@ SETTINGS = """
     FROM pg_settings WHERE starts_with(name, 'pg_tensile.') ORDER BY name COLLATE "C"
 """
 
+# What an argument or a column of a result means, the same in all functions that have it
 ARGUMENTS = {
-    "architecture": "`type` and its keys: [architectures](#architectures)",
-    "batch_size": "rows of one step, 1 to 10000000; 0: [chosen](training.md#the-batch-size)",
-    "description": "of the model, for people",
-    "device_seconds": "how long to measure, 1 to 86400",
+    "architecture": "object with the `type` and its keys: [architectures](#architectures)",
+    "batch_size": "rows per step, 1 to 10000000; 0: [chosen automatically](training.md#the-batch-size)",
+    "description": "description of the model, for readers",
+    "device_seconds": "duration of the measurements in seconds, 1 to 86400",
     "epochs": "passes over the training rows, 1 to 1000000",
-    "features": "a row, an object, or an array of numbers in the order of the training query",
-    "grantee": "a role, or `public`",
-    "job": "its number, as `train_model` returned it",
-    "keep_versions": "1 or more; null: all",
-    "label": "the most probable class; null for a regression",
-    "learning_rate": "size of the optimizer's steps, above 0",
-    "memory_budget": "device memory of this job, or that the model is executed within to predict, such as `2GB`; null:"
-    " what the device has; in a prediction the model's own, else all that it takes",
-    "model": "its name",
-    "name": "of the model",
+    "features": "row, object, or array of numbers in the order of the training query",
+    "grantee": "role, or `public`",
+    "job": "number of the job, as returned by `train_model`",
+    "keep_versions": "number of versions, 1 or more; null: all",
+    "label": "most probable class; null for a regression",
+    "learning_rate": "step size of the optimizer, above 0",
+    "memory_budget": "device memory for a job, or for predictions with a model, such as `2GB`; null: for a job what the"
+    " device has, for a prediction the model's own budget, or else no limit",
+    "model": "name of the model",
+    "name": "name of the model",
     "optimizer": "`sgd`, `adam` or `adamw`",
-    "options": "[of a job](#options-of-a-job); `explain_training` has `format` as well: `text` or `json`",
-    "policy": "one of the values of the setting `pg_tensile.policy`; null: what it is set to",
-    "prediction": "a number, the probability of the second of two classes, or the class where classes are numbers;"
-    " else null",
-    "priority": "-1000 to 1000; a higher one starts earlier, and loses less time to others' memory",
+    "options": "[options of the job](#options-of-a-job); `explain_training` accepts `format` as well: `text` or `json`",
+    "policy": "one of the values of the setting `pg_tensile.policy`; null: the current value of the setting",
+    "prediction": "number, or probability of the second of two classes, or class if classes are numbers; else null",
+    "priority": "-1000 to 1000; a higher priority starts earlier and loses less time to other jobs' memory",
     "privilege": "`predict` or `train`",
-    "probability": "of the label; null for a regression",
+    "probability": "probability of the label; null for a regression",
     "query": "one SELECT that changes nothing; `train_model` runs it as the submitting role, `predict_rows` as the"
     " caller",
-    "replace": "a model of that name gets the new architecture; its versions stay",
-    "role": "that the model is given to",
-    "row_number": "of the query's rows, from 1",
-    "seed": "equal seeds and rows give equal weights, on one machine with as many threads",
-    "state": "the job's last: `finished` or `cancelled`",
+    "replace": "true: an existing model of that name gets the new architecture and keeps its versions",
+    "role": "new owner of the model",
+    "row_number": "number of the query's row, from 1",
+    "seed": "seed of random numbers: equal seeds and rows give equal weights, on one machine with as many threads",
+    "state": "final state of the job: `finished` or `cancelled`",
     "target": "column of the query that the model learns to predict",
-    "timeout": "null: waits as long as it takes",
-    "validation": "share of rows that are not trained on, but measured after each epoch: 0 or more, less than 1",
-    "version": "its number, 1 for a model's first",
-}
-
-# SQLSTATE: the error, and its remedy
-ERRORS = {
-    "08000": ("The predictor cannot be reached.", "The message ends with the operating system's reason."),
-    "08006": (
-        "The predictor, or a job's executor, went away in the middle of a request.",
-        "Try again: it is started anew. The server's log says why it ended.",
-    ),
-    "08P01": (
-        "Two processes of pg_tensile do not understand each other.",
-        "Run `make install` and restart the server, so that both are of one version.",
-    ),
-    "0A000": (
-        "A column's type, a temporary table, `PREPARE TRANSACTION`, or a model that cannot be captured as a graph.",
-        "Cast or leave out the column, use an ordinary table; train the model with `policy => 'none'`, predict without"
-        " `memory_budget`.",
-    ),
-    "22000": (
-        "The rows cannot be used: none, too few for a batch, one class only, arrays of different lengths.",
-        "Change the query as the hint says.",
-    ),
-    "22003": (
-        "The loss or a weight became infinite or not a number.",
-        "Lower `learning_rate`, set the option `clip`, look for extreme values in the data.",
-    ),
-    "22004": ("An argument is null that may not be.", "Pass a value, or leave the argument out."),
-    "22008": ("A date is too far away for a timestamp.", "Leave such rows out of the query."),
-    "22023": (
-        "An argument, an option or a key is unknown or out of range, or an architecture does not fit the columns.",
-        "The hint has the range, the names there are, or the nearest one.",
-    ),
-    "2202E": (
-        "`predict` got an array with more or fewer elements than the model has features.",
-        "The hint has the features in their order.",
-    ),
-    "25006": (
-        "The query changes something: a CTE that writes, `FOR UPDATE`, a function that writes.",
-        "Give a query that only reads.",
-    ),
-    "38000": (
-        "Code of the model, or of a library, raised an error that nobody has put into words.",
-        "The traceback is in the job's row, or in the error's detail.",
-    ),
-    "3D000": (
-        "In the server's log only: `pg_tensile.database` does not exist.",
-        "Create it, or change the setting and reload.",
-    ),
-    "42501": (
-        "The role may not do that: with the model, the job, the query's tables, or it may not log in.",
-        "The hint says who can allow it.",
-    ),
-    "42601": ("The query is empty, not one SELECT, or has a syntax error.", "Give one SELECT."),
-    "42701": ("The query returns two columns of one name.", "Give each its own name with `AS`."),
-    "42702": ("A row to predict for has two columns with a feature's name.", "Give each its own name with `AS`."),
-    "42703": (
-        "The target is no column of the query, or a feature is missing in what is to be predicted for.",
-        "The hint has the nearest name, or all of them.",
-    ),
-    "42704": (
-        "There is no such model, version, job or role; or it was dropped while the job waited.",
-        "`tensile.models` and `tensile.jobs` list what the role may see.",
-    ),
-    "42710": ("There is a model of that name.", "Choose another name, or `replace => true`."),
-    "42804": (
-        "A value's type does not fit the feature, or the function does not fit the task (numbers, classes).",
-        "Cast the value; `predict` is for numbers, `predict_class` for classes.",
-    ),
-    "53000": (
-        "There is no background worker for the predictor, no job slot for `explain_training`, or a session has too"
-        " many open files.",
-        "Raise `max_worker_processes`, `pg_tensile.max_jobs` or `max_files_per_process`, or try again later.",
-    ),
-    "53100": (
-        "There is no disk space for training data that exceeds `pg_tensile.dataset_cache`.",
-        "Free space in the data directory, raise the setting, or select less.",
-    ),
-    "53200": (
-        "A job, or a model that is to predict, needs more device memory than it may have or there is, or its process"
-        " more of the host's than `pg_tensile.child_memory`.",
-        "Use the batch size of the hint, a larger `memory_budget`, or raise `pg_tensile.device_memory` or "
-        "`pg_tensile.child_memory`.",
-    ),
-    "54000": (
-        "A text column has more than a million distinct values, a row 1 GB, a plan too many events, or a job's"
-        " checkpoint or weights are larger than `pg_tensile.max_state_size`.",
-        "Leave the column out or group its values; raise `pg_tensile.plan_events` or `pg_tensile.max_state_size`.",
-    ),
-    "55000": (
-        "Not here or not now: the library is not preloaded, another database or a standby, versions that differ, no"
-        " device, no version to predict with, waiting for a job that is not committed.",
-        "The hint says what comes first.",
-    ),
-    "55006": (
-        "The model is being trained, the device is being calibrated, or the version is deployed.",
-        "Wait with `wait_for_job`, or stop the job with `cancel_job`; deploy another version.",
-    ),
-    "57014": (
-        "`wait_for_job` or a prediction took longer than allowed, or the query was canceled.",
-        "Wait longer, or raise `pg_tensile.predict_timeout`; a job goes on all the same.",
-    ),
-    "58000": (
-        "The executor died or hung, more often than `pg_tensile.max_retries` allows.",
-        "The traceback in the job's row and the server's log say how; the kernel's log if it was killed.",
-    ),
-    "58P01": (
-        "`pg_tensile.python` cannot be started, or has no PyTorch.",
-        "Name an interpreter that the server's operating-system user can run, and reload.",
-    ),
-    "XX000": ("A fault of pg_tensile.", "Report it, with the traceback in the job's row."),
-    "XX001": (
-        "Stored weights or a checkpoint are damaged, or do not fit the model.",
-        "Train the model again; if it comes back, look at disk and memory.",
-    ),
+    "timeout": "longest time to wait; null: no limit",
+    "validation": "share of rows not used for training but for validation after each epoch: 0 or more, less than 1",
+    "version": "number of the version, 1 for a model's first",
 }
 
 
@@ -285,52 +172,52 @@ def render(connection: Connection) -> str:
     """Render the whole document, from a database that has the extension."""
     parts = [
         "# SQL reference",
-        f"Written by `{COMMAND}` from the comments in the catalogues, which psql's `\\df+` and `\\d+` show, too: not to"
-        " be edited by hand. [tutorial.md](tutorial.md) is the way in.",
+        f"Generated by `{COMMAND}` from the comments in the catalogues, which psql's `\\df+` and `\\d+` show as well;"
+        " do not edit it by hand. [tutorial.md](tutorial.md) is the introduction.",
         "## Functions",
-        "In the schema that the extension was created in, unless another one is named. What is for a model's or a job's"
-        " owner is also for members of the owning role and for superusers.",
+        "In the schema of the extension, unless another one is named. A function for the owner of a model or a job may"
+        " also be called by members of the owning role and by superusers.",
         *_functions(functions(connection)),
         "### Arguments and results",
-        "One name means the same everywhere.",
+        "The same name has the same meaning everywhere.",
         _table(("name", "meaning"), ((f"`{name}`", meaning) for name, meaning in sorted(ARGUMENTS.items()))),
         "## Architectures",
-        "The argument `architecture` of `register_model` is an object with the `type` and these keys. One that is left"
-        " out has its default.",
+        "The argument `architecture` of `register_model` is an object with the `type` and these keys. Keys left out"
+        " have their defaults.",
         *_architectures(),
         "## Options of a job",
         "The keys of the argument `options` of `train_model` and `explain_training`.",
         _table(("key", "value", "default", "meaning"), map(_key, OPTIONS["properties"].items())),
         "## Tables and views",
-        "In schema `tensile`. Members of `tensile_user` may read all of them and only superusers write them; row-level"
-        " security shows each role its own models and jobs and what it was granted, members of `pg_read_all_stats` all"
-        " of them but weights and checkpoints. Columns without an explanation are what their names say, those of the"
-        " arguments of `register_model` and `train_model` among them.",
+        "In schema `tensile`. Members of `tensile_user` may read all of them; only superusers may write them. Row-level"
+        " security shows each role its own models and jobs and the models granted to it, and members of"
+        " `pg_read_all_stats` everything except weights and checkpoints. Columns without an explanation have the"
+        " meaning of their names, among them those of the arguments of `register_model` and `train_model`.",
         *_relations(columns(connection)),
         "## Settings",
-        '"reload" means `postgresql.conf` and `pg_reload_conf()`, "restart" a restart of the server, "session" anybody'
+        '"reload" means `postgresql.conf` and `pg_reload_conf()`, "restart" a restart of the server, "session" any role'
         " with `SET`.",
         _table(("setting", "default", "values", "changed by", "meaning"), map(_setting, settings(connection))),
         "## SQLSTATEs",
-        "The errors that pg_tensile raises itself. A job that fails keeps SQLSTATE, message, hint and traceback in its"
-        " row of `tensile.jobs`, and `wait_for_job` raises it. What the query raises keeps PostgreSQL's SQLSTATE.",
+        "The errors raised by pg_tensile itself. The row of a failed job in `tensile.jobs` has its SQLSTATE, message,"
+        " hint and traceback, and `wait_for_job` raises that error. Errors of the query keep PostgreSQL's SQLSTATE.",
         _table(
-            ("SQLSTATE", "condition", "what is wrong", "what to do"),
+            ("SQLSTATE", "condition", "cause", "remedy"),
             ((f"`{code}`", f"`{condition(code)}`", *texts) for code, texts in sorted(ERRORS.items())),
         ),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def _functions(found: Iterable[Function]) -> Iterator[str]:
-    for name, overloads in groupby(found, lambda function: function.qualified):
+def _functions(described: Iterable[Function]) -> Iterator[str]:
+    for name, overloads in groupby(described, lambda function: function.qualified):
         yield f"### {name}"
         for function in overloads:
             yield f"```\n{signature(function)}\n```"
             yield sentence(function.description)
-            who = "members of `tensile_user`" if function.for_users else "superusers and those they grant EXECUTE"
-            what = "Procedure" if function.result is None else VOLATILITIES[function.volatility]
-            yield f"{what}; {who} may call it."
+            callers = "members of `tensile_user`" if function.for_users else "superusers and roles granted EXECUTE"
+            kind = "Procedure" if function.result is None else VOLATILITIES[function.volatility]
+            yield f"{kind}; {callers} may call it."
 
 
 def signature(function: Function) -> str:
@@ -357,12 +244,12 @@ def _architectures() -> Iterator[str]:
 def _key(named: tuple[str, dict[str, Any]], required: bool = False) -> tuple[str, ...]:
     key, rule = named[0], resolved(named[1])
     default = f"`{json.dumps(rule['default'])}`" if "default" in rule else "required" if required else ""
-    inner = ", ".join(f'"{name}": {describe(each)}' for name, each in rule.get("properties", {}).items())
-    return f"`{key}`", f"{{{inner}}}" if inner else describe(rule), default, rule["description"]
+    members = ", ".join(f'"{name}": {describe(inner)}' for name, inner in rule.get("properties", {}).items())
+    return f"`{key}`", f"{{{members}}}" if members else describe(rule), default, rule["description"]
 
 
-def _relations(found: Iterable[Column]) -> Iterator[str]:
-    for (relation, kind, about), members in groupby(found, lambda column: column[:3]):
+def _relations(described: Iterable[Column]) -> Iterator[str]:
+    for (relation, kind, about), members in groupby(described, lambda column: column[:3]):
         yield f"### tensile.{relation}"
         yield f"{KINDS[kind]}: {sentence(about)}"
         rows = ((f"`{column.name}`", column.type, column.description or "") for column in members)
@@ -375,15 +262,9 @@ def _setting(setting: Setting) -> tuple[str, ...]:
     values = " ".join(f"`{word}`" for word in words)
     if setting.least is not None:
         values = f"{setting.least} to {setting.most}{unit}"
-    initial = OF_THE_BUILD.get(setting.name, f"`{setting.initial}`{unit}")
+    initial = BUILD_DEFAULTS.get(setting.name, f"`{setting.initial}`{unit}")
     meaning = " ".join(filter(None, (setting.purpose, setting.details)))
     return f"`{setting.name}`", initial, values or "text", CHANGED_BY[setting.context], meaning
-
-
-def condition(code: str) -> str:
-    """Return the SQLSTATE's name in PL/pgSQL: "invalid_parameter_value"."""
-    name = psycopg.errors.lookup(code).__name__
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).rstrip("_").lower()
 
 
 def sentence(comment: str | None) -> str:

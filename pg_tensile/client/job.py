@@ -138,7 +138,7 @@ class Job:
         if left <= 0:
             hint = f"Wait longer, or stop it with job({self.number}).cancel()."
             message = f"job {self.number} has not ended in time: it is {row['state']}"
-            raise noted(JobTimeout(message, hint, row["reason"] or "It goes on."))
+            raise noted(JobTimeout(message, hint, row["reason"] or "The job continues."))
         return min(left, INTERVAL_S)
 
     def cancel(self) -> bool:

@@ -337,7 +337,7 @@ def test_a_role_without_connect_is_told(once: Connection, impatient: Any, wait_u
         settled(once, wait_until, job)
         row = job_row(once, job)
         assert (row["state"], row["sqlstate"], row["attempts"]) == ("failed", "42501", 0)
-        assert row["error"] == 'role "bob" has no CONNECT privilege for database "postgres" any more'
+        assert row["error"] == 'role "bob" no longer has the CONNECT privilege for database "postgres"'
     finally:
         once.execute("GRANT CONNECT ON DATABASE postgres TO PUBLIC")
         once.execute("DELETE FROM tensile.jobs; DELETE FROM tensile.models; DROP ROLE bob")

@@ -158,17 +158,17 @@ def test_a_volatile_function_is_not_called_by_submitting(flights: Connection) ->
         ({"epochs": 1000001}, "22023", "epochs", "1000000"),
         ({"batch_size": -1}, "22023", "batch_size is out of range: -1", "or 0 to have it chosen"),
         ({"batch_size": 10000001}, "22023", "batch_size is out of range: 10000001", "10000000"),
-        ({"batch_size": 0, "policy": "none"}, "22023", 'for the policy "none"', "policy => 'joint'"),
+        ({"batch_size": 0, "policy": "none"}, "22023", 'with policy "none"', "policy => 'joint'"),
         (
             {"options": Jsonb({"batch_size_range": [1, 2]})},
             "22023",
-            'the option "batch_size_range" is for a batch size that is chosen, but batch_size is 64',
+            'option "batch_size_range" requires an automatically chosen batch size, but batch_size is 64',
             "batch_size => 0",
         ),
         (
             {"options": Jsonb({"learning_rate_scaling": "none"})},
             "22023",
-            'the option "learning_rate_scaling" is for a batch size that is chosen',
+            'option "learning_rate_scaling" requires an automatically chosen batch size',
             "leave the option out",
         ),
         (
@@ -418,7 +418,7 @@ def test_good_architecture(db: Connection, architecture: object) -> None:
 
 def test_names_of_models(db: Connection) -> None:
     for name in ("", "x" * 201, "two\nlines"):
-        refused("22023", "invalid name", "200", partial(db.execute, "SELECT register_model(%s, %s)", (name, MLP)))
+        refused("22023", "invalid model name", "200", partial(db.execute, "SELECT register_model(%s, %s)", (name, MLP)))
     refused("22004", '"name"', "", lambda: db.execute("SELECT register_model(NULL, %s)", (MLP,)))
     refused("22004", '"architecture"', "", lambda: db.execute("SELECT register_model('m', NULL)"))
     db.execute("SELECT register_model('späte Flüge \"2\"', %s)", (MLP,))

@@ -1,9 +1,8 @@
 """ALTER EXTENSION pg_tensile UPDATE from 0.1.0: models, versions and ended jobs stay, and the catalogue is that of a
 fresh installation.
 
-0.1.0 is installed for real, out of the repository's history, into a copy of PostgreSQL's own folders, which PostgreSQL
-finds relative to its binaries. It trains there; then the present installation takes the data directory over.
-
+0.1.0 is installed from the repository's history into a copy of PostgreSQL's folders, which PostgreSQL finds relative to
+its binaries. It trains there; then the current installation takes over the data directory.
 
 Long: it installs a release and trains with it.
 """
@@ -57,7 +56,7 @@ def pg_config(option: str, program: str | Path | None = None) -> Path:
 
 
 def copy_of_postgresql(folder: Path) -> Path:
-    """PostgreSQL's folders in `folder`, as they lie to each other; the copy's pg_config."""
+    """Copy PostgreSQL's folders into `folder`, keeping their relative paths; return the copy's pg_config."""
     options = ("--bindir", "--pkglibdir", "--sharedir", "--includedir-server", "--pkgincludedir")
     parts = {option: pg_config(option) for option in options}
     root = os.path.commonpath(parts.values())
@@ -65,13 +64,13 @@ def copy_of_postgresql(folder: Path) -> Path:
         target = folder / part.relative_to(root)
         target.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(["cp", "-a", "--reflink=auto", "-T", part, target], check=True)
-    own = folder / parts["--bindir"].relative_to(root) / "pg_config"
-    assert pg_config("--pkglibdir", own).is_relative_to(folder), "PostgreSQL was built to stay where it is"
-    return own
+    copied = folder / parts["--bindir"].relative_to(root) / "pg_config"
+    assert pg_config("--pkglibdir", copied).is_relative_to(folder), "this PostgreSQL was built with absolute paths"
+    return copied
 
 
 def install_release(folder: Path) -> Path:
-    """0.1.0 in a copy of PostgreSQL; the folder of its binaries."""
+    """Install 0.1.0 into a copy of PostgreSQL; return the folder of its binaries."""
     archive = subprocess.run(["git", "-C", REPOSITORY, "archive", RELEASE], capture_output=True)
     if archive.returncode != 0:
         pytest.fail(
@@ -81,36 +80,40 @@ def install_release(folder: Path) -> Path:
     source = folder / "source"
     source.mkdir()
     subprocess.run(["tar", "xf", "-", "-C", source], input=archive.stdout, check=True)
-    own = copy_of_postgresql(folder / "postgresql")
-    for left in (pg_config("--sharedir", own) / "extension").glob("pg_tensile*"):
-        left.unlink()
-    make = ["make", "-s", "-C", str(source), "all", "install", f"PG_CONFIG={own}", f"PYTHON={child_python()}"]
+    copied = copy_of_postgresql(folder / "postgresql")
+    for current in (pg_config("--sharedir", copied) / "extension").glob("pg_tensile*"):
+        current.unlink()
+    make = ["make", "-s", "-C", str(source), "all", "install", f"PG_CONFIG={copied}", f"PYTHON={child_python()}"]
     subprocess.run(make, check=True, capture_output=True, text=True)
-    return pg_config("--bindir", own)
+    return pg_config("--bindir", copied)
 
 
-class Found(NamedTuple):
-    """Rows by name, metrics, and predictions."""
+class Contents(NamedTuple):
+    """Rows by name, metrics, and predictions of both models."""
 
     rows: dict[str, list[tuple[Any, ...]]]
     metrics: list[tuple[Any, ...]]
-    many: list[float]
-    one: float
+    predictions: list[float]
+    prediction: float
 
 
-def look(conn: Connection, metrics: str) -> Found:
-    rows = {name: conn.execute(query).fetchall() for name, query in KEPT.items()}
-    found = conn.execute(f"{METRICS} FROM {metrics} ORDER BY 1, 2, 3").fetchall()
-    return Found(rows, found, value(conn, PREDICTIONS, ROWS), value(conn, ALICES))
+def contents(conn: Connection, metrics: str) -> Contents:
+    """Read what an upgrade has to keep; `metrics` is the table or view with the metrics as columns."""
+    return Contents(
+        {name: conn.execute(query).fetchall() for name, query in KEPT.items()},
+        conn.execute(f"{METRICS} FROM {metrics} ORDER BY 1, 2, 3").fetchall(),
+        value(conn, PREDICTIONS, ROWS),
+        value(conn, ALICES),
+    )
 
 
 class Upgraded(NamedTuple):
-    """A server that was 0.1.0's; what it had then and right after the update; 0.1.0's public functions."""
+    """An upgraded server, with its contents before and after the upgrade, and the public functions of 0.1.0."""
 
     conn: Connection
     cluster: Any
-    before: Found
-    after: Found
+    before: Contents
+    after: Contents
     routines: list[str]
     warnings: list[str]
 
@@ -130,7 +133,7 @@ def upgraded(new_cluster: Callable[..., Any], clusters_folder: Path) -> Iterator
             assert value(conn, "SELECT extversion FROM pg_extension WHERE extname = 'pg_tensile'") == "0.1.0"
             assert value(conn, "SELECT tensile._version()") == "0.1.0"
             fill(conn, cluster)
-            before = look(conn, "tensile.metrics")
+            before = contents(conn, "tensile.metrics")
             routines = value(conn, ROUTINES)
         cluster.stop()
         (cluster.data / "pg_tensile").rmdir()  # docs/operations.md says so
@@ -140,14 +143,14 @@ def upgraded(new_cluster: Callable[..., Any], clusters_folder: Path) -> Iterator
             warnings: list[str] = []
             conn.add_notice_handler(lambda notice: warnings.append(notice.message_primary or ""))
             conn.execute("ALTER EXTENSION pg_tensile UPDATE")
-            after = look(conn, "tensile.epoch_metrics")
+            after = contents(conn, "tensile.epoch_metrics")
             yield Upgraded(conn, cluster, before, after, routines, warnings)
     finally:
         cluster.end()
 
 
 def fill(conn: Connection, cluster: Any) -> None:
-    """Two versions of a model, one of a regression by an ordinary role, and jobs that failed and were cancelled."""
+    """Train two versions of a model, and a regression as an ordinary role; leave a failed and a cancelled job."""
     for seed in (0, 1):
         job = submit(conn, "kept", MLP if seed == 0 else None, seed=seed, epochs=3)
         assert value(conn, "SELECT wait_for_job(%s, '5 min')", job) == "finished"
@@ -164,7 +167,7 @@ def fill(conn: Connection, cluster: Any) -> None:
 
 
 def test_the_catalogue_is_that_of_a_fresh_installation(upgraded: Upgraded) -> None:
-    """But for what PUBLIC had and keeps."""
+    """Except for the privileges that PUBLIC had and keeps."""
     upgraded.conn.execute("CREATE DATABASE fresh")
     with upgraded.cluster.connect("fresh") as conn:
         conn.execute("CREATE EXTENSION pg_tensile CASCADE")
@@ -172,20 +175,20 @@ def test_the_catalogue_is_that_of_a_fresh_installation(upgraded: Upgraded) -> No
     kept = {"schema tensile | rights: PUBLIC: USAGE"}
     kept |= {f"function {name} | rights: PUBLIC: EXECUTE" for name in upgraded.routines}
     assert not kept & {*fresh}
-    found = [line for line in describe(upgraded.conn) if line not in kept]
-    difference = "\n".join(difflib.unified_diff(fresh, found, "fresh", "upgraded", n=1, lineterm=""))
+    present = [line for line in describe(upgraded.conn) if line not in kept]
+    difference = "\n".join(difflib.unified_diff(fresh, present, "fresh", "upgraded", n=1, lineterm=""))
     assert not difference, f"after ALTER EXTENSION UPDATE the catalogue differs:\n{difference}"
 
 
-def test_an_upgrade_takes_nothing_away(upgraded: Upgraded) -> None:
-    """Not from alice, who is no member of tensile_user: only the documented statements do that."""
+def test_an_upgrade_revokes_nothing(upgraded: Upgraded) -> None:
+    """Role alice, not a member of tensile_user, trains as before: only the documented statements revoke that."""
     assert upgraded.warnings == ["PUBLIC may use pg_tensile as before"]
     with upgraded.cluster.connect(user="alice") as alice:
         job = submit(alice, "alices", query=NUMBERS, epochs=1)
         assert value(alice, "SELECT wait_for_job(%s, '5 min')", job) == "finished"
 
 
-def test_afterwards_public_gives_way_to_the_role(upgraded: Upgraded) -> None:
+def test_the_documented_statements_replace_public_by_the_role(upgraded: Upgraded) -> None:
     conn = upgraded.conn
     before = value(conn, ALICES)
     with conn.transaction(force_rollback=True):
@@ -201,7 +204,7 @@ def test_afterwards_public_gives_way_to_the_role(upgraded: Upgraded) -> None:
 
 
 def documented(beginning: str) -> str:
-    """The statement of docs/operations.md with these words, without psql's \\gexec."""
+    """Return the statement of docs/operations.md that contains these words, without psql's \\gexec."""
     text = (REPOSITORY / "docs" / "operations.md").read_text()
     (statement,) = [block for block in re.findall(r"^ *[A-Z][^;`]*?(?:;|\\gexec)", text, re.M) if beginning in block]
     return str(statement).replace("\\gexec", "").rstrip(";")
@@ -220,11 +223,11 @@ def test_metrics_have_become_rows_and_stay_columns_of_a_view(upgraded: Upgraded)
 
 
 def test_models_predict_the_same(upgraded: Upgraded) -> None:
-    assert upgraded.after.many == pytest.approx(upgraded.before.many)
-    assert upgraded.after.one == pytest.approx(upgraded.before.one)
+    assert upgraded.after.predictions == pytest.approx(upgraded.before.predictions)
+    assert upgraded.after.prediction == pytest.approx(upgraded.before.prediction)
 
 
-def test_it_trains_on(upgraded: Upgraded) -> None:
+def test_an_upgraded_model_trains_on(upgraded: Upgraded) -> None:
     conn = upgraded.conn
     latest = value(conn, "SELECT max(v.version) FROM tensile.model_versions v JOIN tensile.models m ON m.id = v.model"
                          " WHERE m.name = 'kept'")  # fmt: skip

@@ -1,4 +1,4 @@
--- What the extension consists of: a change here is a change of the interface.
+-- Objects of the extension: a change here is a change of the interface.
 \set VERBOSITY terse
 SET client_min_messages = warning;
 CREATE EXTENSION pg_tensile CASCADE;
@@ -24,7 +24,7 @@ SELECT tablename, policyname, cmd, roles FROM pg_policies WHERE schemaname = 'te
 SELECT tgrelid::regclass AS "table", tgname FROM pg_trigger
 WHERE tgrelid::regclass::text LIKE 'tensile.%' AND NOT tgisinternal ORDER BY 1::text, 2;
 
--- Who may use it: members of tensile_user, and PUBLIC nothing
+-- Privileges: members of tensile_user may use the extension, PUBLIC may not
 SELECT p.oid::regprocedure AS "for PUBLIC, or not for tensile_user"
 FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
      JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_tensile'
@@ -33,18 +33,18 @@ WHERE p.pronamespace = 'public'::regnamespace
 SELECT has_schema_privilege('public', 'tensile', 'USAGE') AS "for PUBLIC",
        has_schema_privilege('tensile_user', 'tensile', 'USAGE') AS "for tensile_user";
 
--- Everything public is described, and private functions begin with an underscore
+-- All public objects have comments, and names of private functions begin with an underscore
 SELECT p.oid::regprocedure FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
      JOIN pg_extension e ON e.oid = d.refobjid AND e.extname = 'pg_tensile'
 WHERE obj_description(p.oid, 'pg_proc') IS NULL AND p.proname !~ '^_';
 SELECT relname FROM pg_class
 WHERE relnamespace = 'tensile'::regnamespace AND relkind IN ('r', 'v') AND obj_description(oid, 'pg_class') IS NULL;
 
--- What a dump contains
+-- Contents of a dump
 SELECT c.config::regclass AS "table", c.condition
 FROM pg_extension, unnest(extconfig, extcondition) AS c (config, condition) WHERE extname = 'pg_tensile';
 
--- The settings: names, units and who may set them
+-- Settings: names, units, and contexts in which they may be set
 SELECT name, vartype, unit, context, min_val, max_val, enumvals
 FROM pg_settings WHERE name LIKE 'pg\_tensile.%' AND name <> 'pg_tensile.python' ORDER BY 1;
 SET pg_tensile.no_such_setting = 1;

@@ -4,7 +4,7 @@ CREATE ROLE regress_tensile_owner IN ROLE tensile_user;
 CREATE ROLE regress_tensile_user IN ROLE tensile_user;
 CREATE ROLE regress_tensile_nobody;
 
--- Nothing is for everybody
+-- Roles outside tensile_user may use nothing
 SET ROLE regress_tensile_nobody;
 SELECT register_model('late', '{"type": "mlp"}');
 SELECT predict('late', ARRAY[1.0]);
@@ -27,7 +27,7 @@ SELECT register_model('m', '{"type": "python", "source": "def build(n_inputs, n_
 SELECT deploy_model('late', 1);
 SELECT deploy_model('later', 1);
 
--- Others see and use a model with a grant only
+-- Other roles see and use a model only with a grant
 SET ROLE regress_tensile_user;
 SELECT count(*) FROM tensile.models;
 SELECT register_model('late', '{"type": "mlp"}', replace => true);

@@ -1,4 +1,4 @@
--- What train_model finds out at once. Nothing starts here: every submission is rolled back.
+-- Errors that train_model raises at submission. No job starts here: every submission is rolled back.
 \set SHOW_CONTEXT never
 CREATE TABLE flights (distance float8, carrier text, legs int[], notes jsonb, late bool);
 SELECT register_model('late', '{"type": "mlp", "hidden": [8]}') IS NOT NULL AS registered;
@@ -47,7 +47,7 @@ SELECT * FROM tensile.progress;
 SELECT drop_model('late');
 DROP TABLE flights;
 
--- Nothing of all that is left, and the extension goes without a trace
+-- Models and jobs are removed, and dropping the extension leaves nothing behind
 SELECT count(*) FROM tensile.jobs;
 SET client_min_messages = warning;
 DROP EXTENSION pg_tensile CASCADE;

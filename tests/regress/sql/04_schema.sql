@@ -1,4 +1,4 @@
--- The API goes to the schema of the extension; everything else works the same there.
+-- The public functions are in the schema of the extension, where everything works the same.
 \set SHOW_CONTEXT never
 SET client_min_messages = warning;
 CREATE SCHEMA ml;

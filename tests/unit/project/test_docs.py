@@ -19,14 +19,14 @@ from pg_tensile.planning.plan.plan import NO_EVENTS, EventKind, validate
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
-from scripts.sql_reference import ERRORS, condition
+from scripts.sqlstates import ERRORS, condition
 from tests.documents import DOCUMENTS, REPOSITORY, anchors, blocks, links, statements
 from tests.unit.graphs import chain, traces
 from tests.unit.handmade import network
 
 OPERATIONS = REPOSITORY / "docs" / "operations.md"
 C_SOURCES = sorted(REPOSITORY.glob("pg_tensile/csrc/*.c"))
-SQL_SOURCES = sorted(REPOSITORY.glob("sql/*.sql"))
+SQL_SOURCES = sorted(REPOSITORY.glob("sql/**/*.sql"))
 WORKER_SOURCES = sorted(REPOSITORY.glob("pyworker/**/*.py"))
 LIBRARY_SOURCES = sorted(REPOSITORY.glob("pg_tensile/**/*.py"))
 NEVER_SEEN = {"39P01"}  # of a private trigger function that nobody may call

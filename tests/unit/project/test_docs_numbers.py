@@ -206,7 +206,7 @@ def constants() -> set[float]:
     for folder in ("pg_tensile", "pyworker", "scripts"):
         for path in REPOSITORY.glob(f"{folder}/**/*.py"):
             found |= {value for node in ast.walk(ast.parse(path.read_text())) if (value := folded(node)) is not None}
-    for path in (*REPOSITORY.glob("pg_tensile/csrc/*.[ch]"), *REPOSITORY.glob("sql/*--0.2.0.sql")):
+    for path in (*REPOSITORY.glob("pg_tensile/csrc/*.[ch]"), *REPOSITORY.glob("sql/parts/*.sql")):
         found |= {float(each) for each in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.])", path.read_text())}
     return found
 

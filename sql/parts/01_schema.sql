@@ -1,0 +1,40 @@
+/*
+ * pg_tensile 0.2.0: the catalogue and the SQL surface.
+ *
+ * Schemas: functions for users are in the extension's schema, everything else is in "tensile". Names in
+ * "tensile" that begin with an underscore are private.
+ *
+ * Writing: no role writes the tables directly. A public function that changes something is the C function
+ * tensile_forward, which calls the private function tensile._<same name> with the caller's OID as the first
+ * argument. The private function is SECURITY DEFINER and therefore cannot determine the caller itself; no other
+ * role may execute it. The bookkeeping functions tensile._job_* have no argument for the job: they call
+ * tensile._my_job(), which raises an error outside a worker.
+ *
+ * Executing: members of tensile_user have USAGE on schema "tensile" and EXECUTE on the public functions. Without
+ * USAGE, the privileges of PUBLIC in that schema (SELECT, and EXECUTE on what views and workers call) have no
+ * effect.
+ *
+ * Reading: row-level security shows each role its own rows, and members of pg_read_all_stats all rows except
+ * weights and checkpoints. Superusers bypass it.
+ *
+ * Owners are stored as OID and name, and both must match: the OID of a dropped role may be reused, and a restore
+ * into another cluster finds the role by its name. The OID is null while no role has that name.
+ */
+
+\echo Use "CREATE EXTENSION pg_tensile" to load this file. \quit
+
+-- Members may use the extension, PUBLIC may not. Roles belong to the cluster: another database may have created
+-- this one.
+DO $$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname OPERATOR(pg_catalog.=) 'tensile_user') THEN
+        CREATE ROLE tensile_user NOLOGIN;
+    END IF;
+EXCEPTION WHEN duplicate_object OR unique_violation THEN
+    NULL; -- created by another session at the same time
+END $$;
+
+CREATE SCHEMA tensile;
+GRANT USAGE ON SCHEMA tensile TO tensile_user;
+COMMENT ON SCHEMA tensile IS
+    'pg_tensile: models, jobs, metrics and live views; names that begin with an underscore are private';

@@ -1,0 +1,290 @@
+------------------------------------------------------------------------------------------------------------------------
+-- Tables: memory
+--
+-- Results of executors and the scheduler. A job's rows stay until a later job of its model ends. They are not dumped,
+-- because they are valid on one machine only and the next job collects them anew.
+------------------------------------------------------------------------------------------------------------------------
+
+CREATE TABLE tensile.traces (
+    job              bigint PRIMARY KEY REFERENCES tensile.jobs ON DELETE CASCADE,
+    device           text NOT NULL,
+    revision         int NOT NULL,
+    policy           text NOT NULL,
+    fingerprint      text,
+    overhead_bytes   bigint NOT NULL,
+    persistent_bytes bigint,
+    parameters       bigint,
+    vanilla_bytes    bigint,
+    least_bytes      bigint NOT NULL,
+    largest_operator text,
+    graphs           jsonb NOT NULL,
+    traces           bytea[] NOT NULL,
+    rejected         bigint,
+    refusal          jsonb,
+    captured_at      timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
+);
+COMMENT ON TABLE tensile.traces IS
+    'captured graphs of each job''s training iteration, with their memory requirements';
+COMMENT ON COLUMN tensile.traces.fingerprint IS
+    'fingerprint of the graph: the same for equal graphs; null: not captured';
+COMMENT ON COLUMN tensile.traces.persistent_bytes IS 'bytes of parameters, optimizer state and buffers';
+COMMENT ON COLUMN tensile.traces.parameters IS 'number of trainable parameters';
+COMMENT ON COLUMN tensile.traces.traces IS 'graphs in the library''s binary format';
+COMMENT ON COLUMN tensile.traces.revision IS
+    'number of the trace, from 1; the executor sends another one when its workspaces change';
+COMMENT ON COLUMN tensile.traces.overhead_bytes IS 'device memory of the executor besides its tensors';
+COMMENT ON COLUMN tensile.traces.vanilla_bytes IS 'device memory required without a plan; null: not captured';
+COMMENT ON COLUMN tensile.traces.least_bytes IS 'device memory that every plan requires at least';
+COMMENT ON COLUMN tensile.traces.largest_operator IS 'operator that requires the most memory';
+COMMENT ON COLUMN tensile.traces.graphs IS 'names and row counts of the graphs in column traces';
+COMMENT ON COLUMN tensile.traces.rejected IS 'generation of the last plan that the executor could not use';
+COMMENT ON COLUMN tensile.traces.refusal IS 'error for a job that cannot be given memory; null: none';
+
+CREATE TABLE tensile.operators (
+    job       bigint REFERENCES tensile.traces ON DELETE CASCADE,
+    operator  int,
+    target    text NOT NULL,
+    phase     text,
+    module    text,
+    source    text,
+    signature text,
+    flops     bigint,
+    bytes     bigint,
+    random    bool,
+    tensors   int[],
+    PRIMARY KEY (job, operator)
+);
+COMMENT ON TABLE tensile.operators IS 'operators of a training iteration of each job, in execution order';
+COMMENT ON COLUMN tensile.operators.operator IS 'number of the operator, in execution order';
+COMMENT ON COLUMN tensile.operators.phase IS 'forward, backward or optimizer';
+COMMENT ON COLUMN tensile.operators.flops IS 'number of floating-point operations; 0 if unknown';
+COMMENT ON COLUMN tensile.operators.random IS 'true if the operator draws random numbers';
+COMMENT ON COLUMN tensile.operators.target IS 'name of the PyTorch operator';
+COMMENT ON COLUMN tensile.operators.module IS 'module of the model that the operator comes from';
+COMMENT ON COLUMN tensile.operators.source IS 'line of the model''s code that the operator comes from';
+COMMENT ON COLUMN tensile.operators.signature IS
+    'operand types and scalar arguments: the same for operators with equal work';
+COMMENT ON COLUMN tensile.operators.bytes IS 'bytes read and written';
+COMMENT ON COLUMN tensile.operators.tensors IS 'numbers of the tensors that the operator accesses';
+
+CREATE TABLE tensile.tensors (
+    job            bigint REFERENCES tensile.traces ON DELETE CASCADE,
+    tensor         int,
+    name           text,
+    kind           text,
+    dtype          text,
+    shape          bigint[],
+    bytes          bigint,
+    first_operator int,
+    last_operator  int,
+    PRIMARY KEY (job, tensor)
+);
+COMMENT ON TABLE tensile.tensors IS
+    'tensors of a training iteration of each job; all views of a storage are one tensor';
+COMMENT ON COLUMN tensile.tensors.tensor IS 'number of the tensor';
+COMMENT ON COLUMN tensile.tensors.kind IS
+    'parameter, optimizer_state, buffer, constant, input, activation, gradient or temporary';
+COMMENT ON COLUMN tensile.tensors.first_operator IS 'first operator that accesses the tensor';
+COMMENT ON COLUMN tensile.tensors.last_operator IS 'last operator that accesses the tensor';
+
+CREATE TABLE tensile.latencies (
+    job       bigint PRIMARY KEY REFERENCES tensile.traces ON DELETE CASCADE,
+    predicted real[] NOT NULL,
+    measured  real[] NOT NULL,
+    average   real[] NOT NULL,
+    samples   int NOT NULL,
+    total_us  float8 NOT NULL,
+    load      float8,
+    at        timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
+);
+COMMENT ON TABLE tensile.latencies IS
+    'operator latencies of each job in microseconds, as arrays by operator; see view latency';
+COMMENT ON COLUMN tensile.latencies.predicted IS 'predictions made before anything ran';
+COMMENT ON COLUMN tensile.latencies.measured IS 'measurements of the latest measured iteration';
+COMMENT ON COLUMN tensile.latencies.average IS 'moving averages; see pg_tensile.latency_weight';
+COMMENT ON COLUMN tensile.latencies.samples IS 'number of measured iterations';
+COMMENT ON COLUMN tensile.latencies.total_us IS 'duration of an iteration: the sum of the averages';
+COMMENT ON COLUMN tensile.latencies.load IS
+    'share of the time that other processes kept the device busy, 0 to 1';
+
+-- The plan table in shared memory has the same events, but only while the job has a worker. Reports on ended jobs
+-- and the client's plan() read them here, together with the figures of the same generation.
+CREATE TABLE tensile.footprints (
+    job           bigint PRIMARY KEY REFERENCES tensile.traces ON DELETE CASCADE,
+    generation    bigint NOT NULL,
+    events        bytea NOT NULL,
+    operators     int[] NOT NULL,
+    planned       bigint[] NOT NULL,
+    vanilla       bigint[] NOT NULL,
+    iteration_us  float8,
+    vanilla_us    float8,
+    planned_bytes bigint,
+    granted_bytes bigint,
+    host_bytes    bigint,
+    out_bytes     bigint,
+    in_bytes      bigint,
+    stall_us      float8,
+    recomputes    int,
+    plan_order    bytea NOT NULL DEFAULT ''
+);
+COMMENT ON TABLE tensile.footprints IS
+    'expected memory use under each job''s newest plan; see view footprint';
+COMMENT ON COLUMN tensile.footprints.events IS 'events of the plan, as in the plan table';
+COMMENT ON COLUMN tensile.footprints.operators IS 'operator executed in each step of an iteration under the plan';
+COMMENT ON COLUMN tensile.footprints.planned IS 'bytes on the device in each step under the plan';
+COMMENT ON COLUMN tensile.footprints.vanilla IS 'bytes on the device in each step without a plan';
+COMMENT ON COLUMN tensile.footprints.generation IS 'generation of the plan';
+COMMENT ON COLUMN tensile.footprints.iteration_us IS 'expected duration of an iteration under the plan';
+COMMENT ON COLUMN tensile.footprints.vanilla_us IS 'expected duration of an iteration without a plan';
+COMMENT ON COLUMN tensile.footprints.planned_bytes IS 'peak device memory under the plan';
+COMMENT ON COLUMN tensile.footprints.granted_bytes IS 'device memory that the executor may use';
+COMMENT ON COLUMN tensile.footprints.host_bytes IS 'host memory for copies of tensors';
+COMMENT ON COLUMN tensile.footprints.out_bytes IS 'bytes copied to the host in an iteration';
+COMMENT ON COLUMN tensile.footprints.in_bytes IS 'bytes copied to the device in an iteration';
+COMMENT ON COLUMN tensile.footprints.stall_us IS 'time of an iteration spent waiting for copies';
+COMMENT ON COLUMN tensile.footprints.recomputes IS 'number of operators recomputed in an iteration';
+COMMENT ON COLUMN tensile.footprints.plan_order IS
+    'execution order of the operators under the plan, int32 each; empty: as captured';
+
+CREATE TABLE tensile.sparsities (
+    job        bigint PRIMARY KEY REFERENCES tensile.traces ON DELETE CASCADE,
+    revision   int NOT NULL,
+    tensors    int[] NOT NULL,
+    zero_share real[] NOT NULL,
+    run_share  real[] NOT NULL,
+    lz4_share  real[] NOT NULL,
+    moved      bigint[] NOT NULL,
+    at         timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
+);
+COMMENT ON TABLE tensile.sparsities IS
+    'zeros in the tensors that jobs with compression swap, counted once per epoch; see view compression';
+COMMENT ON COLUMN tensile.sparsities.revision IS 'number of changes large enough for new plans';
+COMMENT ON COLUMN tensile.sparsities.tensors IS 'numbers of the tensors in tensile.tensors';
+COMMENT ON COLUMN tensile.sparsities.zero_share IS 'share of zeros among the words of each tensor, 0 to 1';
+COMMENT ON COLUMN tensile.sparsities.run_share IS
+    'number of runs of zeros in each tensor, as a share of its words';
+COMMENT ON COLUMN tensile.sparsities.lz4_share IS
+    'size of each tensor with LZ4, as a share of its bytes, estimated from samples';
+COMMENT ON COLUMN tensile.sparsities.moved IS
+    'bytes moved by each tensor''s last copy to the host; null: not compressed yet';
+
+CREATE TABLE tensile.codings (
+    job       bigint PRIMARY KEY REFERENCES tensile.traces ON DELETE CASCADE,
+    decisions jsonb NOT NULL,
+    at        timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
+);
+COMMENT ON TABLE tensile.codings IS
+    'latest decisions about compressing the tensors of each job; see view compression';
+COMMENT ON COLUMN tensile.codings.decisions IS
+    'for each tensor: codec, expected bytes, and times with and without the codec';
+
+CREATE TABLE tensile.searches (
+    job          bigint PRIMARY KEY REFERENCES tensile.traces ON DELETE CASCADE,
+    state        text NOT NULL,
+    budget_bytes bigint NOT NULL,
+    seconds      float8 NOT NULL,
+    cached       bool NOT NULL,
+    first_us     float8,
+    best_us      float8,
+    generation   int NOT NULL DEFAULT 0,
+    evaluations  bigint NOT NULL DEFAULT 0,
+    started_at   timestamptz,
+    ended_at     timestamptz
+);
+COMMENT ON TABLE tensile.searches IS
+    'searches for better plans by jobs with policy swapadvisor; see view search';
+COMMENT ON COLUMN tensile.searches.state IS 'queued, searching, finished, stopped or failed';
+COMMENT ON COLUMN tensile.searches.budget_bytes IS 'device memory that a plan may use';
+COMMENT ON COLUMN tensile.searches.seconds IS 'time allowed for the search, in seconds';
+COMMENT ON COLUMN tensile.searches.cached IS 'true if the result of an earlier search was used';
+COMMENT ON COLUMN tensile.searches.first_us IS
+    'expected duration of an iteration under the first plan of the search';
+COMMENT ON COLUMN tensile.searches.best_us IS 'expected duration of an iteration under the best plan so far';
+COMMENT ON COLUMN tensile.searches.generation IS
+    'generation of the genetic search in which the best plan was found';
+COMMENT ON COLUMN tensile.searches.evaluations IS 'number of plans evaluated until the best one was found';
+
+CREATE TABLE tensile.search_results (
+    fingerprint       text,
+    device            text,
+    bucket_bytes      bigint,
+    device_peak_bytes bigint NOT NULL,
+    events            bytea NOT NULL,
+    plan_order        bytea NOT NULL,
+    iteration_us      float8 NOT NULL,
+    seconds           float8 NOT NULL,
+    generations       int NOT NULL,
+    found_at          timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    PRIMARY KEY (fingerprint, device, bucket_bytes)
+);
+COMMENT ON TABLE tensile.search_results IS 'best plans found by searches, for later jobs with the same graph';
+COMMENT ON COLUMN tensile.search_results.fingerprint IS 'fingerprint of the graph, as in traces';
+COMMENT ON COLUMN tensile.search_results.bucket_bytes IS
+    'device memory available to plans, rounded down to one of 32 steps between powers of two';
+COMMENT ON COLUMN tensile.search_results.device_peak_bytes IS 'peak device memory under the plan';
+COMMENT ON COLUMN tensile.search_results.events IS 'events of the plan, as in the plan table';
+COMMENT ON COLUMN tensile.search_results.plan_order IS
+    'execution order of the operators under the plan, int32 each; empty: as captured';
+COMMENT ON COLUMN tensile.search_results.iteration_us IS 'expected duration of an iteration under the plan';
+COMMENT ON COLUMN tensile.search_results.seconds IS 'time allowed for the search, in seconds';
+COMMENT ON COLUMN tensile.search_results.generations IS 'number of generations until the plan was found';
+COMMENT ON COLUMN tensile.search_results.found_at IS 'end time of the search';
+
+CREATE TABLE tensile.device_profiles (
+    device      text PRIMARY KEY,
+    profile     jsonb NOT NULL,
+    measured_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
+);
+COMMENT ON TABLE tensile.device_profiles IS 'measured rates of this machine''s devices';
+COMMENT ON COLUMN tensile.device_profiles.profile IS
+    'memory size, rates of the link to the host in both directions, arithmetic rate, memory bandwidth, overheads';
+
+CREATE TABLE tensile.latency_models (
+    device        text PRIMARY KEY,
+    models        bytea NOT NULL,
+    kinds         int NOT NULL,
+    samples       int NOT NULL,
+    error         float8,
+    job           bigint REFERENCES tensile.jobs ON DELETE SET NULL,
+    calibrated_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
+);
+COMMENT ON TABLE tensile.latency_models IS 'models that predict the latency of operators on this machine''s devices';
+COMMENT ON COLUMN tensile.latency_models.models IS 'small neural networks in a binary format without code';
+COMMENT ON COLUMN tensile.latency_models.samples IS 'number of measurements for training and testing the models';
+COMMENT ON COLUMN tensile.latency_models.kinds IS 'number of kinds of operators with their own model';
+COMMENT ON COLUMN tensile.latency_models.error IS 'median relative error on held-out operators';
+COMMENT ON COLUMN tensile.latency_models.job IS 'calibration job that measured the operators';
+
+CREATE TABLE tensile.codec_times (
+    device         text PRIMARY KEY,
+    times          jsonb NOT NULL,
+    relative_error float8,
+    measured_at    timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
+);
+COMMENT ON TABLE tensile.codec_times IS
+    'times for compressing and decompressing on this machine''s devices, by codec, size and sparsity';
+COMMENT ON COLUMN tensile.codec_times.times IS
+    'coefficients of linear models, one for each codec and range of sparsity, and waking_us, added by every '
+    'coded transfer';
+COMMENT ON COLUMN tensile.codec_times.relative_error IS
+    'relative error of the models: sum of absolute errors, divided by that of the mean of all times';
+
+CREATE TABLE tensile.scheduler_log (
+    id         bigint GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY,
+    at         timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    event      text NOT NULL,
+    job        bigint,
+    generation bigint,
+    device     text,
+    reason     text,
+    details    jsonb
+);
+COMMENT ON TABLE tensile.scheduler_log IS
+    'decisions of the memory scheduler and their reasons; the last 10,000 lines';
+COMMENT ON COLUMN tensile.scheduler_log.event IS
+    'scheduled, planned, waits, refused, failed, note, planner (it died), search, rejected (a plan), batch '
+    'size (chosen)';
+COMMENT ON COLUMN tensile.scheduler_log.job IS
+    'number of the job; null: a whole device, visible to members of pg_read_all_stats only';
+COMMENT ON COLUMN tensile.scheduler_log.generation IS 'generation of the plan';
+COMMENT ON COLUMN tensile.scheduler_log.details IS 'figures of a plan or of a round of planning';

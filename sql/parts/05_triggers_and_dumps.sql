@@ -1,0 +1,52 @@
+------------------------------------------------------------------------------------------------------------------------
+-- Triggers of the tables, and their contents in a dump
+------------------------------------------------------------------------------------------------------------------------
+
+-- OIDs of roles are looked up by name on insertion, because rows may come from a dump of another cluster.
+CREATE FUNCTION tensile._resolve_owner() RETURNS trigger
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    NEW.owner := (SELECT oid FROM pg_roles WHERE rolname = NEW.owner_name);
+    RETURN NEW;
+END $$;
+CREATE FUNCTION tensile._resolve_grant() RETURNS trigger
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    NEW.grantor := (SELECT oid FROM pg_roles WHERE rolname = NEW.grantor_name);
+    NEW.grantee := CASE WHEN NEW.grantee_name = 'public' THEN 0
+                        ELSE (SELECT oid FROM pg_roles WHERE rolname = NEW.grantee_name) END;
+    RETURN NEW;
+END $$;
+CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile.models
+    FOR EACH ROW EXECUTE FUNCTION tensile._resolve_owner();
+CREATE TRIGGER resolve_owner BEFORE INSERT ON tensile.jobs
+    FOR EACH ROW EXECUTE FUNCTION tensile._resolve_owner();
+CREATE TRIGGER resolve_grant BEFORE INSERT ON tensile.model_grants
+    FOR EACH ROW EXECUTE FUNCTION tensile._resolve_grant();
+
+-- Sessions and the predictor cache models; these triggers invalidate the caches.
+CREATE TRIGGER models_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON tensile.models
+    FOR EACH STATEMENT EXECUTE FUNCTION tensile._models_changed();
+CREATE TRIGGER models_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON tensile.model_versions
+    FOR EACH STATEMENT EXECUTE FUNCTION tensile._models_changed();
+CREATE TRIGGER models_changed AFTER INSERT OR UPDATE OR DELETE OR TRUNCATE ON tensile.model_grants
+    FOR EACH STATEMENT EXECUTE FUNCTION tensile._models_changed();
+
+-- A dump contains complete models and ended jobs, so that a restore starts nothing; it contains no checkpoints.
+SELECT pg_catalog.pg_extension_config_dump('tensile.models', '');
+SELECT pg_catalog.pg_extension_config_dump('tensile.model_versions', 'WHERE weight_bytes IS NOT NULL');
+SELECT pg_catalog.pg_extension_config_dump('tensile.model_weights',
+    'WHERE version IN (SELECT id FROM tensile.model_versions WHERE weight_bytes IS NOT NULL)');
+SELECT pg_catalog.pg_extension_config_dump('tensile.model_grants', '');
+SELECT pg_catalog.pg_extension_config_dump('tensile.jobs', 'WHERE ended_at IS NOT NULL');
+SELECT pg_catalog.pg_extension_config_dump('tensile.epochs',
+    'WHERE job IN (SELECT id FROM tensile.jobs WHERE ended_at IS NOT NULL)');
+SELECT pg_catalog.pg_extension_config_dump('tensile.metrics',
+    'WHERE job IN (SELECT id FROM tensile.jobs WHERE ended_at IS NOT NULL)');
+SELECT pg_catalog.pg_extension_config_dump('tensile.batch_sizes',
+    'WHERE job IN (SELECT id FROM tensile.jobs WHERE ended_at IS NOT NULL)');
+SELECT pg_catalog.pg_extension_config_dump('tensile.models_id_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('tensile.model_versions_id_seq', '');
+SELECT pg_catalog.pg_extension_config_dump('tensile.jobs_id_seq', '');

@@ -1,0 +1,189 @@
+------------------------------------------------------------------------------------------------------------------------
+-- Jobs: submission
+------------------------------------------------------------------------------------------------------------------------
+
+-- The part of train_model after the checks of the query, which need the caller's privileges and are in csrc/submit.c
+CREATE FUNCTION tensile._train_model(caller oid, model text, query text, target text, epochs int, batch_size int,
+                                     optimizer text, learning_rate float8, validation float8, seed bigint,
+                                     policy text, memory_budget text, priority int, options jsonb, search_path text)
+    RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    m tensile.models := tensile._check_submission(caller, model, epochs, batch_size, optimizer, learning_rate,
+                                                  validation, policy, priority, options);
+    job bigint;
+    budget bigint;
+BEGIN
+    budget := tensile._parse_budget(memory_budget);
+
+    INSERT INTO tensile.jobs (model, model_name, owner_name, query, target, epochs, batch_size, optimizer,
+                              learning_rate, validation, seed, policy, memory_budget, priority, options, settings)
+        VALUES (m.id, m.name, pg_get_userbyid(caller), _train_model.query, _train_model.target, _train_model.epochs,
+                _train_model.batch_size, _train_model.optimizer, _train_model.learning_rate, _train_model.validation,
+                _train_model.seed, coalesce(_train_model.policy, current_setting('pg_tensile.policy')), budget,
+                _train_model.priority, _train_model.options,
+                jsonb_build_object('search_path', _train_model.search_path, 'TimeZone', current_setting('TimeZone'),
+                                   'DateStyle', current_setting('DateStyle'),
+                                   'IntervalStyle', current_setting('IntervalStyle')))
+        ON CONFLICT DO NOTHING
+        RETURNING id INTO job;
+    IF job IS NULL THEN
+        PERFORM tensile._no_open_job(m);
+        RAISE EXCEPTION USING ERRCODE = 'object_in_use', MESSAGE = format('model "%s" is being trained', model),
+            HINT = 'Wait until that job has ended, or stop it with cancel_job.';
+    END IF;
+    PERFORM tensile._log_event(job, 'submitted');
+    RETURN job;
+END $$;
+
+-- Return the model to train; raise the errors that train_model and explain_training have in common.
+CREATE FUNCTION tensile._check_submission(caller oid, model text, epochs int, batch_size int, optimizer text,
+                                          learning_rate float8, validation float8, policy text, priority int,
+                                          options jsonb) RETURNS tensile.models
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    m tensile.models;
+BEGIN
+    SELECT * INTO m FROM tensile.models WHERE name = model;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" does not exist', model),
+            HINT = 'Create it with register_model(name, architecture); existing models are listed in tensile.models.';
+    ELSIF NOT tensile._granted(caller, m.id, 'train') THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('permission denied for model "%s"', model),
+            HINT = format('Its owner can allow it: SELECT grant_model(%L, %L, ''train'').', model,
+                          pg_get_userbyid(caller));
+    END IF;
+    PERFORM tensile._check_training(epochs, batch_size, optimizer, learning_rate, validation, policy, priority),
+            tensile._check_options(options), tensile._check_choice(batch_size, policy, options),
+            tensile._check_compression(policy, options),
+            tensile._check_can_start(caller);
+    RETURN m;
+END $$;
+
+CREATE FUNCTION tensile._check_priority(priority int) RETURNS void
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF priority NOT BETWEEN -1000 AND 1000 THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('priority is out of range: %s', priority),
+            HINT = 'Use -1000 to 1000; a higher priority starts earlier and loses less time to other jobs'' memory.';
+    END IF;
+END $$;
+
+CREATE FUNCTION tensile._check_training(epochs int, batch_size int, optimizer text, learning_rate float8,
+                                        validation float8, policy text, priority int) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    policies text[] := (SELECT s.enumvals FROM pg_settings s WHERE s.name = 'pg_tensile.policy');
+    message text;
+    hint text;
+BEGIN
+    IF epochs NOT BETWEEN 1 AND 1000000 THEN
+        message := format('epochs is out of range: %s', epochs);
+        hint := 'Use 1 to 1000000.';
+    ELSIF batch_size NOT BETWEEN 0 AND 10000000 THEN
+        message := format('batch_size is out of range: %s', batch_size);
+        hint := 'Use 1 to 10000000, and not more than the query has rows, or 0 to have it chosen.';
+    ELSIF optimizer NOT IN ('sgd', 'adam', 'adamw') THEN
+        message := format('unknown optimizer "%s"', optimizer);
+        hint := 'Use ''sgd'', ''adam'' or ''adamw''.';
+    ELSIF NOT (learning_rate > 0 AND learning_rate < 'Infinity') THEN
+        message := format('learning_rate is out of range: %s', learning_rate);
+        hint := 'Use a positive, finite number such as 0.001.';
+    ELSIF NOT (validation >= 0 AND validation < 1) THEN
+        message := format('validation is out of range: %s', validation);
+        hint := 'Use the share of rows kept for validation: 0 or more, and less than 1.';
+    ELSIF policy <> ALL (policies) THEN
+        message := format('unknown policy "%s"', policy);
+        hint := format('Use one of ''%s'', or leave it out for the setting pg_tensile.policy.',
+                       array_to_string(policies, ''', '''));
+    END IF;
+    IF message IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = message, HINT = hint;
+    END IF;
+    PERFORM tensile._check_priority(priority);
+END $$;
+
+-- batch_size => 0: the batch size is chosen by plans, which show what fits.
+CREATE FUNCTION tensile._check_choice(batch_size int, policy text, options jsonb) RETURNS void
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    option text := CASE WHEN batch_size <> 0 THEN (SELECT k FROM jsonb_object_keys(options) k
+                        WHERE k IN ('batch_size_range', 'learning_rate_scaling') ORDER BY k LIMIT 1) END;
+BEGIN
+    IF option IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('option "%s" requires an automatically chosen batch size, but batch_size is %s', option,
+                             batch_size),
+            HINT = 'Use batch_size => 0, or leave the option out.';
+    ELSIF batch_size = 0 AND coalesce(policy, current_setting('pg_tensile.policy')) = 'none' THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = 'cannot choose a batch size with policy "none": without a plan, the memory of a step is unknown',
+            HINT = 'Use policy => ''joint'', or give a batch_size.';
+    END IF;
+END $$;
+
+-- Only swapped tensors are compressed.
+CREATE FUNCTION tensile._check_compression(policy text, options jsonb) RETURNS void
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF coalesce(policy, current_setting('pg_tensile.policy')) = 'none'
+       AND coalesce(options->>'compression', 'none') <> 'none' THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('compression "%s" requires a policy that swaps, but the policy is "none"',
+                             options->>'compression'),
+            HINT = 'Use policy => ''joint'', or leave the option "compression" out.';
+    END IF;
+END $$;
+
+-- Number of bytes of a size such as '8GB'; null for null
+CREATE FUNCTION tensile._parse_budget(budget text) RETURNS bigint
+    LANGUAGE plpgsql IMMUTABLE STRICT SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    bytes numeric;
+    part text[] := regexp_match(lower(budget), '^\s*([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(b|bytes|kb|mb|gb|tb)?\s*$');
+BEGIN
+    bytes := trunc(part[1]::numeric * CASE part[2] WHEN 'kb' THEN 1024 WHEN 'mb' THEN 1024 ^ 2 WHEN 'gb' THEN 1024 ^ 3
+                                                   WHEN 'tb' THEN 1024 ^ 4 ELSE 1 END);
+    IF bytes BETWEEN 1 AND 9223372036854775807 THEN
+        RETURN bytes;
+    END IF;
+    RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE = format('invalid memory_budget "%s"', budget),
+        HINT = 'Write a size with a unit: ''8GB'', ''512MB''. Units are B, kB, MB, GB and TB.';
+END $$;
+
+-- Raise an error if no worker could start for this role in this database.
+CREATE FUNCTION tensile._check_can_start(caller oid) RETURNS void
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    home text := current_setting('pg_tensile.database');
+BEGIN
+    IF home <> current_database() THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('jobs do not run in database "%s"', current_database()),
+            HINT = format('pg_tensile.database is "%s": connect there, or change the setting and reload.', home);
+    ELSIF NOT (SELECT rolcanlogin FROM pg_roles WHERE oid = caller) THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('role "%s" is not permitted to log in', pg_get_userbyid(caller)),
+            HINT = 'The job''s worker connects as the role that submits it: submit as a role with LOGIN.';
+    ELSIF NOT has_schema_privilege(caller, 'tensile', 'USAGE') THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('role "%s" has no USAGE privilege for schema "tensile"', pg_get_userbyid(caller)),
+            HINT = format('The job''s worker runs as the role that submits it: GRANT tensile_user TO %I.',
+                          pg_get_userbyid(caller));
+    ELSIF NOT has_database_privilege(caller, current_database(), 'CONNECT') THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('role "%s" has no CONNECT privilege for database "%s"',
+                             pg_get_userbyid(caller), current_database()),
+            HINT = 'The job''s worker connects as the role that submits it: grant it CONNECT.';
+    END IF;
+END $$;

@@ -1,0 +1,145 @@
+------------------------------------------------------------------------------------------------------------------------
+-- Jobs: cancellation, priority, and waiting for the end
+------------------------------------------------------------------------------------------------------------------------
+
+-- Lock and return the job's row; raise an error unless the caller may cancel it or change its priority.
+CREATE FUNCTION tensile._own_job(caller oid, job bigint) RETURNS tensile.jobs
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    j tensile.jobs;
+    own bool;
+BEGIN
+    SELECT * INTO j FROM tensile.jobs WHERE id = job FOR UPDATE;
+    own := tensile._acts_for(caller, j.owner, j.owner_name);
+    IF j.id IS NULL OR NOT own AND NOT pg_has_role(caller, 'pg_read_all_stats', 'USAGE')
+                               AND NOT pg_has_role(caller, 'pg_signal_backend', 'USAGE') THEN
+        PERFORM tensile._no_such_job(job);
+    ELSIF NOT own AND (NOT pg_has_role(caller, 'pg_signal_backend', 'USAGE')
+                       OR EXISTS (SELECT FROM pg_roles WHERE oid = j.owner AND rolsuper)) THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege', MESSAGE = format('permission denied for job %s', job),
+            HINT = 'Its owner may do that, and members of pg_signal_backend unless the owner is a superuser.';
+    END IF;
+    RETURN j;
+END $$;
+
+CREATE FUNCTION tensile._cancel_job(caller oid, job bigint) RETURNS bool
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    j tensile.jobs := tensile._own_job(caller, job);
+BEGIN
+    IF j.state IN ('queued', 'interrupted') THEN
+        UPDATE tensile.jobs SET cancel_requested = true WHERE id = job;
+        PERFORM tensile._end_job(job, 'cancelled');
+    ELSIF j.state IN ('starting', 'running', 'waiting') THEN
+        UPDATE tensile.jobs SET cancel_requested = true WHERE id = job;
+        PERFORM tensile._notify_stop(job);
+    ELSE
+        RETURN false;
+    END IF;
+    RETURN true;
+END $$;
+
+CREATE FUNCTION tensile._set_job_priority(caller oid, job bigint, priority int) RETURNS bool
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    j tensile.jobs := tensile._own_job(caller, job);
+BEGIN
+    PERFORM tensile._not_null('priority', priority::text), tensile._check_priority(priority);
+    UPDATE tensile.jobs SET priority = _set_job_priority.priority WHERE id = job AND ended_at IS NULL;
+    PERFORM tensile._notify(job);
+    RETURN j.ended_at IS NULL;
+END $$;
+
+CREATE FUNCTION tensile._no_such_job(job bigint) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RAISE EXCEPTION USING ERRCODE = 'undefined_object',
+        MESSAGE = format('job %s does not exist', coalesce(job::text, 'null')),
+        HINT = 'The jobs you may see are listed in tensile.jobs.';
+END $$;
+
+-- The job's final state, or null if it has not ended; raises the job's error if it failed. Reads as the caller.
+CREATE FUNCTION tensile._job_result(job bigint, deadline timestamptz) RETURNS text
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET row_security = on
+AS $$
+DECLARE
+    j tensile.jobs;
+BEGIN
+    SELECT * INTO j FROM tensile.jobs WHERE id = job;
+    IF NOT FOUND THEN
+        PERFORM tensile._no_such_job(job);
+    ELSIF j.state = 'failed' THEN
+        PERFORM tensile._raise(j.sqlstate, j.error, j.hint, j.detail);
+    ELSIF j.state IN ('finished', 'cancelled') THEN
+        RETURN j.state;
+    ELSIF clock_timestamp() >= deadline THEN
+        RAISE EXCEPTION USING ERRCODE = 'query_canceled',
+            MESSAGE = format('job %s has not ended in time: it is %s', job, j.state),
+            DETAIL = coalesce(j.reason, 'The job continues.'),
+            HINT = format('Wait longer, see its progress in tensile.progress, or stop it with cancel_job(%s).', job);
+    END IF;
+    RETURN NULL;
+END $$;
+
+-- Wait until a job changes, one second at most.
+CREATE FUNCTION tensile._wait_round(deadline timestamptz) RETURNS void
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT tensile._wait_for_change(CASE WHEN $1 IS NULL THEN 1000
+        ELSE least(1000, greatest(1, 1 + 1000 * extract(epoch FROM $1 - clock_timestamp())))::int END)
+$$;
+
+-- Not SECURITY DEFINER: it reads as the caller.
+CREATE FUNCTION tensile._wait_for_job(caller oid, job bigint, timeout interval) RETURNS text
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    deadline timestamptz := clock_timestamp() + timeout;
+    result text;
+BEGIN
+    IF tensile._submitted_here(job) THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('job %s was submitted by this transaction and cannot start before it commits', job),
+            HINT = 'Commit first, then wait.';
+    ELSIF current_setting('transaction_isolation') IN ('repeatable read', 'serializable') THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('wait_for_job cannot see changes in a transaction with isolation level %s',
+                             current_setting('transaction_isolation')),
+            HINT = 'CALL wait_for_job_procedure(...) outside a transaction block, or use READ COMMITTED.';
+    END IF;
+    LOOP
+        result := tensile._job_result(job, deadline);
+        EXIT WHEN result IS NOT NULL;
+        PERFORM tensile._wait_round(deadline);
+    END LOOP;
+    RETURN result;
+END $$;
+CREATE FUNCTION @extschema@.wait_for_job(job bigint, timeout interval DEFAULT NULL) RETURNS text
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.wait_for_job(bigint, interval) IS
+    'wait until a job has ended, and return its state; raise the job''s error if it failed';
+
+-- A procedure with SET cannot commit, so every name is qualified instead.
+CREATE PROCEDURE @extschema@.wait_for_job_procedure(job bigint, timeout interval DEFAULT NULL,
+                                                    INOUT state text DEFAULT NULL)
+    LANGUAGE plpgsql
+AS $$
+DECLARE
+    deadline timestamptz := pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) timeout;
+BEGIN
+    state := NULL;
+    COMMIT;
+    LOOP
+        state := tensile._job_result(job, deadline);
+        EXIT WHEN state IS NOT NULL;
+        COMMIT;
+        PERFORM tensile._wait_round(deadline);
+        COMMIT;
+    END LOOP;
+END $$;
+COMMENT ON PROCEDURE @extschema@.wait_for_job_procedure(bigint, interval, text) IS
+    'wait like wait_for_job, but commit while waiting, so that no snapshot is held';

@@ -1,0 +1,139 @@
+------------------------------------------------------------------------------------------------------------------------
+-- Jobs: changes of state, each of which ends with _notify
+------------------------------------------------------------------------------------------------------------------------
+
+-- Lock and return the model that the job trains.
+CREATE FUNCTION tensile._trained_model(j tensile.jobs) RETURNS tensile.models
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    m tensile.models;
+BEGIN
+    SELECT * INTO m FROM tensile.models WHERE id = j.model FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" was dropped', j.model_name),
+            HINT = 'Register the model again and submit a new job.';
+    END IF;
+    RETURN m;
+END $$;
+
+-- Write a line about the job to the server's log: "submitted", "started", "interrupted" or its final state.
+CREATE FUNCTION tensile._log_event(job bigint, event text) RETURNS void
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT tensile._log_job(format('pg_tensile: job %s %s: model="%s" owner="%s"', j.id, $2, j.model_name, j.owner_name)
+        || CASE WHEN $2 IN ('started', 'interrupted') THEN format(' attempt=%s', j.attempts) ELSE '' END
+        || coalesce(' seconds=' || round(extract(epoch FROM j.ended_at - j.started_at), 3), '')
+        || coalesce(' sqlstate=' || j.sqlstate, '')
+        || coalesce(' reason="' || coalesce(j.error, j.reason) || '"', ''))
+    FROM tensile.jobs j WHERE j.id = $1
+$$;
+
+-- Notify sessions that LISTEN to pg_tensile. Any role may listen, so the payload has only the job's number and state.
+-- A full queue would abort the transaction that ends the job.
+CREATE FUNCTION tensile._announce_end(job bigint, state text) RETURNS void
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT pg_notify('pg_tensile', json_build_object('job', $1, 'state', $2)::text)
+    WHERE pg_notification_queue_usage() < 0.95
+$$;
+
+-- End a job as finished, failed or cancelled. A failed job keeps its last complete checkpoint until a later job of
+-- the model finishes. `reason`: the cause of a cancellation other than cancel_job.
+CREATE FUNCTION tensile._end_job(job bigint, state text, sqlstate text DEFAULT NULL, error text DEFAULT NULL,
+                                 hint text DEFAULT NULL, detail text DEFAULT NULL, traceback text DEFAULT NULL,
+                                 warnings text[] DEFAULT NULL, reason text DEFAULT NULL) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    j tensile.jobs;
+BEGIN
+    IF state = 'finished' THEN -- lock the model before its job, as drop_model does
+        PERFORM FROM tensile.models m JOIN tensile.jobs o ON o.model = m.id WHERE o.id = job FOR NO KEY UPDATE OF m;
+    END IF;
+    UPDATE tensile.jobs o SET state = _end_job.state, ended_at = clock_timestamp(), not_before = NULL,
+            reason = CASE WHEN _end_job.state <> 'cancelled' THEN NULL
+                          WHEN o.cancel_requested THEN 'cancelled by cancel_job' ELSE _end_job.reason END,
+            sqlstate = _end_job.sqlstate, error = _end_job.error, hint = _end_job.hint, detail = _end_job.detail,
+            traceback = _end_job.traceback, warnings = _end_job.warnings
+        WHERE id = job AND ended_at IS NULL
+        RETURNING * INTO j;
+    IF NOT FOUND THEN
+        RETURN;
+    ELSIF state = 'finished' THEN
+        IF j.kind = 'train' THEN
+            PERFORM tensile._complete_version(j);
+        END IF;
+    ELSE
+        DELETE FROM tensile.model_versions v WHERE v.job = j.id;
+        DELETE FROM tensile.checkpoints c
+            WHERE c.job = j.id AND (j.state = 'cancelled' OR c.meta IS NULL);
+    END IF;
+    -- The trace of the model's last job stays for inspection, with all rows that refer to it.
+    DELETE FROM tensile.traces t USING tensile.jobs o
+        WHERE t.job = o.id AND CASE WHEN j.model IS NULL THEN o.id = j.id ELSE o.model = j.model AND o.id <> j.id END;
+    PERFORM tensile._notify(job), tensile._log_event(job, state), tensile._announce_end(job, state);
+END $$;
+
+-- Make the job's version visible, and delete old versions beyond the model's retention.
+CREATE FUNCTION tensile._complete_version(j tensile.jobs) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    m tensile.models := tensile._trained_model(j);
+    number int;
+BEGIN
+    UPDATE tensile.model_versions v
+        SET weight_bytes = (SELECT coalesce(sum(octet_length(w.data)), 0)
+                            FROM tensile.model_weights w WHERE w.version = v.id),
+            created_at = clock_timestamp()
+        WHERE v.job = j.id
+        RETURNING v.version INTO number;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+            MESSAGE = format('job %s cannot finish without a version of its model', j.id);
+    END IF;
+    UPDATE tensile.jobs SET version = number WHERE id = j.id;
+    IF coalesce((j.options->>'deploy')::bool, true) THEN
+        UPDATE tensile.models SET deployed_version = number, updated_at = clock_timestamp() WHERE id = m.id
+            RETURNING * INTO m;
+    END IF;
+    DELETE FROM tensile.model_versions v
+        WHERE v.model = m.id AND v.version IS DISTINCT FROM m.deployed_version
+          AND v.version <= (SELECT o.version FROM tensile.model_versions o WHERE o.model = m.id
+                            ORDER BY o.version DESC OFFSET m.keep_versions LIMIT 1)
+          AND m.keep_versions IS NOT NULL;
+    DELETE FROM tensile.checkpoints c USING tensile.jobs o
+        WHERE c.job = o.id AND o.model = j.model AND o.ended_at IS NOT NULL;
+END $$;
+
+-- Interrupt a job, which will continue from its last checkpoint. With `retry` the interruption counts towards
+-- pg_tensile.max_retries, and the next attempt is delayed by 1, 2, 4 ... s, at most an hour.
+CREATE FUNCTION tensile._interrupt_job(job bigint, reason text, retry bool, traceback text DEFAULT NULL) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    j tensile.jobs;
+    failures int;
+BEGIN
+    SELECT * INTO j FROM tensile.jobs WHERE id = job AND state IN ('starting', 'running', 'waiting') FOR UPDATE;
+    failures := j.retries + retry::int;
+    IF NOT FOUND THEN
+        RETURN;
+    ELSIF j.cancel_requested THEN
+        PERFORM tensile._end_job(job, 'cancelled');
+        RETURN;
+    ELSIF retry AND failures > current_setting('pg_tensile.max_retries')::int THEN
+        PERFORM tensile._end_job(job, 'failed', '58000', reason,
+            format('The job failed %s times in a row; a higher pg_tensile.max_retries allows more attempts. '
+                   'The server''s log may have details.', failures), NULL, traceback);
+        RETURN;
+    END IF;
+    DELETE FROM tensile.model_versions v WHERE v.job = j.id;
+    DELETE FROM tensile.checkpoints c WHERE c.job = j.id AND c.meta IS NULL;
+    UPDATE tensile.jobs SET state = 'interrupted', reason = _interrupt_job.reason,
+            traceback = _interrupt_job.traceback, retries = failures,
+            not_before = CASE WHEN retry THEN clock_timestamp() + least(2.0 ^ (failures - 1), 3600) * interval '1 s' END
+        WHERE id = job;
+    PERFORM tensile._notify(job), tensile._log_event(job, 'interrupted');
+END $$;

@@ -1,0 +1,96 @@
+------------------------------------------------------------------------------------------------------------------------
+-- Public functions: models, jobs and predictions
+------------------------------------------------------------------------------------------------------------------------
+
+CREATE FUNCTION @extschema@.register_model(name text, architecture jsonb, description text DEFAULT NULL,
+                                           replace bool DEFAULT false) RETURNS bigint
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.register_model(text, jsonb, text, bool) IS
+    'register a model, e.g. register_model(''late'', ''{"type": "mlp", "hidden": [128, 64]}''); return its id';
+CREATE FUNCTION @extschema@.drop_model(name text) RETURNS void
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.drop_model(text) IS
+    'drop a model with its versions, and end its job; for the model''s owner';
+CREATE FUNCTION @extschema@.deploy_model(model text, version int) RETURNS void
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.deploy_model(text, int) IS
+    'set the version that predictions use from now on; older versions are possible; for the model''s owner';
+CREATE FUNCTION @extschema@.grant_model(model text, grantee text, privilege text DEFAULT 'predict') RETURNS void
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.grant_model(text, text, text) IS
+    'allow a role (or ''public'') to ''predict'' with a model or to ''train'' it; predictions reveal training '
+    'data; for the model''s owner';
+CREATE FUNCTION @extschema@.revoke_model(model text, grantee text, privilege text DEFAULT 'predict') RETURNS void
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.revoke_model(text, text, text) IS
+    'revoke a privilege granted by grant_model; for the model''s owner';
+CREATE FUNCTION @extschema@.set_model_owner(model text, role text) RETURNS void
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.set_model_owner(text, text) IS
+    'give a model to another role that the caller is a member of; for the model''s owner, and superusers';
+
+CREATE FUNCTION @extschema@.set_model_memory_budget(model text, memory_budget text) RETURNS void
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.set_model_memory_budget(text, text) IS
+    'limit the device memory of predictions with a model, unless a call specifies its own budget; null: no '
+    'limit; for the model''s owner';
+
+CREATE FUNCTION @extschema@.drop_version(model text, version int) RETURNS void
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.drop_version(text, int) IS
+    'drop a version of a model that is not deployed, with its weights; for the model''s owner';
+
+CREATE FUNCTION @extschema@.set_model_retention(model text, keep_versions int) RETURNS void
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.set_model_retention(text, int) IS
+    'set how many of a model''s newest versions are kept, besides the deployed one, when a job adds a '
+    'version; null: all; for the model''s owner';
+
+CREATE FUNCTION @extschema@.train_model(model text, query text, target text,
+        epochs int DEFAULT 10, batch_size int DEFAULT 64, optimizer text DEFAULT 'adamw',
+        learning_rate float8 DEFAULT 1e-3, validation float8 DEFAULT 0.2, seed bigint DEFAULT 0,
+        policy text DEFAULT NULL, memory_budget text DEFAULT NULL, priority int DEFAULT 0,
+        options jsonb DEFAULT '{}') RETURNS bigint
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_train_model';
+COMMENT ON FUNCTION @extschema@.train_model(text, text, text, int, int, text, float8, float8, bigint, text, text, int,
+                                            jsonb) IS
+    'submit a job that trains a model on the rows of a query; return the number of the job, which starts at '
+    'commit; for the model''s owner and roles granted ''train''';
+CREATE FUNCTION @extschema@.cancel_job(job bigint) RETURNS bool
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.cancel_job(bigint) IS
+    'stop a job; return false if it has already ended; for the job''s owner and members of pg_signal_backend';
+CREATE FUNCTION @extschema@.set_job_priority(job bigint, priority int) RETURNS bool
+    LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
+COMMENT ON FUNCTION @extschema@.set_job_priority(bigint, int) IS
+    'set a job''s priority: a higher one starts earlier and loses less time to other jobs'' memory; return '
+    'false if the job has already ended; for roles that may cancel it';
+
+CREATE FUNCTION @extschema@.predict(model text, features record, memory_budget text DEFAULT NULL) RETURNS float8
+    LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_record';
+CREATE FUNCTION @extschema@.predict(model text, features float8[], memory_budget text DEFAULT NULL) RETURNS float8
+    LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_array';
+CREATE FUNCTION @extschema@.predict(model text, features jsonb, memory_budget text DEFAULT NULL) RETURNS float8
+    LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_jsonb';
+CREATE FUNCTION @extschema@.predict_class(model text, features record, memory_budget text DEFAULT NULL) RETURNS text
+    LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_class_record';
+CREATE FUNCTION @extschema@.predict_class(model text, features float8[], memory_budget text DEFAULT NULL) RETURNS text
+    LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_class_array';
+CREATE FUNCTION @extschema@.predict_class(model text, features jsonb, memory_budget text DEFAULT NULL) RETURNS text
+    LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_class_jsonb';
+CREATE FUNCTION @extschema@.predict_rows(model text, query text, memory_budget text DEFAULT NULL)
+    RETURNS TABLE (row_number bigint, prediction float8, label text, probability float8)
+    LANGUAGE C COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_rows';
+COMMENT ON FUNCTION @extschema@.predict(text, record, text) IS
+    'predict for a row, with columns matched by name: a number, or the probability of the second of two classes';
+COMMENT ON FUNCTION @extschema@.predict(text, float8[], text) IS
+    'predict for features in the order of the training query';
+COMMENT ON FUNCTION @extschema@.predict(text, jsonb, text) IS 'predict for an object {"feature": value, ...}';
+COMMENT ON FUNCTION @extschema@.predict_class(text, record, text) IS
+    'predict the most probable class for a row, with columns matched by name';
+COMMENT ON FUNCTION @extschema@.predict_class(text, float8[], text) IS
+    'predict the most probable class for features in the order of the training query';
+COMMENT ON FUNCTION @extschema@.predict_class(text, jsonb, text) IS
+    'predict the most probable class for an object {"feature": value, ...}';
+COMMENT ON FUNCTION @extschema@.predict_rows(text, text, text) IS
+    'predict for every row of a query, in batches';

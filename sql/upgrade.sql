@@ -1,0 +1,56 @@
+-- Models: retention of versions
+ALTER TABLE tensile.models ADD keep_versions int CHECK (keep_versions OPERATOR(pg_catalog.>) 0);
+
+-- Versions are visible when they are complete, and the space of deleted weights and checkpoints is reused soon.
+ALTER POLICY visible ON tensile.model_versions USING (
+    weight_bytes IS NOT NULL AND EXISTS (SELECT FROM tensile.models m WHERE m.id OPERATOR(pg_catalog.=) model));
+ALTER TABLE tensile.model_weights SET (
+    toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 5000);
+ALTER TABLE tensile.checkpoint_chunks SET (
+    toast.autovacuum_vacuum_scale_factor = 0, toast.autovacuum_vacuum_threshold = 5000);
+
+-- Metrics by name: the table of metrics becomes that of epochs, its columns become rows.
+ALTER TABLE tensile.metrics RENAME TO epochs;
+ALTER INDEX tensile.metrics_pkey RENAME TO epochs_pkey;
+ALTER TABLE tensile.epochs RENAME CONSTRAINT metrics_job_fkey TO epochs_job_fkey;
+ALTER TABLE tensile.epochs RENAME CONSTRAINT metrics_split_check TO epochs_split_check;
+CREATE TABLE tensile.metrics (
+    job    bigint,
+    epoch  int,
+    split  text,
+    metric text,
+    value  float8 NOT NULL,
+    PRIMARY KEY (job, epoch, split, metric),
+    FOREIGN KEY (job, epoch, split) REFERENCES tensile.epochs ON DELETE CASCADE
+);
+INSERT INTO tensile.metrics (job, epoch, split, metric, value)
+    SELECT e.job, e.epoch, e.split, m.metric, m.value
+    FROM tensile.epochs e
+         CROSS JOIN LATERAL (VALUES ('loss', e.loss), ('accuracy', e.accuracy), ('f1', e.f1), ('rmse', e.rmse),
+                                    ('r2', e.r2)) m (metric, value)
+    WHERE m.value IS NOT NULL;
+ALTER TABLE tensile.epochs DROP COLUMN loss, DROP COLUMN accuracy, DROP COLUMN f1, DROP COLUMN rmse, DROP COLUMN r2;
+ALTER TABLE tensile.metrics ENABLE ROW LEVEL SECURITY;
+CREATE POLICY visible ON tensile.metrics FOR SELECT USING (
+    EXISTS (SELECT FROM tensile.jobs j WHERE j.id OPERATOR(pg_catalog.=) job));
+SELECT pg_catalog.pg_extension_config_dump('tensile.metrics',
+    'WHERE job IN (SELECT id FROM tensile.jobs WHERE ended_at IS NOT NULL)');
+
+-- Only the scheduler writes into the plan table, so executors find no damaged plans.
+ALTER TABLE tensile.traces DROP COLUMN replans;
+
+-- Launch times of kernels, which nothing read
+ALTER TABLE tensile.codec_times DROP COLUMN launch;
+
+-- The predictor's models are in shared memory.
+DROP TABLE tensile._loaded_models;
+
+-- The owner's functions alone call these checks.
+REVOKE EXECUTE ON FUNCTION tensile._check_architecture(jsonb), tensile._check_options(jsonb) FROM PUBLIC;
+
+-- Role tensile_user has what PUBLIC had in 0.1.0, but an upgrade revokes nothing. (Extension scripts show no NOTICE.)
+DO $$
+BEGIN
+    RAISE WARNING USING MESSAGE = 'PUBLIC may use pg_tensile as before',
+        HINT = 'In a new installation only members of tensile_user may: docs/operations.md explains how to switch.';
+END $$;
