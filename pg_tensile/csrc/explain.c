@@ -29,7 +29,10 @@
 #include "explain.h"
 #include "owner.h"
 #include "pg_tensile.h"
+#include "process.h"
+#include "slot.h"
 #include "submit.h"
+#include "wait.h"
 
 PG_FUNCTION_INFO_V1(tensile_explain_training);
 PG_FUNCTION_INFO_V1(tensile_explain_feed);

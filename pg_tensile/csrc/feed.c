@@ -30,10 +30,13 @@
 #include "utils/portal.h"
 
 #include "explain.h"
+#include "guc.h"
 #include "pack.h"
-#include "pg_tensile.h"
+#include "process.h"
 #include "query.h"
+#include "slot.h"
 #include "submit.h"
+#include "wait.h"
 #include "wire.h"
 
 #define EXECUTOR "the executor"

@@ -12,7 +12,8 @@
 #include "miscadmin.h"
 #include "utils/guc.h"
 
-#include "pg_tensile.h"
+#include "guc.h"
+#include "slot.h"
 
 #ifndef PG_TENSILE_PYTHON
 #define PG_TENSILE_PYTHON "python3"

@@ -33,7 +33,12 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "pg_tensile.h"
+#include "compat.h"
+#include "guc.h"
+#include "process.h"
+#include "shmem.h"
+#include "slot.h"
+#include "wait.h"
 
 #define LAUNCHER_RESTART_S 5
 #define LOOK_MS (30 * 1000)		/* between looks for what is missing */
@@ -175,7 +180,7 @@ stop_elsewhere(Oid database)
 		if (slot->state == SLOT_FREE || slot->database == database)
 			continue;
 		if (slot->state == SLOT_RESERVED)
-			tensile_clear_slot(slot);
+			tensile_slot_clear(slot);
 		else if (slot->job != 0)	/* a session that explains is a client's */
 		{
 			slot->evicted = true;

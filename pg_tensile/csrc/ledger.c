@@ -21,7 +21,13 @@
 #include "utils/builtins.h"
 #include "utils/tuplestore.h"
 
+#include "guc.h"
+#include "ledger.h"
 #include "pg_tensile.h"
+#include "process.h"
+#include "progress.h"
+#include "shmem.h"
+#include "slot.h"
 
 PG_FUNCTION_INFO_V1(tensile_register_device);
 PG_FUNCTION_INFO_V1(tensile_inference_memory);

@@ -27,9 +27,11 @@
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
+#include "extension.h"
+#include "features.h"
 #include "model.h"
+#include "models_generation.h"
 #include "owner.h"
-#include "pg_tensile.h"
 #include "query.h"
 
 static MemoryContext cache_context = NULL;	/* everything that is kept */

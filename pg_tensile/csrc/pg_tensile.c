@@ -11,7 +11,11 @@
 #include "miscadmin.h"
 #include "utils/builtins.h"
 
+#include "guc.h"
+#include "notify.h"
 #include "pg_tensile.h"
+#include "process.h"
+#include "shmem.h"
 
 PG_MODULE_MAGIC;
 

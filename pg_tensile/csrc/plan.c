@@ -16,7 +16,13 @@
 #include "utils/builtins.h"
 #include "utils/tuplestore.h"
 
-#include "pg_tensile.h"
+#include "compat.h"
+#include "job_change.h"
+#include "ledger.h"
+#include "plan.h"
+#include "process.h"
+#include "shmem.h"
+#include "slot.h"
 
 PG_FUNCTION_INFO_V1(tensile_publish_plan);
 PG_FUNCTION_INFO_V1(tensile_fetch_plan);

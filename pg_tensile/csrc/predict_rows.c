@@ -20,11 +20,15 @@
 #include "utils/memutils.h"
 #include "utils/tuplestore.h"
 
+#include "extension.h"
+#include "features.h"
 #include "model.h"
 #include "owner.h"
-#include "pg_tensile.h"
 #include "predict_client.h"
+#include "predict_socket.h"
+#include "predictions.h"
 #include "query.h"
+#include "wire.h"
 
 #define QUERY_NAME "query of predict_rows"
 
@@ -87,10 +91,7 @@ send_chunk(RowsReceiver *receiver)
 	nbuffers = feature_batch_frame(receiver->batch, receiver->memory_budget, &header, &buffers);
 	if (!predict_client_exchange(&receiver->client, receiver->model->version, &header, buffers, nbuffers,
 								 answer_due ? &answer : NULL, deadline))
-		ereport(ERROR,
-				(errcode(ERRCODE_CONNECTION_FAILURE),
-				 errmsg("the predictor went away"),
-				 errhint("Try again: it is started anew. The server's log may say why it ended.")));
+		predict_client_went_away(&receiver->client, NULL);
 	if (answer_due)
 		put_results(receiver, &answer);
 	receiver->pending = receiver->batch->row;

@@ -29,10 +29,13 @@
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
+#include "compat.h"
 #include "convert.h"
+#include "extension.h"
+#include "notify.h"
 #include "owner.h"
-#include "pg_tensile.h"
 #include "query.h"
+#include "shmem.h"
 #include "submit.h"
 
 PG_FUNCTION_INFO_V1(tensile_train_model);

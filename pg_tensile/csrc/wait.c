@@ -29,8 +29,11 @@
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
-#include "explain.h"
-#include "pg_tensile.h"
+#include "compat.h"
+#include "extension.h"
+#include "process.h"
+#include "shmem.h"
+#include "wait.h"
 
 #define STOP_PATIENCE_S 1
 #define LOOK_INTERVAL_MS 1000	/* between looks whether extension and role exist */
@@ -160,17 +163,12 @@ gone(void)
 {
 	uint64		drops = pg_atomic_read_u64(&tensile_shared->drops);
 	TimestampTz now = GetCurrentTimestamp();
-	bool		result;
 
 	if (drops == seen_drops && !TimestampDifferenceExceeds(looked_at, now, LOOK_INTERVAL_MS))
 		return false;
 	seen_drops = drops;
 	looked_at = now;
-	SetCurrentStatementStartTimestamp();
-	StartTransactionCommand();
-	result = !tensile_still_there();
-	CommitTransactionCommand();
-	return result;
+	return !tensile_still_there();
 }
 
 int
@@ -232,4 +230,16 @@ tensile_wait_connected(int fd, uint32 wl_events, long timeout_ms)
 		result |= TENSILE_WAIT_GONE;
 	RESUME_CANCEL_INTERRUPTS();
 	return result;
+}
+
+/* The number by which pg_stat_activity knows the name of a wait. */
+uint32
+tensile_wait_event(TensileWait wait)
+{
+	static const char *const names[] = {"PgTensileSupervisor", "PgTensilePredictor", "PgTensileJob"};
+	static uint32 events[lengthof(names)] = {0};
+
+	if (events[wait] == 0)
+		events[wait] = WaitEventExtensionNew(names[wait]);
+	return events[wait];
 }

@@ -17,7 +17,7 @@
 #include "storage/latch.h"
 #include "utils/memutils.h"
 
-#include "pg_tensile.h"
+#include "wait.h"
 #include "wire.h"
 
 #ifndef IOV_MAX

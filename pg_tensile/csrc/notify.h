@@ -1,0 +1,12 @@
+/*
+ * notify.h: what a transaction tells other processes when it commits.
+ */
+#ifndef TENSILE_NOTIFY_H
+#define TENSILE_NOTIFY_H
+
+extern void tensile_install_notify_hooks(void);
+
+/* Announces a new job when this transaction commits. */
+extern void tensile_submitted_at_commit(int64 job);
+
+#endif
