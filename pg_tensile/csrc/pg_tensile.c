@@ -1,9 +1,10 @@
 /*
  * pg_tensile.c: what happens when the library is loaded.
  *
- * In the postmaster (shared_preload_libraries) it defines the settings, asks for shared memory, registers the launcher
- * and hooks into commits. Loaded later, into one session, there is no shared memory: the settings can be looked at, and
- * every function that needs the rest raises (tensile_require_preload).
+ * In the postmaster (shared_preload_libraries) it defines the settings,
+ * requests shared memory, registers the launcher and installs hooks.  Loaded
+ * later, into one session, it only defines settings, and functions that need
+ * shared memory raise an error (tensile_require_preload).
  */
 #include "postgres.h"
 
@@ -12,6 +13,7 @@
 #include "utils/builtins.h"
 
 #include "guc.h"
+#include "models_generation.h"
 #include "notify.h"
 #include "pg_tensile.h"
 #include "process.h"
@@ -31,10 +33,14 @@ _PG_init(void)
 		return;
 	tensile_install_shmem_hooks();
 	tensile_install_notify_hooks();
+	tensile_watch_invalidations();
 	tensile_register_launcher();
 }
 
-/* tensile._version(): of the loaded library, which may be another one than that of the extension or the files on disk. */
+/*
+ * tensile._version(): the version of the loaded library, which may differ from
+ * those of the extension and of the files on disk.
+ */
 Datum
 tensile_version(PG_FUNCTION_ARGS)
 {
