@@ -73,7 +73,10 @@ free_lost_reservations(void)
 	LWLockRelease(tensile_shared->lock);
 }
 
-/* Registers the worker of a reserved slot; false when no background worker is free. */
+/*
+ * Registers the worker of a reserved slot; false when no background worker is
+ * free.
+ */
 static bool
 register_worker(TensileSlot *slot, int64 job)
 {
@@ -123,8 +126,8 @@ tensile_launch_worker(PG_FUNCTION_ARGS)
 }
 
 /*
- * tensile._free_slots(): the number of jobs that may be launched.  Sessions that
- * explain a job occupy slots, too.
+ * tensile._free_slots(): the number of jobs that may be launched.  Sessions
+ * that explain a job occupy slots, too.
  */
 Datum
 tensile_free_slots(PG_FUNCTION_ARGS)
@@ -154,7 +157,8 @@ find_last_error(int64 job, bool *terminated)
 	{
 		TensileSlot *slot = &tensile_shared->slots[i];
 
-		if (slot->state != SLOT_FREE || slot->last_job != job || slot->last_database != MyDatabaseId)
+		if (slot->state != SLOT_FREE || slot->last_job != job ||
+			slot->last_database != MyDatabaseId)
 			continue;
 		strlcpy(error, slot->last_error, TENSILE_LAST_ERROR_LENGTH);
 		*terminated = slot->last_terminated;
@@ -167,7 +171,10 @@ find_last_error(int64 job, bool *terminated)
 	return error;
 }
 
-/* tensile._worker_end(job) -> (terminated, error): how the job's last worker ended */
+/*
+ * tensile._worker_end(job) -> (terminated, error): how the job's last worker
+ * ended
+ */
 Datum
 tensile_worker_end(PG_FUNCTION_ARGS)
 {

@@ -185,7 +185,9 @@ date_to_float8(Datum value)
 {
 	int64		microseconds;
 
-	return tensile_date_to_timestamp(DatumGetDateADT(value), &microseconds) ? (double) microseconds : get_float8_nan();
+	if (!tensile_date_to_timestamp(DatumGetDateADT(value), &microseconds))
+		return get_float8_nan();
+	return (double) microseconds;
 }
 
 static double
@@ -233,8 +235,8 @@ void
 text_converter_init(TextConverter *converter, Oid type, MemoryContext context)
 {
 	converter->type = getBaseType(type);
-	if (converter->type != TEXTOID && converter->type != VARCHAROID && converter->type != BPCHAROID &&
-		converter->type != NAMEOID)
+	if (converter->type != TEXTOID && converter->type != VARCHAROID &&
+		converter->type != BPCHAROID && converter->type != NAMEOID)
 	{
 		Oid			output;
 		bool		variable;

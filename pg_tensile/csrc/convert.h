@@ -23,8 +23,8 @@ typedef double (*ToFloat8) (Datum value);
 extern ToFloat8 tensile_to_float8(Oid type);
 
 /*
- * Converts numeric to float64, correctly rounded (numeric_float8.c).  The value
- * may have a short header, but must not be toasted.
+ * Converts numeric to float64, correctly rounded (numeric_float8.c).  The
+ * value may have a short header, but must not be toasted.
  */
 extern double tensile_numeric_float8(const struct varlena *packed);
 

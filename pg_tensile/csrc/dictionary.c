@@ -30,9 +30,10 @@ pack_buffer_grow(PackBuffer *buffer, Size needed)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("the data does not fit into a message to the child process"),
-				 errdetail("A column of one message would have %zu bytes, more than " UINT64_FORMAT ".",
-						   needed, FRAME_MAX_PAYLOAD),
-				 errhint("A single row may have at most 1 GB, and so may the distinct strings of a column.")));
+				 errdetail("A column of one message would have %zu bytes, more than "
+						   UINT64_FORMAT ".", needed, FRAME_MAX_PAYLOAD),
+				 errhint("A single row may have at most 1 GB, and so may the distinct strings "
+						 "of a column.")));
 	while (capacity < needed)
 		capacity *= 2;
 	buffer->data = buffer->data ? repalloc_huge(buffer->data, capacity)

@@ -70,7 +70,10 @@ require_explaining(const char *function)
 				 errhint("Use explain_training to see what training on a query would take.")));
 }
 
-/* tensile._explain_wait(fd, timeout_ms, writable): waits inside the caller's transaction */
+/*
+ * tensile._explain_wait(fd, timeout_ms, writable): waits inside the caller's
+ * transaction
+ */
 Datum
 tensile_explain_wait(PG_FUNCTION_ARGS)
 {
@@ -83,7 +86,10 @@ tensile_explain_wait(PG_FUNCTION_ARGS)
 	PG_RETURN_INT32(result ? result : TENSILE_WAIT_TIMEOUT);
 }
 
-/* tensile._explain_feed(fd) -> number of rows: sends the rows of the explained query */
+/*
+ * tensile._explain_feed(fd) -> number of rows: sends the rows of the explained
+ * query
+ */
 Datum
 tensile_explain_feed(PG_FUNCTION_ARGS)
 {
@@ -142,7 +148,10 @@ child_context(void *arg)
 	errcontext("%s", (const char *) arg);
 }
 
-/* Raises the error that the supervisor has returned, if any, with the executor's traceback. */
+/*
+ * Raises the error that the supervisor has returned, if any, with the
+ * executor's traceback.
+ */
 static void
 raise_error(HeapTupleHeader row)
 {
@@ -174,7 +183,10 @@ return_lines(FunctionCallInfo fcinfo, HeapTupleHeader row)
 		tuplestore_putvalues(result->setResult, result->setDesc, &values[i], &nulls[i]);
 }
 
-/* explain_training(model, query, target, ...), with the arguments of train_model */
+/*
+ * explain_training(model, query, target, ...), with the arguments of
+ * train_model
+ */
 Datum
 tensile_explain_training(PG_FUNCTION_ARGS)
 {

@@ -4,7 +4,9 @@
 #ifndef TENSILE_EXPLAIN_H
 #define TENSILE_EXPLAIN_H
 
-/* Does this session run the supervisor of explain_training, and no user code? */
+/*
+ * Does this session run the supervisor of explain_training, and no user code?
+ */
 extern bool tensile_explaining(void);
 
 /*

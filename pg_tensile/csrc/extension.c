@@ -64,7 +64,8 @@ read_extension(void)
 	SysScanDesc scan;
 	HeapTuple	tuple;
 
-	ScanKeyInit(&key, Anum_pg_extension_extname, BTEqualStrategyNumber, F_NAMEEQ, CStringGetDatum(TENSILE_EXTENSION));
+	ScanKeyInit(&key, Anum_pg_extension_extname, BTEqualStrategyNumber, F_NAMEEQ,
+				CStringGetDatum(TENSILE_EXTENSION));
 	scan = systable_beginscan(relation, ExtensionNameIndexId, true, NULL, 1, &key);
 	tuple = systable_getnext(scan);
 	extension.oid = InvalidOid;
@@ -72,7 +73,8 @@ read_extension(void)
 	if (HeapTupleIsValid(tuple))
 	{
 		bool		isnull;
-		Datum		version = heap_getattr(tuple, Anum_pg_extension_extversion, RelationGetDescr(relation), &isnull);
+		Datum		version = heap_getattr(tuple, Anum_pg_extension_extversion,
+										   RelationGetDescr(relation), &isnull);
 
 		extension.oid = ((Form_pg_extension) GETSTRUCT(tuple))->oid;
 		strlcpy(extension.version, TextDatumGetCString(version), NAMEDATALEN);
@@ -83,8 +85,8 @@ read_extension(void)
 
 /*
  * Brings `extension` up to date.  Creating, updating and dropping an extension
- * changes functions, and a session receives that invalidation before it can see
- * the new functions.
+ * changes functions, and a session receives that invalidation before it can
+ * see the new functions.
  */
 static void
 look_up_extension(void)
@@ -133,8 +135,8 @@ tensile_require_extension(void)
 }
 
 /*
- * What was written went into tables found by their names, which may be those of
- * another extension by now.
+ * What was written went into tables found by their names, which may be those
+ * of another extension by now.
  */
 void
 tensile_check_commit(void)
@@ -197,7 +199,8 @@ tensile_report_version(int elevel)
 {
 	ereport(elevel,
 			(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-			 errmsg("extension \"pg_tensile\" has version %s, but the server's library has version %s",
+			 errmsg("extension \"pg_tensile\" has version %s, "
+					"but the server's library has version %s",
 					extension.version, TENSILE_VERSION),
 			 errhint("Run ALTER EXTENSION pg_tensile UPDATE; if the library is the older one, "
 					 "run make install and restart the server first.")));
@@ -221,7 +224,7 @@ tensile_require_database(void)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("pg_tensile does not work in database \"%s\"", here ? here : ""),
 				 errdetail("pg_tensile.database is \"%s\".", tensile_database),
-				 errhint("Connect to that database, or change pg_tensile.database in postgresql.conf "
-						 "and reload.")));
+				 errhint("Connect to that database, or change pg_tensile.database "
+						 "in postgresql.conf and reload.")));
 	pfree(here);
 }

@@ -30,7 +30,8 @@ feature_batch_create(const FeatureSet *set, int capacity, MemoryContext context)
 
 	batch->set = set;
 	batch->capacity = capacity;
-	batch->scratch = AllocSetContextCreate(context, "pg_tensile features of a row", ALLOCSET_SMALL_SIZES);
+	batch->scratch = AllocSetContextCreate(context, "pg_tensile features of a row",
+										   ALLOCSET_SMALL_SIZES);
 	batch->scalars = MemoryContextAllocHuge(context, sizeof(double) * set->nscalars * capacity);
 	batch->codes = MemoryContextAllocHuge(context, sizeof(int32) * set->ncategories * capacity);
 	batch->dictionaries = MemoryContextAlloc(context, sizeof(Dictionary) * set->ncategories);
@@ -48,7 +49,8 @@ feature_batch_create(const FeatureSet *set, int capacity, MemoryContext context)
 int
 feature_batch_capacity(const FeatureSet *set)
 {
-	Size		row_bytes = sizeof(double) * set->nscalars + sizeof(int32) * (set->ncategories + set->narrays);
+	Size		row_bytes = sizeof(double) * set->nscalars +
+		sizeof(int32) * (set->ncategories + set->narrays);
 
 	return Max(1, Min(FEATURES_MAX_BYTES / Max(row_bytes, 1), FEATURES_MAX_ROWS));
 }
@@ -63,7 +65,8 @@ feature_batch_full(const FeatureBatch *batch)
 		array_bytes += batch->arrays[i].elements.used;
 	for (int i = 0; i < batch->set->ncategories; i++)
 		string_bytes += batch->dictionaries[i].bytes.used;
-	return batch->row >= batch->capacity || array_bytes >= FEATURES_MAX_BYTES || string_bytes >= FEATURES_MAX_STRINGS;
+	return batch->row >= batch->capacity || array_bytes >= FEATURES_MAX_BYTES ||
+		string_bytes >= FEATURES_MAX_STRINGS;
 }
 
 void
@@ -93,15 +96,17 @@ feature_batch_clear(FeatureBatch *batch)
 void
 feature_set_number(FeatureBatch *batch, int feature, double value)
 {
-	batch->scalars[(Size) batch->set->features[feature].index * batch->capacity + batch->row] = value;
+	Size		index = batch->set->features[feature].index;
+
+	batch->scalars[index * batch->capacity + batch->row] = value;
 }
 
 void
 feature_set_string(FeatureBatch *batch, int feature, const char *utf8, int length)
 {
-	int			index = batch->set->features[feature].index;
+	Size		index = batch->set->features[feature].index;
 
-	batch->codes[(Size) index * batch->capacity + batch->row] =
+	batch->codes[index * batch->capacity + batch->row] =
 		dictionary_code(&batch->dictionaries[index], utf8, length, bytes_hash(utf8, length));
 }
 
@@ -150,7 +155,8 @@ feature_type_mismatch(const FeatureSet *set, int feature, const char *given)
 	ereport(ERROR,
 			(errcode(ERRCODE_DATATYPE_MISMATCH),
 			 errmsg("feature \"%s\" cannot be of type %s", set->names[feature], given),
-			 errhint("The model was trained with %s there: cast the value.", kind_name(set->features[feature].kind))));
+			 errhint("The model was trained with %s there: cast the value.",
+					 kind_name(set->features[feature].kind))));
 }
 
 /* ---- frames ---- */
@@ -194,19 +200,21 @@ append_dictionary(StringInfo json, const Dictionary *dictionary)
 }
 
 /*
- * Makes a matrix [count][rows] of one [count][capacity], in place.  The batch is
- * cleared before it is used again.
+ * Makes a matrix [count][rows] of one [count][capacity], in place.  The batch
+ * is cleared before it is used again.
  */
 static WireBuffer
 compact(void *matrix, int count, int rows, int capacity, Size width)
 {
 	for (int i = 1; i < count && rows < capacity; i++)
-		memmove((char *) matrix + (Size) i * rows * width, (char *) matrix + (Size) i * capacity * width, rows * width);
+		memmove((char *) matrix + (Size) i * rows * width,
+				(char *) matrix + (Size) i * capacity * width, rows * width);
 	return (WireBuffer) {matrix, (Size) count * rows * width};
 }
 
 int
-feature_batch_frame(FeatureBatch *batch, int64 memory_budget, StringInfo header, WireBuffer **buffers)
+feature_batch_frame(FeatureBatch *batch, int64 memory_budget, StringInfo header,
+					WireBuffer **buffers)
 {
 	const FeatureSet *set = batch->set;
 	WireBuffer *next = palloc(sizeof(WireBuffer) * (2 + 2 * set->narrays));

@@ -14,9 +14,13 @@
 #include "dictionary.h"
 #include "wire.h"
 
-#define FEATURES_MAX_ROWS 8192					/* rows in a PREDICT frame */
-#define FEATURES_MAX_BYTES ((Size) 8 * 1024 * 1024) /* bytes in it, approximately */
-#define FEATURES_MAX_STRINGS ((Size) 2 * 1024 * 1024)	/* bytes of strings; up to six times as many in JSON */
+/*
+ * Rows of a PREDICT frame, its bytes, and bytes of strings (up to six times as
+ * many in JSON)
+ */
+#define FEATURES_MAX_ROWS 8192
+#define FEATURES_MAX_BYTES ((Size) 8 * 1024 * 1024)
+#define FEATURES_MAX_STRINGS ((Size) 2 * 1024 * 1024)
 
 typedef enum FeatureKind
 {
@@ -74,7 +78,8 @@ typedef struct FeatureSource
 	Oid			element;		/* base type of an array's elements, or bytea */
 } FeatureSource;
 
-extern FeatureBatch *feature_batch_create(const FeatureSet *set, int capacity, MemoryContext context);
+extern FeatureBatch *feature_batch_create(const FeatureSet *set, int capacity,
+										  MemoryContext context);
 
 /* The number of rows that a frame of such features may carry. */
 extern int	feature_batch_capacity(const FeatureSet *set);
@@ -89,7 +94,9 @@ extern void feature_batch_clear(FeatureBatch *batch);
 extern void feature_set_number(FeatureBatch *batch, int feature, double value);
 extern void feature_set_string(FeatureBatch *batch, int feature, const char *utf8, int length);
 
-/* Makes room for an array, and returns where its elements go; NaN is a null. */
+/*
+ * Makes room for an array, and returns where its elements go; NaN is a null.
+ */
 extern double *feature_set_array(FeatureBatch *batch, int feature, int length);
 
 /*
@@ -103,7 +110,9 @@ extern FeatureSource *feature_sources_create(const FeatureSet *set, TupleDesc de
 extern void feature_batch_add_tuple(FeatureBatch *batch, FeatureSource *sources,
 									const Datum *values, const bool *nulls);
 
-/* Adds an object as a row; 42804 or 42703 unless it has exactly the features. */
+/*
+ * Adds an object as a row; 42804 or 42703 unless it has exactly the features.
+ */
 extern void feature_batch_add_object(FeatureBatch *batch, Jsonb *jsonb);
 
 /*
@@ -118,6 +127,7 @@ extern int	feature_batch_frame(FeatureBatch *batch, int64 memory_budget, StringI
 extern char *feature_names(const FeatureSet *set);
 
 /* Raises 42804 with a hint; `given` is the type that was given. */
-pg_noreturn extern void feature_type_mismatch(const FeatureSet *set, int feature, const char *given);
+pg_noreturn extern void feature_type_mismatch(const FeatureSet *set, int feature,
+											  const char *given);
 
 #endif

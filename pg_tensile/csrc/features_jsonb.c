@@ -35,9 +35,9 @@ json_type_name(const JsonbValue *value)
 }
 
 /*
- * Microseconds since 2000-01-01 of a date or timestamp.  One without a time zone
- * is taken as it is, like a column of type timestamp; one with a time zone is
- * converted to UTC, like a column of type timestamptz.
+ * Microseconds since 2000-01-01 of a date or timestamp.  One without a time
+ * zone is taken as it is, like a column of type timestamp; one with a time
+ * zone is converted to UTC, like a column of type timestamptz.
  */
 static double
 parse_timestamp(const char *string)
@@ -48,8 +48,10 @@ parse_timestamp(const char *string)
 	PG_TRY();
 	{
 		session_timezone = pg_tzset("UTC");
-		timestamp = DatumGetTimestampTz(DirectFunctionCall3(timestamptz_in, CStringGetDatum(string),
-															ObjectIdGetDatum(InvalidOid), Int32GetDatum(-1)));
+		timestamp = DatumGetTimestampTz(DirectFunctionCall3(timestamptz_in,
+															CStringGetDatum(string),
+															ObjectIdGetDatum(InvalidOid),
+															Int32GetDatum(-1)));
 	}
 	PG_FINALLY();
 	{
@@ -68,7 +70,8 @@ json_scalar_text(const JsonbValue *value)
 		case jbvString:
 			return pnstrdup(value->val.string.val, value->val.string.len);
 		case jbvNumeric:
-			return DatumGetCString(DirectFunctionCall1(numeric_out, NumericGetDatum(value->val.numeric)));
+			return DatumGetCString(DirectFunctionCall1(numeric_out,
+													   NumericGetDatum(value->val.numeric)));
 		case jbvBool:
 			return value->val.boolean ? "true" : "false";
 		default:
@@ -134,7 +137,8 @@ set_json_value(FeatureBatch *batch, int feature, const JsonbValue *value)
 		string = pg_server_to_any(string, strlen(string), PG_UTF8);
 		feature_set_string(batch, feature, string, strlen(string));
 	}
-	else if (kind == FEATURE_ARRAY && value->type == jbvBinary && JsonContainerIsArray(value->val.binary.data))
+	else if (kind == FEATURE_ARRAY && value->type == jbvBinary &&
+			 JsonContainerIsArray(value->val.binary.data))
 		set_json_array(batch, feature, value->val.binary.data);
 	else
 		feature_type_mismatch(batch->set, feature, psprintf("jsonb %s", json_type_name(value)));
@@ -177,7 +181,8 @@ feature_batch_add_object(FeatureBatch *batch, Jsonb *jsonb)
 		ereport(ERROR,
 				(errcode(ERRCODE_DATATYPE_MISMATCH),
 				 errmsg("features given as jsonb must be an object"),
-				 errhint("Pass {\"name\": value, ...} with the features: %s.", feature_names(set))));
+				 errhint("Pass {\"name\": value, ...} with the features: %s.",
+						 feature_names(set))));
 	old = MemoryContextSwitchTo(batch->scratch);
 	if (JB_ROOT_COUNT(jsonb) > set->count)
 		check_keys(set, &jsonb->root);
@@ -185,7 +190,8 @@ feature_batch_add_object(FeatureBatch *batch, Jsonb *jsonb)
 	for (int i = 0; i < set->count; i++)
 	{
 		JsonbValue	storage;
-		JsonbValue *value = getKeyJsonValueFromContainer(&jsonb->root, set->names[i], strlen(set->names[i]), &storage);
+		JsonbValue *value = getKeyJsonValueFromContainer(&jsonb->root, set->names[i],
+														 strlen(set->names[i]), &storage);
 
 		if (value == NULL)
 		{
@@ -193,7 +199,8 @@ feature_batch_add_object(FeatureBatch *batch, Jsonb *jsonb)
 			ereport(ERROR,
 					(errcode(ERRCODE_UNDEFINED_COLUMN),
 					 errmsg("feature \"%s\" is missing", set->names[i]),
-					 errhint("Every feature must be there; null is allowed. The features are: %s.", feature_names(set))));
+					 errhint("Every feature must be there; null is allowed. The features are: %s.",
+							 feature_names(set))));
 		}
 		set_json_value(batch, i, value);
 	}

@@ -76,7 +76,9 @@ set_array(FeatureBatch *batch, int feature, const FeatureSource *source, Datum v
 
 /* ---- columns ---- */
 
-/* Decides how a column of this type becomes the feature; 42804 if it cannot. */
+/*
+ * Decides how a column of this type becomes the feature; 42804 if it cannot.
+ */
 static FeatureSource
 source_of_type(const FeatureSet *set, int feature, Oid type, MemoryContext context)
 {
@@ -96,7 +98,8 @@ source_of_type(const FeatureSet *set, int feature, Oid type, MemoryContext conte
 			fits = source.to_float8 != NULL && is_timestamp == (kind == FEATURE_TIMESTAMP);
 			break;
 		case FEATURE_CATEGORY:
-			fits = !OidIsValid(get_element_type(base)) && base != BYTEAOID && !type_is_rowtype(base);
+			fits = !OidIsValid(get_element_type(base)) && base != BYTEAOID &&
+				!type_is_rowtype(base);
 			if (fits)
 				text_converter_init(&source.text, base, context);
 			break;
@@ -114,8 +117,8 @@ source_of_type(const FeatureSet *set, int feature, Oid type, MemoryContext conte
 }
 
 /*
- * Raises an error for a feature without a column.  Suggests a column that is not
- * a feature.
+ * Raises an error for a feature without a column.  Suggests a column that is
+ * not a feature.
  */
 static void
 missing_feature(const FeatureSet *set, int feature, TupleDesc desc)
@@ -137,13 +140,15 @@ missing_feature(const FeatureSet *set, int feature, TupleDesc desc)
 			(errcode(ERRCODE_UNDEFINED_COLUMN),
 			 errmsg("feature \"%s\" is missing", set->names[feature]),
 			 tensile_hint_nearest(set->names[feature], unused, nunused,
-								  "The row must have a column with the name of every feature that the model was trained on.")));
+								  "The row must have a column with the name of every feature "
+								  "that the model was trained on.")));
 }
 
 FeatureSource *
 feature_sources_create(const FeatureSet *set, TupleDesc desc, MemoryContext context)
 {
-	FeatureSource *sources = MemoryContextAllocZero(context, sizeof(FeatureSource) * Max(set->count, 1));
+	FeatureSource *sources = MemoryContextAllocZero(context,
+													sizeof(FeatureSource) * Max(set->count, 1));
 
 	for (int feature = 0; feature < set->count; feature++)
 	{
@@ -153,7 +158,8 @@ feature_sources_create(const FeatureSet *set, TupleDesc desc, MemoryContext cont
 		{
 			Form_pg_attribute attribute = TupleDescAttr(desc, i);
 
-			if (attribute->attisdropped || strcmp(NameStr(attribute->attname), set->names[feature]) != 0)
+			if (attribute->attisdropped ||
+				strcmp(NameStr(attribute->attname), set->names[feature]) != 0)
 				continue;
 			if (column >= 0)
 				ereport(ERROR,
@@ -164,14 +170,16 @@ feature_sources_create(const FeatureSet *set, TupleDesc desc, MemoryContext cont
 		}
 		if (column < 0)
 			missing_feature(set, feature, desc);
-		sources[feature] = source_of_type(set, feature, TupleDescAttr(desc, column)->atttypid, context);
+		sources[feature] = source_of_type(set, feature, TupleDescAttr(desc, column)->atttypid,
+										  context);
 		sources[feature].attribute = column;
 	}
 	return sources;
 }
 
 void
-feature_batch_add_tuple(FeatureBatch *batch, FeatureSource *sources, const Datum *values, const bool *nulls)
+feature_batch_add_tuple(FeatureBatch *batch, FeatureSource *sources, const Datum *values,
+						const bool *nulls)
 {
 	MemoryContext old = MemoryContextSwitchTo(batch->scratch);
 

@@ -59,5 +59,6 @@ tensile_start_inference(void)
 	ereport(ERROR,
 			(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
 			 errmsg("no background worker is free for the predictor"),
-			 errhint("Increase max_worker_processes, or try again when other workers have ended.")));
+			 errhint("Increase max_worker_processes, "
+					 "or try again when other workers have ended.")));
 }

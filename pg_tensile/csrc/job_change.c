@@ -31,9 +31,9 @@ tensile_wake_readers(void)
 }
 
 /*
- * tensile._wait_for_change(timeout_ms): returns when a job has changed since the
- * last call in this session returned.  So a caller that looks, waits and looks
- * again misses nothing.
+ * tensile._wait_for_change(timeout_ms): returns when a job has changed since
+ * the last call in this session returned.  So a caller that looks, waits and
+ * looks again misses nothing.
  */
 Datum
 tensile_wait_for_change(PG_FUNCTION_ARGS)

@@ -161,9 +161,11 @@ find_database(bool *open)
 		if (is_news(&last, DATABASE_CLOSED))
 			ereport(LOG,
 					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					 errmsg("pg_tensile waits for database \"%s\", which does not accept connections",
+					 errmsg("pg_tensile waits for database \"%s\", "
+							"which does not accept connections",
 							tensile_database),
-					 errhint("Allow connections to it, or change pg_tensile.database and reload.")));
+					 errhint("Allow connections to it, "
+							 "or change pg_tensile.database and reload.")));
 	}
 	else
 		last = CAUSE_NONE;
@@ -178,7 +180,10 @@ stop_once(pid_t *stopped, pid_t pid)
 	if (pid == 0 || pid == *stopped)
 		return;
 	*stopped = pid;
-	/* The pid is valid: a process that ends removes it from shared memory first. */
+	/*
+	 * The pid is valid: a process that ends removes it from shared memory
+	 * first.
+	 */
 	(void) kill(pid, SIGTERM);
 }
 
@@ -258,11 +263,14 @@ start(SupervisedProcess *process, Oid database)
 	if (is_news(&last, NO_BACKGROUND_WORKER))
 		ereport(LOG,
 				(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
-				 errmsg("pg_tensile has no free background worker for its controller and scheduler"),
+				 errmsg("pg_tensile has no free background worker "
+						"for its controller and scheduler"),
 				 errhint("Increase max_worker_processes.")));
 }
 
-/* Has the process not attached to shared memory yet, or not ended completely? */
+/*
+ * Has the process not attached to shared memory yet, or not ended completely?
+ */
 static bool
 is_starting(SupervisedProcess *process)
 {
@@ -271,7 +279,10 @@ is_starting(SupervisedProcess *process)
 	return process->handle != NULL && GetBackgroundWorkerPid(process->handle, &pid) != BGWH_STOPPED;
 }
 
-/* Starts the process if it is time; returns the milliseconds until the next check. */
+/*
+ * Starts the process if it is time; returns the milliseconds until the next
+ * check.
+ */
 static long
 check_process(SupervisedProcess *process, Oid database, bool open)
 {

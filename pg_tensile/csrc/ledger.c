@@ -3,8 +3,8 @@
  * jobs and predictions.
  *
  * A device has entries for the grant and the overhead of each job (the memory
- * that its executor needs outside of the plan, such as a CUDA context), and for
- * the predictor.  Their sum does not exceed the device's budget, which is
+ * that its executor needs outside of the plan, such as a CUDA context), and
+ * for the predictor.  Their sum does not exceed the device's budget, which is
  * pg_tensile.device_memory and at most the device's memory, because a grant
  * that does not fit is refused.  Overheads are facts, not grants: they, or a
  * lower setting, can raise the sum above the budget, and then no grant grows
@@ -80,7 +80,9 @@ device_use(int device)
 	return use;
 }
 
-/* The part of a device's memory that jobs and the predictor may use together. */
+/*
+ * The part of a device's memory that jobs and the predictor may use together.
+ */
 static int64
 device_budget(const TensileDevice *device)
 {
@@ -210,7 +212,10 @@ possible_device(const char *name, const TensileDevice *device, int64 overhead_by
 		overhead_bytes >= 0 && overhead_bytes <= device->total_bytes;
 }
 
-/* tensile._register_device(name, total_bytes, out_bytes_per_s, in_bytes_per_s, overhead_bytes) */
+/*
+ * tensile._register_device(name, total_bytes, out_bytes_per_s, in_bytes_per_s,
+ * overhead_bytes)
+ */
 Datum
 tensile_register_device(PG_FUNCTION_ARGS)
 {
@@ -227,8 +232,8 @@ tensile_register_device(PG_FUNCTION_ARGS)
 	if (!possible_device(name, &device, overhead_bytes))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("device \"%s\" cannot have " INT64_FORMAT " bytes, a link of %g and %g bytes/s "
-						"and an overhead of " INT64_FORMAT " bytes",
+				 errmsg("device \"%s\" cannot have " INT64_FORMAT " bytes, "
+						"a link of %g and %g bytes/s and an overhead of " INT64_FORMAT " bytes",
 						name, device.total_bytes, device.out_bytes_per_s, device.in_bytes_per_s,
 						overhead_bytes)));
 	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
@@ -367,7 +372,10 @@ tensile_budgets(PG_FUNCTION_ARGS)
 	PG_RETURN_NULL();
 }
 
-/* tensile._grants(): the ledger's entries of this database's jobs, with their newest plans */
+/*
+ * tensile._grants(): the ledger's entries of this database's jobs, with their
+ * newest plans
+ */
 Datum
 tensile_grants(PG_FUNCTION_ARGS)
 {

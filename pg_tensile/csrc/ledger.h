@@ -21,7 +21,9 @@ typedef struct TensileDevice
 
 /* Both: caller holds shared->lock exclusively. */
 
-/* Grants device memory to the slot; false, and no change, without room for it. */
+/*
+ * Grants device memory to the slot; false, and no change, without room for it.
+ */
 extern bool tensile_ledger_enter(TensileSlot *slot, int64 granted_bytes);
 
 /* Removes the predictor's entries, when the predictor has ended. */

@@ -217,7 +217,9 @@ spi_select(const char *query, Oid type, Datum argument)
 	return SPI_processed;
 }
 
-/* Fills in the model; the version is NO_MODEL or NO_VERSION if there is none. */
+/*
+ * Fills in the model; the version is NO_MODEL or NO_VERSION if there is none.
+ */
 static void
 read_model(PredictModel *model)
 {
@@ -247,7 +249,9 @@ read_model(PredictModel *model)
 		model->grants[i] = read_role(SPI_tuptable, i, model->context);
 }
 
-/* Raises an error whose hint suggests a model that the current user may see. */
+/*
+ * Raises an error whose hint suggests a model that the current user may see.
+ */
 static void
 unknown_model(const char *name)
 {

@@ -252,7 +252,8 @@ at_transaction_end(XactEvent event, void *arg)
 			if (jobs_pending() || is_pending(PENDING_MODELS))
 				ereport(ERROR,
 						(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-						 errmsg("cannot PREPARE a transaction that has changed jobs or models of pg_tensile")));
+						 errmsg("cannot PREPARE a transaction that has changed "
+								"jobs or models of pg_tensile")));
 			break;
 		case XACT_EVENT_PREPARE:
 		case XACT_EVENT_PARALLEL_COMMIT:
@@ -300,7 +301,9 @@ tensile_install_notify_hooks(void)
 
 /* ---- functions in SQL ---- */
 
-/* tensile._notify(job): the job has changed; job 0: the extension was created. */
+/*
+ * tensile._notify(job): the job has changed; job 0: the extension was created.
+ */
 Datum
 tensile_notify(PG_FUNCTION_ARGS)
 {
@@ -312,8 +315,8 @@ tensile_notify(PG_FUNCTION_ARGS)
 }
 
 /*
- * tensile._notify_stop(job): the job has to stop, even while its worker runs the
- * training query.
+ * tensile._notify_stop(job): the job has to stop, even while its worker runs
+ * the training query.
  */
 Datum
 tensile_notify_stop(PG_FUNCTION_ARGS)

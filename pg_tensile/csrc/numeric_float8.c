@@ -87,24 +87,30 @@ numeric_float8_fast(const struct varlena *packed)
 	exponent = ndigits == 0 ? 0 : 4 * (weight - ndigits + 1);
 	if (exponent > MAX_EXACT_POWER || exponent < -MAX_EXACT_POWER)
 		return numeric_float8_slow(packed);
-	result = exponent >= 0 ? (double) digits * power_of_ten[exponent] : (double) digits / power_of_ten[-exponent];
+	result = exponent >= 0 ? (double) digits * power_of_ten[exponent] :
+		(double) digits / power_of_ten[-exponent];
 	return negative ? -result : result;
 }
 
 static bool
 numeric_layout_is_known(void)
 {
-	static const char *const samples[] = {"0", "7", "-1.5", "10000", "-123456789.0625", "0.0001", "1e18", "-0.00000000123"};
+	static const char *const samples[] = {
+		"0", "7", "-1.5", "10000", "-123456789.0625", "0.0001", "1e18", "-0.00000000123"
+	};
 
 	for (int i = 0; i < lengthof(samples); i++)
 	{
-		Datum		value = DirectFunctionCall3(numeric_in, CStringGetDatum(samples[i]), ObjectIdGetDatum(InvalidOid),
+		Datum		value = DirectFunctionCall3(numeric_in, CStringGetDatum(samples[i]),
+												ObjectIdGetDatum(InvalidOid),
 												Int32GetDatum(-1));
 		const struct varlena *stored = (const struct varlena *) DatumGetPointer(value);
 
 		if (numeric_float8_fast(stored) != numeric_float8_slow(stored))
 		{
-			ereport(LOG, (errmsg("pg_tensile does not know how this server stores numeric values, and converts them slowly")));
+			ereport(LOG,
+					(errmsg("pg_tensile does not know how this server stores numeric values, "
+							"and converts them slowly")));
 			return false;
 		}
 	}

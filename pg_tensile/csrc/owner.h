@@ -7,16 +7,24 @@
 
 #include "fmgr.h"
 
-/* Is the current user the role with this OID and name, or does it have its privileges? */
+/*
+ * Is the current user the role with this OID and name, or does it have its
+ * privileges?
+ */
 extern bool tensile_role_owned(Oid owner, const char *name);
 
-/* Does the current user own the model, or hold 'predict' or 'train' on it? Needs an active snapshot. */
+/*
+ * Does the current user own the model, or have the privilege 'predict' or
+ * 'train' on it?  Needs an active snapshot.
+ */
 extern bool tensile_model_granted(int64 model, const char *privilege);
 
 /* The bytes of a memory_budget such as '100MB'; 22023 if it is not valid. */
 extern int64 tensile_parse_budget(text *budget);
 
-/* In a public function f(args): calls tensile._f(caller's OID, args, extra). */
+/*
+ * In a public function f(args): calls tensile._f(caller's OID, args, extra).
+ */
 extern Datum tensile_forward_with(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types,
 								  const NullableDatum *extra);
 

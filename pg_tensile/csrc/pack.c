@@ -25,7 +25,8 @@
 TrainingPacker *
 training_packer_create(TupleDesc desc, MemoryContext parent)
 {
-	MemoryContext context = AllocSetContextCreate(parent, "pg_tensile training rows", ALLOCSET_DEFAULT_SIZES);
+	MemoryContext context = AllocSetContextCreate(parent, "pg_tensile training rows",
+												  ALLOCSET_DEFAULT_SIZES);
 	TrainingPacker *packer = MemoryContextAllocZero(context, sizeof(TrainingPacker));
 	Size		row_bits = 8 * sizeof(uint64);
 
@@ -97,7 +98,8 @@ training_packer_full(const TrainingPacker *packer)
 	{
 		const PackColumn *column = &packer->columns[i];
 
-		bytes += (Size) packer->rows * column->width + column->elements.used + column->element_nulls.used;
+		bytes += (Size) packer->rows * column->width +
+			column->elements.used + column->element_nulls.used;
 	}
 	return bytes >= PACK_MAX_BYTES;
 }
@@ -155,7 +157,9 @@ training_packer_dictionaries(TrainingPacker *packer, WireBuffer **buffers)
 	return next - *buffers;
 }
 
-/* Appends {"columns": [{"name", "type", "target"}]} in the server's encoding. */
+/*
+ * Appends {"columns": [{"name", "type", "target"}]} in the server's encoding.
+ */
 void
 training_packer_describe(const TrainingPacker *packer, const char *target, StringInfo json)
 {
@@ -176,6 +180,8 @@ training_packer_describe(const TrainingPacker *packer, const char *target, Strin
 void
 training_packer_summary(const TrainingPacker *packer, StringInfo json)
 {
-	appendStringInfo(json, "{\"rows\": " UINT64_FORMAT ", \"fingerprint\": \"" UINT64_FORMAT ":%016llx\"}",
+	appendStringInfo(json,
+					 "{\"rows\": " UINT64_FORMAT
+					 ", \"fingerprint\": \"" UINT64_FORMAT ":%016llx\"}",
 					 packer->total_rows, packer->total_rows, (unsigned long long) packer->hash_sum);
 }

@@ -31,7 +31,10 @@ extern TrainingPacker *training_packer_create(TupleDesc desc, MemoryContext pare
 extern void training_packer_row(TrainingPacker *packer, TupleTableSlot *slot);
 extern bool training_packer_full(const TrainingPacker *packer);
 
-/* Sets the chunk's buffers, valid until the next row, and returns their number. */
+/*
+ * Sets the chunk's buffers, valid until the next row, and returns their
+ * number.
+ */
 extern int	training_packer_buffers(TrainingPacker *packer, WireBuffer **buffers);
 
 /* Starts an empty chunk. */

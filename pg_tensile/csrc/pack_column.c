@@ -107,7 +107,8 @@ pack_as_float8(PackColumn *column, int row, Datum value, uint64 *content)
 static bool
 pack_timestamp(PackColumn *column, int row, Datum value, uint64 *content)
 {
-	return !TIMESTAMP_NOT_FINITE(DatumGetTimestamp(value)) && pack_int8(column, row, value, content);
+	return !TIMESTAMP_NOT_FINITE(DatumGetTimestamp(value)) &&
+		pack_int8(column, row, value, content);
 }
 
 static bool
@@ -149,8 +150,8 @@ add_elements(PackColumn *column, int row, int count)
 }
 
 /*
- * Copies elements one by one, for arrays of numeric or with nulls, which become
- * zeros.
+ * Copies elements one by one, for arrays of numeric or with nulls, which
+ * become zeros.
  */
 static void
 copy_elements(PackColumn *column, const ArrayType *array, int count, uint64 first, char *to)
@@ -186,7 +187,8 @@ copy_elements(PackColumn *column, const ArrayType *array, int count, uint64 firs
  * and of the positions of nulls.
  */
 static uint64
-array_content(const PackColumn *column, const char *elements, int count, uint64 first, bool has_nulls)
+array_content(const PackColumn *column, const char *elements, int count, uint64 first,
+			  bool has_nulls)
 {
 	uint64		content = count;
 

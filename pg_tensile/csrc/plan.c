@@ -66,7 +66,10 @@ plan_bytes(const TensilePlanHeader *header)
 
 /* ---- writing ---- */
 
-/* Raises an error unless rows and order have whole elements and fit into the table. */
+/*
+ * Raises an error unless rows and order have whole elements and fit into the
+ * table.
+ */
 static void
 check_size(Size bytes, Size order_bytes)
 {
@@ -87,13 +90,17 @@ check_size(Size bytes, Size order_bytes)
 				 order_bytes == 0
 				 ? errmsg("a plan of %zu events does not fit into the plan table",
 						  bytes / sizeof(TensilePlanEvent))
-				 : errmsg("a plan of %zu events that orders %zu operators does not fit into the plan table",
+				 : errmsg("a plan of %zu events that orders %zu operators does not fit "
+						  "into the plan table",
 						  bytes / sizeof(TensilePlanEvent), order_bytes / sizeof(int32)),
 				 errhint("Increase pg_tensile.plan_events (now %d) and restart the server.",
 						 tensile_shared->plan_events)));
 }
 
-/* Raises an error unless all rows are events, and the order consists of operators. */
+/*
+ * Raises an error unless all rows are events, and the order consists of
+ * operators.
+ */
 static void
 check_plan(const TensilePlanHeader *header, TensilePlanEvent *events)
 {
@@ -113,7 +120,10 @@ check_plan(const TensilePlanHeader *header, TensilePlanEvent *events)
 					 errmsg("the plan's order names operator %d", order[i])));
 }
 
-/* Raises an error unless the numbers of a plan make sense; comparisons with NaN are false. */
+/*
+ * Raises an error unless the numbers of a plan make sense; comparisons with
+ * NaN are false.
+ */
 static void
 check_header(const TensilePlanHeader *header)
 {
@@ -121,8 +131,8 @@ check_header(const TensilePlanHeader *header)
 		!(header->link_share >= 0 && header->link_share <= 1))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("a plan cannot have planned_bytes " INT64_FORMAT ", granted_bytes " INT64_FORMAT
-						" and link_share %g",
+				 errmsg("a plan cannot have planned_bytes " INT64_FORMAT
+						", granted_bytes " INT64_FORMAT " and link_share %g",
 						header->planned_bytes, header->granted_bytes, header->link_share)));
 }
 
@@ -257,13 +267,17 @@ read_plan(int64 job, uint64 after, TensilePlanHeader *header)
 	return events;
 }
 
-/* tensile._fetch_plan(generation) -> the plan of this worker's job if it is newer, or no row */
+/*
+ * tensile._fetch_plan(generation) -> the plan of this worker's job if it is
+ * newer, or no row
+ */
 Datum
 tensile_fetch_plan(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	TensilePlanHeader header;
 	TensilePlanEvent *events;
+	Size		row_bytes;
 	Datum		values[6];
 	bool		nulls[6] = {false};
 
@@ -273,8 +287,8 @@ tensile_fetch_plan(PG_FUNCTION_ARGS)
 	if (events == NULL)
 		PG_RETURN_NULL();
 	values[0] = Int64GetDatum((int64) header.generation);
-	values[1] = PointerGetDatum(cstring_to_text_with_len((char *) events,
-														 header.nevents * sizeof(TensilePlanEvent)));
+	row_bytes = header.nevents * sizeof(TensilePlanEvent);
+	values[1] = PointerGetDatum(cstring_to_text_with_len((char *) events, row_bytes));
 	values[2] = Int64GetDatum(header.planned_bytes);
 	values[3] = Int64GetDatum(header.granted_bytes);
 	values[4] = Float8GetDatum(header.link_share);
@@ -284,7 +298,9 @@ tensile_fetch_plan(PG_FUNCTION_ARGS)
 	PG_RETURN_NULL();
 }
 
-/* The operator at an index of the plan's order; without an order, the index. */
+/*
+ * The operator at an index of the plan's order; without an order, the index.
+ */
 static int32
 operator_at(const TensilePlanHeader *header, TensilePlanEvent *events, int32 index)
 {

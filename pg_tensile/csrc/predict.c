@@ -81,7 +81,8 @@ new_call_site(FmgrInfo *function, const char *name, int name_length)
 	 * The context is a child of the current one until the call site is
 	 * complete, so that a failure leaves nothing for the rest of the query.
 	 */
-	context = AllocSetContextCreate(CurrentMemoryContext, "pg_tensile predict", ALLOCSET_SMALL_SIZES);
+	context = AllocSetContextCreate(CurrentMemoryContext, "pg_tensile predict",
+									ALLOCSET_SMALL_SIZES);
 	site = MemoryContextAllocZero(context, sizeof(CallSite));
 	site->context = context;
 	site->row_context = AllocSetContextCreate(context, "pg_tensile row type", ALLOCSET_SMALL_SIZES);
@@ -189,14 +190,17 @@ pack_numbers(CallSite *site, ArrayType *array)
 		if (set->features[i].kind != FEATURE_NUMERIC)
 			ereport(ERROR,
 					(errcode(ERRCODE_DATATYPE_MISMATCH),
-					 errmsg("model \"%s\" cannot be used with an array of numbers: feature \"%s\" is no number",
-							site->name, set->names[i]),
-					 errhint("Pass a row or a jsonb object with the features: %s.", feature_names(set))));
-	deconstruct_array(array, FLOAT8OID, sizeof(float8), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE, &values, &nulls, &count);
+					 errmsg("model \"%s\" cannot be used with an array of numbers: "
+							"feature \"%s\" is no number", site->name, set->names[i]),
+					 errhint("Pass a row or a jsonb object with the features: %s.",
+							 feature_names(set))));
+	deconstruct_array(array, FLOAT8OID, sizeof(float8), FLOAT8PASSBYVAL, TYPALIGN_DOUBLE,
+					  &values, &nulls, &count);
 	if (count != set->count)
 		ereport(ERROR,
 				(errcode(ERRCODE_ARRAY_SUBSCRIPT_ERROR),
-				 errmsg("model \"%s\" has %d features, but the array has %d elements", site->name, set->count, count),
+				 errmsg("model \"%s\" has %d features, but the array has %d elements",
+						site->name, set->count, count),
 				 errhint("The features are, in this order: %s.", feature_names(set))));
 	feature_batch_start_row(site->batch);
 	for (int i = 0; i < count; i++)

@@ -57,7 +57,8 @@ predict_client_went_away(PredictClient *client, const char *detail)
 			(errcode(ERRCODE_CONNECTION_FAILURE),
 			 errmsg("the predictor went away"),
 			 detail ? errdetail_internal("%s", detail) : 0,
-			 errhint("Try again: it is started anew. The server's log may say why it ended.")));
+			 errhint("Try again: the predictor is restarted. "
+					 "The server's log may say why it ended.")));
 }
 
 static char *
@@ -65,7 +66,9 @@ json_text(Jsonb *object, const char *key)
 {
 	JsonbValue *value = getKeyJsonValueFromContainer(&object->root, key, strlen(key), NULL);
 
-	return value != NULL && value->type == jbvString ? pnstrdup(value->val.string.val, value->val.string.len) : NULL;
+	if (value == NULL || value->type != jbvString)
+		return NULL;
+	return pnstrdup(value->val.string.val, value->val.string.len);
 }
 
 /* The header of a frame, whose encoding is UTF-8. */
@@ -85,13 +88,17 @@ raise_answer(const Frame *frame)
 	Jsonb	   *header = frame_header(frame);
 	char	   *message = json_text(header, "message");
 
-	tensile_raise_error(json_text(header, "sqlstate"), message ? message : "the predictor failed without a message",
+	tensile_raise_error(json_text(header, "sqlstate"),
+						message ? message : "the predictor failed without a message",
 						json_text(header, "hint"), json_text(header, "detail"));
 }
 
 /* ---- exchanging frames ---- */
 
-/* Sends what the socket takes; false: the predictor closed the connection before it got anything. */
+/*
+ * Sends what the socket takes.  False: the predictor closed the connection
+ * before it got anything.
+ */
 static bool
 send_some(PredictClient *client, bool first, bool *sending)
 {
@@ -105,7 +112,10 @@ send_some(PredictClient *client, bool first, bool *sending)
 	return true;
 }
 
-/* Takes what has come; false: the predictor closed the connection before it greeted us. */
+/*
+ * Receives what has come.  False: the predictor closed the connection before
+ * its greeting.
+ */
 static bool
 receive_some(PredictClient *client, const Frame **frame, bool *receiving)
 {
@@ -121,7 +131,10 @@ receive_some(PredictClient *client, const Frame **frame, bool *receiving)
 	return true;
 }
 
-/* Sends the frame that the writer holds (if `sending`) and takes one frame (if `frame`), both at once. */
+/*
+ * Sends the frame of the writer (if `sending`) and receives one (if `frame`),
+ * both at once.
+ */
 static bool
 exchange(PredictClient *client, bool sending, const Frame **frame, TimestampTz deadline)
 {
@@ -151,8 +164,9 @@ read_predictions(PredictClient *client, const Frame *frame, Predictions *answer)
 {
 	const WireBuffer *buffers = frame->buffers;
 
-	if (frame->type != FRAME_PREDICTION || frame->nbuffers != 4 || buffers[0].length != sizeof(int64) ||
-		buffers[1].length != buffers[2].length || buffers[1].length != 2 * buffers[3].length)
+	if (frame->type != FRAME_PREDICTION || frame->nbuffers != 4 ||
+		buffers[0].length != sizeof(int64) || buffers[1].length != buffers[2].length ||
+		buffers[1].length != 2 * buffers[3].length)
 		predict_client_went_away(client, "Its answer is not a prediction.");
 	memcpy(&answer->unknown, buffers[0].data, sizeof(int64));
 	answer->rows = buffers[3].length / sizeof(int32);
@@ -162,14 +176,16 @@ read_predictions(PredictClient *client, const Frame *frame, Predictions *answer)
 }
 
 bool
-predict_client_exchange(PredictClient *client, int64 version, const StringInfo header, const WireBuffer *buffers,
-						int nbuffers, Predictions *answer, TimestampTz deadline)
+predict_client_exchange(PredictClient *client, int64 version, const StringInfo header,
+						const WireBuffer *buffers, int nbuffers, Predictions *answer,
+						TimestampTz deadline)
 {
 	const Frame *frame;
 	bool		sending = header != NULL;
 
 	if (sending)
-		frame_writer_begin(&client->writer, FRAME_PREDICT, version, header->data, header->len, buffers, nbuffers);
+		frame_writer_begin(&client->writer, FRAME_PREDICT, version, header->data, header->len,
+						   buffers, nbuffers);
 	client->busy = true;
 	if (!exchange(client, sending, answer ? &frame : NULL, deadline))
 		return false;
@@ -185,8 +201,8 @@ predict_client_exchange(PredictClient *client, int64 version, const StringInfo h
 /* ---- connecting ---- */
 
 /*
- * Exchanges greetings.  False: the predictor closed the connection, as one does
- * that is being killed while its socket still accepts connections.
+ * Exchanges greetings.  False: the predictor closed the connection, as one
+ * does that is being killed while its socket still accepts connections.
  */
 static bool
 shake_hands(PredictClient *client, TimestampTz deadline)
@@ -196,7 +212,8 @@ shake_hands(PredictClient *client, TimestampTz deadline)
 	char	   *version;
 
 	initStringInfo(&json);
-	appendStringInfo(&json, "{\"version\": \"%s\", \"python\": null, \"pid\": %d}", TENSILE_VERSION, MyProcPid);
+	appendStringInfo(&json, "{\"version\": \"%s\", \"python\": null, \"pid\": %d}",
+					 TENSILE_VERSION, MyProcPid);
 	frame_writer_begin(&client->writer, FRAME_HELLO, 0, json.data, json.len, NULL, 0);
 	if (!exchange(client, true, &frame, deadline))
 	{
@@ -225,19 +242,24 @@ shake_hands(PredictClient *client, TimestampTz deadline)
 bool
 predict_client_connect(PredictClient *client, TimestampTz deadline)
 {
+	long		remaining;
+
 	if (client->busy)
 		predict_client_close(client);
 	if (client->socket.fd >= 0)
 		return false;
-	/* The predictor of another database knows other models by the same numbers. */
+	/*
+	 * The predictor of another database knows other models by the same
+	 * numbers.
+	 */
 	tensile_require_database();
 	client->busy = true;		/* until the greeting has been answered */
 	while (!predict_socket_open(&client->socket, client->context) ||
 		   !shake_hands(client, deadline))
 	{
 		tensile_start_inference();
-		(void) tensile_wait_socket(-1, 0, Min(RETRY_MS,
-											  predict_time_left(deadline, "the predictor to start")));
+		remaining = predict_time_left(deadline, "the predictor to start");
+		(void) tensile_wait_socket(-1, 0, Min(RETRY_MS, remaining));
 	}
 	return true;
 }

@@ -18,7 +18,10 @@ typedef struct PredictClient
 	MemoryContext context;
 } PredictClient;
 
-/* The answer to a PREDICT frame, in the reader's memory until the next exchange. */
+/*
+ * The answer to a PREDICT frame, in the reader's memory until the next
+ * exchange.
+ */
 typedef struct Predictions
 {
 	int			rows;

@@ -161,7 +161,10 @@ predict_query(RowsReceiver *receiver, const char *sql)
 	AtEOXact_GUC(false, nest_level);
 }
 
-/* predict_rows(model, query, memory_budget) -> (row_number, prediction, label, probability) */
+/*
+ * predict_rows(model, query, memory_budget) -> (row_number, prediction, label,
+ * probability)
+ */
 Datum
 tensile_predict_rows(PG_FUNCTION_ARGS)
 {

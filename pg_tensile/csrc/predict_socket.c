@@ -57,7 +57,8 @@ predict_time_left(TimestampTz deadline, const char *waiting_for)
 	if (remaining <= 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_QUERY_CANCELED),
-				 errmsg("prediction canceled due to pg_tensile.predict_timeout (%d ms) while waiting for %s",
+				 errmsg("prediction canceled due to pg_tensile.predict_timeout (%d ms) "
+						"while waiting for %s",
 						tensile_predict_timeout, waiting_for),
 				 errhint("The first prediction after a start loads PyTorch and the model; "
 						 "if it never comes, the server's log says why.")));
@@ -82,9 +83,9 @@ predict_socket_wait(PredictSocket *self, uint32 events, TimestampTz deadline)
 /*
  * On many machines, virtual ones above all, putting a core to sleep and waking
  * it takes longer than a prediction.  So the socket is polled for
- * pg_tensile.predict_spin first, if the last answer came within that time.  Where
- * it did not, because cores are scarce or predictions long, polling would only
- * take time from the processes that compute.
+ * pg_tensile.predict_spin first, if the last answer came within that time.
+ * Where it did not, because cores are scarce or predictions long, polling
+ * would only take time from the processes that compute.
  */
 bool
 predict_socket_watch(PredictSocket *self, TimestampTz deadline)
@@ -117,8 +118,8 @@ predict_socket_watch(PredictSocket *self, TimestampTz deadline)
 /* ---- connecting ---- */
 
 /*
- * Sets the path that the predictor listens at; relative to the data directory if
- * it is among the temporary files.
+ * Sets the path that the predictor listens at; relative to the data directory
+ * if it is among the temporary files.
  */
 static void
 set_socket_path(struct sockaddr_un *address)
@@ -164,7 +165,8 @@ check_peer(PredictSocket *self)
 	ereport(ERROR,
 			(errcode(ERRCODE_CONNECTION_EXCEPTION),
 			 errmsg("the predictor's socket belongs to another operating-system user"),
-			 errhint("Put a folder that only the server's user can write to first in unix_socket_directories.")));
+			 errhint("Put a folder that only the server's user can write to first "
+					 "in unix_socket_directories.")));
 }
 
 static void

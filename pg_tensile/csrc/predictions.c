@@ -135,8 +135,8 @@ copy_counters(int *count)
 /* ---- rows that belong to a version ---- */
 
 /*
- * Selects those of the versions that the current user sees.  Caller is connected
- * to SPI.
+ * Selects those of the versions that the current user sees.  Caller is
+ * connected to SPI.
  */
 static void
 select_visible(Datum *versions, int count)
@@ -147,25 +147,29 @@ select_visible(Datum *versions, int count)
 	argument = PointerGetDatum(construct_array(versions, count, INT8OID, sizeof(int64),
 											   FLOAT8PASSBYVAL, TYPALIGN_DOUBLE));
 	if (SPI_execute_with_args("SELECT v.id FROM tensile.model_versions v "
-							  "WHERE v.id OPERATOR(pg_catalog.=) ANY ($1)", 1, &type, &argument, NULL, true, 0) != SPI_OK_SELECT)
+							  "WHERE v.id OPERATOR(pg_catalog.=) ANY ($1)",
+							  1, &type, &argument, NULL, true, 0) != SPI_OK_SELECT)
 		elog(ERROR, "could not read tensile.model_versions");
 }
 
 static bool
 is_selected(int64 version)
 {
-	bool		isnull;
-
 	for (uint64 i = 0; i < SPI_processed; i++)
-		if (DatumGetInt64(SPI_getbinval(SPI_tuptable->vals[i], SPI_tuptable->tupdesc, 1, &isnull)) == version)
+	{
+		bool		isnull;
+		Datum		id = SPI_getbinval(SPI_tuptable->vals[i], SPI_tuptable->tupdesc, 1, &isnull);
+
+		if (DatumGetInt64(id) == version)
 			return true;
+	}
 	return false;
 }
 
 /*
  * Returns the visible ones of the rows.  A row has as many int64 as the result
- * has columns, and the version first.  `null_zeros`: bits of the columns in which
- * 0 becomes null.
+ * has columns, and the version first.  `null_zeros`: bits of the columns in
+ * which 0 becomes null.
  */
 static void
 put_visible(ReturnSetInfo *rsinfo, const int64 *rows, int count, uint32 null_zeros)
@@ -249,6 +253,7 @@ tensile_loaded_models(PG_FUNCTION_ARGS)
 		count = tensile_shared->nloaded;
 	memcpy(models, tensile_shared->loaded, count * sizeof(TensileLoaded));
 	LWLockRelease(tensile_shared->lock);
-	put_visible((ReturnSetInfo *) fcinfo->resultinfo, (const int64 *) models, count, 1 << 1 | 1 << 3);
+	put_visible((ReturnSetInfo *) fcinfo->resultinfo, (const int64 *) models, count,
+				1 << 1 | 1 << 3);
 	PG_RETURN_NULL();
 }

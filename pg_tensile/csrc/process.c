@@ -107,7 +107,8 @@ tensile_my_process(PG_FUNCTION_ARGS)
 	tensile_require_preload();
 	if (tensile_process == TENSILE_NO_PROCESS || runs_training_query())
 		ereport(ERROR,
-				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE), errmsg("only processes of pg_tensile may call this function")));
+				(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
+				 errmsg("only processes of pg_tensile may call this function")));
 	PG_RETURN_TEXT_P(cstring_to_text(process_names[tensile_process]));
 }
 
@@ -141,7 +142,8 @@ server_is_stopping(void)
 bool
 tensile_terminated(void)
 {
-	return tensile_in_worker() && tensile_stop_received() && !tensile_my_slot->evicted && !server_is_stopping();
+	return tensile_in_worker() && tensile_stop_received() && !tensile_my_slot->evicted &&
+		!server_is_stopping();
 }
 
 /*

@@ -61,13 +61,21 @@ extern bool tensile_in_worker(void);
 /* Raises 42501 unless this is a process of that kind, outside user code. */
 extern void tensile_require_process(TensileProcessKind kind);
 
-/* The entry in shared memory by which others wake this process; NULL in sessions. */
+/*
+ * The entry in shared memory by which others wake this process; NULL in
+ * sessions.
+ */
 extern TensileWakeup *tensile_my_wakeup(void);
 
-/* Wakes a process from its wait.  Caller holds shared->lock, at least shared. */
+/*
+ * Wakes a process from its wait.  Caller holds shared->lock, at least shared.
+ */
 extern void tensile_wake(TensileWakeup *wakeup);
 
-/* Was this worker stopped by pg_terminate_backend, not by a stop of the server? */
+/*
+ * Was this worker stopped by pg_terminate_backend, not by a stop of the
+ * server?
+ */
 extern bool tensile_terminated(void);
 
 /* Enters this process as the singleton of its kind; false if there is one. */

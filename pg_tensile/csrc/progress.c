@@ -33,16 +33,21 @@ tensile_copy_text(char *target, Size size, const text *source)
 	target[length] = '\0';
 }
 
-/* Arguments of tensile._report in order, and bits of TensileProgress.reported. */
+/*
+ * Arguments of tensile._report in order, and bits of TensileProgress.reported.
+ */
 enum
 {
-	REPORT_PHASE, REPORT_EPOCH, REPORT_EPOCHS, REPORT_STEP, REPORT_STEPS, REPORT_LOSS, REPORT_SAMPLES_PER_S,
-	REPORT_DEVICE_BYTES, REPORT_DEVICE_PEAK_BYTES, REPORT_BYTES_SWAPPED, REPORT_STALL_US, REPORT_PASSIVE_SWAP_INS,
-	REPORT_UTILISATION, REPORT_RAW_BYTES_SWAPPED, REPORT_N
+	REPORT_PHASE, REPORT_EPOCH, REPORT_EPOCHS, REPORT_STEP, REPORT_STEPS, REPORT_LOSS,
+	REPORT_SAMPLES_PER_S, REPORT_DEVICE_BYTES, REPORT_DEVICE_PEAK_BYTES, REPORT_BYTES_SWAPPED,
+	REPORT_STALL_US, REPORT_PASSIVE_SWAP_INS, REPORT_UTILISATION, REPORT_RAW_BYTES_SWAPPED, REPORT_N
 };
-StaticAssertDecl(TENSILE_REPORTED_UTILISATION == 1 << REPORT_UTILISATION, "ledger.c looks at this bit");
+StaticAssertDecl(TENSILE_REPORTED_UTILISATION == 1 << REPORT_UTILISATION,
+				 "ledger.c reads this bit");
 
-/* tensile._report(...): updates the progress; null leaves a number as it is. */
+/*
+ * tensile._report(...): updates the progress; null leaves a number as it is.
+ */
 Datum
 tensile_report(PG_FUNCTION_ARGS)
 {

@@ -27,7 +27,10 @@ typedef struct SourceText
 	const char *what;
 } SourceText;
 
-/* Makes a position in the given query one of an internal query, not of the client's statement. */
+/*
+ * Makes a position in the given query one of an internal query, not of the
+ * client's statement.
+ */
 static void
 point_into_query(void *arg)
 {
@@ -128,7 +131,10 @@ tensile_analyze_select(const char *sql, const char *what)
 	return query;
 }
 
-/* GUC_ACTION_SAVE, that of functions, is refused for this setting by 16 and later. */
+/*
+ * GUC_ACTION_SAVE, that of functions, is refused for this setting by 16 and
+ * later.
+ */
 void
 tensile_set_read_only(void)
 {

@@ -20,7 +20,10 @@ extern void tensile_set_read_only(void);
 /* Plans and runs the query with a new snapshot; `dest` receives the rows. */
 extern void tensile_run_select(Query *query, const char *sql, DestReceiver *dest);
 
-/* The one of the names that is most similar to `name`; NULL if none is similar. */
+/*
+ * The one of the names that is most similar to `name`; NULL if none is
+ * similar.
+ */
 extern const char *tensile_nearest_name(const char *name, const char *const *names, int nnames);
 
 /* A hint for an unknown name: 'Did you mean "x"?', or `otherwise`. */

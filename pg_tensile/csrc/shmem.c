@@ -29,7 +29,9 @@ static shmem_startup_hook_type previous_shmem_startup = NULL;
 static Size
 slots_size(void)
 {
-	return MAXALIGN(add_size(offsetof(TensileShared, slots), mul_size(tensile_max_jobs, sizeof(TensileSlot))));
+	Size		slots = mul_size(tensile_max_jobs, sizeof(TensileSlot));
+
+	return MAXALIGN(add_size(offsetof(TensileShared, slots), slots));
 }
 
 static Size
@@ -56,7 +58,10 @@ init_wakeup(TensileWakeup *wakeup)
 	pg_atomic_init_u64(&wakeup->count, 0);
 }
 
-/* Initialises everything but the event rows, which are written before they are read. */
+/*
+ * Initialises everything but the event rows, which are written before they are
+ * read.
+ */
 static void
 init_shared(void)
 {
@@ -119,5 +124,6 @@ tensile_require_preload(void)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("pg_tensile is not in shared_preload_libraries"),
-				 errhint("Add pg_tensile to shared_preload_libraries in postgresql.conf and restart the server.")));
+				 errhint("Add pg_tensile to shared_preload_libraries in postgresql.conf "
+						 "and restart the server.")));
 }

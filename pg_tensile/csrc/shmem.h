@@ -47,7 +47,9 @@ typedef struct TensileShared
 	TensileSlot slots[FLEXIBLE_ARRAY_MEMBER];
 } TensileShared;
 
-/* NULL if the library is not preloaded: call tensile_require_preload() first. */
+/*
+ * NULL if the library is not preloaded: call tensile_require_preload() first.
+ */
 extern TensileShared *tensile_shared;
 
 /* Raises 55000 unless the library is in shared_preload_libraries. */

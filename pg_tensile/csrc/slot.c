@@ -30,8 +30,8 @@ static TensileSlot *session_slot = NULL;
 
 /*
  * Is the slot in use by a job of this database?  While the server moves to
- * another pg_tensile.database, slots of the old one still exist, and numbers of
- * jobs are unique only within a database.
+ * another pg_tensile.database, slots of the old one still exist, and numbers
+ * of jobs are unique only within a database.
  */
 static bool
 slot_is_here(const TensileSlot *slot)
@@ -189,9 +189,11 @@ tensile_session_slot_take(void)
 		ereport(ERROR,
 				(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
 				 errmsg("no job slot is free"),
-				 errdetail("Explaining a job takes one of the %d slots of pg_tensile.max_jobs, as running it does.",
+				 errdetail("Explaining a job takes one of the %d slots of pg_tensile.max_jobs, "
+						   "as running it does.",
 						   tensile_shared->max_jobs),
-				 errhint("Try again when a job has ended, or increase pg_tensile.max_jobs and restart the server.")));
+				 errhint("Try again when a job has ended, or increase pg_tensile.max_jobs "
+						 "and restart the server.")));
 }
 
 void

@@ -49,7 +49,9 @@ typedef struct TensileSlot
 	bool		last_terminated;	/* by pg_terminate_backend */
 	char		last_error[TENSILE_LAST_ERROR_LENGTH];	/* that it reported; "": none */
 
-	/* Protects the rest, and the slot's event rows with the order behind them. */
+	/*
+	 * Protects the rest, and the slot's event rows with the order behind them.
+	 */
 	LWLock	   *lock;
 	TensileProgress progress;
 	TensilePlanHeader plan;
@@ -66,7 +68,9 @@ extern void tensile_slot_clear(TensileSlot *slot);
  */
 extern TensileSlot *tensile_slot_reserve(int64 job, Oid role);
 
-/* Attaches this worker to the slot reserved for it; NULL if it no longer is. */
+/*
+ * Attaches this worker to the slot reserved for it; NULL if it no longer is.
+ */
 extern TensileSlot *tensile_slot_attach(int index, int64 job);
 
 /* Frees the slot if it is attached to this process. */

@@ -74,10 +74,12 @@ static List *
 plan_statement(const char *sql)
 {
 	RawStmt    *parsed = linitial_node(RawStmt, pg_parse_query(sql));
+	List	   *queries;
 	List	   *plans;
 
 	PushActiveSnapshot(GetTransactionSnapshot());
-	plans = pg_plan_queries(pg_analyze_and_rewrite_fixedparams(parsed, sql, NULL, 0, NULL), sql, 0, NULL);
+	queries = pg_analyze_and_rewrite_fixedparams(parsed, sql, NULL, 0, NULL);
+	plans = pg_plan_queries(queries, sql, 0, NULL);
 	PopActiveSnapshot();
 	return plans;
 }
@@ -92,7 +94,8 @@ run_call(const char *sql, DestReceiver *receiver)
 	List	   *plans;
 
 	if (context == NULL)
-		context = AllocSetContextCreate(TopMemoryContext, "pg_tensile call", ALLOCSET_DEFAULT_SIZES);
+		context = AllocSetContextCreate(TopMemoryContext, "pg_tensile call",
+										ALLOCSET_DEFAULT_SIZES);
 	debug_query_string = sql;
 	pgstat_report_activity(STATE_RUNNING, sql);
 	SetCurrentStatementStartTimestamp();
@@ -140,9 +143,10 @@ recover(void)
 
 /*
  * Decides about an error that was raised outside of Python.  A cancel request
- * that came after the wait belongs to the step that it has interrupted: returns
- * true to repeat the step.  An error is of no interest after the extension or
- * the role was dropped: the step was the last one.  Raises others again.
+ * that came after the wait belongs to the step that it has interrupted:
+ * returns true to repeat the step.  An error is of no interest after the
+ * extension or the role was dropped: the step was the last one.  Raises others
+ * again.
  */
 static bool
 settle_error(ErrorData *error, StepReceiver *receiver)

@@ -47,7 +47,10 @@ PG_FUNCTION_INFO_V1(tensile_calibrate);
 
 #define QUERY_NAME "training query"
 
-/* The arguments of train_model and explain_training; those without a name may be null. */
+/*
+ * The arguments of train_model and explain_training; those without a name may
+ * be null.
+ */
 static const char *const not_null[] = {
 	"model", "query", "target", "epochs", "batch_size", "optimizer", "learning_rate", "validation",
 	"seed", NULL, NULL, "priority", "options"
@@ -90,8 +93,8 @@ check_type(const char *name, Oid type, bool is_target)
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("column \"%s\" has type %s, which cannot be trained on",
 						name, format_type_be(type)),
-				 errhint("Leave it out, or cast it in the query: to a number, text, date, timestamp "
-						 "or an array of numbers.")));
+				 errhint("Leave it out, or cast it in the query: to a number, text, date, "
+						 "timestamp or an array of numbers.")));
 	if (is_target && (strchr(wire, '[') || strcmp(wire, "timestamp") == 0))
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),

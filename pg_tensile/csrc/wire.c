@@ -178,8 +178,9 @@ frame_writer_some(FrameWriter *writer, int fd)
 }
 
 void
-wire_send(FrameWriter *writer, int fd, const char *peer, long timeout_ms, FrameType type, int64 job,
-		  const char *header, Size header_length, const WireBuffer *buffers, int nbuffers)
+wire_send(FrameWriter *writer, int fd, const char *peer, long timeout_ms,
+		  FrameType type, int64 job, const char *header, Size header_length,
+		  const WireBuffer *buffers, int nbuffers)
 {
 	IoResult	result;
 
@@ -220,7 +221,10 @@ frame_reader_has_some(const FrameReader *reader)
 	return reader->used > reader->taken;
 }
 
-/* The bytes of the frame at the start of the block, as far as known; 0: malformed. */
+/*
+ * The bytes of the frame at the start of the block, as far as known; 0:
+ * malformed.
+ */
 static Size
 frame_size(const FrameReader *reader)
 {

@@ -103,7 +103,8 @@ extern IoResult frame_reader_next(FrameReader *reader, int fd, const Frame **fra
  * Sends a frame.  Raises 08006 when the peer has closed the connection, or has
  * taken nothing for timeout_ms (< 0: no limit).
  */
-extern void wire_send(FrameWriter *writer, int fd, const char *peer, long timeout_ms, FrameType type, int64 job,
-					  const char *header, Size header_length, const WireBuffer *buffers, int nbuffers);
+extern void wire_send(FrameWriter *writer, int fd, const char *peer, long timeout_ms,
+					  FrameType type, int64 job, const char *header, Size header_length,
+					  const WireBuffer *buffers, int nbuffers);
 
 #endif

@@ -47,8 +47,9 @@ static emit_log_hook_type previous_emit_log = NULL;
 /* ---- connecting ---- */
 
 /*
- * Settings of the role, the database or the server that would change or end what
- * a supervisor does, or change how values look as text and so what is trained.
+ * Settings of the role, the database or the server that would change or end
+ * what a supervisor does, or change how values look as text and so what is
+ * trained.
  */
 static const struct
 {
@@ -73,7 +74,10 @@ static const struct
 	{"standard_conforming_strings", "on"},
 	{"transform_null_equals", "off"},
 	{"check_function_bodies", "on"},
-	/* DROP EXTENSION locks the tables in another order: this process gives way. */
+	/*
+	 * DROP EXTENSION locks the tables in another order: this process gives
+	 * way.
+	 */
 	{"deadlock_timeout", "100ms"},
 };
 
@@ -86,8 +90,8 @@ reset_settings(void)
 }
 
 /*
- * Tells PL/Python where the supervisors are.  It reads the environment when the
- * first procedure starts it.
+ * Tells PL/Python where the supervisors are.  It reads the environment when
+ * the first procedure starts it.
  */
 static void
 set_python_path(void)
@@ -136,8 +140,8 @@ error_is_known(const char *message)
 }
 
 /*
- * Runs the steps of a singleton.  The launcher starts it again and again, so an
- * error that persists is logged once.
+ * Runs the steps of a singleton.  The launcher starts it again and again, so
+ * an error that persists is logged once.
  */
 static void
 run_singleton_loop(void)
@@ -164,7 +168,10 @@ run_singleton_loop(void)
 	PG_END_TRY();
 }
 
-/* Is the extension of the library's version? If not, that is logged once; the launcher waits as if there were none. */
+/*
+ * Does the extension have the library's version?  Logs once if not; then the
+ * launcher waits as if there were no extension.
+ */
 static bool
 accept_version(void)
 {
