@@ -4,6 +4,8 @@
  *
  * Each macro has the meaning of the newest version, without arguments that
  * only older ones want.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_COMPAT_H
 #define TENSILE_COMPAT_H

@@ -7,6 +7,8 @@
  * handle of each worker that it has registered, and frees the slot once the
  * postmaster reports that the worker has ended.  Reservations of a controller
  * that has died have no handle: they expire.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

@@ -4,6 +4,8 @@
  *
  * Training (pack_column.c) and prediction (features_tuple.c) convert values
  * with the same functions, so that a model sees the same numbers.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -19,89 +21,7 @@
 #include "compat.h"
 #include "convert.h"
 
-/* ---- types ---- */
-
-/* The wire type of a scalar that is a number, or NULL. */
-static const char *
-number_wire_type(Oid type)
-{
-	switch (type)
-	{
-		case BOOLOID:
-			return "bool";
-		case INT2OID:
-			return "int2";
-		case INT4OID:
-			return "int4";
-		case INT8OID:
-			return "int8";
-		case FLOAT4OID:
-			return "float4";
-		case FLOAT8OID:
-		case NUMERICOID:
-		case INTERVALOID:
-		case TIMEOID:
-			return "float8";
-		case DATEOID:
-		case TIMESTAMPOID:
-		case TIMESTAMPTZOID:
-			return "timestamp";
-		default:
-			return NULL;
-	}
-}
-
-static const char *
-array_wire_type(Oid element)
-{
-	switch (element)
-	{
-		case BOOLOID:
-			return "bool[]";
-		case INT2OID:
-			return "int2[]";
-		case INT4OID:
-			return "int4[]";
-		case INT8OID:
-			return "int8[]";
-		case FLOAT4OID:
-			return "float4[]";
-		case FLOAT8OID:
-		case NUMERICOID:
-			return "float8[]";
-		default:
-			return NULL;
-	}
-}
-
-const char *
-tensile_wire_type(Oid type)
-{
-	Oid			base = getBaseType(type);
-	const char *name = number_wire_type(base);
-	Oid			element;
-
-	if (name != NULL)
-		return name;
-	switch (base)
-	{
-		case TEXTOID:
-		case VARCHAROID:
-		case BPCHAROID:
-		case CHAROID:
-		case NAMEOID:
-		case UUIDOID:
-			return "text";
-		case BYTEAOID:
-			return "uint8[]";
-	}
-	if (type_is_enum(base))
-		return "text";
-	element = get_element_type(base);
-	return OidIsValid(element) ? array_wire_type(getBaseType(element)) : NULL;
-}
-
-/* ---- values ---- */
+/* ---- numbers ---- */
 
 /* EXTRACT(EPOCH FROM ...): a year has 365.25 days, a month 30. */
 static double
@@ -198,38 +118,80 @@ timestamp_to_float8(Datum value)
 	return TIMESTAMP_NOT_FINITE(timestamp) ? get_float8_nan() : (double) timestamp;
 }
 
+/* ---- types ---- */
+
+typedef struct NumberType
+{
+	Oid			type;
+	const char *wire_type;
+	const char *array_wire_type;	/* of an array of them; NULL: not supported */
+	ToFloat8	to_float8;
+} NumberType;
+
+static const NumberType number_types[] = {
+	{BOOLOID, "bool", "bool[]", bool_to_float8},
+	{INT2OID, "int2", "int2[]", int2_to_float8},
+	{INT4OID, "int4", "int4[]", int4_to_float8},
+	{INT8OID, "int8", "int8[]", int8_to_float8},
+	{FLOAT4OID, "float4", "float4[]", float4_to_float8},
+	{FLOAT8OID, "float8", "float8[]", float8_to_float8},
+	{NUMERICOID, "float8", "float8[]", numeric_to_float8},
+	{INTERVALOID, "float8", NULL, interval_to_float8},
+	{TIMEOID, "float8", NULL, time_to_float8},
+	{DATEOID, "timestamp", NULL, date_to_float8},
+	{TIMESTAMPOID, "timestamp", NULL, timestamp_to_float8},
+	{TIMESTAMPTZOID, "timestamp", NULL, timestamp_to_float8}
+};
+
+/* The entry of a type or of its base type; NULL if it is not a number. */
+static const NumberType *
+find_number_type(Oid type)
+{
+	Oid			base = getBaseType(type);
+
+	for (int i = 0; i < lengthof(number_types); i++)
+		if (number_types[i].type == base)
+			return &number_types[i];
+	return NULL;
+}
+
+const char *
+tensile_wire_type(Oid type)
+{
+	Oid			base = getBaseType(type);
+	const NumberType *number = find_number_type(base);
+	Oid			element;
+
+	if (number != NULL)
+		return number->wire_type;
+	switch (base)
+	{
+		case TEXTOID:
+		case VARCHAROID:
+		case BPCHAROID:
+		case CHAROID:
+		case NAMEOID:
+		case UUIDOID:
+			return "text";
+		case BYTEAOID:
+			return "uint8[]";
+	}
+	if (type_is_enum(base))
+		return "text";
+	element = get_element_type(base);
+	number = OidIsValid(element) ? find_number_type(element) : NULL;
+	return number ? number->array_wire_type : NULL;
+}
+
 ToFloat8
 tensile_to_float8(Oid type)
 {
-	switch (getBaseType(type))
-	{
-		case BOOLOID:
-			return bool_to_float8;
-		case INT2OID:
-			return int2_to_float8;
-		case INT4OID:
-			return int4_to_float8;
-		case INT8OID:
-			return int8_to_float8;
-		case FLOAT4OID:
-			return float4_to_float8;
-		case FLOAT8OID:
-			return float8_to_float8;
-		case NUMERICOID:
-			return numeric_to_float8;
-		case INTERVALOID:
-			return interval_to_float8;
-		case TIMEOID:
-			return time_to_float8;
-		case DATEOID:
-			return date_to_float8;
-		case TIMESTAMPOID:
-		case TIMESTAMPTZOID:
-			return timestamp_to_float8;
-		default:
-			return NULL;
-	}
+	const NumberType *number = find_number_type(type);
+
+	return number ? number->to_float8 : NULL;
 }
+
+/* ---- text ---- */
 
 void
 text_converter_init(TextConverter *converter, Oid type, MemoryContext context)

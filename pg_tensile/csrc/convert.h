@@ -1,6 +1,8 @@
 /*
  * convert.h: SQL types that models can be trained on, and the conversions of
  * their values.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_CONVERT_H
 #define TENSILE_CONVERT_H

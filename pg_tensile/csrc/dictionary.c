@@ -6,6 +6,8 @@
  * appearance.  The strings are in one buffer, one after the other, as they
  * are sent.  A hash table of codes (open addressing, at most half full) finds
  * them.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

@@ -1,6 +1,8 @@
 /*
  * dictionary.h: buffers that are reused from chunk to chunk, and dictionaries
  * of text columns.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_DICTIONARY_H
 #define TENSILE_DICTIONARY_H

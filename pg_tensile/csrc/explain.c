@@ -17,6 +17,8 @@
  *
  * The supervisor returns an error in columns, because PL/Python would put the
  * name of the exception before the message.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -112,15 +114,6 @@ tensile_explain_feed(PG_FUNCTION_ARGS)
 
 /* ---- the supervisor ---- */
 
-static char *
-python_folder(void)
-{
-	char		share[MAXPGPATH];
-
-	get_share_path(my_exec_path, share);
-	return psprintf("%s/%s/python", share, TENSILE_EXTENSION);
-}
-
 /* Calls tensile._explain(spec, folder), and returns its row. */
 static HeapTupleHeader
 supervise(Datum spec)
@@ -128,7 +121,7 @@ supervise(Datum spec)
 	Oid			types[] = {JSONBOID, TEXTOID};
 	List	   *name = list_make2(makeString("tensile"), makeString("_explain"));
 	Oid			function = LookupFuncName(name, 2, types, false);
-	Datum		folder = CStringGetTextDatum(python_folder());
+	Datum		folder = CStringGetTextDatum(tensile_python_folder());
 
 	return DatumGetHeapTupleHeader(OidFunctionCall2(function, spec, folder));
 }

@@ -1,5 +1,7 @@
 /*
  * explain.h: explain_training, and what a session may do while it runs.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_EXPLAIN_H
 #define TENSILE_EXPLAIN_H

@@ -8,6 +8,8 @@
  *
  * Extensions have no syscache before PostgreSQL 18, so a session keeps the
  * OID and the version of pg_tensile itself.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -155,14 +157,14 @@ role_exists(Oid role)
 	Relation	authid = table_open(AuthIdRelationId, AccessShareLock);
 	ScanKeyData key;
 	SysScanDesc scan;
-	bool		found;
+	bool		exists;
 
 	ScanKeyInit(&key, Anum_pg_authid_oid, BTEqualStrategyNumber, F_OIDEQ, ObjectIdGetDatum(role));
 	scan = systable_beginscan(authid, AuthIdOidIndexId, true, NULL, 1, &key);
-	found = HeapTupleIsValid(systable_getnext(scan));
+	exists = HeapTupleIsValid(systable_getnext(scan));
 	systable_endscan(scan);
 	table_close(authid, AccessShareLock);
-	return found;
+	return exists;
 }
 
 bool

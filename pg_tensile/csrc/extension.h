@@ -1,5 +1,7 @@
 /*
  * extension.h: the extension that a process serves, and its version.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_EXTENSION_H
 #define TENSILE_EXTENSION_H

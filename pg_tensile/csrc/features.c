@@ -11,6 +11,8 @@
  * Memory: a batch with everything in it lives in the context it was created
  * in, and is used again after feature_batch_clear().  Conversions of one row
  * allocate in the batch's scratch context.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

@@ -1,6 +1,8 @@
 /*
  * features.h: batches of feature rows in the predict layout
  * (docs/internals.md, "Features").
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_FEATURES_H
 #define TENSILE_FEATURES_H

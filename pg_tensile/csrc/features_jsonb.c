@@ -3,6 +3,8 @@
  *
  * The object has one key for each feature, and no others.  Values become the
  * same numbers and strings as those of columns do (features_tuple.c).
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

@@ -4,6 +4,8 @@
  * Each feature has a column of the same name, and a conversion that depends
  * on the column's type and the feature's kind.  Both are looked up once for a
  * row type (feature_sources_create), and used for each of its rows.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

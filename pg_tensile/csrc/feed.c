@@ -16,6 +16,8 @@
  *
  * Memory: the packer's context is a child of the caller's, and is freed with
  * it after an error.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

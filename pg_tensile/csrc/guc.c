@@ -5,6 +5,8 @@
  * if the library is preloaded.  Settings that users must not change, such as
  * the interpreter, the device and its memory, belong to postgresql.conf; a
  * reload suffices, because supervisors read them when they start something.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -20,32 +22,43 @@
 #define PG_TENSILE_PYTHON "python3"
 #endif
 
+typedef enum TensilePolicy
+{
+	TENSILE_POLICY_NONE,
+	TENSILE_POLICY_TENSILE,
+	TENSILE_POLICY_JOINT,
+	TENSILE_POLICY_SWAPADVISOR
+} TensilePolicy;
+
+/* Read by other C files. */
 char	   *tensile_database = NULL;
-char	   *tensile_python = NULL;
-char	   *tensile_device = NULL;
 int			tensile_device_memory = 0;
 int			tensile_max_jobs = 16;
 int			tensile_plan_events = 65536;
-int			tensile_policy = TENSILE_POLICY_JOINT;
-int			tensile_dataset_cache = 1024;
-int			tensile_checkpoint_interval = 60;
-static int	tensile_max_state_size = 65536;
-static int	tensile_job_retention = 0;
-int			tensile_max_retries = 2;
 int			tensile_predict_timeout = 30000;
 int			tensile_predict_spin = 150;
-int			tensile_threads = 0;
-int			tensile_ageing = 300;
-int			tensile_model_cache = 1024;
 int			tensile_executor_timeout = 300;
-double		tensile_update_threshold = 0.2;
-double		tensile_latency_weight = 0.2;
-int			tensile_host_memory = 0;
-int			tensile_search_time = 30;
-int			tensile_search_processes = 0;
 bool		tensile_log_jobs = true;
-int			tensile_nice = 0;
-int			tensile_child_memory = 0;
+
+/* Read by the Python processes, through SQL. */
+static char *tensile_python = NULL;
+static char *tensile_device = NULL;
+static int	tensile_policy = TENSILE_POLICY_JOINT;
+static int	tensile_dataset_cache = 1024;
+static int	tensile_checkpoint_interval = 60;
+static int	tensile_max_state_size = 65536;
+static int	tensile_job_retention = 0;
+static int	tensile_max_retries = 2;
+static int	tensile_threads = 0;
+static int	tensile_ageing = 300;
+static int	tensile_model_cache = 1024;
+static double tensile_update_threshold = 0.2;
+static double tensile_latency_weight = 0.2;
+static int	tensile_host_memory = 0;
+static int	tensile_search_time = 30;
+static int	tensile_search_processes = 0;
+static int	tensile_nice = 0;
+static int	tensile_child_memory = 0;
 
 static const struct config_enum_entry policies[] = {
 	{"none", TENSILE_POLICY_NONE, false},

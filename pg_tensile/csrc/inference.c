@@ -4,6 +4,8 @@
  * It runs only when predictions are made: the session that finds no predictor
  * registers it, and other sessions that look for it meanwhile see in shared
  * memory that it is on its way.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

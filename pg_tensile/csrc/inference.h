@@ -1,5 +1,7 @@
 /*
  * inference.h: starting the inference process.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_INFERENCE_H
 #define TENSILE_INFERENCE_H

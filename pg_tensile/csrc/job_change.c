@@ -3,6 +3,8 @@
  *
  * A counter in shared memory rises with every change, and a condition variable
  * wakes the sessions.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -24,7 +26,7 @@ PG_FUNCTION_INFO_V1(tensile_wait_for_change);
 static uint64 seen_changes = PG_UINT64_MAX;
 
 void
-tensile_wake_readers(void)
+tensile_announce_job_change(void)
 {
 	pg_atomic_fetch_add_u64(&tensile_shared->changes, 1);
 	ConditionVariableBroadcast(&tensile_shared->job_changed);

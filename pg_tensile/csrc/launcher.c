@@ -22,6 +22,8 @@
  * Shared memory says what runs, so a launcher that was itself restarted finds
  * the processes there.  Handles only say whether a registered process is still
  * starting.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -172,7 +174,7 @@ find_database(bool *open)
 	return database;
 }
 
-/* ---- stopping what runs elsewhere ---- */
+/* ---- stopping processes in other databases ---- */
 
 static void
 stop_once(pid_t *stopped, pid_t pid)
@@ -180,10 +182,7 @@ stop_once(pid_t *stopped, pid_t pid)
 	if (pid == 0 || pid == *stopped)
 		return;
 	*stopped = pid;
-	/*
-	 * The pid is valid: a process that ends removes it from shared memory
-	 * first.
-	 */
+	/* A process that ends removes its pid from shared memory first. */
 	(void) kill(pid, SIGTERM);
 }
 
@@ -213,7 +212,7 @@ stop_elsewhere(Oid database)
 
 /* ---- controller and scheduler ---- */
 
-/* 6, 12, 24, ... s */
+/* Milliseconds until the restart after an error: 6, 12, 24, ... s. */
 static long
 next_backoff(SupervisedProcess *process, const TensileSingleton *self)
 {
@@ -268,15 +267,14 @@ start(SupervisedProcess *process, Oid database)
 				 errhint("Increase max_worker_processes.")));
 }
 
-/*
- * Has the process not attached to shared memory yet, or not ended completely?
- */
+/* Does the postmaster still know the process that was registered? */
 static bool
-is_starting(SupervisedProcess *process)
+is_alive(SupervisedProcess *process)
 {
 	pid_t		pid;
 
-	return process->handle != NULL && GetBackgroundWorkerPid(process->handle, &pid) != BGWH_STOPPED;
+	return process->handle != NULL &&
+		GetBackgroundWorkerPid(process->handle, &pid) != BGWH_STOPPED;
 }
 
 /*
@@ -292,7 +290,7 @@ check_process(SupervisedProcess *process, Oid database, bool open)
 	LWLockAcquire(tensile_shared->lock, LW_SHARED);
 	self = tensile_shared->singletons[process->kind];
 	LWLockRelease(tensile_shared->lock);
-	if (self.pid != 0 || is_starting(process))
+	if (self.pid != 0 || is_alive(process))
 		return PASS_MS;
 	if (process->handle != NULL || self.ended_at != process->seen_end)
 		plan_restart(process, &self, self.ended_at != process->seen_end, database);

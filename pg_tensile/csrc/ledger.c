@@ -20,6 +20,8 @@
  * that job, and sums over all jobs cannot overflow (TENSILE_MAX_BYTES).
  *
  * Everything is protected by shared->lock.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

@@ -1,6 +1,8 @@
 /*
  * ledger.h: the device ledger, which divides the memory of each device among
  * jobs and predictions.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_LEDGER_H
 #define TENSILE_LEDGER_H
@@ -19,7 +21,7 @@ typedef struct TensileDevice
 	int64		inference_wanted;	/* that the predictor waits for; 0: nothing */
 } TensileDevice;
 
-/* Both: caller holds shared->lock exclusively. */
+/* Callers of these hold shared->lock exclusively. */
 
 /*
  * Grants device memory to the slot; false, and no change, without room for it.

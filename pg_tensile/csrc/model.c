@@ -13,6 +13,8 @@
  *
  * Memory: each model has a context of its own; those of models that are kept
  * are children of the cache's context.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

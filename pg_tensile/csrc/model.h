@@ -1,5 +1,7 @@
 /*
  * model.h: what a session knows about models that it predicts with.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_MODEL_H
 #define TENSILE_MODEL_H

@@ -8,6 +8,8 @@
  * or when they are rolled back, and invalidations of tensile.models.  Those
  * are the only news on a standby, where no commit callback runs, and after
  * its promotion.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

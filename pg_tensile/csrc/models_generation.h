@@ -1,5 +1,7 @@
 /*
  * models_generation.h: a number that changes whenever models may have changed.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_MODELS_GENERATION_H
 #define TENSILE_MODELS_GENERATION_H

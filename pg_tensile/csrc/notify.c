@@ -19,6 +19,8 @@
  *
  * PREPARE TRANSACTION is refused, as after NOTIFY: COMMIT PREPARED would have
  * nothing to deliver.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -227,7 +229,7 @@ deliver(void)
 	}
 	LWLockRelease(tensile_shared->lock);
 	if (jobs)
-		tensile_wake_readers();
+		tensile_announce_job_change();
 }
 
 static void

@@ -1,5 +1,7 @@
 /*
  * notify.h: what a transaction tells other processes when it commits.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_NOTIFY_H
 #define TENSILE_NOTIFY_H

@@ -10,6 +10,8 @@
  *
  * Each process compares some samples first: a release that changes the stored
  * form costs speed, not the right numbers.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

@@ -10,6 +10,8 @@
  *
  * Tables store the OID and the name of a role; only both together identify it
  * (docs/internals.md).
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

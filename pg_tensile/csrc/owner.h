@@ -1,6 +1,8 @@
 /*
  * owner.h: ownership by OID and name, and calls with the rights of the
  * extension's owner.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_OWNER_H
 #define TENSILE_OWNER_H

@@ -10,6 +10,8 @@
  * may carry.  Array elements and strings are in buffers that grow and are used
  * again for the next chunk.  Conversions of one row allocate in a scratch
  * context that is reset for every row.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

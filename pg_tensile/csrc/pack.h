@@ -1,5 +1,7 @@
 /*
  * pack.h: chunks of training rows (docs/internals.md, "Training columns").
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_PACK_H
 #define TENSILE_PACK_H

@@ -4,6 +4,8 @@
  * Every column has a function that stores one value at its native width and
  * returns 64 bits of its content, of which the row's hash is made (pack.c).
  * Equal values have equal bits, whatever their dictionary code or row.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

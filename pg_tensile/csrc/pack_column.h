@@ -1,5 +1,7 @@
 /*
  * pack_column.h: the columns of a training chunk.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_PACK_COLUMN_H
 #define TENSILE_PACK_COLUMN_H

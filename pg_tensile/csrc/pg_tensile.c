@@ -5,6 +5,8 @@
  * requests shared memory, registers the launcher and installs hooks.  Loaded
  * later, into one session, it only defines settings, and functions that need
  * shared memory raise an error (tensile_require_preload).
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -45,4 +47,13 @@ Datum
 tensile_version(PG_FUNCTION_ARGS)
 {
 	PG_RETURN_TEXT_P(cstring_to_text(TENSILE_VERSION));
+}
+
+char *
+tensile_python_folder(void)
+{
+	char		share[MAXPGPATH];
+
+	get_share_path(my_exec_path, share);
+	return psprintf("%s/%s/python", share, TENSILE_EXTENSION);
 }

@@ -1,5 +1,7 @@
 /*
  * pg_tensile.h: names, versions and limits that the whole library shares.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_H
 #define TENSILE_H
@@ -10,5 +12,8 @@
 
 /* Upper limit of the memory of a device; 512 times as much fits into int64. */
 #define TENSILE_MAX_BYTES (INT64CONST(1) << 50)
+
+/* The folder of the Python packages that come with the extension. */
+extern char *tensile_python_folder(void);
 
 #endif

@@ -14,6 +14,8 @@
  * A plan comes with a grant of device memory.  The grant is entered into the
  * ledger (ledger.c) at the same time, under shared->lock, or the plan is not
  * published.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -233,7 +235,7 @@ tensile_acknowledge_plan(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("job " INT64_FORMAT " has no plan of generation " INT64_FORMAT,
 						tensile_my_slot->job, (int64) generation)));
-	tensile_wake_readers();
+	tensile_announce_job_change();
 	PG_RETURN_VOID();
 }
 

@@ -1,5 +1,7 @@
 /*
  * plan.h: plans of device memory as they lie in shared memory.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_PLAN_H
 #define TENSILE_PLAN_H

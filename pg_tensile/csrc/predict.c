@@ -10,6 +10,8 @@
  * while user code runs, because features are packed before anything is sent,
  * so calls cannot get into each other's way.  predict_rows, whose query may
  * call predict, has a connection of its own.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -77,6 +79,7 @@ new_call_site(FmgrInfo *function, const char *name, int name_length)
 	function->fn_extra = NULL;
 	if (old != NULL)
 		MemoryContextDelete(old->context);
+
 	/*
 	 * The context is a child of the current one until the call site is
 	 * complete, so that a failure leaves nothing for the rest of the query.

@@ -7,6 +7,8 @@
  * `busy` from before a request is sent until its answer was taken, and stays
  * so after an error in between (a cancel, a timeout, a broken frame).  A busy
  * connection is closed and replaced by a new one.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -25,7 +27,7 @@
 #include "wait.h"
 #include "wire.h"
 
-#define RETRY_MS 20				/* between attempts to connect to a predictor that starts */
+#define RETRY_MS 20				/* between attempts to connect */
 #define MAX_ANSWER (64 * 1024 * 1024)
 
 void
@@ -248,18 +250,19 @@ predict_client_connect(PredictClient *client, TimestampTz deadline)
 		predict_client_close(client);
 	if (client->socket.fd >= 0)
 		return false;
+
 	/*
 	 * The predictor of another database knows other models by the same
 	 * numbers.
 	 */
 	tensile_require_database();
-	client->busy = true;		/* until the greeting has been answered */
-	while (!predict_socket_open(&client->socket, client->context) ||
-		   !shake_hands(client, deadline))
+	for (;;)
 	{
+		client->busy = true;	/* until the greeting has been answered */
+		if (predict_socket_open(&client->socket, client->context) && shake_hands(client, deadline))
+			return true;
 		tensile_start_inference();
 		remaining = predict_time_left(deadline, "the predictor to start");
 		(void) tensile_wait_socket(-1, 0, Min(RETRY_MS, remaining));
 	}
-	return true;
 }

@@ -1,5 +1,7 @@
 /*
  * predict_client.h: a session's requests to the predictor.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_PREDICT_CLIENT_H
 #define TENSILE_PREDICT_CLIENT_H

@@ -11,6 +11,8 @@
  *
  * Memory: everything is in the caller's context; results go to a tuplestore,
  * which spills to disk.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

@@ -10,6 +10,8 @@
  * (pg_tensile.predict_timeout) covers everything that a call waits for: the
  * start of the inference process, the model, and the answer.  Every wait
  * processes interrupts.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

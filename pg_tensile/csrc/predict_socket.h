@@ -1,5 +1,7 @@
 /*
  * predict_socket.h: a session's socket to the predictor.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_PREDICT_SOCKET_H
 #define TENSILE_PREDICT_SOCKET_H

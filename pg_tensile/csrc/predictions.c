@@ -8,6 +8,8 @@
  *
  * Both are visible for the versions that row-level security shows to the
  * current user in tensile.model_versions.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

@@ -1,6 +1,8 @@
 /*
  * predictions.h: counters of predictions, and the models that the predictor
  * has loaded.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_PREDICTIONS_H
 #define TENSILE_PREDICTIONS_H

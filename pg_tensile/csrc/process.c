@@ -9,6 +9,8 @@
  * Functions that only one kind of process may call check that here.  A worker
  * may not call them while it runs its training query, because that executes
  * functions of the submitter.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -229,6 +231,7 @@ tensile_describe_worker(BackgroundWorker *worker, TensileProcessKind kind, int64
 	else
 		strlcpy(worker->bgw_name, worker->bgw_type, sizeof(worker->bgw_name));
 	worker->bgw_flags = BGWORKER_SHMEM_ACCESS | BGWORKER_BACKEND_DATABASE_CONNECTION;
+
 	/*
 	 * A standby makes predictions.  Processes for training are registered
 	 * there as well, and started by the postmaster after a promotion.

@@ -5,6 +5,8 @@
  * The launcher, controller, scheduler and inference process are singletons:
  * each exists at most once in a cluster.  There is one worker for each job
  * that runs.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_PROCESS_H
 #define TENSILE_PROCESS_H

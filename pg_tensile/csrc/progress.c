@@ -4,6 +4,8 @@
  * A worker is the only writer of its slot's progress.  Readers copy the slots
  * under their locks, and then, without locks, omit those that the current
  * user may not see.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

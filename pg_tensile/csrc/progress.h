@@ -1,5 +1,7 @@
 /*
  * progress.h: the progress of a job in shared memory.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_PROGRESS_H
 #define TENSILE_PROGRESS_H

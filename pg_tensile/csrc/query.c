@@ -5,6 +5,8 @@
  * predict_rows when it runs.  Everything happens as the current user.  The
  * checks of the query tree cannot find functions that write; those are stopped
  * at run time by transaction_read_only.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

@@ -1,5 +1,7 @@
 /*
  * query.h: read-only queries given as text, and suggestions for unknown names.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_QUERY_H
 #define TENSILE_QUERY_H

@@ -5,6 +5,8 @@
  * It is compiled in, so that it needs neither a table nor an upgrade.  The
  * functions in sql/ (tensile._check_value, ...) check values by it, as
  * pg_tensile/rules.py does in a child.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

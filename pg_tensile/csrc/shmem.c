@@ -4,6 +4,8 @@
  *
  * When a process attached to shared memory crashes, the postmaster builds it
  * anew.  So nothing in it outlives the process that it belongs to.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

@@ -13,6 +13,8 @@
  *
  * Everything else is atomic.  No spinlock protects anything, so ereport is
  * allowed under every lock; but callbacks at commit and at exit never raise.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_SHMEM_H
 #define TENSILE_SHMEM_H

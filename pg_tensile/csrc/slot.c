@@ -12,6 +12,8 @@
  *
  * A slot that was freed remembers its last job and how the worker ended,
  * until it is reserved again.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

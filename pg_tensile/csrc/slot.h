@@ -1,5 +1,7 @@
 /*
  * slot.h: job slots, each the right to run one job.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_SLOT_H
 #define TENSILE_SLOT_H

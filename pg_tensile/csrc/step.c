@@ -11,6 +11,8 @@
  * is held, no timeout of a transaction runs, and statistics are reported.
  *
  * Memory: plans of the CALL live in a context that is reset after each step.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -142,14 +144,13 @@ recover(void)
 }
 
 /*
- * Decides about an error that was raised outside of Python.  A cancel request
- * that came after the wait belongs to the step that it has interrupted:
- * returns true to repeat the step.  An error is of no interest after the
- * extension or the role was dropped: the step was the last one.  Raises others
- * again.
+ * Handles an error that was raised outside of Python.  A cancel request that
+ * came after the wait is for the step that it has interrupted: returns true to
+ * repeat the step.  After a drop of the extension or the role, errors do not
+ * matter, and the step was the last one.  Raises other errors again.
  */
 static bool
-settle_error(ErrorData *error, StepReceiver *receiver)
+handle_error(ErrorData *error, StepReceiver *receiver)
 {
 	receiver->last = false;
 	if (error->sqlerrcode == ERRCODE_QUERY_CANCELED)
@@ -161,6 +162,7 @@ settle_error(ErrorData *error, StepReceiver *receiver)
 	return false;
 }
 
+/* Runs one step, and repeats it after a cancel request. */
 static void
 complete_step(int first_bits, StepReceiver *receiver)
 {
@@ -180,14 +182,14 @@ complete_step(int first_bits, StepReceiver *receiver)
 			error = recover();
 		}
 		PG_END_TRY();
-		again = error != NULL && settle_error(error, receiver);
+		again = error != NULL && handle_error(error, receiver);
 		bits |= TENSILE_WAIT_CANCEL;
 	} while (again);
 }
 
 /*
- * Waits for what the step asked for.  Reports statistics like a session that
- * becomes idle: those that follow the last report too closely a while later.
+ * Waits for what the step has asked for.  Reports statistics like a session
+ * that becomes idle: if the last report was too recent, a while later.
  */
 static int
 wait_idle(const StepReceiver *request)

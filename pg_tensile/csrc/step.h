@@ -1,5 +1,7 @@
 /*
  * step.h: the loop of a supervisor.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_STEP_H
 #define TENSILE_STEP_H

@@ -16,6 +16,8 @@
  *
  * Memory: the checks have a context that is deleted afterwards.  Locks: those
  * of planning the query, until the end of the transaction.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

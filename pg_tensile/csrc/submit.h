@@ -1,5 +1,7 @@
 /*
  * submit.h: checks of a training query when it is submitted, and when it runs.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_SUBMIT_H
 #define TENSILE_SUBMIT_H

@@ -16,6 +16,8 @@
  * The latch alone does not suffice for wake-ups, because every wait inside
  * PostgreSQL resets it.  So tensile_wake also counts, and a wait returns at
  * once if the count differs from that of the last wait.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -201,18 +203,14 @@ tensile_wait_stoppable(int fd, uint32 wl_events, long timeout_ms)
 
 	HOLD_CANCEL_INTERRUPTS();
 	waiting = true;				/* from here on SIGTERM only sets the latch */
-	/*
-	 * If something has happened already, check the socket, but do not sleep.
-	 */
+	/* If something has happened already, check the socket without sleeping. */
 	if (stop_pending || QueryCancelPending || ConfigReloadPending || tensile_wakeup_pending())
 		timeout_ms = 0;
 	events = tensile_wait_socket(fd, wl_events, timeout_ms);
 	result = tensile_socket_bits(events);
 	if (take_stop())
 		result |= TENSILE_WAIT_STOP;
-	/*
-	 * A SIGTERM from here on may interrupt the next step, which may take long.
-	 */
+	/* A SIGTERM from here on is for the next step, which may take long. */
 	waiting = false;
 	if (stop_pending)
 		set_stop_timer(STOP_GRACE_S);

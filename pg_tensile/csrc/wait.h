@@ -1,5 +1,7 @@
 /*
  * wait.h: how processes of pg_tensile and sessions wait.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_WAIT_H
 #define TENSILE_WAIT_H

@@ -9,6 +9,8 @@
  *
  * MSG_DONTWAIT makes every call non-blocking, whatever the mode of the socket,
  * which may be shared with a child.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 

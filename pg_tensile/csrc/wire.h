@@ -4,6 +4,8 @@
  * The protocol is separate from the waiting: FrameWriter and FrameReader send
  * and receive what the socket can without blocking; the caller waits and calls
  * again.  wire_send() does both for callers that only send.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_WIRE_H
 #define TENSILE_WIRE_H

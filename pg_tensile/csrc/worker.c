@@ -15,6 +15,8 @@
  * Ends: after the last step with exit code 0; by an error with one log line
  * and exit code 1, or for an error that the same singleton has shown before
  * with exit code 0 and no line; by SIGTERM as described in wait.c.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -35,7 +37,7 @@
 #include "step.h"
 #include "wait.h"
 
-#define STEADY_MS (60 * 1000)	/* a singleton that ran as long shows an error again */
+#define STEADY_MS (60 * 1000)	/* after a run of that length, errors are logged again */
 
 PGDLLEXPORT void tensile_controller_main(Datum main_arg);
 PGDLLEXPORT void tensile_scheduler_main(Datum main_arg);
@@ -74,10 +76,7 @@ static const struct
 	{"standard_conforming_strings", "on"},
 	{"transform_null_equals", "off"},
 	{"check_function_bodies", "on"},
-	/*
-	 * DROP EXTENSION locks the tables in another order: this process gives
-	 * way.
-	 */
+	/* DROP EXTENSION locks tables in another order: this process yields. */
 	{"deadlock_timeout", "100ms"},
 };
 
@@ -96,15 +95,9 @@ reset_settings(void)
 static void
 set_python_path(void)
 {
-	char		share[MAXPGPATH];
-	char	   *path;
-
-	get_share_path(my_exec_path, share);
-	path = psprintf("%s/%s/python", share, TENSILE_EXTENSION);
-	if (setenv("PYTHONPATH", path, 1) != 0)
+	if (setenv("PYTHONPATH", tensile_python_folder(), 1) != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_OUT_OF_MEMORY), errmsg("could not set PYTHONPATH: %m")));
-	pfree(path);
 }
 
 /* Connects to the database; false if it does not have the extension. */
@@ -125,18 +118,18 @@ connect_to(Oid database, Oid role)
  * Remembers the error.
  */
 static bool
-error_is_known(const char *message)
+error_is_repeated(const char *message)
 {
 	TensileSingleton *self = &tensile_shared->singletons[tensile_process];
 	uint32		hash = hash_bytes((const unsigned char *) message, strlen(message));
-	bool		known;
+	bool		repeated;
 
 	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
-	known = self->error_hash == hash &&
+	repeated = self->error_hash == hash &&
 		!TimestampDifferenceExceeds(self->started_at, GetCurrentTimestamp(), STEADY_MS);
 	self->error_hash = hash;
 	LWLockRelease(tensile_shared->lock);
-	return known;
+	return repeated;
 }
 
 /*
@@ -158,7 +151,7 @@ run_singleton_loop(void)
 
 		MemoryContextSwitchTo(context);
 		error = CopyErrorData();
-		if (error_is_known(error->message ? error->message : ""))
+		if (error_is_repeated(error->message ? error->message : ""))
 		{
 			FlushErrorState();
 			proc_exit(0);
@@ -179,7 +172,7 @@ accept_version(void)
 
 	StartTransactionCommand();
 	accepted = tensile_version_matches();
-	if (!accepted && !error_is_known(psprintf("version %s", tensile_extension_version())))
+	if (!accepted && !error_is_repeated(psprintf("version %s", tensile_extension_version())))
 		tensile_report_version(LOG);
 	CommitTransactionCommand();
 	return accepted;
