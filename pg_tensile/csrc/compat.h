@@ -1,22 +1,26 @@
 /*
- * compat.h: what differs between the major versions of PostgreSQL, 15 to 19. No other file asks for the version.
+ * compat.h: differences between the major versions of PostgreSQL, 15 to 19.
+ * No other file tests the version.
  *
- * Each macro has the newest version's meaning, without the arguments that only older ones want.
+ * Each macro has the meaning of the newest version, without arguments that
+ * only older ones want.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_COMPAT_H
 #define TENSILE_COMPAT_H
 
-/* Part of postgres.h before. */
+/* Part of postgres.h before 16. */
 #if PG_VERSION_NUM >= 160000
 #include "varatt.h"
 #endif
 
-/* Comes before a declaration. */
+/* Stands before a declaration. */
 #if PG_VERSION_NUM < 180000
 #define pg_noreturn pg_attribute_noreturn()
 #endif
 
-/* Handlers of signals take a second argument. */
+/* Signal handlers have a second argument from 19 on. */
 #if PG_VERSION_NUM >= 190000
 #define TENSILE_PASS_SIGNAL_ARGS postgres_signal_arg, pg_siginfo
 #else
@@ -24,26 +28,29 @@
 #define PG_SIG_IGN SIG_IGN
 #endif
 
-/* Waits of an extension have names of its own. */
+/* Waits of an extension have names of their own from 17 on. */
 #if PG_VERSION_NUM < 170000
 #define WaitEventExtensionNew(name) ((void) (name), PG_WAIT_EXTENSION)
 #endif
 
-/* Sets belong to a resource owner instead of a memory context. NULL: to none, FreeWaitEventSet() is called by hand. */
+/*
+ * From 17 on, wait event sets belong to a resource owner, or (NULL) have to be
+ * freed by FreeWaitEventSet(), instead of a memory context.
+ */
 #if PG_VERSION_NUM >= 170000
 #define tensile_create_wait_event_set(context, nevents) CreateWaitEventSet(NULL, nevents)
 #else
 #define tensile_create_wait_event_set(context, nevents) CreateWaitEventSet(context, nevents)
 #endif
 
-/* No parameters; a state of EXPLAIN became an argument. */
+/* The state of EXPLAIN became an argument in 19. */
 #if PG_VERSION_NUM >= 190000
 #define tensile_plan_query(query, text, options) pg_plan_query(query, text, options, NULL, NULL)
 #else
 #define tensile_plan_query(query, text, options) pg_plan_query(query, text, options, NULL)
 #endif
 
-/* The argument run_once, always true, is gone. */
+/* The argument run_once, always true, was removed in 18. */
 #if PG_VERSION_NUM >= 180000
 #define tensile_executor_run(desc, direction, count) ExecutorRun(desc, direction, count)
 #define tensile_portal_run(portal, count, dest, alternative, completion) \

@@ -1,36 +1,51 @@
 /*
- * convert.h: which SQL types can be learnt from, and how their values become float64 numbers or UTF-8 text.
+ * convert.h: SQL types that models can be trained on, and the conversions of
+ * their values.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_CONVERT_H
 #define TENSILE_CONVERT_H
 
-#include "postgres.h"
-
 #include "fmgr.h"
 #include "utils/date.h"
 
-/* Name of the wire type of an SQL type: "int4", "text", "float4[]", ...; NULL = unsupported. Domains count as their base type. */
+/*
+ * The name of an SQL type in frames: "int4", "text", "float4[]", ...; NULL if
+ * it is not supported.  A domain is treated as its base type.
+ */
 extern const char *tensile_wire_type(Oid type);
 
 typedef double (*ToFloat8) (Datum value);
 
-/* The converter of a scalar number, date or time into float64 (NaN for an infinite date); NULL when there is none. */
+/*
+ * The conversion of a scalar number, date or time to float64; NULL if there is
+ * none.  Infinite dates become NaN.
+ */
 extern ToFloat8 tensile_to_float8(Oid type);
 
-/* numeric -> float64, correctly rounded; the value may be packed (short header) but not toasted. */
+/*
+ * Converts numeric to float64, correctly rounded (numeric_float8.c).  The
+ * value may have a short header, but must not be toasted.
+ */
 extern double tensile_numeric_float8(const struct varlena *packed);
 
-/* How a value of a type becomes UTF-8 text. */
+/* The conversion of values of a type to UTF-8. */
 typedef struct TextConverter
 {
 	Oid			type;			/* base type */
-	FmgrInfo	output;			/* for types that are not strings already */
+	FmgrInfo	output;			/* of types that are not strings */
 } TextConverter;
 
 extern void text_converter_init(TextConverter *converter, Oid type, MemoryContext context);
+
+/* The text of a value, which is not terminated. */
 extern const char *text_convert(TextConverter *converter, Datum value, int *length);
 
-/* Microseconds since 2000-01-01; false for the infinite dates, 22008 for those that no timestamp reaches. */
+/*
+ * Converts a date to microseconds since 2000-01-01; false for infinite dates.
+ * Raises 22008 for dates out of the range of timestamps.
+ */
 extern bool tensile_date_to_timestamp(DateADT date, int64 *microseconds);
 
 #endif

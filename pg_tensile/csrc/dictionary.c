@@ -1,8 +1,13 @@
 /*
- * dictionary.c: memory that grows and is kept from chunk to chunk, and the dictionaries of text columns.
+ * dictionary.c: buffers that are reused from chunk to chunk, and dictionaries
+ * of text columns.
  *
- * A dictionary gives every distinct string a code in order of first appearance. Strings lie one after the other in one
- * buffer, as they are sent; the table that finds them (open addressing, at most half full) holds codes only.
+ * A dictionary gives each distinct string a code, in order of first
+ * appearance.  The strings are in one buffer, one after the other, as they
+ * are sent.  A hash table of codes (open addressing, at most half full) finds
+ * them.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -27,8 +32,10 @@ pack_buffer_grow(PackBuffer *buffer, Size needed)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("the data does not fit into a message to the child process"),
-				 errdetail("A column of one message would have %zu bytes, more than " UINT64_FORMAT ".", needed, FRAME_MAX_PAYLOAD),
-				 errhint("A single row may have at most 1 GB, and the distinct strings of a column together as well.")));
+				 errdetail("A column of one message would have %zu bytes, more than "
+						   UINT64_FORMAT ".", needed, FRAME_MAX_PAYLOAD),
+				 errhint("A single row may have at most 1 GB, and so may the distinct strings "
+						 "of a column.")));
 	while (capacity < needed)
 		capacity *= 2;
 	buffer->data = buffer->data ? repalloc_huge(buffer->data, capacity)
@@ -41,7 +48,8 @@ pack_buffer_grow(PackBuffer *buffer, Size needed)
 static void
 dictionary_allocate_slots(Dictionary *dictionary, uint32 nslots)
 {
-	dictionary->slots = MemoryContextAllocExtended(dictionary->context, nslots * sizeof(int32), MCXT_ALLOC_HUGE);
+	dictionary->slots = MemoryContextAllocExtended(dictionary->context, nslots * sizeof(int32),
+												   MCXT_ALLOC_HUGE);
 	memset(dictionary->slots, -1, nslots * sizeof(int32));
 	dictionary->mask = nslots - 1;
 }
@@ -58,12 +66,12 @@ dictionary_init(Dictionary *dictionary, MemoryContext context)
 	dictionary_allocate_slots(dictionary, DICTIONARY_INITIAL_SLOTS);
 }
 
-/* Forgets the strings and keeps the memory. */
 void
 dictionary_clear(Dictionary *dictionary)
 {
 	dictionary->count = 0;
-	dictionary->bytes.used = dictionary->lengths.used = dictionary->ends.used = dictionary->hashes.used = 0;
+	dictionary->bytes.used = dictionary->lengths.used = 0;
+	dictionary->ends.used = dictionary->hashes.used = 0;
 	memset(dictionary->slots, -1, ((Size) dictionary->mask + 1) * sizeof(int32));
 }
 
@@ -91,7 +99,6 @@ dictionary_string(const Dictionary *dictionary, int32 code, int *length)
 	return dictionary->bytes.data + ((const uint64 *) dictionary->ends.data)[code] - *length;
 }
 
-/* The string's code; a new one is added. 54000 when there are too many. */
 int32
 dictionary_code(Dictionary *dictionary, const char *string, int length, uint64 hash)
 {
@@ -100,13 +107,13 @@ dictionary_code(Dictionary *dictionary, const char *string, int length, uint64 h
 
 	for (; (code = dictionary->slots[slot]) >= 0; slot = (slot + 1) & dictionary->mask)
 	{
-		int			known_length;
-		const char *known;
+		int			entry_length;
+		const char *entry;
 
 		if (((const uint64 *) dictionary->hashes.data)[code] != hash)
 			continue;
-		known = dictionary_string(dictionary, code, &known_length);
-		if (known_length == length && memcmp(known, string, length) == 0)
+		entry = dictionary_string(dictionary, code, &entry_length);
+		if (entry_length == length && memcmp(entry, string, length) == 0)
 			return code;
 	}
 

@@ -1,10 +1,11 @@
 /*
- * dictionary.h: memory that grows and is kept from chunk to chunk, and the dictionaries of text columns.
+ * dictionary.h: buffers that are reused from chunk to chunk, and dictionaries
+ * of text columns.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_DICTIONARY_H
 #define TENSILE_DICTIONARY_H
-
-#include "postgres.h"
 
 #include "common/hashfn.h"
 
@@ -19,9 +20,11 @@ typedef struct PackBuffer
 } PackBuffer;
 
 extern void pack_buffer_init(PackBuffer *buffer, MemoryContext context);
-extern void pack_buffer_grow(PackBuffer *buffer, Size needed);	/* 54000 when the frame's limit is exceeded */
 
-/* Room for `size` more bytes, counted as used. */
+/* Makes room for `needed` bytes; 54000 if a frame cannot carry them. */
+extern void pack_buffer_grow(PackBuffer *buffer, Size needed);
+
+/* Appends `size` bytes, and returns where they go. */
 static inline char *
 pack_buffer_extend(PackBuffer *buffer, Size size)
 {
@@ -34,14 +37,13 @@ pack_buffer_extend(PackBuffer *buffer, Size size)
 	return start;
 }
 
-/* ---- dictionaries: strings <-> codes in order of first appearance ---- */
-
+/* Gives each string a code, in order of first appearance. */
 typedef struct Dictionary
 {
 	int32		count;
-	PackBuffer	bytes;			/* the strings, one after the other */
+	PackBuffer	bytes;			/* of the strings, one after the other */
 	PackBuffer	lengths;		/* int32 each */
-	PackBuffer	ends;			/* uint64 each: where the string ends in bytes */
+	PackBuffer	ends;			/* uint64 each: end of the string in bytes */
 	PackBuffer	hashes;			/* uint64 each */
 	int32	   *slots;			/* open addressing: code, or -1 */
 	uint32		mask;			/* number of slots - 1 */
@@ -55,8 +57,13 @@ bytes_hash(const char *string, int length)
 }
 
 extern void dictionary_init(Dictionary *dictionary, MemoryContext context);
+
+/* Forgets the strings and keeps the memory. */
 extern void dictionary_clear(Dictionary *dictionary);
-extern int32 dictionary_code(Dictionary *dictionary, const char *string, int length, uint64 hash);
+
+/* The code of the string, which may be new; 54000 if there are too many. */
+extern int32 dictionary_code(Dictionary *dictionary, const char *string, int length,
+							 uint64 hash);
 extern const char *dictionary_string(const Dictionary *dictionary, int32 code, int *length);
 
 #endif

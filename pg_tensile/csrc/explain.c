@@ -1,16 +1,24 @@
 /*
- * explain.c: explain_training, the EXPLAIN of a training job, inside the caller's session and transaction.
+ * explain.c: explain_training, the EXPLAIN of a training job, which runs in
+ * the caller's session and transaction.
  *
- * Phases: the checks of train_model (submit.c, as the caller; then tensile._explain_training, SECURITY DEFINER), which
- * make the executor's spec; the supervisor tensile._explain (PL/Python, as the caller), which starts an executor for a
- * dry run and has the query's rows sent to it; its lines, or the error that it returns.
+ * Phases: the checks of train_model (submit.c, as the caller; then
+ * tensile._explain_training, SECURITY DEFINER) return the executor's spec.
+ * The supervisor tensile._explain (PL/Python, as the caller) starts an
+ * executor for a dry run, and calls tensile._explain_feed to send it the rows
+ * of the query.  It returns lines of text, or an error.
  *
- * The executor runs as the server's operating-system user, so nobody but us may start it: tensile._explain is nobody's to
- * execute and is called without a look at its ACL. What it needs as the caller, tensile._explain_wait and
- * tensile._explain_feed, works only while it runs. The only code of the user that is executed during that time is the
- * training query, where neither works.
+ * The executor runs as the server's operating-system user, so users must not
+ * be able to start it: no role may execute tensile._explain, which is called
+ * without a check of its ACL.  tensile._explain_wait and
+ * tensile._explain_feed, which the supervisor calls as the caller, work only
+ * while it runs.  The only user code executed during that time is the training
+ * query, in which neither works.
  *
- * An error of the supervisor comes as columns: what PL/Python raises has its exception's name before the message.
+ * The supervisor returns an error in columns, because PL/Python would put the
+ * name of the exception before the message.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -29,7 +37,10 @@
 #include "explain.h"
 #include "owner.h"
 #include "pg_tensile.h"
+#include "process.h"
+#include "slot.h"
 #include "submit.h"
+#include "wait.h"
 
 PG_FUNCTION_INFO_V1(tensile_explain_training);
 PG_FUNCTION_INFO_V1(tensile_explain_feed);
@@ -61,7 +72,10 @@ require_explaining(const char *function)
 				 errhint("Use explain_training to see what training on a query would take.")));
 }
 
-/* tensile._explain_wait(fd, timeout_ms, writable): a wait in the caller's transaction, whose snapshots stay. */
+/*
+ * tensile._explain_wait(fd, timeout_ms, writable): waits inside the caller's
+ * transaction
+ */
 Datum
 tensile_explain_wait(PG_FUNCTION_ARGS)
 {
@@ -69,11 +83,15 @@ tensile_explain_wait(PG_FUNCTION_ARGS)
 	int			result;
 
 	require_explaining("tensile._explain_wait");
-	result = tensile_socket_bits(tensile_wait_socket(PG_GETARG_INT32(0), events, PG_GETARG_INT32(1)));
+	result = tensile_wait_socket(PG_GETARG_INT32(0), events, PG_GETARG_INT32(1));
+	result = tensile_socket_bits(result);
 	PG_RETURN_INT32(result ? result : TENSILE_WAIT_TIMEOUT);
 }
 
-/* tensile._explain_feed(fd) -> rows: the query that is being explained, to its executor */
+/*
+ * tensile._explain_feed(fd) -> number of rows: sends the rows of the explained
+ * query
+ */
 Datum
 tensile_explain_feed(PG_FUNCTION_ARGS)
 {
@@ -83,7 +101,8 @@ tensile_explain_feed(PG_FUNCTION_ARGS)
 	current->feeding = true;
 	PG_TRY();
 	{
-		rows = tensile_feed_session(PG_GETARG_INT32(0), current->query, current->target, current->search_path);
+		rows = tensile_feed_session(PG_GETARG_INT32(0), current->query, current->target,
+									current->search_path);
 	}
 	PG_FINALLY();
 	{
@@ -95,23 +114,16 @@ tensile_explain_feed(PG_FUNCTION_ARGS)
 
 /* ---- the supervisor ---- */
 
-static char *
-python_folder(void)
-{
-	char		share[MAXPGPATH];
-
-	get_share_path(my_exec_path, share);
-	return psprintf("%s/%s/python", share, TENSILE_EXTENSION);
-}
-
-/* Calls tensile._explain(spec, folder): a row. */
+/* Calls tensile._explain(spec, folder), and returns its row. */
 static HeapTupleHeader
 supervise(Datum spec)
 {
 	Oid			types[] = {JSONBOID, TEXTOID};
-	Oid			function = LookupFuncName(list_make2(makeString("tensile"), makeString("_explain")), 2, types, false);
+	List	   *name = list_make2(makeString("tensile"), makeString("_explain"));
+	Oid			function = LookupFuncName(name, 2, types, false);
+	Datum		folder = CStringGetTextDatum(tensile_python_folder());
 
-	return DatumGetHeapTupleHeader(OidFunctionCall2(function, spec, CStringGetTextDatum(python_folder())));
+	return DatumGetHeapTupleHeader(OidFunctionCall2(function, spec, folder));
 }
 
 static char *
@@ -129,7 +141,10 @@ child_context(void *arg)
 	errcontext("%s", (const char *) arg);
 }
 
-/* Raises the error that the supervisor returned, if it did; `traceback`: of the executor. */
+/*
+ * Raises the error that the supervisor has returned, if any, with the
+ * executor's traceback.
+ */
 static void
 raise_error(HeapTupleHeader row)
 {
@@ -140,8 +155,8 @@ raise_error(HeapTupleHeader row)
 		return;
 	if (traceback != NULL)
 		error_context_stack = &callback;
-	tensile_raise_error(text_field(row, "sqlstate"), text_field(row, "message"), text_field(row, "hint"),
-						text_field(row, "detail"));
+	tensile_raise_error(text_field(row, "sqlstate"), text_field(row, "message"),
+						text_field(row, "hint"), text_field(row, "detail"));
 }
 
 static void
@@ -152,16 +167,19 @@ return_lines(FunctionCallInfo fcinfo, HeapTupleHeader row)
 	ArrayType  *lines = DatumGetArrayTypeP(GetAttributeByName(row, "lines", &isnull));
 	Datum	   *values;
 	bool	   *nulls;
-	int			n;
+	int			nlines;
 
 	Assert(!isnull);
-	deconstruct_array(lines, TEXTOID, -1, false, TYPALIGN_INT, &values, &nulls, &n);
+	deconstruct_array(lines, TEXTOID, -1, false, TYPALIGN_INT, &values, &nulls, &nlines);
 	InitMaterializedSRF(fcinfo, MAT_SRF_USE_EXPECTED_DESC);
-	for (int i = 0; i < n; i++)
+	for (int i = 0; i < nlines; i++)
 		tuplestore_putvalues(result->setResult, result->setDesc, &values[i], &nulls[i]);
 }
 
-/* explain_training(model, query, target, ...): the same arguments as train_model */
+/*
+ * explain_training(model, query, target, ...), with the arguments of
+ * train_model
+ */
 Datum
 tensile_explain_training(PG_FUNCTION_ARGS)
 {

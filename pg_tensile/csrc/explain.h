@@ -1,16 +1,21 @@
 /*
- * explain.h: what a session may do while explain_training runs in it.
+ * explain.h: explain_training, and what a session may do while it runs.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_EXPLAIN_H
 #define TENSILE_EXPLAIN_H
 
-#include "postgres.h"
-
-/* This session runs the supervisor's part of explain_training, and no code of the user. */
+/*
+ * Does this session run the supervisor of explain_training, and no user code?
+ */
 extern bool tensile_explaining(void);
 
-
-/* feed.c: runs the query with this search_path, read only, as the current user, and sends its rows to `fd`; how many. */
-extern int64 tensile_feed_session(int fd, const char *query, const char *target, const char *search_path);
+/*
+ * Runs the query with this search_path, read only, as the current user.  Sends
+ * its rows to the socket and returns their number (feed.c).
+ */
+extern int64 tensile_feed_session(int fd, const char *query, const char *target,
+								  const char *search_path);
 
 #endif

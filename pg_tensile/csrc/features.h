@@ -1,23 +1,28 @@
 /*
- * features.h: from tuples to the predict layout (docs/internals.md, "Features").
+ * features.h: batches of feature rows in the predict layout
+ * (docs/internals.md, "Features").
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_FEATURES_H
 #define TENSILE_FEATURES_H
 
-#include "postgres.h"
-
 #include "access/tupdesc.h"
 #include "lib/stringinfo.h"
-#include "utils/array.h"
+#include "utils/jsonb.h"
 
 #include "compat.h"
 #include "convert.h"
 #include "dictionary.h"
 #include "wire.h"
 
-#define FEATURES_MAX_ROWS 8192					/* rows in a PREDICT frame */
-#define FEATURES_MAX_BYTES ((Size) 8 * 1024 * 1024) /* bytes in it, approximately */
-#define FEATURES_MAX_STRINGS ((Size) 2 * 1024 * 1024)	/* bytes of strings; as JSON they may be six times as long */
+/*
+ * Rows of a PREDICT frame, its bytes, and bytes of strings (up to six times as
+ * many in JSON)
+ */
+#define FEATURES_MAX_ROWS 8192
+#define FEATURES_MAX_BYTES ((Size) 8 * 1024 * 1024)
+#define FEATURES_MAX_STRINGS ((Size) 2 * 1024 * 1024)
 
 typedef enum FeatureKind
 {
@@ -30,10 +35,10 @@ typedef enum FeatureKind
 typedef struct Feature
 {
 	FeatureKind kind;
-	int			index;			/* among the features of its group: scalars, categories, arrays */
+	int			index;			/* among scalars, categories or arrays */
 } Feature;
 
-/* What a model version was trained on, in order. */
+/* The features of a model version, in order. */
 typedef struct FeatureSet
 {
 	int			count;
@@ -50,52 +55,81 @@ typedef struct FeatureArrays
 	PackBuffer	elements;		/* float64 */
 } FeatureArrays;
 
-/* Some rows of features. All setters write to the current row, which is null in every feature until they do. */
+/*
+ * Rows of features.  Setters write to the current row, in which all features
+ * are null until they are set.
+ */
 typedef struct FeatureBatch
 {
 	const FeatureSet *set;
 	int			capacity;		/* rows */
-	int			row;			/* the current one = rows that are complete */
+	int			row;			/* the current one, behind the complete ones */
 	double	   *scalars;		/* [nscalars][capacity] */
 	int32	   *codes;			/* [ncategories][capacity] */
-	Dictionary *dictionaries;	/* [ncategories], of this batch */
+	Dictionary *dictionaries;	/* [ncategories] */
 	FeatureArrays *arrays;		/* [narrays] */
-	MemoryContext scratch;		/* what converting a row leaves behind */
+	MemoryContext scratch;		/* of conversions of one row */
 } FeatureBatch;
 
-/* Where a feature comes from in a tuple, and how it is converted. */
+/* The column of a feature, and the conversion of its values. */
 typedef struct FeatureSource
 {
 	int			attribute;		/* index into the tuple's values */
-	ToFloat8	to_float8;		/* numeric, timestamp; the elements of an array */
-	TextConverter text;			/* category */
-	Oid			element;		/* array: base type of its elements, or bytea itself */
+	ToFloat8	to_float8;		/* of numbers and timestamps, or elements of an array */
+	TextConverter text;			/* of categories */
+	Oid			element;		/* base type of an array's elements, or bytea */
 } FeatureSource;
 
-extern FeatureBatch *feature_batch_create(const FeatureSet *set, int capacity, MemoryContext context);
-/* How many rows a batch should be made for, and time to send it. */
+extern FeatureBatch *feature_batch_create(const FeatureSet *set, int capacity,
+										  MemoryContext context);
+
+/* The number of rows that a frame of such features may carry. */
 extern int	feature_batch_capacity(const FeatureSet *set);
+
+/* Is it time to send the batch? */
 extern bool feature_batch_full(const FeatureBatch *batch);
+
+/* Makes every feature of the current row null. */
 extern void feature_batch_start_row(FeatureBatch *batch);
 extern void feature_batch_clear(FeatureBatch *batch);
 
 extern void feature_set_number(FeatureBatch *batch, int feature, double value);
 extern void feature_set_string(FeatureBatch *batch, int feature, const char *utf8, int length);
-extern double *feature_set_array(FeatureBatch *batch, int feature, int length);
-extern void feature_set_array_datum(FeatureBatch *batch, int feature, const FeatureSource *source, Datum value);
-
-/* Finds every feature among the columns by name; 42703, 42702 or 42804 when that can't be done. */
-extern FeatureSource *feature_sources_create(const FeatureSet *set, TupleDesc desc, MemoryContext context);
-/* One row from a tuple's values. */
-extern void feature_batch_add_tuple(FeatureBatch *batch, FeatureSource *sources, const Datum *values, const bool *nulls);
 
 /*
- * The PREDICT frame: its header (UTF-8) is appended; the buffers are valid until the batch changes. `memory_budget`: bytes
- * of device memory to execute the model within; 0: none.
+ * Makes room for an array, and returns where its elements go; NaN is a null.
  */
-extern int	feature_batch_frame(FeatureBatch *batch, int64 memory_budget, StringInfo header, WireBuffer **buffers);
+extern double *feature_set_array(FeatureBatch *batch, int feature, int length);
 
-/* 42804 with a hint; `given` names what was given. */
-pg_noreturn extern void feature_type_mismatch(const FeatureSet *set, int feature, const char *given);
+/*
+ * Finds the column of each feature by its name.  Raises 42703, 42702 or 42804
+ * if there is none, more than one, or one of a wrong type.
+ */
+extern FeatureSource *feature_sources_create(const FeatureSet *set, TupleDesc desc,
+											 MemoryContext context);
+
+/* Adds the values of a tuple as a row. */
+extern void feature_batch_add_tuple(FeatureBatch *batch, FeatureSource *sources,
+									const Datum *values, const bool *nulls);
+
+/*
+ * Adds an object as a row; 42804 or 42703 unless it has exactly the features.
+ */
+extern void feature_batch_add_object(FeatureBatch *batch, Jsonb *jsonb);
+
+/*
+ * Appends the header of a PREDICT frame (in UTF-8), sets its buffers and
+ * returns their number.  They are valid until the batch changes.
+ * `memory_budget`: bytes of device memory to execute the model in; 0: none.
+ */
+extern int	feature_batch_frame(FeatureBatch *batch, int64 memory_budget, StringInfo header,
+								WireBuffer **buffers);
+
+/* The names of all features, with commas between them. */
+extern char *feature_names(const FeatureSet *set);
+
+/* Raises 42804 with a hint; `given` is the type that was given. */
+pg_noreturn extern void feature_type_mismatch(const FeatureSet *set, int feature,
+											  const char *given);
 
 #endif

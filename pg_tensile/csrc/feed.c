@@ -1,17 +1,23 @@
 /*
- * feed.c: the one pass from a training query to the executor: tensile._feed in a worker, and explain_training's in the
- * caller's session (explain.c).
+ * feed.c: sends the rows of a training query to the executor, in a worker
+ * (tensile._feed) or in the session of explain_training (explain.c).
  *
- * The query runs with a DestReceiver of our own: every row is packed into the chunk (pack.c) and every full chunk is
- * written straight to the executor's socket (wire.c); no row is kept. The worker commits right afterwards, so that the
- * snapshot lives no longer than this call.
+ * The query runs with a DestReceiver that packs every row into a chunk
+ * (pack.c) and writes every full chunk to the executor's socket (wire.c).  No
+ * row is kept.  The worker commits right afterwards, so that the snapshot
+ * lives no longer than this call.
  *
- * The query is the submitter's and runs with the submitter's settings and rights, read only. It could call this
- * function again, or leave changed settings behind: the first is refused, the second undone with our GUC nest level. A
- * worker's session goes on for as long as the training: what the query's functions left in it is given back at once
- * (forget_session). In explain_training the session is the caller's, and keeps it as after any query.
+ * The query runs read only, with the settings and rights of the submitter.  It
+ * could call tensile._feed again, which is refused, or change settings, which
+ * the GUC nest level undoes.  The session of a worker exists as long as the
+ * training, so what functions of the query leave in it is released at once
+ * (forget_session).  The session of explain_training belongs to the caller,
+ * and keeps it as after any query.
  *
- * Memory: the packer's context hangs under the caller's and goes with it when an error leaves this function.
+ * Memory: the packer's context is a child of the caller's, and is freed with
+ * it after an error.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -30,10 +36,13 @@
 #include "utils/portal.h"
 
 #include "explain.h"
+#include "guc.h"
 #include "pack.h"
-#include "pg_tensile.h"
+#include "process.h"
 #include "query.h"
+#include "slot.h"
 #include "submit.h"
+#include "wait.h"
 #include "wire.h"
 
 #define EXECUTOR "the executor"
@@ -49,13 +58,16 @@ typedef struct FeedReceiver
 	TrainingPacker *packer;
 	FrameWriter writer;
 	MemoryContext context;
-	bool		sending;		/* an error now is not the query's */
+	bool		sending;		/* errors are not the query's */
 } FeedReceiver;
 
 PG_FUNCTION_INFO_V1(tensile_feed);
 PG_FUNCTION_INFO_V1(tensile_take_interrupt);
 
-/* A whole frame may wait in the socket while the executor decodes the one before; the kernel may allow less. */
+/*
+ * Lets a whole frame wait in the socket while the executor decodes the one
+ * before.  The kernel may allow less.
+ */
 static void
 widen_socket(int fd)
 {
@@ -64,16 +76,18 @@ widen_socket(int fd)
 	(void) setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
 }
 
-/* Sends a frame; `json` is in the server's encoding. */
+/* Sends a frame, whose header is in the server's encoding. */
 static void
-feed_send(FeedReceiver *receiver, FrameType type, const StringInfo json, const WireBuffer *buffers, int nbuffers)
+feed_send(FeedReceiver *receiver, FrameType type, const StringInfo json, const WireBuffer *buffers,
+		  int nbuffers)
 {
 	char	   *utf8 = pg_server_to_any(json->data, json->len, PG_UTF8);
 	Size		length = utf8 == json->data ? json->len : strlen(utf8);
 	long		timeout_ms = tensile_executor_timeout > 0 ? tensile_executor_timeout * 1000L : -1;
 
 	receiver->sending = true;
-	wire_send(&receiver->writer, receiver->fd, EXECUTOR, timeout_ms, type, receiver->job, utf8, length, buffers, nbuffers);
+	wire_send(&receiver->writer, receiver->fd, EXECUTOR, timeout_ms, type, receiver->job,
+			  utf8, length, buffers, nbuffers);
 	receiver->sending = false;
 }
 
@@ -139,18 +153,19 @@ feed_end(FeedReceiver *receiver)
 	feed_send(receiver, FRAME_ROWS_END, &json, buffers, nbuffers);
 }
 
-/* Says at which row the query failed, and raises the error again. */
+/* Adds the row at which the query failed to the error, and raises it again. */
 static void
 rethrow_with_row(const FeedReceiver *receiver)
 {
 	ErrorData  *error;
-	const char *row;
+	char	   *row;
 
 	MemoryContextSwitchTo(receiver->context);
 	error = CopyErrorData();
 	FlushErrorState();
-	row = psprintf("row " UINT64_FORMAT " of the " TRAINING_QUERY, receiver->packer->total_rows + 1);
-	error->detail = error->detail ? psprintf("%s\n%s", error->detail, row) : unconstify(char *, row);
+	row = psprintf("row " UINT64_FORMAT " of the " TRAINING_QUERY,
+				   receiver->packer->total_rows + 1);
+	error->detail = error->detail ? psprintf("%s\n%s", error->detail, row) : row;
 	ReThrowError(error);
 }
 
@@ -174,7 +189,10 @@ feed_query(FeedReceiver *receiver, const char *sql)
 	feed_end(receiver);
 }
 
-/* The submitter's search_path, TimeZone, ...: {"name": "value"}, for the rest of this GUC nest level. */
+/*
+ * Applies the submitter's search_path, TimeZone, ... ({"name": "value"}) for
+ * the rest of this GUC nest level.
+ */
 static void
 apply_settings(Jsonb *settings)
 {
@@ -189,7 +207,8 @@ apply_settings(Jsonb *settings)
 			name = pnstrdup(value.val.string.val, value.val.string.len);
 		else if (token == WJB_VALUE && value.type == jbvString && name != NULL)
 			(void) set_config_option(name, pnstrdup(value.val.string.val, value.val.string.len),
-									 superuser() ? PGC_SUSET : PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+									 superuser() ? PGC_SUSET : PGC_USERSET, PGC_S_SESSION,
+									 GUC_ACTION_SAVE, true, 0, false);
 		else if (token == WJB_VALUE)
 			ereport(ERROR,
 					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -198,8 +217,9 @@ apply_settings(Jsonb *settings)
 }
 
 /*
- * From now on whoever ends the job interrupts the query (notify.c). Somebody may have come just before, after the worker
- * looked at its job: it has to look again.
+ * From now on a change that may end the job interrupts the query (notify.c).
+ * One that came just before, after the worker had looked at its job, has not:
+ * the worker has to look again.
  */
 static void
 interrupt_if_woken(void)
@@ -208,12 +228,14 @@ interrupt_if_woken(void)
 	if (!tensile_wakeup_pending())
 		return;
 	tensile_my_slot->interrupted = true;
-	ereport(ERROR, (errcode(ERRCODE_QUERY_CANCELED), errmsg("canceling the training query because its job has changed")));
+	ereport(ERROR,
+			(errcode(ERRCODE_QUERY_CANCELED),
+			 errmsg("canceling the training query because its job has changed")));
 }
 
 /*
- * tensile._take_interrupt(): was the last query cancel in this worker ours, so that it has to look what happened to its job?
- * False: somebody called pg_cancel_backend.
+ * tensile._take_interrupt(): did a change of the job cause the last query
+ * cancel in this worker?  False if it was pg_cancel_backend.
  */
 Datum
 tensile_take_interrupt(PG_FUNCTION_ARGS)
@@ -226,7 +248,10 @@ tensile_take_interrupt(PG_FUNCTION_ARGS)
 	PG_RETURN_BOOL(interrupted);
 }
 
-/* Runs the query read only, for the rest of this GUC nest level, and sends its rows; the row count. */
+/*
+ * Runs the query and sends its rows; returns their number.  The session stays
+ * read only for the rest of this GUC nest level.
+ */
 static uint64
 feed_socket(int fd, int64 job, const char *query, const char *target)
 {
@@ -246,23 +271,24 @@ feed_socket(int fd, int64 job, const char *query, const char *target)
 	return receiver.packer->total_rows;
 }
 
-/* For explain_training: in this session and its transaction, as the current user. */
 int64
 tensile_feed_session(int fd, const char *query, const char *target, const char *search_path)
 {
 	int			nest_level = NewGUCNestLevel();
 	int64		rows;
 
-	(void) set_config_option("search_path", search_path, PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+	(void) set_config_option("search_path", search_path, PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
 	rows = feed_socket(fd, 0, query, target);
 	AtEOXact_GUC(false, nest_level);
 	return rows;
 }
 
 /*
- * Gives back what a read-only query can leave in a session, as DISCARD ALL would: advisory locks and prepared
- * statements, which outlive an error, too. Temporary tables, LISTEN and sequences' values cannot be made here: the
- * first and last need a transaction that writes, LISTEN a client.
+ * Releases what a read-only query can leave in a session, as DISCARD ALL does:
+ * advisory locks and prepared statements, which outlive an error as well.
+ * Temporary tables and values of sequences need a transaction that writes, and
+ * LISTEN needs a client.
  */
 static void
 forget_session(void)
@@ -271,7 +297,7 @@ forget_session(void)
 	DropAllPreparedStatements();
 }
 
-/* tensile._feed(fd, query, target, settings) -> rows */
+/* tensile._feed(fd, query, target, settings) -> number of rows */
 Datum
 tensile_feed(PG_FUNCTION_ARGS)
 {
@@ -291,7 +317,8 @@ tensile_feed(PG_FUNCTION_ARGS)
 	PG_TRY();
 	{
 		interrupt_if_woken();
-		rows = feed_socket(PG_GETARG_INT32(0), tensile_my_slot->job, text_to_cstring(PG_GETARG_TEXT_PP(1)),
+		rows = feed_socket(PG_GETARG_INT32(0), tensile_my_slot->job,
+						   text_to_cstring(PG_GETARG_TEXT_PP(1)),
 						   text_to_cstring(PG_GETARG_TEXT_PP(2)));
 	}
 	PG_FINALLY();
@@ -300,7 +327,7 @@ tensile_feed(PG_FUNCTION_ARGS)
 		forget_session();
 	}
 	PG_END_TRY();
-	PortalHashTableDeleteAll(); /* cursors WITH HOLD would be kept by the commit; an abort drops them itself */
+	PortalHashTableDeleteAll(); /* a commit would keep cursors WITH HOLD */
 	AtEOXact_GUC(false, nest_level);
 	PG_RETURN_INT64(rows);
 }

@@ -1,9 +1,12 @@
 /*
- * guc.c: every setting of pg_tensile, and nothing else that could be set.
+ * guc.c: the settings of pg_tensile.
  *
- * Settings that size shared memory are fixed at server start and exist only when the library is preloaded. Those that a
- * job's own session can't decide (interpreter, device, memory) belong to postgresql.conf: a reload is enough, because
- * supervisors read them when they start something.
+ * Settings that size shared memory are fixed at server start, and exist only
+ * if the library is preloaded.  Settings that users must not change, such as
+ * the interpreter, the device and its memory, belong to postgresql.conf; a
+ * reload suffices, because supervisors read them when they start something.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -12,38 +15,50 @@
 #include "miscadmin.h"
 #include "utils/guc.h"
 
-#include "pg_tensile.h"
+#include "guc.h"
+#include "slot.h"
 
 #ifndef PG_TENSILE_PYTHON
 #define PG_TENSILE_PYTHON "python3"
 #endif
 
+typedef enum TensilePolicy
+{
+	TENSILE_POLICY_NONE,
+	TENSILE_POLICY_TENSILE,
+	TENSILE_POLICY_JOINT,
+	TENSILE_POLICY_SWAPADVISOR
+} TensilePolicy;
+
+/* Read by other C files. */
 char	   *tensile_database = NULL;
-char	   *tensile_python = NULL;
-char	   *tensile_device = NULL;
 int			tensile_device_memory = 0;
 int			tensile_max_jobs = 16;
 int			tensile_plan_events = 65536;
-int			tensile_policy = TENSILE_POLICY_JOINT;
-int			tensile_dataset_cache = 1024;
-int			tensile_checkpoint_interval = 60;
-static int	tensile_max_state_size = 65536;
-static int	tensile_job_retention = 0;
-int			tensile_max_retries = 2;
 int			tensile_predict_timeout = 30000;
 int			tensile_predict_spin = 150;
-int			tensile_threads = 0;
-int			tensile_ageing = 300;
-int			tensile_model_cache = 1024;
 int			tensile_executor_timeout = 300;
-double		tensile_update_threshold = 0.2;
-double		tensile_latency_weight = 0.2;
-int			tensile_host_memory = 0;
-int			tensile_search_time = 30;
-int			tensile_search_processes = 0;
 bool		tensile_log_jobs = true;
-int			tensile_nice = 0;
-int			tensile_child_memory = 0;
+
+/* Read by the Python processes, through SQL. */
+static char *tensile_python = NULL;
+static char *tensile_device = NULL;
+static int	tensile_policy = TENSILE_POLICY_JOINT;
+static int	tensile_dataset_cache = 1024;
+static int	tensile_checkpoint_interval = 60;
+static int	tensile_max_state_size = 65536;
+static int	tensile_job_retention = 0;
+static int	tensile_max_retries = 2;
+static int	tensile_threads = 0;
+static int	tensile_ageing = 300;
+static int	tensile_model_cache = 1024;
+static double tensile_update_threshold = 0.2;
+static double tensile_latency_weight = 0.2;
+static int	tensile_host_memory = 0;
+static int	tensile_search_time = 30;
+static int	tensile_search_processes = 0;
+static int	tensile_nice = 0;
+static int	tensile_child_memory = 0;
 
 static const struct config_enum_entry policies[] = {
 	{"none", TENSILE_POLICY_NONE, false},
@@ -53,7 +68,7 @@ static const struct config_enum_entry policies[] = {
 	{NULL, 0, false}
 };
 
-/* auto, cpu, cuda or cuda:N */
+/* Accepts auto, cpu, cuda and cuda:N. */
 static bool
 check_device(char **newval, void **extra, GucSource source)
 {
@@ -64,7 +79,8 @@ check_device(char **newval, void **extra, GucSource source)
 	if (strncmp(*newval, "cuda:", strlen("cuda:")) == 0 && *number != '\0' && strlen(number) <= 3 &&
 		strspn(number, "0123456789") == strlen(number))
 		return true;
-	GUC_check_errdetail("Valid values are \"auto\", \"cpu\", \"cuda\", and \"cuda:N\" with the number N of the device.");
+	GUC_check_errdetail("Valid values are \"auto\", \"cpu\", \"cuda\", and \"cuda:N\" "
+						"with the number N of the device.");
 	return false;
 }
 
@@ -77,107 +93,135 @@ check_python(char **newval, void **extra, GucSource source)
 	return false;
 }
 
-/* What sizes shared memory. */
+/* Sizes of shared memory. */
 static void
 define_startup_settings(void)
 {
 	DefineCustomIntVariable("pg_tensile.max_jobs",
 							"Sets how many training jobs may run at once.",
-							"Each one needs a background worker (max_worker_processes).",
-							&tensile_max_jobs, 16, 1, TENSILE_MAX_JOBS, PGC_POSTMASTER, 0, NULL, NULL, NULL);
+							"Each job needs a background worker (max_worker_processes).",
+							&tensile_max_jobs, 16, 1, TENSILE_MAX_JOBS, PGC_POSTMASTER, 0, NULL,
+							NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.plan_events",
 							"Sets how many events the plan of one job may have.",
-							"Each takes 32 bytes of shared memory for each of pg_tensile.max_jobs.",
-							&tensile_plan_events, 65536, 1024, 1048576, PGC_POSTMASTER, 0, NULL, NULL, NULL);
+							"Each event takes 32 bytes of shared memory for each of "
+							"pg_tensile.max_jobs.",
+							&tensile_plan_events, 65536, 1024, 1048576, PGC_POSTMASTER, 0, NULL,
+							NULL, NULL);
 }
 
-/* Where jobs run: processes, interpreter, device. */
+/* Where jobs run: database, interpreter, device. */
 static void
-define_place_settings(void)
+define_resource_settings(void)
 {
 	DefineCustomStringVariable("pg_tensile.database",
 							   "Sets the database whose models are trained and served.",
-							   "Empty: none, and no process of pg_tensile but the launcher runs.",
+							   "If it is empty, only the launcher of pg_tensile runs.",
 							   &tensile_database, "postgres", PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomStringVariable("pg_tensile.python",
 							   "Sets the Python interpreter that runs PyTorch.",
-							   "A name looked up in the server's PATH, or a path that the server's operating-system user can follow.",
-							   &tensile_python, PG_TENSILE_PYTHON, PGC_SIGHUP, 0, check_python, NULL, NULL);
+							   "This is a name in the server's PATH, or a path that the "
+							   "server's operating-system user can access.",
+							   &tensile_python, PG_TENSILE_PYTHON, PGC_SIGHUP, 0, check_python,
+							   NULL, NULL);
 	DefineCustomStringVariable("pg_tensile.device",
-							   "Sets the device that models are trained on: auto, cpu, cuda or cuda:N.",
-							   "auto: the first CUDA device if there is one, else the CPU.",
+							   "Sets the device that models are trained on: auto, cpu, cuda or "
+							   "cuda:N.",
+							   "The value auto means the first CUDA device if there is one, "
+							   "else the CPU.",
 							   &tensile_device, "auto", PGC_SIGHUP, 0, check_device, NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.device_memory",
-							"Sets how much memory of a device jobs and predictions together may use.",
-							"0: all of it.",
-							&tensile_device_memory, 0, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_KB, NULL, NULL, NULL);
+							"Sets how much memory of a device jobs and predictions together "
+							"may use.",
+							"0 means all of it.",
+							&tensile_device_memory, 0, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_KB, NULL,
+							NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.threads",
 							"Sets how many threads each executor computes with.",
-							"0: the processor cores but one, divided by the jobs that run.",
+							"0 means the number of processor cores minus one, divided by the "
+							"number of running jobs.",
 							&tensile_threads, 0, 0, 1024, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.dataset_cache",
 							"Sets how much training data a job keeps in memory.",
-							"More is spooled to memory-mapped files.",
-							&tensile_dataset_cache, 1024, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL, NULL, NULL);
+							"The rest is written to memory-mapped files.",
+							&tensile_dataset_cache, 1024, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL,
+							NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.model_cache",
-							"Sets how much memory the predictor keeps models in.",
-							"The least recently used models are dropped and loaded again when needed.",
-							&tensile_model_cache, 1024, 1, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL, NULL, NULL);
+							"Sets how much memory the predictor uses for models.",
+							"The least recently used models are dropped, and loaded again when "
+							"needed.",
+							&tensile_model_cache, 1024, 1, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL,
+							NULL, NULL);
 }
 
-/* What the operating system lets child processes take. */
+/* Limits of child processes. */
 static void
 define_child_settings(void)
 {
 	DefineCustomIntVariable("pg_tensile.nice",
-							"Sets by how much the processes that train and plan give way to others.",
-							"The nice value that is added to the server's; the predictor has the server's.",
+							"Sets how much the processes that train and plan lower their priority.",
+							"This is added to the server's nice value; the predictor keeps the "
+							"server's.",
 							&tensile_nice, 0, 0, 19, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.child_memory",
-							"Sets how much private memory of the host each child process may allocate.",
-							"0: as much as there is. Mapped files and device memory do not count.",
-							&tensile_child_memory, 0, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL, NULL, NULL);
+							"Sets how much private memory of the host each child process may "
+							"allocate.",
+							"0 means no limit. Mapped files and device memory do not count.",
+							&tensile_child_memory, 0, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL,
+							NULL, NULL);
 }
 
-/* When jobs start, save, give up. */
+/* When jobs start, write checkpoints and give up; predictions. */
 static void
 define_job_settings(void)
 {
 	DefineCustomIntVariable("pg_tensile.checkpoint_interval",
-							"Sets the least time between checkpoints of a job.",
-							"Where writing one takes long, they are further apart. 0: between epochs only.",
-							&tensile_checkpoint_interval, 60, 0, INT_MAX / 1000, PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
+							"Sets the minimum time between checkpoints of a job.",
+							"If writing a checkpoint takes long, the time is longer. 0 means "
+							"only between epochs.",
+							&tensile_checkpoint_interval, 60, 0, INT_MAX / 1000, PGC_SIGHUP,
+							GUC_UNIT_S, NULL, NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.max_state_size",
-							"Sets the largest checkpoint, and the largest weights, that a job may store.",
-							"A job that has more fails.",
-							&tensile_max_state_size, 65536, 1, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL, NULL, NULL);
+							"Sets the largest checkpoint, and the largest weights, that a job "
+							"may store.",
+							"A job that exceeds it fails.",
+							&tensile_max_state_size, 65536, 1, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB,
+							NULL, NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.job_retention",
-							"Sets how long ended jobs are kept, with their metrics.",
-							"Those whose version of a model exists are kept longer. 0: for ever.",
-							&tensile_job_retention, 0, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
+							"Sets how long jobs that have ended are kept, with their metrics.",
+							"Jobs are kept longer while their version of a model exists. 0 "
+							"means for ever.",
+							&tensile_job_retention, 0, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_S, NULL,
+							NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.max_retries",
-							"Sets how often a job is tried again after its executor died.",
-							"A new checkpoint starts the count again.",
+							"Sets how often a job is retried after its executor died.",
+							"A new checkpoint resets the count.",
 							&tensile_max_retries, 2, 0, 100, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomBoolVariable("pg_tensile.log_jobs",
 							 "Logs each job when it is submitted, starts, is interrupted and ends.",
 							 NULL,
 							 &tensile_log_jobs, true, PGC_SIGHUP, 0, NULL, NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.executor_timeout",
-							"Sets how long a child process may be silent before it counts as hung and is killed.",
-							"0: without limit.",
-							&tensile_executor_timeout, 300, 0, INT_MAX / 1000, PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
+							"Sets how long a child process may be silent before it counts as "
+							"hung and is killed.",
+							"0 means no limit.",
+							&tensile_executor_timeout, 300, 0, INT_MAX / 1000, PGC_SIGHUP,
+							GUC_UNIT_S, NULL, NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.ageing",
 							"Sets the time in the queue that is worth one step of priority.",
-							"After that time nobody passes a job that waits for memory, either. 0: never.",
-							&tensile_ageing, 300, 0, INT_MAX / 1000, PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
+							"After that time, no job overtakes one that waits for memory, "
+							"either. 0 means never.",
+							&tensile_ageing, 300, 0, INT_MAX / 1000, PGC_SIGHUP, GUC_UNIT_S, NULL,
+							NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.predict_timeout",
 							"Sets how long a prediction may take, loading the model included.",
-							"Starting the predictor is part of it.",
-							&tensile_predict_timeout, 30000, 1, INT_MAX, PGC_USERSET, GUC_UNIT_MS, NULL, NULL, NULL);
+							"This includes the start of the predictor.",
+							&tensile_predict_timeout, 30000, 1, INT_MAX, PGC_USERSET, GUC_UNIT_MS,
+							NULL, NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.predict_spin",
-							"Sets for how many microseconds a session watches for the predictor's answer before it sleeps.",
-							"Only while answers come that fast. 0: it always sleeps.",
+							"Sets for how many microseconds a session polls for the "
+							"predictor's answer before it sleeps.",
+							"It polls only while answers come that fast. 0 means never.",
 							&tensile_predict_spin, 150, 0, 10000, PGC_USERSET, 0, NULL, NULL, NULL);
 }
 
@@ -187,27 +231,40 @@ define_plan_settings(void)
 {
 	DefineCustomEnumVariable("pg_tensile.policy",
 							 "Sets the policy that plans device memory for jobs that name none.",
-							 "joint and tensile swap and recompute, swapadvisor searches besides for a better order and plan; none trains as PyTorch does.",
-							 &tensile_policy, TENSILE_POLICY_JOINT, policies, PGC_USERSET, 0, NULL, NULL, NULL);
+							 "The policies joint and tensile swap and recompute, swapadvisor "
+							 "also searches for a better order and plan, and none trains like "
+							 "PyTorch.",
+							 &tensile_policy, TENSILE_POLICY_JOINT, policies, PGC_USERSET, 0, NULL,
+							 NULL, NULL);
 	DefineCustomRealVariable("pg_tensile.update_threshold",
-							 "Sets the relative change of a job's measured latency that makes a new plan.",
-							 "0.2: a training step that takes 20 % more or less time than planned.",
-							 &tensile_update_threshold, 0.2, 0.01, 10, PGC_SIGHUP, 0, NULL, NULL, NULL);
+							 "Sets the relative change of a job's measured latency that causes "
+							 "a new plan.",
+							 "0.2 means a training step that takes 20 % more or less time than "
+							 "planned.",
+							 &tensile_update_threshold, 0.2, 0.01, 10, PGC_SIGHUP, 0, NULL, NULL,
+							 NULL);
 	DefineCustomRealVariable("pg_tensile.latency_weight",
-							 "Sets the weight of a new measurement in an operator's average latency.",
-							 "1: the last measurement alone counts.",
-							 &tensile_latency_weight, 0.2, 0.001, 1, PGC_SIGHUP, 0, NULL, NULL, NULL);
+							 "Sets the weight of a new measurement in an operator's average "
+							 "latency.",
+							 "1 means that only the last measurement counts.",
+							 &tensile_latency_weight, 0.2, 0.001, 1, PGC_SIGHUP, 0, NULL, NULL,
+							 NULL);
 	DefineCustomIntVariable("pg_tensile.host_memory",
-							"Sets how much host memory the swapped tensors of all jobs together may use.",
-							"0: half of the machine's.",
-							&tensile_host_memory, 0, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL, NULL, NULL);
+							"Sets how much host memory the swapped tensors of all jobs "
+							"together may use.",
+							"0 means half of the machine's memory.",
+							&tensile_host_memory, 0, 0, INT_MAX, PGC_SIGHUP, GUC_UNIT_MB, NULL,
+							NULL, NULL);
 	DefineCustomIntVariable("pg_tensile.search_time",
-							"Sets how long the policy swapadvisor searches for a better plan of a job.",
-							"The job trains meanwhile, under the best plan so far; its option search_time counts instead.",
-							&tensile_search_time, 30, 1, 86400, PGC_SIGHUP, GUC_UNIT_S, NULL, NULL, NULL);
+							"Sets how long the policy swapadvisor searches for a better plan "
+							"of a job.",
+							"The job trains meanwhile, under the best plan so far. Its option "
+							"search_time takes precedence.",
+							&tensile_search_time, 30, 1, 86400, PGC_SIGHUP, GUC_UNIT_S, NULL, NULL,
+							NULL);
 	DefineCustomIntVariable("pg_tensile.search_processes",
 							"Sets how many processes search for a better plan at once.",
-							"0: one for each processor core.",
+							"0 means one for each processor core.",
 							&tensile_search_processes, 0, 0, 1024, PGC_SIGHUP, 0, NULL, NULL, NULL);
 }
 
@@ -216,7 +273,7 @@ tensile_define_settings(void)
 {
 	if (process_shared_preload_libraries_in_progress)
 		define_startup_settings();
-	define_place_settings();
+	define_resource_settings();
 	define_child_settings();
 	define_job_settings();
 	define_plan_settings();

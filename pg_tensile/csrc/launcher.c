@@ -1,20 +1,29 @@
 /*
- * launcher.c: the one static worker. It keeps a controller and a scheduler running in pg_tensile.database.
+ * launcher.c: the static background worker, which keeps a controller and a
+ * scheduler running in pg_tensile.database.
  *
- * It is not connected to a database, so that it neither hinders DROP DATABASE nor fails when the database is missing;
- * the others are, and they come and go: the extension is created and dropped, the database is dropped, the setting is
- * changed. Each pass of the launcher looks at shared memory and the clock and
- *   1. finds the database; when it is missing it says so once and looks again from time to time,
- *   2. stops whatever of pg_tensile runs in another database,
- *   3. starts the controller and the scheduler unless they run, are starting, or are not to be started yet.
- * When to start again depends on how the last one ended (plan_restart). After an error it takes at least 6 s, longer than
- * DROP DATABASE ... WITH (FORCE) waits for those it has terminated, and longer each time.
+ * The launcher is not connected to a database, so that it neither blocks DROP
+ * DATABASE nor fails without the database.  The processes that it starts are,
+ * and they end when the extension or the database is dropped, or the setting
+ * changes.  Each pass of the launcher
+ *	 1. looks for the database, and logs once if it does not exist;
+ *	 2. stops the processes of pg_tensile in other databases;
+ *	 3. starts the controller and the scheduler unless they run, are starting,
+ *		or have to wait.
+ * The time of a restart depends on how the process ended (plan_restart).
+ * After an error it waits for 6 s, which is longer than DROP DATABASE ... WITH
+ * (FORCE) waits for the processes that it terminates, and twice as long after
+ * each further error.
  *
- * On a standby it runs as well, because inference does, which has to leave another database there too. The controller
- * and the scheduler that it registers wait in the postmaster until the standby is promoted (tensile_describe_worker).
+ * The launcher also runs on a standby, because the inference process does, and
+ * may have to leave another database there, too.  The postmaster starts the
+ * controller and the scheduler after a promotion (tensile_describe_worker).
  *
- * What runs is known from shared memory, not from handles: a launcher that was itself restarted finds them there. Handles
- * tell only whether what it has registered is still on its way.
+ * Shared memory says what runs, so a launcher that was itself restarted finds
+ * the processes there.  Handles only say whether a registered process is still
+ * starting.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -33,34 +42,39 @@
 #include "utils/snapmgr.h"
 #include "utils/timestamp.h"
 
-#include "pg_tensile.h"
+#include "compat.h"
+#include "guc.h"
+#include "process.h"
+#include "shmem.h"
+#include "slot.h"
+#include "wait.h"
 
 #define LAUNCHER_RESTART_S 5
-#define LOOK_MS (30 * 1000)		/* between looks for what is missing */
+#define PASS_MS (30 * 1000)		/* between passes without another reason */
 #define GONE_MS 1000			/* after the extension was dropped */
-#define BACKOFF_MS (6 * 1000)	/* after the first error, twice as long after the next, ... */
+#define BACKOFF_MS (6 * 1000)	/* after the first error; doubles with each further one */
 #define MAX_BACKOFF_MS (300 * 1000)
-#define STEADY_MS (60 * 1000)	/* a process that ran that long starts with the first back-off again */
+#define STEADY_MS (60 * 1000)	/* a run of that length resets the back-off */
 
 PGDLLEXPORT void tensile_launcher_main(Datum main_arg);
 
-/* What the launcher knows of the controller and of the scheduler. */
-typedef struct Charge
+/* A process that the launcher keeps running. */
+typedef struct SupervisedProcess
 {
 	TensileProcessKind kind;
-	BackgroundWorkerHandle *handle; /* registered; NULL: not, or known to have ended */
-	TimestampTz seen_end;		/* TensileSingleton.ended_at that not_before takes into account */
-	TimestampTz not_before;		/* start it then, not earlier */
-	bool		awaits_extension;	/* start it earlier when an extension is created */
-	uint64		installs;		/* CREATE EXTENSIONs counted when it was started */
+	BackgroundWorkerHandle *handle; /* NULL: not registered, or known to have ended */
+	TimestampTz seen_end;		/* TensileSingleton.ended_at that set not_before */
+	TimestampTz not_before;		/* time of the next start */
+	bool		awaits_extension;	/* to be started when the extension is created */
+	uint64		installs;		/* CREATE EXTENSIONs counted at the last start */
 	int			failures;		/* in a row */
-} Charge;
+} SupervisedProcess;
 
-static Charge charges[] = {{TENSILE_CONTROLLER}, {TENSILE_SCHEDULER}};
+static SupervisedProcess processes[] = {{TENSILE_CONTROLLER}, {TENSILE_SCHEDULER}};
 
-/* Who has been told to leave another database: one SIGTERM each. */
-static pid_t told_singletons[TENSILE_N_SINGLETONS];
-static pid_t told_workers[TENSILE_MAX_JOBS];
+/* Processes in other databases that have been sent a SIGTERM. */
+static pid_t stopped_singletons[TENSILE_N_SINGLETONS];
+static pid_t stopped_workers[TENSILE_MAX_JOBS];
 
 /* ---- one log line per cause ---- */
 
@@ -72,7 +86,7 @@ typedef enum Cause
 	NO_BACKGROUND_WORKER
 } Cause;
 
-/* Is this cause another one than the last that was asked about here? */
+/* Does this cause differ from the last one?  Remembers it. */
 static bool
 is_news(Cause *last, Cause cause)
 {
@@ -84,7 +98,10 @@ is_news(Cause *last, Cause cause)
 
 /* ---- the database ---- */
 
-/* The OID of the database with that name, InvalidOid if there is none. By a scan: no syscache without a database. */
+/*
+ * The OID of the database with that name; InvalidOid if there is none.  Scans
+ * the table, because the syscache needs a connection to a database.
+ */
 static Oid
 scan_databases(const char *name, bool *open)
 {
@@ -102,7 +119,7 @@ scan_databases(const char *name, bool *open)
 	{
 		Form_pg_database database = (Form_pg_database) GETSTRUCT(tuple);
 
-		/* A limit of -2: being dropped, or left behind by a DROP DATABASE that failed; it can't come back. */
+		/* A limit of -2 marks a database whose DROP DATABASE has begun. */
 		if (strcmp(NameStr(database->datname), name) != 0 || database->datconnlimit == -2)
 			continue;
 		result = database->oid;
@@ -114,7 +131,10 @@ scan_databases(const char *name, bool *open)
 	return result;
 }
 
-/* pg_tensile.database; `open`: may it be connected to? Says once if not. */
+/*
+ * The OID of pg_tensile.database, and whether it accepts connections (`open`).
+ * Logs once if it does not.
+ */
 static Oid
 find_database(bool *open)
 {
@@ -134,7 +154,8 @@ find_database(bool *open)
 		if (is_news(&last, NO_DATABASE))
 			ereport(LOG,
 					(errcode(ERRCODE_UNDEFINED_DATABASE),
-					 errmsg("pg_tensile waits for database \"%s\", which does not exist", tensile_database),
+					 errmsg("pg_tensile waits for database \"%s\", which does not exist",
+							tensile_database),
 					 errhint("Create it, or change pg_tensile.database and reload.")));
 	}
 	else if (!*open)
@@ -142,23 +163,27 @@ find_database(bool *open)
 		if (is_news(&last, DATABASE_CLOSED))
 			ereport(LOG,
 					(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
-					 errmsg("pg_tensile waits for database \"%s\", which does not accept connections", tensile_database),
-					 errhint("Allow connections to it, or change pg_tensile.database and reload.")));
+					 errmsg("pg_tensile waits for database \"%s\", "
+							"which does not accept connections",
+							tensile_database),
+					 errhint("Allow connections to it, "
+							 "or change pg_tensile.database and reload.")));
 	}
 	else
 		last = CAUSE_NONE;
 	return database;
 }
 
-/* ---- stopping what runs elsewhere ---- */
+/* ---- stopping processes in other databases ---- */
 
 static void
-tell_to_stop(pid_t *told, pid_t pid)
+stop_once(pid_t *stopped, pid_t pid)
 {
-	if (pid == 0 || pid == *told)
+	if (pid == 0 || pid == *stopped)
 		return;
-	*told = pid;
-	(void) kill(pid, SIGTERM);	/* a process that ends has removed its pid from shared memory first */
+	*stopped = pid;
+	/* A process that ends removes its pid from shared memory first. */
+	(void) kill(pid, SIGTERM);
 }
 
 static void
@@ -167,7 +192,7 @@ stop_elsewhere(Oid database)
 	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
 	for (int kind = TENSILE_CONTROLLER; kind < TENSILE_N_SINGLETONS; kind++)
 		if (tensile_shared->singletons[kind].database != database)
-			tell_to_stop(&told_singletons[kind], tensile_shared->singletons[kind].pid);
+			stop_once(&stopped_singletons[kind], tensile_shared->singletons[kind].pid);
 	for (int i = 0; i < tensile_shared->max_jobs; i++)
 	{
 		TensileSlot *slot = &tensile_shared->slots[i];
@@ -175,11 +200,11 @@ stop_elsewhere(Oid database)
 		if (slot->state == SLOT_FREE || slot->database == database)
 			continue;
 		if (slot->state == SLOT_RESERVED)
-			tensile_clear_slot(slot);
-		else if (slot->job != 0)	/* a session that explains is a client's */
+			tensile_slot_clear(slot);
+		else if (slot->job != 0)	/* but leave sessions that explain */
 		{
 			slot->evicted = true;
-			tell_to_stop(&told_workers[i], slot->pid);
+			stop_once(&stopped_workers[i], slot->pid);
 		}
 	}
 	LWLockRelease(tensile_shared->lock);
@@ -187,112 +212,121 @@ stop_elsewhere(Oid database)
 
 /* ---- controller and scheduler ---- */
 
-/* 6, 12, 24, ... s */
+/* Milliseconds until the restart after an error: 6, 12, 24, ... s. */
 static long
-next_backoff(Charge *charge, const TensileSingleton *self)
+next_backoff(SupervisedProcess *process, const TensileSingleton *self)
 {
 	if (TimestampDifferenceExceeds(self->started_at, self->ended_at, STEADY_MS))
-		charge->failures = 0;
-	charge->failures = Min(charge->failures + 1, 10);
-	return Min((long) BACKOFF_MS << (charge->failures - 1), MAX_BACKOFF_MS);
+		process->failures = 0;
+	process->failures = Min(process->failures + 1, 10);
+	return Min((long) BACKOFF_MS << (process->failures - 1), MAX_BACKOFF_MS);
 }
 
-/* It has ended: when may it start again? `attached`: it came as far as shared memory. */
+/*
+ * Sets the time of the restart of a process that has ended.  `attached`: it
+ * had attached to shared memory.
+ */
 static void
-plan_restart(Charge *charge, const TensileSingleton *self, bool attached, Oid database)
+plan_restart(SupervisedProcess *process, const TensileSingleton *self, bool attached, Oid database)
 {
 	TensileOutcome outcome = attached ? self->outcome : TENSILE_FAILED;
 	long		delay;
 
-	charge->awaits_extension = outcome == TENSILE_NO_EXTENSION;
+	process->awaits_extension = outcome == TENSILE_NO_EXTENSION;
 	if (attached && self->database != database)
-		delay = 0;				/* it was told to */
+		delay = 0;				/* it was stopped */
 	else if (outcome == TENSILE_FAILED)
-		delay = next_backoff(charge, self);
+		delay = next_backoff(process, self);
 	else
-		delay = outcome == TENSILE_GONE ? GONE_MS : LOOK_MS;
-	charge->not_before = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), delay);
+		delay = outcome == TENSILE_GONE ? GONE_MS : PASS_MS;
+	process->not_before = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), delay);
 }
 
 static void
-start(Charge *charge, Oid database)
+start(SupervisedProcess *process, Oid database)
 {
 	static Cause last = CAUSE_NONE;
 	BackgroundWorker worker;
 
-	tensile_describe_worker(&worker, charge->kind, 0);
+	tensile_describe_worker(&worker, process->kind, 0);
 	worker.bgw_main_arg = ObjectIdGetDatum(database);
 	worker.bgw_notify_pid = MyProcPid;
-	charge->installs = pg_atomic_read_u64(&tensile_shared->installs);
-	if (RegisterDynamicBackgroundWorker(&worker, &charge->handle))
+	process->installs = pg_atomic_read_u64(&tensile_shared->installs);
+	if (RegisterDynamicBackgroundWorker(&worker, &process->handle))
 	{
 		last = CAUSE_NONE;
 		return;
 	}
-	charge->handle = NULL;
-	charge->not_before = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), LOOK_MS);
+	process->handle = NULL;
+	process->not_before = TimestampTzPlusMilliseconds(GetCurrentTimestamp(), PASS_MS);
 	if (is_news(&last, NO_BACKGROUND_WORKER))
 		ereport(LOG,
 				(errcode(ERRCODE_INSUFFICIENT_RESOURCES),
-				 errmsg("pg_tensile has no free background worker for its controller and scheduler"),
+				 errmsg("pg_tensile has no free background worker "
+						"for its controller and scheduler"),
 				 errhint("Increase max_worker_processes.")));
 }
 
-/* Is what was registered still on its way into shared memory, or out of the process table? */
+/* Does the postmaster still know the process that was registered? */
 static bool
-on_its_way(Charge *charge)
+is_alive(SupervisedProcess *process)
 {
 	pid_t		pid;
 
-	return charge->handle != NULL && GetBackgroundWorkerPid(charge->handle, &pid) != BGWH_STOPPED;
+	return process->handle != NULL &&
+		GetBackgroundWorkerPid(process->handle, &pid) != BGWH_STOPPED;
 }
 
-/* Starts it if it is time; returns the milliseconds until there is something to do for it. */
+/*
+ * Starts the process if it is time; returns the milliseconds until the next
+ * check.
+ */
 static long
-look_after(Charge *charge, Oid database, bool open)
+check_process(SupervisedProcess *process, Oid database, bool open)
 {
 	TensileSingleton self;
 	TimestampTz now = GetCurrentTimestamp();
 
 	LWLockAcquire(tensile_shared->lock, LW_SHARED);
-	self = tensile_shared->singletons[charge->kind];
+	self = tensile_shared->singletons[process->kind];
 	LWLockRelease(tensile_shared->lock);
-	if (self.pid != 0 || on_its_way(charge))
-		return LOOK_MS;
-	if (charge->handle != NULL || self.ended_at != charge->seen_end)
-		plan_restart(charge, &self, self.ended_at != charge->seen_end, database);
-	charge->seen_end = self.ended_at;
-	if (charge->handle != NULL)
-		pfree(charge->handle);
-	charge->handle = NULL;
-	if (charge->awaits_extension && charge->installs != pg_atomic_read_u64(&tensile_shared->installs))
-		charge->not_before = now;
+	if (self.pid != 0 || is_alive(process))
+		return PASS_MS;
+	if (process->handle != NULL || self.ended_at != process->seen_end)
+		plan_restart(process, &self, self.ended_at != process->seen_end, database);
+	process->seen_end = self.ended_at;
+	if (process->handle != NULL)
+		pfree(process->handle);
+	process->handle = NULL;
+	if (process->awaits_extension &&
+		process->installs != pg_atomic_read_u64(&tensile_shared->installs))
+		process->not_before = now;
 	if (!open)
-		return LOOK_MS;
-	if (now < charge->not_before)
-		return Min(TimestampDifferenceMilliseconds(now, charge->not_before) + 1, LOOK_MS);
-	start(charge, database);
-	return LOOK_MS;
+		return PASS_MS;
+	if (now < process->not_before)
+		return Min(TimestampDifferenceMilliseconds(now, process->not_before) + 1, PASS_MS);
+	start(process, database);
+	return PASS_MS;
 }
 
-/* One pass; returns how long to sleep. */
+/* Makes one pass; returns the milliseconds until the next one. */
 static long
 supervise(void)
 {
-	long		sleep_ms = LOOK_MS;
+	long		sleep_ms = PASS_MS;
 	bool		open;
 	Oid			database = find_database(&open);
 
 	stop_elsewhere(database);
-	for (int i = 0; i < lengthof(charges); i++)
-		sleep_ms = Min(sleep_ms, look_after(&charges[i], database, open));
+	for (int i = 0; i < lengthof(processes); i++)
+		sleep_ms = Min(sleep_ms, check_process(&processes[i], database, open));
 	return sleep_ms;
 }
 
 void
 tensile_launcher_main(Datum main_arg)
 {
-	pqsignal(SIGINT, PG_SIG_IGN);	/* it runs nothing that could be cancelled */
+	pqsignal(SIGINT, PG_SIG_IGN);	/* nothing that it runs can be canceled */
 	tensile_setup_signals();
 	if (!tensile_singleton_attach(TENSILE_LAUNCHER, InvalidOid))
 		proc_exit(1);
@@ -300,7 +334,7 @@ tensile_launcher_main(Datum main_arg)
 	MemoryContextSwitchTo(TopMemoryContext);	/* handles live there */
 	while (!(tensile_wait_stoppable(-1, 0, supervise()) & TENSILE_WAIT_STOP))
 		;
-	proc_exit(1);				/* 0 would mean: never again */
+	proc_exit(1);				/* 0 would end it for good */
 }
 
 void

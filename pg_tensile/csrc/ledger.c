@@ -1,17 +1,27 @@
 /*
- * ledger.c: the device ledger: how the memory of each device is divided among jobs and predictions.
+ * ledger.c: the device ledger, which divides the memory of each device among
+ * jobs and predictions.
  *
- * A device's entries are, for each job slot, the grant of its plan and its overhead (what the executor takes besides: the
- * context on CUDA), and what the predictor takes. Their sum never exceeds the budget (pg_tensile.device_memory, at most the
- * device's memory), because a grant that would not fit is not entered. Overheads are facts, not grants: they, or a lower
- * setting, can bring the sum above the budget, and then no grant grows until there is room.
+ * A device has entries for the grant and the overhead of each job (the memory
+ * that its executor needs outside of the plan, such as a CUDA context), and
+ * for the predictor.  Their sum does not exceed the device's budget, which is
+ * pg_tensile.device_memory and at most the device's memory, because a grant
+ * that does not fit is refused.  Overheads are facts, not grants: they, or a
+ * lower setting, can raise the sum above the budget, and then no grant grows
+ * until there is room.
  *
- * A new grant counts as the larger of it and the entry before, until the executor has made an iteration under the new plan
- * (tensile._acknowledge_plan, plan.c): so jobs that shrink go first. All of it is protected by shared->lock.
+ * Until the executor has made an iteration under a new plan
+ * (tensile._acknowledge_plan, plan.c), the larger of the former and the new
+ * grant counts, so that jobs shrink before others grow.
  *
- * The first worker that uses a device enters it; its size and rates are those that this worker has reported, until nobody
- * uses the device any more. What a worker reports comes from its child, and a child executes code of users: numbers that
- * no device can have are an error of that job, and the sums over all jobs cannot overflow (TENSILE_MAX_BYTES).
+ * The first worker on a device reports its size and rates, which are kept as
+ * long as the device is in use.  Such reports come from a child, which
+ * executes code of users.  So numbers that no device can have are an error of
+ * that job, and sums over all jobs cannot overflow (TENSILE_MAX_BYTES).
+ *
+ * Everything is protected by shared->lock.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -21,7 +31,13 @@
 #include "utils/builtins.h"
 #include "utils/tuplestore.h"
 
+#include "guc.h"
+#include "ledger.h"
 #include "pg_tensile.h"
+#include "process.h"
+#include "progress.h"
+#include "shmem.h"
+#include "slot.h"
 
 PG_FUNCTION_INFO_V1(tensile_register_device);
 PG_FUNCTION_INFO_V1(tensile_inference_memory);
@@ -30,17 +46,17 @@ PG_FUNCTION_INFO_V1(tensile_budgets);
 PG_FUNCTION_INFO_V1(tensile_grants);
 
 #define HOST_DEVICE "cpu"
-#define MAX_RATE 1e15			/* bytes/s, more than any link has */
+#define MAX_RATE 1e15			/* bytes/s; no link is faster */
 
-/* ---- what is whose ---- */
+/* ---- grants ---- */
 
-/* What the jobs on a device take together; over all databases. */
+/* The use of a device by all of its jobs, in all databases. */
 typedef struct DeviceUse
 {
 	int			jobs;
 	int64		granted_bytes;	/* with overheads */
 	int64		in_use_bytes;	/* as last reported */
-	float8		utilisation;	/* the highest that was reported; < 0: none was */
+	float8		utilisation;	/* the highest reported; < 0: none */
 } DeviceUse;
 
 /* Caller holds shared->lock. */
@@ -66,7 +82,9 @@ device_use(int device)
 	return use;
 }
 
-/* The part of a device's memory that jobs and predictor may use together. */
+/*
+ * The part of a device's memory that jobs and the predictor may use together.
+ */
 static int64
 device_budget(const TensileDevice *device)
 {
@@ -84,7 +102,7 @@ tensile_ledger_enter(TensileSlot *slot, int64 granted_bytes)
 	int64		room = device_budget(device) - inference - device_use(slot->device).granted_bytes;
 
 	if (growth <= 0)
-		return true;			/* until the smaller grant is acknowledged, the larger one stays */
+		return true;			/* the larger grant stays until the plan is acknowledged */
 	if (growth > room)
 		return false;
 	slot->granted_bytes = granted_bytes;
@@ -94,8 +112,9 @@ tensile_ledger_enter(TensileSlot *slot, int64 granted_bytes)
 /* ---- devices ---- */
 
 /*
- * The entry of that name, or one that nobody but `slot` uses (NULL: nobody), named so; -1 if there is none. Caller holds
- * shared->lock exclusively.
+ * The entry of the device with that name.  If there is none, names an entry
+ * that no job uses, or only the one of `slot` (if not NULL); -1 if all are in
+ * use.  Caller holds shared->lock exclusively.
  */
 static int
 find_device(const char *name, const TensileSlot *slot)
@@ -108,7 +127,8 @@ find_device(const char *name, const TensileSlot *slot)
 
 		if (strcmp(device->name, name) == 0)
 			return i;
-		if (unused < 0 && device->inference_bytes == 0 && device_use(i).jobs == (slot && slot->device == i))
+		if (unused < 0 && device->inference_bytes == 0 &&
+			device_use(i).jobs == (slot && slot->device == i))
 			unused = i;
 	}
 	if (unused >= 0)
@@ -143,14 +163,19 @@ device_name(const text *argument)
 	return name;
 }
 
-/* The worker's slot comes to a device. Memory that the job was granted on another one is given back. */
+/*
+ * Moves the slot to a device.  Memory that the job was granted on another one
+ * is given back.
+ */
 static void
-enter_slot(TensileSlot *slot, const char *name, const TensileDevice *description, int64 overhead_bytes)
+enter_slot(TensileSlot *slot, const char *name, const TensileDevice *description,
+		   int64 overhead_bytes)
 {
-	bool		stays = slot->device >= 0 && strcmp(tensile_shared->devices[slot->device].name, name) == 0;
+	bool		stays = slot->device >= 0 &&
+		strcmp(tensile_shared->devices[slot->device].name, name) == 0;
 	int			device = enter_device(name, slot);	/* raises before anything has changed */
 
-	/* Its own description of the device may replace its former one. */
+	/* The only user of a device may describe it anew. */
 	if (device_use(device).jobs == (slot->device == device))
 	{
 		TensileDevice *entry = &tensile_shared->devices[device];
@@ -165,7 +190,7 @@ enter_slot(TensileSlot *slot, const char *name, const TensileDevice *description
 	slot->device = device;
 }
 
-/* Memory that a device of this name can have: that of the host is known. */
+/* The most memory that a device of this name can have; known for the host. */
 static int64
 most_bytes(const char *name)
 {
@@ -180,15 +205,19 @@ possible_rate(float8 bytes_per_s)
 	return bytes_per_s > 0 && bytes_per_s <= MAX_RATE;	/* false for a NaN */
 }
 
-/* Could there be a device like that, with a process on it that takes so much? */
+/* Can a device have these numbers, and an executor this overhead on it? */
 static bool
 possible_device(const char *name, const TensileDevice *device, int64 overhead_bytes)
 {
-	return device->total_bytes > 0 && device->total_bytes <= most_bytes(name) && possible_rate(device->out_bytes_per_s) &&
-		possible_rate(device->in_bytes_per_s) && overhead_bytes >= 0 && overhead_bytes <= device->total_bytes;
+	return device->total_bytes > 0 && device->total_bytes <= most_bytes(name) &&
+		possible_rate(device->out_bytes_per_s) && possible_rate(device->in_bytes_per_s) &&
+		overhead_bytes >= 0 && overhead_bytes <= device->total_bytes;
 }
 
-/* tensile._register_device(name, total_bytes, out_bytes_per_s, in_bytes_per_s, overhead_bytes) */
+/*
+ * tensile._register_device(name, total_bytes, out_bytes_per_s, in_bytes_per_s,
+ * overhead_bytes)
+ */
 Datum
 tensile_register_device(PG_FUNCTION_ARGS)
 {
@@ -205,8 +234,9 @@ tensile_register_device(PG_FUNCTION_ARGS)
 	if (!possible_device(name, &device, overhead_bytes))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("device \"%s\" cannot have " INT64_FORMAT " bytes, a link of %g and %g bytes/s and an overhead of "
-						INT64_FORMAT " bytes", name, device.total_bytes, device.out_bytes_per_s, device.in_bytes_per_s,
+				 errmsg("device \"%s\" cannot have " INT64_FORMAT " bytes, "
+						"a link of %g and %g bytes/s and an overhead of " INT64_FORMAT " bytes",
+						name, device.total_bytes, device.out_bytes_per_s, device.in_bytes_per_s,
 						overhead_bytes)));
 	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
 	enter_slot(tensile_my_slot, name, &device, overhead_bytes);
@@ -215,9 +245,9 @@ tensile_register_device(PG_FUNCTION_ARGS)
 }
 
 /*
- * tensile._inference_memory(device, total_bytes, least, wanted): what the predictor may take of it from now on: as much as
- * there is room for, up to `wanted`. Null: there is no room for `least`; then nothing changes, but the jobs are planned
- * into what that leaves.
+ * tensile._inference_memory(device, total_bytes, least, wanted) -> bytes that
+ * the predictor may use from now on: as many as fit, up to `wanted`.  Null if
+ * `least` does not fit; then nothing changes, but plans of jobs leave as much.
  */
 Datum
 tensile_inference_memory(PG_FUNCTION_ARGS)
@@ -235,14 +265,14 @@ tensile_inference_memory(PG_FUNCTION_ARGS)
 	if (total_bytes <= 0 || least < 0 || wanted < least)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("the predictor cannot take " INT64_FORMAT " to " INT64_FORMAT " bytes of device \"%s\"",
-						least, wanted, name)));
+				 errmsg("the predictor cannot take " INT64_FORMAT " to " INT64_FORMAT
+						" bytes of device \"%s\"", least, wanted, name)));
 	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
 	device = &tensile_shared->devices[enter_device(name, NULL)];
 	if (device->total_bytes == 0)
 		device->total_bytes = total_bytes;
 	room = device_budget(device) - device_use(device - tensile_shared->devices).granted_bytes;
-	fits = least <= Max(room, device->inference_bytes); /* what it has already it keeps */
+	fits = least <= Max(room, device->inference_bytes); /* it keeps what it has */
 	if (fits)
 		device->inference_bytes = Max(least, Min(wanted, room));
 	device->inference_wanted = fits ? 0 : least;
@@ -254,18 +284,20 @@ tensile_inference_memory(PG_FUNCTION_ARGS)
 	PG_RETURN_INT64(wanted);
 }
 
-/* The predictor has ended. */
 void
 tensile_ledger_forget_inference(void)
 {
 	for (int i = 0; i < TENSILE_MAX_DEVICES; i++)
-		tensile_shared->devices[i].inference_bytes = tensile_shared->devices[i].inference_wanted = 0;
+	{
+		tensile_shared->devices[i].inference_bytes = 0;
+		tensile_shared->devices[i].inference_wanted = 0;
+	}
 	tensile_wake(&tensile_shared->singletons[TENSILE_SCHEDULER].wakeup);
 }
 
-/* ---- for SQL ---- */
+/* ---- functions in SQL ---- */
 
-/* Copies of all devices and of their use. */
+/* Copies all devices and their use. */
 static void
 copy_devices(TensileDevice *devices, DeviceUse *uses)
 {
@@ -276,7 +308,10 @@ copy_devices(TensileDevice *devices, DeviceUse *uses)
 	LWLockRelease(tensile_shared->lock);
 }
 
-/* tensile._devices(): sums over all jobs, whoever runs them; null: not known, because no job has used the device yet. */
+/*
+ * tensile._devices(): sums over the jobs of all roles.  Columns are null until
+ * a job has used the device.
+ */
 Datum
 tensile_devices(PG_FUNCTION_ARGS)
 {
@@ -300,7 +335,8 @@ tensile_devices(PG_FUNCTION_ARGS)
 			Float8GetDatum(uses[i].utilisation)
 		};
 		bool		nulls[] = {
-			false, unknown, unknown, false, false, false, false, unused, unused, uses[i].utilisation < 0
+			false, unknown, unknown, false, false, false, false, unused, unused,
+			uses[i].utilisation < 0
 		};
 
 		if (devices[i].name[0] != '\0')
@@ -309,7 +345,10 @@ tensile_devices(PG_FUNCTION_ARGS)
 	PG_RETURN_NULL();
 }
 
-/* tensile._device_memory() -> (device, total_bytes, budget_bytes, inference_bytes) of those that jobs have used */
+/*
+ * tensile._device_memory() -> (device, total_bytes, budget_bytes,
+ * inference_bytes) of the devices that jobs have used
+ */
 Datum
 tensile_budgets(PG_FUNCTION_ARGS)
 {
@@ -335,7 +374,10 @@ tensile_budgets(PG_FUNCTION_ARGS)
 	PG_RETURN_NULL();
 }
 
-/* tensile._grants(): the entries of the jobs of this database, and their newest plans */
+/*
+ * tensile._grants(): the ledger's entries of this database's jobs, with their
+ * newest plans
+ */
 Datum
 tensile_grants(PG_FUNCTION_ARGS)
 {

@@ -1,13 +1,20 @@
 /*
- * model.c: what a session knows about the models it predicts with: features, labels, owner and grants.
+ * model.c: what a session knows about models that it predicts with: features,
+ * labels, owner and grants.
  *
- * Models are read by SPI as the owner of tensile.models (callers see grants of their own only), with a snapshot taken
- * now: an older one could show a version that is no longer deployed. They are kept until tensile_models_generation()
- * changes, then all of them are forgotten; privileges are checked at every call from what is kept.
+ * Models are read by SPI as the owner of tensile.models, because callers see
+ * only grants of their own, and with a new snapshot, because an older one
+ * could show a version that is no longer deployed.  They are kept until
+ * tensile_models_generation() changes; then all of them are forgotten.
+ * Privileges are checked in every call, by what is kept.
  *
- * In parallel mode no new snapshot can be taken: what is read then belongs to the calling query and is not kept.
+ * In parallel mode no new snapshot can be taken.  A model that is read then
+ * belongs to the calling query and is not kept.
  *
- * Memory: each model has a context of its own; those that are kept hang under the cache's.
+ * Memory: each model has a context of its own; those of models that are kept
+ * are children of the cache's context.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -27,13 +34,15 @@
 #include "utils/snapmgr.h"
 #include "utils/syscache.h"
 
+#include "extension.h"
+#include "features.h"
 #include "model.h"
+#include "models_generation.h"
 #include "owner.h"
-#include "pg_tensile.h"
 #include "query.h"
 
-static MemoryContext cache_context = NULL;	/* everything that is kept */
-static List *cached_models = NIL;	/* PredictModel */
+static MemoryContext cache_context = NULL;	/* of everything that is kept */
+static List *cached_models = NIL;	/* of PredictModel */
 static uint64 cached_generation;
 
 #define NO_MODEL 0
@@ -41,8 +50,8 @@ static uint64 cached_generation;
 
 #define MODEL_QUERY \
 	"SELECT m.owner, m.owner_name::text, v.id, v.task, v.preprocessing, m.id, m.memory_budget " \
-	"FROM tensile.models m LEFT JOIN tensile.model_versions v ON v.model = m.id AND v.version = m.deployed_version " \
-	"AND v.weight_bytes IS NOT NULL " \
+	"FROM tensile.models m LEFT JOIN tensile.model_versions v " \
+	"ON v.model = m.id AND v.version = m.deployed_version AND v.weight_bytes IS NOT NULL " \
 	"WHERE m.name = $1"
 #define GRANTS_QUERY \
 	"SELECT grantee, grantee_name::text FROM tensile.model_grants " \
@@ -66,7 +75,7 @@ required_key(JsonbContainer *object, const char *key, enum jbvType type)
 	return value;
 }
 
-/* An array below that key. */
+/* The array at that key. */
 static JsonbContainer *
 required_list(JsonbContainer *object, const char *key)
 {
@@ -80,7 +89,7 @@ required_list(JsonbContainer *object, const char *key)
 	return list;
 }
 
-/* The i-th item of a list, which must be of this type. */
+/* Item i of a list, which must have this type. */
 static JsonbValue *
 required_item(JsonbContainer *list, int i, enum jbvType type)
 {
@@ -106,12 +115,15 @@ kind_of(const JsonbValue *value)
 	static const char *const kinds[] = {"numeric", "timestamp", "category", "array"};
 
 	for (int i = 0; i < lengthof(kinds); i++)
-		if (strlen(kinds[i]) == value->val.string.len && strncmp(kinds[i], value->val.string.val, value->val.string.len) == 0)
+		if (strlen(kinds[i]) == value->val.string.len &&
+			strncmp(kinds[i], value->val.string.val, value->val.string.len) == 0)
 			return (FeatureKind) i;
 	ereport(ERROR,
 			(errcode(ERRCODE_DATA_CORRUPTED),
-			 errmsg("the model version has a feature of the unknown kind \"%.*s\"", value->val.string.len, value->val.string.val),
-			 errhint("Install the version of pg_tensile that the model was trained with, or train it again.")));
+			 errmsg("the model version has a feature of the unknown kind \"%.*s\"",
+					value->val.string.len, value->val.string.val),
+			 errhint("Install the version of pg_tensile that the model was trained with, "
+					 "or train it again.")));
 }
 
 static void
@@ -138,7 +150,8 @@ static void
 read_labels(PredictModel *model, JsonbContainer *preprocessing)
 {
 	JsonbContainer *list = required_list(preprocessing, "labels");
-	JsonbValue *values = getKeyJsonValueFromContainer(preprocessing, "label_values", strlen("label_values"), NULL);
+	JsonbValue *values = getKeyJsonValueFromContainer(preprocessing, "label_values",
+													  strlen("label_values"), NULL);
 
 	model->numeric_labels = values != NULL && values->type == jbvBinary;
 	model->nlabels = JsonContainerSize(list);
@@ -177,7 +190,7 @@ catalogue_owner(void)
 	return owner;
 }
 
-/* A column of the first row; a null becomes 0. */
+/* A column of a row; a null becomes 0. */
 static Datum
 spi_value(SPITupleTable *table, int row, int column, bool *isnull)
 {
@@ -206,7 +219,9 @@ spi_select(const char *query, Oid type, Datum argument)
 	return SPI_processed;
 }
 
-/* Fills in the model; version NO_MODEL or NO_VERSION says what is missing. */
+/*
+ * Fills in the model; the version is NO_MODEL or NO_VERSION if there is none.
+ */
 static void
 read_model(PredictModel *model)
 {
@@ -236,7 +251,9 @@ read_model(PredictModel *model)
 		model->grants[i] = read_role(SPI_tuptable, i, model->context);
 }
 
-/* Names of models that the current user may see, for the hint. */
+/*
+ * Raises an error whose hint suggests a model that the current user may see.
+ */
 static void
 unknown_model(const char *name)
 {
@@ -251,10 +268,11 @@ unknown_model(const char *name)
 	ereport(ERROR,
 			(errcode(ERRCODE_UNDEFINED_OBJECT),
 			 errmsg("model \"%s\" does not exist", name),
-			 tensile_hint_nearest(name, names, SPI_processed, "See tensile.models; register_model makes a new one.")));
+			 tensile_hint_nearest(name, names, SPI_processed,
+								  "See tensile.models; register_model makes a new one.")));
 }
 
-/* Runs read_model with the rights, search_path and snapshot that it needs. */
+/* Calls read_model with the rights, search_path and snapshot that it needs. */
 static void
 read_model_as_owner(PredictModel *model)
 {
@@ -262,7 +280,8 @@ read_model_as_owner(PredictModel *model)
 	int			security_context;
 	int			nest_level = NewGUCNestLevel();
 
-	(void) set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_SAVE, true, 0, false);
+	(void) set_config_option("search_path", "pg_catalog, pg_temp", PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_SAVE, true, 0, false);
 	GetUserIdAndSecContext(&user, &security_context);
 	SetUserIdAndSecContext(catalogue_owner(), security_context | SECURITY_LOCAL_USERID_CHANGE);
 	PushActiveSnapshot(IsInParallelMode() ? GetActiveSnapshot() : GetLatestSnapshot());
@@ -290,7 +309,8 @@ predict_model_load(const char *name, MemoryContext parent)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("model \"%s\" has no version to predict with", name),
-				 errhint("Train it with train_model and wait for the job, or choose a version with deploy_model.")));
+				 errhint("Train it with train_model and wait for the job, "
+						 "or choose a version with deploy_model.")));
 	return model;
 }
 
@@ -317,7 +337,8 @@ forget_models(uint64 generation)
 	if (cache_context != NULL)
 		MemoryContextReset(cache_context);
 	else
-		cache_context = AllocSetContextCreate(TopMemoryContext, "pg_tensile models", ALLOCSET_SMALL_SIZES);
+		cache_context = AllocSetContextCreate(TopMemoryContext, "pg_tensile models",
+											  ALLOCSET_SMALL_SIZES);
 	cached_models = NIL;
 	cached_generation = generation;
 }
@@ -355,8 +376,12 @@ predict_model_check_privilege(const PredictModel *model)
 	if (superuser() || tensile_role_owned(model->owner.oid, model->owner.name))
 		return;
 	for (int i = 0; i < model->ngrants; i++)
-		if (!OidIsValid(model->grants[i].oid) || tensile_role_owned(model->grants[i].oid, model->grants[i].name))
+	{
+		const ModelRole *grantee = &model->grants[i];
+
+		if (!OidIsValid(grantee->oid) || tensile_role_owned(grantee->oid, grantee->name))
 			return;
+	}
 	ereport(ERROR,
 			(errcode(ERRCODE_INSUFFICIENT_PRIVILEGE),
 			 errmsg("permission denied to predict with model \"%s\"", model->name),

@@ -1,10 +1,10 @@
 /*
- * model.h: what a session knows about the models it predicts with.
+ * model.h: what a session knows about models that it predicts with.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_MODEL_H
 #define TENSILE_MODEL_H
-
-#include "postgres.h"
 
 #include "features.h"
 
@@ -15,7 +15,7 @@ typedef enum ModelTask
 	TASK_MULTICLASS
 } ModelTask;
 
-/* A role as the catalogue stores it; oid InvalidOid = PUBLIC in a grant, nobody as an owner. */
+/* A role as the tables store it.  InvalidOid: PUBLIC in a grant, no owner. */
 typedef struct ModelRole
 {
 	Oid			oid;
@@ -29,26 +29,28 @@ typedef struct PredictModel
 	int64		version;		/* model_versions.id */
 	ModelRole	owner;
 	int			ngrants;
-	ModelRole  *grants;			/* who may predict besides the owner */
+	ModelRole  *grants;			/* roles that may predict besides the owner */
 	ModelTask	task;
 	bool		numeric_labels;
 	int			nlabels;
 	const char **labels;		/* in the server's encoding */
 	FeatureSet	features;
-	int64		memory_budget;	/* that its owner has set; 0: none */
+	int64		memory_budget;	/* set by its owner; 0: none */
 	MemoryContext context;
 } PredictModel;
 
 /*
- * The model as it is deployed now, kept for the session. The result is good until tensile_models_generation() changes
- * or `call_context` ends. 42704, 42501 and 55000 for a model that is not there, not granted or has no version.
+ * The model as it is deployed now, kept for the session.  The result is valid
+ * until tensile_models_generation() changes or `call_context` ends.  Raises
+ * 42704, 42501 or 55000 if the model does not exist, is not granted or has no
+ * version.
  */
 extern PredictModel *predict_model_get(const char *name, MemoryContext call_context);
 
-/* A copy that nobody else frees, in `context`. */
+/* A copy of the caller's own, in `context`. */
 extern PredictModel *predict_model_load(const char *name, MemoryContext context);
 
-/* 42501 unless the current user may predict with it; cheap. */
+/* Raises 42501 unless the current user may predict with it; cheap. */
 extern void predict_model_check_privilege(const PredictModel *model);
 
 #endif

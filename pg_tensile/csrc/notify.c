@@ -1,18 +1,26 @@
 /*
- * notify.c: what a transaction tells the others when it commits.
+ * notify.c: what a transaction tells other processes when it commits.
  *
- * Nobody may be woken before a change is visible, nor for one that is rolled back. So a transaction collects what it has
- * to tell (pending), forgets what its aborted subtransactions wanted to tell, and delivers the rest in its commit
- * callback, which PostgreSQL calls after the transaction has become visible. Nothing there may raise.
+ * No process may be woken before a change is visible, nor for a change that
+ * is rolled back.  So a transaction collects notices (pending), forgets those
+ * of subtransactions that abort, and delivers the rest in its commit callback,
+ * which PostgreSQL calls after the transaction has become visible.  Nothing
+ * there may raise.
  *
- * Dropped roles and extensions are noticed by an object access hook, so that our processes need not look all the time.
+ * An object access hook notices dropped roles and extensions, so that the
+ * background processes need not look for them all the time.
  *
- * A worker that runs its training query is interrupted (SIGINT) only by what may end its job. The slot's flag `interrupted`
- * tells that cancel from one by pg_cancel_backend.
+ * A worker that runs its training query is interrupted (SIGINT) only by
+ * changes that may end its job.  The slot's flag `interrupted` distinguishes
+ * that cancel request from one by pg_cancel_backend.
  *
- * Log lines of jobs are written after the commit, too: what was rolled back has not happened.
+ * Log lines of jobs are written after the commit as well, so that the log
+ * does not report what was rolled back.
  *
- * PREPARE TRANSACTION is refused, as after NOTIFY: COMMIT PREPARED would have nothing to deliver.
+ * PREPARE TRANSACTION is refused, as after NOTIFY: COMMIT PREPARED would have
+ * nothing to deliver.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -29,130 +37,85 @@
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
 #include "utils/rel.h"
-#include "utils/timestamp.h"
-#include "utils/wait_event.h"
 
+#include "extension.h"
+#include "guc.h"
+#include "job_change.h"
+#include "models_generation.h"
+#include "notify.h"
 #include "pg_tensile.h"
+#include "process.h"
+#include "progress.h"
+#include "shmem.h"
+#include "slot.h"
+
+#define LOG_LINE_LENGTH 1000
 
 PG_FUNCTION_INFO_V1(tensile_notify);
 PG_FUNCTION_INFO_V1(tensile_notify_stop);
 PG_FUNCTION_INFO_V1(tensile_log_job);
 PG_FUNCTION_INFO_V1(tensile_submitted_here);
 PG_FUNCTION_INFO_V1(tensile_models_changed);
-PG_FUNCTION_INFO_V1(tensile_wait_for_change);
 
 typedef enum PendingKind
 {
 	PENDING_JOB,				/* a job changed */
 	PENDING_STOP,				/* a job has to stop */
-	PENDING_LOG,				/* `line` is for the server's log */
+	PENDING_LOG,				/* a line for the server's log */
 	PENDING_SUBMITTED,			/* a job was submitted */
 	PENDING_MODELS,				/* models, versions or grants changed */
 	PENDING_INSTALL,			/* the extension was created or updated */
-	PENDING_DROP_ROLE,			/* the role `object` was dropped */
-	PENDING_DROP_EXTENSION		/* this extension was dropped in this database */
+	PENDING_DROP_ROLE,			/* a role was dropped */
+	PENDING_DROP_EXTENSION		/* the extension was dropped in this database */
 } PendingKind;
 
 typedef struct Pending
 {
 	PendingKind kind;
 	int64		object;			/* the job or role */
+	const char *line;			/* for the log */
 	SubTransactionId subtransaction;
-	char	   *line;
 } Pending;
 
-/* In TopTransactionContext. */
-static Pending *pending = NULL;
-static int	npending = 0;
-static int	pending_capacity = 0;
-
-/*
- * Changes that only this session knows: its own, before they are visible or after they were rolled back; and those that
- * come as invalidations of tensile.models. On a standby, where no commit callback runs, and after its promotion there is
- * no other word of what happened on the primary.
- */
-static uint64 own_models_generation = 0;
-static Oid	models_relation = InvalidOid;
-
-/* Value of shared->changes that tensile._wait_for_change returned for; at first none, so that the first call returns at once. */
-static uint64 seen_changes = PG_UINT64_MAX;
+static List *pending = NIL;		/* of Pending, in TopTransactionContext */
 
 static object_access_hook_type previous_object_access = NULL;
-
-#define LOG_LINE_LENGTH 1000
 
 /* ---- collecting ---- */
 
 static void
-add_pending(PendingKind kind, int64 object)
+add_pending(PendingKind kind, int64 object, const char *line)
 {
 	SubTransactionId current = GetCurrentSubTransactionId();
-	Pending    *last = npending > 0 ? &pending[npending - 1] : NULL;
+	Pending    *last = pending != NIL ? llast(pending) : NULL;
+	MemoryContext old;
 
-	if (last && last->kind == kind && last->object == object && last->subtransaction == current && kind != PENDING_LOG)
+	if (last && last->kind == kind && last->object == object &&
+		last->subtransaction == current && kind != PENDING_LOG)
 		return;
-	if (npending == pending_capacity)
-	{
-		int			capacity = Max(16, 2 * pending_capacity);
-		Pending    *grown = MemoryContextAllocHuge(TopTransactionContext, capacity * sizeof(Pending));
-
-		if (npending > 0)
-			memcpy(grown, pending, npending * sizeof(Pending));
-		pending = grown;		/* the old one goes with the transaction */
-		pending_capacity = capacity;
-	}
-	pending[npending++] = (Pending) {kind, object, current, NULL};
-}
-
-static void
-forget_pending(void)
-{
-	pending = NULL;
-	npending = pending_capacity = 0;
+	old = MemoryContextSwitchTo(TopTransactionContext);
+	last = palloc(sizeof(Pending));
+	*last = (Pending) {kind, object, line, current};
+	pending = lappend(pending, last);
+	MemoryContextSwitchTo(old);
 }
 
 static bool
 is_pending(PendingKind kind)
 {
-	for (int i = 0; i < npending; i++)
-		if (pending[i].kind == kind)
+	ListCell   *cell;
+
+	foreach(cell, pending)
+		if (((Pending *) lfirst(cell))->kind == kind)
 			return true;
 	return false;
-}
-
-void
-tensile_notify_at_commit(int64 job)
-{
-	tensile_require_preload();
-	add_pending(PENDING_JOB, job);
 }
 
 void
 tensile_submitted_at_commit(int64 job)
 {
 	tensile_require_preload();
-	add_pending(PENDING_SUBMITTED, job);
-}
-
-uint64
-tensile_models_generation(void)
-{
-	tensile_require_preload();
-	return pg_atomic_read_u64(&tensile_shared->models_generation) + own_models_generation;
-}
-
-/* A callback of the relation cache; the OID is invalid when anything may have changed. */
-static void
-relation_changed(Datum arg, Oid relation)
-{
-	if (relation == models_relation || !OidIsValid(relation))
-		own_models_generation++;
-}
-
-void
-tensile_watch_models(Oid relation)
-{
-	models_relation = relation;
+	add_pending(PENDING_SUBMITTED, job, NULL);
 }
 
 static void
@@ -164,19 +127,22 @@ object_access(ObjectAccessType access, Oid class, Oid object, int subobject, voi
 		return;
 	if (access == OAT_POST_ALTER)
 	{
-		/* ALTER EXTENSION UPDATE: what waits for another version looks again. */
+		/* ALTER EXTENSION UPDATE: processes may wait for another version. */
 		if (class == ExtensionRelationId && object == get_extension_oid(TENSILE_EXTENSION, true))
-			add_pending(PENDING_INSTALL, object);
+			add_pending(PENDING_INSTALL, object, NULL);
 	}
 	else if (class == AuthIdRelationId)
-		add_pending(PENDING_DROP_ROLE, object);
+		add_pending(PENDING_DROP_ROLE, object, NULL);
 	else if (class == ExtensionRelationId && object == get_extension_oid(TENSILE_EXTENSION, true))
-		add_pending(PENDING_DROP_EXTENSION, object);
+		add_pending(PENDING_DROP_EXTENSION, object, NULL);
 }
 
 /* ---- delivering ---- */
 
-/* Wakes a worker to look at the state of its job; `stop`: the job may have to end, so its training query is interrupted. */
+/*
+ * Wakes a worker to look at the state of its job.  `stop`: the job may have to
+ * end, so its training query is interrupted.
+ */
 static void
 wake_worker(TensileSlot *slot, bool stop)
 {
@@ -190,9 +156,12 @@ wake_worker(TensileSlot *slot, bool stop)
 	}
 }
 
-/* Wakes the workers whose role may be gone, and all processes if the extension may be: they look whether it is so. */
+/*
+ * Wakes the processes that have to look whether what they run for was dropped:
+ * the workers of the role, or all processes after a drop of the extension.
+ */
 static void
-wake_bereft(const Pending *drop)
+wake_affected(const Pending *drop)
 {
 	bool		role = drop->kind == PENDING_DROP_ROLE;
 
@@ -208,34 +177,43 @@ wake_bereft(const Pending *drop)
 		tensile_wake(&tensile_shared->singletons[kind].wakeup);
 }
 
-void
-tensile_wake_readers(void)
-{
-	pg_atomic_fetch_add_u64(&tensile_shared->changes, 1);
-	ConditionVariableBroadcast(&tensile_shared->job_changed);
-}
-
 static void
 write_log_lines(void)
 {
-	for (int i = 0; i < npending; i++)
-		if (pending[i].kind == PENDING_LOG)
-			ereport(LOG, (errmsg_internal("%s", pending[i].line), errhidestmt(true), errhidecontext(true)));
+	ListCell   *cell;
+
+	foreach(cell, pending)
+	{
+		const Pending *notice = lfirst(cell);
+
+		if (notice->kind == PENDING_LOG)
+			ereport(LOG,
+					(errmsg_internal("%s", notice->line), errhidestmt(true), errhidecontext(true)));
+	}
+}
+
+static bool
+jobs_pending(void)
+{
+	return is_pending(PENDING_JOB) || is_pending(PENDING_STOP) || is_pending(PENDING_SUBMITTED);
 }
 
 static void
 deliver(void)
 {
-	bool		jobs = is_pending(PENDING_JOB) || is_pending(PENDING_STOP) || is_pending(PENDING_SUBMITTED);
+	bool		jobs = jobs_pending();
+	ListCell   *cell;
 
 	write_log_lines();
 	LWLockAcquire(tensile_shared->lock, LW_SHARED);
-	for (int i = 0; i < npending; i++)
+	foreach(cell, pending)
 	{
-		if (pending[i].kind == PENDING_JOB || pending[i].kind == PENDING_STOP)
-			wake_worker(tensile_slot_of_job(pending[i].object), pending[i].kind == PENDING_STOP);
-		else if (pending[i].kind == PENDING_DROP_ROLE || pending[i].kind == PENDING_DROP_EXTENSION)
-			wake_bereft(&pending[i]);
+		const Pending *notice = lfirst(cell);
+
+		if (notice->kind == PENDING_JOB || notice->kind == PENDING_STOP)
+			wake_worker(tensile_slot_of_job(notice->object), notice->kind == PENDING_STOP);
+		else if (notice->kind == PENDING_DROP_ROLE || notice->kind == PENDING_DROP_EXTENSION)
+			wake_affected(notice);
 	}
 	if (is_pending(PENDING_INSTALL))
 	{
@@ -251,7 +229,7 @@ deliver(void)
 	}
 	LWLockRelease(tensile_shared->lock);
 	if (jobs)
-		tensile_wake_readers();
+		tensile_announce_job_change();
 }
 
 static void
@@ -259,30 +237,30 @@ at_transaction_end(XactEvent event, void *arg)
 {
 	if (event == XACT_EVENT_PRE_COMMIT)
 		tensile_check_commit();
-	if (npending == 0)
+	if (pending == NIL)
 		return;
 	switch (event)
 	{
 		case XACT_EVENT_COMMIT:
 			deliver();
-			forget_pending();
+			pending = NIL;
 			break;
 		case XACT_EVENT_ABORT:
 			if (is_pending(PENDING_MODELS))
-				own_models_generation++;
-			forget_pending();
+				tensile_models_changed_here();
+			pending = NIL;
 			break;
 		case XACT_EVENT_PRE_PREPARE:
-			if (is_pending(PENDING_JOB) || is_pending(PENDING_STOP) || is_pending(PENDING_SUBMITTED) ||
-				is_pending(PENDING_MODELS))
+			if (jobs_pending() || is_pending(PENDING_MODELS))
 				ereport(ERROR,
 						(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-						 errmsg("cannot PREPARE a transaction that has changed jobs or models of pg_tensile")));
+						 errmsg("cannot PREPARE a transaction that has changed "
+								"jobs or models of pg_tensile")));
 			break;
 		case XACT_EVENT_PREPARE:
 		case XACT_EVENT_PARALLEL_COMMIT:
 		case XACT_EVENT_PARALLEL_ABORT:
-			forget_pending();
+			pending = NIL;
 			break;
 		case XACT_EVENT_PRE_COMMIT:
 		case XACT_EVENT_PARALLEL_PRE_COMMIT:
@@ -293,25 +271,25 @@ at_transaction_end(XactEvent event, void *arg)
 static void
 at_subtransaction_end(SubXactEvent event, SubTransactionId self, SubTransactionId parent, void *arg)
 {
-	int			kept = 0;
+	ListCell   *cell;
 
-	if (npending == 0 || (event != SUBXACT_EVENT_COMMIT_SUB && event != SUBXACT_EVENT_ABORT_SUB))
+	if (event != SUBXACT_EVENT_COMMIT_SUB && event != SUBXACT_EVENT_ABORT_SUB)
 		return;
-	for (int i = 0; i < npending; i++)
+	foreach(cell, pending)
 	{
-		Pending		one = pending[i];
+		Pending    *notice = lfirst(cell);
 
-		if (one.subtransaction == self && event == SUBXACT_EVENT_ABORT_SUB)
-		{
-			if (one.kind == PENDING_MODELS)
-				own_models_generation++;
+		if (notice->subtransaction != self)
 			continue;
+		if (event == SUBXACT_EVENT_COMMIT_SUB)
+			notice->subtransaction = parent;
+		else
+		{
+			if (notice->kind == PENDING_MODELS)
+				tensile_models_changed_here();
+			pending = foreach_delete_current(pending, cell);
 		}
-		if (one.subtransaction == self)
-			one.subtransaction = parent;
-		pending[kept++] = one;
 	}
-	npending = kept;
 }
 
 void
@@ -321,32 +299,39 @@ tensile_install_notify_hooks(void)
 	RegisterSubXactCallback(at_subtransaction_end, NULL);
 	previous_object_access = object_access_hook;
 	object_access_hook = object_access;
-	CacheRegisterRelcacheCallback(relation_changed, (Datum) 0);
 }
 
-/* ---- for SQL ---- */
+/* ---- functions in SQL ---- */
 
-/* tensile._notify(job): it has changed; job 0: the extension has been created. */
+/*
+ * tensile._notify(job): the job has changed; job 0: the extension was created.
+ */
 Datum
 tensile_notify(PG_FUNCTION_ARGS)
 {
 	int64		job = PG_GETARG_INT64(0);
 
 	tensile_require_preload();
-	add_pending(job == 0 ? PENDING_INSTALL : PENDING_JOB, job);
+	add_pending(job == 0 ? PENDING_INSTALL : PENDING_JOB, job, NULL);
 	PG_RETURN_VOID();
 }
 
-/* tensile._notify_stop(job): it has to stop, even if its worker runs the training query. */
+/*
+ * tensile._notify_stop(job): the job has to stop, even while its worker runs
+ * the training query.
+ */
 Datum
 tensile_notify_stop(PG_FUNCTION_ARGS)
 {
 	tensile_require_preload();
-	add_pending(PENDING_STOP, PG_GETARG_INT64(0));
+	add_pending(PENDING_STOP, PG_GETARG_INT64(0), NULL);
 	PG_RETURN_VOID();
 }
 
-/* tensile._log_job(line): for the server's log when this commits, if pg_tensile.log_jobs is on; cut to one short line. */
+/*
+ * tensile._log_job(line): writes one line to the server's log when this
+ * transaction commits, if pg_tensile.log_jobs is on; cut where it is too long.
+ */
 Datum
 tensile_log_job(PG_FUNCTION_ARGS)
 {
@@ -360,39 +345,32 @@ tensile_log_job(PG_FUNCTION_ARGS)
 	for (char *c = copy; *c != '\0'; c++)
 		if (*c == '\n' || *c == '\r')
 			*c = ' ';
-	add_pending(PENDING_LOG, 0);
-	pending[npending - 1].line = copy;
+	add_pending(PENDING_LOG, 0, copy);
 	PG_RETURN_VOID();
 }
 
-/* tensile._submitted_here(job) */
+/* tensile._submitted_here(job): has this transaction submitted the job? */
 Datum
 tensile_submitted_here(PG_FUNCTION_ARGS)
 {
 	int64		job = PG_GETARG_INT64(0);
+	ListCell   *cell;
 
-	for (int i = 0; i < npending; i++)
-		if (pending[i].kind == PENDING_SUBMITTED && pending[i].object == job)
+	foreach(cell, pending)
+	{
+		const Pending *notice = lfirst(cell);
+
+		if (notice->kind == PENDING_SUBMITTED && notice->object == job)
 			PG_RETURN_BOOL(true);
+	}
 	PG_RETURN_BOOL(false);
 }
 
-/* The number under which pg_stat_activity knows a wait by its name. */
-uint32
-tensile_wait_event(TensileWait wait)
-{
-	static const char *const names[] = {"PgTensileSupervisor", "PgTensilePredictor", "PgTensileJob"};
-	static uint32 events[lengthof(names)] = {0};
-
-	if (events[wait] == 0)
-		events[wait] = WaitEventExtensionNew(names[wait]);
-	return events[wait];
-}
-
-/* tensile._models_changed(): statement trigger */
+/* tensile._models_changed(): a trigger for statements that change models */
 Datum
 tensile_models_changed(PG_FUNCTION_ARGS)
 {
+	Relation	relation;
 	Oid			models;
 
 	if (!CALLED_AS_TRIGGER(fcinfo))
@@ -400,35 +378,12 @@ tensile_models_changed(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_E_R_I_E_TRIGGER_PROTOCOL_VIOLATED),
 				 errmsg("function \"%s\" was not called by trigger manager", "_models_changed")));
 	tensile_require_preload();
-	add_pending(PENDING_MODELS, 0);
-	own_models_generation++;
-	/* Travels to standbys with the commit. */
-	models = get_relname_relid("models", RelationGetNamespace(((TriggerData *) fcinfo->context)->tg_relation));
+	add_pending(PENDING_MODELS, 0, NULL);
+	tensile_models_changed_here();
+	/* This reaches standbys with the commit record. */
+	relation = ((TriggerData *) fcinfo->context)->tg_relation;
+	models = get_relname_relid("models", RelationGetNamespace(relation));
 	if (OidIsValid(models))
 		CacheInvalidateRelcacheByRelid(models);
 	return PointerGetDatum(NULL);
-}
-
-/*
- * tensile._wait_for_change(timeout_ms): returns when a job has changed since the last call in this session returned, so
- * that a caller who looks, waits and looks again misses nothing.
- */
-Datum
-tensile_wait_for_change(PG_FUNCTION_ARGS)
-{
-	int			timeout_ms = PG_GETARG_INT32(0);
-	TimestampTz start = GetCurrentTimestamp();
-	long		left = timeout_ms;
-
-	tensile_require_preload();
-	ConditionVariablePrepareToSleep(&tensile_shared->job_changed);
-	while (pg_atomic_read_u64(&tensile_shared->changes) == seen_changes && left > 0)
-	{
-		if (ConditionVariableTimedSleep(&tensile_shared->job_changed, left, tensile_wait_event(TENSILE_WAIT_JOB)))
-			break;
-		left = timeout_ms - TimestampDifferenceMilliseconds(start, GetCurrentTimestamp());
-	}
-	ConditionVariableCancelSleep();
-	seen_changes = pg_atomic_read_u64(&tensile_shared->changes);
-	PG_RETURN_VOID();
 }

@@ -1,12 +1,17 @@
 /*
- * owner.c: who owns what, and the way from a caller to the functions of the extension's owner.
+ * owner.c: ownership, and calls with the rights of the extension's owner.
  *
- * A SECURITY DEFINER function can't tell who called it. So a public function that changes the catalogue is in C: it runs
- * as the caller and passes the caller's OID to the private SECURITY DEFINER function of the same name, which nobody else
- * may execute. fmgr switches user and search_path there and back, also when an error is raised; no SQL is parsed on the
- * way. `register_model(name, ...)` calls `tensile._register_model(caller, name, ...)`.
+ * A SECURITY DEFINER function does not know its caller.  So a public function
+ * that changes the tables is in C: it runs as the caller, and passes the
+ * caller's OID to a private SECURITY DEFINER function, which no other role may
+ * execute.  register_model(name, ...) calls tensile._register_model(caller,
+ * name, ...).  fmgr switches user and search_path there and back, also after
+ * an error, and no SQL is parsed.
  *
- * Roles are remembered as OID and name; only both together stand for a role (docs/internals.md).
+ * Tables store the OID and the name of a role; only both together identify it
+ * (docs/internals.md).
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -27,7 +32,16 @@ PG_FUNCTION_INFO_V1(tensile_forward);
 PG_FUNCTION_INFO_V1(tensile_owned);
 PG_FUNCTION_INFO_V1(tensile_raise);
 
-/* tensile._<name of the public function>(oid, its arguments..., extra...), looked up once per call site */
+static List *
+private_name(char *function)
+{
+	return list_make2(makeString("tensile"), makeString(function));
+}
+
+/*
+ * The private function of a public one, tensile._<name>(oid, arguments...,
+ * extra...); looked up once for each call in a query.
+ */
 static FmgrInfo *
 private_function(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types)
 {
@@ -48,7 +62,7 @@ private_function(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types)
 			types[1 + nargs + i] = extra_types[i];
 
 		function = MemoryContextAlloc(fcinfo->flinfo->fn_mcxt, sizeof(FmgrInfo));
-		fmgr_info_cxt(LookupFuncName(list_make2(makeString("tensile"), makeString(psprintf("_%s", name))),
+		fmgr_info_cxt(LookupFuncName(private_name(psprintf("_%s", name)),
 									 1 + nargs + nextra, types, false),
 					  function, fcinfo->flinfo->fn_mcxt);
 		fcinfo->flinfo->fn_extra = function;
@@ -56,16 +70,17 @@ private_function(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types)
 	return function;
 }
 
-/* Calls the private function of the calling public one with the caller, the same arguments and `extra` ones. */
 Datum
-tensile_forward_with(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types, const NullableDatum *extra)
+tensile_forward_with(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types,
+					 const NullableDatum *extra)
 {
 	LOCAL_FCINFO(call, FUNC_MAX_ARGS);
 	int			nargs = PG_NARGS();
 	Datum		result;
 
 	Assert(1 + nargs + nextra <= FUNC_MAX_ARGS);
-	InitFunctionCallInfoData(*call, private_function(fcinfo, nextra, extra_types), 1 + nargs + nextra, InvalidOid, NULL, NULL);
+	InitFunctionCallInfoData(*call, private_function(fcinfo, nextra, extra_types),
+							 1 + nargs + nextra, InvalidOid, NULL, NULL);
 	call->args[0].value = ObjectIdGetDatum(GetUserId());
 	call->args[0].isnull = false;
 	memcpy(call->args + 1, fcinfo->args, nargs * sizeof(NullableDatum));
@@ -76,14 +91,13 @@ tensile_forward_with(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types
 	return result;
 }
 
-/* register_model, drop_model, deploy_model, ...: all of the work is in the private function */
+/* register_model, drop_model, ...: the private function does everything */
 Datum
 tensile_forward(PG_FUNCTION_ARGS)
 {
 	return tensile_forward_with(fcinfo, 0, NULL, NULL);
 }
 
-/* Is the current user the role with this OID and name, or has it the privileges of that role? */
 bool
 tensile_role_owned(Oid owner, const char *name)
 {
@@ -103,18 +117,17 @@ tensile_owned(PG_FUNCTION_ARGS)
 	PG_RETURN_BOOL(tensile_role_owned(PG_GETARG_OID(0), NameStr(*PG_GETARG_NAME(1))));
 }
 
-/* Does the current user own the model, or hold 'predict' or 'train' on it? Needs an active snapshot. */
 bool
 tensile_model_granted(int64 model, const char *privilege)
 {
 	Oid			types[] = {OIDOID, INT8OID, TEXTOID};
-	Oid			function = LookupFuncName(list_make2(makeString("tensile"), makeString("_granted")), 3, types, false);
+	Oid			function = LookupFuncName(private_name("_granted"), 3, types, false);
 
-	return DatumGetBool(OidFunctionCall3(function, ObjectIdGetDatum(GetUserId()), Int64GetDatum(model),
-										 CStringGetTextDatum(privilege)));
+	return DatumGetBool(OidFunctionCall3(function, ObjectIdGetDatum(GetUserId()),
+										 Int64GetDatum(model), CStringGetTextDatum(privilege)));
 }
 
-/* By tensile._parse_budget, which train_model uses. */
+/* Calls tensile._parse_budget, as train_model does. */
 int64
 tensile_parse_budget(text *budget)
 {
@@ -122,14 +135,14 @@ tensile_parse_budget(text *budget)
 	FmgrInfo	function;
 	Oid			type = TEXTOID;
 
-	fmgr_info(LookupFuncName(list_make2(makeString("tensile"), makeString("_parse_budget")), 1, &type, false), &function);
+	fmgr_info(LookupFuncName(private_name("_parse_budget"), 1, &type, false), &function);
 	InitFunctionCallInfoData(*call, &function, 1, InvalidOid, NULL, NULL);
 	call->args[0].value = PointerGetDatum(budget);
 	call->args[0].isnull = false;
 	return DatumGetInt64(FunctionCallInvoke(call));
 }
 
-/* A SQLSTATE from a table or from a child; anything that cannot be raised counts as an internal error. */
+/* The code of a SQLSTATE; an internal error for one that cannot be raised. */
 static int
 raisable_sqlstate(const char *code)
 {
@@ -139,7 +152,6 @@ raisable_sqlstate(const char *code)
 	return MAKE_SQLSTATE(code[0], code[1], code[2], code[3], code[4]);
 }
 
-/* Raises an error whose SQLSTATE is data: a job's, or one that a child has sent. What is NULL is left out. */
 void
 tensile_raise_error(const char *sqlstate, const char *message, const char *hint, const char *detail)
 {
@@ -150,7 +162,10 @@ tensile_raise_error(const char *sqlstate, const char *message, const char *hint,
 			 detail ? errdetail_internal("%s", detail) : 0));
 }
 
-/* tensile._raise(sqlstate, message, hint, detail): PL/pgSQL's RAISE can't leave the hint or the detail out when null */
+/*
+ * tensile._raise(sqlstate, message, hint, detail): RAISE of PL/pgSQL cannot
+ * omit a hint or detail that is null.
+ */
 Datum
 tensile_raise(PG_FUNCTION_ARGS)
 {

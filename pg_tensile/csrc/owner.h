@@ -1,29 +1,40 @@
 /*
- * owner.h: ownership by OID and name, and calls with the rights of the extension's owner.
+ * owner.h: ownership by OID and name, and calls with the rights of the
+ * extension's owner.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_OWNER_H
 #define TENSILE_OWNER_H
 
-#include "postgres.h"
-
 #include "fmgr.h"
 
-/* Is the current user the role with this OID and name, or has it the privileges of that role? */
+/*
+ * Is the current user the role with this OID and name, or does it have its
+ * privileges?
+ */
 extern bool tensile_role_owned(Oid owner, const char *name);
 
-/* Does the current user own the model, or hold 'predict' or 'train' on it? Needs an active snapshot. */
+/*
+ * Does the current user own the model, or have the privilege 'predict' or
+ * 'train' on it?  Needs an active snapshot.
+ */
 extern bool tensile_model_granted(int64 model, const char *privilege);
 
-/* Bytes of a size such as '100MB', checked and refused (22023) as memory_budget is everywhere. */
+/* The bytes of a memory_budget such as '100MB'; 22023 if it is not valid. */
 extern int64 tensile_parse_budget(text *budget);
 
-/* From a public function f(args): tensile._f(caller's OID, args, extra). */
-extern Datum tensile_forward_with(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types, const NullableDatum *extra);
+/*
+ * In a public function f(args): calls tensile._f(caller's OID, args, extra).
+ */
+extern Datum tensile_forward_with(FunctionCallInfo fcinfo, int nextra, const Oid *extra_types,
+								  const NullableDatum *extra);
 
 /*
- * Raises an error whose SQLSTATE is data: a job's, or one that a child has sent. One that cannot be raised becomes XX000;
- * what is NULL is left out.
+ * Raises an error whose SQLSTATE comes from a table or a child.  A SQLSTATE
+ * that cannot be raised becomes XX000; fields that are NULL are omitted.
  */
-extern void tensile_raise_error(const char *sqlstate, const char *message, const char *hint, const char *detail);
+extern void tensile_raise_error(const char *sqlstate, const char *message, const char *hint,
+								const char *detail);
 
 #endif

@@ -1,9 +1,12 @@
 /*
  * pg_tensile.c: what happens when the library is loaded.
  *
- * In the postmaster (shared_preload_libraries) it defines the settings, asks for shared memory, registers the launcher
- * and hooks into commits. Loaded later, into one session, there is no shared memory: the settings can be looked at, and
- * every function that needs the rest raises (tensile_require_preload).
+ * In the postmaster (shared_preload_libraries) it defines the settings,
+ * requests shared memory, registers the launcher and installs hooks.  Loaded
+ * later, into one session, it only defines settings, and functions that need
+ * shared memory raise an error (tensile_require_preload).
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -11,7 +14,12 @@
 #include "miscadmin.h"
 #include "utils/builtins.h"
 
+#include "guc.h"
+#include "models_generation.h"
+#include "notify.h"
 #include "pg_tensile.h"
+#include "process.h"
+#include "shmem.h"
 
 PG_MODULE_MAGIC;
 
@@ -27,12 +35,25 @@ _PG_init(void)
 		return;
 	tensile_install_shmem_hooks();
 	tensile_install_notify_hooks();
+	tensile_watch_invalidations();
 	tensile_register_launcher();
 }
 
-/* tensile._version(): of the loaded library, which may be another one than that of the extension or the files on disk. */
+/*
+ * tensile._version(): the version of the loaded library, which may differ from
+ * those of the extension and of the files on disk.
+ */
 Datum
 tensile_version(PG_FUNCTION_ARGS)
 {
 	PG_RETURN_TEXT_P(cstring_to_text(TENSILE_VERSION));
+}
+
+char *
+tensile_python_folder(void)
+{
+	char		share[MAXPGPATH];
+
+	get_share_path(my_exec_path, share);
+	return psprintf("%s/%s/python", share, TENSILE_EXTENSION);
 }

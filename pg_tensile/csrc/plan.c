@@ -1,13 +1,21 @@
 /*
- * plan.c: the plan table: for each job slot a header (generation, number of events) and fixed-size event rows, and
- * behind these, in the same area, the order of the operators (int32 each) of a plan that has one.
+ * plan.c: the plan table.
  *
- * The scheduler is the only writer. It writes rows and header under the slot's lock, readers copy both under the same
- * lock, so nobody sees half a plan. The worker that finds a newer generation than its executor has sends it on, and
- * acknowledges it when the executor has made an iteration under it.
+ * For each job slot the table has a header (generation, number of events),
+ * event rows of fixed size, and behind these, for a plan that has one, the
+ * order of the operators (int32 each).
  *
- * A plan comes with a grant of device memory: it is entered into the ledger (ledger.c) in the same moment, under
- * shared->lock, or not published at all.
+ * The scheduler is the only writer.  It writes the header and the rows under
+ * the slot's lock, and readers copy both under that lock, so nobody sees half
+ * a plan.  A worker that finds a newer generation than its executor has sends
+ * the plan, and acknowledges it when the executor has made an iteration under
+ * it.
+ *
+ * A plan comes with a grant of device memory.  The grant is entered into the
+ * ledger (ledger.c) at the same time, under shared->lock, or the plan is not
+ * published.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -16,7 +24,13 @@
 #include "utils/builtins.h"
 #include "utils/tuplestore.h"
 
-#include "pg_tensile.h"
+#include "compat.h"
+#include "job_change.h"
+#include "ledger.h"
+#include "plan.h"
+#include "process.h"
+#include "shmem.h"
+#include "slot.h"
 
 PG_FUNCTION_INFO_V1(tensile_publish_plan);
 PG_FUNCTION_INFO_V1(tensile_fetch_plan);
@@ -24,7 +38,8 @@ PG_FUNCTION_INFO_V1(tensile_acknowledge_plan);
 PG_FUNCTION_INFO_V1(tensile_plan);
 
 static const char *const event_kinds[] = {NULL, "swap_out", "swap_in", "recompute", "release"};
-static const char *const codecs[] = {NULL, "zvc", "rle", "csr", "lz4"};	/* pg_tensile/planning/compression/codec.py */
+/* as in pg_tensile/planning/compression/codec.py */
+static const char *const codecs[] = {NULL, "zvc", "rle", "csr", "lz4"};
 
 #define SWAP_OUT 1
 
@@ -32,17 +47,19 @@ static const char *const codecs[] = {NULL, "zvc", "rle", "csr", "lz4"};	/* pg_te
 static TensilePlanEvent *
 slot_events(const TensileSlot *slot)
 {
-	return tensile_shared->events + (slot - tensile_shared->slots) * (Size) tensile_shared->plan_events;
+	Size		index = slot - tensile_shared->slots;
+
+	return tensile_shared->events + index * tensile_shared->plan_events;
 }
 
-/* The order of the operators, behind the rows. */
+/* The order of the operators. */
 static int32 *
 order_of(const TensilePlanHeader *header, TensilePlanEvent *events)
 {
 	return (int32 *) (events + header->nevents);
 }
 
-/* Of the rows and the order together. */
+/* Bytes of the rows and the order. */
 static Size
 plan_bytes(const TensilePlanHeader *header)
 {
@@ -51,7 +68,10 @@ plan_bytes(const TensilePlanHeader *header)
 
 /* ---- writing ---- */
 
-/* Raises unless `bytes` of rows, and of an order, are a number of rows and of operators that fits into the table. */
+/*
+ * Raises an error unless rows and order have whole elements and fit into the
+ * table.
+ */
 static void
 check_size(Size bytes, Size order_bytes)
 {
@@ -60,7 +80,8 @@ check_size(Size bytes, Size order_bytes)
 	if (bytes % sizeof(TensilePlanEvent) != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("a plan of %zu bytes is not a number of rows of %zu bytes", bytes, sizeof(TensilePlanEvent))));
+				 errmsg("a plan of %zu bytes is not a number of rows of %zu bytes",
+						bytes, sizeof(TensilePlanEvent))));
 	if (order_bytes % sizeof(int32) != 0)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -69,13 +90,19 @@ check_size(Size bytes, Size order_bytes)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 order_bytes == 0
-				 ? errmsg("a plan of %zu events does not fit into the plan table", bytes / sizeof(TensilePlanEvent))
-				 : errmsg("a plan of %zu events that orders %zu operators does not fit into the plan table",
+				 ? errmsg("a plan of %zu events does not fit into the plan table",
+						  bytes / sizeof(TensilePlanEvent))
+				 : errmsg("a plan of %zu events that orders %zu operators does not fit "
+						  "into the plan table",
 						  bytes / sizeof(TensilePlanEvent), order_bytes / sizeof(int32)),
-				 errhint("Increase pg_tensile.plan_events (now %d) and restart the server.", tensile_shared->plan_events)));
+				 errhint("Increase pg_tensile.plan_events (now %d) and restart the server.",
+						 tensile_shared->plan_events)));
 }
 
-/* Raises unless all rows are events, at places in the order if there is one, which names operators. */
+/*
+ * Raises an error unless all rows are events, and the order consists of
+ * operators.
+ */
 static void
 check_plan(const TensilePlanHeader *header, TensilePlanEvent *events)
 {
@@ -86,14 +113,19 @@ check_plan(const TensilePlanHeader *header, TensilePlanEvent *events)
 			events[i].codec >= (events[i].kind == SWAP_OUT ? lengthof(codecs) : 1) ||
 			events[i].zero[0] != 0 || events[i].zero[1] != 0)
 			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("event %u of the plan is of unknown kind", i)));
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("event %u of the plan is of unknown kind", i)));
 	for (uint32 i = 0; i < header->nordered; i++)
 		if (order[i] < 0)
 			ereport(ERROR,
-					(errcode(ERRCODE_INVALID_PARAMETER_VALUE), errmsg("the plan's order names operator %d", order[i])));
+					(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+					 errmsg("the plan's order names operator %d", order[i])));
 }
 
-/* Raises unless the numbers of a plan make sense; a comparison with NaN is false. */
+/*
+ * Raises an error unless the numbers of a plan make sense; comparisons with
+ * NaN are false.
+ */
 static void
 check_header(const TensilePlanHeader *header)
 {
@@ -101,15 +133,19 @@ check_header(const TensilePlanHeader *header)
 		!(header->link_share >= 0 && header->link_share <= 1))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("a plan cannot have planned_bytes " INT64_FORMAT ", granted_bytes " INT64_FORMAT
-						" and link_share %g", header->planned_bytes, header->granted_bytes, header->link_share)));
+				 errmsg("a plan cannot have planned_bytes " INT64_FORMAT
+						", granted_bytes " INT64_FORMAT " and link_share %g",
+						header->planned_bytes, header->granted_bytes, header->link_share)));
 }
 
 /*
- * Writes the plan with its grant and wakes the job's worker. The header's generation becomes the new one; 0: there is
- * no room for the grant. False if there is no job to plan for. Grant and header are entered under the lock of all
- * slots, so that no two grants are entered at once; the rows are copied under the slot's own lock, which whoever reads
- * them or reserves the slot has to wait for.
+ * Writes the plan with its grant and wakes the job's worker.  Sets the
+ * header's generation, to 0 if there is no room for the grant.  False if the
+ * job has no slot with a device.
+ *
+ * Grant and header are entered under shared->lock, so that grants are entered
+ * one after the other.  The rows are copied under the slot's own lock, for
+ * which readers and the next job of the slot have to wait.
  */
 static bool
 write_plan(int64 job, TensilePlanHeader *header, const TensilePlanEvent *events)
@@ -137,14 +173,17 @@ write_plan(int64 job, TensilePlanHeader *header, const TensilePlanEvent *events)
 	return exists;
 }
 
-/* tensile._publish_plan(job, events, planned_bytes, granted_bytes, link_share, plan_order) -> generation; NULL: no room */
+/*
+ * tensile._publish_plan(job, events, planned_bytes, granted_bytes, link_share,
+ * plan_order) -> generation; null if there is no room
+ */
 Datum
 tensile_publish_plan(PG_FUNCTION_ARGS)
 {
 	int64		job = PG_GETARG_INT64(0);
 	bytea	   *plan = PG_GETARG_BYTEA_PP(1);
 	bytea	   *order = PG_GETARG_BYTEA_PP(5);
-	TensilePlanEvent *events;	/* a copy: the rows must be aligned */
+	TensilePlanEvent *events;	/* a copy, because rows must be aligned */
 	TensilePlanHeader header;
 
 	tensile_require_process(TENSILE_SCHEDULER);
@@ -170,8 +209,9 @@ tensile_publish_plan(PG_FUNCTION_ARGS)
 }
 
 /*
- * tensile._acknowledge_plan(generation): the executor has made an iteration under it. If it is still the newest plan,
- * its grant is all that the job holds from now on, and there may be room for others.
+ * tensile._acknowledge_plan(generation): the executor has made an iteration
+ * under that plan.  If it is still the newest, the job's grant becomes that of
+ * the plan, and there may be room for others.
  */
 Datum
 tensile_acknowledge_plan(PG_FUNCTION_ARGS)
@@ -181,7 +221,7 @@ tensile_acknowledge_plan(PG_FUNCTION_ARGS)
 
 	tensile_require_process(TENSILE_WORKER);
 	LWLockAcquire(tensile_shared->lock, LW_EXCLUSIVE);
-	newest = tensile_my_slot->plan.generation;	/* nobody writes it without shared->lock */
+	newest = tensile_my_slot->plan.generation;	/* written under shared->lock only */
 	if (generation > 0 && generation <= newest)
 	{
 		tensile_my_slot->acknowledged = Max(tensile_my_slot->acknowledged, generation);
@@ -193,18 +233,18 @@ tensile_acknowledge_plan(PG_FUNCTION_ARGS)
 	if (generation == 0 || generation > newest)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
-				 errmsg("job " INT64_FORMAT " has no plan of generation " INT64_FORMAT, tensile_my_slot->job,
-						(int64) generation)));
-	tensile_wake_readers();
+				 errmsg("job " INT64_FORMAT " has no plan of generation " INT64_FORMAT,
+						tensile_my_slot->job, (int64) generation)));
+	tensile_announce_job_change();
 	PG_RETURN_VOID();
 }
 
 /* ---- reading ---- */
 
 /*
- * A copy of the job's plan if it is newer than generation `after`; NULL if not, or if the job has no slot. The lock of
- * all slots is held to find the job's only: up to 32 MB are copied under the slot's own lock, without which the slot
- * can become no other job's (shmem.c).
+ * A copy of the job's plan if it is newer than generation `after`, else NULL.
+ * shared->lock is held only to find the slot.  Up to 32 MB are copied under
+ * the slot's own lock, without which no other job can reserve the slot.
  */
 static TensilePlanEvent *
 read_plan(int64 job, uint64 after, TensilePlanHeader *header)
@@ -229,13 +269,17 @@ read_plan(int64 job, uint64 after, TensilePlanHeader *header)
 	return events;
 }
 
-/* tensile._fetch_plan(generation) -> the newer plan of this worker's job, or no row */
+/*
+ * tensile._fetch_plan(generation) -> the plan of this worker's job if it is
+ * newer, or no row
+ */
 Datum
 tensile_fetch_plan(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *rsinfo = (ReturnSetInfo *) fcinfo->resultinfo;
 	TensilePlanHeader header;
 	TensilePlanEvent *events;
+	Size		row_bytes;
 	Datum		values[6];
 	bool		nulls[6] = {false};
 
@@ -245,7 +289,8 @@ tensile_fetch_plan(PG_FUNCTION_ARGS)
 	if (events == NULL)
 		PG_RETURN_NULL();
 	values[0] = Int64GetDatum((int64) header.generation);
-	values[1] = PointerGetDatum(cstring_to_text_with_len((char *) events, header.nevents * sizeof(TensilePlanEvent)));
+	row_bytes = header.nevents * sizeof(TensilePlanEvent);
+	values[1] = PointerGetDatum(cstring_to_text_with_len((char *) events, row_bytes));
 	values[2] = Int64GetDatum(header.planned_bytes);
 	values[3] = Int64GetDatum(header.granted_bytes);
 	values[4] = Float8GetDatum(header.link_share);
@@ -255,29 +300,36 @@ tensile_fetch_plan(PG_FUNCTION_ARGS)
 	PG_RETURN_NULL();
 }
 
-/* The captured number of the operator at a place of the plan's order; a place that it doesn't have stays as it is. */
+/*
+ * The operator at an index of the plan's order; without an order, the index.
+ */
 static int32
-operator_at(const TensilePlanHeader *header, TensilePlanEvent *events, int32 place)
+operator_at(const TensilePlanHeader *header, TensilePlanEvent *events, int32 index)
 {
-	return place >= 0 && (uint32) place < header->nordered ? order_of(header, events)[place] : place;
+	if (index < 0 || (uint32) index >= header->nordered)
+		return index;
+	return order_of(header, events)[index];
 }
 
-/* One row of tensile._plan(), in the order of its columns. */
+/* Returns one row of tensile._plan(), in the order of its columns. */
 static void
-put_event(ReturnSetInfo *rsinfo, int64 job, const TensilePlanHeader *header, TensilePlanEvent *events, uint32 number)
+put_event(ReturnSetInfo *rsinfo, int64 job, const TensilePlanHeader *header,
+		  TensilePlanEvent *events, uint32 number)
 {
 	const TensilePlanEvent *event = &events[number];
 	Datum		values[] = {
-		Int64GetDatum(job), Int64GetDatum((int64) header->generation), Int32GetDatum((int32) number),
-		CStringGetTextDatum(event_kinds[event->kind]), Int32GetDatum(event->tensor), Int32GetDatum(event->version),
-		Int32GetDatum(operator_at(header, events, event->trigger_operator)), Int64GetDatum((int64) event->delay_us),
-		Int32GetDatum(operator_at(header, events, event->deadline_operator)), Int64GetDatum(event->bytes),
+		Int64GetDatum(job), Int64GetDatum((int64) header->generation),
+		Int32GetDatum((int32) number), CStringGetTextDatum(event_kinds[event->kind]),
+		Int32GetDatum(event->tensor), Int32GetDatum(event->version),
+		Int32GetDatum(operator_at(header, events, event->trigger_operator)),
+		Int64GetDatum((int64) event->delay_us),
+		Int32GetDatum(operator_at(header, events, event->deadline_operator)),
+		Int64GetDatum(event->bytes),
 		event->codec ? CStringGetTextDatum(codecs[event->codec]) : (Datum) 0
 	};
 	bool		nulls[lengthof(values)] = {false};
 
 	nulls[lengthof(values) - 1] = event->codec == 0;
-
 	tuplestore_putvalues(rsinfo->setResult, rsinfo->setDesc, values, nulls);
 }
 

@@ -1,28 +1,29 @@
 /*
- * predict_client.h: a session's connection to the predictor.
+ * predict_client.h: a session's requests to the predictor.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_PREDICT_CLIENT_H
 #define TENSILE_PREDICT_CLIENT_H
 
-#include "postgres.h"
-
-#include "datatype/timestamp.h"
-
+#include "compat.h"
+#include "predict_socket.h"
 #include "wire.h"
 
 typedef struct PredictClient
 {
-	int			fd;				/* -1: not connected */
-	struct WaitEventSet *waits; /* for the socket, the latch and the postmaster's death */
-	bool		busy;			/* a request is on its way: the connection can't be used for another */
+	PredictSocket socket;
+	bool		busy;			/* an answer may still come */
 	bool		greeted;		/* the predictor has answered our HELLO */
-	bool		answers_fast;	/* the last answer came within microseconds */
 	FrameWriter writer;
 	FrameReader reader;
 	MemoryContext context;
 } PredictClient;
 
-/* The predictor's answer to one PREDICT frame, inside the reader's memory until the next exchange. */
+/*
+ * The answer to a PREDICT frame, in the reader's memory until the next
+ * exchange.
+ */
 typedef struct Predictions
 {
 	int			rows;
@@ -32,20 +33,25 @@ typedef struct Predictions
 	const int32 *label;
 } Predictions;
 
-/* Now + pg_tensile.predict_timeout. */
-extern TimestampTz predict_deadline(void);
-
 extern void predict_client_init(PredictClient *client, MemoryContext context);
 extern void predict_client_close(PredictClient *client);
 
-/* Connects unless it is connected, and starts the inference worker if need be. True: this is a new connection. */
+/*
+ * Connects unless it is connected, and starts the inference process if needed.
+ * True if the connection is new.
+ */
 extern bool predict_client_connect(PredictClient *client, TimestampTz deadline);
 
 /*
- * Sends the frame (unless `header` is NULL) and takes the next answer (if `answer`), both at once, so that neither side
- * waits for the other for ever. False: the predictor closed the connection before it got the request.
+ * Sends the frame (unless `header` is NULL) and takes the next answer (if
+ * `answer`), both at once, so that neither side waits for the other for ever.
+ * False: the predictor closed the connection before it got the request.
  */
 extern bool predict_client_exchange(PredictClient *client, int64 version, const StringInfo header,
-									const WireBuffer *buffers, int nbuffers, Predictions *answer, TimestampTz deadline);
+									const WireBuffer *buffers, int nbuffers, Predictions *answer,
+									TimestampTz deadline);
+
+/* Closes the connection and raises 08006; the detail may be NULL. */
+pg_noreturn extern void predict_client_went_away(PredictClient *client, const char *detail);
 
 #endif

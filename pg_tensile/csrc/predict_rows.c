@@ -1,12 +1,18 @@
 /*
  * predict_rows.c: predictions for every row of a query, in chunks.
  *
- * The query runs as the caller, read only, with a DestReceiver that packs its rows (features.c). A full chunk is sent
- * while the predictor still computes the one before: there are never more than two of them under way, and whenever we
- * send we also receive (predict_client_exchange), so that neither side blocks the other.
+ * The query runs read only, as the caller, with a DestReceiver that packs its
+ * rows (features.c).  A full chunk is sent while the predictor computes the
+ * one before, so at most two are under way.  Sending also receives
+ * (predict_client_exchange), so that neither side blocks the other.
  *
- * The connection is this call's own, because the query may itself call predict; it is closed however the call ends.
- * Memory: everything in the caller's context; results go to a tuplestore, which spills to disk.
+ * The call has a connection of its own, because the query may call predict,
+ * and closes it even after an error.
+ *
+ * Memory: everything is in the caller's context; results go to a tuplestore,
+ * which spills to disk.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -20,11 +26,15 @@
 #include "utils/memutils.h"
 #include "utils/tuplestore.h"
 
+#include "extension.h"
+#include "features.h"
 #include "model.h"
 #include "owner.h"
-#include "pg_tensile.h"
 #include "predict_client.h"
+#include "predict_socket.h"
+#include "predictions.h"
 #include "query.h"
+#include "wire.h"
 
 #define QUERY_NAME "query of predict_rows"
 
@@ -32,11 +42,11 @@ typedef struct RowsReceiver
 {
 	DestReceiver pub;
 	const PredictModel *model;
-	int64		memory_budget;	/* in bytes: the argument, or the model's own; 0: none */
+	int64		memory_budget;	/* the argument or the model's own; 0: none */
 	PredictClient client;
 	FeatureBatch *batch;
 	FeatureSource *sources;
-	int			pending;		/* rows of the chunk that is sent and not answered; 0: none */
+	int			pending;		/* rows of the chunk sent and not answered; 0: none */
 	int64		rows;			/* answered */
 	Datum	   *labels;			/* as text */
 	Tuplestorestate *results;
@@ -54,7 +64,8 @@ put_results(RowsReceiver *receiver, const Predictions *answer)
 	bool		classifier = model->task != TASK_REGRESSION;
 
 	if (answer->rows != receiver->pending)
-		elog(ERROR, "the predictor answered with %d rows instead of %d", answer->rows, receiver->pending);
+		elog(ERROR, "the predictor answered with %d rows instead of %d",
+			 answer->rows, receiver->pending);
 	tensile_count_predictions(model->version, answer->rows, answer->unknown);
 	for (int i = 0; i < answer->rows; i++)
 	{
@@ -64,14 +75,16 @@ put_results(RowsReceiver *receiver, const Predictions *answer)
 			Int64GetDatum(++receiver->rows), Float8GetDatum(answer->prediction[i]),
 			has_label ? receiver->labels[label] : (Datum) 0, Float8GetDatum(answer->probability[i])
 		};
-		bool		nulls[4] = {false, isnan(answer->prediction[i]), !has_label, isnan(answer->probability[i])};
+		bool		nulls[4] = {
+			false, isnan(answer->prediction[i]), !has_label, isnan(answer->probability[i])
+		};
 
 		tuplestore_putvalues(receiver->results, receiver->results_desc, values, nulls);
 	}
 	receiver->pending = 0;
 }
 
-/* Sends the chunk, and takes the answer to the one before. */
+/* Sends the chunk, and receives the answer to the one before. */
 static void
 send_chunk(RowsReceiver *receiver)
 {
@@ -85,12 +98,9 @@ send_chunk(RowsReceiver *receiver)
 
 	initStringInfo(&header);
 	nbuffers = feature_batch_frame(receiver->batch, receiver->memory_budget, &header, &buffers);
-	if (!predict_client_exchange(&receiver->client, receiver->model->version, &header, buffers, nbuffers,
-								 answer_due ? &answer : NULL, deadline))
-		ereport(ERROR,
-				(errcode(ERRCODE_CONNECTION_FAILURE),
-				 errmsg("the predictor went away"),
-				 errhint("Try again: it is started anew. The server's log may say why it ended.")));
+	if (!predict_client_exchange(&receiver->client, receiver->model->version, &header,
+								 buffers, nbuffers, answer_due ? &answer : NULL, deadline))
+		predict_client_went_away(&receiver->client, NULL);
 	if (answer_due)
 		put_results(receiver, &answer);
 	receiver->pending = receiver->batch->row;
@@ -108,7 +118,8 @@ finish(RowsReceiver *receiver)
 		send_chunk(receiver);
 	if (receiver->pending > 0)
 	{
-		(void) predict_client_exchange(&receiver->client, receiver->model->version, NULL, NULL, 0, &answer, predict_deadline());
+		(void) predict_client_exchange(&receiver->client, receiver->model->version, NULL,
+									   NULL, 0, &answer, predict_deadline());
 		put_results(receiver, &answer);
 	}
 }
@@ -152,7 +163,10 @@ predict_query(RowsReceiver *receiver, const char *sql)
 	AtEOXact_GUC(false, nest_level);
 }
 
-/* predict_rows(model, query, memory_budget) -> (row_number, prediction, label, probability) */
+/*
+ * predict_rows(model, query, memory_budget) -> (row_number, prediction, label,
+ * probability)
+ */
 Datum
 tensile_predict_rows(PG_FUNCTION_ARGS)
 {
@@ -170,13 +184,18 @@ tensile_predict_rows(PG_FUNCTION_ARGS)
 	tensile_require_version();
 	receiver.results = result->setResult;
 	receiver.results_desc = result->setDesc;
-	receiver.model = model = predict_model_load(text_to_cstring(PG_GETARG_TEXT_PP(0)), CurrentMemoryContext);
-	receiver.memory_budget = PG_ARGISNULL(2) ? model->memory_budget : tensile_parse_budget(PG_GETARG_TEXT_PP(2));
+	model = predict_model_load(text_to_cstring(PG_GETARG_TEXT_PP(0)), CurrentMemoryContext);
+	receiver.model = model;
+	receiver.memory_budget = PG_ARGISNULL(2) ? model->memory_budget :
+		tensile_parse_budget(PG_GETARG_TEXT_PP(2));
 	receiver.labels = palloc(sizeof(Datum) * Max(model->nlabels, 1));
 	for (int i = 0; i < model->nlabels; i++)
 		receiver.labels[i] = CStringGetTextDatum(model->labels[i]);
-	receiver.scratch = AllocSetContextCreate(CurrentMemoryContext, "pg_tensile chunk", ALLOCSET_DEFAULT_SIZES);
-	receiver.batch = feature_batch_create(&model->features, feature_batch_capacity(&model->features), CurrentMemoryContext);
+	receiver.scratch = AllocSetContextCreate(CurrentMemoryContext, "pg_tensile chunk",
+											 ALLOCSET_DEFAULT_SIZES);
+	receiver.batch = feature_batch_create(&model->features,
+										  feature_batch_capacity(&model->features),
+										  CurrentMemoryContext);
 	predict_client_init(&receiver.client, CurrentMemoryContext);
 
 	PG_TRY();

@@ -1,9 +1,12 @@
 /*
- * query.c: one SELECT that changes nothing, from its text to a DestReceiver; and "did you mean" for misspelt names.
+ * query.c: read-only queries given as text, and suggestions for unknown names.
  *
- * train_model checks a query this way when it is submitted, the worker when it feeds the rows, predict_rows when it
- * runs. Everything happens as the current user. What the checks of the tree can't see (a volatile function that
- * writes) transaction_read_only stops at run time.
+ * train_model checks its query here, the worker when it feeds the rows, and
+ * predict_rows when it runs.  Everything happens as the current user.  The
+ * checks of the query tree cannot find functions that write; those are stopped
+ * at run time by transaction_read_only.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -18,7 +21,7 @@
 #include "compat.h"
 #include "query.h"
 
-#define MAX_NAME_LENGTH 255		/* what varstr_levenshtein takes */
+#define MAX_NAME_LENGTH 255		/* limit of varstr_levenshtein */
 
 typedef struct SourceText
 {
@@ -26,7 +29,10 @@ typedef struct SourceText
 	const char *what;
 } SourceText;
 
-/* A position in our query must not be taken for one in the statement that the client sent. */
+/*
+ * Makes a position in the given query one of an internal query, not of the
+ * client's statement.
+ */
 static void
 point_into_query(void *arg)
 {
@@ -42,7 +48,10 @@ point_into_query(void *arg)
 	errcontext("%s", source->what);
 }
 
-/* Where, from 1, a statement begins that stands behind another one. Before 18 its location is that of white space before it. */
+/*
+ * The position, from 1, of a statement behind another one.  Before PostgreSQL
+ * 18 its location is that of the white space before it.
+ */
 static int
 start_position(const char *sql, const RawStmt *statement)
 {
@@ -83,7 +92,8 @@ has_row_marks(Node *node, void *context)
 	if (node == NULL)
 		return false;
 	if (IsA(node, Query))
-		return ((Query *) node)->rowMarks != NIL || query_tree_walker((Query *) node, has_row_marks, context, 0);
+		return ((Query *) node)->rowMarks != NIL ||
+			query_tree_walker((Query *) node, has_row_marks, context, 0);
 	return expression_tree_walker(node, has_row_marks, context);
 }
 
@@ -109,7 +119,7 @@ Query *
 tensile_analyze_select(const char *sql, const char *what)
 {
 	SourceText	source = {sql, what};
-	ErrorContextCallback callback = {.previous = error_context_stack,.callback = point_into_query,.arg = &source};
+	ErrorContextCallback callback = {error_context_stack, point_into_query, &source};
 	List	   *queries;
 	Query	   *query;
 
@@ -123,11 +133,15 @@ tensile_analyze_select(const char *sql, const char *what)
 	return query;
 }
 
-/* For the rest of this GUC nest level. (GUC_ACTION_SAVE, that of functions, is refused for this setting by 16 and later.) */
+/*
+ * GUC_ACTION_SAVE, that of functions, is refused for this setting by 16 and
+ * later.
+ */
 void
 tensile_set_read_only(void)
 {
-	(void) set_config_option("transaction_read_only", "on", PGC_USERSET, PGC_S_SESSION, GUC_ACTION_LOCAL, true, 0, false);
+	(void) set_config_option("transaction_read_only", "on", PGC_USERSET, PGC_S_SESSION,
+							 GUC_ACTION_LOCAL, true, 0, false);
 }
 
 void
@@ -155,12 +169,13 @@ tensile_nearest_name(const char *name, const char *const *names, int nnames)
 
 	for (int i = 0; i < nnames; i++)
 	{
-		int			other_length = strlen(names[i]);
+		int			candidate_length = strlen(names[i]);
 		int			distance;
 
-		if (length > MAX_NAME_LENGTH || other_length > MAX_NAME_LENGTH)
+		if (length > MAX_NAME_LENGTH || candidate_length > MAX_NAME_LENGTH)
 			continue;
-		distance = varstr_levenshtein_less_equal(name, length, names[i], other_length, 1, 1, 1, limit, true);
+		distance = varstr_levenshtein_less_equal(name, length, names[i], candidate_length,
+												 1, 1, 1, limit, true);
 		if (distance > 0 && distance <= limit)
 		{
 			nearest = names[i];

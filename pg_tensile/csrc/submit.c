@@ -1,17 +1,23 @@
 /*
- * submit.c: train_model, as far as it needs the caller's own rights and search_path.
+ * submit.c: train_model, as far as it needs the rights and the search_path of
+ * the caller.
  *
- * Everything that can be known about the training query without running it is found here, so that the error reaches the
- * person who typed it instead of a job's row:
- *   1. one SELECT that changes nothing, its names and its syntax (query.c, with the position of the error);
- *   2. its columns: names, types that can travel, the target;
- *   3. privileges: the query is planned, and started as EXPLAIN would start it, which checks tables, columns, functions
- *      and what lies behind views, and reads no row.
- * Then tensile._train_model (SECURITY DEFINER) checks the rest and inserts the job. The controller is woken at commit.
- * explain_training (explain.c) has the same checks behind it.
+ * All that can be known about the training query without running it is checked
+ * here, so that the caller gets the error, not the job:
+ *	 1. it is one SELECT that changes nothing, with valid names (query.c);
+ *	 2. its columns have unique names and types that can be trained on, and one
+ *		of them is the target;
+ *	 3. the caller has the privileges: the query is planned, and started as by
+ *		EXPLAIN, which checks tables, columns, functions and what views read,
+ *		and reads no row.
+ * Then tensile._train_model (SECURITY DEFINER) checks the rest and inserts the
+ * job.  The commit wakes the controller.  explain_training (explain.c) makes
+ * the same checks.
  *
- * Memory: that of the checks in a context that is deleted at their end. Locks: those of planning the query, until the transaction
- * ends.
+ * Memory: the checks have a context that is deleted afterwards.  Locks: those
+ * of planning the query, until the end of the transaction.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -29,10 +35,13 @@
 #include "utils/memutils.h"
 #include "utils/snapmgr.h"
 
+#include "compat.h"
 #include "convert.h"
+#include "extension.h"
+#include "notify.h"
 #include "owner.h"
-#include "pg_tensile.h"
 #include "query.h"
+#include "shmem.h"
 #include "submit.h"
 
 PG_FUNCTION_INFO_V1(tensile_train_model);
@@ -40,10 +49,13 @@ PG_FUNCTION_INFO_V1(tensile_calibrate);
 
 #define QUERY_NAME "training query"
 
-/* Arguments of train_model and explain_training by position; those without a name may be null. */
+/*
+ * The arguments of train_model and explain_training; those without a name may
+ * be null.
+ */
 static const char *const not_null[] = {
-	"model", "query", "target", "epochs", "batch_size", "optimizer", "learning_rate", "validation", "seed", NULL, NULL,
-	"priority", "options"
+	"model", "query", "target", "epochs", "batch_size", "optimizer", "learning_rate", "validation",
+	"seed", NULL, NULL, "priority", "options"
 };
 
 static void
@@ -67,8 +79,10 @@ check_duplicates(const char *const *names, int n)
 			if (strcmp(names[i], names[j]) == 0)
 				ereport(ERROR,
 						(errcode(ERRCODE_DUPLICATE_COLUMN),
-						 errmsg("column \"%s\" appears more than once in the " QUERY_NAME, names[i]),
-						 errhint("Name the columns you need instead of *, and give each one its own name with AS.")));
+						 errmsg("column \"%s\" appears more than once in the " QUERY_NAME,
+								names[i]),
+						 errhint("Name the columns you need instead of *, "
+								 "and give each one its own name with AS.")));
 }
 
 static void
@@ -79,22 +93,26 @@ check_type(const char *name, Oid type, bool is_target)
 	if (wire == NULL)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("column \"%s\" has type %s, which cannot be trained on", name, format_type_be(type)),
-				 errhint("Leave it out, or cast it in the query: to a number, text, date, timestamp or an array of numbers.")));
+				 errmsg("column \"%s\" has type %s, which cannot be trained on",
+						name, format_type_be(type)),
+				 errhint("Leave it out, or cast it in the query: to a number, text, date, "
+						 "timestamp or an array of numbers.")));
 	if (is_target && (strchr(wire, '[') || strcmp(wire, "timestamp") == 0))
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("target \"%s\" has type %s, which cannot be predicted", name, format_type_be(type)),
-				 errhint("A target is a number, a boolean or a text; a time can be made a number with extract(epoch FROM ...).")));
+				 errmsg("target \"%s\" has type %s, which cannot be predicted",
+						name, format_type_be(type)),
+				 errhint("A target is a number, a boolean or a text; a time can be made a number "
+						 "with extract(epoch FROM ...).")));
 }
 
-/* Names, types and target; feed.c asks again, because a table may have changed since. */
+/* feed.c calls this again, because a table may have changed since. */
 void
 tensile_check_columns(Query *query, const char *target)
 {
 	const char **names = palloc(list_length(query->targetList) * sizeof(char *));
 	int			n = 0;
-	bool		found = false;
+	bool		has_target = false;
 	ListCell   *cell;
 
 	foreach(cell, query->targetList)
@@ -114,14 +132,15 @@ tensile_check_columns(Query *query, const char *target)
 		if (entry->resjunk)
 			continue;
 		is_target = strcmp(entry->resname, target) == 0;
-		found |= is_target;
+		has_target |= is_target;
 		check_type(entry->resname, exprType((Node *) entry->expr), is_target);
 	}
-	if (!found)
+	if (!has_target)
 		ereport(ERROR,
 				(errcode(ERRCODE_UNDEFINED_COLUMN),
 				 errmsg("target \"%s\" is not a column of the " QUERY_NAME, target),
-				 tensile_hint_nearest(target, names, n, "The query must return the target besides the features.")));
+				 tensile_hint_nearest(target, names, n,
+									  "The query must return the target besides the features.")));
 	if (n < 2)
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
@@ -131,7 +150,7 @@ tensile_check_columns(Query *query, const char *target)
 
 /* ---- planning and privileges ---- */
 
-/* The worker is another session. */
+/* The worker is another session, which cannot read temporary tables. */
 static void
 refuse_temporary_tables(PlannedStmt *plan)
 {
@@ -141,8 +160,10 @@ refuse_temporary_tables(PlannedStmt *plan)
 		if (get_rel_persistence(lfirst_oid(cell)) == RELPERSISTENCE_TEMP)
 			ereport(ERROR,
 					(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-					 errmsg("the " QUERY_NAME " reads the temporary table \"%s\"", get_rel_name(lfirst_oid(cell))),
-					 errhint("The job runs in another session, which cannot see it: use an ordinary or an unlogged table.")));
+					 errmsg("the " QUERY_NAME " reads the temporary table \"%s\"",
+							get_rel_name(lfirst_oid(cell))),
+					 errhint("The job runs in another session, which cannot see it: "
+							 "use an ordinary or an unlogged table.")));
 }
 
 static void
@@ -151,7 +172,10 @@ query_context(void *arg)
 	errcontext(QUERY_NAME);
 }
 
-/* Plans the query and starts it without reading a row: raises 42501 for what the current user may not read or call. */
+/*
+ * Plans the query and starts it without reading a row.  Raises 42501 for what
+ * the current user may not read or call.
+ */
 static void
 check_privileges(Query *query, const char *sql)
 {
@@ -163,7 +187,8 @@ check_privileges(Query *query, const char *sql)
 	PushActiveSnapshot(GetTransactionSnapshot());
 	plan = tensile_plan_query(query, sql, CURSOR_OPT_PARALLEL_OK);
 	refuse_temporary_tables(plan);
-	desc = CreateQueryDesc(plan, sql, GetActiveSnapshot(), InvalidSnapshot, None_Receiver, NULL, NULL, 0);
+	desc = CreateQueryDesc(plan, sql, GetActiveSnapshot(), InvalidSnapshot, None_Receiver,
+						   NULL, NULL, 0);
 	ExecutorStart(desc, EXEC_FLAG_EXPLAIN_ONLY);
 	ExecutorEnd(desc);
 	FreeQueryDesc(desc);
@@ -171,11 +196,11 @@ check_privileges(Query *query, const char *sql)
 	error_context_stack = context.previous;
 }
 
-/* What train_model and explain_training have in common: everything that is checked as the caller. */
 void
 tensile_check_submission(FunctionCallInfo fcinfo)
 {
-	MemoryContext checks = AllocSetContextCreate(CurrentMemoryContext, "pg_tensile submission", ALLOCSET_DEFAULT_SIZES);
+	MemoryContext checks = AllocSetContextCreate(CurrentMemoryContext, "pg_tensile submission",
+												 ALLOCSET_DEFAULT_SIZES);
 	MemoryContext caller = MemoryContextSwitchTo(checks);
 	char	   *sql;
 	Query	   *query;
@@ -190,17 +215,16 @@ tensile_check_submission(FunctionCallInfo fcinfo)
 	MemoryContextDelete(checks);
 }
 
-/* Calls the private function of the calling public one, with the search_path that the query was checked with. */
 Datum
 tensile_forward_submission(FunctionCallInfo fcinfo)
 {
 	Oid			type = TEXTOID;
-	NullableDatum search_path = {.value = CStringGetTextDatum(namespace_search_path),.isnull = false};
+	NullableDatum search_path = {CStringGetTextDatum(namespace_search_path), false};
 
 	return tensile_forward_with(fcinfo, 1, &type, &search_path);
 }
 
-/* train_model(model, query, target, ...) -> the job; parameters and defaults are in sql/ */
+/* train_model(model, query, target, ...) -> job */
 Datum
 tensile_train_model(PG_FUNCTION_ARGS)
 {
@@ -212,7 +236,7 @@ tensile_train_model(PG_FUNCTION_ARGS)
 	PG_RETURN_INT64(job);
 }
 
-/* tensile.calibrate(device_seconds) -> the job */
+/* tensile.calibrate(device_seconds) -> job */
 Datum
 tensile_calibrate(PG_FUNCTION_ARGS)
 {

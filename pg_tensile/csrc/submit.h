@@ -1,10 +1,10 @@
 /*
- * submit.h: what is checked of a training query when it is submitted, and again when it runs.
+ * submit.h: checks of a training query when it is submitted, and when it runs.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_SUBMIT_H
 #define TENSILE_SUBMIT_H
-
-#include "postgres.h"
 
 #include "fmgr.h"
 #include "nodes/parsenodes.h"
@@ -13,13 +13,19 @@
 #define TENSILE_ARG_QUERY 1
 #define TENSILE_ARG_TARGET 2
 
-/* Everything about these arguments that is checked as the caller; raises what train_model raises. */
+/* Checks the arguments as the caller, and raises the errors of train_model. */
 extern void tensile_check_submission(FunctionCallInfo fcinfo);
 
-/* tensile._<name>(caller, the arguments, search_path): the private function behind the public one. */
+/*
+ * In a public function f(args): calls tensile._f(caller's OID, args,
+ * search_path).
+ */
 extern Datum tensile_forward_submission(FunctionCallInfo fcinfo);
 
-/* Raises for names that appear twice, types that can't travel, a missing or unusable target, no features. */
+/*
+ * Raises an error for names that appear twice, types that cannot be trained
+ * on, a missing or unusable target, and a query without features.
+ */
 extern void tensile_check_columns(Query *query, const char *target);
 
 #endif

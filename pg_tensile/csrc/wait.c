@@ -1,17 +1,23 @@
 /*
- * wait.c: how our processes wait, and how they stop.
+ * wait.c: how the background processes wait, and how they stop.
  *
- * A supervisor's loop is worker.c's: a step of it runs in PL/Python, which never checks for interrupts, and ends; then
- * the process waits here, outside any transaction, for everything that can happen to it: its child's socket, a wake-up,
- * the time, cancel, reload, stop, the postmaster's death.
+ * A step of a supervisor (step.c) runs in PL/Python, which never checks for
+ * interrupts.  Between steps the process waits here, outside any transaction,
+ * for everything that may happen to it: data from its child, a wake-up, the
+ * timeout, a cancel, reload or stop request, the death of the postmaster.
  *
- * SIGTERM stops a supervisor gently: die() would throw it out of Python without running `finally`, and its job would
- * lose what it did since the last checkpoint. So the handler only remembers the signal and sets the latch, and the next
- * wait returns STOP. A supervisor that does not come to a wait within STOP_PATIENCE_S (it runs a query, or waits for a
- * lock) gets a second SIGTERM from a timer, which is die().
+ * SIGTERM stops a supervisor gently.  die() would leave Python without running
+ * `finally`, and the job would lose its work since the last checkpoint.  So
+ * the handler only remembers the signal and sets the latch, and the next wait
+ * returns STOP.  A supervisor that does not wait within STOP_GRACE_S, because
+ * it runs a query or waits for a lock, gets a second SIGTERM from a timer,
+ * which does call die().
  *
- * The latch alone does not carry wake-ups: anything that waits inside PostgreSQL resets it. Whoever wakes a process also
- * counts (tensile_wake), and a wait returns at once if that count is not the one the last wait saw.
+ * The latch alone does not suffice for wake-ups, because every wait inside
+ * PostgreSQL resets it.  So tensile_wake also counts, and a wait returns at
+ * once if the count differs from that of the last wait.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -29,24 +35,27 @@
 #include "utils/timestamp.h"
 #include "utils/wait_event.h"
 
-#include "explain.h"
-#include "pg_tensile.h"
+#include "compat.h"
+#include "extension.h"
+#include "process.h"
+#include "shmem.h"
+#include "wait.h"
 
-#define STOP_PATIENCE_S 1
-#define LOOK_INTERVAL_MS 1000	/* between looks whether extension and role exist */
+#define STOP_GRACE_S 1
+#define LOOK_INTERVAL_MS 1000	/* between checks that extension and role exist */
 
-static volatile sig_atomic_t stop_received = false;	/* SIGTERM has come, ever */
-static volatile sig_atomic_t stop_pending = false;	/* SIGTERM came, no wait has returned STOP for it yet */
+static volatile sig_atomic_t stop_received = false;	/* SIGTERM has ever come */
+static volatile sig_atomic_t stop_pending = false;	/* no wait has returned STOP for it yet */
 static volatile sig_atomic_t waiting = false;
 static timer_t stop_timer;
 
 static uint64 seen_wakeups = 0;
 static uint64 seen_drops = 0;
-static TimestampTz looked_at = 0;
+static TimestampTz checked_at = 0;
 
 /* ---- signals ---- */
 
-/* Only async-signal-safe calls here; timer_settime is one. */
+/* Called by a signal handler; timer_settime is async-signal-safe. */
 static void
 set_stop_timer(int seconds)
 {
@@ -67,7 +76,7 @@ handle_sigterm(SIGNAL_ARGS)
 	{
 		stop_pending = true;
 		if (!waiting)
-			set_stop_timer(STOP_PATIENCE_S);
+			set_stop_timer(STOP_GRACE_S);
 		SetLatch(MyLatch);
 	}
 	errno = save_errno;
@@ -91,7 +100,7 @@ tensile_stop_received(void)
 	return stop_received;
 }
 
-/* Was SIGTERM received since this was asked last? */
+/* Has SIGTERM come since the last call? */
 static bool
 take_stop(void)
 {
@@ -122,7 +131,7 @@ tensile_wait_socket(int fd, uint32 wl_events, long timeout_ms)
 	return events;
 }
 
-/* Were settings reloaded? */
+/* Reloads the settings if that was requested. */
 static bool
 reload_settings(void)
 {
@@ -139,7 +148,7 @@ tensile_wakeup_pending(void)
 	return pg_atomic_read_u64(&tensile_my_wakeup()->count) != seen_wakeups;
 }
 
-/* Did somebody call tensile_wake for this process since this was asked last? */
+/* Was this process woken since the last call? */
 static bool
 take_wakeup(void)
 {
@@ -152,25 +161,21 @@ take_wakeup(void)
 }
 
 /*
- * Looks whether extension and role still exist: when something like them was dropped, and otherwise now and then, as
- * this process is awake anyway (a drop may come by COMMIT PREPARED, which nobody counts).
+ * Was the extension or the role dropped?  Checks that after any drop of such
+ * an object, and otherwise at intervals, because drops by COMMIT PREPARED are
+ * not counted.
  */
 static bool
-gone(void)
+is_gone(void)
 {
 	uint64		drops = pg_atomic_read_u64(&tensile_shared->drops);
 	TimestampTz now = GetCurrentTimestamp();
-	bool		result;
 
-	if (drops == seen_drops && !TimestampDifferenceExceeds(looked_at, now, LOOK_INTERVAL_MS))
+	if (drops == seen_drops && !TimestampDifferenceExceeds(checked_at, now, LOOK_INTERVAL_MS))
 		return false;
 	seen_drops = drops;
-	looked_at = now;
-	SetCurrentStatementStartTimestamp();
-	StartTransactionCommand();
-	result = !tensile_still_there();
-	CommitTransactionCommand();
-	return result;
+	checked_at = now;
+	return !tensile_still_there();
 }
 
 int
@@ -180,7 +185,7 @@ tensile_socket_bits(int events)
 		(events & WL_SOCKET_WRITEABLE ? TENSILE_WAIT_WRITABLE : 0);
 }
 
-/* A cancel request is an answer here, not an error. */
+/* During a wait a cancel request is a result, not an error. */
 static bool
 take_cancel(void)
 {
@@ -198,17 +203,17 @@ tensile_wait_stoppable(int fd, uint32 wl_events, long timeout_ms)
 
 	HOLD_CANCEL_INTERRUPTS();
 	waiting = true;				/* from here on SIGTERM only sets the latch */
-	/* If something has happened already, ask the socket all the same, but don't sleep. */
+	/* If something has happened already, check the socket without sleeping. */
 	if (stop_pending || QueryCancelPending || ConfigReloadPending || tensile_wakeup_pending())
 		timeout_ms = 0;
 	events = tensile_wait_socket(fd, wl_events, timeout_ms);
 	result = tensile_socket_bits(events);
 	if (take_stop())
 		result |= TENSILE_WAIT_STOP;
-	/* One that comes from here on belongs to what this process does next, which may be a long query. */
+	/* A SIGTERM from here on is for the next step, which may take long. */
 	waiting = false;
 	if (stop_pending)
-		set_stop_timer(STOP_PATIENCE_S);
+		set_stop_timer(STOP_GRACE_S);
 	if (take_cancel())
 		result |= TENSILE_WAIT_CANCEL;
 	RESUME_CANCEL_INTERRUPTS();
@@ -227,9 +232,23 @@ tensile_wait_connected(int fd, uint32 wl_events, long timeout_ms)
 {
 	int			result = tensile_wait_stoppable(fd, wl_events, timeout_ms);
 
-	HOLD_CANCEL_INTERRUPTS();	/* one that comes now is for the next wait */
-	if (gone())
+	HOLD_CANCEL_INTERRUPTS();	/* a cancel is for the next wait */
+	if (is_gone())
 		result |= TENSILE_WAIT_GONE;
 	RESUME_CANCEL_INTERRUPTS();
 	return result;
+}
+
+/* The number by which pg_stat_activity knows the name of a wait. */
+uint32
+tensile_wait_event(TensileWait wait)
+{
+	static const char *const names[] = {
+		"PgTensileSupervisor", "PgTensilePredictor", "PgTensileJob"
+	};
+	static uint32 events[lengthof(names)] = {0};
+
+	if (events[wait] == 0)
+		events[wait] = WaitEventExtensionNew(names[wait]);
+	return events[wait];
 }

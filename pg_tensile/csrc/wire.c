@@ -1,11 +1,16 @@
 /*
  * wire.c: frames on a Unix stream socket (docs/internals.md, "Frames").
  *
- * Writing: head, header and the table of lengths are put together in the writer's own memory; the buffers are referred
- * to by an iovec and never copied. Reading: everything goes into one growing block that always starts with a frame, so
- * a frame is used where it was received. A stream that breaks the format is given up, never resynchronised.
+ * Writing: head, header and the table of lengths are composed in the writer's
+ * own memory; an iovec refers to the buffers, which are never copied.
+ * Reading: data goes into one growing block that always starts with a frame,
+ * so that a frame is used where it was received.  A stream that violates the
+ * format is given up, never resynchronised.
  *
- * MSG_DONTWAIT makes every call non-blocking whatever the mode of the socket, which it may share with a child.
+ * MSG_DONTWAIT makes every call non-blocking, whatever the mode of the socket,
+ * which may be shared with a child.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #include "postgres.h"
 
@@ -17,7 +22,7 @@
 #include "storage/latch.h"
 #include "utils/memutils.h"
 
-#include "pg_tensile.h"
+#include "wait.h"
 #include "wire.h"
 
 #ifndef IOV_MAX
@@ -48,6 +53,12 @@ StaticAssertDecl(sizeof(FrameHead) == 32, "a frame's head has 32 bytes");
 static const char padding[8] = {0};
 static const char spaces[8] = {' ', ' ', ' ', ' ', ' ', ' ', ' ', ' '};
 
+static void *
+allocate(MemoryContext context, void *old, Size size)
+{
+	return old ? repalloc(old, size) : MemoryContextAlloc(context, size);
+}
+
 /* ---- writing ---- */
 
 void
@@ -57,7 +68,7 @@ frame_writer_init(FrameWriter *writer, MemoryContext context)
 	writer->context = context;
 }
 
-/* The bytes of the frame's payload; 54000 when the format cannot carry it. */
+/* The bytes of the frame's payload; 54000 if the format cannot carry them. */
 static uint64
 checked_payload(Size header_length, const WireBuffer *buffers, int nbuffers)
 {
@@ -65,14 +76,15 @@ checked_payload(Size header_length, const WireBuffer *buffers, int nbuffers)
 
 	for (int i = 0; i < nbuffers; i++)
 		payload += TYPEALIGN(8, buffers[i].length);
-	if (header_length > FRAME_MAX_HEADER - 8 || nbuffers > FRAME_MAX_BUFFERS || payload > FRAME_MAX_PAYLOAD)
+	if (header_length > FRAME_MAX_HEADER - 8 || nbuffers > FRAME_MAX_BUFFERS ||
+		payload > FRAME_MAX_PAYLOAD)
 		ereport(ERROR,
 				(errcode(ERRCODE_PROGRAM_LIMIT_EXCEEDED),
 				 errmsg("the data does not fit into a message to the child process"),
-				 errdetail("The message would have %zu bytes of header, %d buffers and " UINT64_FORMAT " bytes of data.",
-						   header_length, nbuffers, payload),
-				 errhint("A single row may have at most 1 GB and a message at most 16 MB of distinct strings: "
-						 "select fewer or shorter columns.")));
+				 errdetail("The message would have %zu bytes of header, %d buffers and "
+						   UINT64_FORMAT " bytes of data.", header_length, nbuffers, payload),
+				 errhint("A single row may have at most 1 GB and a message at most 16 MB "
+						 "of distinct strings: select fewer or shorter columns.")));
 	return payload;
 }
 
@@ -88,11 +100,12 @@ writer_add(FrameWriter *writer, const void *data, Size length)
 }
 
 void
-frame_writer_begin(FrameWriter *writer, FrameType type, int64 job, const char *header, Size header_length,
-				   const WireBuffer *buffers, int nbuffers)
+frame_writer_begin(FrameWriter *writer, FrameType type, int64 job, const char *header,
+				   Size header_length, const WireBuffer *buffers, int nbuffers)
 {
 	Size		header_pad = PAD(header_length);
-	Size		head_length = sizeof(FrameHead) + header_length + header_pad + nbuffers * sizeof(uint64);
+	Size		head_length = sizeof(FrameHead) + header_length + header_pad +
+		nbuffers * sizeof(uint64);
 	FrameHead	head = {.type = type,.rank = 0,.job = job,.nbuffers = nbuffers};
 	char	   *to;
 
@@ -102,15 +115,14 @@ frame_writer_begin(FrameWriter *writer, FrameType type, int64 job, const char *h
 
 	if (head_length > writer->head_capacity)
 	{
-		writer->head = writer->head ? repalloc(writer->head, head_length) : MemoryContextAlloc(writer->context, head_length);
+		writer->head = allocate(writer->context, writer->head, head_length);
 		writer->head_capacity = head_length;
 	}
 	if (2 * nbuffers + 1 > writer->capacity)
 	{
-		Size		bytes = (2 * nbuffers + 1) * sizeof(struct iovec);
-
-		writer->parts = writer->parts ? repalloc(writer->parts, bytes) : MemoryContextAlloc(writer->context, bytes);
 		writer->capacity = 2 * nbuffers + 1;
+		writer->parts = allocate(writer->context, writer->parts,
+								 writer->capacity * sizeof(struct iovec));
 	}
 
 	to = writer->head;
@@ -135,7 +147,6 @@ frame_writer_begin(FrameWriter *writer, FrameType type, int64 job, const char *h
 	}
 }
 
-/* Sends what the socket takes. */
 IoResult
 frame_writer_some(FrameWriter *writer, int fd)
 {
@@ -159,16 +170,19 @@ frame_writer_some(FrameWriter *writer, int fd)
 			sent -= writer->parts[writer->next++].iov_len;
 		if (sent > 0)
 		{
-			writer->parts[writer->next].iov_base = (char *) writer->parts[writer->next].iov_base + sent;
-			writer->parts[writer->next].iov_len -= sent;
+			struct iovec *part = &writer->parts[writer->next];
+
+			part->iov_base = (char *) part->iov_base + sent;
+			part->iov_len -= sent;
 		}
 	}
 	return IO_DONE;
 }
 
 void
-wire_send(FrameWriter *writer, int fd, const char *peer, long timeout_ms, FrameType type, int64 job,
-		  const char *header, Size header_length, const WireBuffer *buffers, int nbuffers)
+wire_send(FrameWriter *writer, int fd, const char *peer, long timeout_ms,
+		  FrameType type, int64 job, const char *header, Size header_length,
+		  const WireBuffer *buffers, int nbuffers)
 {
 	IoResult	result;
 
@@ -197,7 +211,6 @@ frame_reader_init(FrameReader *reader, Size max_payload, MemoryContext context)
 	reader->data = MemoryContextAlloc(context, INITIAL_READ);
 }
 
-/* Forgets what was received: for a new connection. */
 void
 frame_reader_reset(FrameReader *reader)
 {
@@ -210,7 +223,10 @@ frame_reader_has_some(const FrameReader *reader)
 	return reader->used > reader->taken;
 }
 
-/* Bytes of the frame that starts the block, as far as they are known; 0 = malformed. */
+/*
+ * The bytes of the frame at the start of the block, as far as known; 0:
+ * malformed.
+ */
 static Size
 frame_size(const FrameReader *reader)
 {
@@ -227,7 +243,7 @@ frame_size(const FrameReader *reader)
 	return sizeof(head) + head.header_length + head.payload_length;
 }
 
-/* Fills reader->frame from the whole frame at the start of the block; false = malformed. */
+/* Parses the complete frame at the start of the block; false: malformed. */
 static bool
 parse_frame(FrameReader *reader, Size size)
 {
@@ -238,9 +254,8 @@ parse_frame(FrameReader *reader, Size size)
 	memcpy(&head, reader->data, sizeof(head));
 	if (head.nbuffers > reader->buffers_capacity)
 	{
-		Size		bytes = head.nbuffers * sizeof(WireBuffer);
-
-		reader->buffers = reader->buffers ? repalloc(reader->buffers, bytes) : MemoryContextAlloc(reader->context, bytes);
+		reader->buffers = allocate(reader->context, reader->buffers,
+								   head.nbuffers * sizeof(WireBuffer));
 		reader->buffers_capacity = head.nbuffers;
 	}
 	table = reader->data + sizeof(head) + head.header_length;
@@ -293,7 +308,8 @@ frame_reader_next(FrameReader *reader, int fd, const Frame **frame)
 			reader->data = repalloc_huge(reader->data, size);
 			reader->capacity = size;
 		}
-		received = recv(fd, reader->data + reader->used, reader->capacity - reader->used, MSG_DONTWAIT);
+		received = recv(fd, reader->data + reader->used, reader->capacity - reader->used,
+						MSG_DONTWAIT);
 		if (received > 0)
 			reader->used += received;
 		else if (received == 0)

@@ -1,13 +1,14 @@
 /*
  * wire.h: frames on a Unix stream socket (docs/internals.md, "Frames").
  *
- * The protocol is separate from the waiting: a FrameWriter and a FrameReader take or give what the socket can without
- * blocking; the caller waits (tensile_wait_socket) and calls again. wire_send() does both for callers that only send.
+ * The protocol is separate from the waiting: FrameWriter and FrameReader send
+ * and receive what the socket can without blocking; the caller waits and calls
+ * again.  wire_send() does both for callers that only send.
+ *
+ * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
 #ifndef TENSILE_WIRE_H
 #define TENSILE_WIRE_H
-
-#include "postgres.h"
 
 #include "lib/stringinfo.h"
 
@@ -33,19 +34,19 @@ typedef struct WireBuffer
 	Size		length;
 } WireBuffer;
 
-/* One frame on its way out. The buffers stay the caller's and must not change until it is sent. */
+/* A frame to be sent.  The caller must not change its buffers meanwhile. */
 typedef struct FrameWriter
 {
 	struct iovec *parts;
 	int			nparts;
-	int			next;			/* first part that is not sent entirely */
+	int			next;			/* first part not sent completely */
 	int			capacity;		/* parts allocated */
-	char	   *head;			/* frame head, header and table of lengths */
+	char	   *head;			/* of the frame, with header and lengths */
 	Size		head_capacity;
 	MemoryContext context;
 } FrameWriter;
 
-/* One frame that came in, inside the reader's memory: valid until the next frame_reader_next(). */
+/* A frame in the reader's memory, valid until the next frame_reader_next(). */
 typedef struct Frame
 {
 	uint16		type;
@@ -60,12 +61,12 @@ typedef struct FrameReader
 {
 	char	   *data;
 	Size		used;			/* bytes received */
-	Size		taken;			/* bytes of the frame handed out last */
+	Size		taken;			/* bytes of the frame returned last */
 	Size		capacity;
 	Frame		frame;
 	WireBuffer *buffers;
 	uint32		buffers_capacity;
-	Size		max_payload;	/* what this reader accepts */
+	Size		max_payload;	/* that this reader accepts */
 	MemoryContext context;
 } FrameReader;
 
@@ -73,28 +74,39 @@ typedef enum IoResult
 {
 	IO_DONE,
 	IO_AGAIN,					/* wait for the socket */
-	IO_CLOSED,					/* the other side is gone */
-	IO_MALFORMED				/* not our protocol (reading only) */
+	IO_CLOSED,					/* by the other side */
+	IO_MALFORMED				/* not a frame (reading only) */
 } IoResult;
 
 extern void frame_writer_init(FrameWriter *writer, MemoryContext context);
-/* Refuses (54000) what exceeds the format's limits, before anything is sent. */
-extern void frame_writer_begin(FrameWriter *writer, FrameType type, int64 job, const char *header, Size header_length,
-							   const WireBuffer *buffers, int nbuffers);
+
+/* Prepares a frame; 54000 if it exceeds the limits of the format. */
+extern void frame_writer_begin(FrameWriter *writer, FrameType type, int64 job, const char *header,
+							   Size header_length, const WireBuffer *buffers, int nbuffers);
+
+/* Sends as much of the frame as the socket takes. */
 extern IoResult frame_writer_some(FrameWriter *writer, int fd);
 
 extern void frame_reader_init(FrameReader *reader, Size max_payload, MemoryContext context);
+
+/* Forgets what was received, for a new connection. */
 extern void frame_reader_reset(FrameReader *reader);
-/* Bytes behind the frame handed out last are there already: the socket need not become readable for the next one. */
+
+/*
+ * Has it received bytes behind the last frame already?  Then the socket need
+ * not become readable for the next one.
+ */
 extern bool frame_reader_has_some(const FrameReader *reader);
-/* The next frame if it is whole. */
+
+/* Receives what there is, and returns the next frame if it is complete. */
 extern IoResult frame_reader_next(FrameReader *reader, int fd, const Frame **frame);
 
 /*
- * Sends one frame. 08006 when the other side is gone ("<peer> went away"), or takes nothing for timeout_ms (< 0: waits
- * as long as it takes).
+ * Sends a frame.  Raises 08006 when the peer has closed the connection, or has
+ * taken nothing for timeout_ms (< 0: no limit).
  */
-extern void wire_send(FrameWriter *writer, int fd, const char *peer, long timeout_ms, FrameType type, int64 job,
-					  const char *header, Size header_length, const WireBuffer *buffers, int nbuffers);
+extern void wire_send(FrameWriter *writer, int fd, const char *peer, long timeout_ms,
+					  FrameType type, int64 job, const char *header, Size header_length,
+					  const WireBuffer *buffers, int nbuffers);
 
 #endif

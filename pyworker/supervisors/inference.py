@@ -33,7 +33,7 @@ DEVICE = "cpu"  # that the predictor computes on
 ROOM_TIMEOUT = 10.0  # seconds that jobs may take to make room for a model
 STABLE = 60.0  # seconds of life after which the next pause is short again
 IDLE = 30.0
-SHOWN = ("version", "memory_budget", "device_bytes", "planned_bytes", "host_bytes")  # in csrc/pg_tensile.h's order
+SHOWN = ("version", "memory_budget", "device_bytes", "planned_bytes", "host_bytes")  # in csrc/predictions.h's order
 DELETED = ("42704", "this version of the model does not exist any more", "Deploy another one.")
 
 

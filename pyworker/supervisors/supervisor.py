@@ -2,7 +2,7 @@
 
 A supervisor is a coroutine inside a background worker. `step` starts and resumes it, once in each CALL of
 tensile._step; what it awaits (`Server.wait`) is that CALL's row, and the process waits for it when the CALL has ended
-(csrc/worker.c). A supervisor never imports heavy modules: its child does, whose death is an event like any other. Three
+(csrc/step.c). A supervisor never imports heavy modules: its child does, whose death is an event like any other. Three
 rules protect the server:
 
 - Waiting is `await`, nothing else; it ends the transaction. So no snapshot and no xmin is held while a child works, and
@@ -52,7 +52,7 @@ PYTHON_FOLDER = Path(__file__).resolve().parents[2]
 
 
 class Wait(IntFlag):
-    """Causes of the end of a wait (csrc/pg_tensile.h)."""
+    """Causes of the end of a wait (csrc/wait.h)."""
 
     READABLE = 1
     WRITABLE = 2

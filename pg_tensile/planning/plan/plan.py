@@ -23,7 +23,7 @@ from pg_tensile.planning.compression.codec import Codec
 if TYPE_CHECKING:
     from pg_tensile.planning.trace.trace import Trace
 
-# Must have the layout of TensilePlanEvent in csrc/pg_tensile.h.
+# Must have the layout of TensilePlanEvent in csrc/plan.h.
 EVENT_ROW = np.dtype(
     [
         ("kind", "u1"),

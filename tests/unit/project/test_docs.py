@@ -100,7 +100,8 @@ def test_sqlstates_have_names() -> None:
 def test_messages_in_operations_are_those_of_the_sources() -> None:
     """In the first column of the tables, with … for what differs from case to case."""
     sources = [path.read_text() for path in (*C_SOURCES, *SQL_SOURCES, *WORKER_SOURCES, *LIBRARY_SOURCES)]
-    said = "\n".join(sources).replace("''", "'").replace('\\"', '"').replace("\\'", "'")
+    joined = re.sub(r'(?<!\\)"\n\s*"', "", "\n".join(sources))  # adjacent literals are one
+    said = joined.replace("''", "'").replace('\\"', '"').replace("\\'", "'")
     messages = re.findall(r"^\| `([^`]+)` \|", OPERATIONS.read_text(), re.MULTILINE)
     assert len(messages) > 20
     for message in messages:

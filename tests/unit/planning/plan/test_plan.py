@@ -18,7 +18,7 @@ from tests.unit import graphs
 from tests.unit.graphs import A, F, S, W, chain
 
 OUT, IN, RECOMPUTE, RELEASE = EventKind
-HEADER = REPOSITORY / "pg_tensile" / "csrc" / "pg_tensile.h"
+HEADER = REPOSITORY / "pg_tensile" / "csrc" / "plan.h"
 FEW = settings(derandomize=True, deadline=None, max_examples=100)
 MANY = settings(derandomize=True, deadline=None, max_examples=400)
 
