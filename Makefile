@@ -24,7 +24,7 @@ PG_CPPFLAGS = -DPG_TENSILE_PYTHON='"$(child_python)"'
 EXTRA_CLEAN = build tmp_check
 # The shim is thin: inlining it into queries gains nothing.
 override with_llvm = no
-# Half a file is no file.
+# A command that fails leaves no half-written target.
 .DELETE_ON_ERROR:
 # pg_regress gets a server of its own, see installcheck below.
 NO_INSTALLCHECK = 1

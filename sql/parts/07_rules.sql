@@ -48,7 +48,7 @@ DECLARE
     names text[] := ARRAY(SELECT json_object_keys(properties));
     name text;
     item jsonb;
-    other text;
+    divisor_key text;
     dividend bigint;
     divisor bigint;
 BEGIN
@@ -67,15 +67,15 @@ BEGIN
                 HINT = format('It must be %s.', tensile._describe(tensile._resolved(properties->name)));
         END IF;
     END LOOP;
-    FOR name, other IN SELECT p.key, p.value->>'divisibleBy' FROM json_each(properties) p
+    FOR name, divisor_key IN SELECT p.key, p.value->>'divisibleBy' FROM json_each(properties) p
                        WHERE p.value->'divisibleBy' IS NOT NULL LOOP
         dividend := coalesce(object->>name, properties->name->>'default')::numeric;
-        divisor := coalesce(object->>other, properties->other->>'default')::numeric;
+        divisor := coalesce(object->>divisor_key, properties->divisor_key->>'default')::numeric;
         IF dividend % divisor <> 0 THEN
             RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
-                MESSAGE = format('key "%s" in the %s is not divisible by "%s": %s, %s', name, what, other, dividend,
-                                 divisor),
-                HINT = format('Use a multiple of "%s", for example %s.', other,
+                MESSAGE = format('key "%s" in the %s is not divisible by "%s": %s, %s',
+                                 name, what, divisor_key, dividend, divisor),
+                HINT = format('Use a multiple of "%s", for example %s.', divisor_key,
                               divisor * greatest(1, dividend / divisor));
         END IF;
     END LOOP;

@@ -78,12 +78,12 @@ CREATE FUNCTION tensile._job_requeue(job bigint, reason text) RETURNS bool
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    former text := (SELECT j.reason FROM tensile.jobs j WHERE j.id = job);
+    previous text := (SELECT j.reason FROM tensile.jobs j WHERE j.id = job);
 BEGIN
     UPDATE tensile.jobs j SET state = CASE WHEN j.attempts > 1 THEN 'interrupted' ELSE 'queued' END,
             attempts = j.attempts - 1, reason = _job_requeue.reason
         WHERE j.id = job AND j.state = 'starting';
-    RETURN former IS DISTINCT FROM reason;
+    RETURN previous IS DISTINCT FROM reason;
 END $$;
 
 -- Jobs without the worker that they should have, and how their last worker ended, if known

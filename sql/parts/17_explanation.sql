@@ -12,9 +12,9 @@ CREATE FUNCTION tensile._explain_training(caller oid, model text, query text, ta
 AS $$
 DECLARE
     format text := tensile._explanation_format(options);
-    kept jsonb := CASE WHEN jsonb_typeof(options) = 'object' THEN options - 'format' ELSE options END;
+    job_options jsonb := CASE WHEN jsonb_typeof(options) = 'object' THEN options - 'format' ELSE options END;
     m tensile.models := tensile._check_submission(caller, model, epochs, batch_size, optimizer, learning_rate,
-                                                  validation, policy, priority, kept);
+                                                  validation, policy, priority, job_options);
     budget bigint := tensile._parse_budget(memory_budget);
     open_job bigint := (SELECT j.id FROM tensile.jobs j WHERE j.model = m.id AND j.ended_at IS NULL);
 BEGIN
@@ -22,7 +22,8 @@ BEGIN
         'job', 0, 'kind', 'explain', 'attempt', 1, 'resume', NULL, 'format', format, 'model', m.name,
         'architecture', m.architecture, 'target', target, 'epochs', epochs, 'batch_size', batch_size,
         'optimizer', optimizer, 'learning_rate', learning_rate, 'validation', validation, 'seed', seed,
-        'policy', coalesce(policy, current_setting('pg_tensile.policy')), 'memory_budget', budget, 'options', kept,
+        'policy', coalesce(policy, current_setting('pg_tensile.policy')),
+        'memory_budget', budget, 'options', job_options,
         'profiles', (SELECT coalesce(jsonb_object_agg(p.device, p.profile), '{}') FROM tensile.device_profiles p),
         'open_job', open_job, 'open_job_s', tensile._remaining_s(open_job), 'admission', tensile._admission(priority));
 END $$;
