@@ -46,41 +46,19 @@ tensile_date_to_timestamp(DateADT date, int64 *microseconds)
 	return true;
 }
 
-static double
-bool_to_float8(Datum value)
-{
-	return DatumGetBool(value) ? 1.0 : 0.0;
+#define TO_FLOAT8(name, get) \
+static double \
+name(Datum value) \
+{ \
+	return (double) get(value); \
 }
 
-static double
-int2_to_float8(Datum value)
-{
-	return DatumGetInt16(value);
-}
-
-static double
-int4_to_float8(Datum value)
-{
-	return DatumGetInt32(value);
-}
-
-static double
-int8_to_float8(Datum value)
-{
-	return (double) DatumGetInt64(value);
-}
-
-static double
-float4_to_float8(Datum value)
-{
-	return DatumGetFloat4(value);
-}
-
-static double
-float8_to_float8(Datum value)
-{
-	return DatumGetFloat8(value);
-}
+TO_FLOAT8(bool_to_float8, DatumGetBool)
+TO_FLOAT8(int2_to_float8, DatumGetInt16)
+TO_FLOAT8(int4_to_float8, DatumGetInt32)
+TO_FLOAT8(int8_to_float8, DatumGetInt64)
+TO_FLOAT8(float4_to_float8, DatumGetFloat4)
+TO_FLOAT8(float8_to_float8, DatumGetFloat8)
 
 static double
 numeric_to_float8(Datum value)

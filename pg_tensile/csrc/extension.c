@@ -137,8 +137,8 @@ tensile_require_extension(void)
 }
 
 /*
- * What was written went into tables found by their names, which may be those
- * of another extension by now.
+ * The transaction has found the tables that it has written to by their names,
+ * and those may belong to another extension by now.
  */
 void
 tensile_check_commit(void)

@@ -112,7 +112,7 @@ set_json_array(FeatureBatch *batch, int feature, JsonbContainer *array)
 	while ((token = JsonbIteratorNext(&iterator, &value, false)) != WJB_DONE)
 	{
 		if (token == WJB_BEGIN_OBJECT || (token == WJB_ELEM && value.type == jbvString))
-			feature_type_mismatch(batch->set, feature, "array of something else than numbers");
+			feature_type_mismatch(batch->set, feature, "array of something other than numbers");
 		if (token != WJB_ELEM)
 			continue;
 		*to++ = value.type == jbvNumeric ? json_number(&value)

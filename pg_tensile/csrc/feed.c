@@ -134,11 +134,6 @@ feed_row(TupleTableSlot *slot, DestReceiver *self)
 }
 
 static void
-feed_shutdown(DestReceiver *self)
-{
-}
-
-static void
 feed_end(FeedReceiver *receiver)
 {
 	StringInfoData json;
@@ -256,8 +251,7 @@ static uint64
 feed_socket(int fd, int64 job, const char *query, const char *target)
 {
 	FeedReceiver receiver = {
-		.pub = {.receiveSlot = feed_row,.rStartup = feed_startup,.rShutdown = feed_shutdown,
-		.rDestroy = feed_shutdown,.mydest = DestNone},
+		.pub = tensile_dest_receiver(feed_row, feed_startup),
 		.fd = fd,
 		.job = job,
 		.target = target,

@@ -19,7 +19,7 @@
  * may have to leave another database there, too.  The postmaster starts the
  * controller and the scheduler after a promotion (tensile_describe_worker).
  *
- * Shared memory says what runs, so a launcher that was itself restarted finds
+ * Shared memory says what runs, so a launcher that was restarted itself finds
  * the processes there.  Handles only say whether a registered process is still
  * starting.
  *

@@ -247,7 +247,7 @@ tensile_register_device(PG_FUNCTION_ARGS)
 /*
  * tensile._inference_memory(device, total_bytes, least, wanted) -> bytes that
  * the predictor may use from now on: as many as fit, up to `wanted`.  Null if
- * `least` does not fit; then nothing changes, but plans of jobs leave as much.
+ * `least` does not fit; then nothing changes, but plans of jobs leave that much.
  */
 Datum
 tensile_inference_memory(PG_FUNCTION_ARGS)

@@ -57,47 +57,21 @@ float8_content(double value)
 
 /* ---- values ---- */
 
-static bool
-pack_bool(PackColumn *column, int row, Datum value, uint64 *content)
-{
-	*content = ((uint8 *) column->values)[row] = DatumGetBool(value) ? 1 : 0;
-	return true;
+/* Defines a function for values of a C type. */
+#define PACK_SCALAR(name, ctype, get, content_of) \
+static bool \
+name(PackColumn *column, int row, Datum value, uint64 *content) \
+{ \
+	*content = content_of(((ctype *) column->values)[row] = get(value)); \
+	return true; \
 }
 
-static bool
-pack_int2(PackColumn *column, int row, Datum value, uint64 *content)
-{
-	*content = (int64) (((int16 *) column->values)[row] = DatumGetInt16(value));
-	return true;
-}
-
-static bool
-pack_int4(PackColumn *column, int row, Datum value, uint64 *content)
-{
-	*content = (int64) (((int32 *) column->values)[row] = DatumGetInt32(value));
-	return true;
-}
-
-static bool
-pack_int8(PackColumn *column, int row, Datum value, uint64 *content)
-{
-	*content = ((int64 *) column->values)[row] = DatumGetInt64(value);
-	return true;
-}
-
-static bool
-pack_float4(PackColumn *column, int row, Datum value, uint64 *content)
-{
-	*content = float8_content(((float *) column->values)[row] = DatumGetFloat4(value));
-	return true;
-}
-
-static bool
-pack_float8(PackColumn *column, int row, Datum value, uint64 *content)
-{
-	*content = float8_content(((double *) column->values)[row] = DatumGetFloat8(value));
-	return true;
-}
+PACK_SCALAR(pack_bool, uint8, DatumGetBool, (uint64))
+PACK_SCALAR(pack_int2, int16, DatumGetInt16, (int64))
+PACK_SCALAR(pack_int4, int32, DatumGetInt32, (int64))
+PACK_SCALAR(pack_int8, int64, DatumGetInt64, (int64))
+PACK_SCALAR(pack_float4, float4, DatumGetFloat4, float8_content)
+PACK_SCALAR(pack_float8, float8, DatumGetFloat8, float8_content)
 
 /* For numeric, interval and time. */
 static bool
@@ -238,52 +212,43 @@ pack_bytea(PackColumn *column, int row, Datum value, uint64 *content)
 
 /* ---- setup ---- */
 
+static const struct
+{
+	Oid			type;
+	PackFunction pack;
+}			scalars[] = {
+	{BOOLOID, pack_bool},
+	{INT2OID, pack_int2},
+	{INT4OID, pack_int4},
+	{INT8OID, pack_int8},
+	{FLOAT4OID, pack_float4},
+	{FLOAT8OID, pack_float8},
+	{NUMERICOID, pack_as_float8},
+	{INTERVALOID, pack_as_float8},
+	{TIMEOID, pack_as_float8},
+	{DATEOID, pack_date},
+	{TIMESTAMPOID, pack_timestamp},
+	{TIMESTAMPTZOID, pack_timestamp}
+};
+
 static void
 choose_packer(PackColumn *column, Oid base)
 {
-	switch (base)
-	{
-		case BOOLOID:
-			column->pack = pack_bool;
-			break;
-		case INT2OID:
-			column->pack = pack_int2;
-			break;
-		case INT4OID:
-			column->pack = pack_int4;
-			break;
-		case INT8OID:
-			column->pack = pack_int8;
-			break;
-		case FLOAT4OID:
-			column->pack = pack_float4;
-			break;
-		case FLOAT8OID:
-			column->pack = pack_float8;
-			break;
-		case NUMERICOID:
-		case INTERVALOID:
-		case TIMEOID:
+	for (int i = 0; i < lengthof(scalars); i++)
+		if (scalars[i].type == base)
+		{
+			column->class = WIRE_FIXED;
+			column->pack = scalars[i].pack;
 			column->to_float8 = tensile_to_float8(base);
-			column->pack = pack_as_float8;
-			break;
-		case DATEOID:
-			column->pack = pack_date;
-			break;
-		case TIMESTAMPOID:
-		case TIMESTAMPTZOID:
-			column->pack = pack_timestamp;
-			break;
-		case BYTEAOID:
-			column->class = WIRE_ARRAY;
-			column->element = base;
-			column->pack = pack_bytea;
-			break;
-		default:
-			column->class = strchr(column->wire_type, '[') ? WIRE_ARRAY : WIRE_TEXT;
-			column->pack = column->class == WIRE_ARRAY ? pack_array : pack_text;
-			if (column->class == WIRE_ARRAY)
-				column->element = getBaseType(get_element_type(base));
+			return;
+		}
+	column->class = strchr(column->wire_type, '[') ? WIRE_ARRAY : WIRE_TEXT;
+	if (column->class == WIRE_TEXT)
+		column->pack = pack_text;
+	else
+	{
+		column->element = base == BYTEAOID ? base : getBaseType(get_element_type(base));
+		column->pack = base == BYTEAOID ? pack_bytea : pack_array;
 	}
 }
 
@@ -298,7 +263,6 @@ pack_column_init(PackColumn *column, int number, Form_pg_attribute attribute,
 	if (column->wire_type == NULL)
 		elog(ERROR, "column \"%s\" was not checked before packing", column->name);
 	column->seed = mix64(number + 1);
-	column->class = WIRE_FIXED;
 	choose_packer(column, base);
 	switch (column->class)
 	{

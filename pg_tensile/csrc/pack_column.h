@@ -31,6 +31,11 @@ mix64(uint64 h)
 	return h;
 }
 
+struct PackColumn;
+
+/* Stores the value of a row and its content's bits; false: it is null. */
+typedef bool (*PackFunction) (struct PackColumn *column, int row, Datum value, uint64 *content);
+
 typedef struct PackColumn
 {
 	const char *name;
@@ -38,8 +43,7 @@ typedef struct PackColumn
 	WireClass	class;
 	int			width;			/* of a number, code or length */
 	uint64		seed;			/* of the column's number, for the row's hash */
-	/* Stores the value of a row and its content's bits; false: it is null. */
-	bool		(*pack) (struct PackColumn *column, int row, Datum value, uint64 *content);
+	PackFunction pack;
 	uint8	   *nulls;			/* bitmap */
 	char	   *values;			/* [max_rows] of width */
 

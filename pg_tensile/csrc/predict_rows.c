@@ -145,11 +145,6 @@ rows_receive(TupleTableSlot *slot, DestReceiver *self)
 }
 
 static void
-rows_shutdown(DestReceiver *self)
-{
-}
-
-static void
 predict_query(RowsReceiver *receiver, const char *sql)
 {
 	int			nest_level = NewGUCNestLevel();
@@ -172,8 +167,7 @@ tensile_predict_rows(PG_FUNCTION_ARGS)
 {
 	ReturnSetInfo *result = (ReturnSetInfo *) fcinfo->resultinfo;
 	RowsReceiver receiver = {
-		.pub = {.receiveSlot = rows_receive,.rStartup = rows_startup,.rShutdown = rows_shutdown,
-		.rDestroy = rows_shutdown,.mydest = DestNone},
+		.pub = tensile_dest_receiver(rows_receive, rows_startup),
 		.context = CurrentMemoryContext,
 	};
 	const PredictModel *model;

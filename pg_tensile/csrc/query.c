@@ -144,6 +144,26 @@ tensile_set_read_only(void)
 							 GUC_ACTION_LOCAL, true, 0, false);
 }
 
+static void
+ignore_startup(DestReceiver *self, int operation, TupleDesc desc)
+{
+}
+
+static void
+ignore_end(DestReceiver *self)
+{
+}
+
+DestReceiver
+tensile_dest_receiver(bool (*receive) (TupleTableSlot *, DestReceiver *),
+					  void (*startup) (DestReceiver *, int, TupleDesc))
+{
+	return (DestReceiver) {
+		.receiveSlot = receive,.rStartup = startup ? startup : ignore_startup,
+		.rShutdown = ignore_end,.rDestroy = ignore_end,.mydest = DestNone
+	};
+}
+
 void
 tensile_run_select(Query *query, const char *sql, DestReceiver *dest)
 {

@@ -19,6 +19,10 @@ extern Query *tensile_analyze_select(const char *sql, const char *what);
 /* Sets transaction_read_only for the rest of the current GUC nest level. */
 extern void tensile_set_read_only(void);
 
+/* A DestReceiver with these callbacks; `startup` may be NULL. */
+extern DestReceiver tensile_dest_receiver(bool (*receive) (TupleTableSlot *, DestReceiver *),
+										  void (*startup) (DestReceiver *, int, TupleDesc));
+
 /* Plans and runs the query with a new snapshot; `dest` receives the rows. */
 extern void tensile_run_select(Query *query, const char *sql, DestReceiver *dest);
 

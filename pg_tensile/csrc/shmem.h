@@ -1,8 +1,8 @@
 /*
  * shmem.h: the layout of shared memory.
  *
- * Shared memory is one TensileShared, whose last member are max_jobs slots,
- * followed by plan_events event rows for each slot.  Its locks are
+ * Shared memory is one TensileShared, which ends with max_jobs slots, and
+ * behind it plan_events event rows for each slot.  Its locks are
  *
  *	 shared->lock		the singletons, the slots (with the exceptions below),
  *						the device ledger, and the loaded models

@@ -32,7 +32,7 @@ typedef struct TensileSlot
 	pid_t		pid;			/* of the worker; 0 before it attaches */
 	volatile bool feeding;		/* the worker runs the training query; written by
 								 * the worker only */
-	volatile bool interrupted;	/* the worker's query cancel is ours, not from
+	volatile bool interrupted;	/* a change of the job has canceled the query, not
 								 * pg_cancel_backend */
 	volatile bool evicted;		/* the launcher stops the worker, because
 								 * pg_tensile.database has changed */

@@ -30,6 +30,7 @@
 
 #include "compat.h"
 #include "extension.h"
+#include "query.h"
 #include "step.h"
 #include "wait.h"
 
@@ -42,11 +43,6 @@ typedef struct StepReceiver
 	bool		writable;
 	bool		last;			/* no timeout: the supervisor has finished */
 } StepReceiver;
-
-static void
-step_startup(DestReceiver *self, int operation, TupleDesc typeinfo)
-{
-}
 
 static bool
 step_row(TupleTableSlot *slot, DestReceiver *self)
@@ -61,11 +57,6 @@ step_row(TupleTableSlot *slot, DestReceiver *self)
 	receiver->timeout_ms = DatumGetInt32(slot->tts_values[1]);
 	receiver->writable = DatumGetBool(slot->tts_values[2]);
 	return true;
-}
-
-static void
-step_shutdown(DestReceiver *self)
-{
 }
 
 /*
@@ -86,7 +77,7 @@ plan_statement(const char *sql)
 	return plans;
 }
 
-/* Runs a CALL as one from a client, so that the procedure may commit. */
+/* Runs a CALL like one of a client, so that the procedure may commit. */
 static void
 run_call(const char *sql, DestReceiver *receiver)
 {
@@ -214,10 +205,7 @@ wait_idle(const StepReceiver *request)
 void
 tensile_run_steps(void)
 {
-	StepReceiver receiver = {
-		.pub = {.receiveSlot = step_row,.rStartup = step_startup,.rShutdown = step_shutdown,
-		.rDestroy = step_shutdown,.mydest = DestNone},
-	};
+	StepReceiver receiver = {.pub = tensile_dest_receiver(step_row, NULL)};
 	int			bits = 0;
 
 	for (;;)

@@ -223,10 +223,7 @@ frame_reader_has_some(const FrameReader *reader)
 	return reader->used > reader->taken;
 }
 
-/*
- * The bytes of the frame at the start of the block, as far as known; 0:
- * malformed.
- */
+/* The bytes of the frame at the start of the block, as far as known; 0 if bad. */
 static Size
 frame_size(const FrameReader *reader)
 {
