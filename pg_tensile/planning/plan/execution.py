@@ -402,5 +402,23 @@ class AccessSequence:
         return np.full(count, kind), steps, np.full(count, phase), self._items.tensor[places], events
 
 
+def boundary(trace: Trace, plan: Plan) -> Boundary:
+    """Return the state in which an iteration of `plan` starts and ends.
+
+    Raises InvalidPlanError if an event names an unknown tensor or operator.
+    """
+    return AccessSequence(trace, plan).boundary
+
+
+def validate(trace: Trace, plan: Plan, initial_state: Boundary | None = None, passive: bool = False) -> None:
+    """Raise InvalidPlanError, naming the first operator, tensor and event at which `plan` fails, unless it is valid.
+
+    The iteration starts from `initial_state`; None means the plan's own boundary state, in which every iteration ends.
+    With `passive`, tensors that are only on the host are swapped in when they are needed, as in the first iteration
+    after a change of plan.
+    """
+    AccessSequence(trace, plan, initial_state, passive).check()
+
+
 def _set(flags: Bools) -> frozenset[int]:
     return frozenset(np.flatnonzero(flags).tolist())

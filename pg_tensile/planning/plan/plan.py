@@ -2,7 +2,7 @@
 
 A plan consists of a generation, a list of events and an optional order of the operators; docs/library.md defines
 their meaning. Events are stored as the 32-byte rows of the plan table in shared memory, sorted by trigger. execution.py
-decides what a plan means on a trace and whether it may be executed; `boundary` and `validate` are shorthands for it.
+decides what a plan means on a trace and whether it may be executed.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pg_tensile.errors import PlanError
 from pg_tensile.planning.compression.codec import Codec
-
-if TYPE_CHECKING:
-    from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.planning.trace.trace import Trace
 
 # Must have the layout of TensilePlanEvent in csrc/pg_tensile.h.
 EVENT_ROW = np.dtype(
@@ -234,25 +232,3 @@ def _normal(order: ArrayLike | None) -> NDArray[np.int32] | None:
 
 
 NO_EVENTS = Plan.build([])
-
-
-def boundary(trace: Trace, plan: Plan) -> Boundary:
-    """Return the state in which an iteration of `plan` starts and ends.
-
-    Raises InvalidPlanError if an event names an unknown tensor or operator.
-    """
-    from pg_tensile.planning.plan.execution import AccessSequence  # it imports this module
-
-    return AccessSequence(trace, plan).boundary
-
-
-def validate(trace: Trace, plan: Plan, initial_state: Boundary | None = None, passive: bool = False) -> None:
-    """Raise InvalidPlanError, naming the first operator, tensor and event at which `plan` fails, unless it is valid.
-
-    The iteration starts from `initial_state`; None means the plan's own boundary state, in which every iteration ends.
-    With `passive`, tensors that are only on the host are swapped in when they are needed, as in the first iteration
-    after a change of plan.
-    """
-    from pg_tensile.planning.plan.execution import AccessSequence
-
-    AccessSequence(trace, plan, initial_state, passive).check()

@@ -23,14 +23,14 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from pg_tensile.errors import BudgetError, InvalidPlanError, PlanError
-from pg_tensile.planning.compression.advisor import TensorCoding, choose
 from pg_tensile.planning.compression.codec_times import CodecTimes
-from pg_tensile.planning.compression.coding import host_coding_us
 from pg_tensile.planning.compression.sparsity import Statistics
 from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.plan.codecs import host_coding_us
 from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.memory import footprint_of
 from pg_tensile.planning.plan.plan import EVENT_ROW, NO_EVENTS, EventKind, Plan
+from pg_tensile.planning.policies.compression.advisor import TensorCoding, choose
 from pg_tensile.planning.policies.joint.planner import (
     Candidate,
     JobPlanner,

@@ -21,10 +21,10 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from pg_tensile.errors import BudgetError, PlanError
-from pg_tensile.planning.compression.coding import reserved_bytes, with_codecs
 from pg_tensile.planning.device.link import swap_us
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
 from pg_tensile.planning.latency import roofline
+from pg_tensile.planning.plan.codecs import reserved_bytes, with_codecs
 from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.following import host_bytes
 from pg_tensile.planning.plan.memory import floor_bytes, footprint_of
