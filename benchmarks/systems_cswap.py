@@ -136,9 +136,7 @@ def run(quick: bool, rounds: int = 3, only: str = "") -> list[Row]:
 def compare(case: Case, name: str, rounds: int) -> Iterator[Row]:
     """Yield a row for each compression with one of SETTINGS."""
     policy, options, share = SETTINGS[name]
-    link = case.profile
-    rates = link.out_bytes_per_s * share, link.in_bytes_per_s * share
-    case = case._replace(profile=link.with_link(*rates, link.duplex_factor))
+    case = case._replace(profile=case.profile.with_share(share))
     least, vanilla = least_bytes(case.trace), footprint(case.trace).device_peak_bytes
     budget = None if policy == "vdnn" else int(least + ROOM * (vanilla - least))
 

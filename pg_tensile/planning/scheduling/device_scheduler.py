@@ -461,8 +461,7 @@ class _Round:
 
         The algorithm divides its link equally among its jobs, so it is given the shares of all of them together.
         """
-        profile, lanes = self.device.profile, share * len(jobs)
-        link = profile.with_link(profile.out_bytes_per_s * lanes, profile.in_bytes_per_s * lanes, profile.duplex_factor)
+        link = self.device.profile.with_share(share * len(jobs))
         traces = {job: planners[job].trace for job in jobs}
         try:
             found = self.scheduler.tensile(traces, link, budget_bytes)

@@ -147,6 +147,21 @@ class TraceColumns:
         return frozen(operators[np.where(used, indices, len(operators) - 1)])
 
     @cached_property
+    def accessed_bytes(self) -> Int64s:
+        """int64[n]: bytes of the tensors that each operator accesses."""
+        return frozen(np.diff(starts(self.tensor_bytes[self.access_tensor])[self.access_start]))
+
+    @cached_property
+    def working_set_bytes(self) -> Int64s:
+        """int64[n]: bytes that each operator needs on the device: the tensors that it accesses and its workspace."""
+        return frozen(self.accessed_bytes + self.workspace_bytes)
+
+    @property
+    def largest_operator(self) -> int:
+        """The operator with the largest working set."""
+        return int(np.argmax(self.working_set_bytes))
+
+    @cached_property
     def persistent(self) -> Bools:
         """bool[m]: the tensors that exist before and after the iteration."""
         return frozen(self.tensor_kind <= Kind.CONSTANT)
