@@ -69,6 +69,18 @@ class Event(NamedTuple):
     delay_us: int = 0
     codec: int = 0
 
+    def text(self, tensor: str, deadline: int) -> str:
+        """Return the event in words, given the words for its tensor and its deadline: "swap out %12, freed after 8"."""
+        parts = [f"{self.kind.label.replace('_', ' ')} {tensor}"]
+        if self.kind is EventKind.SWAP_OUT:
+            codec = CODECS[self.codec] if self.codec < len(CODECS) else f"codec {self.codec}"
+            parts += [f"freed after {deadline}"] + [f"coded by {codec}"] * (self.codec > 0)
+        elif self.kind is EventKind.SWAP_IN:
+            parts.append(f"needed by {deadline}")
+        elif self.kind is EventKind.RECOMPUTE:
+            parts += [f"version {self.version}"] * (self.version > 0) + [f"needed by {deadline}"]
+        return ", ".join(parts + [f"{self.delay_us} µs later"] * (self.delay_us > 0))
+
 
 class Boundary(NamedTuple):
     """The state between two iterations: the persistent tensors on the device, and those with a current host copy."""
@@ -137,6 +149,29 @@ class Plan:
 
     def __hash__(self) -> int:
         return hash(self._identity())
+
+    def __repr__(self) -> str:
+        return f"<{self.summary}>"
+
+    def __str__(self) -> str:
+        """Return a summary and a line for each event. `listing.plan_listing` has names and sizes of tensors as well."""
+        order = [] if self.order is None else self.order.tolist()
+        lines = [self.summary + (f"; operators in another order: {len(order)}" if order else "")]
+
+        def captured(index: int) -> int:
+            return order[index] if 0 <= index < len(order) else index
+
+        for event in self.events:
+            text = event.text(f"%{event.tensor}", captured(event.deadline))
+            lines.append(f"after {captured(event.trigger)}: {text}")
+        return "\n".join(lines)
+
+    @property
+    def summary(self) -> str:
+        """The number of its events of each kind: "plan 3: 2 swap_out, 2 swap_in"."""
+        kinds, counts = np.unique(self.rows["kind"], return_counts=True)
+        events = [f"{count} {EventKind(kind).label}" for kind, count in zip(kinds, counts, strict=True)]
+        return f"plan {self.generation}: {', '.join(events) or 'no events'}"
 
     def _identity(self) -> tuple[int, bytes, bytes]:
         return self.generation, self.rows.tobytes(), self.order_bytes

@@ -167,6 +167,16 @@ class TraceColumns:
         return frozen(self.tensor_kind <= Kind.CONSTANT)
 
     @cached_property
+    def footprint(self) -> Int64s:
+        """int64[n]: bytes of the tensors that exist while each operator is executed without a plan."""
+        first = np.where(self.persistent, 0, self.tensor_first)
+        last = np.where(self.persistent, self.operator_count - 1, self.tensor_last)
+        change = np.zeros(self.operator_count + 1, np.int64)
+        np.add.at(change, first, self.tensor_bytes)
+        np.subtract.at(change, last + 1, self.tensor_bytes)
+        return frozen(np.cumsum(change[:-1]))
+
+    @cached_property
     def writer_operator(self) -> Int32s:
         """int32[W]: the operators that create or change a tensor, sorted by tensor, then in execution order."""
         order = self.access_by_tensor

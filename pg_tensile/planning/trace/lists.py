@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pg_tensile.planning.trace.trace import Int64s, Kind, Mode, Trace
+from pg_tensile.planning.trace.trace import Kind, Mode, Trace
 
 
 class Use(NamedTuple):
@@ -30,7 +30,7 @@ class Columns:
         self.operators = trace.operator_count
         self.us: list[float] = trace.latency_us.tolist()  # [n]
         self.workspace: list[int] = trace.workspace_bytes.tolist()  # [n]
-        self.memory: list[int] = _footprint(trace).tolist()  # [n]: without workspaces
+        self.memory: list[int] = trace.footprint.tolist()  # [n]: without workspaces
         self.bytes: list[int] = trace.tensor_bytes.tolist()  # [m]
         self.persistent: list[bool] = trace.persistent.tolist()  # [m]
         self.made: list[bool] = (~trace.persistent & (trace.tensor_kind != Kind.INPUT)).tolist()  # [m]
@@ -98,13 +98,3 @@ class Columns:
         writers = tuple(self.makers[tensor][: version + 1])
         repeatable = all(self._changed[writer] <= (number > 0) for number, writer in enumerate(writers))
         return writers if repeatable else ()
-
-
-def _footprint(trace: Trace) -> Int64s:
-    """Return int64[n]: bytes of the tensors that exist while each operator is executed without a plan."""
-    first = np.where(trace.persistent, 0, trace.tensor_first)
-    last = np.where(trace.persistent, trace.operator_count - 1, trace.tensor_last)
-    change = np.zeros(trace.operator_count + 1, np.int64)
-    np.add.at(change, first, trace.tensor_bytes)
-    np.subtract.at(change, last + 1, trace.tensor_bytes)
-    return np.cumsum(change[:-1])

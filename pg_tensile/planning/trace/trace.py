@@ -23,12 +23,15 @@ from pg_tensile.planning.trace.check import check
 from pg_tensile.planning.trace.columns import Bools, Floats, Int8s, Int32s, Int64s, Strings, TraceColumns, starts
 from pg_tensile.planning.trace.format import decode, encode
 from pg_tensile.planning.trace.rows import Access, Kind, Mode, Operator, Phase, Tensor, View
+from pg_tensile.text import duration, size
 
 # What every user of a trace needs, the types of its rows and columns included.
 __all__ = (
     "Access", "Bools", "Floats", "Int8s", "Int32s", "Int64s", "Kind", "Mode", "Operator", "Phase", "Strings", "Tensor",
     "Trace",
 )  # fmt: skip
+
+MARKS = {Mode.READ: "", Mode.WRITE: "!", Mode.STATS: "~"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +83,16 @@ class Trace(TraceColumns):
             )
         except (OverflowError, TypeError, ValueError) as error:
             raise TraceError("a number of the trace does not fit into its column", detail=str(error)) from error
+
+    def __repr__(self) -> str:
+        return f"<Trace: {self.operator_count} operators, {self.tensor_count} tensors, {self.device}>"
+
+    def __str__(self) -> str:
+        """Return a listing: a summary and a line for each operator. `plan_listing` adds the events of a plan."""
+        peak = size(int(np.max(self.footprint + self.workspace_bytes)))
+        lines = [f"{self.operator_count} operators, {self.tensor_count} tensors, device peak {peak}"]
+        lines += map(self.operator_line, range(self.operator_count), self.footprint.tolist())
+        return "\n".join(lines)
 
     # ---- rows ----
 
@@ -146,6 +159,35 @@ class Trace(TraceColumns):
         for column in (self.tensor_kind, self.tensor_bytes):
             digest.update(_numbers(column))
         return digest.hexdigest()
+
+    # ---- text ----
+
+    def tensor_text(self, tensor: int) -> str:
+        """Return a tensor's name, or % and its index if it has none: "fc.weight", "%12"."""
+        return self.tensor_name[tensor] or f"%{tensor}"
+
+    def operator_text(self, operator: int) -> str:
+        """Return an operator's call: "%7 = aten.relu.default(%6)".
+
+        `!` marks a tensor that is changed in place, `~` running statistics.
+        """
+        accesses = self.operator(operator).accesses
+        created = [self.tensor_text(tensor) for tensor, mode in accesses if mode is Mode.CREATE]
+        used = [MARKS[mode] + self.tensor_text(tensor) for tensor, mode in accesses if mode is not Mode.CREATE]
+        call = f"{self.target[operator]}({', '.join(used)})"
+        return f"{', '.join(created)} = {call}" if created else call
+
+    def operator_line(self, operator: int, device_bytes: int) -> str:
+        """Return an operator's line in a listing.
+
+        Its columns are the captured index, the phase, the time, the bytes on the device and the call.
+        """
+        phase = Phase(self.phase[operator]).name.lower()
+        latency = duration(float(self.latency_us[operator]))
+        captured, call = self.captured_operator[operator], self.operator_text(operator)
+        return f"{captured:>6}  {phase:<9}  {latency:>9}  {size(device_bytes):>9}  {call}"
+
+    # ---- other traces, and bytes ----
 
     def with_latencies(self, latency_us: ArrayLike, workspace_bytes: ArrayLike | None = None) -> Trace:
         """Return the trace with new latencies (float64[n], µs) and, unless None, workspaces (int64[n], bytes)."""
