@@ -21,8 +21,8 @@ from rich.table import Table
 
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.plan import memory
-from pg_tensile.planning.plan.execution import AccessSequence
-from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan, validate
+from pg_tensile.planning.plan.execution import AccessSequence, validate
+from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.policies import named_policy
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace

@@ -31,17 +31,18 @@ from benchmarks.scenarios import Check
 from pg_tensile.errors import TensileError
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.runtime.record import IterationRecord, Transfer
-from pg_tensile.planning.compression.advisor import coding_with, word_bytes
 from pg_tensile.planning.compression.codec import Codec
-from pg_tensile.planning.compression.coding import Coding, with_codecs
-from pg_tensile.planning.compression.cost import Window, coded_cost_us, plain_cost_us, swap_cost_us, windows
+from pg_tensile.planning.compression.coding import Coding
 from pg_tensile.planning.compression.sparsity import coded_bytes
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
+from pg_tensile.planning.plan.codecs import with_codecs
 from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, EventKind, Plan
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
+from pg_tensile.planning.policies.compression.advisor import coding_with, word_bytes
+from pg_tensile.planning.policies.compression.cost import Window, coded_cost_us, plain_cost_us, swap_cost_us, windows
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.tools.bench.compression import STEPS as SPARSITY_STEPS
@@ -135,9 +136,7 @@ def run(quick: bool, rounds: int = 3, only: str = "") -> list[Row]:
 def compare(case: Case, name: str, rounds: int) -> Iterator[Row]:
     """Yield a row for each compression with one of SETTINGS."""
     policy, options, share = SETTINGS[name]
-    link = case.profile
-    rates = link.out_bytes_per_s * share, link.in_bytes_per_s * share
-    case = case._replace(profile=link.with_link(*rates, link.duplex_factor))
+    case = case._replace(profile=case.profile.with_share(share))
     least, vanilla = least_bytes(case.trace), footprint(case.trace).device_peak_bytes
     budget = None if policy == "vdnn" else int(least + ROOM * (vanilla - least))
 

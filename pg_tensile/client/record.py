@@ -144,4 +144,4 @@ def _with_share(profile: DeviceProfile, log: list[Row], generation: int) -> Devi
     """Return the profile with the share of the link that the plan of that generation counts on."""
     planned = [line for line in log if line["event"] == "planned" and line["generation"] == generation]
     share = float(planned[-1]["details"]["link_share"]) if planned else 1.0
-    return profile.with_link(profile.out_bytes_per_s * share, profile.in_bytes_per_s * share, profile.duplex_factor)
+    return profile.with_share(share)

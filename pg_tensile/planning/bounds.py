@@ -26,27 +26,16 @@ WEIGHTS = tuple(  # grid of weights: of the cut, and in it of the copies out and
 )  # fmt: skip
 
 
-def smallest_peak(trace: Trace) -> int:
-    """Return the largest working set of one operator in bytes, workspace included. No device peak is below it."""
-    return floor_bytes(trace)
-
-
-def largest_operator(trace: Trace) -> str:
-    """Return the label of the operator with the largest working set."""
-    accessed = np.concatenate(([0], np.cumsum(trace.tensor_bytes[trace.access_tensor])))
-    return trace.operator_label(int(np.argmax(np.diff(accessed[trace.access_start]) + trace.workspace_bytes)))
-
-
 def check_budget(trace: Trace, peak_bytes: int) -> None:
-    """Raise BudgetError if `peak_bytes` is below the smallest possible peak."""
-    if peak_bytes < smallest_peak(trace):
-        raise BudgetError(peak_bytes, smallest_peak(trace), largest_operator(trace))
+    """Raise BudgetError if `peak_bytes` is below `floor_bytes`."""
+    if peak_bytes < floor_bytes(trace):
+        raise BudgetError(peak_bytes, floor_bytes(trace), trace.operator_label(trace.largest_operator))
 
 
 def least_us(trace: Trace, profile: DeviceProfile, peak_bytes: int) -> float:
     """Return a lower bound, in µs, on a steady-state iteration of any plan with a device peak within `peak_bytes`.
 
-    Raises BudgetError if `peak_bytes` is below the smallest possible peak.
+    Raises BudgetError if `peak_bytes` is below `floor_bytes`.
 
     Every operator is executed once, so the sum of all latencies is a bound. There is another one for each operator t at
     which vanilla's tensors exceed the peak by D bytes: of those that t does not access, at least D bytes are off the

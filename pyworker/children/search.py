@@ -72,7 +72,7 @@ def timed(frame: Frame) -> Trace:
 def _profile(given: dict[str, Any], share: float) -> DeviceProfile:
     """Return the device's profile with the share of the link that the job has."""
     profile = DeviceProfile(**{field.name: given[field.name] for field in fields(DeviceProfile) if field.name in given})
-    return profile.with_link(profile.out_bytes_per_s * share, profile.in_bytes_per_s * share, profile.duplex_factor)
+    return profile.with_share(share)
 
 
 class Teller:

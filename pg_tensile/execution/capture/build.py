@@ -18,7 +18,8 @@ from pg_tensile.execution.capture.fakes import UNKNOWN_SIZES
 from pg_tensile.execution.capture.recorder import Record
 from pg_tensile.execution.capture.schema import is_random, modes, mutates
 from pg_tensile.execution.capture.spec import StepSpec
-from pg_tensile.planning.trace.trace import OUTPUT, PLACEHOLDER, Access, Kind, Mode, Operator, Phase, Tensor, Trace
+from pg_tensile.planning.trace.rows import OUTPUT, PLACEHOLDER
+from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 
 aten = torch.ops.aten
 

@@ -27,9 +27,10 @@ from pg_tensile.execution.training import checkpoint as ckpt
 from pg_tensile.execution.training.graphs import Graphs, loss_function, rows_of
 from pg_tensile.execution.training.trainer import Memory, Settings, StepResult, StepsState
 from pg_tensile.planning.compression.sparsity import Statistics
+from pg_tensile.planning.plan.execution import boundary
 from pg_tensile.planning.plan.following import plan_around, reuse_plan
 from pg_tensile.planning.plan.memory import footprint
-from pg_tensile.planning.plan.plan import Plan, boundary
+from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.trace.trace import Trace

@@ -158,8 +158,7 @@ class Curves:
 
 def work_of(trace: Trace) -> Floats:
     """Return the work of each operator, float64[n]: floating point operations, or bytes if it has none; at least 1."""
-    accessed = np.concatenate(([0], np.cumsum(trace.tensor_bytes[trace.access_tensor])))
-    nbytes = np.where(trace.operator_bytes > 0, trace.operator_bytes, np.diff(accessed[trace.access_start]))
+    nbytes = np.where(trace.operator_bytes > 0, trace.operator_bytes, trace.accessed_bytes)
     return np.maximum(np.where(trace.flops > 0, trace.flops, nbytes), 1).astype(np.float64)
 
 

@@ -1,1 +1,1 @@
-"""Compressed swaps (CSWAP): codecs for tensors on their way to the host and back, their costs, and when they pay."""
+"""Compressed swaps (CSWAP): codecs for tensors on their way to the host and back, and what coding takes."""

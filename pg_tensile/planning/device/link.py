@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from pg_tensile.planning.compression.coding import Coding, chunk_count
+from pg_tensile.planning.compression.coding import CHUNK_BYTES, Coding
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
 from pg_tensile.planning.trace.trace import Trace
 
@@ -51,8 +51,13 @@ def _pipelined_us(
     if coding is None:
         return link_us
     coding_us = float((coding.encode_us if direction == Direction.OUT else coding.decode_us)[tensor])
-    pipelined_us = max(link_us, coding_us) + min(link_us, coding_us) / chunk_count(trace, tensor)
+    pipelined_us = max(link_us, coding_us) + min(link_us, coding_us) / _chunk_count(trace, tensor)
     return pipelined_us + float(coding.waking_us[tensor])
+
+
+def _chunk_count(trace: Trace, tensor: int) -> int:
+    """Return the number of chunks of a coded tensor, at least 1."""
+    return max(1, -(-int(trace.tensor_bytes[tensor]) // CHUNK_BYTES[trace.device]))
 
 
 def _coding(trace: Trace, tensor: int, codec: int) -> Coding | None:

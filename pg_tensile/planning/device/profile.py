@@ -69,6 +69,10 @@ class DeviceProfile:
         rates = float(out_bytes_per_s), float(inward)
         return replace(self, out_bytes_per_s=rates[0], in_bytes_per_s=rates[1], duplex_factor=duplex_factor)
 
+    def with_share(self, share: float) -> DeviceProfile:
+        """Return the device with `share` times the rates of its link, for a job that has only a part of it."""
+        return self.with_link(self.out_bytes_per_s * share, self.in_bytes_per_s * share, self.duplex_factor)
+
     def scaled_link(self, roofline_us: float, step_us: float, reference: DeviceProfile | None = None) -> DeviceProfile:
         """Return the device with a link that is as fast, relative to its computing, as that of `reference`.
 

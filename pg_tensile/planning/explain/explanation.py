@@ -182,14 +182,8 @@ def _memory(traces: Mapping[str, Trace]) -> dict[str, Any]:
         "least_bytes": least[hungriest],
         "least_graph": hungriest,
         "floor_bytes": floor_bytes(traces[hungriest]),
-        "largest_operator": _operator(traces[hungriest], _largest_operator(traces[hungriest])),
+        "largest_operator": _operator(traces[hungriest], traces[hungriest].largest_operator),
     }
-
-
-def _largest_operator(trace: Trace) -> int:
-    """Return the operator with the largest working set."""
-    accessed = np.concatenate(([0], np.cumsum(trace.tensor_bytes[trace.access_tensor])))
-    return int(np.argmax(np.diff(accessed[trace.access_start]) + trace.workspace_bytes))
 
 
 def _operator(trace: Trace, operator: int) -> dict[str, Any]:

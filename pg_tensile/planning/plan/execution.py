@@ -26,19 +26,10 @@ from pg_tensile.planning.plan.messages import (
 from pg_tensile.planning.plan.order import as_executed
 from pg_tensile.planning.plan.plan import Boundary, Plan
 from pg_tensile.planning.plan.residency import (
-    ALLOCATING,
-    AT_ONCE,
-    BRINGING,
-    DUE,
-    ENDING,
-    FREEING,
-    LETTING_GO,
-    RECOMPUTING,
-    RUNNING,
     SLOTS,
-    WAITING,
     Item,
     Place,
+    Slot,
     boundary_flags,
     build_items,
     find_wrong,
@@ -65,6 +56,39 @@ class Action(NamedTuple):
     step: int
     tensor: int  # -1 for RUN
     event: int  # index into plan.rows; -1 for none
+
+
+# Kinds that request a copy, and that wait for one; a passive swap-in does both.
+REQUESTING = (ActionKind.PASSIVE_IN, ActionKind.COPY_OUT, ActionKind.COPY_IN)
+WAITING = (ActionKind.PASSIVE_IN, ActionKind.WAIT_OUT, ActionKind.WAIT_IN)
+
+
+class Meetings(NamedTuple):
+    """The points at which the compute requests a transfer or waits for one, in execution order."""
+
+    executed: Int64s  # [2t]: number of steps executed before
+    transfer: Int64s  # [2t]
+    waits: Bools  # [2t]: else it requests the transfer
+
+
+class Transfers(NamedTuple):
+    """The t copies of an iteration, passive ones included, in the order of their requests."""
+
+    event: Int64s  # [t]: index into plan.rows; -1 for a passive swap-in
+    tensor: Int64s  # [t]
+    inward: Bools  # [t]: from the host to the device
+    request: Int64s  # [t]: index of the action that requests it
+    wait: Int64s  # [t]: index of the action that waits for it; the same for a passive swap-in
+    wait_step: Int64s  # [t]: step of that action
+    executed_before_request: Int64s  # [t]: number of steps
+    executed_before_wait: Int64s  # [t]: number of steps
+
+    @property
+    def meetings(self) -> Meetings:
+        """The requests and the waits of all transfers."""
+        order = np.argsort(np.concatenate((self.request, self.wait)), kind="stable")
+        executed = np.concatenate((self.executed_before_request, self.executed_before_wait))
+        return Meetings(executed[order], order % max(len(self.tensor), 1), order >= len(self.tensor))
 
 
 class Copies(NamedTuple):
@@ -164,7 +188,7 @@ class AccessSequence:
         places: list[tuple[int, Problem | int]] = []
         for faulty in self._layout.faults:
             step = int(self._layout.event_step[faulty.event])
-            places.append((step * SLOTS + RECOMPUTING, describe_fault(self.trace, self.plan, faulty, step)))
+            places.append((step * SLOTS + Slot.RECOMPUTING, describe_fault(self.trace, self.plan, faulty, step)))
         wrong = np.flatnonzero(find_wrong(self._items, self._states, self.passive))
         if wrong.size:
             item = int(wrong[np.argmin(self._items.key[wrong])])
@@ -225,7 +249,7 @@ class AccessSequence:
         step, event = int(self._items.step[item]), int(self._items.event[item])
         if step < 0:
             return -1
-        if event >= 0 and self._items.key[item] % SLOTS >= FREEING:
+        if event >= 0 and self._items.key[item] % SLOTS >= Slot.FREEING:
             return int(self.plan.rows["trigger"][event])
         return int(self._layout.operator[step])
 
@@ -358,21 +382,37 @@ class AccessSequence:
         order = np.lexsort((tensor, event, step * SLOTS + phase))  # stable: a copy out stays before its wait
         return kind[order], step[order], tensor[order], event[order]
 
+    @cached_property
+    def transfers(self) -> Transfers:
+        """The copies of the iteration, each with the actions that request it and wait for it.
+
+        The requests and the waits for one tensor alternate, so the k-th request belongs to the k-th wait.
+        """
+        kind, step, tensor, event = self.action_columns()
+        request, waits = np.flatnonzero(np.isin(kind, REQUESTING)), np.flatnonzero(np.isin(kind, WAITING))
+        wait = np.empty_like(waits)
+        wait[np.argsort(tensor[request], kind="stable")] = waits[np.argsort(tensor[waits], kind="stable")]
+        executed = np.cumsum(kind == ActionKind.RUN)
+        inward = kind[request] != ActionKind.COPY_OUT
+        return Transfers(
+            event[request], tensor[request], inward, request, wait, step[wait], executed[request], executed[wait]
+        )
+
     def _runs(self) -> Columns:
         steps = np.arange(len(self._layout.operator), dtype=np.int64)
         nothing = np.full(len(steps), -1, np.int64)
-        return np.full(len(steps), ActionKind.RUN), steps, np.full(len(steps), RUNNING), nothing, nothing
+        return np.full(len(steps), ActionKind.RUN), steps, np.full(len(steps), Slot.RUNNING), nothing, nothing
 
     def _transfers(self) -> list[Columns]:
         items, states = self._items, self._states
         end = states.last & (states.after == Place.ABSENT) & self.trace.persistent[items.tensor]
         end &= ~self._off_device[items.tensor] & states.current_after
         return [
-            self._act(ActionKind.PASSIVE_IN, BRINGING, states.passive, of_event=False),
-            self._act(ActionKind.PASSIVE_IN, ENDING, end, False, len(self._layout.operator) - 1),
-            self._act(ActionKind.WAIT_IN, WAITING, items.kind == Item.IN_END),
-            self._act(ActionKind.COPY_OUT, AT_ONCE, self._copies_out),
-            self._act(ActionKind.COPY_IN, ALLOCATING, items.kind == Item.IN),
+            self._act(ActionKind.PASSIVE_IN, Slot.BRINGING, states.passive, of_event=False),
+            self._act(ActionKind.PASSIVE_IN, Slot.ENDING, end, False, len(self._layout.operator) - 1),
+            self._act(ActionKind.WAIT_IN, Slot.WAITING, items.kind == Item.IN_END),
+            self._act(ActionKind.COPY_OUT, Slot.AT_ONCE, self._copies_out),
+            self._act(ActionKind.COPY_IN, Slot.ALLOCATING, items.kind == Item.IN),
         ]
 
     def _frees(self) -> list[Columns]:
@@ -380,15 +420,15 @@ class AccessSequence:
         copied = np.zeros(len(self.plan) + 1, np.bool_)
         copied[items.event[self._copies_out]] = True
         out = (items.kind == Item.OUT_END) & (states.before == Place.OUT)
-        due = items.key % SLOTS == DUE
+        due = items.key % SLOTS == Slot.DUE
         waits = out & copied[items.event]
         released = (items.kind == Item.RELEASE) & (states.before == Place.RESIDENT)
         return [
-            self._act(ActionKind.FREE, LETTING_GO, states.released, of_event=False),
-            self._act(ActionKind.WAIT_OUT, DUE, waits & due),
-            self._act(ActionKind.FREE, DUE, out & ~waits & due),
-            self._act(ActionKind.FREE, FREEING, released | (out & ~waits & ~due)),
-            self._act(ActionKind.WAIT_OUT, AT_ONCE, waits & ~due),
+            self._act(ActionKind.FREE, Slot.LETTING_GO, states.released, of_event=False),
+            self._act(ActionKind.WAIT_OUT, Slot.DUE, waits & due),
+            self._act(ActionKind.FREE, Slot.DUE, out & ~waits & due),
+            self._act(ActionKind.FREE, Slot.FREEING, released | (out & ~waits & ~due)),
+            self._act(ActionKind.WAIT_OUT, Slot.AT_ONCE, waits & ~due),
         ]
 
     def _act(
@@ -400,6 +440,24 @@ class AccessSequence:
         steps = np.maximum(self._items.step[places], 0) if step is None else np.full(count, step)
         events = self._items.event[places].astype(np.int64) if of_event else np.full(count, -1)
         return np.full(count, kind), steps, np.full(count, phase), self._items.tensor[places], events
+
+
+def boundary(trace: Trace, plan: Plan) -> Boundary:
+    """Return the state in which an iteration of `plan` starts and ends.
+
+    Raises InvalidPlanError if an event names an unknown tensor or operator.
+    """
+    return AccessSequence(trace, plan).boundary
+
+
+def validate(trace: Trace, plan: Plan, initial_state: Boundary | None = None, passive: bool = False) -> None:
+    """Raise InvalidPlanError, naming the first operator, tensor and event at which `plan` fails, unless it is valid.
+
+    The iteration starts from `initial_state`; None means the plan's own boundary state, in which every iteration ends.
+    With `passive`, tensors that are only on the host are swapped in when they are needed, as in the first iteration
+    after a change of plan.
+    """
+    AccessSequence(trace, plan, initial_state, passive).check()
 
 
 def _set(flags: Bools) -> frozenset[int]:

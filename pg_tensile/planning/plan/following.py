@@ -11,8 +11,9 @@ from collections.abc import Collection, Iterable
 import numpy as np
 
 from pg_tensile.errors import InvalidPlanError
+from pg_tensile.planning.plan.execution import validate
 from pg_tensile.planning.plan.memory import host_arena
-from pg_tensile.planning.plan.plan import Event, EventKind, Plan, validate
+from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from pg_tensile.planning.trace.trace import Trace
 
 HOME_ALIGNMENT = 512  # bytes

@@ -1,7 +1,8 @@
-"""Plans and traces as text: listings of an iteration, and the difference between two plans.
+"""A plan on its trace as text: a listing of the iteration, and the difference between two plans.
 
 A listing has a line for each operator and, below it, the events that the operator triggers, in the manner of an
-assembler listing: `print(plan_listing(trace, plan))`.
+assembler listing: `print(plan_listing(trace, plan))`. A trace alone is listed by `print(trace)`, a plan by
+`print(plan)`.
 """
 
 from __future__ import annotations
@@ -9,57 +10,24 @@ from __future__ import annotations
 import difflib
 from collections import defaultdict
 
-import numpy as np
-
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.order import as_executed
-from pg_tensile.planning.plan.plan import CODECS, NO_EVENTS, Event, EventKind, Plan
-from pg_tensile.planning.trace.trace import Mode, Phase, Trace
-from pg_tensile.text import duration, size
-
-MARKS = {Mode.READ: "", Mode.CREATE: "", Mode.WRITE: "!", Mode.STATS: "~"}
-
-
-def tensor_text(trace: Trace, tensor: int) -> str:
-    """Return a tensor's name, or % and its index if it has none: "fc.weight", "%12"."""
-    return trace.tensor_name[tensor] or f"%{tensor}"
-
-
-def operator_text(trace: Trace, operator: int) -> str:
-    """Return an operator's call: "%7 = aten.relu.default(%6)". `!` marks a tensor that is changed in place, `~` running
-    statistics."""
-    accesses = trace.operator(operator).accesses
-    created = [tensor_text(trace, tensor) for tensor, mode in accesses if mode is Mode.CREATE]
-    others = [MARKS[mode] + tensor_text(trace, tensor) for tensor, mode in accesses if mode is not Mode.CREATE]
-    call = f"{trace.target[operator]}({', '.join(others)})"
-    return f"{', '.join(created)} = {call}" if created else call
+from pg_tensile.planning.plan.plan import Event, Plan
+from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.text import size
 
 
 def event_text(trace: Trace, event: Event) -> str:
     """Return an event of a plan on the trace as it is executed: "swap out fc.weight, 24.5 MB, freed after 8"."""
-    words = [event.kind.label.replace("_", " "), tensor_text(trace, event.tensor)]
-    parts = [" ".join(words), size(int(trace.tensor_bytes[event.tensor]))]
-    deadline = int(trace.captured_operator[event.deadline])
-    if event.kind is EventKind.SWAP_OUT:
-        parts += [f"freed after {deadline}"] + ([f"coded by {CODECS[event.codec]}"] if event.codec else [])
-    elif event.kind is EventKind.SWAP_IN:
-        parts.append(f"needed by {deadline}")
-    elif event.kind is EventKind.RECOMPUTE:
-        parts += [f"version {event.version}"] * (event.version > 0) + [f"needed by {deadline}"]
-    return ", ".join(parts + [f"{event.delay_us} µs later"] * (event.delay_us > 0))
-
-
-def trace_listing(trace: Trace) -> str:
-    """Return a listing of a trace: each operator with its phase, time, device bytes and call."""
-    return plan_listing(trace, NO_EVENTS)
+    tensor = f"{trace.tensor_text(event.tensor)}, {size(int(trace.tensor_bytes[event.tensor]))}"
+    return event.text(tensor, int(trace.captured_operator[event.deadline]))
 
 
 def plan_listing(trace: Trace, plan: Plan, brief: bool = False) -> str:
     """Return a listing of an iteration under a plan, operators in the order of their execution.
 
-    The columns are the operator's captured index, its phase, its time, the bytes on the device while it runs, and its
-    call; the events that it triggers follow. `brief` leaves out operators without events. Raises InvalidPlanError if
-    the plan does not fit the trace.
+    Each line is that of `Trace.operator_line`; the events that the operator triggers follow. `brief` leaves out
+    operators without events. Raises InvalidPlanError if the plan does not fit the trace.
     """
     executed = as_executed(trace, plan)
     memory = footprint(trace, plan)
@@ -72,10 +40,7 @@ def plan_listing(trace: Trace, plan: Plan, brief: bool = False) -> str:
     for index in range(executed.operator_count):
         if brief and index not in triggered:
             continue
-        captured = int(executed.captured_operator[index])
-        phase = Phase(executed.phase[index]).name.lower()
-        latency, memory_use = duration(float(executed.latency_us[index])), size(device_bytes[captured])
-        lines.append(f"{captured:>6}  {phase:<9}  {latency:>9}  {memory_use:>9}  {operator_text(executed, index)}")
+        lines.append(executed.operator_line(index, device_bytes[int(executed.captured_operator[index])]))
         lines += [f"{'':>6}    {text}" for text in triggered[index]]
     return "\n".join(lines)
 
@@ -86,12 +51,8 @@ def summary(trace: Trace, plan: Plan) -> str:
     peak = footprint(trace, plan).device_peak_bytes
     if not len(plan):
         return f"{text}, device peak {size(peak)}"
-    kinds, counts = np.unique(plan.rows["kind"], return_counts=True)
-    events = ", ".join(
-        f"{count} {EventKind(kind).label}" for kind, count in zip(kinds.tolist(), counts.tolist(), strict=True)
-    )
     without = size(footprint(trace).device_peak_bytes)
-    return f"{text}; plan {plan.generation}: {events}; device peak {size(peak)}, {without} without the plan"
+    return f"{text}; {plan.summary}; device peak {size(peak)}, {without} without the plan"
 
 
 def plan_difference(trace: Trace, old: Plan, new: Plan) -> str:

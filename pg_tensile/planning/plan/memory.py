@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pg_tensile.planning.compression.coding import staging_bytes
+from pg_tensile.planning.plan.codecs import staging_bytes
 from pg_tensile.planning.plan.execution import AccessSequence, HostCopies
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.trace.trace import Int32s, Int64s, Trace
@@ -58,12 +58,12 @@ def live_tensors(trace: Trace, plan: Plan, step: int) -> Int64s:
 
 
 def floor_bytes(trace: Trace) -> int:
-    """Return the largest working set of one operator in bytes: the tensors that it accesses and its workspace.
+    """Return the largest working set of one operator in bytes. No device peak, whatever the plan, is below it.
 
-    No plan needs less device memory.
+    It is a bound only. Known plans need more: `building_blocks.keep.least_bytes` is what swapping everything takes, and
+    `lru.least_bytes` what evicting the least recently used tensors takes.
     """
-    accessed = np.concatenate(([0], np.cumsum(trace.tensor_bytes[trace.access_tensor])))
-    return int(np.max(np.diff(accessed[trace.access_start]) + trace.workspace_bytes))
+    return int(trace.working_set_bytes.max())
 
 
 class HostCopy(NamedTuple):

@@ -2,7 +2,7 @@
 
 A plan consists of a generation, a list of events and an optional order of the operators; docs/library.md defines
 their meaning. Events are stored as the 32-byte rows of the plan table in shared memory, sorted by trigger. execution.py
-decides what a plan means on a trace and whether it may be executed; `boundary` and `validate` are shorthands for it.
+decides what a plan means on a trace and whether it may be executed.
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pg_tensile.errors import PlanError
 from pg_tensile.planning.compression.codec import Codec
-
-if TYPE_CHECKING:
-    from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.planning.trace.trace import Trace
 
 # Must have the layout of TensilePlanEvent in csrc/plan.h.
 EVENT_ROW = np.dtype(
@@ -70,6 +68,18 @@ class Event(NamedTuple):
     version: int = 0
     delay_us: int = 0
     codec: int = 0
+
+    def text(self, tensor: str, deadline: int) -> str:
+        """Return the event in words, given the words for its tensor and its deadline: "swap out %12, freed after 8"."""
+        parts = [f"{self.kind.label.replace('_', ' ')} {tensor}"]
+        if self.kind is EventKind.SWAP_OUT:
+            codec = CODECS[self.codec] if self.codec < len(CODECS) else f"codec {self.codec}"
+            parts += [f"freed after {deadline}"] + [f"coded by {codec}"] * (self.codec > 0)
+        elif self.kind is EventKind.SWAP_IN:
+            parts.append(f"needed by {deadline}")
+        elif self.kind is EventKind.RECOMPUTE:
+            parts += [f"version {self.version}"] * (self.version > 0) + [f"needed by {deadline}"]
+        return ", ".join(parts + [f"{self.delay_us} µs later"] * (self.delay_us > 0))
 
 
 class Boundary(NamedTuple):
@@ -139,6 +149,29 @@ class Plan:
 
     def __hash__(self) -> int:
         return hash(self._identity())
+
+    def __repr__(self) -> str:
+        return f"<{self.summary}>"
+
+    def __str__(self) -> str:
+        """Return a summary and a line for each event. `listing.plan_listing` has names and sizes of tensors as well."""
+        order = [] if self.order is None else self.order.tolist()
+        lines = [self.summary + (f"; operators in another order: {len(order)}" if order else "")]
+
+        def captured(index: int) -> int:
+            return order[index] if 0 <= index < len(order) else index
+
+        for event in self.events:
+            text = event.text(f"%{event.tensor}", captured(event.deadline))
+            lines.append(f"after {captured(event.trigger)}: {text}")
+        return "\n".join(lines)
+
+    @property
+    def summary(self) -> str:
+        """The number of its events of each kind: "plan 3: 2 swap_out, 2 swap_in"."""
+        kinds, counts = np.unique(self.rows["kind"], return_counts=True)
+        events = [f"{count} {EventKind(kind).label}" for kind, count in zip(kinds, counts, strict=True)]
+        return f"plan {self.generation}: {', '.join(events) or 'no events'}"
 
     def _identity(self) -> tuple[int, bytes, bytes]:
         return self.generation, self.rows.tobytes(), self.order_bytes
@@ -234,25 +267,3 @@ def _normal(order: ArrayLike | None) -> NDArray[np.int32] | None:
 
 
 NO_EVENTS = Plan.build([])
-
-
-def boundary(trace: Trace, plan: Plan) -> Boundary:
-    """Return the state in which an iteration of `plan` starts and ends.
-
-    Raises InvalidPlanError if an event names an unknown tensor or operator.
-    """
-    from pg_tensile.planning.plan.execution import AccessSequence  # it imports this module
-
-    return AccessSequence(trace, plan).boundary
-
-
-def validate(trace: Trace, plan: Plan, initial_state: Boundary | None = None, passive: bool = False) -> None:
-    """Raise InvalidPlanError, naming the first operator, tensor and event at which `plan` fails, unless it is valid.
-
-    The iteration starts from `initial_state`; None means the plan's own boundary state, in which every iteration ends.
-    With `passive`, tensors that are only on the host are swapped in when they are needed, as in the first iteration
-    after a change of plan.
-    """
-    from pg_tensile.planning.plan.execution import AccessSequence
-
-    AccessSequence(trace, plan, initial_state, passive).check()

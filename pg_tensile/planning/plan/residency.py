@@ -46,6 +46,33 @@ class Place(IntEnum):
     PENDING = 4  # absent, within a swap-out that has nothing to copy (passive only)
 
 
+class Slot(IntEnum):
+    """Position within a step and the gap after it, in order of execution, for items and actions.
+
+        step k                         gap after step k                                                     step k + 1
+        ------------------------------|--------------------------------------------------------------------|-----------
+        BRINGING    WAITING  RUNNING   LETTING_GO  DUE       FREEING  AT_ONCE   ALLOCATING  RECOMPUTING    BRINGING ...
+        PASSIVE_IN  WAIT_IN  RUN       FREE        WAIT_OUT  FREE     COPY_OUT  COPY_IN     (no action)
+                                                   FREE               WAIT_OUT
+
+    Below the slots are the kinds of actions in them. ENDING follows the gap of the last step.
+    """
+
+    BRINGING = 0  # a tensor that only the host has is swapped in for the step (passive only)
+    WAITING = 1  # the deadline of a swap-in
+    RUNNING = 2  # the operator, or a part of a recomputation
+    LETTING_GO = 3  # a tensor that is not needed any more is released implicitly
+    DUE = 4  # the deadline of a swap-out, unless it is the swap-out's own trigger
+    FREEING = 5  # a release; the trigger of a swap-out
+    AT_ONCE = 6  # a swap-out copies; it also ends if its deadline is its trigger
+    ALLOCATING = 7  # the trigger of a swap-in
+    RECOMPUTING = 8  # a recompute event; the steps that it adds follow this gap
+    ENDING = 9  # a persistent tensor that only the host has is swapped in (passive only)
+
+
+SLOTS = 16  # for each step
+
+
 class Items(NamedTuple):
     """All k items, sorted by tensor and key; those of every tensor begin with START."""
 
@@ -60,9 +87,6 @@ class Items(NamedTuple):
         return self.key // SLOTS
 
 
-# Slots of a step and the gap after it, in order of execution, for items and actions.
-BRINGING, WAITING, RUNNING, LETTING_GO, DUE, FREEING, AT_ONCE, ALLOCATING, RECOMPUTING, ENDING = range(10)
-SLOTS = 16
 ITEM_OF_MODE = np.array([Item.READ, Item.WRITE, Item.WRITE, Item.CREATE], np.uint8)
 PLACE_AFTER = np.array(
     [
@@ -94,7 +118,7 @@ def build_items(trace: Trace, plan: Plan, layout: Layout) -> Items:
     of = {kind: np.flatnonzero(rows["kind"] == kind) for kind in EventKind}
     out, come, release = of[EventKind.SWAP_OUT], of[EventKind.SWAP_IN], of[EventKind.RELEASE]
     at_once = rows["deadline"][out] == rows["trigger"][out]
-    out_end = np.where(at_once, gap[out] + AT_ONCE, due[out] + DUE)
+    out_end = np.where(at_once, gap[out] + Slot.AT_ONCE, due[out] + Slot.DUE)
     freeing = np.sort(np.concatenate((out, release)))  # in plan order, which the stable sort below keeps
     made, kept = np.flatnonzero(again.first), np.flatnonzero(again.last & ~again.first)
     reads = np.flatnonzero((again.access_mode == Mode.READ) | (again.access_mode == Mode.STATS))  # STATS: to copy
@@ -102,16 +126,16 @@ def build_items(trace: Trace, plan: Plan, layout: Layout) -> Items:
     access = trace.access_by_tensor
     parts: tuple[tuple[NDArray[Any], NDArray[Any], int | NDArray[Any], NDArray[Any] | None], ...] = (
         (np.arange(trace.tensor_count), np.full(trace.tensor_count, -1), Item.START, None),
-        (trace.access_tensor[access], layout.operator_step[trace.access_operator[access]] * SLOTS + RUNNING,
+        (trace.access_tensor[access], layout.operator_step[trace.access_operator[access]] * SLOTS + Slot.RUNNING,
          ITEM_OF_MODE[trace.access_mode[access]], None),
-        (tensor[freeing], gap[freeing] + FREEING,
+        (tensor[freeing], gap[freeing] + Slot.FREEING,
          np.where(rows["kind"][freeing] == EventKind.RELEASE, Item.RELEASE, Item.OUT), freeing),
         (tensor[out], out_end, Item.OUT_END, out),
-        (tensor[come], gap[come] + ALLOCATING, Item.IN, come),
-        (tensor[come], due[come] + WAITING, Item.IN_END, come),
-        (tensor[again.event[made]], again.step[made] * SLOTS + RUNNING, Item.REMAKE, again.event[made]),
-        (tensor[again.event[kept]], again.step[kept] * SLOTS + RUNNING, Item.KEEP, again.event[kept]),
-        (again.access_tensor[reads], again.step[reader] * SLOTS + RUNNING, Item.READ, again.event[reader]),
+        (tensor[come], gap[come] + Slot.ALLOCATING, Item.IN, come),
+        (tensor[come], due[come] + Slot.WAITING, Item.IN_END, come),
+        (tensor[again.event[made]], again.step[made] * SLOTS + Slot.RUNNING, Item.REMAKE, again.event[made]),
+        (tensor[again.event[kept]], again.step[kept] * SLOTS + Slot.RUNNING, Item.KEEP, again.event[kept]),
+        (again.access_tensor[reads], again.step[reader] * SLOTS + Slot.RUNNING, Item.READ, again.event[reader]),
     )  # fmt: skip
     tensors = np.concatenate([part[0] for part in parts]).astype(np.int64)
     keys = np.concatenate([part[1] for part in parts])

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Concatenate, ParamSpec
 
-from pg_tensile.planning.compression.coding import reserved_bytes, with_codecs
 from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.plan.codecs import reserved_bytes, with_codecs
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.trace.trace import Trace
 

@@ -67,9 +67,8 @@ def _working_sets(trace: Trace) -> Int64s:
 
     The last stay on the device.
     """
-    accessed = np.concatenate(([0], np.cumsum(trace.tensor_bytes[trace.access_tensor])))
     unused = trace.tensor_bytes[np.diff(trace.tensor_start) == 0].sum()
-    sets: Int64s = np.diff(accessed[trace.access_start]) + trace.workspace_bytes + unused
+    sets: Int64s = trace.working_set_bytes + unused
     return sets
 
 

@@ -23,14 +23,14 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from pg_tensile.errors import BudgetError, InvalidPlanError, PlanError
-from pg_tensile.planning.compression.advisor import TensorCoding, choose
 from pg_tensile.planning.compression.codec_times import CodecTimes
-from pg_tensile.planning.compression.coding import host_coding_us
 from pg_tensile.planning.compression.sparsity import Statistics
 from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.plan.codecs import host_coding_us
 from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.memory import footprint_of
 from pg_tensile.planning.plan.plan import EVENT_ROW, NO_EVENTS, EventKind, Plan
+from pg_tensile.planning.policies.compression.advisor import TensorCoding, choose
 from pg_tensile.planning.policies.joint.planner import (
     Candidate,
     JobPlanner,
@@ -461,8 +461,7 @@ class _Round:
 
         The algorithm divides its link equally among its jobs, so it is given the shares of all of them together.
         """
-        profile, lanes = self.device.profile, share * len(jobs)
-        link = profile.with_link(profile.out_bytes_per_s * lanes, profile.in_bytes_per_s * lanes, profile.duplex_factor)
+        link = self.device.profile.with_share(share * len(jobs))
         traces = {job: planners[job].trace for job in jobs}
         try:
             found = self.scheduler.tensile(traces, link, budget_bytes)

@@ -12,10 +12,8 @@ import numpy as np
 
 from pg_tensile.planning.device.link import Copy, Link, Request
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
-from pg_tensile.planning.plan.execution import AccessSequence, ActionKind
+from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.trace.trace import Floats, Int64s
-
-IN_GAP = (ActionKind.COPY_OUT, ActionKind.COPY_IN, ActionKind.WAIT_OUT)
 
 
 class Evaluation(NamedTuple):
@@ -52,14 +50,11 @@ def evaluate(sequence: AccessSequence, profile: DeviceProfile) -> Evaluation:
 
 
 def _meetings(sequence: AccessSequence) -> _Meetings:
-    kind, step, tensor, event = sequence.action_columns()
-    met = np.isin(kind, (ActionKind.WAIT_IN, *IN_GAP))
-    kind, step, tensor, event = kind[met], step[met], tensor[met], event[met]
-    steps = step + np.isin(kind, IN_GAP)
-    out = (kind == ActionKind.COPY_OUT) | (kind == ActionKind.WAIT_OUT)
-    asks = (kind == ActionKind.COPY_OUT) | (kind == ActionKind.COPY_IN)
-    delay = sequence.plan.rows["delay_us"][event]
-    return _Meetings(steps, tensor.tolist(), asks.tolist(), out.tolist(), delay.tolist())
+    transfers = sequence.transfers
+    executed, transfer, waits = transfers.meetings
+    delay_us = sequence.plan.rows["delay_us"][transfers.event]
+    columns = transfers.tensor[transfer], ~waits, ~transfers.inward[transfer], delay_us[transfer]
+    return _Meetings(executed, *(column.tolist() for column in columns))
 
 
 def _alone(meetings: _Meetings, reached: list[float], us: list[list[float]], profile: DeviceProfile) -> list[float]:

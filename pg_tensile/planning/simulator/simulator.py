@@ -32,7 +32,7 @@ from pg_tensile.planning.device.link import Copy, Link, Request, copy_stretch, c
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan import memory
-from pg_tensile.planning.plan.execution import AccessSequence, ActionKind
+from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, EventKind, Plan
 from pg_tensile.planning.trace.trace import Trace
 
@@ -169,7 +169,6 @@ class _Op(NamedTuple):
 
     compute_us: float  # of the steps since the previous op
     steps: int  # number of steps executed before it
-    step: int  # the step that it belongs to
     copy: int  # index into the copies; −1 for the end of the iteration
     waits: bool  # for the copy; else requests it
 
@@ -344,44 +343,38 @@ def _change(trace: Trace, state: Boundary, wanted: Boundary) -> tuple[list[int],
 
 def _change_program(sequence: AccessSequence, copied: list[int], profile: DeviceProfile) -> _Program:
     copies = tuple(_copy(sequence.trace, tensor, 0, Direction.OUT, profile, -1, 0) for tensor in copied)
-    requests = [_Op(0.0, 0, 0, place, waits=False) for place in range(len(copies))]
-    waits = [_Op(0.0, 0, 0, place, waits=True) for place in range(len(copies))]
-    return _Program(_Role.CHANGE, sequence, (*requests, *waits, _Op(0.0, 0, 0, -1, waits=False)), copies)
+    requests = [_Op(0.0, 0, copy, waits=False) for copy in range(len(copies))]
+    waits = [_Op(0.0, 0, copy, waits=True) for copy in range(len(copies))]
+    return _Program(_Role.CHANGE, sequence, (*requests, *waits, _Op(0.0, 0, -1, waits=False)), copies)
 
 
 def _iteration_program(
     role: _Role, sequence: AccessSequence, profile: DeviceProfile, repeat: int | None, host_codecs: dict[int, int]
 ) -> _Program:
     """Return the program of an iteration; `host_codecs` holds the codecs of existing host copies, 0 if it lacks one."""
-    trace, delays = sequence.trace, sequence.plan.rows["delay_us"].tolist()
-    codecs, coded = sequence.plan.rows["codec"].tolist(), dict(host_codecs)
-    reached = np.concatenate(([0.0], np.cumsum(trace.latency_us[sequence.steps]))).tolist()  # µs, by steps executed
-    ops: list[_Op] = []
+    trace, transfers = sequence.trace, sequence.transfers
+    codecs, delays = (sequence.plan.rows[column].tolist() for column in ("codec", "delay_us"))
+    coded = dict(host_codecs)
     copies: list[Copy] = []
-    under_way: dict[int, int] = {}  # tensor → its latest copy
-    steps = before = 0
+    for event, tensor, inward in zip(*(column.tolist() for column in transfers[:3]), strict=True):
+        if not inward:
+            coded[tensor] = codecs[event]
+        delay_us = delays[event] if event >= 0 else 0
+        copies.append(_copy(trace, tensor, coded.get(tensor, 0), Direction(inward), profile, event, delay_us))
+    return _Program(role, sequence, _ops(sequence), tuple(copies), repeat)
 
-    def add(step: int, copy: int, waits: bool) -> None:
-        nonlocal before
-        ops.append(_Op(reached[steps] - reached[before], steps, step, copy, waits))
-        before = steps
 
-    for kind, step, tensor, event in sequence.actions():
-        if kind is ActionKind.RUN:
-            steps = step + 1
-            continue
-        if kind is ActionKind.COPY_OUT or kind is ActionKind.COPY_IN or kind is ActionKind.PASSIVE_IN:
-            direction = Direction.OUT if kind is ActionKind.COPY_OUT else Direction.IN
-            if kind is ActionKind.COPY_OUT:
-                coded[tensor] = codecs[event]
-            under_way[tensor] = len(copies)
-            delay_us = delays[event] if event >= 0 else 0
-            copies.append(_copy(trace, tensor, coded.get(tensor, 0), direction, profile, event, delay_us))
-            add(step, under_way[tensor], waits=False)
-        if kind is ActionKind.WAIT_OUT or kind is ActionKind.WAIT_IN or kind is ActionKind.PASSIVE_IN:
-            add(step, under_way[tensor], waits=True)
-    add(steps, -1, waits=False)
-    return _Program(role, sequence, tuple(ops), tuple(copies), repeat)
+def _ops(sequence: AccessSequence) -> tuple[_Op, ...]:
+    steps, meetings = sequence.steps, sequence.transfers.meetings
+    executed = np.append(meetings.executed, len(steps))
+    reached_us = np.concatenate(([0.0], np.cumsum(sequence.trace.latency_us[steps])))[executed]
+    columns = (
+        np.diff(reached_us, prepend=0.0),
+        executed,
+        np.append(meetings.transfer, -1),
+        np.append(meetings.waits, False),
+    )
+    return tuple(map(_Op, *(column.tolist() for column in columns)))
 
 
 def _copy(
@@ -410,7 +403,7 @@ def _timeline(run: _Run) -> Timeline:
     assert iteration is not None
     sequence = program.sequence
     trace, steps = sequence.trace, sequence.steps
-    footprint = memory.footprint_of(sequence)
+    footprint, wait_step = memory.footprint_of(sequence), sequence.transfers.wait_step.tolist()
     latency = trace.latency_us[steps]
     stalled = np.zeros(len(steps) + 1)  # µs, by number of steps executed before
     for op, us in iteration.stalls:
@@ -426,7 +419,7 @@ def _timeline(run: _Run) -> Timeline:
         step_start_us=end - latency,
         step_end_us=end,
         transfers=tuple(_transfer(request, iteration.begin_us) for request in iteration.requests),
-        stalls=tuple(Stall(op.step, program.copies[op.copy].tensor, us) for op, us in iteration.stalls),
+        stalls=tuple(Stall(wait_step[op.copy], program.copies[op.copy].tensor, us) for op, us in iteration.stalls),
         transitions=transitions,
         first_iteration_us=transitions[-1].us + transitions[-1].first_iteration_us if changed else steady[0],
         iteration_us=iteration_us,

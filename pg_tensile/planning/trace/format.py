@@ -1,8 +1,8 @@
 """Binary form of a trace: a header (magic, format version, CRC-32, size) and its compressed columns.
 
 The columns have a fixed order, numbers are little-endian, strings are one text with the length of each. For any input,
-`decode` returns a trace that has passed every check of trace.py or raises TraceError, and allocates no more memory
-than the sizes that it has checked permit.
+`decode` returns columns or raises TraceError, and allocates no more memory than the sizes that it has checked permit.
+check.py then decides whether they are a trace.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pg_tensile.errors import TraceError
-from pg_tensile.planning.trace.trace import DEVICES, Strings, Trace
+from pg_tensile.planning.trace.check import DEVICES
+from pg_tensile.planning.trace.columns import Strings, TraceColumns, starts
 
 MAGIC = b"tensileT"
 FORMAT = 1
@@ -50,7 +51,7 @@ STRINGS = (
 )
 
 
-def encode(trace: Trace) -> bytes:
+def encode(trace: TraceColumns) -> bytes:
     """Return the binary form of a trace. Raises TraceError unless its operators are in the captured order."""
     if np.any(trace.captured_operator != np.arange(trace.operator_count)):
         raise TraceError("only a captured trace has bytes", "Send the captured trace, and its plan with the order.")
@@ -69,15 +70,15 @@ def encode(trace: Trace) -> bytes:
     return struct.pack("<8sII", MAGIC, FORMAT, zlib.crc32(body)) + body
 
 
-def decode(data: bytes) -> Trace:
-    """Return the trace that `encode` encoded. Raises TraceError on any other bytes."""
+def decode(data: bytes) -> dict[str, Any]:
+    """Return the columns that `encode` encoded, by name. Raises TraceError on any other bytes."""
     try:
         return _decode(_payload(data))
     except (ValueError, OverflowError) as error:  # invalid UTF-8, impossible sizes
         raise TraceError("the columns of a trace cannot be read", detail=str(error)) from error
 
 
-def _column(trace: Trace, name: str) -> NDArray[Any]:
+def _column(trace: TraceColumns, name: str) -> NDArray[Any]:
     if name.endswith("_count"):
         return np.diff(getattr(trace, name.replace("_count", "_start")))
     return getattr(trace, name)
@@ -116,13 +117,13 @@ class Reader:
 
     def __init__(self, payload: bytes) -> None:
         self.payload = payload
-        self.place = 0
+        self.offset = 0
 
     def take(self, size: int) -> bytes:
-        if size > len(self.payload) - self.place:
+        if size > len(self.payload) - self.offset:
             raise TraceError("a trace is damaged: its columns are longer than it is")
-        self.place += size
-        return self.payload[self.place - size : self.place]
+        self.offset += size
+        return self.payload[self.offset - size : self.offset]
 
     def unpack(self, form: struct.Struct) -> tuple[int, ...]:
         return form.unpack(self.take(form.size))
@@ -150,7 +151,7 @@ class Reader:
         return Strings(codes, split)
 
 
-def _decode(payload: bytes) -> Trace:
+def _decode(payload: bytes) -> dict[str, Any]:
     reader = Reader(payload)
     device, operators, accesses, tensors, dimensions = reader.unpack(COUNTS)
     if device >= len(DEVICES):
@@ -158,11 +159,11 @@ def _decode(payload: bytes) -> Trace:
     counts = {"o": operators, "a": accesses, "t": tensors, "d": dimensions}
     columns: dict[str, Any] = {name: reader.numbers(element, counts[per]) for name, element, per in COLUMNS}
     columns |= {name: reader.strings(counts[per]) for name, per in STRINGS}
-    if reader.place != len(payload):
+    if reader.offset != len(payload):
         raise TraceError("a trace is damaged: it is longer than its columns")
     if np.any(columns["random"] > 1):
         raise TraceError("a trace is damaged: an operator is random or it is not")
     columns["random"] = columns["random"].astype(np.bool_)
     for name in ("access", "shape"):
-        columns[f"{name}_start"] = np.concatenate(([0], np.cumsum(columns.pop(f"{name}_count"), dtype=np.int64)))
-    return Trace(device=DEVICES[device], **columns)
+        columns[f"{name}_start"] = starts(columns.pop(f"{name}_count"))
+    return columns | {"device": DEVICES[device]}

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.trace.trace import Kind, Mode, Trace
 
 
@@ -31,7 +30,7 @@ class Columns:
         self.operators = trace.operator_count
         self.us: list[float] = trace.latency_us.tolist()  # [n]
         self.workspace: list[int] = trace.workspace_bytes.tolist()  # [n]
-        self.memory: list[int] = footprint(trace).bytes.tolist()  # [n]: samples, without workspaces
+        self.memory: list[int] = trace.footprint.tolist()  # [n]: without workspaces
         self.bytes: list[int] = trace.tensor_bytes.tolist()  # [m]
         self.persistent: list[bool] = trace.persistent.tolist()  # [m]
         self.made: list[bool] = (~trace.persistent & (trace.tensor_kind != Kind.INPUT)).tolist()  # [m]

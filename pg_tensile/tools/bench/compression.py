@@ -15,14 +15,15 @@ from pg_tensile.errors import CodecError
 from pg_tensile.execution.capture import Captured
 from pg_tensile.execution.measuring.codecs import calibrate
 from pg_tensile.execution.runtime.device import Device
-from pg_tensile.planning.compression.advisor import choose_compression, coding_with
 from pg_tensile.planning.compression.codec import available, named_codec
 from pg_tensile.planning.compression.codec_times import CodecTimes
-from pg_tensile.planning.compression.coding import CHUNK_BYTES, Coding, with_codecs
+from pg_tensile.planning.compression.coding import CHUNK_BYTES, Coding
 from pg_tensile.planning.compression.sparsity import Statistics
 from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.plan.codecs import with_codecs
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.policies import swap_all
+from pg_tensile.planning.policies.compression.advisor import choose_compression, coding_with
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.tools.bench.contenders import PlanStepper
 from pg_tensile.tools.bench.workload import Workload

@@ -57,8 +57,9 @@ def levels(trace: Trace, plan: Plan, profile: DeviceProfile) -> list[Level]:
     sample, size = footprint_of(sequence).bytes, trace.tensor_bytes.tolist()
     running = (sample + sequence.trace.workspace_bytes[sequence.steps]).tolist()
     staying = (sample - sequence.scratch_bytes).tolist()
-    step_end_us, transfers = simulated.step_end_us.tolist(), iter(simulated.transfers)
-    known_us: dict[int, float] = {}  # by tensor: when the compute learns that its copy has ended
+    step_end_us, waits = simulated.step_end_us.tolist(), sequence.transfers.wait.tolist()
+    # When the compute learns that a copy has ended, by the action that waits for it.
+    known_us = {wait: copy.end_us + profile.handover_us for wait, copy in zip(waits, simulated.transfers, strict=True)}
     found: list[Level] = []
     held = 0
 
@@ -68,15 +69,14 @@ def levels(trace: Trace, plan: Plan, profile: DeviceProfile) -> list[Level]:
             found.pop()
         found.append(Level(latest_us, nbytes))
 
-    for kind, step, tensor, _ in sequence.actions():  # in a steady state no swap-in is passive
+    for index, (kind, step, tensor, _) in enumerate(sequence.actions()):  # in a steady state no swap-in is passive
         if kind is ActionKind.RUN:
             add(step_end_us[step], running[step])
             held = staying[step]
-        elif kind is ActionKind.COPY_OUT or kind is ActionKind.COPY_IN:
-            known_us[tensor] = next(transfers).end_us + profile.handover_us
-            held += size[tensor] if kind is ActionKind.COPY_IN else 0
-        elif kind is not ActionKind.FREE and known_us[tensor] > found[-1].end_us:
-            add(known_us[tensor], held)
+        elif kind is ActionKind.COPY_IN:
+            held += size[tensor]
+        elif index in known_us and known_us[index] > found[-1].end_us:
+            add(known_us[index], held)
         if kind is ActionKind.FREE or kind is ActionKind.WAIT_OUT:
             held -= size[tensor]
     return found

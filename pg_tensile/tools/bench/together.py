@@ -20,10 +20,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pg_tensile.planning.bounds import smallest_peak
 from pg_tensile.planning.device.profile import GB, RTX_A6000, DeviceProfile
 from pg_tensile.planning.latency import roofline
-from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.memory import floor_bytes, footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.policies import named_policy
 from pg_tensile.planning.trace.trace import Trace
@@ -231,7 +230,7 @@ def empty_row(
         threads=jobs[0].threads,
         link_gbps=profile.out_bytes_per_s / GB,
         vanilla_peak_bytes=vanilla_peak(measured),
-        floor_bytes=sum(smallest_peak(trace) for trace in graphs(choice, measured).values()),
+        floor_bytes=sum(floor_bytes(trace) for trace in graphs(choice, measured).values()),
         budget=str(choice.budget) if choice.budget else None,
         versions=versions(),
         machine=machine(None),

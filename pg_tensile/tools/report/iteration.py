@@ -22,8 +22,6 @@ from pg_tensile.planning.trace.trace import Trace
 if TYPE_CHECKING:
     from pg_tensile.client.record import JobRecord
 
-REQUESTING = (ActionKind.COPY_OUT, ActionKind.COPY_IN, ActionKind.PASSIVE_IN)
-WAITING = (ActionKind.WAIT_OUT, ActionKind.WAIT_IN, ActionKind.PASSIVE_IN)
 LATER = "Try again when it trains: SELECT state, reason FROM tensile.progress;"
 
 
@@ -89,19 +87,17 @@ def iteration_of(record: JobRecord) -> Iteration:
 
 def _instructions(sequence: AccessSequence, timeline: Timeline, handover_us: float) -> list[Instruction]:
     """Return the actions of the sequence other than running operators, with their times."""
-    step_end_us, transfers = timeline.step_end_us.tolist(), iter(timeline.transfers)
-    known_us: dict[int, float] = {}  # tensor → end of its copy, with the handover to the compute
+    step_end_us = timeline.step_end_us.tolist()
+    waits = zip(sequence.transfers.wait.tolist(), timeline.transfers, strict=True)
+    known_us = {wait: transfer.end_us + handover_us for wait, transfer in waits}  # by the action that waits for it
     found: list[Instruction] = []
     now = 0.0
-    for kind, step, tensor, event in sequence.actions():
+    for index, (kind, step, tensor, event) in enumerate(sequence.actions()):
         if kind is ActionKind.RUN:
             now = max(now, step_end_us[step])
             continue
         start = now
-        if kind in REQUESTING:
-            known_us[tensor] = next(transfers).end_us + handover_us
-        if kind in WAITING:
-            now = max(now, known_us[tensor])
+        now = max(now, known_us.get(index, now))
         found.append(Instruction(kind, tensor, step, event, start, now))
     return found
 

@@ -16,6 +16,7 @@ from bokeh.models import BasicTickFormatter, ColumnDataSource, CustomJSHover, Ho
 from numpy.typing import NDArray
 
 from pg_tensile.planning.device.profile import Direction
+from pg_tensile.planning.plan.execution import REQUESTING, WAITING
 from pg_tensile.planning.simulator.simulator import Timeline, Transfer
 from pg_tensile.text import size
 from pg_tensile.tools.report.chart_style import (
@@ -30,7 +31,7 @@ from pg_tensile.tools.report.chart_style import (
     operator_names,
     unit_of,
 )
-from pg_tensile.tools.report.iteration import REQUESTING, WAITING, Instruction, Iteration, tensor_name
+from pg_tensile.tools.report.iteration import Instruction, Iteration, tensor_name
 from pg_tensile.tools.report.markup import clean
 
 MOST_STEPS = 20_000  # of a line of memory

@@ -26,7 +26,7 @@ READ = Mode.READ.value
 
 
 def least_bytes(trace: Trace) -> int:
-    """Return the device memory in bytes that swapping everything takes; no known plan takes less."""
+    """Return the device peak in bytes of swapping everything; no known plan takes less."""
     return footprint(trace, swaps(trace, absences(trace))).device_peak_bytes
 
 

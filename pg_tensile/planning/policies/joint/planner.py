@@ -21,10 +21,10 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from pg_tensile.errors import BudgetError, PlanError
-from pg_tensile.planning.compression.coding import reserved_bytes, with_codecs
 from pg_tensile.planning.device.link import swap_us
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
 from pg_tensile.planning.latency import roofline
+from pg_tensile.planning.plan.codecs import reserved_bytes, with_codecs
 from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.following import host_bytes
 from pg_tensile.planning.plan.memory import floor_bytes, footprint_of
@@ -139,9 +139,8 @@ class JobPlanner:
         self._take_share(share)
 
     def _take_share(self, share: float) -> None:
-        rates = self.profile.out_bytes_per_s * share, self.profile.in_bytes_per_s * share
         self.share = share
-        self.link = self.profile.with_link(*rates, self.profile.duplex_factor)
+        self.link = self.profile.with_share(share)
         self._remembered: dict[Hashable, Candidate | Shortage] = {}
         self._candidates: dict[Plan, Candidate] = {}
 
@@ -277,9 +276,7 @@ class JobPlanner:
 
     def largest_operator(self) -> str:
         """Return the label of the operator with the largest working set."""
-        trace = self.trace
-        accessed = np.concatenate(([0], np.cumsum(trace.tensor_bytes[trace.access_tensor])))
-        return trace.operator_label(int(np.argmax(np.diff(accessed[trace.access_start]) + trace.workspace_bytes)))
+        return self.trace.operator_label(self.trace.largest_operator)
 
     def _try(self, budget_bytes: int, prices: Prices, dearer: Dearer | None = None) -> AccessSequence | Shortage:
         """Return the outcome of one pass, run again with a smaller limit while its plan exceeds the budget."""

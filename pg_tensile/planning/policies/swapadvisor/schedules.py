@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pg_tensile.planning.plan.order import dependencies
-from pg_tensile.planning.trace.trace import MAX_BYTES, Int32s, Mode, Phase, Trace
+from pg_tensile.planning.trace.check import MAX_BYTES
+from pg_tensile.planning.trace.trace import Int32s, Mode, Phase, Trace
 
 WAITING = 1.5  # factor on the missing bytes of an operator whose successors all wait for others, too
 WINDOW = 48  # ready operators that the greedy scheduler considers, the earliest captured ones

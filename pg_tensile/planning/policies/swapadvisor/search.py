@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pg_tensile.errors import BudgetError, SearchError
-from pg_tensile.planning.bounds import largest_operator
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.following import host_bytes as host_bytes_of
 from pg_tensile.planning.plan.memory import footprint
@@ -145,7 +144,7 @@ def _check(
     if population < 4:
         raise SearchError(f"a search cannot have a population of {population}", "Use 4 or more.")
     if least_bytes(trace) > budget_bytes:
-        raise BudgetError(budget_bytes, least_bytes(trace), largest_operator(trace))
+        raise BudgetError(budget_bytes, least_bytes(trace), trace.operator_label(trace.largest_operator))
 
 
 # ---- results ----

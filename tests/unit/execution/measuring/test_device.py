@@ -93,6 +93,7 @@ def test_a_given_link_is_the_same_both_ways_unless_said_otherwise():
     assert RTX_A6000.with_link(2e9).in_bytes_per_s == 2e9
     assert RTX_A6000.with_link(2e9, 3e9, 0.7).out_bytes_per_s == 2e9
     assert RTX_A6000.with_link(2e9, 3e9, 0.7).duplex_factor == 0.7
+    assert RTX_A6000.with_link(2e9, 3e9, 0.7).with_share(0.5) == RTX_A6000.with_link(1e9, 1.5e9, 0.7)
 
 
 def test_the_cpu_is_measured_quickly_and_plausibly(here):

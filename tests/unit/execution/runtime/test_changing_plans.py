@@ -24,10 +24,10 @@ from pg_tensile.execution.runtime import loaded_graph as graph_module
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.runtime.measure import Meter
-from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.execution import AccessSequence, boundary
 from pg_tensile.planning.plan.following import host_bytes
 from pg_tensile.planning.plan.memory import footprint
-from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, Event, EventKind, Plan, boundary
+from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, Event, EventKind, Plan
 from pg_tensile.planning.trace.trace import Kind
 from tests.unit.executing import FAST, SIMPLE, batch, captured_net, eager, net, opened, plan_of, recorded, run, same
 from tests.unit.execution.runtime.test_several_graphs import EagerJob, validation_net

@@ -19,8 +19,9 @@ from pg_tensile.execution.runtime.compressed_copies import Chunks, HostCopy, Loo
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.planning.compression.codec import Codec
-from pg_tensile.planning.compression.coding import CHUNK_BYTES, STAGING_BYTES, Coding, with_codecs
+from pg_tensile.planning.compression.coding import CHUNK_BYTES, STAGING_BYTES, Coding
 from pg_tensile.planning.device.profile import Direction
+from pg_tensile.planning.plan.codecs import with_codecs
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.trace.trace import Trace
@@ -34,7 +35,7 @@ CHUNK = CHUNK_BYTES["cpu"]
 
 def coded_plan(trace: Trace, codec: Codec, policy: str = "swap_all") -> Plan:
     """Every swap-out that copies is coded."""
-    coding = Coding.none(trace)
+    coding = Coding.none(trace.tensor_bytes)
     coding.codec[:] = codec
     return with_codecs(trace.with_coding(coding), plan_of(policy, trace))
 
@@ -121,7 +122,7 @@ def test_random_plans_with_a_codec_for_each_tensor_change_no_bit(start, seed):
     """Swaps of parts of the iteration, of what operators change in place, and across its end, with recomputations."""
     reference, losses = eager(3)
     trace = captured_net().trace
-    coding, random = Coding.none(trace), Random(seed)
+    coding, random = Coding.none(trace.tensor_bytes), Random(seed)
     coding.codec[:] = random.choices([0, *CODECS], k=trace.tensor_count)
     executor = start(with_codecs(trace.with_coding(coding), random_plan(Random(f"coded {seed}"), trace)))
     trains_as_eager(executor, losses)

@@ -21,10 +21,10 @@ from pg_tensile.execution.capture.eager import EagerStep
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.loaded_graph import Graph
 from pg_tensile.execution.runtime.measure import StorageObserver
-from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.execution import AccessSequence, boundary, validate
 from pg_tensile.planning.plan.following import host_bytes, plan_around, reuse_plan
 from pg_tensile.planning.plan.memory import footprint
-from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan, boundary, validate
+from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Trace
 from tests.unit.executing import SIMPLE, SPEC, batch, captured_net, net, opened, plan_of, recorded, same
 from tests.unit.graphs import random_plan, random_trace

@@ -8,11 +8,13 @@ from hypothesis import given, settings
 
 from pg_tensile.errors import InvalidPlanError, PlanError, TraceError
 from pg_tensile.planning.compression.codec import Codec
-from pg_tensile.planning.compression.coding import CHUNK_BYTES, STAGING_BYTES, Coding, has_codecs, with_codecs
+from pg_tensile.planning.compression.coding import CHUNK_BYTES, STAGING_BYTES, Coding
 from pg_tensile.planning.device.link import copy_us, moved_bytes, swap_us
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile, Direction
+from pg_tensile.planning.plan.codecs import has_codecs, with_codecs
+from pg_tensile.planning.plan.execution import validate
 from pg_tensile.planning.plan.memory import footprint
-from pg_tensile.planning.plan.plan import CODECS, NO_EVENTS, Event, EventKind, Plan, validate
+from pg_tensile.planning.plan.plan import CODECS, NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.simulator.simulator import PlanChange, SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
@@ -48,7 +50,7 @@ def small_trace(size: int = 4 * CHUNK, us: float = 1e6) -> Trace:
 
 
 def coded(trace: Trace, tensor: int, codec: int, moved: int, encode_us: float = 0.0, decode_us: float = 0.0) -> Trace:
-    coding = Coding.none(trace)
+    coding = Coding.none(trace.tensor_bytes)
     coding.codec[tensor], coding.moved_bytes[tensor] = codec, moved
     coding.encode_us[tensor], coding.decode_us[tensor] = encode_us, decode_us
     return trace.with_coding(coding)
@@ -76,12 +78,12 @@ def test_a_coding_is_no_part_of_a_trace_but_stays_with_it():
 @pytest.mark.parametrize(("column", "value"), [("codec", 5), ("moved_bytes", -1), ("encode_us", np.nan)])
 def test_a_coding_that_means_nothing_is_refused(column, value):
     trace = small_trace()
-    coding = Coding.none(trace)
+    coding = Coding.none(trace.tensor_bytes)
     getattr(coding, column)[1] = value
     with pytest.raises(TraceError, match="coding"):
         trace.with_coding(coding)
     with pytest.raises(TraceError, match="one entry for each of the 4 tensors"):
-        trace.with_coding(Coding.none(over_a_peak())._replace(codec=np.zeros(2, np.uint8)))
+        trace.with_coding(Coding.none(over_a_peak().tensor_bytes)._replace(codec=np.zeros(2, np.uint8)))
 
 
 def test_a_codec_takes_one_byte_of_an_event_and_none_of_a_plan_without():
@@ -124,7 +126,7 @@ def test_codecs_are_set_where_a_swap_out_copies():
     plan = Plan.build(again)
     assert [event.codec for event in with_codecs(trace, plan).events] == [Codec.RLE, 0, 0, 0, 0]
     assert with_codecs(small_trace(), plan) is plan
-    assert not has_codecs(with_codecs(trace.with_coding(Coding.none(trace)), with_codecs(trace, plan)))
+    assert not has_codecs(with_codecs(trace.with_coding(Coding.none(trace.tensor_bytes)), with_codecs(trace, plan)))
 
 
 def test_staging_counts_while_a_plan_has_codecs():
@@ -192,7 +194,7 @@ def test_while_both_lanes_are_busy_moving_slows_down_and_coding_does_not():
 @settings(max_examples=25, deadline=None)
 @given(traces())
 def test_a_coding_that_changes_nothing_changes_no_time(trace):
-    coding = Coding.none(trace)
+    coding = Coding.none(trace.tensor_bytes)
     coding.codec[:] = Codec.ZVC
     profile = RTX_A6000.with_link(1e9, 1e9, 0.75)
     plan = POLICIES["swap_all"]({0: trace}, profile, None)[0]

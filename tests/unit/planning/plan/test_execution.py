@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from benchmarks import bench_planning
 from pg_tensile.errors import InvalidPlanError
-from pg_tensile.planning.plan.execution import AccessSequence, ActionKind
-from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, Event, EventKind, Plan, boundary
+from pg_tensile.planning.plan.execution import REQUESTING, WAITING, AccessSequence, ActionKind, boundary
+from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, Event, EventKind, Plan
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 from tests.repository import REPOSITORY
 from tests.unit import graphs, oracle
@@ -198,7 +198,28 @@ def check(trace: Trace, plan: Plan, begin: Boundary | None = None, passive: bool
     assert done.final == expected.final
     assert sorted(done.copies) == sorted(expected.copies)
     assert sorted(done.passive) == sorted(expected.passive)
+    check_transfers(sequence)
     return True
+
+
+def check_transfers(sequence: AccessSequence) -> None:
+    """Each transfer belongs to a request and to the next wait for its tensor."""
+    transfers, steps, waits = sequence.transfers, 0, {}
+    requested = []  # (event, tensor, inward, action, steps executed before)
+    for index, (kind, step, tensor, number) in enumerate(sequence.actions()):
+        steps += kind is ActionKind.RUN
+        if kind in REQUESTING:
+            requested.append((number, tensor, kind is not ActionKind.COPY_OUT, index, steps))
+        if kind in WAITING:
+            waits[len(requested) - 1 - [tensor for _, tensor, *_ in reversed(requested)].index(tensor)] = (
+                index, step, steps,
+            )  # fmt: skip
+    columns = [column.tolist() for column in transfers]
+    assert list(zip(*columns[:4], columns[6], strict=True)) == requested
+    assert list(zip(columns[4], columns[5], columns[7], strict=True)) == [waits[row] for row in range(len(requested))]
+    executed, transfer, waiting = (column.tolist() for column in transfers.meetings)
+    assert executed == sorted(executed) and len(executed) == 2 * len(requested)
+    assert [row for row, waits_for in zip(transfer, waiting, strict=True) if not waits_for] == [*range(len(requested))]
 
 
 @given(graphs.planned())

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pg_tensile.errors import InvalidPlanError
-from pg_tensile.planning.plan.listing import plan_difference, plan_listing, trace_listing
+from pg_tensile.planning.plan.listing import plan_difference, plan_listing
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.trace.trace import Trace
@@ -77,8 +77,33 @@ def test_a_difference_has_the_events_that_one_plan_has_and_the_other_has_not() -
     assert plan_difference(chain(), old, old) == ""
 
 
-def test_a_trace_has_a_listing() -> None:
-    assert operators(trace_listing(chain())) == list(range(10))
+@given(traces())
+@settings(max_examples=40, deadline=None)
+def test_a_trace_prints_as_the_listing_of_an_empty_plan(trace: Trace) -> None:
+    assert str(trace) == plan_listing(trace, NO_EVENTS)
+    assert repr(trace) == f"<Trace: {trace.operator_count} operators, {trace.tensor_count} tensors, {trace.device}>"
+
+
+def test_a_plan_prints_its_events() -> None:
+    events = [Event(OUT, A, 2, 3, codec=1), Event(IN, A, 4, 6), Event(RECOMPUTE, B, 4, 5, version=1, delay_us=7)]
+    assert str(Plan.build(events, 3)).splitlines() == [
+        "plan 3: 1 swap_out, 1 swap_in, 1 recompute",
+        f"after 2: swap out %{A}, freed after 3, coded by zvc",
+        f"after 4: swap in %{A}, needed by 6",
+        f"after 4: recompute %{B}, version 1, needed by 5, 7 µs later",
+    ]
+    assert repr(Plan.build(events, 3)) == "<plan 3: 1 swap_out, 1 swap_in, 1 recompute>"
+    assert str(NO_EVENTS) == "plan 0: no events"
+
+
+def test_a_plan_with_an_order_prints_captured_numbers() -> None:
+    plan = Plan.build([Event(OUT, A, 1, 2)], order=[0, 2, 1, 3])
+    assert str(plan).splitlines()[1] == f"after 2: swap out %{A}, freed after 1"
+
+
+def test_a_plan_that_fits_no_trace_prints_as_well() -> None:
+    plan = Plan.build([Event(OUT, -1, 7, 99, codec=9)], order=[1, 0])
+    assert str(plan).splitlines()[1] == "after 7: swap out %-1, freed after 99, coded by codec 9"
 
 
 def test_a_plan_of_another_trace_is_refused() -> None:

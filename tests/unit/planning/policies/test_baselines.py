@@ -21,8 +21,8 @@ from pg_tensile.execution.runtime.state import training_state
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan import memory
-from pg_tensile.planning.plan.execution import AccessSequence
-from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan, boundary, validate
+from pg_tensile.planning.plan.execution import AccessSequence, boundary, validate
+from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.policies import capuchin, lru, vdnn
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate

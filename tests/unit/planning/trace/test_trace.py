@@ -72,6 +72,8 @@ def test_columns_follow_the_accesses():
     assert trace.tensor_last.tolist() == [4, 3, 5, 4, 1, 6]
     assert trace.tensor_writes.tolist() == [1, 0, 1, 0, 1, 0]
     assert trace.persistent.tolist() == [True, False, False, False, True, True]
+    assert trace.accessed_bytes.tolist() == [8, 16 + 8 + 4 + 32, 32, 32 + 8 + 16, 16 + 16, 32]
+    assert trace.working_set_bytes.tolist() == [8, 60, 32, 56, 32 + 10, 32] and trace.largest_operator == 1
 
 
 def test_writers_are_the_creator_and_those_that_changed_it():

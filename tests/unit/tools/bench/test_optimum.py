@@ -13,11 +13,12 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pg_tensile.errors import BudgetError, InvalidPlanError
-from pg_tensile.planning.bounds import least_us, smallest_peak
+from pg_tensile.planning.bounds import least_us
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile, Direction
 from pg_tensile.planning.latency import roofline
-from pg_tensile.planning.plan.memory import footprint
-from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan, validate
+from pg_tensile.planning.plan.execution import validate
+from pg_tensile.planning.plan.memory import floor_bytes, footprint
+from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.plan.steps import version_after
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
@@ -66,15 +67,15 @@ def detour(made_us: float = 4000.0, before_us: float = 100.0, after_us: float = 
 # ---- known by hand ----
 
 
-def test_the_smallest_peak_is_the_largest_working_set_with_its_workspace():
+def test_the_floor_is_the_largest_working_set_with_its_workspace():
     trace = detour()
-    assert smallest_peak(trace) == 16 * MIB
+    assert floor_bytes(trace) == 16 * MIB
     workspaces = [0, 9 * MIB, 0, 0, 0, 0, 0]
-    assert smallest_peak(trace.with_latencies(trace.latency_us, workspaces)) == 18 * MIB
+    assert floor_bytes(trace.with_latencies(trace.latency_us, workspaces)) == 18 * MIB
 
 
 @pytest.mark.parametrize("ask", [least_us, best])
-def test_a_budget_below_the_smallest_peak_is_refused(ask):
+def test_a_budget_below_the_floor_is_refused(ask):
     with pytest.raises(BudgetError, match="no plan needs less") as error:
         ask(detour(), SLOW, 16 * MIB - 1)
     assert error.value.smallest_bytes == 16 * MIB and "operator 3" in error.value.operator
@@ -252,7 +253,7 @@ def test_nothing_that_can_be_tried_is_faster(repeatable, random, part):
     least = None
     while least is None:
         trace = tiny_trace(random, repeatable)
-        budget = smallest_peak(trace) + round((device_peak(trace) - smallest_peak(trace)) * part)
+        budget = floor_bytes(trace) + round((device_peak(trace) - floor_bytes(trace)) * part)
         if budget < device_peak(trace):
             least = fastest(trace, SLOW, budget, most=1000)
     assume(least < np.inf)
@@ -313,7 +314,7 @@ def test_no_plan_beats_the_program(case, random):
 def test_no_policy_beats_the_bounds(policy, random, part):
     trace = random_trace(random, 12, 14)
     profile = linked(random)
-    least = smallest_peak(trace)
+    least = floor_bytes(trace)
     budget = least + round((device_peak(trace) - least) * part)
     try:
         plan = POLICIES[policy]({0: trace}, profile, budget)[0]

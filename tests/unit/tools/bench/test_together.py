@@ -19,9 +19,8 @@ from pg_tensile.errors import MeasurementError
 from pg_tensile.execution.runtime.record import Counters
 from pg_tensile.execution.runtime.state import TrainingState
 from pg_tensile.planning import policies
-from pg_tensile.planning.bounds import smallest_peak
 from pg_tensile.planning.device.profile import GB, RTX_A6000
-from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.memory import floor_bytes, footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS
 from pg_tensile.tools.bench import contenders, together
 from pg_tensile.tools.bench.job_process import Inspection, JobError, Jobs, Measured, Turn, digest_of
@@ -444,7 +443,7 @@ def test_a_row_sums_its_jobs():
     vanilla = Contender(NONE, turns=[[turn((2, 4, 3)), turn((1, 1, 1))], [turn((5, 5, 5)), turn((1, 3, 3))]])
     mine = Contender(NONE, turns=[[turn((6, 9, 7)), turn((4, 4, 4))], [turn((9, 9, 9), 12), turn((2, 2, 8), 1)]])
     found: Any = filled_row(row(), mine, vanilla)
-    assert found.floor_bytes == 2 * smallest_peak(chain())
+    assert found.floor_bytes == 2 * floor_bytes(chain())
     assert found.round_ms == [7 + 4, 9 + 2] and found.step_ms == [8, 3] and found.job_eors == [8 / 4, 3 / 2]
     assert found.eor == 11 / 6 and found.peak_bytes == 20 and found.device_peak_bytes == 30 and found.msr == 0.5
     assert found.bytes_moved == 2 * 7 and found.stall_ms == 2 * 2 and found.bit_identical is True

@@ -12,11 +12,12 @@ from typing import NamedTuple
 from pg_tensile.errors import BudgetError
 from pg_tensile.planning.compression.codec import Codec, available
 from pg_tensile.planning.compression.codec_times import CodecTimes
-from pg_tensile.planning.compression.coding import Coding, host_coding_us, with_codecs
-from pg_tensile.planning.compression.cost import Window, swap_cost_us, windows
+from pg_tensile.planning.compression.coding import Coding
 from pg_tensile.planning.compression.sparsity import Statistics, coded_bytes
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
+from pg_tensile.planning.plan.codecs import host_coding_us, with_codecs
 from pg_tensile.planning.plan.plan import Plan
+from pg_tensile.planning.policies.compression.cost import Window, swap_cost_us, windows
 from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate
 from pg_tensile.planning.trace.trace import Trace
 
@@ -108,7 +109,7 @@ def choose(
         for codec, coding in known.items()
         if compression in ("auto", codec.name.lower())
     }
-    chosen, listed = Coding.none(trace), []
+    chosen, listed = Coding.none(trace.tensor_bytes), []
     for tensor in sorted(statistics):
         mine = swaps.get(tensor, [Window(tensor, direction, 0.0, 1.0) for direction in Direction])
         plain_us = _cost_us(trace, mine, Codec.NONE, profile)
@@ -141,7 +142,7 @@ def codings(trace: Trace, statistics: Mapping[int, Statistics], times: CodecTime
 
 def coding_with(codec: Codec, trace: Trace, statistics: Mapping[int, Statistics], times: CodecTimes) -> Coding:
     """Return the coding that codes with `codec` every tensor that is large enough and becomes smaller."""
-    coding = Coding.none(trace)
+    coding = Coding.none(trace.tensor_bytes)
     for tensor, known in statistics.items():
         size, width = int(trace.tensor_bytes[tensor]), word_bytes(trace.tensor_dtype[tensor])
         moved = coded_bytes(codec, size, width, known)

@@ -15,12 +15,10 @@ import numpy as np
 
 from pg_tensile.planning.device.link import copy_us, moved_bytes
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
-from pg_tensile.planning.plan.execution import AccessSequence, ActionKind
+from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.simulator.simulator import Timeline
 from pg_tensile.planning.trace.trace import Trace
-
-ARRIVING = (ActionKind.COPY_IN, ActionKind.PASSIVE_IN)
 
 
 class Window(NamedTuple):
@@ -61,8 +59,9 @@ def swap_cost_us(trace: Trace, window: Window, codec: int, profile: DeviceProfil
 
 def windows(trace: Trace, plan: Plan, timeline: Timeline, profile: DeviceProfile) -> list[Window]:
     """Return the window of every transfer of the plan, whose timeline is given. Raises InvalidPlanError."""
-    needed_us = _needed_us(AccessSequence(trace, plan), timeline)
-    latest_us = list(needed_us)
+    ends_us = np.append(0.0, timeline.step_end_us)  # by steps executed
+    # When the compute reaches the point where it waits for each transfer.
+    latest_us: list[float] = ends_us[AccessSequence(trace, plan).transfers.executed_before_wait].tolist()
     for direction in Direction:
         lane = [place for place, one in enumerate(timeline.transfers) if one.direction == direction]
         lane.sort(key=lambda place: timeline.transfers[place].start_us)
@@ -78,22 +77,6 @@ def windows(trace: Trace, plan: Plan, timeline: Timeline, profile: DeviceProfile
         stretch = (one.end_us - one.start_us) / alone_us if alone_us else 1.0
         found.append(Window(one.tensor, one.direction, hidden, max(stretch, 1.0)))
     return found
-
-
-def _needed_us(sequence: AccessSequence, timeline: Timeline) -> list[float]:
-    """Return for each transfer the time at which the compute reaches the point where it waits for it."""
-    under_way: dict[int, int] = {}  # tensor → its transfer
-    needed_us = [0.0] * len(timeline.transfers)
-    ends_us = np.append(0.0, timeline.step_end_us).tolist()  # by steps executed
-    copies = 0
-    for kind, step, tensor, _ in sequence.actions():
-        if kind is ActionKind.COPY_OUT or kind in ARRIVING:
-            under_way[tensor], copies = copies, copies + 1
-        if kind is ActionKind.WAIT_OUT:
-            needed_us[under_way[tensor]] = ends_us[step + 1]
-        elif kind in (ActionKind.WAIT_IN, ActionKind.PASSIVE_IN):
-            needed_us[under_way[tensor]] = ends_us[step]
-    return needed_us
 
 
 def _compute_until(timeline: Timeline, us: np.ndarray) -> np.ndarray:

@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 
 from benchmarks.systems_cswap import oracle_ratio
-from pg_tensile.planning.compression.advisor import choose, choose_compression, word_bytes
 from pg_tensile.planning.compression.codec import Codec
 from pg_tensile.planning.compression.codec_times import CodecTimes, Sample, fit
-from pg_tensile.planning.compression.coding import CHUNK_BYTES, Coding, host_coding_us
-from pg_tensile.planning.compression.cost import Window, coded_cost_us, plain_cost_us, swap_cost_us, windows
+from pg_tensile.planning.compression.coding import CHUNK_BYTES, Coding
 from pg_tensile.planning.compression.sparsity import Statistics
 from pg_tensile.planning.device.link import copy_us
 from pg_tensile.planning.device.profile import RTX_A6000, Direction
+from pg_tensile.planning.plan.codecs import host_coding_us
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.policies import POLICIES
+from pg_tensile.planning.policies.compression.advisor import choose, choose_compression, word_bytes
+from pg_tensile.planning.policies.compression.cost import Window, coded_cost_us, plain_cost_us, swap_cost_us, windows
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.tools.bench.compression import Sparsity
