@@ -21,7 +21,7 @@ TOLERATED_CYCLES = {
     frozenset(f"pg_tensile.planning.{name}" for name in names.split())
     for names in (
         "trace.trace trace.format compression.coding plan.plan plan.order plan.steps plan.residency plan.execution"
-        " plan.messages",
+        " plan.messages plan.recompute",
     )
 } | {
     frozenset(f"pyworker.children.{name}" for name in ("batch_size", "compression", "executor", "memory")),
