@@ -16,7 +16,8 @@ from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.memory import floor_bytes
 from pg_tensile.planning.plan.plan import NO_EVENTS
-from pg_tensile.planning.trace.trace import Bools, Floats, Int64s, Kind, Mode, Trace
+from pg_tensile.planning.trace.recompute import recomputable_versions
+from pg_tensile.planning.trace.trace import Bools, Floats, Int64s, Trace
 
 STRETCHES = 16  # of an iteration; in each, the operator that exceeds the peak by the most bytes gives a bound
 WEIGHTS = tuple(  # grid of weights: of the cut, and in it of the copies out and in; and the lane of (2)
@@ -114,10 +115,7 @@ def _cut(trace: Trace, profile: DeviceProfile, vanilla: AccessSequence, operator
 
 def _made_us(trace: Trace) -> Floats:
     """Return float64[m]: the latency of each tensor's creator; infinite if that must not be executed again."""
-    creates = trace.access_mode == Mode.CREATE
-    creates &= trace.tensor_kind[trace.access_tensor] != Kind.INPUT
-    writes = np.bincount(trace.access_operator[trace.access_mode == Mode.WRITE], minlength=trace.operator_count) > 0
-    creates &= ~writes[trace.access_operator]
-    made = np.full(trace.tensor_count, np.inf)
-    made[trace.access_tensor[creates]] = trace.latency_us[trace.access_operator[creates]]
-    return made
+    recomputable = np.flatnonzero(recomputable_versions(trace))
+    made_us = np.full(trace.tensor_count, np.inf)
+    made_us[recomputable] = trace.latency_us[trace.writer_operator[trace.writer_start[recomputable]]]
+    return made_us

@@ -36,7 +36,8 @@ from pg_tensile.planning.plan.residency import (
     track,
 )
 from pg_tensile.planning.plan.steps import FaultyEvent, Layout, find_fault, lay_out
-from pg_tensile.planning.trace.trace import Bools, Int32s, Int64s, Mode, Trace
+from pg_tensile.planning.trace.recompute import scratch_bytes
+from pg_tensile.planning.trace.trace import Bools, Int32s, Int64s, Trace
 
 
 class ActionKind(IntEnum):
@@ -282,10 +283,10 @@ class AccessSequence:
     def scratch_bytes(self) -> Int64s:
         """int64[s]: bytes that a recompute step allocates besides its tensor: discarded outputs, scratch statistics."""
         self.check()
-        again = self._layout.recomputation
-        made = (again.access_mode == Mode.CREATE) | (again.access_mode == Mode.STATS)
+        recomputed = self._layout.recomputed
         scratch = np.zeros(len(self._layout.operator), np.int64)
-        np.add.at(scratch, again.step[again.access_row[made]], self.trace.tensor_bytes[again.access_tensor[made]])
+        if recomputed.step.size:
+            scratch[recomputed.step] = scratch_bytes(self.trace)[recomputed.writer]
         return scratch
 
     @cached_property

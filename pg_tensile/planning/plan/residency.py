@@ -112,7 +112,7 @@ class States(NamedTuple):
 
 def build_items(trace: Trace, plan: Plan, layout: Layout) -> Items:
     """Return the items of every tensor: START, its accesses, those of its events, and the reads of recompute steps."""
-    rows, again = plan.rows, layout.recomputation
+    rows, again = plan.rows, layout.recomputed
     tensor = rows["tensor"].astype(np.int64)
     gap, due = layout.event_step * SLOTS, layout.operator_step[rows["deadline"]] * SLOTS
     of = {kind: np.flatnonzero(rows["kind"] == kind) for kind in EventKind}

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from pg_tensile.planning.plan.plan import CODECS, EventKind, Plan
-from pg_tensile.planning.trace.trace import Int8s, Int32s, Int64s, Kind, Mode, Trace
+from pg_tensile.planning.trace.recompute import recomputable_versions
+from pg_tensile.planning.trace.trace import Int8s, Int32s, Int64s, Kind, Trace
 
 MAX_RECOMPUTED = 1 << 22  # accesses of all recompute steps together: bounds the memory that a plan can make us allocate
 
@@ -40,11 +41,11 @@ class FaultyEvent(NamedTuple):
     fault: Fault
 
 
-class Recomputation(NamedTuple):
+class RecomputeSteps(NamedTuple):
     """The r recompute steps, and their q accesses to tensors other than the recomputed one."""
 
     step: Int64s  # [r]
-    operator: Int32s  # [r]: the writer
+    writer: Int64s  # [r]: index into `trace.writer_operator`
     event: Int64s  # [r]
     first: NDArray[np.bool_]  # [r]: the first step of its event
     last: NDArray[np.bool_]  # [r]: the last step of its event
@@ -55,13 +56,13 @@ class Recomputation(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Positions of operators, events and recomputations among S steps; a recompute event with a fault has no steps."""
+    """Positions of operators, events and recomputed operators among S steps; a faulty recompute event has no steps."""
 
     operator: Int32s  # [S]: the operator executed in each step
     event: Int32s  # [S]: the recompute event of each step; -1 for an operator's own step
     operator_step: Int64s  # [n]: the step of each operator's own execution
     event_step: Int64s  # [events]: the step after which each event takes place
-    recomputation: Recomputation
+    recomputed: RecomputeSteps
     faults: tuple[FaultyEvent, ...]  # the first recompute event that cannot be executed, if any
 
 
@@ -97,7 +98,7 @@ def lay_out(trace: Trace, plan: Plan) -> Layout | FaultyEvent:
     """Return the steps of a plan that has passed `find_fault`, or a fault if it recomputes too much."""
     rows, operators = plan.rows, trace.operator_count
     events = np.flatnonzero(rows["kind"] == EventKind.RECOMPUTE)
-    events, faults = _repeatable(trace, plan, events)
+    events, faults = _executable(trace, plan, events)
     writers = rows["version"][events].astype(np.int64) + 1
     start = trace.writer_start[rows["tensor"][events]]
     work = _starts(np.diff(trace.access_start)[trace.writer_operator])
@@ -120,32 +121,24 @@ def lay_out(trace: Trace, plan: Plan) -> Layout | FaultyEvent:
     operator[operator_step] = np.arange(operators)
     operator[step] = trace.writer_operator[writer]
     owner[step] = event
-    recomputation = _recomputation(trace, plan, step, operator[step], event)
-    return Layout(operator, owner, operator_step, event_step, recomputation, faults)
+    again = _recompute_steps(trace, plan, step, writer, event)
+    return Layout(operator, owner, operator_step, event_step, again, faults)
 
 
-def _repeatable(trace: Trace, plan: Plan, events: Int64s) -> tuple[Int64s, tuple[FaultyEvent, ...]]:
+def _executable(trace: Trace, plan: Plan, events: Int64s) -> tuple[Int64s, tuple[FaultyEvent, ...]]:
     """Return the recompute events that can be executed, and the first that cannot."""
     tensor = plan.rows["tensor"][events].astype(np.int64)
     version = plan.rows["version"][events].astype(np.int64)
     current = version_after(trace, tensor, plan.rows["trigger"][events].astype(np.int64))
-    input_or_persistent = trace.persistent[tensor] | (trace.tensor_kind[tensor] == Kind.INPUT)
-    known = ~input_or_persistent & (current >= 0) & (version == current)
-    writes = _starts(trace.access_mode == Mode.WRITE)
-    writes_of = np.diff(writes[trace.access_start])
-    own = trace.access_mode[trace.access_by_tensor]
-    own = own[own != Mode.READ] == Mode.WRITE
-    others = _starts(writes_of[trace.writer_operator] > own)
-    start = trace.writer_start[tensor]
-    elsewhere = others[np.where(known, start + version + 1, start)] > others[start]
+    possible = version < recomputable_versions(trace)[tensor]
     faults = (
         (Fault.PERSISTENT, trace.persistent[tensor]),
         (Fault.INPUT, trace.tensor_kind[tensor] == Kind.INPUT),
         (Fault.NOT_YET, current < 0),
         (Fault.VERSION, version != current),
-        (Fault.WRITER, elsewhere),
+        (Fault.WRITER, ~possible),
     )
-    good = known & ~elsewhere
+    good = possible & (current >= 0) & (version == current)
     if good.all():
         return events, ()
     first = int(np.argmin(good))
@@ -153,7 +146,8 @@ def _repeatable(trace: Trace, plan: Plan, events: Int64s) -> tuple[Int64s, tuple
     return events[good], (FaultyEvent(int(events[first]), fault),)
 
 
-def _recomputation(trace: Trace, plan: Plan, step: Int64s, operator: Int32s, event: Int64s) -> Recomputation:
+def _recompute_steps(trace: Trace, plan: Plan, step: Int64s, writer: Int64s, event: Int64s) -> RecomputeSteps:
+    operator = trace.writer_operator[writer]
     first = np.diff(event, prepend=-1) != 0
     last = np.diff(event, append=-1) != 0
     start = trace.access_start[operator]
@@ -162,8 +156,8 @@ def _recomputation(trace: Trace, plan: Plan, step: Int64s, operator: Int32s, eve
     row = np.repeat(np.arange(len(step)), count)
     other = trace.access_tensor[access] != plan.rows["tensor"][event[row]]
     access, row = access[other], row[other]
-    return Recomputation(
-        step, operator, event, first, last,
+    return RecomputeSteps(
+        step, writer, event, first, last,
         row, trace.access_tensor[access], trace.access_mode[access], trace.access_version[access],
     )  # fmt: skip
 

@@ -14,11 +14,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
+from pg_tensile.planning.trace.recompute import Recomputations, recomputable_versions
 from pg_tensile.planning.trace.trace import Mode, Trace
 
-LONGEST_CHAIN = 32  # recomputed steps that one use of one tensor may take
+STEPS_PER_USE = 32  # recomputed steps that one use of one tensor may take
 STEPS_PER_OPERATOR = 20  # recomputed steps in one iteration, for each operator of the trace
 
 
@@ -43,14 +46,14 @@ class _Columns(NamedTuple):
     """The trace as Python lists, which loops read faster."""
 
     uses: list[list[_Use]]  # [n]: of each operator
-    recomputable: list[bool]  # [m]: not persistent, not an input, and not empty
-    tensor_count: int
+    versions: list[int]  # [m]: versions of tensors with bytes that can be recomputed, from version 0 on
+    recomputations: Recomputations
 
 
 def _plan(trace: Trace) -> Plan:
     columns = _columns(trace)
     most = STEPS_PER_OPERATOR * trace.operator_count
-    limit = LONGEST_CHAIN
+    limit = STEPS_PER_USE
     while sum(_step_bounds(columns, chains := _chains(columns, limit))) > most:
         limit //= 2  # ends at 0, where nothing is recomputed
     return Plan.build(_events(trace, columns, chains))
@@ -69,8 +72,8 @@ def _columns(trace: Trace) -> _Columns:
     for operator, tensor, mode, version in accesses:
         uses[operator].append(_Use(tensor, mode, version, mode != Mode.CREATE and latest[tensor] < operator - 1))
         latest[tensor] = operator
-    made = (trace.tensor_first > 0) & ~trace.persistent & (trace.tensor_bytes > 0)
-    return _Columns(uses, made.tolist(), trace.tensor_count)
+    versions = np.where(trace.tensor_bytes > 0, recomputable_versions(trace), 0)
+    return _Columns(uses, versions.tolist(), Recomputations(trace))
 
 
 def _chains(columns: _Columns, limit: int) -> list[list[int]]:
@@ -78,63 +81,55 @@ def _chains(columns: _Columns, limit: int) -> list[list[int]]:
 
     0 means that it is kept, because it cannot be recomputed or because that would take more than `limit` steps.
     """
-    chains: list[list[int]] = [[] for _ in range(columns.tensor_count)]
-    raw = [0] * columns.tensor_count  # [m]: steps without the limit; -1 if a writer cannot be executed again
+    chains = [[0] * count for count in columns.versions]
+    steps = [0] * len(chains)  # [m]: those of the latest version, without the limit
     for uses in columns.uses:
-        changed = [use.tensor for use in uses if use.mode == Mode.WRITE]
-        written = [use for use in uses if use.mode != Mode.READ]
-        inputs = sum(
-            chains[use.tensor][use.version]
-            for use in uses
-            if use.mode in (Mode.READ, Mode.WRITE) and columns.recomputable[use.tensor]
-        )
-        for tensor, mode, version, _ in written:
-            if not columns.recomputable[tensor]:
-                continue
-            own = 0 if mode == Mode.CREATE else chains[tensor][version]
-            repeatable = raw[tensor] >= 0 and all(other == tensor for other in changed)
-            raw[tensor] = raw[tensor] + 1 + inputs - own if repeatable else -1
-            chains[tensor].append(raw[tensor] if 0 < raw[tensor] <= limit else 0)
+        inputs = sum(_steps(chains, use.tensor, use.version) for use in uses if use.mode in (Mode.READ, Mode.WRITE))
+        for tensor, mode, version, _ in uses:
+            written = 0 if mode == Mode.CREATE else version + 1
+            if mode != Mode.READ and written < columns.versions[tensor]:
+                own = 0 if mode == Mode.CREATE else chains[tensor][version]
+                steps[tensor] += 1 + inputs - own
+                chains[tensor][written] = steps[tensor] if steps[tensor] <= limit else 0
     return chains
+
+
+def _steps(chains: list[list[int]], tensor: int, version: int) -> int:
+    """Return the most steps that recomputing the version takes; 0 if the tensor is kept."""
+    return chains[tensor][version] if version < len(chains[tensor]) else 0
 
 
 def _step_bounds(columns: _Columns, chains: list[list[int]]) -> list[int]:
     """Return the most steps that each use of a dropped tensor takes."""
-    return [
-        chains[use.tensor][use.version]
-        for uses in columns.uses
-        for use in uses
-        if use.dropped and columns.recomputable[use.tensor]
-    ]
+    return [_steps(chains, use.tensor, use.version) for uses in columns.uses for use in uses if use.dropped]
 
 
 def _events(trace: Trace, columns: _Columns, chains: list[list[int]]) -> list[Event]:
     """Return all recompute events; in each gap those for the next operator, inputs first."""
     version = [0] * trace.tensor_count  # [m]: after the operators so far
     events: list[Event] = []
-    there: set[int] = set()  # in this gap: resident anyway, or handled by `make` already
+    visited: set[int] = set()  # in this gap: resident anyway, or handled by `recompute` already
 
-    def make(tensor: int, user: int) -> None:
-        if tensor in there:
+    def recompute(tensor: int, user: int) -> None:
+        if tensor in visited:
             return
-        there.add(tensor)
-        if not columns.recomputable[tensor] or not chains[tensor][version[tensor]]:
+        visited.add(tensor)
+        if not _steps(chains, tensor, version[tensor]):
             return
-        writers = trace.writers(tensor, version[tensor])
-        uses = [use for writer in writers for use in columns.uses[writer]]
-        # statistics are no inputs: a recomputation changes scratch copies of them
-        inputs = [use for use in uses if use.mode == Mode.READ and use.tensor != tensor]
-        if any(use.version != version[use.tensor] for use in inputs):
-            return  # an input has been overwritten
-        for use in inputs:
-            make(use.tensor, user)
+        recomputation = columns.recomputations.of(tensor, version[tensor])
+        assert recomputation is not None  # else it would have no steps
+        if not recomputation.inputs_unchanged(version.__getitem__):
+            return
+        for source in recomputation.inputs:
+            if not source.is_statistic:  # of which copies are changed
+                recompute(source.tensor, user)
         events.append(Event(EventKind.RECOMPUTE, tensor, user - 1, user, version[tensor]))
 
     for operator, uses in enumerate(columns.uses):
         for use in uses:
             if use.dropped:
-                make(use.tensor, operator)
-        there = {use.tensor for use in uses}
+                recompute(use.tensor, operator)
+        visited = {use.tensor for use in uses}
         for use in uses:
             if use.mode in (Mode.WRITE, Mode.STATS):
                 version[use.tensor] += 1

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from typing import NamedTuple
 
 import numpy as np
 
+from pg_tensile.planning.trace.recompute import Recomputations
 from pg_tensile.planning.trace.trace import Kind, Mode, Trace
 
 
@@ -22,7 +22,8 @@ class Use(NamedTuple):
 class Columns:
     """The columns of a trace of n operators and m tensors as lists.
 
-    `memory` is the footprint without a plan; `made` marks tensors created by an operator other than the placeholder.
+    `memory` is the footprint without a plan; `made` marks tensors created by an operator other than the placeholder;
+    `recomputations` are those of all tensors but running statistics.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -45,8 +46,8 @@ class Columns:
         np.add.at(created, trace.access_operator[creates], trace.tensor_bytes[trace.access_tensor[creates]])
         self.created: list[int] = created.tolist()  # [n]: bytes that each operator creates
         self.statistics: set[int] = set()  # tensors with a STATS access
-        self._writers: dict[tuple[int, int], tuple[int, ...]] = {}
         self._read(trace)
+        self.recomputations = Recomputations(trace, self.statistics)
         self.places = [[2 * operator for operator in accesses] for accesses in self.accesses]  # [m]: as in needs.py
 
     def _read(self, trace: Trace) -> None:
@@ -57,7 +58,7 @@ class Columns:
             trace.access_version.tolist(),
             strict=True,
         )
-        read, stats, write, create = Mode.READ.value, Mode.STATS.value, Mode.WRITE.value, Mode.CREATE.value
+        read, stats, create = Mode.READ.value, Mode.STATS.value, Mode.CREATE.value
         for operator, tensor, mode, version in rows:
             self.uses[operator].append(Use(tensor, mode, version))
             self.accesses[tensor].append(operator)
@@ -68,33 +69,8 @@ class Columns:
                 self.writes[tensor].append(operator)
             if mode == stats:
                 self.statistics.add(tensor)
-        changed = np.bincount(trace.access_operator[trace.access_mode == write], minlength=self.operators)
-        self._changed: list[int] = changed.tolist()
 
     def version_before(self, tensor: int, operator: int) -> int:
         """Return the version that the tensor has when `operator` begins."""
         writes = self.writes[tensor]
         return bisect_left(writes, operator) if writes else 0
-
-    def writers(self, tensor: int, version: int) -> tuple[int, ...]:
-        """Return the operators that recompute a version of a tensor, in execution order; empty if that is impossible.
-
-        It is impossible if the tensor is an input, persistent or a running statistic, or if one of the operators
-        changes another tensor. Results are cached.
-        """
-        key = (tensor, version)
-        if key not in self._writers:
-            self._writers[key] = self._find_writers(tensor, version)
-        return self._writers[key]
-
-    def writers_us(self, tensor: int, version: int) -> float:
-        """Return the total latency of `writers` in µs; infinity if the version cannot be recomputed."""
-        writers = self.writers(tensor, version)
-        return sum([self.us[writer] for writer in writers]) if writers else math.inf
-
-    def _find_writers(self, tensor: int, version: int) -> tuple[int, ...]:
-        if not self.made[tensor] or tensor in self.statistics:
-            return ()
-        writers = tuple(self.makers[tensor][: version + 1])
-        repeatable = all(self._changed[writer] <= (number > 0) for number, writer in enumerate(writers))
-        return writers if repeatable else ()

@@ -19,10 +19,9 @@ from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import EventKind, Plan
 from pg_tensile.planning.policies.swap_all import absences, swaps
 from pg_tensile.planning.trace.lists import Columns
-from pg_tensile.planning.trace.trace import Floats, Mode, Trace
+from pg_tensile.planning.trace.trace import Floats, Trace
 
 OUT, IN, RECOMPUTE = EventKind.SWAP_OUT.value, EventKind.SWAP_IN.value, EventKind.RECOMPUTE.value
-READ = Mode.READ.value
 
 
 def least_bytes(trace: Trace) -> int:
@@ -86,8 +85,9 @@ def without_superfluous(plan: Plan, columns: Columns) -> Plan:
         read.discard(tensor)
         made[tensor] = trigger
         if kind == RECOMPUTE:
-            for writer in columns.writers(tensor, version):
-                read.update(each for each, mode, _ in columns.uses[writer] if mode == READ)
+            recomputation = columns.recomputations.of(tensor, version)
+            assert recomputation is not None  # the plan is valid
+            read.update(source.tensor for source in recomputation.inputs if not source.is_statistic)
     return Plan(rows[keeps], plan.generation)
 
 

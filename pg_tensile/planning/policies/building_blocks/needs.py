@@ -10,13 +10,10 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pg_tensile.planning.policies.building_blocks.remaking import LONGEST_RECOMPUTATION
 from pg_tensile.planning.trace.lists import Columns
-from pg_tensile.planning.trace.trace import Mode
 
-LONGEST_CHAIN = 24  # operators that one recomputation may execute
 SMALL_INPUT = 4  # an input is kept for a recomputation if the tensor recomputed is at least this many times as large
-
-READ, STATS = Mode.READ.value, Mode.STATS.value
 
 
 @dataclass(slots=True)
@@ -96,27 +93,25 @@ class Needs:
 
         def make(tensor: int, version: int) -> bool:
             nonlocal planned
-            writers = columns.writers(tensor, version)
-            if not writers or planned + len(writers) > LONGEST_CHAIN:
+            recomputation = columns.recomputations.of(tensor, version)
+            if recomputation is None or planned + len(recomputation.steps) > LONGEST_RECOMPUTATION:
                 return False
-            planned += len(writers)
+            if not recomputation.inputs_unchanged(lambda source: columns.version_before(source, operator)):
+                return False
+            planned += len(recomputation.steps)
             there.add(tensor)
-            for writer in writers:
-                for each, mode, seen in columns.uses[writer]:
-                    if each == tensor or mode > STATS:
+            for step in recomputation.steps:
+                for source, seen, _ in step.inputs:
+                    if source in there:
                         continue
-                    if mode == READ and columns.version_before(each, operator) != seen:
-                        return False
-                    if each in there:
-                        continue
-                    if kept(each):
-                        if self._gone(each):
+                    if kept(source):
+                        if self._gone(source):
                             return False
-                        there.add(each)
-                        inputs.append(each)
-                    elif not make(each, seen):
+                        there.add(source)
+                        inputs.append(source)
+                    elif not make(source, seen):
                         return False
-                steps.append(writer)
+                steps.append(step.operator)
             return True
 
         return Recipe(steps, tuple(inputs)) if make(tensor, version) else None

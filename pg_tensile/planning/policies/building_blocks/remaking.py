@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from typing import NamedTuple
 
 from pg_tensile.planning.plan.plan import Event, EventKind
 from pg_tensile.planning.policies.building_blocks.gaps import Gap, Gaps
 from pg_tensile.planning.trace.lists import Columns
-from pg_tensile.planning.trace.trace import Mode
+from pg_tensile.planning.trace.recompute import Recomputation
 
-LONGEST_CHAIN = 24  # operators that one recomputation may execute
-
-READ, STATS = Mode.READ.value, Mode.STATS.value
+LONGEST_RECOMPUTATION = 24  # operators that one recomputation may execute, with those of its missing inputs
 
 
 class Remake(NamedTuple):
@@ -21,7 +18,7 @@ class Remake(NamedTuple):
 
     gap: Gap
     operator: int  # right before which it is done
-    made: dict[int, int]  # tensor → version: the gap's tensor and its missing inputs
+    made: dict[int, Recomputation]  # by tensor: the gap's tensor and its missing inputs
     inputs: tuple[int, ...]  # tensors that have to be resident
     us: float
     extra_bytes: int  # of all recomputations there together, beyond the operator's sample
@@ -40,7 +37,7 @@ class Remaking:
         self._gaps = gaps
         self._swapped = swapped
         self.dropped: set[Gap] = set()  # idle intervals at whose ends tensors are recomputed
-        self._made: dict[int, dict[int, int]] = {}  # operator → recomputed right before it: tensor → version
+        self._made: dict[int, dict[int, Recomputation]] = {}  # operator → recomputed right before it, by tensor
         self._kept_bytes: dict[int, int] = {}  # operator → their bytes that are not in its sample
         self._most_bytes: dict[int, int] = {}  # operator → the most besides that one of the steps takes
 
@@ -49,24 +46,24 @@ class Remaking:
         columns = self._columns
         if self._gaps.wraps(gap):
             return None
-        us = columns.writers_us(gap.tensor, columns.version_before(gap.tensor, gap.since // 2 + 1))
-        return us if us < math.inf else None
+        recomputation = columns.recomputations.of(gap.tensor, columns.version_before(gap.tensor, gap.since // 2 + 1))
+        return recomputation and recomputation.us
 
     def look(self, gap: Gap) -> Remake | None:
         """Return how the gap's tensor could be recomputed in the current state; None if it cannot."""
         operator = (gap.until + 1) // 2
-        made: dict[int, int] = {}
+        made: dict[int, Recomputation] = {}
         inputs: dict[int, None] = {}
         version = self._columns.version_before(gap.tensor, gap.since // 2 + 1)
         if not self._chain(gap.tensor, version, operator, made, inputs):
             return None
         us = 0.0
         kept, most = self._kept_bytes.get(operator, 0), self._most_bytes.get(operator, 0)
-        for tensor, version in made.items():
+        for tensor, recomputation in made.items():
             kept += self._columns.bytes[tensor] * (tensor != gap.tensor)
-            for writer in self._columns.writers(tensor, version):
-                us += self._columns.us[writer]
-                most = max(most, self._besides(writer, tensor))
+            for step in recomputation.steps:
+                us += self._columns.us[step.operator]
+            most = max(most, recomputation.scratch_bytes)
         return Remake(gap, operator, made, tuple(inputs), us, kept + most)
 
     def apply(self, remake: Remake) -> None:
@@ -86,20 +83,13 @@ class Remaking:
         """
         events = []
         for operator, made in self._made.items():
-            order = sorted(made, key=lambda tensor: self._columns.writers(tensor, made[tensor])[-1])
-            events += [Event(EventKind.RECOMPUTE, each, operator - 1, operator, made[each]) for each in order]
+            order = sorted(made.values(), key=lambda recomputation: recomputation.steps[-1].operator)
+            events += [Event(EventKind.RECOMPUTE, each.tensor, operator - 1, operator, each.version) for each in order]
         return events
 
-    def _besides(self, writer: int, tensor: int) -> int:
-        """Return the bytes that executing an operator again takes: workspace, discarded outputs, copied statistics."""
-        other = sum(
-            self._columns.bytes[use.tensor]
-            for use in self._columns.uses[writer]
-            if use.mode != READ and use.tensor != tensor
-        )
-        return self._columns.workspace[writer] + other
-
-    def _chain(self, tensor: int, version: int, operator: int, made: dict[int, int], inputs: dict[int, None]) -> bool:
+    def _chain(
+        self, tensor: int, version: int, operator: int, made: dict[int, Recomputation], inputs: dict[int, None]
+    ) -> bool:
         """Add to `made` and `inputs` what recomputing the tensor right before `operator` takes.
 
         Returns False if it cannot be recomputed, or takes too many operators.
@@ -112,21 +102,20 @@ class Remaking:
             tensor, version = waiting.pop()
             if tensor in made:
                 continue
-            writers = columns.writers(tensor, version)
-            if not writers or (length := length + len(writers)) > LONGEST_CHAIN:
+            recomputation = columns.recomputations.of(tensor, version)
+            if recomputation is None or (length := length + len(recomputation.steps)) > LONGEST_RECOMPUTATION:
                 return False
-            made[tensor] = version
-            for each, mode, seen in (use for writer in writers for use in columns.uses[writer]):
-                current = columns.version_before(each, operator)
-                if mode == READ and seen != current:
-                    return False
-                if mode > STATS or each in made or each in there or self._gaps.needed(each, place):
+            if not recomputation.inputs_unchanged(lambda source: columns.version_before(source, operator)):
+                return False
+            made[tensor] = recomputation
+            for each, _, _ in recomputation.inputs:
+                if each in made or each in there or self._gaps.needed(each, place):
                     continue
                 gap = self._gaps.at(each, place)
                 if gap is not None and gap in self._swapped:
                     return False
                 if gap is None or gap in self.dropped:
-                    waiting.append((each, current))
+                    waiting.append((each, columns.version_before(each, operator)))
                 else:
                     inputs[each] = None
         return True

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pg_tensile.planning.trace.lists import Columns
-from pg_tensile.planning.trace.trace import Mode
-
-READ = Mode.READ.value
+from pg_tensile.planning.trace.recompute import Recomputation
 
 
 class Repeats:
@@ -22,18 +20,15 @@ class Repeats:
         self.besides: list[int] = []  # [steps]: bytes of workspace, discarded outputs, copies of statistics
         self._columns = columns
 
-    def add(self, tensor: int, version: int) -> None:
-        """Add the recomputation of a tensor, after those of its inputs."""
-        columns = self._columns
-        self.made[tensor] = len(self.besides)
-        for writer in columns.writers(tensor, version):
-            besides = columns.workspace[writer]
-            for each, mode, _ in columns.uses[writer]:
-                if each == tensor or mode == READ:
-                    self.used[each] = len(self.besides)
-                else:
-                    besides += columns.bytes[each]
-            self.besides.append(besides)
+    def add(self, recomputation: Recomputation) -> None:
+        """Add a recomputation, after those of its inputs."""
+        self.made[recomputation.tensor] = len(self.besides)
+        for step in recomputation.steps:
+            self.used[recomputation.tensor] = len(self.besides)
+            for source in step.inputs:
+                if not source.is_statistic:
+                    self.used[source.tensor] = len(self.besides)
+            self.besides.append(step.scratch_bytes)
 
     def peak(self, stays: Callable[[int], bool]) -> tuple[int, int]:
         """Return (bytes, step): the highest memory during the steps, relative to the memory after them, and where.

@@ -252,7 +252,7 @@ class JobPlanner:
             costs[stall.tensor, True] += stall.us
         for event in plan.events:
             if event.kind is EventKind.RECOMPUTE:
-                costs[event.tensor, False] += self.columns.writers_us(event.tensor, event.version)
+                costs[event.tensor, False] += self.columns.recomputations.us(event.tensor, event.version)
         return costs
 
     def within(self, budget_bytes: int) -> Candidate:
@@ -301,7 +301,7 @@ class JobPlanner:
             us = (out_us if rows["kind"][event] == EventKind.SWAP_OUT else in_us)[tensor]
             cost_us[event] += found.prices.link_price * us
         for event in np.flatnonzero(rows["kind"] == EventKind.RECOMPUTE).tolist():
-            cost_us[event] += self.columns.writers_us(int(rows["tensor"][event]), int(rows["version"][event]))
+            cost_us[event] += self.columns.recomputations.us(int(rows["tensor"][event]), int(rows["version"][event]))
         plan = without_superfluous(relaxed(sequence, budget_bytes, cost_us), self.columns)
         sequence = AccessSequence(self.trace, plan)
         candidate = self._timed(sequence, budget_bytes)

@@ -22,10 +22,12 @@ from pg_tensile.planning.device.link import swap_us
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
 from pg_tensile.planning.plan.plan import Event, EventKind
 from pg_tensile.planning.policies.building_blocks.link_time import Lane
-from pg_tensile.planning.policies.building_blocks.needs import LONGEST_CHAIN, READ, Absence, Needs
+from pg_tensile.planning.policies.building_blocks.needs import Absence, Needs
 from pg_tensile.planning.policies.building_blocks.repeats import Repeats
 from pg_tensile.planning.trace.lists import Columns
+from pg_tensile.planning.trace.trace import Mode
 
+LONGEST_CHAIN = 24  # dropped tensors, each recomputed from the one before, of the passes that allow the longest chains
 SMALLEST = 1 / 20_000  # fraction of the peak; smaller tensors stay where they are
 STALE = 1.2  # a candidate whose price has risen by a larger factor is queued again
 ORDER = {EventKind.SWAP_OUT: 0, EventKind.SWAP_IN: 1, EventKind.RECOMPUTE: 2}  # within a gap, events that free go first
@@ -125,7 +127,7 @@ class _Sweep:
             if (self.repeats.besides or not fits) and not self._make_room():
                 return self.outcome
             for tensor, mode, _ in columns.uses[operator]:
-                if mode != READ:
+                if mode != Mode.READ:
                     self.copied.discard(tensor)
                 self._offer(tensor, 2 * operator)
             for tensor in self.needs.read_before.get(operator, ()):
@@ -189,8 +191,8 @@ class _Sweep:
         """
         least_us = self.prices.link_price * (self._out_us(tensor) + self.in_us[tensor])
         if since >= 0 and need < 2 * self.count:
-            writers_us = self.columns.writers_us(tensor, self.columns.version_before(tensor, since // 2 + 1))
-            return min(least_us, writers_us + self.launch_us)
+            version = self.columns.version_before(tensor, since // 2 + 1)
+            return min(least_us, self.columns.recomputations.us(tensor, version) + self.launch_us)
         return least_us
 
     def _key(self, tensor: int, since: int, need: int, us: float) -> float:
@@ -213,7 +215,7 @@ class _Sweep:
         if since >= 0 and need < 2 * self.count:
             version = self.columns.version_before(tensor, since // 2 + 1)
             most_us = math.inf if swap_us is None else swap_us - self.launch_us
-            if self.columns.writers_us(tensor, version) <= most_us:
+            if self.columns.recomputations.us(tensor, version) <= most_us:
                 recipe = self.needs.recipe(tensor, version, (need + 1) // 2, self.now)
                 if recipe and self.needs.chain(tensor, recipe.inputs) <= self.prices.longest_chain:
                     us = sum([self.columns.us[step] for step in recipe.steps]) + self.dearer.get((tensor, False), 0.0)
@@ -410,11 +412,12 @@ class _Sweep:
 
     def _repeat(self, tensor: int, version: int, repeats: Repeats) -> None:
         """Recompute a tensor, after those of its inputs that are missing."""
-        for writer in self.columns.writers(tensor, version):
-            for each, mode, seen in self.columns.uses[writer]:
-                if mode == READ and each not in repeats.made and self._is_missing(each):
-                    self._repeat(each, seen, repeats)
-        repeats.add(tensor, version)
+        recomputation = self.columns.recomputations.of(tensor, version)
+        assert recomputation is not None  # else the tensor would not have been dropped
+        for source, seen, is_statistic in recomputation.inputs:
+            if not is_statistic and source not in repeats.made and self._is_missing(source):
+                self._repeat(source, seen, repeats)
+        repeats.add(recomputation)
         self.away.pop(tensor, None)
         self.outcome.events.append(Event(EventKind.RECOMPUTE, tensor, self.now - 1, self.now, version))
 

@@ -17,8 +17,8 @@ from pg_tensile.planning.device.link import swap_us
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
 from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
-from pg_tensile.planning.trace.lists import Columns, Use
-from pg_tensile.planning.trace.trace import Mode
+from pg_tensile.planning.trace.lists import Columns
+from pg_tensile.planning.trace.recompute import Recomputation
 
 CHEAP = 0.5  # most time of a recomputation, as a fraction of the time of the copy in
 
@@ -44,8 +44,8 @@ class _Pair(NamedTuple):
     tensor: int
     out: int  # indices of the events in the plan
     back: int
-    version: int
-    us: float  # of its recomputation
+    recomputation: Recomputation
+    us: float  # with its launch
 
 
 class _Stay(NamedTuple):
@@ -93,9 +93,9 @@ class _Remaking:
                 out[tensor] = event
             elif tensor in out:
                 version = self.columns.version_before(tensor, self.deadline[event])
-                us = self.columns.writers_us(tensor, version) + self.launch_us
-                if us <= CHEAP * self.in_us[tensor]:
-                    pairs.append(_Pair(tensor, out[tensor], event, version, us))
+                recomputation = self.columns.recomputations.of(tensor, version)
+                if recomputation and (us := recomputation.us + self.launch_us) <= CHEAP * self.in_us[tensor]:
+                    pairs.append(_Pair(tensor, out[tensor], event, recomputation, us))
         return sorted(pairs, key=lambda pair: pair.us / self.in_us[pair.tensor])
 
     def try_out(self, pair: _Pair) -> None:
@@ -105,27 +105,20 @@ class _Remaking:
         needed.
         """
         needed = self.deadline[pair.back]
-        uses = [use for writer in self.columns.writers(pair.tensor, pair.version) for use in self.columns.uses[writer]]
-        inputs = {use.tensor: use for use in uses if use.mode <= Mode.STATS and use.tensor != pair.tensor}
+        recomputation = pair.recomputation
+        inputs = dict.fromkeys(source.tensor for source in recomputation.inputs)
         stays = [self._stay(tensor, needed) for tensor in inputs]
         gap = min([needed - 1, *(stay.last for stay in stays)])
         if gap <= self.deadline[pair.out] or any(stay.first > gap + (stay.event >= 0) for stay in stays):
             return
         earlier = [stay for stay in stays if stay.first == gap + 1]  # have to be swapped in one operator earlier
-        if self._are_current(inputs.values(), gap) and self._take_room(pair, gap, earlier):
+        unchanged = recomputation.inputs_unchanged(lambda tensor: self.columns.version_before(tensor, gap + 1))
+        if unchanged and self._take_room(pair, gap, earlier):
             for stay in earlier:
                 self._come_earlier(stay)
             self.keeps[[pair.out, pair.back]] = False
-            self.made.append(Event(EventKind.RECOMPUTE, pair.tensor, gap, needed, pair.version))
+            self.made.append(Event(EventKind.RECOMPUTE, pair.tensor, gap, needed, recomputation.version))
             self._replace(pair.tensor, self._stay(pair.tensor, needed), gap + 1, -1)
-
-    def _are_current(self, inputs: Iterable[Use], gap: int) -> bool:
-        """Return whether the inputs have the versions in the gap that the operator read.
-
-        Statistics may differ, because only a copy of them is changed.
-        """
-        before = self.columns.version_before
-        return all(use.mode == Mode.STATS or before(use.tensor, gap + 1) == use.version for use in inputs)
 
     def _take_room(self, pair: _Pair, gap: int, earlier: Iterable[_Stay]) -> bool:
         """Take room for tensors that come earlier, for operators executed again, and for the tensor until it is needed.
@@ -134,12 +127,8 @@ class _Remaking:
         """
         size, workspace, memory = self.columns.bytes, self.columns.workspace, self.memory
         moved = sum(size[self.tensor[stay.event]] for stay in earlier)
-        besides = 0  # bytes of discarded outputs, copies of statistics, workspace
-        for writer in self.columns.writers(pair.tensor, pair.version):
-            made = (use.tensor for use in self.columns.uses[writer] if use.mode in (Mode.STATS, Mode.CREATE))
-            besides = max(besides, workspace[writer] + sum(size[tensor] for tensor in made if tensor != pair.tensor))
         here, kept = memory[gap] + moved, memory[gap + 1 : self.deadline[pair.back]]
-        most = max(here, here - workspace[gap] + size[pair.tensor] + besides)
+        most = max(here, here - workspace[gap] + size[pair.tensor] + pair.recomputation.scratch_bytes)
         if max(most, kept.max(initial=0) + size[pair.tensor]) > self.budget:
             return False
         memory[gap] += moved

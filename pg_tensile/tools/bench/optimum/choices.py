@@ -8,24 +8,25 @@ import numpy as np
 
 from pg_tensile.planning.device.link import swap_us
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
-from pg_tensile.planning.trace.trace import Kind, Mode, Trace
+from pg_tensile.planning.trace.recompute import Recomputations
+from pg_tensile.planning.trace.trace import Mode, Trace
 
 
-class Repeat(NamedTuple):
-    """One writer that a recomputation executes again. Tensors without bytes are left out."""
+class GapStep(NamedTuple):
+    """One operator of a recomputation. Tensors without bytes are left out."""
 
     operator: int
     held: frozenset[int]  # tensors of its working set that may be resident before: its own, its inputs, statistics
     bytes: int  # of the whole step: these, scratch and workspace
 
 
-class Making(NamedTuple):
+class GapRecomputation(NamedTuple):
     """A recomputation of a tensor in the gap after some operator."""
 
     version: int
     us: float
     inputs: frozenset[int]
-    repeats: tuple[Repeat, ...]
+    steps: tuple[GapStep, ...]
 
 
 class Choices:
@@ -46,6 +47,7 @@ class Choices:
         self.tensors = [tensor for tensor, size in enumerate(self.bytes) if size > 0]
         self.persistent: list[bool] = trace.persistent.tolist()
         self.versions = self._versions()
+        self._recomputations = Recomputations(trace)
         self.accesses = {
             v: [place for place, accesses in enumerate(self.operators) if v in accesses] for v in self.tensors
         }
@@ -54,7 +56,9 @@ class Choices:
             for tensor, mode in accesses.items():
                 if mode is not Mode.READ and tensor in self.starts:
                     self.starts[tensor].append(place)
-        possible = {(v, g): made for v in self.tensors for g in range(self.last_operator) if (made := self._make(v, g))}
+        possible = {
+            (v, g): made for v in self.tensors for g in range(self.last_operator) if (made := self._recomputation(v, g))
+        }
         until = self._useful_gaps(possible)
         self.making = {key: made for key, made in possible.items() if key[1] <= until[key[0]]}
         self.tensors = [v for v in self.tensors if self.starts[v]]  # others never exist
@@ -81,32 +85,21 @@ class Choices:
             rows.append(version)
         return np.array(rows)
 
-    def _make(self, tensor: int, gap: int) -> Making | None:
+    def _recomputation(self, tensor: int, gap: int) -> GapRecomputation | None:
         """Return the recomputation of a tensor in a gap, or None if it is refused (docs/library.md, "Plan")."""
-        version = int(self.versions[gap][tensor])
-        if self.persistent[tensor] or self.trace.tensor_kind[tensor] == Kind.INPUT or version < 0:
+        version = self.versions[gap].tolist()
+        recomputation = self._recomputations.of(tensor, version[tensor])
+        if recomputation is None or not recomputation.inputs_unchanged(version.__getitem__):
             return None
-        repeats = []
-        inputs: set[int] = set()
-        for writer in self.trace.writers(tensor, version):
-            held, size = {tensor}, self.bytes[tensor]
-            for other, mode in self.operators[writer].items():
-                if other == tensor:
-                    continue
-                if mode is Mode.WRITE or (
-                    mode is Mode.READ and self.versions[writer][other] != self.versions[gap][other]
-                ):
-                    return None
-                size += self.bytes[other] * (2 if mode is Mode.STATS else 1)
-                if mode is not Mode.CREATE:
-                    held.add(other)
-            inputs |= held - {tensor}
-            kept = frozenset(other for other in held if self.bytes[other])
-            repeats.append(Repeat(writer, kept, size + int(self.trace.workspace_bytes[writer])))
-        us = float(sum(self.trace.latency_us[repeat.operator] for repeat in repeats))
-        return Making(version, us, frozenset(other for other in inputs if self.bytes[other]), tuple(repeats))
+        steps = []
+        for step in recomputation.steps:
+            sources = frozenset(source.tensor for source in step.inputs if self.bytes[source.tensor])
+            held = sources | {tensor}
+            steps.append(GapStep(step.operator, held, step.scratch_bytes + sum(self.bytes[v] for v in held)))
+        inputs = frozenset(v for step in steps for v in step.held) - {tensor}
+        return GapRecomputation(recomputation.version, recomputation.us, inputs, tuple(steps))
 
-    def _useful_gaps(self, possible: dict[tuple[int, int], Making]) -> dict[int, int]:
+    def _useful_gaps(self, possible: dict[tuple[int, int], GapRecomputation]) -> dict[int, int]:
         """Return the last gap in which each tensor may be of use: before its last access, or for a recomputation."""
         until = {v: max(self.accesses[v], default=0) - 1 for v in self.tensors}
         users: dict[int, list[tuple[int, int]]] = {v: [] for v in self.tensors}

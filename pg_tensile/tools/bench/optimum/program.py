@@ -247,9 +247,9 @@ class Program:
         total = self.rows.column()
         self.rows.row({total: -1} | {held[v]: size[v] for v in tensors}, 0)
         for (v, other), making in self.choices.making.items():
-            for repeat in making.repeats if other == gap else ():
-                own = {held[u]: -size[u] for u in repeat.held if u in held}
-                self.rows.row({total: 1, self.made[v, gap]: repeat.bytes / self.budget} | own, 1)
+            for step in making.steps if other == gap else ():
+                own = {held[u]: -size[u] for u in step.held if u in held}
+                self.rows.row({total: 1, self.made[v, gap]: step.bytes / self.budget} | own, 1)
 
     def _link(self) -> None:
         """Let each lane serve one transfer at a time, and both together as much as the duplex factor allows."""

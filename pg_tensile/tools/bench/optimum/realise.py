@@ -26,7 +26,7 @@ def _rank(choices: Choices, event: Event) -> tuple[int, int, int]:
     Swap-outs and swap-ins are ordered by deadline, recomputations in the order of their tensors' last writers.
     """
     if event.kind is EventKind.RECOMPUTE:
-        return 2, choices.making[event.tensor, event.trigger].repeats[-1].operator, event.tensor
+        return 2, choices.making[event.tensor, event.trigger].steps[-1].operator, event.tensor
     return int(event.kind is EventKind.SWAP_IN), event.deadline, event.tensor
 
 

@@ -22,11 +22,10 @@ from pg_tensile.planning.policies.building_blocks.keep import (
     without_superfluous,
 )
 from pg_tensile.planning.policies.building_blocks.link_time import Lane
-from pg_tensile.planning.policies.building_blocks.needs import LONGEST_CHAIN
 from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
 from pg_tensile.planning.policies.joint import planner as joint
 from pg_tensile.planning.policies.joint.planner import JobPlanner, share_out
-from pg_tensile.planning.policies.joint.sweep import Prices, sweep
+from pg_tensile.planning.policies.joint.sweep import LONGEST_CHAIN, Prices, sweep
 from pg_tensile.planning.policies.swap_all import absences, swaps
 from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate
 from pg_tensile.planning.trace.lists import Columns

@@ -206,7 +206,7 @@ def test_inputs_persistent_tensors_and_tensors_without_bytes_are_kept():
 def test_whatever_can_be_recomputed_is(trace):
     """Without limits: no use of an idle tensor is left to which a recomputation could be added."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recompute_all, "LONGEST_CHAIN", 1 << 20)
+        patch.setattr(recompute_all, "STEPS_PER_USE", 1 << 20)
         patch.setattr(recompute_all, "STEPS_PER_OPERATOR", 1 << 20)
         plan = planned("recompute_all", trace)
     validate(trace, plan)
