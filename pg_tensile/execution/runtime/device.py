@@ -18,12 +18,13 @@ budget, at first `budget_bytes`. A device need not count.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from pg_tensile.errors import DeviceError
+from pg_tensile.errors import DeviceError, LinkError
 from pg_tensile.planning.device.profile import Direction
 
 if TYPE_CHECKING:
@@ -156,6 +157,27 @@ class Device(Protocol):
         Idempotent; may be called from any thread. Also done when the device is collected and when the interpreter ends.
         """
         ...
+
+
+@contextmanager
+def iteration_context(device: Device, timed: bool = False, gradients: bool = True) -> Iterator[None]:
+    """Run below autograd and in the device's iteration, independently of the caller's modes.
+
+    Gradients are enabled as in the captured iteration: recurrent layers return no workspace otherwise."""
+    with (
+        torch.inference_mode(False),
+        device.iteration(timed),
+        torch._C._AutoDispatchBelowAutograd(),
+        torch._C._DisableAutocast(),
+        torch.set_grad_enabled(gradients),
+    ):
+        yield
+
+
+def quiesce(device: Device) -> None:
+    """Wait until nothing is in flight. LinkError is ignored: a broken or closed link moves nothing any more."""
+    with suppress(LinkError):
+        device.synchronize()
 
 
 def check_budget(budget_bytes: int) -> None:

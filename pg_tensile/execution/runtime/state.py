@@ -67,6 +67,7 @@ class State:
         self._layouts: dict[int, Layout] = {}
         self._keys: dict[Identity, int] = {}
         self._count = 0  # the first free key
+        self.settled_for: Graph | None = None  # the graph in whose plan's boundary state all tensors are
         self._bound: list[Bound] = []
         self._brought: list[int] = []  # keys of the tensors that `lend` swapped in
 
@@ -135,9 +136,9 @@ class State:
 
     # ---- reading and writing ----
 
-    def _read(self, persistent: Persistent) -> torch.Tensor:
-        """Return a copy on the CPU, in the layout of the value."""
-        tensor, value = persistent.tensor, self._layouts[persistent.tensor].value
+    def read_tensor(self, tensor: int) -> torch.Tensor:
+        """Return a copy of a tensor on the CPU, in the layout of its value."""
+        value = self._layouts[tensor].value
         if tensor not in self._swapper.shells:
             copy = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device="cpu")
             copy_into(copy, self._swapper.value(tensor))
@@ -168,7 +169,7 @@ class State:
         self._swapper.copies[tensor] = HostCopy(memory)
 
     def read(self) -> TrainingState:
-        copies = {one.persistent.tensor: self._read(one.persistent) for one in self._bound}
+        copies = {one.persistent.tensor: self.read_tensor(one.persistent.tensor) for one in self._bound}
         with self._lent(copies):
             model = dict(self._model.state_dict())
         own = {copy.untyped_storage()._cdata for copy in copies.values()}
@@ -178,7 +179,7 @@ class State:
         optimizer: dict[str, dict[str, torch.Tensor]] = {}
         for persistent in self._persistents.values():
             if persistent.kind == Kind.OPTIMIZER_STATE:
-                optimizer.setdefault(persistent.name, {})[persistent.key] = self._read(persistent)
+                optimizer.setdefault(persistent.name, {})[persistent.key] = self.read_tensor(persistent.tensor)
         return TrainingState(model, optimizer)
 
     def write(self, state: TrainingState) -> None:
@@ -187,7 +188,7 @@ class State:
         Raises CheckpointError if the state does not fit this job; no tensor that the graphs use has changed then."""
         states = [p for p in self._persistents.values() if p.kind == Kind.OPTIMIZER_STATE]
         self._check_optimizer(states, state.optimizer)
-        copies = {one.persistent.tensor: self._read(one.persistent) for one in self._bound}
+        copies = {one.persistent.tensor: self.read_tensor(one.persistent.tensor) for one in self._bound}
         with self._lent(copies):
             try:
                 self._model.load_state_dict(state.model)
@@ -269,7 +270,7 @@ class State:
         while self._bound:
             one = self._bound[-1]
             tensor = one.persistent.tensor
-            value = self._read(one.persistent) if tensor in self._swapper.shells else self._swapper.value(tensor)
+            value = self.read_tensor(tensor) if tensor in self._swapper.shells else self._swapper.value(tensor)
             one.release()
             one.tensor.data = value.to(one.device)
             self._bound.pop()

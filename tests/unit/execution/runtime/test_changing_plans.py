@@ -86,7 +86,7 @@ def test_device_bytes_are_those_of_the_registry_and_a_graph_knows_its_peak(start
     change(executor, "swap_all", peak("swap_all"))
     run(executor, 1)
     assert executor.graphs[0].device_peak_bytes == executor.budget_bytes == peak("swap_all")
-    assert executor.device_bytes == executor._registry.in_use < weights
+    assert executor.device_bytes < weights
 
 
 def test_a_plan_that_exceeds_its_budget_is_refused_before_it_runs_and_a_better_one_goes_on(start):
@@ -191,7 +191,7 @@ def test_a_negative_budget_is_refused(start):
     executor = start("none")
     with pytest.raises(DeviceError, match="a budget of -1 bytes is not possible"):
         change(executor, "none", -1)
-    assert executor._changes.asked is None
+    assert executor.inspect().changes.asked is None
 
 
 # ---- what is made ready by whom ----
@@ -254,10 +254,11 @@ def test_taking_over_a_plan_of_a_large_trace_takes_less_than_a_millisecond():
     plans = [plan_of("swap_all", realised.trace), NO_EVENTS]
     taken = []
     with opened() as device, Executor(realised.captured, realised.model(), device) as executor:
+        changes = executor.inspect().changes
         for number in range(9):
             executor.change_plan(plans[number % 2], budget_bytes=1 << 40)
             begin = time.thread_time()
-            executor._take_over()
+            changes.take_over()
             taken.append(time.thread_time() - begin)
         assert len(executor.plan) > 4000
     assert sorted(taken)[4] < 1e-3
@@ -418,7 +419,7 @@ def test_a_link_that_breaks_in_a_transition_loses_nothing(start, monkeypatch, ol
         after = executor.state_dict()
     assert same(after.model, before.model)
     assert all(same(after.optimizer[name], before.optimizer[name]) for name in before.optimizer)
-    assert executor._registry.in_use == sum(executor._registry.resident.values())
+    assert executor.device_bytes == sum(executor.inspect().resident.values())
 
 
 def test_an_executor_that_is_closed_while_a_change_is_made_ready_keeps_no_memory():
@@ -451,7 +452,7 @@ def test_an_executor_that_is_closed_while_a_change_is_made_ready_keeps_no_memory
         executor.close()
         closed.set()
         thread.join()
-        assert errors == ["the executor is closed"] and executor._changes.asked is None
+        assert errors == ["the executor is closed"] and executor.inspect().changes.asked is None
         assert memory and all(each.expired() for each in memory)
         with pytest.raises(ExecutorError, match="the executor is closed"):
             change(executor, "none")
@@ -592,7 +593,7 @@ def test_random_changes_of_plan_and_budget_change_no_bit_and_keep_to_the_larger_
             assert realised.log.take() == expected[turn].digests
             assert all(map(torch.equal, (loss, *outputs), expected[turn].results))
         for each in realised.captured.persistents:
-            assert torch.equal(executor._state._read(each), ends[each.tensor])
+            assert torch.equal(executor.inspect().read(each.tensor), ends[each.tensor])
             assert Kind(trace.tensor_kind[each.tensor]) <= Kind.CONSTANT
     assert all(budget is not None and used <= budget for budget, used in sampling.highest.items())
     device.close()

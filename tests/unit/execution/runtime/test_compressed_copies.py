@@ -140,7 +140,7 @@ def test_plans_change_between_codecs_and_none(start):
     for number, plan in enumerate(plans, 1):
         executor.change_plan(plan)
         assert torch.equal(executor.step(*batch(number)).loss, losses[number])
-        assert any(copy.chunks for copy in executor._swapper.copies.values()) == plan.rows["codec"].any()
+        assert any(copy.chunks for copy in executor.inspect().copies.values()) == plan.rows["codec"].any()
     assert same(executor.state_dict().model, reference.model.state_dict())
 
 
@@ -149,11 +149,12 @@ def test_state_is_read_written_and_lent_while_it_lies_coded_on_the_host(start):
     model = net()
     executor = start(coded_plan(captured_net().trace, Codec.RLE), model=model)
     trains_as_eager(executor, losses[:2])
-    assert any(copy.chunks is not None for copy in executor._swapper.copies.values())
+    assert any(copy.chunks is not None for copy in executor.inspect().copies.values())
     saved, generator = executor.state_dict(), torch.get_rng_state()
     trains_as_eager(executor, losses[2:3], 2)
     executor.load_state_dict(saved)
-    assert all(copy.chunks is None for key, copy in executor._swapper.copies.items() if key in executor._swapper.shells)
+    inside = executor.inspect()
+    assert all(inside.copies[key].chunks is None for key in inside.shells)
     with executor.resident():
         assert same(dict(model.state_dict()), saved.model)
     torch.set_rng_state(generator)

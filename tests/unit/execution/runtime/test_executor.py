@@ -104,7 +104,7 @@ def test_the_registry_is_what_an_independent_observer_sees(policy):
         watcher = Watcher()
         inputs, targets = batch(1)
         held = [value for value in executor.graphs[0].values if value is not None]
-        held += [value for shell in executor._swapper.shells.values() for value in shell.values]
+        held += [value for shell in executor.inspect().shells.values() for value in shell.values]
         observer = StorageObserver(watch=held, ignore=[*host_memory, *inputs, *targets])
         executor.measure()
         executor.recording = True
@@ -115,7 +115,7 @@ def test_the_registry_is_what_an_independent_observer_sees(policy):
         expected[-1] += sum(tensor.untyped_storage().nbytes() for tensor in (loss, *outputs))
         assert watcher.seen == expected.tolist()
         del loss, outputs, held
-        assert observer.live_bytes() == sum(executor._registry.resident.values())
+        assert observer.live_bytes() == sum(executor.inspect().resident.values())
     device.close()
 
 
@@ -129,9 +129,8 @@ def test_outputs_are_the_callers_own(start, policy):
     assert torch.equal(first.outputs[0], kept[1])
     assert first.outputs[0].shape == (4, 10)
     storages = {tensor.untyped_storage().data_ptr() for tensor in (first.loss, first.outputs[0])}
-    assert not storages & {
-        executor._swapper.storage(each.tensor).data_ptr() for each in executor.graphs[0].captured.persistents
-    }
+    persistents = executor.inspect().persistents.values()
+    assert not storages & {tensor.untyped_storage().data_ptr() for tensor in persistents}
 
 
 def test_inputs_stay_the_callers():

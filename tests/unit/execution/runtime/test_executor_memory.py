@@ -92,10 +92,10 @@ def test_weights_alone_may_be_too_large():
 def test_what_is_swapped_out_is_really_freed(start):
     executor = start("swap_all")
     run(executor, 1)
-    shells = executor._swapper.shells
+    shells = executor.inspect().shells
     assert len(shells) > 10
     assert all(shell.storage.nbytes() == 0 for shell in shells.values())
-    assert executor._registry.in_use == sum(executor._registry.resident.values())
+    assert executor.device_bytes == sum(executor.inspect().resident.values())
 
 
 @pytest.mark.parametrize("policy", SIMPLE)
@@ -172,14 +172,14 @@ def test_host_memory_goes_when_no_plan_needs_it_any_more(start):
     executor = start("swap_all")
     for policy in ("recompute_all", "swap_all", "none", "swap_all"):
         run(executor, 1)
-        old = [StorageWeakRef(memory.untyped_storage()) for memory in executor._host.memory if memory.numel()]
+        old = [StorageWeakRef(memory.untyped_storage()) for memory in executor.inspect().host_memory if memory.numel()]
         executor.change_plan(plan_of(policy, executor.trace))
         run(executor, 1)
         gc.collect()
         assert all(ref.expired() == (policy != "swap_all") for ref in old)
-        assert executor._host.homes.keys() == executor.graphs[0].program.homes.keys()
-        places = {copy.memory.data_ptr() for copy in executor._swapper.copies.values()}
-        assert places <= {home.data_ptr() for home in executor._host.homes.values()}
+        assert executor.inspect().homes.keys() == executor.graphs[0].program.homes.keys()
+        places = {copy.memory.data_ptr() for copy in executor.inspect().copies.values()}
+        assert places <= {home.data_ptr() for home in executor.inspect().homes.values()}
 
 
 # ---- failures ----
@@ -216,7 +216,7 @@ def test_a_failure_before_anything_has_changed_leaves_the_last_state(start, poli
     with pytest.raises(type(error)) as info:
         executor.step(*batch(1))
     assert "in operator" in info.value.__notes__[-1]
-    assert executor._registry.in_use == sum(executor._registry.resident.values())
+    assert executor.device_bytes == sum(executor.inspect().resident.values())
     torch.set_rng_state(random_state)
     assert torch.equal(executor.step(*batch(1)).loss, expected[1])
     assert torch.equal(executor.step(*batch(2)).loss, expected[2])
@@ -266,7 +266,7 @@ def test_interrupts_at_any_moment_leave_a_defined_state(start, policy):
                     assert torch.equal(loss, expected)
                 except KeyboardInterrupt:
                     interrupted += 1
-                assert executor._registry.in_use == sum(executor._registry.resident.values())
+                assert executor.device_bytes == sum(executor.inspect().resident.values())
                 with contextlib.suppress(ExecutorError):  # it says that the weights are a mixture
                     state = executor.state_dict()
                     assert same(state.model, after) or same(state.model, before.model)
@@ -283,7 +283,7 @@ def test_a_failure_holds_no_memory(start):
     with observer, pytest.raises(Stops) as info:
         executor.step(inputs, targets)
     assert info.value.__traceback__ is not None
-    assert observer.live_bytes() == sum(executor._registry.resident.values())
+    assert observer.live_bytes() == sum(executor.inspect().resident.values())
 
 
 def test_memory_that_the_hardware_has_not_is_out_of_memory(start):

@@ -78,7 +78,7 @@ def finals_of(executor: Executor, realised: Realised) -> dict[int, torch.Tensor]
         elif each.name:
             finals[each.tensor] = state.model[each.name]
         else:  # constants are in no state
-            finals[each.tensor] = executor._state._read(each)
+            finals[each.tensor] = executor.inspect().read(each.tensor)
     return finals
 
 

@@ -101,7 +101,7 @@ def epochs(executor: Executor, count: int = 2) -> None:
         optimizer = reference.training.optimizer.state
         for name, parameter in reference.training.model.named_parameters():
             assert same(state.optimizer.get(name, {}), optimizer[parameter]) or name == "unused"
-        assert executor._registry.in_use == sum(executor._registry.resident.values())
+        assert executor.device_bytes == sum(executor.inspect().resident.values())
 
 
 # ---- an epoch ----
@@ -171,7 +171,7 @@ def test_turns_without_a_transition_move_nothing_more(start):
         assert not record.transition and record.bytes_out == 0, "nothing is written, so nothing is copied out"
         parameters = {each.tensor: each.key for each in graphs[2].captured.persistents}
         assert {transfer.tensor for transfer in record.transfers} <= parameters.keys()
-        assert not executor._registry.resident, "what was brought in has gone again"
+        assert not executor.inspect().resident, "what was brought in has gone again"
 
 
 def test_nothing_is_moved_for_an_evaluation_where_everything_is_there(start):
@@ -215,7 +215,7 @@ def test_what_a_graph_does_not_use_makes_room(start):
         assert record.device_peak_bytes <= needed + spare
         executor.step(*batch(1))
         assert recorded(executor).bytes_in == record.bytes_out, "what went comes back, and nothing else"
-        assert executor._swapper.copies == {}
+        assert executor.inspect().copies == {}
     torch.manual_seed(1)
     reference.step(*batch(0)), reference.step(*batch(1))
     assert same(executor.state_dict().model, reference.state())
@@ -277,8 +277,8 @@ def test_an_observer_sees_the_same_memory(start):
     executor.step(*batch(0))
     executor.evaluate(inputs, targets)
     assert recorded(executor).bytes_out == unused
-    watched = [executor._swapper.value(key) for key in executor._state.sizes]
-    copies = [copy.memory for copy in executor._swapper.copies.values()]
+    watched = [*executor.inspect().persistents.values()]
+    copies = [copy.memory for copy in executor.inspect().copies.values()]
     with StorageObserver(watch=watched, ignore=[*inputs, *targets, *copies]) as observer:
         result = executor.evaluate(inputs, targets)
     assert not recorded(executor).transfers
@@ -287,7 +287,7 @@ def test_an_observer_sees_the_same_memory(start):
         target = captured.trace.target[operator]
         assert seen.get(target, registered) == registered, target
     del result
-    assert observer.live_bytes() == executor._registry.in_use
+    assert observer.live_bytes() == executor.device_bytes
 
 
 def test_all_memory_goes_with_the_executor():
@@ -296,14 +296,15 @@ def test_all_memory_goes_with_the_executor():
         executor = Executor(captured_net(), model, device, plan_of("swap_all", captured_net().trace))
         executor.add(captured_net(3)), executor.add(validation_net())
         executor.step(*batch(0)), executor.evaluate(*batch(0, 5)), executor.step(*batch(0, 3))
-        keys = executor._state.sizes
-        tensors = [executor._swapper.value(key) for key in keys] + executor._host.memory
+        inside = executor.inspect()
+        tensors = [*inside.persistents.values(), *inside.host_memory]
         refs = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors if tensor.numel()]
-        del tensors
+        count = len(inside.persistents)
+        del tensors, inside
         executor.close()
         gc.collect()
-        assert len(refs) > len(keys) and all(ref.expired() for ref in refs)
-        assert executor._registry.in_use == 0
+        assert len(refs) > count and all(ref.expired() for ref in refs)
+        assert executor.device_bytes == 0
     assert [type(each) for each in model.parameters()] == [nn.Parameter] * 7
 
 
@@ -450,7 +451,7 @@ def test_an_evaluation_that_fails_anywhere_leaves_the_weights(start, policy):
         fail(validation, share)
         with pytest.raises(Stops):
             executor.evaluate(*batch(0, 5))
-        assert executor._registry.in_use == sum(executor._registry.resident.values())
+        assert executor.device_bytes == sum(executor.inspect().resident.values())
         if number % 2:
             assert same(executor.state_dict().model, reference.state())
             assert torch.equal(executor.evaluate(*batch(0, 5)).outputs[0], reference.evaluate(*batch(0, 5))[1])
@@ -475,7 +476,7 @@ def test_interrupts_at_any_moment_of_any_graph_leave_a_defined_state(start, poli
                     interrupts.wanted = interrupted < 100
                     found = (executor.evaluate if size == 5 else executor.step)(*data).loss
                     interrupts.wanted = False
-                assert executor._registry.in_use == sum(executor._registry.resident.values())
+                assert executor.device_bytes == sum(executor.inspect().resident.values())
                 if found is None:
                     interrupted += 1
                     with contextlib.suppress(ExecutorError):  # it says that the weights are a mixture
@@ -577,7 +578,7 @@ def test_random_graphs_in_random_turns_under_random_plans(random):
                     else:
                         loss, outputs = executor.step(inputs, graph=handles[place])
                     break
-                if executor._poison:
+                if executor.inspect().poison:
                     constants = whole.trace.tensor_kind == Kind.CONSTANT
                     if whole.trace.tensor_writes[constants].any():
                         return  # they are in no state to go back to
@@ -593,7 +594,7 @@ def test_random_graphs_in_random_turns_under_random_plans(random):
             assert graph.log.take() == expected[turn].digests
             assert loss is not None and all(map(torch.equal, (loss, *outputs), expected[turn].results))
         for each in whole.captured.persistents:
-            assert torch.equal(executor._state._read(each), reference.finals[each.tensor])
+            assert torch.equal(executor.inspect().read(each.tensor), reference.finals[each.tensor])
 
 
 # ---- plans for further graphs ----

@@ -55,8 +55,8 @@ def test_the_registry_is_what_an_independent_observer_sees_at_every_operator(con
     executor.step([x], [y])
     executor.recording = True
     state = [value for value in executor.graphs[0].values if isinstance(value, torch.Tensor)]
-    state += [value for shell in executor._swapper.shells.values() for value in shell.values]
-    with StorageObserver(watch=state, ignore=[x, y, *executor._host.memory]) as observer:
+    state += [value for shell in executor.inspect().shells.values() for value in shell.values]
+    with StorageObserver(watch=state, ignore=[x, y, *executor.inspect().host_memory]) as observer:
         executor.step([x], [y])
     record = executor.record
     executor.close()
