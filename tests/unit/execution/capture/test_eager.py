@@ -68,6 +68,19 @@ def test_has_a_fused_group_for_each_parameter_that_is_trained():
     assert all(group["fused"] and group["weight_decay"] == 0.01 for group in optimizer.param_groups)
 
 
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_one_group_gives_the_same_bits(name):
+    model, x, y = batch()
+    model[2] = nn.Identity()
+    twin = copy.deepcopy(model)
+    spec = StepSpec(F.cross_entropy, OptimizerSpec(name, 0.1, momentum=0.9 if name == "sgd" else 0.0))
+    steps = EagerStep(model, spec), EagerStep(twin, spec, one_group=True)
+    assert len(steps[1].optimizer.param_groups) == 1
+    for _ in range(3):
+        assert torch.equal(*(step.step([x], [y]).loss for step in steps))
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+
+
 def test_accumulates_the_mean_of_equal_parts():
     model, x, y = batch()
     model[2] = nn.Identity()
