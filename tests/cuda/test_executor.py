@@ -15,10 +15,10 @@ from torch import nn
 from pg_tensile.errors import OutOfDeviceMemoryError
 from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capture
 from pg_tensile.execution.capture.eager import EagerStep
-from pg_tensile.execution.runtime.compile import Code
 from pg_tensile.execution.runtime.cuda import CudaDevice, make_deterministic
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.measure import StorageObserver, allocator_peak
+from pg_tensile.execution.runtime.program import ALLOCATE
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.policies import POLICIES
@@ -208,7 +208,7 @@ def test_delays_change_no_bit(device, prepare):
     plan = delayed_swaps(trace, longest_delay_us=500)
     executor = Executor(prepared.captured, copy.deepcopy(prepared.model), device, plan)
     losses = train(executor, prepared)
-    assert Code.ALLOCATE in [instruction.code for instruction in executor.graphs[0].program.instructions]
+    assert ALLOCATE in [instruction.code for instruction in executor.graphs[0].program.instructions]
     assert_same(prepared, losses, executor.state_dict().model)
     executor.close()
 

@@ -26,8 +26,8 @@ import torch
 from pg_tensile.errors import MeasurementError
 from pg_tensile.execution.capture.captured import Captured, Persistent, Value, copy_into, empty_like_value
 from pg_tensile.execution.measuring.single_operators import Alone, executing, randomised
-from pg_tensile.execution.runtime.compile import Functions, Values
 from pg_tensile.execution.runtime.device import Device
+from pg_tensile.execution.runtime.functions import Functions, Values
 from pg_tensile.execution.runtime.measure import Meter
 from pg_tensile.planning.latency.features import Sample, caches_of
 from pg_tensile.planning.latency.load import BusyProcesses, LoadMeter
@@ -199,7 +199,7 @@ class _Replay:
     def iteration(self, clock: Meter) -> np.ndarray:
         """Execute the iteration; return float64[operators], µs."""
         values, functions = self._values, self._functions
-        values[functions.feed : functions.taken] = self._feed
+        values[functions.feed : functions.returned] = self._feed
         with clock:
             for operator, dying in enumerate(self._dying):
                 function = functions.plain(operator)
@@ -218,7 +218,7 @@ def _dying_slots(captured: Captured, functions: Functions) -> list[list[int]]:
     for tensor in np.flatnonzero(~trace.persistent).tolist():
         if trace.tensor_last[tensor] < trace.operator_count:
             dying[trace.tensor_last[tensor]].extend(functions.slots[tensor])
-    dying[-1].extend(range(functions.taken, functions.size))
+    dying[-1].extend(range(functions.returned, functions.size))
     return dying
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from pg_tensile.execution.capture.captured import Captured, Slot
-from pg_tensile.execution.runtime.compile import Functions, Values
 from pg_tensile.execution.runtime.device import Device
+from pg_tensile.execution.runtime.functions import Functions, Values
 from pg_tensile.execution.runtime.measure import Meter
 
 

@@ -31,15 +31,16 @@ from torch import nn
 
 from pg_tensile.errors import CheckpointError, ExecutorError
 from pg_tensile.execution.capture.captured import Captured
-from pg_tensile.execution.runtime.compile import Program, make_feed, takes
 from pg_tensile.execution.runtime.compressed_copies import HostCopy
 from pg_tensile.execution.runtime.device import Device, check_budget, iteration_context, quiesce
+from pg_tensile.execution.runtime.functions import make_feed, takes
 from pg_tensile.execution.runtime.host_memory import HostMemory
 from pg_tensile.execution.runtime.loaded_graph import Graph
 from pg_tensile.execution.runtime.loop import Loop
 from pg_tensile.execution.runtime.measure import Measurement
 from pg_tensile.execution.runtime.metering import Meters, SparsitySamples
 from pg_tensile.execution.runtime.plan_change import Changes, Transitions, follow
+from pg_tensile.execution.runtime.program import Program
 from pg_tensile.execution.runtime.record import Counters, IterationRecord, make_record
 from pg_tensile.execution.runtime.recovery import Recovery
 from pg_tensile.execution.runtime.registry import Registry
@@ -238,15 +239,15 @@ class Executor:
             self._current = graph
             program = self._transitions.next_program(graph)
             self._transitions.make_room(graph)
-            values[functions.feed : functions.taken] = feed
+            values[functions.feed : functions.returned] = feed
             feed.clear()  # drops this reference: the placeholder consumes the tensors
             verifier = None
             if not graph.verified:
                 verifier = Verifier(graph, self._device.torch_device, self._registry, self._swapper)
             samples: list[int] | None = [] if self.recording else None
             self._iterate(graph, program, verifier, samples)
-            returned = values[functions.taken :]
-            values[functions.taken :] = [None] * len(returned)
+            returned = values[functions.returned :]
+            values[functions.returned :] = [None] * len(returned)
             self._finish(graph, program, samples, started)
             if verifier is not None:
                 graph.verified = True

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pg_tensile.execution.runtime.compile import Program
 from pg_tensile.execution.runtime.device import Device
+from pg_tensile.execution.runtime.program import Program
 from pg_tensile.planning.plan.following import home_bytes
 
 

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import torch
 
 from pg_tensile.errors import DeviceError
-from pg_tensile.execution.runtime.compile import Program
 from pg_tensile.execution.runtime.host_memory import HostMemory, Reserved
 from pg_tensile.execution.runtime.loaded_graph import Compiled, Graph
+from pg_tensile.execution.runtime.program import Program
 from pg_tensile.execution.runtime.recovery import Recovery
 from pg_tensile.execution.runtime.registry import Registry
 from pg_tensile.execution.runtime.state import State
@@ -68,7 +68,6 @@ class Changes:
                 program = changed[graph].program
                 changed |= {other: other.compile(follow(other, graph, program), True) for other in followers}
             for changing, compiled in changed.items():
-                compiled.program.look_up()
                 for resident in self._states_before(changing, changed, current):
                     changing.prepare(compiled, resident)
             programs = [compiled.program for compiled in (latest | changed).values()]

@@ -7,10 +7,10 @@ import traceback
 from collections.abc import Iterator
 
 from pg_tensile.errors import ExecutorError, OutOfDeviceMemoryError
-from pg_tensile.execution.runtime.compile import Program
 from pg_tensile.execution.runtime.device import Device, iteration_context, quiesce
 from pg_tensile.execution.runtime.loaded_graph import Graph
 from pg_tensile.execution.runtime.loop import Loop
+from pg_tensile.execution.runtime.program import Program
 from pg_tensile.execution.runtime.registry import Registry
 from pg_tensile.execution.runtime.state import State
 from pg_tensile.execution.runtime.swapper import Swapper
