@@ -180,10 +180,27 @@ def quiesce(device: Device) -> None:
         device.synchronize()
 
 
-def check_budget(budget_bytes: int) -> None:
-    """Raise DeviceError if `budget_bytes` is negative."""
-    if budget_bytes < 0:
+def check_budget(budget_bytes: int | None) -> None:
+    """Raise DeviceError if `budget_bytes` is negative; None means no budget."""
+    if budget_bytes is not None and budget_bytes < 0:
         raise DeviceError(f"a budget of {budget_bytes} bytes is not possible", hint="Use 0 or more bytes.")
+
+
+def check_copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Raise ValueError unless source and target have the same size."""
+    if source.numel() != target.numel():
+        raise ValueError(f"{source.numel()} bytes cannot be copied to {target.numel()}")
+
+
+def copy_failure(transfer: Transfer, error: BaseException) -> LinkError:
+    """Return the error of a wait for a transfer that has failed with `error`."""
+    direction = "out of" if transfer.direction == Direction.OUT else "into"
+    return LinkError(f"copying {transfer.raw_bytes:,} bytes {direction} device memory failed: {error}")
+
+
+def unusable_link(reason: object) -> LinkError:
+    """Return the error of a call that needs a link which is broken or closed."""
+    return LinkError(f"the link is of no use any more: {reason}")
 
 
 def check_share(share: float) -> None:

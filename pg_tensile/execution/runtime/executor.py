@@ -312,8 +312,7 @@ class Executor:
         graph = graph or self._graphs[0]
         if graph not in self._graphs:
             raise ExecutorError("the graph is not one of this executor")
-        if budget_bytes is not None:
-            check_budget(budget_bytes)
+        check_budget(budget_bytes)
         if not self._closed:
             self._changes.ask(graph, plan, budget_bytes, self._current)
         if self._closed:  # another thread may have closed it meanwhile
