@@ -25,7 +25,9 @@ from pg_tensile.execution.runtime.measure import Measurement
 from pg_tensile.execution.runtime.state import TrainingState
 from pg_tensile.execution.training import checkpoint as ckpt
 from pg_tensile.execution.training.graphs import Graphs, rows_of, step_spec
-from pg_tensile.execution.training.trainer import Memory, Settings, StepResult, StepsState
+from pg_tensile.execution.training.observer import Memory
+from pg_tensile.execution.training.settings import Settings
+from pg_tensile.execution.training.trainer import StepResult, StepsState
 from pg_tensile.planning.compression.sparsity import Statistics
 from pg_tensile.planning.plan.following import plan_around, reuse_plan
 from pg_tensile.planning.plan.memory import footprint

@@ -23,7 +23,7 @@ from pg_tensile.execution.training.graphs import (
     state_bytes,
     step_spec,
 )
-from pg_tensile.execution.training.trainer import Settings
+from pg_tensile.execution.training.settings import Settings
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from tests.unit.rows import Prepared, every_type

@@ -19,8 +19,9 @@ from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.training import checkpoint
 from pg_tensile.execution.training.checkpoint import Checkpoint
 from pg_tensile.execution.training.graphs import Graphs, Sizes, capture_graphs, evaluation_rows, rows_of
+from pg_tensile.execution.training.settings import EarlyStopping, Settings
 from pg_tensile.execution.training.steps import EagerSteps, Grant, PlannedSteps, needed_bytes
-from pg_tensile.execution.training.trainer import EarlyStopping, Settings, Steps, Trainer
+from pg_tensile.execution.training.trainer import Steps, Trainer
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
