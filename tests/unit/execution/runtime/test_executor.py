@@ -70,7 +70,6 @@ def test_models_train_to_the_same_bits_under_every_simple_policy(name):
         assert all(same(kept[parameter], state.optimizer[parameter]) for parameter in kept)
 
 
-@pytest.mark.parametrize("policy", SIMPLE)
 def test_the_registry_is_what_an_independent_observer_sees(policy):
     """After each step: the registry, less what a recomputation discards, which has gone by then."""
 
@@ -119,7 +118,6 @@ def test_the_registry_is_what_an_independent_observer_sees(policy):
     device.close()
 
 
-@pytest.mark.parametrize("policy", SIMPLE)
 def test_outputs_are_the_callers_own(start, policy):
     executor = start(policy)
     first = executor.step(*batch())
@@ -221,7 +219,6 @@ def test_values_that_are_not_numbers_pass_through(start):
         assert torch.equal(state[name].isnan(), value.isnan())
 
 
-@pytest.mark.parametrize("policy", SIMPLE)
 def test_a_batch_of_one_and_a_tensor_of_nothing(policy):
     class Narrow(nn.Module):
         def __init__(self) -> None:

@@ -36,6 +36,7 @@ from tests.unit.executing import (
     batch,
     captured_net,
     eager,
+    fail_at,
     net,
     opened,
     plan_of,
@@ -44,11 +45,11 @@ from tests.unit.executing import (
     same,
 )
 from tests.unit.interrupts import Interrupts
+from tests.unit.realised import Stops
 
 # ---- memory ----
 
 
-@pytest.mark.parametrize("policy", SIMPLE)
 def test_one_byte_less_than_the_peak_is_too_little(start, policy):
     captured = captured_net()
     expected = footprint(captured.trace, plan_of(policy, captured.trace))
@@ -98,7 +99,6 @@ def test_what_is_swapped_out_is_really_freed(start):
     assert executor.device_bytes == sum(executor.inspect().resident.values())
 
 
-@pytest.mark.parametrize("policy", SIMPLE)
 def test_nothing_of_an_iteration_is_left_behind(start, policy):
     executor = start(policy)
     run(executor, 1)
@@ -185,26 +185,6 @@ def test_host_memory_goes_when_no_plan_needs_it_any_more(start):
 # ---- failures ----
 
 
-class Stops(Exception):
-    """Raised in the middle of an iteration."""
-
-
-def failing_at(executor: Executor, step: int, error: BaseException) -> None:
-    """The work of a step raises, once."""
-    program = executor.graphs[0].program
-    place = next(i for i, each in enumerate(program.instructions) if each.work is not None and each.step == step)
-    instruction, work = program.instructions[place], program.work(step)
-
-    def fail(values):
-        object.__setattr__(program, "instructions", original)
-        raise error
-
-    original = program.instructions
-    broken = instruction._replace(work=work._replace(function=fail))
-    object.__setattr__(program, "instructions", (*original[:place], broken, *original[place + 1 :]))
-
-
-@pytest.mark.parametrize("policy", SIMPLE)
 @pytest.mark.parametrize("error", [Stops("no"), KeyboardInterrupt()], ids=["exception", "interrupt"])
 def test_a_failure_before_anything_has_changed_leaves_the_last_state(start, policy, error):
     executor = start(policy)
@@ -212,7 +192,7 @@ def test_a_failure_before_anything_has_changed_leaves_the_last_state(start, poli
     torch.manual_seed(1)
     assert torch.equal(executor.step(*batch(0)).loss, expected[0])
     random_state = torch.get_rng_state()
-    failing_at(executor, executor.graphs[0].program.first_change - 1, error)
+    fail_at(executor.graphs[0], executor.graphs[0].program.first_change - 1, error)
     with pytest.raises(type(error)) as info:
         executor.step(*batch(1))
     assert "in operator" in info.value.__notes__[-1]
@@ -222,14 +202,13 @@ def test_a_failure_before_anything_has_changed_leaves_the_last_state(start, poli
     assert torch.equal(executor.step(*batch(2)).loss, expected[2])
 
 
-@pytest.mark.parametrize("policy", SIMPLE)
 def test_a_failure_after_that_is_told_until_a_state_is_loaded(start, policy):
     executor = start(policy)
     reference, expected = eager(2)
     torch.manual_seed(1)
     executor.step(*batch(0))
     random_state, state = torch.get_rng_state(), executor.state_dict()
-    failing_at(executor, len(executor.graphs[0].program.sequence.steps) - 2, Stops("no"))
+    fail_at(executor.graphs[0], len(executor.graphs[0].program.sequence.steps) - 2, Stops("no"))
     with pytest.raises(Stops):
         executor.step(*batch(1))
     for use in (lambda: executor.step(*batch(1)), executor.state_dict, lambda: executor.resident().__enter__()):
@@ -241,7 +220,6 @@ def test_a_failure_after_that_is_told_until_a_state_is_loaded(start, policy):
     assert same(executor.state_dict().model, reference.model.state_dict())
 
 
-@pytest.mark.parametrize("policy", SIMPLE)
 def test_interrupts_at_any_moment_leave_a_defined_state(start, policy):
     """Ctrl-C wherever it hits: the state is that before the step or that after it, or the executor says that it is
     neither; and nothing hangs."""
@@ -279,7 +257,7 @@ def test_a_failure_holds_no_memory(start):
     held = [value for value in executor.graphs[0].values if value is not None]
     inputs, targets = batch(1)
     observer = StorageObserver(watch=held, ignore=[*inputs, *targets])
-    failing_at(executor, executor.graphs[0].program.first_change - 1, Stops("no"))
+    fail_at(executor.graphs[0], executor.graphs[0].program.first_change - 1, Stops("no"))
     with observer, pytest.raises(Stops) as info:
         executor.step(inputs, targets)
     assert info.value.__traceback__ is not None
@@ -289,7 +267,7 @@ def test_a_failure_holds_no_memory(start):
 def test_memory_that_the_hardware_has_not_is_out_of_memory(start):
     executor = start("none")
     run(executor, 1)
-    failing_at(executor, 1, MemoryError())
+    fail_at(executor.graphs[0], 1, MemoryError())
     with pytest.raises(OutOfDeviceMemoryError) as info:
         run(executor, 1)
     assert info.value.budget is None

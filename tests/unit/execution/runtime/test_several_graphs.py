@@ -3,51 +3,50 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from dataclasses import replace
-from functools import cache
 from random import Random
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from pg_tensile.errors import ExecutorError, InvalidPlanError, OutOfDeviceMemoryError
+from pg_tensile.errors import ExecutorError, InvalidPlanError
 from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capture, capture_evaluation
 from pg_tensile.execution.capture.eager import EagerStep
 from pg_tensile.execution.runtime.executor import Executor
-from pg_tensile.execution.runtime.loaded_graph import Graph
-from pg_tensile.execution.runtime.measure import StorageObserver
 from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.following import host_bytes, plan_around, reuse_plan
-from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan, boundary, validate
-from pg_tensile.planning.trace.trace import Access, Kind, Mode, Trace
-from tests.unit.executing import SIMPLE, SPEC, batch, captured_net, net, opened, plan_of, recorded, same
+from pg_tensile.planning.trace.trace import Kind, Trace
+from tests.unit.executing import (
+    SIMPLE,
+    SPEC,
+    EagerJob,
+    batch,
+    captured_net,
+    fail_at,
+    net,
+    opened,
+    peak_of,
+    plan_of,
+    recorded,
+    same,
+    validation_net,
+)
 from tests.unit.graphs import random_plan, random_trace
 from tests.unit.interrupts import Interrupts
-from tests.unit.realised import Realised, Seen, Stops, _evaluate, _start, realise, with_learning_rate
+from tests.unit.realised import Stops
 
 RANDOM = tuple(f"random {seed}" for seed in range(6))
 randoms = st.integers(0, 1 << 40).map(Random)
-
-
-@cache
-def validation_net(size: int = 5) -> Captured:
-    return capture_evaluation(net(), *batch(size=size), SPEC)
 
 
 def plan_for(policy: str, trace: Trace) -> Plan:
     if policy.startswith("random"):
         return random_plan(Random(policy), trace)
     return plan_of(policy, trace)
-
-
-def peak_of(captured: Captured, plan: Plan) -> int:
-    return footprint(captured.trace, plan).device_peak_bytes
 
 
 def following(plan: Plan, captured: Captured) -> Plan:
@@ -61,25 +60,6 @@ def following(plan: Plan, captured: Captured) -> Plan:
     return plan_around(
         captured.trace, [each.tensor for each in captured.persistents if number[each.name, each.key] not in here]
     )
-
-
-class EagerJob:
-    """What an executor with these graphs must compute."""
-
-    def __init__(self) -> None:
-        self.training = EagerStep(net(), SPEC)
-
-    def step(self, x: list[Tensor], y: list[Tensor]) -> Tensor:
-        self.training.model.train()
-        return self.training.step(x, y).loss
-
-    def evaluate(self, x: list[Tensor], y: list[Tensor]) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            output = self.training.model.eval()(*x)
-            return SPEC.loss(output, *y), output
-
-    def state(self) -> dict[str, Tensor]:
-        return self.training.model.state_dict()
 
 
 def epochs(executor: Executor, count: int = 2) -> None:
@@ -184,130 +164,6 @@ def test_nothing_is_moved_for_an_evaluation_where_everything_is_there(start):
         assert not recorded(executor).transfers and not recorded(executor).transition
 
 
-# ---- the budget ----
-
-
-@cache
-def large_validation() -> tuple[Captured, int]:
-    """An evaluation that needs more memory than training, and how many bytes of what it does not use are there."""
-    captured = validation_net(200)
-    persistent = captured_net().trace.persistent
-    here = int(captured_net().trace.tensor_bytes[persistent].sum())
-    used = int(captured.trace.tensor_bytes[captured.trace.persistent].sum())
-    return captured, here - used
-
-
-def test_what_a_graph_does_not_use_makes_room(start):
-    captured, unused = large_validation()
-    needed = peak_of(captured, NO_EVENTS)
-    assert needed > peak_of(captured_net(), NO_EVENTS) and unused > 0
-    reference = EagerJob()
-    for spare, goes in ((unused, 0), (unused - 1, 1), (0, unused)):
-        executor = start("none", budget=needed + spare)
-        executor.add(captured)
-        executor.recording = True
-        torch.manual_seed(1)
-        executor.step(*batch(0))
-        executor.evaluate(*batch(0, 200))
-        record = recorded(executor)
-        assert record.bytes_out >= goes and (goes or not record.bytes_out)
-        assert {transfer.tensor for transfer in record.transfers} <= {-1}
-        assert record.device_peak_bytes <= needed + spare
-        executor.step(*batch(1))
-        assert recorded(executor).bytes_in == record.bytes_out, "what went comes back, and nothing else"
-        assert executor.inspect().copies == {}
-    torch.manual_seed(1)
-    reference.step(*batch(0)), reference.step(*batch(1))
-    assert same(executor.state_dict().model, reference.state())
-
-
-def test_one_byte_less_than_the_peak_is_refused_and_nothing_has_happened(start):
-    captured, _ = large_validation()
-    expected = footprint(captured.trace)
-    executor = start("none", budget=expected.device_peak_bytes - 1)
-    executor.add(captured)
-    torch.manual_seed(1)
-    executor.step(*batch(0))
-    with pytest.raises(OutOfDeviceMemoryError) as info:
-        executor.evaluate(*batch(0, 200))
-    error = info.value
-    assert error.operator == captured.trace.operator_label(int(expected.steps[expected.peak_step]))
-    assert (error.in_use + error.requested, error.budget) == (
-        expected.device_peak_bytes,
-        error.in_use + error.requested - 1,
-    )
-    executor.step(*batch(1))
-    reference = EagerJob()
-    torch.manual_seed(1)
-    reference.step(*batch(0)), reference.step(*batch(1))
-    assert same(executor.state_dict().model, reference.state())
-
-
-def test_an_evaluation_fits_where_the_model_does_not():
-    def make() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
-
-    spec, x, model = (
-        StepSpec(lambda output: output.square().sum(), OptimizerSpec("sgd", 0.1)),
-        torch.randn(1, 64),
-        make(),
-    )
-    captured = capture(model, [x], [], spec)
-    plan, reference = plan_of("swap_all", captured.trace), EagerStep(make(), spec)
-    budget = peak_of(captured, plan)
-    assert budget < sum(parameter.nbytes for parameter in model.parameters()) // 2
-    with opened(budget) as device, Executor(captured, model, device, plan) as executor:
-        executor.add(capture_evaluation(make(), [x], (), spec))
-        for _ in range(3):
-            assert torch.equal(executor.step([x]).loss, reference.step([x], []).loss)
-            found = executor.evaluate([x])
-            with torch.no_grad():
-                assert torch.equal(found.outputs[0], reference.model(x))
-        assert executor.counters.peak_bytes <= budget
-    assert same(model.state_dict(), reference.model.state_dict())
-
-
-def test_an_observer_sees_the_same_memory(start):
-    captured, unused = large_validation()
-    executor = start("none", budget=peak_of(captured, NO_EVENTS))
-    executor.add(captured)
-    executor.recording = True
-    inputs, targets = batch(0, 200)
-    executor.step(*batch(0))
-    executor.evaluate(inputs, targets)
-    assert recorded(executor).bytes_out == unused
-    watched = [*executor.inspect().persistents.values()]
-    copies = [copy.memory for copy in executor.inspect().copies.values()]
-    with StorageObserver(watch=watched, ignore=[*inputs, *targets, *copies]) as observer:
-        result = executor.evaluate(inputs, targets)
-    assert not recorded(executor).transfers
-    seen = {observed.target: observed.bytes for observed in observer.seen}
-    for operator, registered in enumerate(recorded(executor).footprint.tolist()):
-        target = captured.trace.target[operator]
-        assert seen.get(target, registered) == registered, target
-    del result
-    assert observer.live_bytes() == executor.device_bytes
-
-
-def test_all_memory_goes_with_the_executor():
-    model = net()
-    with opened() as device:
-        executor = Executor(captured_net(), model, device, plan_of("swap_all", captured_net().trace))
-        executor.add(captured_net(3)), executor.add(validation_net())
-        executor.step(*batch(0)), executor.evaluate(*batch(0, 5)), executor.step(*batch(0, 3))
-        inside = executor.inspect()
-        tensors = [*inside.persistents.values(), *inside.host_memory]
-        refs = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors if tensor.numel()]
-        count = len(inside.persistents)
-        del tensors, inside
-        executor.close()
-        gc.collect()
-        assert len(refs) > count and all(ref.expired() for ref in refs)
-        assert executor.device_bytes == 0
-    assert [type(each) for each in model.parameters()] == [nn.Parameter] * 7
-
-
 # ---- choosing, adding, measuring ----
 
 
@@ -377,7 +233,6 @@ class Unlike(nn.Module):
         return x if self.training else x.T.T * self.scale + self.shift + self.other
 
 
-@pytest.mark.parametrize("policy", SIMPLE)
 def test_an_evaluation_may_use_what_training_does_not(policy):
     torch.manual_seed(0)
     model, x, spec = Unlike(), torch.randn(3, 6), StepSpec(lambda output: output.square().mean(), OptimizerSpec("adam"))
@@ -422,22 +277,6 @@ def test_graphs_are_measured_each_for_itself(start):
 # ---- failures ----
 
 
-def fail(graph: Graph, share: float) -> None:
-    """An operator of the graph's next iteration raises, once."""
-    program = graph.program
-    places = [place for place, each in enumerate(program.instructions) if each.work is not None]
-    place = places[int(share * (len(places) - 1))]
-    instruction, original = program.instructions[place], program.instructions
-
-    def stop(values: list[Tensor]) -> None:
-        object.__setattr__(program, "instructions", original)
-        raise Stops
-
-    assert instruction.work is not None
-    broken = instruction._replace(work=instruction.work._replace(function=stop))
-    object.__setattr__(program, "instructions", (*original[:place], broken, *original[place + 1 :]))
-
-
 @pytest.mark.parametrize("policy", [*SIMPLE, *RANDOM[:3]])
 def test_an_evaluation_that_fails_anywhere_leaves_the_weights(start, policy):
     plan = plan_for(policy, captured_net().trace)
@@ -448,7 +287,7 @@ def test_an_evaluation_that_fails_anywhere_leaves_the_weights(start, policy):
         loss = reference.step(*batch(number))
         torch.manual_seed(number)
         assert torch.equal(executor.step(*batch(number)).loss, loss)
-        fail(validation, share)
+        fail_at(validation, int(share * (len(validation.program.sequence.steps) - 1)), Stops())
         with pytest.raises(Stops):
             executor.evaluate(*batch(0, 5))
         assert executor.device_bytes == sum(executor.inspect().resident.values())
@@ -457,7 +296,6 @@ def test_an_evaluation_that_fails_anywhere_leaves_the_weights(start, policy):
             assert torch.equal(executor.evaluate(*batch(0, 5)).outputs[0], reference.evaluate(*batch(0, 5))[1])
 
 
-@pytest.mark.parametrize("policy", SIMPLE)
 def test_interrupts_at_any_moment_of_any_graph_leave_a_defined_state(start, policy):
     reference, executor, interrupted = EagerJob(), start(policy), 0
     executor.add(captured_net(3)), executor.add(validation_net(), plan_of("swap_all", validation_net().trace))
@@ -485,116 +323,6 @@ def test_interrupts_at_any_moment_of_any_graph_leave_a_defined_state(start, poli
                     executor.load_state_dict(before)
             assert torch.equal(found, expected) and same(executor.state_dict().model, after)
     assert interrupted >= 10
-
-
-# ---- random graphs ----
-
-
-def part_of(realised: Realised, random: Random) -> tuple[Realised, dict[int, int]]:
-    """The beginning of an iteration as another graph, with only the tensors that it uses, and their numbers in the
-    whole one → here."""
-    trace = realised.trace
-    operators = list(trace.operators)[: random.randint(1, trace.operator_count - 1)]
-    used = sorted({access.tensor for operator in operators for access in operator.accesses})
-    numbers = {tensor: number for number, tensor in enumerate(used)}
-    returned = Access(random.choice(used), Mode.READ)
-    operators.append(trace.operators[-1]._replace(accesses=(returned,)))
-    rate = trace.tensor_count - 1
-    order = [tensor for tensor in used if tensor != rate] + [rate]
-    numbers = {tensor: number for number, tensor in enumerate(order)}
-    rows = [
-        each._replace(accesses=tuple(Access(numbers[tensor], mode) for tensor, mode in each.accesses))
-        for each in operators
-    ]
-    part = realise(Trace.build(rows, [trace.tensors[tensor] for tensor in order], trace.device), random)
-    whole = {numbers[each.tensor]: each for each in realised.captured.persistents if each.tensor in numbers}
-    persistents = tuple(
-        whole[each.tensor]._replace(tensor=each.tensor, slot=each.slot) for each in part.captured.persistents
-    )
-    return Realised(replace(part.captured, persistents=persistents), part.log), numbers
-
-
-def as_evaluation(captured: Captured) -> Captured:
-    """The learning rate is one input more."""
-    return replace(captured, learning_rate=None, inputs=captured.given)
-
-
-class Plainly:
-    """Graphs on the same persistent tensors, with all the memory there is."""
-
-    def __init__(self, whole: Realised, parts: list[tuple[Realised, dict[int, int]]]) -> None:
-        model, captured = whole.model(), whole.captured
-        self.graphs = [whole, *(part for part, _ in parts)]
-        self.values: list[list[Tensor]] = [[torch.empty(0)] * len(each.captured.values) for each in self.graphs]
-        self.finals = {each.tensor: _start(each, captured, model) for each in captured.persistents}
-        for values, graph, numbers in zip(self.values, self.graphs, [None, *(n for _, n in parts)], strict=True):
-            own = {here: there for there, here in numbers.items()} if numbers else range(captured.trace.tensor_count)
-            for persistent in graph.captured.persistents:
-                values[persistent.slot] = self.finals[own[persistent.tensor]]
-            _evaluate(graph.captured.persistent_views, values)
-
-    def run(self, place: int, iteration: int) -> Seen:
-        graph, values = self.graphs[place], self.values[place]
-        captured = graph.captured
-        assert captured.learning_rate is not None
-        for slot, given_ in zip(captured.inputs, graph.inputs(iteration), strict=True):
-            values[slot] = given_.clone()
-        values[captured.learning_rate] = torch.tensor(0.1, dtype=torch.float64)
-        for operator in captured.operators:
-            _evaluate([operator.call] if operator.call else [], values)
-            _evaluate(operator.views, values)
-        return Seen(graph.log.take(), [values[slot].clone() for slot in captured.returned])
-
-
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(randoms)
-def test_random_graphs_in_random_turns_under_random_plans(random):
-    whole = realise(with_learning_rate(random_trace(random)), random)
-    parts = [part_of(whole, random) for _ in range(2)]
-    graphs = [whole, *(part for part, _ in parts)]
-    plans = [random_plan(random, each.trace) for each in graphs]
-    turns = random.choices(range(3), k=7)
-    reference = Plainly(whole, parts)
-    torch.manual_seed(3)
-    expected = [reference.run(place, turn) for turn, place in enumerate(turns)]
-    generator = torch.manual_seed(3)
-    budget = max(peak_of(each.captured, plan) for each, plan in zip(graphs, plans, strict=True))
-    with opened(budget) as device, Executor(whole.captured, whole.model(), device, plans[0]) as executor:
-        evaluates = [False, *(random.random() < 0.5 for _ in parts)]
-        handles = [executor.graphs[0]]
-        for graph, plan, each in zip(graphs[1:], plans[1:], evaluates[1:], strict=True):
-            captured = as_evaluation(graph.captured) if each else graph.captured
-            handles.append(executor.add(captured, plan))
-        executor.recording = True
-        for turn, place in enumerate(turns):
-            inputs, graph, fails = graphs[place].inputs(turn), graphs[place], random.random() < 0.2
-            before, state = generator.get_state(), executor.state_dict()
-            graph.log.fails_after = random.randint(0, graph.trace.operator_count) if fails else None
-            for _ in range(2):  # a second time if it fails
-                with contextlib.suppress(Stops):
-                    if evaluates[place]:
-                        rate = torch.tensor(0.1, dtype=torch.float64)
-                        loss, outputs = executor.evaluate([*inputs, rate], graph=handles[place])
-                    else:
-                        loss, outputs = executor.step(inputs, graph=handles[place])
-                    break
-                if executor.inspect().poison:
-                    constants = whole.trace.tensor_kind == Kind.CONSTANT
-                    if whole.trace.tensor_writes[constants].any():
-                        return  # they are in no state to go back to
-                    executor.load_state_dict(state)
-                graph.log.take()
-                generator.set_state(before)
-            graph.log.fails_after = None
-            record = recorded(executor)
-            assert record.device_peak_bytes <= budget
-            if not record.transition:
-                others = record.footprint - AccessSequence(handles[place].captured.trace, handles[place].plan).footprint
-                assert len(set(others.tolist())) == 1 and others[0] >= 0, "tensors that it does not use"
-            assert graph.log.take() == expected[turn].digests
-            assert loss is not None and all(map(torch.equal, (loss, *outputs), expected[turn].results))
-        for each in whole.captured.persistents:
-            assert torch.equal(executor.inspect().read(each.tensor), reference.finals[each.tensor])
 
 
 # ---- plans for further graphs ----
