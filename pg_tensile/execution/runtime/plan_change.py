@@ -68,6 +68,7 @@ class Changes:
                 program = changed[graph].program
                 changed |= {other: other.compile(follow(other, graph, program), True) for other in followers}
             for changing, compiled in changed.items():
+                compiled.program.sequence.footprint  # noqa: B018 - kept there; computed here, not between iterations
                 for resident in self._states_before(changing, changed, current):
                     changing.prepare(compiled, resident)
             programs = [compiled.program for compiled in (latest | changed).values()]

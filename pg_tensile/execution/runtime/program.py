@@ -53,7 +53,8 @@ class Program:
 
     `first_change` is the first step that changes a persistent tensor, S if none does; `arena` the layout of the host
     copies that have no home (host_memory.py); `keys` the key of each tensor of the trace. All that iterations look up
-    is computed by the constructor, so that nothing is computed between two of them."""
+    is computed by the constructor; only the sequence's footprint, for the check of the budget, is computed once it is
+    used."""
 
     def __init__(
         self,
@@ -80,7 +81,6 @@ class Program:
         self.recomputes = int(np.count_nonzero(sequence.step_event >= 0))  # steps that belong to recompute events
         self.staging_bytes = staging_bytes(trace, plan)  # device memory for the staging of compressed copies
         self.tensor_bytes = dict(zip(keys, trace.tensor_bytes.tolist(), strict=True))  # by key
-        self._footprint = sequence.footprint
 
     def operator_label(self, step: int) -> str:
         return self.sequence.trace.operator_label(int(self.sequence.steps[step]))
@@ -105,4 +105,4 @@ class Program:
 
     def _device_bytes(self, workspace_bytes: Int64s) -> Int64s:
         """Return the device memory of each step."""
-        return self._footprint + workspace_bytes[self.sequence.operators] + self.staging_bytes
+        return self.sequence.footprint + workspace_bytes[self.sequence.operators] + self.staging_bytes
