@@ -114,10 +114,10 @@ class Prepared(NamedTuple):
 def prepare():
     """Captures a job once and trains it eagerly, all from the same seeds."""
     make_deterministic(strict=True)
-    made: dict[str, Prepared] = {}
+    prepared_by_name: dict[str, Prepared] = {}
 
     def prepared(name: str) -> Prepared:
-        if name not in made:
+        if name not in prepared_by_name:
             job = JOBS[name]
             torch.manual_seed(0)
             model = job.build().to(CUDA)
@@ -127,8 +127,8 @@ def prepare():
             eager = EagerStep(trained, job.spec)
             torch.manual_seed(1)
             losses = [eager.step([x.to(CUDA)], [y.to(CUDA)]).loss.clone() for x, y in batches]
-            made[name] = Prepared(captured, model, batches, losses, copy.deepcopy(trained.state_dict()))
-        return made[name]
+            prepared_by_name[name] = Prepared(captured, model, batches, losses, copy.deepcopy(trained.state_dict()))
+        return prepared_by_name[name]
 
     return prepared
 

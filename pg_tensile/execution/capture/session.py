@@ -1,4 +1,4 @@
-"""Session of a capture: records steps of one model on fake tensors, which take the places of the model's own."""
+"""Session of a capture: recordings of steps of one model on fake tensors, which take the places of the model's own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Run = Callable[[nn.Module, training_step.StepTensors, StepSpec, Recorder], train
 
 
 class Session:
-    """Records steps of one model; attributes set by one call are kept for the next, as in training."""
+    """Recorder of steps of one model; attributes set by one call are kept for the next, as in training."""
 
     def __init__(
         self,

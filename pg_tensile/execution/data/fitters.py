@@ -21,7 +21,7 @@ MAX_LABELS = 10_000
 
 
 class Fitter(Protocol):
-    """Fits one column: `observe` takes the rows in a first pass, `observe_again` in a second."""
+    """Fitter of one column: `observe` takes the rows in a first pass, `observe_again` in a second."""
 
     def observe(self, values: Values) -> None: ...
 
@@ -190,7 +190,7 @@ class TokenFitter:
 
 
 class ValueFitter:
-    """Collects the distinct numbers of a classification's target."""
+    """Fitter of a classification's target: the distinct numbers."""
 
     def __init__(self, column: Column) -> None:
         self._column = column

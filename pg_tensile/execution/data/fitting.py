@@ -84,8 +84,8 @@ class FittedPreprocessing:
 
     def with_target(self, chunk: Chunk) -> Chunk:
         """Return the chunk without the rows that have no target."""
-        known = _known(self.columns, chunk)
-        return chunk if known.all() else take(chunk, np.flatnonzero(known))
+        has_target = _has_target(self.columns, chunk)
+        return chunk if has_target.all() else take(chunk, np.flatnonzero(has_target))
 
     def inputs(self, chunk: Chunk) -> Inputs:
         """Return the chunk's features in the form of a PREDICT frame."""
@@ -112,7 +112,7 @@ class FittedPreprocessing:
         return labels.astype(np.int64 if preprocessing.task == Task.MULTICLASS else np.float32)
 
 
-def _known(columns: Sequence[Column], chunk: Chunk) -> NDArray[np.bool_]:
+def _has_target(columns: Sequence[Column], chunk: Chunk) -> NDArray[np.bool_]:
     """Return whether each row [rows] has a target: not null and, if it is a float, finite."""
     values = chunk.columns[[column.target for column in columns].index(True)]
     if values.data.dtype.kind == "f":
@@ -143,18 +143,18 @@ def fit(rows: Rows, split: Split, task: str | None = None, tokens: TokenLimits |
     fitters = [_fitter(column, rows.dictionaries[i] or [], classify, tokens) for i, column in enumerate(columns)]
     known_rows = validation_rows = 0
     for block in rows.blocks():
-        known = _known(columns, block)
-        validation = split.validation_rows(block.hashes) & known
-        known_rows += int(known.sum())
+        has_target = _has_target(columns, block)
+        validation = split.validation_rows(block.hashes) & has_target
+        known_rows += int(has_target.sum())
         validation_rows += int(validation.sum())
-        _observe(columns, fitters, block, known, validation, classify)
+        _observe(columns, fitters, block, has_target, validation, classify)
     if known_rows == 0:
         raise DataError(f'the target "{target.name}" is null in all {rows.rows} rows', hint="Choose another target.")
     if validation_rows == known_rows:
         hint = "Select more distinct rows, or set validation to 0."
         raise DataError(f"all {known_rows} rows fell into the validation part", hint=hint)
     for block in rows.blocks():
-        training = take(block, np.flatnonzero(_known(columns, block) & ~split.validation_rows(block.hashes)))
+        training = take(block, np.flatnonzero(_has_target(columns, block) & ~split.validation_rows(block.hashes)))
         for fitter, values in zip(fitters, training.columns, strict=True):
             fitter.observe_again(values)
     preprocessing = _preprocessing(columns, fitters, classify)
@@ -184,12 +184,12 @@ def _observe(
     columns: Sequence[Column],
     fitters: Sequence[Any],
     block: Chunk,
-    known: NDArray[np.bool_],
+    has_target: NDArray[np.bool_],
     validation: NDArray[np.bool_],
     classify: bool,
 ) -> None:
     """Observe one block in the first pass: features of training rows, labels and array lengths of all known rows."""
-    training = take(block, np.flatnonzero(known & ~validation))
+    training = take(block, np.flatnonzero(has_target & ~validation))
     rest = take(block, np.flatnonzero(validation))
     for column, fitter, values, others in zip(columns, fitters, training.columns, rest.columns, strict=True):
         fitter.observe(values)

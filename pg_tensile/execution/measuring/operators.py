@@ -76,7 +76,7 @@ class Calibration:
         # One list of visits, (load, µs), for each index into `loads`, graph and call.
         self._visits: dict[tuple[int, int, _Call], list[tuple[float, float]]] = {}
         self._captured, self._device = captured, device
-        self._calls = [_calls(each.trace) for each in captured]
+        self._calls = [_calls(graph.trace) for graph in captured]
         self._limit_bytes, self._limit_s = limit_bytes, limit_s
         self._loads = loads
         self._random = random.Random(seed)
@@ -91,9 +91,9 @@ class Calibration:
         start = time.monotonic()
         total = len(self._loads) * len(self._captured) * ROUNDS
         done = 0
-        for place, load in enumerate(self._loads):
+        for index, load in enumerate(self._loads):
             remaining = self._limit_s - (time.monotonic() - start)
-            share = remaining * (1.0 if place == len(self._loads) - 1 else _SHARE)
+            share = remaining * (1.0 if index == len(self._loads) - 1 else _SHARE)
             deadline = time.monotonic() + share
             graphs = range(len(self._captured))
             order = [graph for _ in range(ROUNDS) for graph in self._random.sample(graphs, len(graphs))]
@@ -104,7 +104,7 @@ class Calibration:
                 for graph in order:
                     if time.monotonic() < deadline:
                         yield Progress(done, total, len(self._visits), f"the device has {what} to do")
-                        self._measure(place, graph, deadline)
+                        self._measure(index, graph, deadline)
                     done += 1
         yield Progress(total, total, len(self._visits), "")
 

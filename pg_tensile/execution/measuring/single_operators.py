@@ -83,8 +83,8 @@ class Alone:
             return False
         finally:
             meter.stop()
-            made = [slot for call in (realised.call, *realised.views) for slot in call.results if slot is not None]
-            for slot in (*operands, *made):
+            results = [slot for call in (realised.call, *realised.views) for slot in call.results if slot is not None]
+            for slot in (*operands, *results):
                 self._values[slot] = None
 
 

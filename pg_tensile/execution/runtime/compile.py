@@ -142,10 +142,10 @@ def delayed_steps(sequence: AccessSequence, actions: Sequence[Action]) -> dict[i
             continue
         row = rows[action.event]
         due = end[action.step] + row["delay_us"]
-        wanted = int(np.searchsorted(begin, due, "left")) - 1
+        timely = int(np.searchsorted(begin, due, "left")) - 1
         latest = int(sequence.operator_step[row["deadline"]]) - 1
         kind = EventKind(row["kind"])
-        step = max(action.step, min(max(wanted, latest_of[kind]), latest))
+        step = max(action.step, min(max(timely, latest_of[kind]), latest))
         latest_of[kind] = max(latest_of[kind], step)
         if step > action.step:
             delayed[action.event] = step

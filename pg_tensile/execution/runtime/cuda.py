@@ -126,11 +126,11 @@ class CudaDevice:
 
         Where the driver does not report the memory of a process (in a container), all memory in use on the device
         counts, that of other processes included."""
-        taken = _process_bytes(self.torch_device)
-        if taken is None:
+        used = _process_bytes(self.torch_device)
+        if used is None:
             free, total = torch.cuda.mem_get_info(self.torch_device)
-            taken = total - free
-        return max(0, taken - torch.cuda.memory_reserved(self.torch_device))
+            used = total - free
+        return max(0, used - torch.cuda.memory_reserved(self.torch_device))
 
     @property
     def runs_ahead(self) -> bool:

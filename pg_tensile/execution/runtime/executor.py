@@ -68,7 +68,7 @@ class EvaluationResult(NamedTuple):
 
 
 class Inspection(NamedTuple):
-    """Where an executor's tensors are between two iterations, for tests; tensors are given by key (`Graph.keys`)."""
+    """Locations of an executor's tensors between two iterations, for tests; tensors are given by key (`Graph.keys`)."""
 
     resident: Mapping[int, int]  # bytes of the tensors on the device
     persistents: Mapping[int, torch.Tensor]  # the first value of each; its storage is empty if it is off the device

@@ -219,15 +219,15 @@ class _Lane:
         Returns the end of the copy by the lane's clock."""
         clock, coded = start + self._latency_s, start
         sent: list[float] = []  # time at which each chunk has left the link
-        for place in chunks.places(source.numel()):
+        for part in chunks.ranges(source.numel()):
             begin = coded if len(sent) < 2 else max(coded, sent[-2])
             self._sleep_until(begin, _SHORT_S)
             woken = time.perf_counter()
-            chunk = chunks.encode(source[place], target[place])
+            chunk = chunks.encode(source[part], target[part])
             coded = _ended(begin, woken)
             clock = max(clock, coded) + self._link_s(chunk.coded_bytes)
             if chunk.codec == Codec.NONE:
-                target[place] = source[place]
+                target[part] = source[part]
                 clock = max(clock, time.perf_counter() - _SHORT_S)
             sent.append(clock)
         self._sleep_until(clock)
@@ -239,12 +239,12 @@ class _Lane:
         Returns the end of the copy by the lane's clock."""
         clock = start + self._latency_s
         decoded: list[float] = []  # time at which each chunk was decoded
-        for place, chunk in zip(chunks.places(target.numel()), chunks.coded, strict=True):
+        for part, chunk in zip(chunks.ranges(target.numel()), chunks.coded, strict=True):
             begin = clock if len(decoded) < 2 else max(clock, decoded[-2])
             clock = begin + self._link_s(chunk.coded_bytes)
             self._sleep_until(clock, _SHORT_S)
             woken = time.perf_counter()
-            chunks.decode(chunk, source[place], target[place])
+            chunks.decode(chunk, source[part], target[part])
             decoded.append(_ended(max([clock, *decoded[-1:]]), woken))
         clock = max([clock, *decoded[-1:]])
         self._sleep_until(clock)
@@ -285,7 +285,7 @@ def _close_lanes(lanes: tuple[_Lane, _Lane]) -> None:
 
 
 class HostDevice:
-    """A `device.Device` on the CPU. `budget_bytes` limits registry and workspace together; None: no limit."""
+    """A `device.Device` on the CPU. `budget_bytes` limits registry and workspace together; None means no limit."""
 
     def __init__(self, profile: DeviceProfile, budget_bytes: int | None = None) -> None:
         check_budget(budget_bytes)

@@ -1,4 +1,4 @@
-"""Observer of a run, and what it is told: progress, metrics of epochs, checkpoints; it may ask the run to stop."""
+"""Observer of a run and its reports: progress, metrics of epochs, checkpoints; it may ask the run to stop."""
 
 from __future__ import annotations
 

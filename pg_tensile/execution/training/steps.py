@@ -121,7 +121,7 @@ class PlannedSteps:
         self._worker = ThreadPoolExecutor(1, "pg_tensile plans")
         self._executor = Executor(graphs.train, model, device, grant.plan)
         try:
-            added = {name: self._executor.add(each) for name, each in graphs.named().items() if name != "train"}
+            added = {name: self._executor.add(captured) for name, captured in graphs.named().items() if name != "train"}
             self._graphs: dict[str, Graph] = {"train": self._executor.graphs[0], **added}
             self._by_rows = {(graph.captured.trains, rows_of(graph.captured)): graph for graph in self._graphs.values()}
             self._own: set[str] = set()  # graphs that do not follow the first one's plan
@@ -246,8 +246,8 @@ class PlannedSteps:
 
     def load(self, state: StepsState) -> None:
         optimizer: dict[str, dict[str, Tensor]] = {}
-        for place, tensor in state.optimizer.items():
-            number, _, key = place.partition(".")
+        for name, tensor in state.optimizer.items():
+            number, _, key = name.partition(".")
             optimizer.setdefault(self._names[int(number)], {})[key] = tensor
         self._executor.load_state_dict(TrainingState(dict(state.model), optimizer))
 
@@ -256,15 +256,15 @@ class PlannedSteps:
         self._executor.close()
 
 
-def following_plan(plan: Plan, first: Trace, other: Trace) -> Plan:
+def following_plan(plan: Plan, first: Trace, trace: Trace) -> Plan:
     """Return the plan that an executor gives to a graph that follows its first one, which has `plan`."""
-    same = reuse_plan(plan, first, other)
+    same = reuse_plan(plan, first, trace)
     if same is not None:
         return same
     away = {_name(first, tensor) for tensor in np.flatnonzero(first.persistent).tolist()}
     away -= {_name(first, tensor) for tensor in boundary(first, plan).device}
-    tensors = [tensor for tensor in np.flatnonzero(other.persistent).tolist() if _name(other, tensor) in away]
-    return plan_around(other, tensors, plan.generation)
+    tensors = [tensor for tensor in np.flatnonzero(trace.persistent).tolist() if _name(trace, tensor) in away]
+    return plan_around(trace, tensors, plan.generation)
 
 
 def _name(trace: Trace, tensor: int) -> tuple[int, str]:

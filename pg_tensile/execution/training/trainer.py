@@ -53,7 +53,7 @@ class StepsState(NamedTuple):
 
 
 class Steps(Protocol):
-    """Executes the steps of a run.
+    """Execution of the steps of a run.
 
     `model` holds the weights again after `close`. Batches must be on `batch_device`; those for evaluation have at most
     `evaluation_rows` rows."""

@@ -119,8 +119,8 @@ def test_any_number_becomes_a_finite_feature(values: list[float | None], later: 
         assert abs(numeric[:, 0].astype(np.float64).mean()) < 1e-3
     if feature.std > 0:
         assert numeric[:, 0].std() == pytest.approx(math.sqrt(len(finite) / len(values)), rel=1e-3)
-    one = Inputs(1, np.array([[math.nan if later is None else later]]), [], [])
-    assert np.isfinite(prepared.fitted.preprocessing.apply(one).numeric).all()
+    single = Inputs(1, np.array([[math.nan if later is None else later]]), [], [])
+    assert np.isfinite(prepared.fitted.preprocessing.apply(single).numeric).all()
     json.dumps(prepared.fitted.preprocessing.to_json(), allow_nan=False)
 
 

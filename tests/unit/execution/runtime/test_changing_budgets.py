@@ -143,8 +143,8 @@ def test_what_validation_leaves_on_the_device_goes_when_the_budget_shrinks_durin
     change(executor, "swap_all", small)
     executor.recording = True
     for number in (7, 8):
-        found = executor.evaluate(*batch(number, 5))
-        assert torch.equal(found.outputs[0], reference.evaluate(*batch(number, 5))[1])
+        result = executor.evaluate(*batch(number, 5))
+        assert torch.equal(result.outputs[0], reference.evaluate(*batch(number, 5))[1])
         assert executor.plan == plan_of("swap_all", captured_net().trace)
         assert recorded(executor).device_peak_bytes <= small
     assert executor.budget_bytes == small >= executor.device_bytes

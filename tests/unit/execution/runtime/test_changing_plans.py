@@ -98,16 +98,16 @@ def test_taking_over_a_plan_of_a_large_trace_takes_less_than_a_millisecond():
     realised = realise(with_learning_rate(random_trace(random, 12_000, 10_000)), random, view_share=0.0)
     assert realised.trace.operator_count > 5000
     plans = [plan_of("swap_all", realised.trace), NO_EVENTS]
-    taken = []
+    seconds = []
     with opened() as device, Executor(realised.captured, realised.model(), device) as executor:
         changes = executor.inspect().changes
         for number in range(9):
             executor.change_plan(plans[number % 2], budget_bytes=1 << 40)
             begin = time.thread_time()
             changes.take_over()
-            taken.append(time.thread_time() - begin)
+            seconds.append(time.thread_time() - begin)
         assert len(executor.plan) > 4000
-    assert sorted(taken)[4] < 1e-3
+    assert sorted(seconds)[4] < 1e-3
 
 
 def test_the_last_of_several_changes_wins_graph_by_graph(start):
@@ -141,11 +141,11 @@ def test_a_change_from_before_sizes_were_corrected_is_made_right(corrected, aske
     graphs = {"first": captured_net(), "smaller": captured_net(3)}
     true = graphs[corrected].trace
     convolution = next(o for o in range(true.operator_count) if "convolution" in true.target[o])
-    made = next(access.tensor for access in true.operators[convolution].accesses if access.mode == 3)
+    output = next(access.tensor for access in true.operators[convolution].accesses if access.mode == 3)
     sizes = true.tensor_bytes.copy()
-    sizes[made] = 0
+    sizes[output] = 0
     graphs[corrected] = replace(
-        graphs[corrected], trace=replace(true, tensor_bytes=sizes), unknown_sizes=frozenset({made})
+        graphs[corrected], trace=replace(true, tensor_bytes=sizes), unknown_sizes=frozenset({output})
     )
 
     class Asks(HostDevice):
@@ -169,7 +169,7 @@ def test_a_change_from_before_sizes_were_corrected_is_made_right(corrected, aske
         assert handles[asked_for].plan == plan_of("swap_all", true)
         for handle, captured in zip(handles.values(), (captured_net(), captured_net(3)), strict=True):
             assert handle.program.sequence.trace.tensor_bytes.tolist() == captured.trace.tensor_bytes.tolist()
-        assert executor.host_bytes == host_bytes([(each.trace, each.plan) for each in executor.graphs])
+        assert executor.host_bytes == host_bytes([(handle_.trace, handle_.plan) for handle_ in executor.graphs])
         assert same(executor.state_dict().model, reference.state())
 
 
@@ -253,8 +253,8 @@ def test_random_changes_of_plan_and_budget_change_no_bit_and_keep_to_the_larger_
             assert executor.budget_bytes == wanted >= executor.device_bytes
             assert realised.log.take() == expected[turn].digests
             assert all(map(torch.equal, (loss, *outputs), expected[turn].results))
-        for each in realised.captured.persistents:
-            assert torch.equal(executor.inspect().read(each.tensor), ends[each.tensor])
-            assert Kind(trace.tensor_kind[each.tensor]) <= Kind.CONSTANT
+        for persistent in realised.captured.persistents:
+            assert torch.equal(executor.inspect().read(persistent.tensor), ends[persistent.tensor])
+            assert Kind(trace.tensor_kind[persistent.tensor]) <= Kind.CONSTANT
     assert all(budget is not None and used <= budget for budget, used in sampling.highest.items())
     device.close()

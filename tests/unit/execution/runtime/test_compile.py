@@ -56,16 +56,16 @@ def test_works_account_for_every_byte_of_the_footprint(random):
     program = compiled(realised, plan)
     sequence = program.sequence
     sizes = realised.trace.tensor_bytes
-    there = {tensor: int(sizes[tensor]) for tensor in sequence.boundary.device}
+    resident = {tensor: int(sizes[tensor]) for tensor in sequence.boundary.device}
     for code, step, tensor, work, *_ in program.instructions:
         if work is not None:
-            assert sum(there.values()) + work.bytes == sequence.footprint[step]
-            there.update(work.created)
+            assert sum(resident.values()) + work.bytes == sequence.footprint[step]
+            resident.update(work.created)
         elif code in (ActionKind.COPY_IN, ActionKind.PASSIVE_IN):
-            there[tensor] = int(sizes[tensor])
+            resident[tensor] = int(sizes[tensor])
         elif code in (ActionKind.FREE, ActionKind.WAIT_OUT):
-            del there[tensor]
-    assert there.keys() == sequence.boundary.device
+            del resident[tensor]
+    assert resident.keys() == sequence.boundary.device
 
 
 @settings(max_examples=100, deadline=None)
@@ -80,12 +80,12 @@ def test_delayed_copies_keep_allocations_and_deadlines_where_they_are(random):
     moved = [i for i in program.instructions if i.code not in (ActionKind.COPY_OUT, ActionKind.COPY_IN, ALLOCATE)]
     others = [tuple(a) for a in program.sequence.actions() if a.kind not in (ActionKind.COPY_OUT, ActionKind.COPY_IN)]
     assert [(i.code, i.step, i.tensor, i.event) for i in moved] == others
-    place = {(i.code, i.event): at for at, i in enumerate(program.instructions)}
-    for (code, event), at in place.items():
+    positions = {(i.code, i.event): position for position, i in enumerate(program.instructions)}
+    for (code, event), position in positions.items():
         if code is ActionKind.COPY_IN:
-            assert place.get((ALLOCATE, event), at - 1) < at < place[ActionKind.WAIT_IN, event]
+            assert positions.get((ALLOCATE, event), position - 1) < position < positions[ActionKind.WAIT_IN, event]
         elif code is ActionKind.COPY_OUT:
-            assert at < place[ActionKind.WAIT_OUT, event]
+            assert position < positions[ActionKind.WAIT_OUT, event]
 
 
 def chained(*events: Event) -> tuple[Realised, Program]:
@@ -200,9 +200,9 @@ def test_a_deadline_overtakes_a_copy_that_can_wait():
 
 def test_a_delay_of_one_lane_does_not_hold_up_the_other():
     events = [Event(OUT, 1, 1, 6, delay_us=30), Event(OUT, 2, 2, 2), Event(IN, 2, 3, 9), Event(IN, 1, 7, 8)]
-    found = delayed(events)
-    assert found[0] == 4
-    assert 2 not in found
+    steps = delayed(events)
+    assert steps[0] == 4
+    assert 2 not in steps
 
 
 def test_recomputations_count_as_the_steps_they_are():

@@ -293,7 +293,7 @@ def test_two_executors_in_two_threads_do_not_disturb_each_other():
     for thread in threads:
         thread.join()
     losses = [float(loss) for loss in expected]
-    assert {policy: [float(loss) for loss in each] for policy, each in seen.items()} == {
+    assert {policy: [float(loss) for loss in losses] for policy, losses in seen.items()} == {
         "swap_all": losses,
         "recompute_all": losses,
     }
@@ -321,12 +321,12 @@ def test_a_record_tells_everything_of_an_iteration(start):
     moved = sequence.copies
     assert record.generation == executor.plan.generation and not record.transition
     assert record.steps.tolist() == sequence.steps.tolist()
-    assert sorted(each.event for each in record.transfers) == sorted(moved.event.tolist())
+    assert sorted(transfer.event for transfer in record.transfers) == sorted(moved.event.tolist())
     assert record.bytes_out + record.bytes_in == moved.bytes.sum()
     assert record.passive_swap_ins == record.recomputes == 0
     assert record.stall_us == pytest.approx(sum(stall.us for stall in record.stalls))
     assert 0 < record.stall_us < record.step_us
-    assert all(0 <= each.start_us <= each.end_us <= record.step_us for each in record.transfers)
+    assert all(0 <= transfer.start_us <= transfer.end_us <= record.step_us for transfer in record.transfers)
     assert record.device_peak_bytes >= record.peak_bytes == footprint(trace, executor.plan).peak_bytes
     executor.recording = False
     run(executor, 1)
@@ -342,7 +342,7 @@ def test_a_record_tells_everything_of_an_iteration(start):
     assert recorded(executor).recomputes > 0 and recorded(executor).passive_swap_ins == 0
     executor.change_plan(plan_of("swap_all", trace))
     run(executor, 1)
-    before = {each.tensor: each.bytes for each in recorded(executor).transfers if each.step == -1}
+    before = {transfer.tensor: transfer.bytes for transfer in recorded(executor).transfers if transfer.step == -1}
     wanted = boundary(trace, executor.plan).host  # all of it was on the device only
     assert before == {tensor: int(trace.tensor_bytes[tensor]) for tensor in wanted}
     assert recorded(executor).bytes_out > sum(before.values())
@@ -367,12 +367,12 @@ def test_workspaces_count_in_the_budget_once_they_are_known(start):
     workspace = np.zeros(captured.trace.operator_count, np.int64)
     peak = footprint(captured.trace)
     workspace[peak.steps[peak.peak_step]] = 1000
-    known = replace(captured, trace=captured.trace.with_latencies(captured.trace.latency_us, workspace))
-    with opened(peak.peak_bytes + 999) as device, Executor(known, net(), device) as executor:
+    with_workspaces = replace(captured, trace=captured.trace.with_latencies(captured.trace.latency_us, workspace))
+    with opened(peak.peak_bytes + 999) as device, Executor(with_workspaces, net(), device) as executor:
         with pytest.raises(OutOfDeviceMemoryError) as info:
             run(executor, 1)
         assert info.value.in_use + info.value.requested == peak.peak_bytes + 1000
-    with opened(peak.peak_bytes + 1000) as device, Executor(known, net(), device) as executor:
+    with opened(peak.peak_bytes + 1000) as device, Executor(with_workspaces, net(), device) as executor:
         run(executor, 1)
 
 
@@ -388,9 +388,9 @@ def test_going_through_a_program_costs_less_than_eager_pytorch():
     times: tuple[list[float], list[float]] = ([], [])
     with opened() as device, Executor(capture(make(), [x], [], spec), make(), device) as executor:
         for _ in range(30):
-            for step, taken in zip((lambda: reference.step([x], []), lambda: executor.step([x])), times, strict=True):
+            for step, seconds in zip((lambda: reference.step([x], []), lambda: executor.step([x])), times, strict=True):
                 begin = time.process_time()
                 step()
-                taken.append(time.process_time() - begin)
+                seconds.append(time.process_time() - begin)
     # each beside the eager step right before it: how fast the machine is changes meanwhile
     assert statistics.median(ours / eager for eager, ours in zip(*times, strict=True)) <= 1.0

@@ -310,9 +310,9 @@ def test_a_trace_that_is_not_true_fails_with_the_operators_name():
     captured = captured_net()
     trace = captured.trace
     relu = next(o for o in range(trace.operator_count) if "max_pool2d" in trace.target[o])
-    made = next(a.tensor for a in trace.operators[relu].accesses if a.mode == 3)
+    output = next(a.tensor for a in trace.operators[relu].accesses if a.mode == 3)
     sizes = trace.tensor_bytes.copy()
-    sizes[made] += 64
+    sizes[output] += 64
     wrong = replace(captured, trace=replace(trace, tensor_bytes=sizes))
     model = net()
     with opened() as device, Executor(wrong, model, device) as executor, pytest.raises(CaptureError) as info:
@@ -326,10 +326,10 @@ def test_sizes_that_show_when_executed_are_corrected():
     captured = captured_net()
     trace = captured.trace
     pool = next(o for o in range(trace.operator_count) if "max_pool2d" in trace.target[o])
-    made = next(a.tensor for a in trace.operators[pool].accesses if a.mode == 3)
+    output = next(a.tensor for a in trace.operators[pool].accesses if a.mode == 3)
     sizes = trace.tensor_bytes.copy()
-    sizes[made] = 0
-    unknown = replace(captured, trace=replace(trace, tensor_bytes=sizes), unknown_sizes=frozenset({made}))
+    sizes[output] = 0
+    unknown = replace(captured, trace=replace(trace, tensor_bytes=sizes), unknown_sizes=frozenset({output}))
     for policy in SIMPLE:
         model = net()
         with opened() as device, Executor(unknown, model, device, plan_of(policy, trace)) as executor:

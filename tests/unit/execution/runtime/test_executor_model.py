@@ -195,8 +195,8 @@ def test_a_closed_executor_leaves_an_ordinary_model(policy):
     device.close()
     reference = eager(2)[0]
     assert same(model.state_dict(), reference.model.state_dict())
-    assert [type(each) for each in model.parameters()] == [nn.Parameter] * 7
-    assert [type(each) for each in model.buffers()] == [Tensor] * 3
+    assert [type(tensor) for tensor in model.parameters()] == [nn.Parameter] * 7
+    assert [type(tensor) for tensor in model.buffers()] == [Tensor] * 3
     follow = EagerStep(model, SPEC)
     assert follow.step(*batch(3)).loss.isfinite()
     copy.deepcopy(model)
@@ -231,7 +231,7 @@ def test_defaults_of_the_caller_do_not_count(start):
     data = [batch(step) for step in range(2)]
     torch.manual_seed(1)
     with torch.device("meta"):
-        losses = [executor.step(*each).loss for each in data]
+        losses = [executor.step(*tensor).loss for tensor in data]
         state = executor.state_dict()
         executor.load_state_dict(state)
     assert all(map(torch.equal, losses, expected))

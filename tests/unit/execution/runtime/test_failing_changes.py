@@ -130,12 +130,12 @@ def test_an_executor_that_is_closed_while_a_change_is_made_ready_keeps_no_memory
 
     class Slow(HostDevice):
         def host_memory(self, size: int) -> Tensor:
-            found = super().host_memory(size)
+            block = super().host_memory(size)
             if threading.current_thread().name == "asking":
-                memory.append(StorageWeakRef(found.untyped_storage()))
+                memory.append(StorageWeakRef(block.untyped_storage()))
                 asked.set()
                 assert closed.wait(60)
-            return found
+            return block
 
     errors: list[str] = []
 
@@ -156,7 +156,7 @@ def test_an_executor_that_is_closed_while_a_change_is_made_ready_keeps_no_memory
         closed.set()
         thread.join()
         assert errors == ["the executor is closed"] and executor.inspect().changes.asked is None
-        assert memory and all(each.expired() for each in memory)
+        assert memory and all(block.expired() for block in memory)
         with pytest.raises(ExecutorError, match="the executor is closed"):
             change(executor, "none")
     model(*batch(0)[0])
@@ -196,20 +196,20 @@ def test_interrupts_in_a_change_leave_the_old_plan_or_the_new_one(start):
         for turn in range(400):
             if turn >= 30 and interrupted >= 10:
                 break
-            before, random_state, found = executor.state_dict(), generator.get_state(), None
+            before, random_state, loss = executor.state_dict(), generator.get_state(), None
             expected = reference.step(*batch(turn))
             policy = SIMPLE[turn % 3]
-            while found is None:
+            while loss is None:
                 generator.set_state(random_state)
                 with contextlib.suppress(KeyboardInterrupt):
                     interrupts.wanted = interrupted < 200
                     change(executor, policy, (1 << 29) + turn)
-                    found = executor.step(*batch(turn)).loss
+                    loss = executor.step(*batch(turn)).loss
                     interrupts.wanted = False
-                if found is None:
+                if loss is None:
                     interrupted += 1
                     executor.load_state_dict(before)
-            assert torch.equal(found, expected) and same(executor.state_dict().model, reference.state())
+            assert torch.equal(loss, expected) and same(executor.state_dict().model, reference.state())
             assert executor.budget_bytes == (1 << 29) + turn
             assert executor.plan == plan_of(policy, captured_net().trace)
     assert interrupted >= 10

@@ -30,7 +30,7 @@ ONE, TEN = torch.arange(6.0).view(2, 3), torch.full((2, 3), 10.0)
 
 
 @pytest.mark.parametrize(
-    ("made", "expected"),
+    ("operation", "expected"),
     [
         (call(aten.add.Tensor, Slot(0), Slot(1), results=(2,), alpha=3), ONE + 3 * TEN),
         (call(aten.mul.Tensor, Slot(0), -math.inf, results=(2,)), ONE * -math.inf),
@@ -48,17 +48,17 @@ ONE, TEN = torch.arange(6.0).view(2, 3), torch.full((2, 3), 10.0)
     ],
     ids=lambda value: str(value.target) if isinstance(value, Call) else "",
 )
-def test_arguments_are_slots_lists_and_constants(made, expected):
-    second = torch.tensor([0, 1]) if made.target is aten.index.Tensor else TEN
-    found = execute([made], [ONE, second])[2]
-    assert found.dtype == expected.dtype
-    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+def test_arguments_are_slots_lists_and_constants(operation, expected):
+    second = torch.tensor([0, 1]) if operation.target is aten.index.Tensor else TEN
+    result = execute([operation], [ONE, second])[2]
+    assert result.dtype == expected.dtype
+    torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_several_results_go_to_their_slots_and_the_others_nowhere():
-    made = call(aten.native_layer_norm.default, Slot(0), [3], None, None, 1e-5, results=(2, None, 3))
+    operation = call(aten.native_layer_norm.default, Slot(0), [3], None, None, 1e-5, results=(2, None, 3))
     output, mean, deviation = torch.native_layer_norm(ONE, [3], None, None, 1e-5)
-    values = execute([made], [ONE, TEN])
+    values = execute([operation], [ONE, TEN])
     assert torch.equal(values[2], output)
     assert torch.equal(values[3], deviation)
     assert values[4] is None
@@ -72,8 +72,8 @@ def test_lists_of_results_are_flattened():
 
 
 def test_functions_of_python_may_return_anything():
-    made = call(lambda a, options: ([a + 1], None, (a * options[0],)), Slot(0), [2], results=(2, None, 3))
-    values = execute([made], [ONE, TEN])
+    operation = call(lambda a, options: ([a + 1], None, (a * options[0],)), Slot(0), [2], results=(2, None, 3))
+    values = execute([operation], [ONE, TEN])
     assert torch.equal(values[2], ONE + 1)
     assert torch.equal(values[3], ONE * 2)
 
@@ -88,9 +88,9 @@ def test_a_call_in_place_defines_nothing_and_later_calls_see_it():
 
 def test_a_keyword_may_be_one_of_pythons():
     generator_state = torch.get_rng_state()
-    made = Call(aten.random_.default, (Slot(0),), {"generator": None}, (None,))
+    operation = Call(aten.random_.default, (Slot(0),), {"generator": None}, (None,))
     target = ONE.clone()
-    execute([made], [target, TEN])
+    execute([operation], [target, TEN])
     torch.set_rng_state(generator_state)
     assert torch.equal(target, ONE.clone().random_())
     taking_from = Call(lambda **options: options["from"], (), {"from": Slot(1)}, (2,))
@@ -100,8 +100,8 @@ def test_a_keyword_may_be_one_of_pythons():
 def test_statistics_are_copied_for_an_operator_that_is_executed_again():
     mean, variance = torch.zeros(3), torch.ones(3)
     arguments = (Slot(0), None, None, Slot(1), Slot(2), True, 0.1, 1e-5)
-    made = Call(aten.native_batch_norm.default, arguments, {}, (3, None, None))
-    values = execute([made], [ONE, mean, variance], frozenset({1, 2}))
+    operation = Call(aten.native_batch_norm.default, arguments, {}, (3, None, None))
+    values = execute([operation], [ONE, mean, variance], frozenset({1, 2}))
     assert torch.equal(mean, torch.zeros(3))
     assert torch.equal(variance, torch.ones(3))
     assert torch.equal(values[3], torch.native_batch_norm(ONE, None, None, mean, variance, True, 0.1, 1e-5)[0])

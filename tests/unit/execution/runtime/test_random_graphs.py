@@ -39,13 +39,13 @@ def part_of(realised: Realised, random: Random) -> tuple[Realised, dict[int, int
     order = [tensor for tensor in used if tensor != rate] + [rate]
     numbers = {tensor: number for number, tensor in enumerate(order)}
     rows = [
-        each._replace(accesses=tuple(Access(numbers[tensor], mode) for tensor, mode in each.accesses))
-        for each in operators
+        operator._replace(accesses=tuple(Access(numbers[tensor], mode) for tensor, mode in operator.accesses))
+        for operator in operators
     ]
     part = realise(Trace.build(rows, [trace.tensors[tensor] for tensor in order], trace.device), random)
-    whole = {numbers[each.tensor]: each for each in realised.captured.persistents if each.tensor in numbers}
+    whole = {numbers[entry.tensor]: entry for entry in realised.captured.persistents if entry.tensor in numbers}
     persistents = tuple(
-        whole[each.tensor]._replace(tensor=each.tensor, slot=each.slot) for each in part.captured.persistents
+        whole[entry.tensor]._replace(tensor=entry.tensor, slot=entry.slot) for entry in part.captured.persistents
     )
     return Realised(replace(part.captured, persistents=persistents), part.log), numbers
 
@@ -61,16 +61,17 @@ class Plainly:
     def __init__(self, whole: Realised, parts: list[tuple[Realised, dict[int, int]]]) -> None:
         model, captured = whole.model(), whole.captured
         self.graphs = [whole, *(part for part, _ in parts)]
-        self.values: list[list[Tensor]] = [[torch.empty(0)] * len(each.captured.values) for each in self.graphs]
-        self.finals = {each.tensor: _start(each, captured, model) for each in captured.persistents}
+        self.values: list[list[Tensor]] = [[torch.empty(0)] * len(graph.captured.values) for graph in self.graphs]
+        self.finals = {entry.tensor: _start(entry, captured, model) for entry in captured.persistents}
         for values, graph, numbers in zip(self.values, self.graphs, [None, *(n for _, n in parts)], strict=True):
-            own = {here: there for there, here in numbers.items()} if numbers else range(captured.trace.tensor_count)
+            count = captured.trace.tensor_count
+            own = {own_number: number for number, own_number in numbers.items()} if numbers else range(count)
             for persistent in graph.captured.persistents:
                 values[persistent.slot] = self.finals[own[persistent.tensor]]
             _evaluate(graph.captured.persistent_views, values)
 
-    def run(self, place: int, iteration: int) -> Seen:
-        graph, values = self.graphs[place], self.values[place]
+    def run(self, index: int, iteration: int) -> Seen:
+        graph, values = self.graphs[index], self.values[index]
         captured = graph.captured
         assert captured.learning_rate is not None
         for slot, given_ in zip(captured.inputs, graph.inputs(iteration), strict=True):
@@ -88,31 +89,31 @@ def test_random_graphs_in_random_turns_under_random_plans(random):
     whole = realise(with_learning_rate(random_trace(random)), random)
     parts = [part_of(whole, random) for _ in range(2)]
     graphs = [whole, *(part for part, _ in parts)]
-    plans = [random_plan(random, each.trace) for each in graphs]
+    plans = [random_plan(random, graph.trace) for graph in graphs]
     turns = random.choices(range(3), k=7)
     reference = Plainly(whole, parts)
     torch.manual_seed(3)
-    expected = [reference.run(place, turn) for turn, place in enumerate(turns)]
+    expected = [reference.run(index, turn) for turn, index in enumerate(turns)]
     generator = torch.manual_seed(3)
-    budget = max(peak_of(each.captured, plan) for each, plan in zip(graphs, plans, strict=True))
+    budget = max(peak_of(graph.captured, plan) for graph, plan in zip(graphs, plans, strict=True))
     with opened(budget) as device, Executor(whole.captured, whole.model(), device, plans[0]) as executor:
         evaluates = [False, *(random.random() < 0.5 for _ in parts)]
         handles = [executor.graphs[0]]
-        for graph, plan, each in zip(graphs[1:], plans[1:], evaluates[1:], strict=True):
-            captured = as_evaluation(graph.captured) if each else graph.captured
+        for graph, plan, is_evaluation in zip(graphs[1:], plans[1:], evaluates[1:], strict=True):
+            captured = as_evaluation(graph.captured) if is_evaluation else graph.captured
             handles.append(executor.add(captured, plan))
         executor.recording = True
-        for turn, place in enumerate(turns):
-            inputs, graph, fails = graphs[place].inputs(turn), graphs[place], random.random() < 0.2
+        for turn, index in enumerate(turns):
+            inputs, graph, fails = graphs[index].inputs(turn), graphs[index], random.random() < 0.2
             before, state = generator.get_state(), executor.state_dict()
             graph.log.fails_after = random.randint(0, graph.trace.operator_count) if fails else None
             for _ in range(2):  # a second time if it fails
                 with contextlib.suppress(Stops):
-                    if evaluates[place]:
+                    if evaluates[index]:
                         rate = torch.tensor(0.1, dtype=torch.float64)
-                        loss, outputs = executor.evaluate([*inputs, rate], graph=handles[place])
+                        loss, outputs = executor.evaluate([*inputs, rate], graph=handles[index])
                     else:
-                        loss, outputs = executor.step(inputs, graph=handles[place])
+                        loss, outputs = executor.step(inputs, graph=handles[index])
                     break
                 if executor.inspect().poison:
                     constants = whole.trace.tensor_kind == Kind.CONSTANT
@@ -125,9 +126,9 @@ def test_random_graphs_in_random_turns_under_random_plans(random):
             record = recorded(executor)
             assert record.device_peak_bytes <= budget
             if not record.transition:
-                others = record.footprint - AccessSequence(handles[place].captured.trace, handles[place].plan).footprint
+                others = record.footprint - AccessSequence(handles[index].captured.trace, handles[index].plan).footprint
                 assert len(set(others.tolist())) == 1 and others[0] >= 0, "tensors that it does not use"
             assert graph.log.take() == expected[turn].digests
             assert loss is not None and all(map(torch.equal, (loss, *outputs), expected[turn].results))
-        for each in whole.captured.persistents:
-            assert torch.equal(executor.inspect().read(each.tensor), reference.finals[each.tensor])
+        for entry in whole.captured.persistents:
+            assert torch.equal(executor.inspect().read(entry.tensor), reference.finals[entry.tensor])

@@ -72,13 +72,13 @@ def finals_of(executor: Executor, realised: Realised) -> dict[int, torch.Tensor]
     """Persistent tensors, by number."""
     state = executor.state_dict()
     finals = {}
-    for each in realised.captured.persistents:
-        if each.key:
-            finals[each.tensor] = state.optimizer[each.name][each.key]
-        elif each.name:
-            finals[each.tensor] = state.model[each.name]
+    for persistent in realised.captured.persistents:
+        if persistent.key:
+            finals[persistent.tensor] = state.optimizer[persistent.name][persistent.key]
+        elif persistent.name:
+            finals[persistent.tensor] = state.model[persistent.name]
         else:  # constants are in no state
-            finals[each.tensor] = executor.inspect().read(each.tensor)
+            finals[persistent.tensor] = executor.inspect().read(persistent.tensor)
     return finals
 
 

@@ -55,11 +55,11 @@ def following(plan: Plan, captured: Captured) -> Plan:
     same_structure = reuse_plan(plan, main, captured.trace)
     if same_structure is not None:
         return same_structure
-    number = {(each.name, each.key): each.tensor for each in captured_net().persistents}
-    here = boundary(main, plan).device
-    return plan_around(
-        captured.trace, [each.tensor for each in captured.persistents if number[each.name, each.key] not in here]
-    )
+    names = {(persistent.name, persistent.key): persistent.tensor for persistent in captured_net().persistents}
+    resident = boundary(main, plan).device
+    persistents = captured.persistents
+    away = [entry.tensor for entry in persistents if names[entry.name, entry.key] not in resident]
+    return plan_around(captured.trace, away)
 
 
 def epochs(executor: Executor, count: int = 2) -> None:
@@ -73,9 +73,9 @@ def epochs(executor: Executor, count: int = 2) -> None:
             assert torch.equal(executor.step(*batch(number, size)).loss, expected)
         assert same(executor.state_dict().model, reference.state())
         for number in (7, 8):
-            found, (loss, output) = executor.evaluate(*batch(number, 5)), reference.evaluate(*batch(number, 5))
-            assert found.loss is not None and torch.equal(found.loss, loss)
-            assert torch.equal(found.outputs[0], output)
+            result, (loss, output) = executor.evaluate(*batch(number, 5)), reference.evaluate(*batch(number, 5))
+            assert result.loss is not None and torch.equal(result.loss, loss)
+            assert torch.equal(result.outputs[0], output)
         state = executor.state_dict()
         assert same(state.model, reference.state())
         optimizer = reference.training.optimizer.state
@@ -91,12 +91,12 @@ def epochs(executor: Executor, count: int = 2) -> None:
 def test_epochs_with_a_smaller_batch_and_validation_are_those_of_pytorch(start, policy):
     plan = plan_for(policy, captured_net().trace)
     graphs = (captured_net(), captured_net(3), validation_net())
-    budget = max(peak_of(each, following(plan, each)) for each in graphs)
+    budget = max(peak_of(graph, following(plan, graph)) for graph in graphs)
     executor = start(plan, budget=budget)
-    smaller, validation = (executor.add(each) for each in graphs[1:])
+    smaller, validation = (executor.add(graph) for graph in graphs[1:])
     assert smaller.plan == plan
     assert validation.program.device <= executor.graphs[0].program.device
-    assert executor.host_bytes == host_bytes([(each.captured.trace, each.plan) for each in executor.graphs])
+    assert executor.host_bytes == host_bytes([(graph.captured.trace, graph.plan) for graph in executor.graphs])
     epochs(executor)
     assert executor.counters.peak_bytes <= budget
     assert executor.counters.iterations == 10
@@ -111,10 +111,10 @@ def test_every_graph_may_have_a_plan_of_its_own(start, policy):
     for other in SIMPLE:
         executor.change_plan(plan_of(other, graph.captured.trace), graph)
         executor.change_plan(plan_of(SIMPLE[len(other) % 3], captured_net().trace))
-        found = executor.evaluate(*batch(9, 5))
+        result = executor.evaluate(*batch(9, 5))
         torch.manual_seed(3)
         loss = executor.step(*batch(0)).loss
-    assert found.loss is not None and loss.isfinite()
+    assert result.loss is not None and loss.isfinite()
     assert (graph.plan, executor.plan) == (plan_of("recompute_all", graph.captured.trace), executor.graphs[0].plan)
 
 
@@ -149,7 +149,7 @@ def test_turns_without_a_transition_move_nothing_more(start):
         executor.evaluate(*batch(0, 5))
         record = recorded(executor)
         assert not record.transition and record.bytes_out == 0, "nothing is written, so nothing is copied out"
-        parameters = {each.tensor: each.key for each in graphs[2].captured.persistents}
+        parameters = {persistent.tensor: persistent.key for persistent in graphs[2].captured.persistents}
         assert {transfer.tensor for transfer in record.transfers} <= parameters.keys()
         assert not executor.inspect().resident, "what was brought in has gone again"
 
@@ -180,8 +180,8 @@ def test_graphs_are_chosen_by_shape_or_by_name(start):
     assert executor.evaluate(batch(0, 5)[0]).loss is None
     assert executor.evaluate(*batch(0, 5)).loss is not None
     assert (five.iterations, without_loss.iterations, swapping.iterations) == (1, 1, 0)
-    found = executor.evaluate(*batch(0, 5), graph=swapping)
-    assert swapping.iterations == 1 and torch.equal(found.outputs[0], executor.evaluate(*batch(0, 5)).outputs[0])
+    result = executor.evaluate(*batch(0, 5), graph=swapping)
+    assert swapping.iterations == 1 and torch.equal(result.outputs[0], executor.evaluate(*batch(0, 5)).outputs[0])
     with pytest.raises(ExecutorError, match=r"but was captured as torch.float32 \[5, 3, 8, 8\]"):
         executor.evaluate(*batch(0, 6))
     with pytest.raises(ExecutorError, match=r"but was captured as torch.float32 \[4, 3, 8, 8\]"):
@@ -242,8 +242,8 @@ def test_an_evaluation_may_use_what_training_does_not(policy):
     with opened() as device, Executor(captured, model, device, plan_of(policy, captured.trace)) as executor:
         executor.step([x])
         graph = executor.add(capture_evaluation(reference.model, [x], (), spec))
-        constants = [each for each in graph.captured.persistents if each.kind == Kind.CONSTANT]
-        new = [each for each in constants if graph.keys[each.tensor] >= captured.trace.tensor_count]
+        constants = [persistent for persistent in graph.captured.persistents if persistent.kind == Kind.CONSTANT]
+        new = [persistent for persistent in constants if graph.keys[persistent.tensor] >= captured.trace.tensor_count]
         assert (len(constants), len(new)) == (2, 1), "a constant of both is one tensor"
         with pytest.raises(ExecutorError, match="held by an executor"):
             model.shift.sum()
@@ -307,21 +307,21 @@ def test_interrupts_at_any_moment_of_any_graph_leave_a_defined_state(start, poli
             size = (4, 5, 3)[turn % 3]
             data, before, random_state = batch(turn, size), executor.state_dict(), generator.get_state()
             expected = reference.evaluate(*data)[0] if size == 5 else reference.step(*data)
-            after, found = reference.state(), None
-            while found is None:
+            after, loss = reference.state(), None
+            while loss is None:
                 generator.set_state(random_state)
                 with contextlib.suppress(KeyboardInterrupt):
                     interrupts.wanted = interrupted < 100
-                    found = (executor.evaluate if size == 5 else executor.step)(*data).loss
+                    loss = (executor.evaluate if size == 5 else executor.step)(*data).loss
                     interrupts.wanted = False
                 assert executor.device_bytes == sum(executor.inspect().resident.values())
-                if found is None:
+                if loss is None:
                     interrupted += 1
                     with contextlib.suppress(ExecutorError):  # it says that the weights are a mixture
                         state = executor.state_dict().model
                         assert same(state, after) or same(state, before.model)
                     executor.load_state_dict(before)
-            assert torch.equal(found, expected) and same(executor.state_dict().model, after)
+            assert torch.equal(loss, expected) and same(executor.state_dict().model, after)
     assert interrupted >= 10
 
 

@@ -36,9 +36,9 @@ def large_validation() -> tuple[Captured, int]:
     """An evaluation that needs more memory than training, and how many bytes of what it does not use are there."""
     captured = validation_net(200)
     persistent = captured_net().trace.persistent
-    here = int(captured_net().trace.tensor_bytes[persistent].sum())
+    resident = int(captured_net().trace.tensor_bytes[persistent].sum())
     used = int(captured.trace.tensor_bytes[captured.trace.persistent].sum())
-    return captured, here - used
+    return captured, resident - used
 
 
 def test_what_a_graph_does_not_use_makes_room(start):
@@ -105,9 +105,9 @@ def test_an_evaluation_fits_where_the_model_does_not():
         executor.add(capture_evaluation(make(), [x], (), spec))
         for _ in range(3):
             assert torch.equal(executor.step([x]).loss, reference.step([x], []).loss)
-            found = executor.evaluate([x])
+            result = executor.evaluate([x])
             with torch.no_grad():
-                assert torch.equal(found.outputs[0], reference.model(x))
+                assert torch.equal(result.outputs[0], reference.model(x))
         assert executor.counters.peak_bytes <= budget
     assert same(model.state_dict(), reference.model.state_dict())
 
@@ -149,4 +149,4 @@ def test_all_memory_goes_with_the_executor():
         gc.collect()
         assert len(refs) > count and all(ref.expired() for ref in refs)
         assert executor.device_bytes == 0
-    assert [type(each) for each in model.parameters()] == [nn.Parameter] * 7
+    assert [type(parameter) for parameter in model.parameters()] == [nn.Parameter] * 7

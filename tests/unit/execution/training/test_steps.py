@@ -130,10 +130,10 @@ def contents(recorder: Recorder) -> list[tuple[bytes, dict[str, Any]]]:
 
 def assert_same(job: Case, planned: PlannedSteps) -> None:
     eager = job.eager()
-    expected, found = job.run(eager), job.run(planned)
+    expected, actual = job.run(eager), job.run(planned)
     assert weights(planned.model) == weights(eager.model)
-    assert found.without_seconds() == expected.without_seconds()
-    assert contents(found) == contents(expected)
+    assert actual.without_seconds() == expected.without_seconds()
+    assert contents(actual) == contents(expected)
 
 
 @pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
