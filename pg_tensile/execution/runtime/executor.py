@@ -23,7 +23,7 @@ import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -31,10 +31,10 @@ from torch import nn
 
 from pg_tensile.errors import CheckpointError, ExecutorError
 from pg_tensile.execution.capture.captured import Captured
-from pg_tensile.execution.runtime.compressed_copies import HostCopy
 from pg_tensile.execution.runtime.device import Device, check_budget, iteration_context, quiesce
 from pg_tensile.execution.runtime.functions import make_feed, takes
 from pg_tensile.execution.runtime.host_memory import HostMemory
+from pg_tensile.execution.runtime.inspection import Inspection
 from pg_tensile.execution.runtime.loaded_graph import Graph
 from pg_tensile.execution.runtime.loop import Loop
 from pg_tensile.execution.runtime.measure import Measurement
@@ -45,7 +45,7 @@ from pg_tensile.execution.runtime.record import Counters, IterationRecord, make_
 from pg_tensile.execution.runtime.recovery import Recovery
 from pg_tensile.execution.runtime.registry import Registry
 from pg_tensile.execution.runtime.state import State, TrainingState
-from pg_tensile.execution.runtime.swapper import Shell, Swapper
+from pg_tensile.execution.runtime.swapper import Swapper
 from pg_tensile.execution.runtime.verify import Verifier
 from pg_tensile.planning.compression.sparsity import Statistics
 from pg_tensile.planning.device.profile import Direction
@@ -65,20 +65,6 @@ class EvaluationResult(NamedTuple):
 
     loss: torch.Tensor | None
     outputs: tuple[torch.Tensor, ...]
-
-
-class Inspection(NamedTuple):
-    """Locations of an executor's tensors between two iterations, for tests; tensors are given by key (`Graph.keys`)."""
-
-    resident: Mapping[int, int]  # bytes of the tensors on the device
-    persistents: Mapping[int, torch.Tensor]  # the first value of each; its storage is empty if it is off the device
-    shells: Mapping[int, Shell]  # what is kept of the tensors off the device
-    copies: Mapping[int, HostCopy]  # current host copies
-    homes: Mapping[int, torch.Tensor]  # host memory of the tensors that plans swap
-    host_memory: Sequence[torch.Tensor]  # all homes and the arena
-    read: Callable[[int], torch.Tensor]  # returns a copy of a persistent tensor on the CPU
-    changes: Changes
-    poison: str | None  # why the weights must not be used
 
 
 class Executor:
@@ -365,18 +351,8 @@ class Executor:
 
     def inspect(self) -> Inspection:
         """Return where the tensors are, for tests; valid until the next iteration. A closed executor has none."""
-        swapper, host, state = self._swapper, self._host, self._state
-        persistents = {key: swapper.value(key) for key in ({} if self._closed else state.sizes)}
-        return Inspection(
-            self._registry.resident,
-            persistents,
-            swapper.shells,
-            swapper.copies,
-            host.homes,
-            host.memory,
-            state.read_tensor,
-            self._changes,
-            self._recovery.poison,
+        return Inspection.of(
+            self._registry, self._swapper, self._host, self._state, self._changes, self._recovery, self._closed
         )
 
     # ---- the model and its state ----
