@@ -326,7 +326,7 @@ def test_the_allocator_sees_the_high_water_in_bytes_asked_for(device):
 
 
 def test_a_matrix_product_has_no_workspace_that_stays(device):
-    """What cuBLAS takes at its first call is taken when the device is made."""
+    """The memory that cuBLAS takes at its first call is taken when the device is created."""
     with device.iteration():
         factor = torch.ones(256, 256, device=CUDA)
         before = torch.cuda.memory_allocated()

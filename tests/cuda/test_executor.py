@@ -323,7 +323,7 @@ def test_a_budget_below_the_peak_is_refused_and_a_plan_that_fits_runs(large):
 
 
 def test_exhausted_hardware_is_an_error_that_names_the_operator(device, large):
-    """What the allocator may take is limited to what is in use and a little more."""
+    """The allocator may take little more than is in use."""
     captured, model, x, y = large
     executor = Executor(captured, copy.deepcopy(model), device)
     torch.cuda.synchronize()

@@ -67,7 +67,7 @@ def captured_net(size: int = 4) -> Captured:
 
 @contextmanager
 def starting() -> Iterator[Callable[..., Executor]]:
-    """Makes executors of Net that are closed afterwards."""
+    """Yield a function that makes executors of Net; they are closed afterwards."""
     made: list[Executor | HostDevice] = []
 
     def make(policy: str | Plan = "none", budget: int | None = None, model=None, device=None, **options) -> Executor:

@@ -27,7 +27,7 @@ def network(*optimizer: object, **options: object) -> Captured:
 
 
 def dependent(earlier: Operator, later: Operator) -> bool:
-    """Whether two operators must keep their order: one changes what the other accesses, or both draw."""
+    """Return whether two operators must keep their order: one changes what the other accesses, or both draw."""
     changes = {tensor for tensor, mode in earlier.accesses if mode != Mode.READ}
     changed = {tensor for tensor, mode in later.accesses if mode != Mode.READ}
     accesses, accessed = ({tensor for tensor, _ in operator.accesses} for operator in (earlier, later))

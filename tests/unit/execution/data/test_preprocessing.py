@@ -1,4 +1,4 @@
-"""What is fitted, and that training and prediction apply it alike."""
+"""Preprocessing is fitted on the training rows, and applied alike in training and prediction."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def train(prepared: Prepared, architecture: dict[str, Any], epochs: int) -> dict
 
 
 class Custom(nn.Module):
-    """What an import architecture names."""
+    """A module such as an import architecture names."""
 
     def __init__(self, n_inputs: int, n_outputs: int, width: int = 8) -> None:
         super().__init__()

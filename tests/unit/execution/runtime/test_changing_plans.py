@@ -192,15 +192,15 @@ def test_no_transition_takes_more_than_the_plan_itself_at_any_step(random):
 
 
 class Sampling:
-    """Looks at an executor's memory from another thread."""
+    """Samples of an executor's memory, taken by another thread."""
 
     def __init__(self, executor: Executor) -> None:
         self.highest: dict[int | None, int] = {}  # by the budget at that moment
         self._executor = executor
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._thread = threading.Thread(target=self._sample)
 
-    def _look(self) -> None:
+    def _sample(self) -> None:
         while not self._ended.wait(1e-3):
             budget = self._executor.budget_bytes
             used = self._executor.device_bytes

@@ -35,7 +35,7 @@ from tests.unit.interrupts import Interrupts
 
 
 class Poor(HostDevice):
-    """Has no more host memory when told so."""
+    """A device without more host memory while it is `poor`."""
 
     poor = False
 

@@ -47,7 +47,7 @@ class PromptDevice(HostDevice):
 
 
 class AheadDevice(HostDevice):
-    """Leaves delays to the program, as a device does that runs ahead."""
+    """A device that leaves delays to the program, as one that runs ahead."""
 
     @property
     def runs_ahead(self) -> bool:
@@ -191,7 +191,7 @@ def passive_swap_ins(sequence: AccessSequence) -> int:
 
 
 class Unchecked(AccessSequence):
-    """Means whatever a plan says, however wrong it is."""
+    """The sequence of any plan, however wrong it is."""
 
     def check(self) -> None:
         return None
@@ -221,7 +221,7 @@ def test_what_a_plan_loses_is_refused_and_shows_when_it_is_executed_all_the_same
 
 
 def is_wrong(realised: Realised, sequence: AccessSequence) -> bool:
-    """Whether the actions, executed literally, show an operator another value."""
+    """Return whether the actions, executed literally, show an operator another value."""
     try:
         perform(realised.trace, sequence.plan, sequence.actions(), sequence.steps.tolist(), sequence.boundary)
     except Broken:

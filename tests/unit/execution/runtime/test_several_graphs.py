@@ -50,7 +50,7 @@ def plan_for(policy: str, trace: Trace) -> Plan:
 
 
 def following(plan: Plan, captured: Captured) -> Plan:
-    """The plan that a graph gets that is added without one."""
+    """Return the plan of a graph that is added without one."""
     main = captured_net().trace
     same_structure = reuse_plan(plan, main, captured.trace)
     if same_structure is not None:
@@ -219,7 +219,7 @@ def test_what_does_not_belong_to_the_model_is_not_added(start):
 
 
 class Unlike(nn.Module):
-    """What it uses in an evaluation is not what it uses in training: a parameter, a buffer, and constants."""
+    """A model that uses other tensors in an evaluation than in training: a parameter, a buffer, and constants."""
 
     def __init__(self) -> None:
         super().__init__()

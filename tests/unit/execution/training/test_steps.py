@@ -259,7 +259,7 @@ def test_a_step_that_does_not_fit_is_tried_again_with_another_plan(prepared: Pre
 
 
 class Scheduler:
-    """What the process of a job hears from its worker while it waits: the plans that `plans` makes, one each time."""
+    """The worker of a job that waits: answers with the plans that `plans` makes, one at a time."""
 
     def __init__(self, *plans: Callable[[], Grant]) -> None:
         self._spec = {"policy": "joint"}
