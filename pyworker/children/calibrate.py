@@ -200,7 +200,7 @@ def capture_workload(workload: Workload, device: torch.device) -> Captured:
     """Return the workload's training step, captured for the device. Raises ArchitectureError, CaptureError."""
     from pg_tensile.execution import models
     from pg_tensile.execution.training.graphs import Sizes, capture_step
-    from pg_tensile.execution.training.trainer import Settings
+    from pg_tensile.execution.training.settings import Settings
 
     model = models.build(models.parse(workload.architecture), workload.inputs, workload.outputs)
     options = {key: workload.options[key] for key in ("weight_decay", "momentum", "clip") if key in workload.options}

@@ -29,7 +29,9 @@ from pyworker.wire import Connection, Frame, FrameType, ProtocolError, StateColl
 
 if TYPE_CHECKING:
     from pg_tensile.execution.training.checkpoint import Checkpoint
-    from pg_tensile.execution.training.trainer import EpochMetrics, Outcome, Progress, Settings, Steps, Trainer
+    from pg_tensile.execution.training.observer import EpochMetrics, Outcome, Progress
+    from pg_tensile.execution.training.settings import Settings
+    from pg_tensile.execution.training.trainer import Steps, Trainer
     from pyworker.children.memory import Job, MemoryClient
 
 REPORT_INTERVAL_S = 0.5
@@ -67,7 +69,7 @@ class Prepared(NamedTuple):
 
 
 class Executor:
-    """One job's process; also the run's observer (`pg_tensile.execution.training.trainer.Observer`)."""
+    """One job's process; also the run's observer (`pg_tensile.execution.training.observer.Observer`)."""
 
     def __init__(self, connection: Connection, background: ThreadPoolExecutor, libraries: Future[None]) -> None:
         self._connection = connection
@@ -185,7 +187,7 @@ class Executor:
 
     def _prepare(self, store: RowStore) -> Prepared:
         from pg_tensile.execution import models
-        from pg_tensile.execution.training.trainer import check_batch_size
+        from pg_tensile.execution.training.settings import check_batch_size
 
         spec = self._spec
         split = Split(spec["seed"], spec["validation"])
@@ -207,7 +209,7 @@ class Executor:
         from pg_tensile.execution.measuring.device import choose_device, use_deterministic_algorithms
         from pg_tensile.execution.training import checkpoint as ckpt
         from pg_tensile.execution.training.graphs import Sizes
-        from pg_tensile.execution.training.trainer import check_model
+        from pg_tensile.execution.training.settings import check_model
         from pyworker.children.memory import Job
 
         torch.set_num_threads(self._threads)
@@ -369,7 +371,7 @@ class Executor:
             try:
                 memory.receive(self._expected(frame, {FrameType.PLAN, FrameType.REFUSE}))
             except Stopped as stop:
-                from pg_tensile.execution.training.trainer import StopTraining
+                from pg_tensile.execution.training.observer import StopTraining
 
                 raise StopTraining(stop.checkpoint) from None
         memory.tick()
@@ -412,7 +414,7 @@ _IDENTITY = ("batch_size", "optimizer", "learning_rate", "seed")
 
 def _settings(spec: dict[str, Any]) -> Settings:
     """Return the library's settings for the job's spec."""
-    from pg_tensile.execution.training.trainer import EarlyStopping, Settings
+    from pg_tensile.execution.training.settings import EarlyStopping, Settings
     from pg_tensile.rules import check_options
 
     options = spec["options"]

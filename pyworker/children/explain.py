@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pg_tensile.execution.training.graphs import Graphs
-    from pg_tensile.execution.training.trainer import Settings
+    from pg_tensile.execution.training.settings import Settings
     from pg_tensile.planning.explain.explanation import Admission, Request
     from pg_tensile.planning.trace.trace import Trace
     from pyworker.children.executor import Executor
@@ -37,7 +37,7 @@ def run(executor: Executor) -> None:
     store = executor._receive_rows()
     executor._wait_for_libraries()
     from pg_tensile.execution import models
-    from pg_tensile.execution.training.trainer import check_batch_size
+    from pg_tensile.execution.training.settings import check_batch_size
     from pg_tensile.planning.explain import explanation
     from pyworker.children.executor import least_batch_size
 
@@ -80,7 +80,7 @@ def _build(executor: Executor, fitted: FittedPreprocessing) -> _Subject:
 
     from pg_tensile.execution import models
     from pg_tensile.execution.measuring.device import use_deterministic_algorithms
-    from pg_tensile.execution.training.trainer import check_model
+    from pg_tensile.execution.training.settings import check_model
     from pyworker.children.executor import _settings
 
     executor._send(FrameType.PROGRESS, {"phase": "building"})

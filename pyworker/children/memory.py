@@ -38,8 +38,9 @@ from pg_tensile.execution.measuring.workspaces import probe
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.training.graphs import Graphs, Sizes, capture_step, rows_of, state_bytes
+from pg_tensile.execution.training.observer import StopTraining
+from pg_tensile.execution.training.settings import Settings
 from pg_tensile.execution.training.steps import Grant, PlannedSteps, needed_bytes
-from pg_tensile.execution.training.trainer import Settings, StopTraining
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency import model_bytes, roofline
 from pg_tensile.planning.latency.averages import LatencyAverages

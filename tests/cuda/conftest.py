@@ -14,6 +14,6 @@ collect_ignore_glob = [] if torch.cuda.is_available() else ["test_*.py"]
 def device():
     from pg_tensile.execution.runtime.cuda import CudaDevice
 
-    made = CudaDevice(0, profile=A100_40GB, strict=True)
-    yield made
-    made.close()
+    cuda = CudaDevice(0, profile=A100_40GB, strict=True)
+    yield cuda
+    cuda.close()

@@ -38,8 +38,8 @@ def test_a_coded_copy_comes_back_as_it_was_and_the_host_can_read_it(device, code
             device.wait(out)
         source.zero_()
         backs = [torch.empty_like(source) for _ in places]
-        for place, packed, back in zip(places, chunks, backs, strict=True):
-            device.wait(device.copy_in(place, back, 0, packed))
+        for memory, packed, back in zip(places, chunks, backs, strict=True):
+            device.wait(device.copy_in(memory, back, 0, packed))
         equal = [torch.equal(back, expected) for back in backs]
     device.synchronize()
     assert equal == [True, True] and torch.equal(raw, other.cpu())
@@ -52,11 +52,11 @@ def test_a_coded_copy_comes_back_as_it_was_and_the_host_can_read_it(device, code
 
 def test_staging_goes_after_an_iteration_without_coded_copies(device):
     with device.iteration():
-        source, place = sparse(CHUNK), device.host_memory(CHUNK)
+        source, memory = sparse(CHUNK), device.host_memory(CHUNK)
         chunks = Chunks.of(Codec.ZVC, torch.empty(0, device=CUDA))
-        device.wait(device.copy_out(source, place, 0, chunks))
+        device.wait(device.copy_out(source, memory, 0, chunks))
     assert device._coded is not None
     for _ in range(2):
         with device.iteration():
-            device.wait(device.copy_out(source, place))
-    assert device._coded is None and torch.equal(place, source.cpu())
+            device.wait(device.copy_out(source, memory))
+    assert device._coded is None and torch.equal(memory, source.cpu())

@@ -102,16 +102,16 @@ def test_a_copy_in_does_not_overwrite_a_block_that_is_still_read(device):
 
 
 def test_what_is_on_the_host_anyway_does_not_overtake_a_copy_from_the_same_place(device):
-    place = pinned(device, 64 * MIB, 5)
+    memory = pinned(device, 64 * MIB, 5)
     seeds = torch.full((8,), 9, dtype=torch.uint8)
     with device.iteration():
         target = onboard(64 * MIB, 1)
         sleep_ms(50)
-        device.wait(device.copy_in(place, target))
-        device.wait(device.copy_out(seeds, place[:8]))
+        device.wait(device.copy_in(memory, target))
+        device.wait(device.copy_out(seeds, memory[:8]))
         total = target.sum(dtype=torch.int64)
     assert total.item() == 5 * 64 * MIB
-    assert all_equal(place[:8], 9)
+    assert all_equal(memory[:8], 9)
 
 
 def test_an_operator_after_the_wait_sees_what_was_copied_in(device):
@@ -326,11 +326,11 @@ def test_the_allocator_sees_the_high_water_in_bytes_asked_for(device):
 
 
 def test_a_matrix_product_has_no_workspace_that_stays(device):
-    """What cuBLAS takes at its first call is taken when the device is made."""
+    """The memory that cuBLAS takes at its first call is taken when the device is created."""
     with device.iteration():
-        left = torch.ones(256, 256, device=CUDA)
+        factor = torch.ones(256, 256, device=CUDA)
         before = torch.cuda.memory_allocated()
-        product = left @ left
+        product = factor @ factor
         assert all_equal(product, 256)
         del product
         assert torch.cuda.memory_allocated() == before

@@ -15,10 +15,10 @@ from torch import nn
 from pg_tensile.errors import OutOfDeviceMemoryError
 from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capture
 from pg_tensile.execution.capture.eager import EagerStep
-from pg_tensile.execution.runtime.compile import Code
 from pg_tensile.execution.runtime.cuda import CudaDevice, make_deterministic
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.measure import StorageObserver, allocator_peak
+from pg_tensile.execution.runtime.program import ALLOCATE
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.policies import POLICIES
@@ -114,10 +114,10 @@ class Prepared(NamedTuple):
 def prepare():
     """Captures a job once and trains it eagerly, all from the same seeds."""
     make_deterministic(strict=True)
-    made: dict[str, Prepared] = {}
+    prepared_by_name: dict[str, Prepared] = {}
 
     def prepared(name: str) -> Prepared:
-        if name not in made:
+        if name not in prepared_by_name:
             job = JOBS[name]
             torch.manual_seed(0)
             model = job.build().to(CUDA)
@@ -127,8 +127,8 @@ def prepare():
             eager = EagerStep(trained, job.spec)
             torch.manual_seed(1)
             losses = [eager.step([x.to(CUDA)], [y.to(CUDA)]).loss.clone() for x, y in batches]
-            made[name] = Prepared(captured, model, batches, losses, copy.deepcopy(trained.state_dict()))
-        return made[name]
+            prepared_by_name[name] = Prepared(captured, model, batches, losses, copy.deepcopy(trained.state_dict()))
+        return prepared_by_name[name]
 
     return prepared
 
@@ -208,7 +208,7 @@ def test_delays_change_no_bit(device, prepare):
     plan = delayed_swaps(trace, longest_delay_us=500)
     executor = Executor(prepared.captured, copy.deepcopy(prepared.model), device, plan)
     losses = train(executor, prepared)
-    assert Code.ALLOCATE in [instruction.code for instruction in executor.graphs[0].program.instructions]
+    assert ALLOCATE in [instruction.code for instruction in executor.graphs[0].program.instructions]
     assert_same(prepared, losses, executor.state_dict().model)
     executor.close()
 
@@ -323,7 +323,7 @@ def test_a_budget_below_the_peak_is_refused_and_a_plan_that_fits_runs(large):
 
 
 def test_exhausted_hardware_is_an_error_that_names_the_operator(device, large):
-    """What the allocator may take is limited to what is in use and a little more."""
+    """The allocator may take little more than is in use."""
     captured, model, x, y = large
     executor = Executor(captured, copy.deepcopy(model), device)
     torch.cuda.synchronize()

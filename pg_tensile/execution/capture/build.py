@@ -96,40 +96,40 @@ def _accumulate_in_place(recording: Recording) -> None:
     Autograd does the same with its sums of gradients, unless a dispatch mode observes them."""
     values = recording.values
     last_use = {values[slot].tensor: len(recording.records) for slot in recording.results()}
-    for place in reversed(range(len(recording.records))):
-        for slot in operands(recording.records[place].call):
-            last_use.setdefault(values[slot].tensor, place)
-    made: set[int] = set()  # tensors that the backward pass has created
+    for index in reversed(range(len(recording.records))):
+        for slot in operands(recording.records[index].call):
+            last_use.setdefault(values[slot].tensor, index)
+    created: set[int] = set()  # tensors that the backward pass has created
     slots_of: dict[int, list[int]] = {}
     for slot, value in enumerate(values):
         slots_of.setdefault(value.tensor, []).append(slot)
     renamed: dict[int, int] = {}
 
-    def is_free(term: Value, total: Value, place: int) -> bool:
+    def is_free(term: Value, total: Value, index: int) -> bool:
         size = math.prod(total.shape) * total.dtype.itemsize
         sizes = {recording.tensor_bytes[term.tensor], recording.tensor_bytes[total.tensor]}
         fits = term._replace(tensor=0) == total._replace(tensor=0) and sizes == {size}
-        return fits and term.tensor in made and last_use[term.tensor] == place
+        return fits and term.tensor in created and last_use[term.tensor] == index
 
     records = []
-    for place, record in enumerate(recording.records):
+    for index, record in enumerate(recording.records):
         call = _rename(record.call, renamed)
         if record.phase == Phase.BACKWARD and not record.is_view:
             if call.target == aten.add.Tensor and not call.kwargs and all(isinstance(term, Slot) for term in call.args):
                 (total,) = call.results
-                one, two = (term.index for term in call.args)
-                if total is not None and values[one].tensor != values[two].tensor:
-                    for term, other in ((one, two), (two, one)):
-                        if is_free(values[term], values[total], place):
-                            call = Call(aten.add_.Tensor, (Slot(term), Slot(other)), {}, (None,))
-                            kept, gone = values[term].tensor, values[total].tensor
-                            last_use[kept] = last_use.get(gone, place)
+                first, second = (term.index for term in call.args)
+                if total is not None and values[first].tensor != values[second].tensor:
+                    for term, added in ((first, second), (second, first)):
+                        if is_free(values[term], values[total], index):
+                            call = Call(aten.add_.Tensor, (Slot(term), Slot(added)), {}, (None,))
+                            kept, replaced = values[term].tensor, values[total].tensor
+                            last_use[kept] = last_use.get(replaced, index)
                             renamed[total] = term
-                            for slot in slots_of[gone]:
+                            for slot in slots_of[replaced]:
                                 values[slot] = values[slot]._replace(tensor=kept)
-                            slots_of[kept] += slots_of.pop(gone)
+                            slots_of[kept] += slots_of.pop(replaced)
                             break
-            made.update(values[slot].tensor for slot in call.results if slot is not None)
+            created.update(values[slot].tensor for slot in call.results if slot is not None)
         records.append(record._replace(call=call))
     recording.records = records
     recording.gradients = {renamed.get(slot, slot): name for slot, name in recording.gradients.items()}
@@ -156,7 +156,7 @@ def _rename(call: Call, renamed: dict[int, int]) -> Call:
 
 
 class _Builder:
-    """Creates operators from a recording's calls, and tensors from the storages that they access."""
+    """Builder of operators from a recording's calls, and tensors from the storages that they access."""
 
     def __init__(self, recording: Recording, spec: StepSpec) -> None:
         self.recording = recording
@@ -240,12 +240,12 @@ class _Builder:
                 accesses[tensor] = max(mode, accesses.get(tensor, mode))
                 moved += self._bytes(slot) * (1 if mode == Mode.READ else 2)
         unknown = UNKNOWN_SIZES.get(call.target, ())
-        for place, result in enumerate(call.results):
+        for index, result in enumerate(call.results):
             if result is not None:
                 tensor = self.values[result].tensor
                 if self._create(result):
                     accesses[tensor] = Mode.CREATE
-                if place in unknown:
+                if index in unknown:
                     self.unknown_sizes.add(tensor)
                 moved += self._bytes(result)
         operator = Operator(
@@ -321,9 +321,9 @@ class _Builder:
 
     def _names(self) -> dict[int, str]:
         recording, names = self.recording, {}
-        for place, entry in enumerate(recording.persistents):
+        for number, entry in enumerate(recording.persistents):
             name = f"{entry.name}.{entry.key}" if entry.key else entry.name
-            names[entry.tensor] = name or f"constant{place}"
+            names[entry.tensor] = name or f"constant{number}"
         for slot, name in zip(recording.inputs, recording.input_names, strict=True):
             names[self.values[slot].tensor] = name
         if recording.learning_rate is not None:

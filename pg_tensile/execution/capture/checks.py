@@ -21,11 +21,11 @@ def check_inputs(inputs: Sequence[Any], targets: Sequence[Any]) -> None:
     if not inputs:
         raise CaptureError("a training step needs at least one input")
     for what, tensors in (("input", inputs), ("target", targets)):
-        for place, tensor in enumerate(tensors):
+        for index, tensor in enumerate(tensors):
             if not isinstance(tensor, Tensor):
-                message = f"{what} {place} is of type {type(tensor).__name__}, not a tensor"
+                message = f"{what} {index} is of type {type(tensor).__name__}, not a tensor"
                 raise CaptureError(message, hint="Pass tensors; bind other arguments in a module around the model.")
-            _check_dense(f"{what} {place}", tensor)
+            _check_dense(f"{what} {index}", tensor)
 
 
 def check_model(model: nn.Module, trains: bool) -> None:
@@ -99,9 +99,9 @@ def _check_overlaps(named: list[tuple[str, Tensor]]) -> None:
             begin = tensor.data_ptr()
             spans.append((begin, begin + reach * tensor.element_size(), name))
     spans.sort()
-    for (_, end, name), (begin, _, other) in pairwise(spans):
+    for (_, end, name), (begin, _, next_name) in pairwise(spans):
         if begin < end:
             raise CaptureError(
-                f'"{name}" and "{other}" share memory but are different tensors',
+                f'"{name}" and "{next_name}" share memory but are different tensors',
                 hint="Register one of them, and make the other from it in forward.",
             )

@@ -1,8 +1,8 @@
-"""Eager reference of a captured step: the same `StepSpec` executed by PyTorch itself, with autograd and torch.optim.
+"""Eager execution of a `StepSpec`: by PyTorch itself, with autograd and torch.optim.
 
-Results of every plan are compared with it, bit by bit, so it uses the same kernels as the captured step: the fused
-optimizer with one parameter group for each parameter, and clipping with foreach=False. It also trains models that
-cannot be captured (policy none).
+Results of every plan are compared with it, bit by bit, so it uses the same kernels as the captured step: fused
+optimizers, and clipping with foreach=False. It also trains under the policy none, models that cannot be captured
+included.
 """
 
 from __future__ import annotations
@@ -25,9 +25,14 @@ class EagerResult(NamedTuple):
     outputs: tuple[Tensor, ...]
 
 
-def make_optimizer(model: nn.Module, optimizer: OptimizerSpec) -> Optimizer:
-    """Return torch.optim's optimizer, fused, with a parameter group for each trainable parameter."""
-    groups: list[dict[str, Any]] = [{"params": [each]} for each in model.parameters() if each.requires_grad]
+def make_optimizer(model: nn.Module, optimizer: OptimizerSpec, one_group: bool = False) -> Optimizer:
+    """Return torch.optim's optimizer, fused, with a parameter group for each trainable parameter.
+
+    With `one_group`, a single call updates all of them, to the same bits."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    groups: list[dict[str, Any]] = [{"params": [parameter]} for parameter in trained]
+    if one_group:
+        groups = [{"params": trained}]
     decay = WEIGHT_DECAY[optimizer.name] if optimizer.weight_decay is None else optimizer.weight_decay
     options: dict[str, Any] = {
         "lr": optimizer.learning_rate,
@@ -42,18 +47,19 @@ def make_optimizer(model: nn.Module, optimizer: OptimizerSpec) -> Optimizer:
 
 
 class EagerStep:
-    """Trains `model` in place; random operators draw from PyTorch's default generators."""
+    """Training of `model` in place; random operators draw from PyTorch's default generators.
 
-    def __init__(self, model: nn.Module, spec: StepSpec) -> None:
+    `one_group` as in `make_optimizer`."""
+
+    def __init__(self, model: nn.Module, spec: StepSpec, one_group: bool = False) -> None:
         self.model = model.train()
         self.spec = spec
-        self.optimizer = make_optimizer(model, spec.optimizer)
-        self._parameters = [each for each in model.parameters() if each.requires_grad]
+        self.optimizer = make_optimizer(model, spec.optimizer, one_group)
 
-    def step(
-        self, inputs: Sequence[Tensor], targets: Sequence[Tensor], learning_rate: float | None = None
-    ) -> EagerResult:
-        """Execute one training step. `learning_rate` None means the spec's.
+    def step(self, inputs: Sequence[Any], targets: Sequence[Tensor], learning_rate: float | None = None) -> EagerResult:
+        """Execute one training step in the model's current mode.
+
+        `inputs` are the model's arguments, tensors if the spec accumulates; `learning_rate` None means the spec's.
 
         Raises CaptureError if the loss or the outputs do not fit the spec, and any exception of the model."""
         for group in self.optimizer.param_groups:
@@ -68,7 +74,7 @@ class EagerStep:
                 outputs.append(output_of(picked))
             loss.backward()
         if self.spec.clip is not None:
-            nn.utils.clip_grad_norm_(self._parameters, self.spec.clip, foreach=False)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.clip, foreach=False)
         self.optimizer.step()
         assert total is not None
         return EagerResult(total, tuple(outputs))

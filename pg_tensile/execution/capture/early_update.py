@@ -52,7 +52,7 @@ def _updates(operators: Sequence[Operator], trace: Trace) -> list[list[int]]:
 
 def _order(operators: Sequence[Operator], updates: Sequence[Sequence[int]]) -> list[int]:
     """Return the order of all operators with each update right after the last operator that it must not pass."""
-    moved = {index: place for place, update in enumerate(updates) for index in update}
+    moved = {index: number for number, update in enumerate(updates) for index in update}
     accessed: dict[int, int] = {}  # tensor → operator after which it may be changed next
     changed: dict[int, int] = {}  # tensor → operator after which it may be used next
     following: dict[int, list[int]] = {}  # operator → operators moved to right after it

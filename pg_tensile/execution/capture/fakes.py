@@ -40,10 +40,10 @@ def _batch_norm_backward(
     gradient: Tensor, x: Tensor, weight: Any, mean: Any, variance: Any, *args: Any
 ) -> tuple[Tensor | None, ...]:
     dtype = _parameters_type(x.dtype, (weight, mean, variance))
-    wanted = args[-1]
+    mask = args[-1]
     return (
-        torch.empty_like(x, memory_format=suggest_memory_format(x)) if wanted[0] else None,
-        *(x.new_empty((x.shape[1],), dtype=dtype) if each else None for each in wanted[1:]),
+        torch.empty_like(x, memory_format=suggest_memory_format(x)) if mask[0] else None,
+        *(x.new_empty((x.shape[1],), dtype=dtype) if is_wanted else None for is_wanted in mask[1:]),
     )
 
 
@@ -74,8 +74,8 @@ def _like_first(result: Tensor, args: tuple[Any, ...]) -> Tensor:
     return torch.empty_like(args[0], dtype=result.dtype)
 
 
-def _as_suggested_by(place: int) -> Callable[[Tensor, tuple[Any, ...]], Tensor]:
-    return lambda result, args: torch.empty_like(result, memory_format=suggest_memory_format(args[place]))
+def _as_suggested_by(index: int) -> Callable[[Tensor, tuple[Any, ...]], Tensor]:
+    return lambda result, args: torch.empty_like(result, memory_format=suggest_memory_format(args[index]))
 
 
 def _of_parameters_type(result: Tensor, args: tuple[Any, ...]) -> Tensor:
@@ -148,7 +148,7 @@ def fake_call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
         return returned
     results = returned if isinstance(returned, tuple) else (returned,)
     relaid = tuple(
-        relay[place](result, args) if place in relay and result is not None and result.device.type == "cpu" else result
-        for place, result in enumerate(results)
+        relay[index](result, args) if index in relay and result is not None and result.device.type == "cpu" else result
+        for index, result in enumerate(results)
     )
     return relaid if isinstance(returned, tuple) else relaid[0]

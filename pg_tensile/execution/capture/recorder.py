@@ -265,11 +265,11 @@ class Recorder(TorchDispatchMode):
         source = running_line()
         node = _autograd_node()
         if node is not None:
-            module, made_at = self._made_by.get(node._sequence_nr(), ("", ""))
-            return module, source or made_at
-        place = self.modules[-1] if self.modules else "", source
-        self._made_by.setdefault(_sequence_number() - 1, place)
-        return place
+            module, origin_source = self._made_by.get(node._sequence_nr(), ("", ""))
+            return module, source or origin_source
+        origin = self.modules[-1] if self.modules else "", source
+        self._made_by.setdefault(_sequence_number() - 1, origin)
+        return origin
 
 
 def drawn_states() -> Any:

@@ -41,9 +41,9 @@ def is_random(func: Callable[..., Any]) -> bool:
 
 def arguments(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[Any, Any]]:
     """Yield every argument of the schema that is given, with its value."""
-    for place, argument in enumerate(func._schema.arguments):
-        if place < len(args):
-            yield argument, args[place]
+    for index, argument in enumerate(func._schema.arguments):
+        if index < len(args):
+            yield argument, args[index]
         elif argument.name in kwargs:
             yield argument, kwargs[argument.name]
 

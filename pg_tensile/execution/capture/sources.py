@@ -39,10 +39,10 @@ def running_line() -> str:
 
 def failing_line(traceback: TracebackType | None) -> str | None:
     """Return the line of the model nearest to where an error was raised; None if the traceback has no such line."""
-    found = None
+    line = None
     while traceback is not None:
         code = traceback.tb_frame.f_code
         if _owner(code) == "model":
-            found = f"{Path(code.co_filename).name}:{traceback.tb_lineno}"
+            line = f"{Path(code.co_filename).name}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
-    return found
+    return line

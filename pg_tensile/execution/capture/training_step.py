@@ -114,8 +114,8 @@ def run(model: nn.Module, tensors: StepTensors, spec: StepSpec, recorder: Record
         raise CaptureError("no parameter has a gradient", hint)
     with torch.no_grad():
         total = losses[0]
-        for other in losses[1:]:
-            total = total + other
+        for later in losses[1:]:
+            total = total + later
         _clip(trainable, gradients.kept, spec)
         for name, gradient in gradients.kept.items():
             optimizers.update(spec.optimizer, trainable[name], gradient, tensors.states[name], tensors.learning_rate)

@@ -73,10 +73,10 @@ def _gather(
         index = tile * TILE + tl.arange(0, TILE)
         word = tl.load(words + index, mask=index < count, other=0)
         used = (word != 0).to(tl.int32)
-        place = tl.load(value_ends + tile) - tl.sum(used, axis=0) + tl.cumsum(used, axis=0) - 1
-        tl.store(values + place, word, mask=used == 1)
+        position = tl.load(value_ends + tile) - tl.sum(used, axis=0) + tl.cumsum(used, axis=0) - 1
+        tl.store(values + position, word, mask=used == 1)
         if COLUMNS:
-            tl.store(columns + place, (index % ROW).to(tl.int16), mask=used == 1)
+            tl.store(columns + position, (index % ROW).to(tl.int16), mask=used == 1)
         if RUNS:
             starts = _starts_of_runs(words, index, count, used, ROW)
             ends = _ends_of_runs(words, index, count, used, ROW)
@@ -112,8 +112,8 @@ def _scatter(mask, count, tiles, value_ends, values, words, BITS: tl.constexpr, 
     for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
         index = tile * TILE + tl.arange(0, TILE)
         used = _used(mask, index, count, BITS)
-        place = tl.load(value_ends + tile) - tl.sum(used, axis=0) + tl.cumsum(used, axis=0) - 1
-        tl.store(words + index, tl.load(values + place, mask=used == 1, other=0), mask=index < count)
+        position = tl.load(value_ends + tile) - tl.sum(used, axis=0) + tl.cumsum(used, axis=0) - 1
+        tl.store(words + index, tl.load(values + position, mask=used == 1, other=0), mask=index < count)
 
 
 @triton.jit

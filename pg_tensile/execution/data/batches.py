@@ -149,7 +149,8 @@ class Batches:
                 parts.append([tensor[start:end] for tensor in window])
                 start, missing = end, missing - (end - start)
                 if not missing:
-                    whole = parts[0] if len(parts) == 1 else [torch.cat(each) for each in zip(*parts, strict=True)]
+                    columns = zip(*parts, strict=True)
+                    whole = parts[0] if len(parts) == 1 else [torch.cat(tensors) for tensors in columns]
                     yield self._batch(whole)
                     parts, missing = [], next(sizes, 0)
 

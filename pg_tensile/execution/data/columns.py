@@ -214,3 +214,18 @@ def _take_values(values: Values, index: NDArray[np.intp]) -> Values:
     elements = np.repeat(values.offsets[index] - offsets[:-1], lengths[index]) + np.arange(offsets[-1])
     nulls = None if values.element_nulls is None else values.element_nulls[elements]
     return Values(values.nulls[index], values.data[elements], offsets, nulls)
+
+
+def float_values(values: Values) -> NDArray[np.float64]:
+    """Return a column's values as float64 [rows]; null and ±infinity become NaN."""
+    x = values.data.astype(np.float64)
+    x[values.nulls | ~np.isfinite(x)] = np.nan
+    return x
+
+
+def float_elements(values: Values) -> NDArray[np.float64]:
+    """Return all elements of a column of arrays as float64; null becomes NaN."""
+    x = values.data.astype(np.float64)
+    if values.element_nulls is not None:
+        x[values.element_nulls] = np.nan
+    return x

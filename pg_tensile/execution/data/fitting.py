@@ -10,7 +10,6 @@ Needs numpy only.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -19,14 +18,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pg_tensile.errors import DataError
-from pg_tensile.execution.data.columns import INTEGER_TYPES, TOKEN_TYPES, Chunk, Column, Values, take
+from pg_tensile.execution.data.columns import (
+    INTEGER_TYPES,
+    TOKEN_TYPES,
+    Chunk,
+    Column,
+    float_elements,
+    float_values,
+    take,
+)
+from pg_tensile.execution.data.fitters import (
+    ArrayFitter,
+    CategoryFitter,
+    NumberFitter,
+    TokenFitter,
+    ValueFitter,
+    check_labels,
+)
 from pg_tensile.execution.data.preprocessing import (
-    DAY_US,
     ArraysInput,
     CategoryInput,
-    Feature,
     Inputs,
-    Kind,
     Preprocessing,
     Scaling,
     Target,
@@ -35,8 +47,6 @@ from pg_tensile.execution.data.preprocessing import (
     standardise,
 )
 
-MAX_CATEGORIES = 50_000
-MAX_LABELS = 10_000
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?([eE][-+]?\d+)?")
 
 
@@ -60,235 +70,6 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
-class Fitter(Protocol):
-    """Fits one column: `observe` takes the rows in a first pass, `observe_again` in a second."""
-
-    def observe(self, values: Values) -> None: ...
-
-    def observe_again(self, values: Values) -> None: ...
-
-
-class _Moments:
-    """Mean and standard deviation of finite float64 numbers of any magnitude, in two passes over the same blocks."""
-
-    def __init__(self) -> None:
-        self.low, self.high = np.inf, -np.inf
-        self.count = 0
-        self._sum = 0.0
-        self._squares = 0.0
-
-    def observe(self, x: NDArray[np.float64]) -> None:
-        if len(x):
-            self.low, self.high = min(self.low, float(x.min())), max(self.high, float(x.max()))
-            self.count += len(x)
-
-    def observe_again(self, x: NDArray[np.float64]) -> None:
-        middle, half = self._range()
-        if half > 0:
-            u = (x - middle) / half
-            self._sum += float(u.sum())
-            self._squares += float((u * u).sum())
-
-    def _range(self) -> tuple[float, float]:
-        return self.low / 2 + self.high / 2, self.high / 2 - self.low / 2
-
-    def result(self) -> tuple[float, float]:
-        """Return mean and standard deviation: (0, 0) without numbers, deviation 0 if all are equal."""
-        if self.count == 0:
-            return 0.0, 0.0
-        middle, half = self._range()
-        if half <= 0:
-            return self.low, 0.0
-        u = self._sum / self.count
-        variance = max(self._squares / self.count - u * u, 0.0)
-        return min(max(middle + half * u, self.low), self.high), half * float(np.sqrt(variance))
-
-
-class _NumberFitter:
-    """Fitter of numeric, boolean and timestamp columns, and of a regression's target."""
-
-    def __init__(self, column: Column) -> None:
-        self._column = column
-        self._moments = _Moments()
-        self._rows = 0
-        self._hour = False
-
-    def observe(self, values: Values) -> None:
-        x = _finite(values)
-        self._moments.observe(x)
-        self._rows += len(values.nulls)
-        if self._column.type == "timestamp":
-            self._hour = self._hour or bool(np.fmod(x, DAY_US).any())
-
-    def observe_again(self, values: Values) -> None:
-        self._moments.observe_again(_finite(values))
-
-    def feature(self) -> Feature:
-        mean, std = self._moments.result()
-        kind = Kind.TIMESTAMP if self._column.type == "timestamp" else Kind.NUMERIC
-        nulls = self._rows - self._moments.count
-        return Feature(self._column.name, kind, self._column.type, nulls, mean, std, self._hour)
-
-    def target(self) -> Target:
-        mean, std = self._moments.result()
-        return Target(self._column.name, self._column.type, mean, std or 1.0)
-
-
-class _CategoryFitter:
-    """Fitter of text columns. Codes refer to the sorted dictionary, so they are ordered as the strings."""
-
-    def __init__(self, column: Column, strings: Sequence[str]) -> None:
-        self._column = column
-        self._strings = strings
-        self._counts = np.zeros(len(strings) + 1, np.int64)  # nulls first
-
-    def observe(self, values: Values) -> None:
-        self._counts += np.bincount(values.data + 1, minlength=len(self._counts))
-
-    def observe_again(self, values: Values) -> None:
-        pass
-
-    def feature(self) -> Feature:
-        kept = _most_frequent(self._counts[1:], MAX_CATEGORIES)
-        categories = tuple(self._strings[code] for code in kept.tolist())
-        return Feature(self._column.name, Kind.CATEGORY, "text", int(self._counts[0]), categories=categories)
-
-    def labels(self) -> list[str]:
-        return [self._strings[code] for code in np.flatnonzero(self._counts[1:]).tolist()]
-
-
-class _ArrayFitter:
-    """Fitter of arrays of one length."""
-
-    def __init__(self, column: Column) -> None:
-        self._column = column
-        self._moments = _Moments()
-        self._nulls = 0
-        self.lengths: Counter[int] = Counter()
-
-    def observe(self, values: Values) -> None:
-        self._moments.observe(_finite_elements(values))
-        self._nulls += int(values.nulls.sum())
-        self.observe_lengths(values)
-
-    def observe_lengths(self, values: Values) -> None:
-        lengths, rows = np.unique(values.lengths[~values.nulls], return_counts=True)
-        self.lengths.update(dict(zip(lengths.tolist(), rows.tolist(), strict=True)))
-
-    def observe_again(self, values: Values) -> None:
-        self._moments.observe_again(_finite_elements(values))
-
-    def feature(self) -> Feature:
-        name = self._column.name
-        if len(self.lengths) > 1:
-            (usual, rows), (other, others) = self.lengths.most_common(2)
-            raise DataError(
-                f'feature "{name}" has arrays of different lengths',
-                hint="Select arrays of one length; only a transformer takes tokens of any length.",
-                detail=f"{rows} rows have {usual} elements, {others} rows have {other}.",
-            )
-        length = next(iter(self.lengths), 0)
-        if length == 0:
-            raise DataError(f'feature "{name}" has only empty or null arrays', hint="Leave the column out.")
-        mean, std = self._moments.result()
-        return Feature(name, Kind.ARRAY, self._column.type, self._nulls, mean, std, length=length)
-
-
-class _TokenFitter:
-    """Fitter of arrays of token numbers, of any length."""
-
-    DEFAULT_LENGTH = 512
-
-    def __init__(self, column: Column, limits: TokenLimits) -> None:
-        self._column = column
-        self._limits = limits
-        self._tokens = np.empty(0, np.int64)
-        self._counts = np.empty(0, np.int64)
-        self._longest = 0
-        self._nulls = 0
-
-    def observe(self, values: Values) -> None:
-        elements = values.data if values.element_nulls is None else values.data[~values.element_nulls]
-        tokens, counts = np.unique(elements.astype(np.int64), return_counts=True)
-        self._tokens, places = np.unique(np.concatenate([self._tokens, tokens]), return_inverse=True)
-        self._counts = np.bincount(places, np.concatenate([self._counts, counts])).astype(np.int64)
-        self._longest = max(self._longest, int(values.lengths.max(initial=0)))
-        self._nulls += int(values.nulls.sum())
-
-    def observe_again(self, values: Values) -> None:
-        pass
-
-    def feature(self) -> Feature:
-        if self._longest == 0:
-            raise DataError(
-                f'feature "{self._column.name}" has only empty or null arrays', hint="Leave the column out."
-            )
-        kept = _most_frequent(self._counts, self._limits.vocabulary)
-        length = min(self._longest, self._limits.length or self.DEFAULT_LENGTH)
-        tokens = tuple(self._tokens[kept].tolist())
-        return Feature(self._column.name, Kind.ARRAY, self._column.type, self._nulls, length=length, tokens=tokens)
-
-
-class _ValueFitter:
-    """Collects the distinct numbers of a classification's target."""
-
-    def __init__(self, column: Column) -> None:
-        self._column = column
-        self._values = np.empty(0, np.float64)
-
-    def observe(self, values: Values) -> None:
-        self._values = np.unique(np.concatenate([self._values, _finite(values)]))
-        if len(self._values) > MAX_LABELS:
-            raise _too_many_labels(self._column)
-
-    def observe_again(self, values: Values) -> None:
-        pass
-
-    def values(self) -> NDArray[np.float64]:
-        return self._values
-
-
-def _too_many_labels(column: Column) -> DataError:
-    hint = "Group rare labels in the query, or set the option task to regression if the target is a quantity."
-    return DataError(f'the target "{column.name}" has more than {MAX_LABELS} labels', hint=hint)
-
-
-def _most_frequent(counts: NDArray[np.int64], limit: int) -> NDArray[np.intp]:
-    """Return the `limit` positions with the highest counts above 0, ascending; among equal counts the first ones."""
-    present = np.flatnonzero(counts)
-    if len(present) <= limit:
-        return present
-    return np.sort(present[np.argsort(-counts[present], kind="stable")[:limit]])
-
-
-def _numbers(values: Values) -> NDArray[np.float64]:
-    """Return a column's values as float64 [rows]; null and ±infinity become NaN."""
-    x = values.data.astype(np.float64)
-    x[values.nulls | ~np.isfinite(x)] = np.nan
-    return x
-
-
-def _finite(values: Values) -> NDArray[np.float64]:
-    """Return a column's finite values as float64, without the others."""
-    x = values.data.astype(np.float64)
-    valid = np.isfinite(x)
-    valid &= ~values.nulls
-    return x if valid.all() else x[valid]
-
-
-def _elements(values: Values) -> NDArray[np.float64]:
-    """Return all elements of a column of arrays as float64; null becomes NaN."""
-    x = values.data.astype(np.float64)
-    if values.element_nulls is not None:
-        x[values.element_nulls] = np.nan
-    return x
-
-
-def _finite_elements(values: Values) -> NDArray[np.float64]:
-    x = _elements(values)
-    return x[np.isfinite(x)]
-
-
 @dataclass(frozen=True)
 class FittedPreprocessing:
     """A preprocessing and the columns on which it was fitted, to apply it to their chunks."""
@@ -303,15 +84,15 @@ class FittedPreprocessing:
 
     def with_target(self, chunk: Chunk) -> Chunk:
         """Return the chunk without the rows that have no target."""
-        known = _known(self.columns, chunk)
-        return chunk if known.all() else take(chunk, np.flatnonzero(known))
+        has_target = _has_target(self.columns, chunk)
+        return chunk if has_target.all() else take(chunk, np.flatnonzero(has_target))
 
     def inputs(self, chunk: Chunk) -> Inputs:
         """Return the chunk's features in the form of a PREDICT frame."""
         features = [(c, v) for c, v in zip(self.columns, chunk.columns, strict=True) if not c.target]
-        numbers = [_numbers(v) for c, v in features if c.type != "text" and not c.is_array]
+        numbers = [float_values(v) for c, v in features if c.type != "text" and not c.is_array]
         text = [v.data for c, v in features if c.type == "text"]
-        arrays = [ArraysInput(np.where(v.nulls, -1, v.lengths), _elements(v)) for c, v in features if c.is_array]
+        arrays = [ArraysInput(np.where(v.nulls, -1, v.lengths), float_elements(v)) for c, v in features if c.is_array]
         categories = [CategoryInput(codes, table) for codes, table in zip(text, self.tables, strict=True)]
         return Inputs(chunk.rows, np.array(numbers).reshape(len(numbers), chunk.rows), categories, arrays)
 
@@ -323,15 +104,15 @@ class FittedPreprocessing:
         values = chunk.columns[[column.target for column in self.columns].index(True)]
         if preprocessing.task == Task.REGRESSION:
             target = preprocessing.target
-            return standardise(_numbers(values), Scaling.of(target.mean, target.std)).astype(np.float32)
+            return standardise(float_values(values), Scaling.of(target.mean, target.std)).astype(np.float32)
         if self.label_codes is not None:
             labels = self.label_codes[values.data]
         else:
-            labels = np.searchsorted(np.array(preprocessing.label_values), _numbers(values))
+            labels = np.searchsorted(np.array(preprocessing.label_values), float_values(values))
         return labels.astype(np.int64 if preprocessing.task == Task.MULTICLASS else np.float32)
 
 
-def _known(columns: Sequence[Column], chunk: Chunk) -> NDArray[np.bool_]:
+def _has_target(columns: Sequence[Column], chunk: Chunk) -> NDArray[np.bool_]:
     """Return whether each row [rows] has a target: not null and, if it is a float, finite."""
     values = chunk.columns[[column.target for column in columns].index(True)]
     if values.data.dtype.kind == "f":
@@ -362,18 +143,18 @@ def fit(rows: Rows, split: Split, task: str | None = None, tokens: TokenLimits |
     fitters = [_fitter(column, rows.dictionaries[i] or [], classify, tokens) for i, column in enumerate(columns)]
     known_rows = validation_rows = 0
     for block in rows.blocks():
-        known = _known(columns, block)
-        validation = split.validation_rows(block.hashes) & known
-        known_rows += int(known.sum())
+        has_target = _has_target(columns, block)
+        validation = split.validation_rows(block.hashes) & has_target
+        known_rows += int(has_target.sum())
         validation_rows += int(validation.sum())
-        _observe(columns, fitters, block, known, validation, classify)
+        _observe(columns, fitters, block, has_target, validation, classify)
     if known_rows == 0:
         raise DataError(f'the target "{target.name}" is null in all {rows.rows} rows', hint="Choose another target.")
     if validation_rows == known_rows:
         hint = "Select more distinct rows, or set validation to 0."
         raise DataError(f"all {known_rows} rows fell into the validation part", hint=hint)
     for block in rows.blocks():
-        training = take(block, np.flatnonzero(_known(columns, block) & ~split.validation_rows(block.hashes)))
+        training = take(block, np.flatnonzero(_has_target(columns, block) & ~split.validation_rows(block.hashes)))
         for fitter, values in zip(fitters, training.columns, strict=True):
             fitter.observe_again(values)
     preprocessing = _preprocessing(columns, fitters, classify)
@@ -393,30 +174,28 @@ def _is_classification(target: Column, task: str | None) -> bool:
 
 def _fitter(column: Column, strings: Sequence[str], classify: bool, tokens: TokenLimits | None) -> Any:
     if column.type == "text":
-        return _CategoryFitter(column, strings)
+        return CategoryFitter(column, strings)
     if column.is_array:
-        return (
-            _TokenFitter(column, tokens) if tokens is not None and column.type in TOKEN_TYPES else _ArrayFitter(column)
-        )
-    return _ValueFitter(column) if column.target and classify else _NumberFitter(column)
+        return TokenFitter(column, tokens) if tokens is not None and column.type in TOKEN_TYPES else ArrayFitter(column)
+    return ValueFitter(column) if column.target and classify else NumberFitter(column)
 
 
 def _observe(
     columns: Sequence[Column],
     fitters: Sequence[Any],
     block: Chunk,
-    known: NDArray[np.bool_],
+    has_target: NDArray[np.bool_],
     validation: NDArray[np.bool_],
     classify: bool,
 ) -> None:
     """Observe one block in the first pass: features of training rows, labels and array lengths of all known rows."""
-    training = take(block, np.flatnonzero(known & ~validation))
+    training = take(block, np.flatnonzero(has_target & ~validation))
     rest = take(block, np.flatnonzero(validation))
     for column, fitter, values, others in zip(columns, fitters, training.columns, rest.columns, strict=True):
         fitter.observe(values)
         if column.target and classify:
             fitter.observe(others)
-        elif isinstance(fitter, _ArrayFitter):
+        elif isinstance(fitter, ArrayFitter):
             fitter.observe_lengths(others)
 
 
@@ -429,8 +208,7 @@ def _preprocessing(columns: Sequence[Column], fitters: Sequence[Any], classify: 
     if len(labels) == 1:
         hint = "A classification needs at least two; check the query's WHERE clause."
         raise DataError(f'the target "{column.name}" has only one value, {labels[0]!r}', hint=hint)
-    if len(labels) > MAX_LABELS:
-        raise _too_many_labels(column)
+    check_labels(column, len(labels))
     task = Task.BINARY if len(labels) == 2 else Task.MULTICLASS
     return Preprocessing(task, Target(column.name, column.type), labels, values, features)
 

@@ -78,7 +78,7 @@ def computing_beside(device: torch.device) -> AbstractContextManager[object]:
 def hold_out(samples: Sequence[Sample], seed: int = 0) -> tuple[list[Sample], list[Sample]]:
     """Split the samples at random into three quarters to fit and one quarter to validate the fit."""
     order = random.Random(seed).sample(samples, len(samples))
-    return [sample for place, sample in enumerate(order) if place % HELD_OUT], order[::HELD_OUT]
+    return [sample for number, sample in enumerate(order) if number % HELD_OUT], order[::HELD_OUT]
 
 
 def measure_samples(
@@ -114,13 +114,13 @@ def measure_samples(
                 tensors.append(torch.from_numpy(words.view(np.uint8)).to(device))
             for codec in codecs:
                 widths = [kind.word_bytes for kind in batch]
-                for kind, taken in zip(batch, time_coding(coder, codec, tensors, widths, chunk_bytes), strict=True):
-                    if taken is not None:
-                        visits.setdefault((codec, kind), []).append(taken)
+                for kind, times in zip(batch, time_coding(coder, codec, tensors, widths, chunk_bytes), strict=True):
+                    if times is not None:
+                        visits.setdefault((codec, kind), []).append(times)
         rounds += 1
     return [
-        Sample(codec, *kind[:2], *statistics[kind][:2], *map(float, np.min(taken, axis=0)))
-        for (codec, kind), taken in visits.items()
+        Sample(codec, *kind[:2], *statistics[kind][:2], *map(float, np.min(times, axis=0)))
+        for (codec, kind), times in visits.items()
     ]
 
 
@@ -128,7 +128,7 @@ def _batches(kinds: Sequence[TensorKind]) -> list[list[TensorKind]]:
     """Group tensors into batches that fill the caches, so that each is cold when its turn comes, as in training."""
     batches: list[list[TensorKind]] = [[]]
     for kind in kinds:
-        if sum(other.nbytes for other in batches[-1]) >= _BATCH_BYTES:
+        if sum(member.nbytes for member in batches[-1]) >= _BATCH_BYTES:
             batches.append([])
         batches[-1].append(kind)
     return batches
@@ -190,19 +190,19 @@ def time_coding(
 
     All tensors are coded before the first is decoded.
     """
-    coded = [torch.empty_like(raw) for raw in tensors]
+    targets = [torch.empty_like(raw) for raw in tensors]
     results: list[tuple[float, list[int]]] = []
-    for raw, place, width in zip(tensors, coded, word_bytes, strict=True):
+    for raw, encoded, width in zip(tensors, targets, word_bytes, strict=True):
         start = coder.clock()
-        sizes = [coder.encode(codec, raw[part], width, place[part]) for part in chunks(len(raw), chunk_bytes)]
+        sizes = [coder.encode(codec, raw[part], width, encoded[part]) for part in chunks(len(raw), chunk_bytes)]
         results.append(((coder.clock() - start) * 1e6, sizes))
-    taken: list[tuple[float, float] | None] = []
-    for raw, place, width, (encode_us, sizes) in zip(tensors, coded, word_bytes, results, strict=True):
+    times: list[tuple[float, float] | None] = []
+    for raw, encoded, width, (encode_us, sizes) in zip(tensors, targets, word_bytes, results, strict=True):
         if min(sizes) < 0:
-            taken.append(None)
+            times.append(None)
             continue
         start = coder.clock()
         for part, size in zip(chunks(len(raw), chunk_bytes), sizes, strict=True):
-            coder.decode(codec, place[part][:size], width, raw[part])
-        taken.append((encode_us, (coder.clock() - start) * 1e6))
-    return taken
+            coder.decode(codec, encoded[part][:size], width, raw[part])
+        times.append((encode_us, (coder.clock() - start) * 1e6))
+    return times

@@ -26,8 +26,8 @@ import torch
 from pg_tensile.errors import MeasurementError
 from pg_tensile.execution.capture.captured import Captured, Persistent, Value, copy_into, empty_like_value
 from pg_tensile.execution.measuring.single_operators import Alone, executing, randomised
-from pg_tensile.execution.runtime.compile import Functions, Values
 from pg_tensile.execution.runtime.device import Device
+from pg_tensile.execution.runtime.functions import Functions, Values
 from pg_tensile.execution.runtime.measure import Meter
 from pg_tensile.planning.latency.features import Sample, caches_of
 from pg_tensile.planning.latency.load import BusyProcesses, LoadMeter
@@ -76,7 +76,7 @@ class Calibration:
         # One list of visits, (load, µs), for each index into `loads`, graph and call.
         self._visits: dict[tuple[int, int, _Call], list[tuple[float, float]]] = {}
         self._captured, self._device = captured, device
-        self._calls = [_calls(each.trace) for each in captured]
+        self._calls = [_calls(graph.trace) for graph in captured]
         self._limit_bytes, self._limit_s = limit_bytes, limit_s
         self._loads = loads
         self._random = random.Random(seed)
@@ -91,9 +91,9 @@ class Calibration:
         start = time.monotonic()
         total = len(self._loads) * len(self._captured) * ROUNDS
         done = 0
-        for place, load in enumerate(self._loads):
+        for index, load in enumerate(self._loads):
             remaining = self._limit_s - (time.monotonic() - start)
-            share = remaining * (1.0 if place == len(self._loads) - 1 else _SHARE)
+            share = remaining * (1.0 if index == len(self._loads) - 1 else _SHARE)
             deadline = time.monotonic() + share
             graphs = range(len(self._captured))
             order = [graph for _ in range(ROUNDS) for graph in self._random.sample(graphs, len(graphs))]
@@ -104,7 +104,7 @@ class Calibration:
                 for graph in order:
                     if time.monotonic() < deadline:
                         yield Progress(done, total, len(self._visits), f"the device has {what} to do")
-                        self._measure(place, graph, deadline)
+                        self._measure(index, graph, deadline)
                     done += 1
         yield Progress(total, total, len(self._visits), "")
 
@@ -199,7 +199,7 @@ class _Replay:
     def iteration(self, clock: Meter) -> np.ndarray:
         """Execute the iteration; return float64[operators], µs."""
         values, functions = self._values, self._functions
-        values[functions.feed : functions.taken] = self._feed
+        values[functions.feed : functions.returned] = self._feed
         with clock:
             for operator, dying in enumerate(self._dying):
                 function = functions.plain(operator)
@@ -218,7 +218,7 @@ def _dying_slots(captured: Captured, functions: Functions) -> list[list[int]]:
     for tensor in np.flatnonzero(~trace.persistent).tolist():
         if trace.tensor_last[tensor] < trace.operator_count:
             dying[trace.tensor_last[tensor]].extend(functions.slots[tensor])
-    dying[-1].extend(range(functions.taken, functions.size))
+    dying[-1].extend(range(functions.returned, functions.size))
     return dying
 
 

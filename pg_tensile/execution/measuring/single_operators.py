@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from pg_tensile.execution.capture.captured import Captured, Slot
-from pg_tensile.execution.runtime.compile import Functions, Values
 from pg_tensile.execution.runtime.device import Device
+from pg_tensile.execution.runtime.functions import Functions, Values
 from pg_tensile.execution.runtime.measure import Meter
 
 
@@ -83,8 +83,8 @@ class Alone:
             return False
         finally:
             meter.stop()
-            made = [slot for call in (realised.call, *realised.views) for slot in call.results if slot is not None]
-            for slot in (*operands, *made):
+            results = [slot for call in (realised.call, *realised.views) for slot in call.results if slot is not None]
+            for slot in (*operands, *results):
                 self._values[slot] = None
 
 

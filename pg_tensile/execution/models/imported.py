@@ -85,9 +85,9 @@ class FlatModel(nn.Module):
         except Exception as error:
             raise ArchitectureError(f"the model raised {_describe(error)}", hint="See the traceback.") from error
         if not isinstance(outputs, Tensor) or outputs.shape != (rows, self._outputs):
-            found = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+            returned = list(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
             hint = f"It must return a tensor [rows, {self._outputs}]."
-            raise ArchitectureError(f"the model returned {found} for {rows} rows", hint=hint)
+            raise ArchitectureError(f"the model returned {returned} for {rows} rows", hint=hint)
         return outputs
 
 

@@ -42,7 +42,7 @@ class Chunks:
     def moved_bytes(self) -> int:
         return sum(chunk.coded_bytes for chunk in self.coded)
 
-    def places(self, nbytes: int) -> Iterator[slice]:
+    def ranges(self, nbytes: int) -> Iterator[slice]:
         """Return the ranges of the raw chunks of a tensor of `nbytes` bytes."""
         return chunks(nbytes, self.chunk_bytes)
 
@@ -79,8 +79,8 @@ class HostCopy(NamedTuple):
         if self.chunks is None:
             return self.memory.clone()
         raw = torch.empty_like(self.memory)
-        for place, chunk in zip(self.chunks.places(raw.numel()), self.chunks.coded, strict=True):
-            self.chunks.decode(chunk, self.memory[place], raw[place])
+        for part, chunk in zip(self.chunks.ranges(raw.numel()), self.chunks.coded, strict=True):
+            self.chunks.decode(chunk, self.memory[part], raw[part])
         return raw
 
 

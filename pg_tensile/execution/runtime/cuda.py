@@ -11,30 +11,34 @@ iteration bounds the distance: at most one more iteration is submitted while one
 - The caller's stream and the compute stream wait for each other where an iteration begins and ends: the caller may pass
   tensors that are still being computed, and read results without synchronising streams.
 
-Host memory is pinned by registering our own pages: PyTorch's pinned allocator rounds up to a power of two.
-
 The allocator does not count the context (300 to 500 MB per process); see `CudaDevice.overhead_bytes`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import weakref
 from collections import deque
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from pg_tensile.errors import DeviceError, LinkError
+from pg_tensile.errors import LinkError
 from pg_tensile.execution.measuring.device import choose_device, measure, use_deterministic_algorithms
 from pg_tensile.execution.runtime.cuda_compressed_copies import Asked, CodedLink
-from pg_tensile.execution.runtime.device import Transfer, check_budget, check_share
+from pg_tensile.execution.runtime.device import (
+    Transfer,
+    check_budget,
+    check_copy,
+    check_share,
+    copy_failure,
+    unusable_link,
+)
 from pg_tensile.execution.runtime.measure import CudaAllocator, CudaClock, Meter
+from pg_tensile.execution.runtime.pinned_memory import pinned_memory
 from pg_tensile.planning.device.profile import Direction
 
 if TYPE_CHECKING:
@@ -43,7 +47,6 @@ if TYPE_CHECKING:
 
 _PIECE = 32 << 20
 _ITERATIONS_AHEAD = 1
-_PORTABLE = 1  # cudaHostRegisterPortable: pinned for every context
 
 
 class CudaTransfer:
@@ -95,53 +98,39 @@ class CudaDevice:
         profile: DeviceProfile | None = None,
         strict: bool = False,
     ) -> None:
-        if budget_bytes is not None:
-            check_budget(budget_bytes)
-        self._device = choose_device(f"cuda:{index}")
-        self._budget_bytes = budget_bytes
+        check_budget(budget_bytes)
+        self.torch_device = choose_device(f"cuda:{index}")
+        self.budget_bytes = budget_bytes
         self._profile = profile
         make_deterministic(strict)
-        self._compute = torch.cuda.Stream(self._device)
-        self._lanes = (torch.cuda.Stream(self._device), torch.cuda.Stream(self._device))
+        self._compute = torch.cuda.Stream(self.torch_device)
+        self._lanes = (torch.cuda.Stream(self.torch_device), torch.cuda.Stream(self.torch_device))
         self._in_flight: tuple[deque[CudaTransfer], deque[CudaTransfer]] = (deque(), deque())
         self._iterations: deque[torch.cuda.Event] = deque()
         self._coded: CodedLink | None = None  # created at the first compressed copy
         self._zero: torch.cuda.Event | None = None  # start of the current iteration, if timed
         self._timed: tuple[torch.cuda.Event, list[CudaTransfer]] | None = None
-        self._library_bytes = self._warm_up()
+        self.library_bytes = self._warm_up()  # allocated by cuBLAS for the compute stream, in no operator's workspace
         streams = (self._compute, *self._lanes)
         # Runs once: at close, when the device is collected, or when the interpreter ends.
         self._close = weakref.finalize(self, _give_back, streams, self._in_flight)
 
     @property
-    def torch_device(self) -> torch.device:
-        return self._device
-
-    @property
     def profile(self) -> DeviceProfile:
         if self._profile is None:
-            self._profile = measure(self._device)
+            self._profile = measure(self.torch_device)
         return self._profile
-
-    @property
-    def budget_bytes(self) -> int | None:
-        return self._budget_bytes
-
-    @property
-    def library_bytes(self) -> int:
-        """Bytes that cuBLAS keeps allocated for the compute stream, in no operator's workspace."""
-        return self._library_bytes
 
     def overhead_bytes(self) -> int:
         """Return this process's device memory outside PyTorch's allocator: the context and the libraries' code.
 
         Where the driver does not report the memory of a process (in a container), all memory in use on the device
         counts, that of other processes included."""
-        taken = _process_bytes(self._device)
-        if taken is None:
-            free, total = torch.cuda.mem_get_info(self._device)
-            taken = total - free
-        return max(0, taken - torch.cuda.memory_reserved(self._device))
+        used = _process_bytes(self.torch_device)
+        if used is None:
+            free, total = torch.cuda.mem_get_info(self.torch_device)
+            used = total - free
+        return max(0, used - torch.cuda.memory_reserved(self.torch_device))
 
     @property
     def runs_ahead(self) -> bool:
@@ -160,7 +149,7 @@ class CudaDevice:
         target.copy_(source, non_blocking=True)
 
     def host_memory(self, size: int) -> torch.Tensor:
-        return _pinned(size, self._device)
+        return pinned_memory(size, self.torch_device)
 
     # ---- order -------------------------------------------------------------------------------------------------------
 
@@ -170,7 +159,7 @@ class CudaDevice:
         self._drop_staging()
         while len(self._iterations) > _ITERATIONS_AHEAD:
             self._iterations.popleft().synchronize()
-        caller = torch.cuda.current_stream(self._device)
+        caller = torch.cuda.current_stream(self.torch_device)
         self._compute.wait_stream(caller)
         with torch.cuda.stream(self._compute):
             if timed:
@@ -210,15 +199,14 @@ class CudaDevice:
         look: Look | None,
     ) -> CudaTransfer:
         self._check()
-        if source.numel() != target.numel():
-            raise ValueError(f"{source.numel()} bytes cannot be copied to {target.numel()}")
+        check_copy(source, target)
         if source.is_cpu and target.is_cpu:
             # Tensors that operators keep on the host (the random seeds of attention) are copied by the host
             # immediately, so everything that used their host memory before has to have ended.
             self._compute.synchronize()
         if chunks is not None:
             if self._coded is None:
-                self._coded = CodedLink(self._device, self._lanes)
+                self._coded = CodedLink(self.torch_device, self._lanes)
             self._coded.used = True
         transfer = CudaTransfer(direction, source, target, timed=self._zero is not None)
         give = partial(self._give, transfer, source, target, self._compute.record_event(), chunks, look)
@@ -295,8 +283,7 @@ class CudaDevice:
             try:
                 transfer.asked.join()
             except Exception as error:
-                message = f"copying {transfer.raw_bytes:,} bytes out of device memory failed: {error}"
-                raise LinkError(message) from error
+                raise copy_failure(transfer, error) from error
 
     def synchronize(self) -> None:
         self._check()
@@ -322,13 +309,13 @@ class CudaDevice:
         return CudaClock(self._compute)
 
     def allocator(self) -> Meter:
-        return CudaAllocator(self._device)
+        return CudaAllocator(self.torch_device)
 
     def generator_state(self) -> torch.Tensor:
-        return torch.cuda.get_rng_state(self._device)
+        return torch.cuda.get_rng_state(self.torch_device)
 
     def set_generator_state(self, state: torch.Tensor) -> None:
-        torch.cuda.set_rng_state(state, self._device)
+        torch.cuda.set_rng_state(state, self.torch_device)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         signs = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
@@ -343,21 +330,21 @@ class CudaDevice:
 
     def _check(self) -> None:
         if not self._close.alive:
-            raise LinkError("the link is of no use any more: it was closed")
+            raise unusable_link("it was closed")
 
     def _warm_up(self) -> int:
         """Make the libraries allocate the memory that they keep, so that no operator's workspace contains it.
 
         Returns its bytes."""
-        before = torch.cuda.memory_allocated(self._device)
+        before = torch.cuda.memory_allocated(self.torch_device)
         with torch.cuda.stream(self._compute):
             for dtype in (torch.float32, torch.bfloat16):
-                square = torch.zeros(64, 64, dtype=dtype, device=self._device)
+                square = torch.zeros(64, 64, dtype=dtype, device=self.torch_device)
                 torch.addmm(square[0], square, square)
                 torch.mm(square, square)
                 del square
         self._compute.synchronize()
-        return torch.cuda.memory_allocated(self._device) - before
+        return torch.cuda.memory_allocated(self.torch_device) - before
 
 
 def make_deterministic(strict: bool = False) -> None:
@@ -394,65 +381,3 @@ def _process_bytes(device: torch.device) -> int | None:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:
         return None
-
-
-def _pinned(size: int, device: torch.device) -> torch.Tensor:
-    """Return uint8[size] of pinned memory near the device, rounded to pages only. Raises DeviceError."""
-    if size == 0:
-        return torch.empty(0, dtype=torch.uint8)
-    hint = "Use a plan that keeps less on the host, a machine with more memory, or a higher limit of locked memory."
-    message = f"{size:,} bytes of pinned host memory for swapped tensors are not to be had"
-    try:
-        pages = mmap.mmap(-1, size)
-    except (OSError, OverflowError, ValueError) as error:
-        raise DeviceError(message, hint=hint, detail=str(error)) from None
-    with contextlib.suppress(OSError):  # fewer and larger pages, where the kernel supports them
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    memory = torch.frombuffer(pages, dtype=torch.uint8)
-    address = memory.data_ptr()
-    with torch.cuda.device(device), _near(device):
-        status = int(torch.cuda.cudart().cudaHostRegister(address, size, _PORTABLE))
-    if status != 0:
-        with contextlib.suppress(RuntimeError):  # consumes the error that CUDA keeps for the next launch
-            torch.zeros(1, device=device)
-        raise DeviceError(message, hint=hint, detail=f"cudaHostRegister answers {status}")
-    # Runs before the pages are unmapped. Not at exit, when CUDA may be shut down and all memory is freed anyway.
-    weakref.finalize(pages, _unpin, address, device).atexit = False
-    return memory
-
-
-def _unpin(address: int, device: torch.device) -> None:
-    """Unpin memory. It may wait for copies still in flight, because it runs only about once per plan."""
-    torch.cuda.synchronize(device)
-    torch.cuda.cudart().cudaHostUnregister(address)
-
-
-@contextlib.contextmanager
-def _near(device: torch.device) -> Iterator[None]:
-    """Keep this thread on the CPUs next to the device, if these can be determined.
-
-    The pages that it touches first are then allocated there."""
-    before = os.sched_getaffinity(0)
-    near = _cpus_near(device) & before
-    if near:
-        os.sched_setaffinity(0, near)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
-
-
-def _cpus_near(device: torch.device) -> set[int]:
-    properties = torch.cuda.get_device_properties(device)
-    try:
-        domain, bus, number = (getattr(properties, f"pci_{part}_id") for part in ("domain", "bus", "device"))
-        place = f"{domain:04x}:{bus:02x}:{number:02x}.0"
-        return parse_cpus(Path("/sys/bus/pci/devices", place, "local_cpulist").read_text())
-    except (AttributeError, OSError, ValueError):
-        return set()
-
-
-def parse_cpus(text: str) -> set[int]:
-    """Parse the kernel's list of CPUs, "0-3,8" for example."""
-    ranges = [part.split("-") for part in text.strip().split(",") if part]
-    return {cpu for bounds in ranges for cpu in range(int(bounds[0]), int(bounds[-1]) + 1)}

@@ -23,7 +23,7 @@ from pg_tensile.planning.device.profile import Direction
 
 
 class Buffer:
-    """One chunk of staging on the device. After the event `free` it may be filled again; None: not used yet."""
+    """One chunk of staging on the device; after the event `free`, None before its first use, it may be filled again."""
 
     def __init__(self, device: torch.device) -> None:
         self.memory = torch.empty(CHUNK_BYTES["cuda"], dtype=torch.uint8, device=device)
@@ -61,9 +61,9 @@ class CodedLink:
         self._lanes = lanes
         self._coding = (torch.cuda.Stream(device), torch.cuda.Stream(device))
         self._coder: Coder = coder_of(device)
-        made = torch.cuda.current_stream(device).record_event()
+        created = torch.cuda.current_stream(device).record_event()
         for stream in (*lanes, *self._coding):
-            stream.wait_event(made)
+            stream.wait_event(created)
         self._staging = tuple((Buffer(device), Buffer(device)) for _ in Direction)
         self._queue: SimpleQueue[tuple[Callable[[], None], Asked] | None] = SimpleQueue()
         self._last: Asked | None = None
@@ -83,8 +83,8 @@ class CodedLink:
         lane, coding = self._lanes[Direction.OUT], self._coding[Direction.OUT]
         for stream in (lane, coding):
             stream.wait_event(ready)
-        for number, place in enumerate(chunks.places(source.numel())):
-            buffer, raw = self._staging[Direction.OUT][number % 2], source[place]
+        for number, part in enumerate(chunks.ranges(source.numel())):
+            buffer, raw = self._staging[Direction.OUT][number % 2], source[part]
             with torch.cuda.stream(coding):
                 if buffer.free is not None:
                     coding.wait_event(buffer.free)
@@ -94,7 +94,7 @@ class CodedLink:
             lane.wait_event(coding.record_event())
             with torch.cuda.stream(lane):
                 moved = raw if size < 0 else buffer.memory[:size]
-                target[place][: chunk.coded_bytes].copy_(moved, non_blocking=True)
+                target[part][: chunk.coded_bytes].copy_(moved, non_blocking=True)
             buffer.free = lane.record_event()
 
     def _run(self) -> None:
@@ -114,11 +114,11 @@ class CodedLink:
         lane, coding = self._lanes[Direction.IN], self._coding[Direction.IN]
         for stream in (lane, coding):
             stream.wait_event(ready)
-        for number, (place, chunk) in enumerate(zip(chunks.places(target.numel()), chunks.coded, strict=True)):
-            moved = source[place][: chunk.coded_bytes]
+        for number, (part, chunk) in enumerate(zip(chunks.ranges(target.numel()), chunks.coded, strict=True)):
+            moved = source[part][: chunk.coded_bytes]
             if chunk.codec == Codec.NONE:
                 with torch.cuda.stream(lane):
-                    target[place].copy_(moved, non_blocking=True)
+                    target[part].copy_(moved, non_blocking=True)
                 continue
             buffer = self._staging[Direction.IN][number % 2]
             staged = buffer.memory[: chunk.coded_bytes]
@@ -128,7 +128,7 @@ class CodedLink:
                 staged.copy_(moved, non_blocking=True)
             coding.wait_event(lane.record_event())
             with torch.cuda.stream(coding):
-                self._coder.decode(chunk.codec, staged, chunks.word_bytes, target[place])
+                self._coder.decode(chunk.codec, staged, chunks.word_bytes, target[part])
             buffer.free = coding.record_event()
         lane.wait_event(coding.record_event())
 

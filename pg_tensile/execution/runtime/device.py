@@ -18,12 +18,13 @@ budget, at first `budget_bytes`. A device need not count.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from pg_tensile.errors import DeviceError
+from pg_tensile.errors import DeviceError, LinkError
 from pg_tensile.planning.device.profile import Direction
 
 if TYPE_CHECKING:
@@ -158,10 +159,48 @@ class Device(Protocol):
         ...
 
 
-def check_budget(budget_bytes: int) -> None:
-    """Raise DeviceError if `budget_bytes` is negative."""
-    if budget_bytes < 0:
+@contextmanager
+def iteration_context(device: Device, timed: bool = False, gradients: bool = True) -> Iterator[None]:
+    """Run below autograd and in the device's iteration, independently of the caller's modes.
+
+    Gradients are enabled as in the captured iteration: recurrent layers return no workspace otherwise."""
+    with (
+        torch.inference_mode(False),
+        device.iteration(timed),
+        torch._C._AutoDispatchBelowAutograd(),
+        torch._C._DisableAutocast(),
+        torch.set_grad_enabled(gradients),
+    ):
+        yield
+
+
+def quiesce(device: Device) -> None:
+    """Wait until nothing is in flight. LinkError is ignored: a broken or closed link moves nothing any more."""
+    with suppress(LinkError):
+        device.synchronize()
+
+
+def check_budget(budget_bytes: int | None) -> None:
+    """Raise DeviceError if `budget_bytes` is negative; None means no budget."""
+    if budget_bytes is not None and budget_bytes < 0:
         raise DeviceError(f"a budget of {budget_bytes} bytes is not possible", hint="Use 0 or more bytes.")
+
+
+def check_copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    """Raise ValueError unless source and target have the same size."""
+    if source.numel() != target.numel():
+        raise ValueError(f"{source.numel()} bytes cannot be copied to {target.numel()}")
+
+
+def copy_failure(transfer: Transfer, error: BaseException) -> LinkError:
+    """Return the error of a wait for a transfer that has failed with `error`."""
+    direction = "out of" if transfer.direction == Direction.OUT else "into"
+    return LinkError(f"copying {transfer.raw_bytes:,} bytes {direction} device memory failed: {error}")
+
+
+def unusable_link(reason: object) -> LinkError:
+    """Return the error of a call that needs a link which is broken or closed."""
+    return LinkError(f"the link is of no use any more: {reason}")
 
 
 def check_share(share: float) -> None:

@@ -23,26 +23,26 @@ import contextlib
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from pg_tensile.errors import CheckpointError, ExecutorError, LinkError, OutOfDeviceMemoryError
+from pg_tensile.errors import CheckpointError, ExecutorError
 from pg_tensile.execution.capture.captured import Captured
-from pg_tensile.execution.runtime.between import move_to, send_away
-from pg_tensile.execution.runtime.compile import Program, make_feed, takes
-from pg_tensile.execution.runtime.compressed_copies import Look
-from pg_tensile.execution.runtime.device import Device, check_budget
+from pg_tensile.execution.runtime.device import Device, check_budget, iteration_context, quiesce
+from pg_tensile.execution.runtime.functions import make_feed, takes
 from pg_tensile.execution.runtime.host_memory import HostMemory
+from pg_tensile.execution.runtime.inspection import Inspection
 from pg_tensile.execution.runtime.loaded_graph import Graph
 from pg_tensile.execution.runtime.loop import Loop
 from pg_tensile.execution.runtime.measure import Measurement
-from pg_tensile.execution.runtime.metering import Meters
-from pg_tensile.execution.runtime.plan_change import Changes, follow
+from pg_tensile.execution.runtime.metering import Meters, SparsitySamples
+from pg_tensile.execution.runtime.plan_change import Changes, Transitions, follow
+from pg_tensile.execution.runtime.program import Program
 from pg_tensile.execution.runtime.record import Counters, IterationRecord, make_record
+from pg_tensile.execution.runtime.recovery import Recovery
 from pg_tensile.execution.runtime.registry import Registry
 from pg_tensile.execution.runtime.state import State, TrainingState
 from pg_tensile.execution.runtime.swapper import Swapper
@@ -50,7 +50,7 @@ from pg_tensile.execution.runtime.verify import Verifier
 from pg_tensile.planning.compression.sparsity import Statistics
 from pg_tensile.planning.device.profile import Direction
 from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, Plan
-from pg_tensile.planning.trace.trace import Int64s, Trace
+from pg_tensile.planning.trace.trace import Trace
 
 
 class StepResult(NamedTuple):
@@ -88,26 +88,25 @@ class Executor:
         self.record: IterationRecord | None = None
         self.counters = Counters()
         self._lock = threading.RLock()
+        self._closed = self._lending = False
         self._device = device
         self._measure_every = measure_every
+        self._graphs: list[Graph] = []
         self._host = HostMemory(device)
         self._registry = Registry(device.budget_bytes)
         self._swapper = Swapper(device, self._registry)
         self._state = State(model, device, self._swapper, self._registry)
-        self._closed = self._lending = self._iterating = self._displaced = False
-        self._poison: str | None = None  # why the weights must not be used; None if they may
-        self._samples: list[int] | None = None
-        self._looks: dict[int, Look] | None = None  # by key, from the last iteration that measured sparsity
-        self._look_next = False
         self._loop = Loop(device, self._host, self._registry, self._swapper)
-        self._fits: tuple[Program, Int64s, int] | None = None  # last found to fit; the int is the budget
-        self._graphs: list[Graph] = []
-        self._changes = Changes(self._graphs, self._host, self._registry)
+        self._recovery = Recovery(device, self._loop, self._registry, self._swapper, self._state)
+        self._changes = Changes(self._graphs, self._host, self._registry, self._state)
+        self._transitions = Transitions(self._swapper, self._registry, self._host, self._state, self._recovery)
+        self._sparsity = SparsitySamples(self._swapper)
         try:
             self._current = self._join(captured, plan)  # the graph that is running, or ran last
         except BaseException:
             self.close()
             raise
+        self._state.settled_for = self._current
 
     # ---- graphs ----
 
@@ -126,24 +125,24 @@ class Executor:
         model; the executor then stays as it was."""
         with self._lock, self._changes.none_asked():
             self._check_usable()
-            self._take_over()
+            self._changes.take_over()
             return self._join(captured, plan)
 
     def _join(self, captured: Captured, plan: Plan | None) -> Graph:
         graph = Graph(captured, self._device, self._state.number(captured), self._lock)
         if plan is None:
-            self._activate(graph, follow(graph, self._graphs[0], self._graphs[0].program), follows=True)
+            self._changes.activate(graph, follow(graph, self._graphs[0], self._graphs[0].program), follows=True)
         else:
-            self._activate(graph, plan)
-        persistents = {graph.keys[each.tensor]: each.tensor for each in captured.persistents}
+            self._changes.activate(graph, plan)
+        persistents = {graph.keys[persistent.tensor]: persistent.tensor for persistent in captured.persistents}
         if not self._graphs:
-            wanted, places = Boundary(graph.program.device, graph.program.host), self._host.homes
+            wanted, memory = Boundary(graph.program.device, graph.program.host), self._host.homes
         else:
             new = persistents.keys() - self._state.sizes.keys()
             sizes = {key: int(captured.trace.tensor_bytes[persistents[key]]) for key in sorted(new)}
-            wanted, places = Boundary(frozenset(), frozenset(new)), self._host.block(sizes)
-        with self._context():
-            self._state.load(graph, wanted, places)
+            wanted, memory = Boundary(frozenset(), frozenset(new)), self._host.block(sizes)
+        with iteration_context(self._device):
+            self._state.load(graph, wanted, memory)
         self._graphs.append(graph)
         return graph
 
@@ -151,7 +150,7 @@ class Executor:
         self, graph: Graph | None, trains: bool, inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]
     ) -> Graph:
         """Return `graph` if given, else the first graph of the kind that the inputs fit, else the first of the kind."""
-        candidates = [each for each in self._graphs if each.captured.trains == trains]
+        candidates = [candidate for candidate in self._graphs if candidate.captured.trains == trains]
         if graph is not None and graph not in candidates:
             raise ExecutorError(f"the graph is not {'a training step' if trains else 'an evaluation'} of this executor")
         if not candidates:
@@ -159,7 +158,8 @@ class Executor:
             raise ExecutorError(message, hint=f"Add what capture{'' if trains else '_evaluation'}() returns.")
         if graph is not None or len(candidates) == 1:
             return graph or candidates[0]
-        return next((each for each in candidates if takes(each.captured, inputs, targets)), candidates[0])
+        fitting = (candidate for candidate in candidates if takes(candidate.captured, inputs, targets))
+        return next(fitting, candidates[0])
 
     @property
     def plan(self) -> Plan:
@@ -221,17 +221,20 @@ class Executor:
             self._check_usable()
             started = time.perf_counter()
             self._swapper.forget_transfers()
-            program, transition = self._next_program(graph)
-            self._make_room(graph)
-            values[functions.feed : functions.taken] = feed
+            self._changes.take_over()
+            self._current = graph
+            program = self._transitions.next_program(graph)
+            self._transitions.make_room(graph)
+            values[functions.feed : functions.returned] = feed
             feed.clear()  # drops this reference: the placeholder consumes the tensors
             verifier = None
             if not graph.verified:
                 verifier = Verifier(graph, self._device.torch_device, self._registry, self._swapper)
-            self._iterate(graph, program, verifier)
-            returned = values[functions.taken :]
-            values[functions.taken :] = [None] * len(returned)
-            self._finish(graph, program, transition, started)
+            samples: list[int] | None = [] if self.recording else None
+            self._iterate(graph, program, verifier, samples)
+            returned = values[functions.returned :]
+            values[functions.returned :] = [None] * len(returned)
+            self._finish(graph, program, samples, started)
             if verifier is not None:
                 graph.verified = True
                 self._correct(graph, verifier.sizes)
@@ -242,91 +245,33 @@ class Executor:
             raise ExecutorError("the executor is closed")
         if self._lending:
             raise ExecutorError("the model is lent out", hint="Leave `with executor.resident():` first.")
-        if self._iterating:  # an interrupt hit the handling of an earlier failure
-            self._recover()
-        if self._poison is not None:
-            hint = "Restore the last checkpoint with load_state_dict()."
-            raise ExecutorError(f"the weights are a mixture of two steps: {self._poison}", hint)
+        self._recovery.check()
 
-    def _make_room(self, graph: Graph) -> None:
-        """Swap out persistent tensors that the graph does not use, as far as the budget requires it.
-
-        Raises OutOfDeviceMemoryError if that is not enough. Only the steady-state program is checked, because an
-        iteration of the plan from another state never takes more memory."""
-        registry, program, workspace = self._registry, graph.program, graph.meters.workspace_bytes
-        budget, fits = registry.wanted_bytes, self._fits
-        if budget is None:
-            return
-        if fits is not None and fits[0] is program and fits[1] is workspace and fits[2] == budget:
-            return
-        program.check_budget(budget, workspace)
-        others = {key: size for key, size in registry.resident.items() if key not in graph.numbers}
-        excess = sum(others.values()) + program.device_peak_bytes(workspace) - budget
-        if excess > 0:
-            with self._guarded(program), self._context():
-                send_away(others, excess, self._swapper, self._host)
-        self._fits = program, workspace, budget
-
-    @contextlib.contextmanager
-    def _context(self, timed: bool = False, gradients: bool = True) -> Iterator[None]:
-        """Run below autograd and in the device's iteration, independently of the caller's modes.
-
-        Gradients are enabled as in the captured iteration: recurrent layers return no workspace otherwise."""
-        with (
-            torch.inference_mode(False),
-            self._device.iteration(timed),
-            torch._C._AutoDispatchBelowAutograd(),
-            torch._C._DisableAutocast(),
-            torch.set_grad_enabled(gradients),
-        ):
-            yield
-
-    def _iterate(self, graph: Graph, program: Program, verifier: Verifier | None) -> None:
+    def _iterate(self, graph: Graph, program: Program, verifier: Verifier | None, samples: list[int] | None) -> None:
         """Run one iteration. An error is raised again once the executor has recovered from it."""
-        self._samples = [] if self.recording else None
-        looking = self._look_next and graph is self._graphs[0] and verifier is None
-        self._swapper.looks = {} if looking else None
+        self._sparsity.begin(graph is self._graphs[0] and verifier is None)
         meter = graph.meters.next() if verifier is None else None
-        context = self._context(self.recording, graph.captured.trains)
-        with self._guarded(program), context, meter or contextlib.nullcontext():
-            self._loop.run(graph, program, meter, verifier, self._samples)
-            self._forget(graph, program)
-        if looking:
-            self._looks, self._look_next, self._swapper.looks = self._swapper.looks, False, None
+        guard = self._recovery.guard(graph, program, samples is not None, graph.captured.trains)
+        with guard, meter or contextlib.nullcontext():
+            self._loop.run(graph, program, meter, verifier, samples)
+            self._transitions.settle(graph, program)
+        self._sparsity.end()
         if meter is not None:
             graph.meters.add(meter, program.sequence.operators)
 
-    def _forget(self, graph: Graph, program: Program) -> None:
-        """Drop, at the end of an iteration, the empty storages that are not filled again and the host copies that are
-        stale or no longer needed."""
-        swapper, homes = self._swapper, self._host.homes
-        swapper.shells = {key: shell for key, shell in swapper.shells.items() if self._state.knows(key)}
-        swapper.copies = {
-            key: copy
-            for key, copy in swapper.copies.items()
-            if (key in program.host or key not in graph.changed) and (key in homes or key in swapper.shells)
-        }
-        self._displaced = False
-
-    def _finish(self, graph: Graph, program: Program, transition: bool, started: float) -> None:
-        swapper, workspace = self._swapper, graph.meters.workspace_bytes
-        if self._samples is not None:
+    def _finish(self, graph: Graph, program: Program, samples: list[int] | None, started: float) -> None:
+        """Count the iteration, record it if the footprints of its steps are given, and schedule measurements."""
+        swapper, loop, workspace = self._swapper, self._loop, graph.meters.workspace_bytes
+        if samples is not None:
             self._device.synchronize()
             self._device.finish_times()
-        loop = self._loop
         self.counters.add(swapper.moved, swapper.waited, program.recomputes, loop.peak_bytes, loop.device_peak_bytes)
         self._registry.settle()
-        if self._samples is not None:
+        if samples is not None:
             step_us = (time.perf_counter() - started) * 1e6
+            transition = program is not graph.program
             self.record = make_record(
-                program.sequence,
-                transition,
-                self._samples,
-                workspace,
-                graph.numbers,
-                swapper.moved,
-                swapper.waited,
-                step_us,
+                program.sequence, transition, samples, workspace, graph.numbers, swapper.moved, swapper.waited, step_us
             )
         graph.iterations += 1
         if self._measure_every and graph.iterations % self._measure_every == 0:
@@ -338,63 +283,7 @@ class Executor:
         if sizes:
             graph.captured = graph.functions.captured = graph.captured.with_tensor_bytes(sizes)
             graph.meters = Meters(self._device, graph.captured.trace)
-            self._activate(graph, graph.plan, graph.compiled.follows)
-
-    # ---- failures ----
-
-    @contextlib.contextmanager
-    def _guarded(self, program: Program) -> Iterator[None]:
-        """Guard code that moves tensors: after an exception every tensor is in a known state, and no frame of the
-        exception keeps one alive."""
-        self._loop.step, self._iterating = 0, True
-        error: BaseException | None = None
-        try:
-            yield
-        except BaseException as raised:
-            traceback.clear_frames(raised.__traceback__)
-            error = self._explain(raised, program)
-        if error is not None:
-            self._recover()
-            raise error
-        self._iterating = False
-
-    def _explain(self, raised: BaseException, program: Program) -> BaseException:
-        step = self._loop.step
-        label = program.operator_label(step)
-        if self._device.is_out_of_memory(raised) and not isinstance(raised, OutOfDeviceMemoryError):
-            error = OutOfDeviceMemoryError(label, program.work(step).bytes, self._registry.in_use, None)
-            error.__cause__ = raised
-            return error
-        if not isinstance(raised, OutOfDeviceMemoryError):
-            raised.add_note(f"in {label} of an iteration under plan {program.sequence.plan.generation}")
-        return raised
-
-    def _recover(self) -> None:
-        """Drop the tensors of a failed iteration and leave each persistent tensor whole, on the device or the host."""
-        self._quiesce()
-        with self._context():
-            self._swapper.settle()
-        graph, swapper = self._current, self._swapper
-        persistent = graph.captured.trace.persistent
-        for slot, value in enumerate(graph.captured.values):
-            if not persistent[value.tensor]:
-                graph.values[slot] = None
-        graph.values[graph.functions.feed :] = [None] * (graph.functions.size - graph.functions.feed)
-        swapper.shells = {tensor: shell for tensor, shell in swapper.shells.items() if self._state.knows(tensor)}
-        swapper.copies = {tensor: copy for tensor, copy in swapper.copies.items() if tensor in swapper.shells}
-        sizes = self._state.sizes
-        self._registry.replace({tensor: sizes[tensor] for tensor in sizes if tensor not in swapper.shells})
-        if self._loop.step >= graph.program.first_change:
-            self._poison = f"an iteration stopped at {graph.program.operator_label(self._loop.step)}"
-        if swapper.shells.keys() - swapper.copies.keys():
-            self._poison = "the plan has lost a tensor"
-        self._displaced = True
-        self._iterating = False
-
-    def _quiesce(self) -> None:
-        """Wait until nothing is in flight. LinkError is ignored: a broken or closed link moves nothing any more."""
-        with contextlib.suppress(LinkError):
-            self._device.synchronize()
+            self._changes.activate(graph, graph.plan, graph.compiled.follows)
 
     # ---- plans ----
 
@@ -409,39 +298,12 @@ class Executor:
         graph = graph or self._graphs[0]
         if graph not in self._graphs:
             raise ExecutorError("the graph is not one of this executor")
-        if budget_bytes is not None:
-            check_budget(budget_bytes)
+        check_budget(budget_bytes)
         if not self._closed:
             self._changes.ask(graph, plan, budget_bytes, self._current)
         if self._closed:  # another thread may have closed it meanwhile
             self._changes.drop()
             raise ExecutorError("the executor is closed")
-
-    def _take_over(self) -> None:
-        """Apply the pending change, if any, between two iterations."""
-        if self._changes.asked is not None:
-            self._displaced = True  # until the transition is done
-            self._changes.take_over()
-
-    def _activate(self, graph: Graph, plan: Plan, follows: bool = False) -> None:
-        """Compile a plan and take its host memory. Raises InvalidPlanError or DeviceError; the old plan then stays."""
-        compiled = graph.compile(plan, follows)
-        self._host.provide([compiled.program, *(each.program for each in self._graphs if each is not graph)])
-        graph.compiled = compiled
-
-    def _next_program(self, graph: Graph) -> tuple[Program, bool]:
-        """Return the program of the graph's next iteration, and whether it is a transition."""
-        self._take_over()
-        steady = graph.program
-        if graph is self._current and not self._displaced:
-            return steady, False
-        self._current, self._displaced = graph, True
-        with self._guarded(steady), self._context():
-            move_to(steady, self._swapper, self._registry, self._host)
-        resident = steady.device.intersection(self._registry.resident)
-        if len(resident) == len(steady.device):  # additional host copies do no harm
-            return steady, False
-        return graph.compile_from(resident), True
 
     # ---- measuring ----
 
@@ -460,12 +322,12 @@ class Executor:
         """Sample every tensor that the first graph's next iteration swaps out (CSWAP, section IV-A).
 
         The graph's very first iteration, which is verified against the trace, takes no samples."""
-        self._look_next = True
+        self._sparsity.pending = True
 
     @property
     def measures_sparsity(self) -> bool:
         """True if the iteration that takes the samples is still to come or has not ended yet."""
-        return self._look_next
+        return self._sparsity.pending
 
     def moved_bytes(self) -> dict[int, int]:
         """Return the bytes that each copy to the host moved in the last iteration, by the tensor's index in the first
@@ -473,19 +335,25 @@ class Executor:
         if self._current is not self._graphs[0]:
             return {}
         with self._lock:
-            self._quiesce()
-            numbers, moved = self._current.numbers, self._swapper.moved
-            outs = [each for each in moved if each.transfer.direction == Direction.OUT and each.tensor in numbers]
-            return {numbers[each.tensor]: each.transfer.bytes for each in outs}
+            quiesce(self._device)
+            return {
+                self._current.numbers[tensor]: transfer.bytes
+                for _, tensor, _, transfer, _ in self._swapper.moved
+                if transfer.direction == Direction.OUT and tensor in self._current.numbers
+            }
 
     def statistics(self) -> dict[int, Statistics]:
         """Return the statistics of the latest samples, by the tensor's index in the first graph; empty before the first
         samples. Waits for the device."""
         with self._lock:
-            self._quiesce()
-            numbers, looks = self._graphs[0].numbers, self._looks or {}
-            found = {numbers[key]: look.statistics() for key, look in looks.items() if key in numbers}
-        return {tensor: statistics for tensor, statistics in found.items() if statistics is not None}
+            quiesce(self._device)
+            return self._sparsity.statistics(self._graphs[0].numbers)
+
+    def inspect(self) -> Inspection:
+        """Return where the tensors are, for tests; valid until the next iteration. A closed executor has none."""
+        return Inspection.of(
+            self._registry, self._swapper, self._host, self._state, self._changes, self._recovery, self._closed
+        )
 
     # ---- the model and its state ----
 
@@ -493,24 +361,24 @@ class Executor:
         """Return the weights and optimizer state after the last step, copied to the CPU."""
         with self._lock:
             self._check_usable()
-            self._quiesce()
-            with self._context():
+            quiesce(self._device)
+            with iteration_context(self._device):
                 return self._state.read()
 
     def load_state_dict(self, state: TrainingState) -> None:
         """Continue from `state`. Raises CheckpointError if it does not fit this job; nothing has changed then."""
         with self._lock:
-            before, self._poison = self._poison, None
+            before, self._recovery.poison = self._recovery.poison, None
             try:
                 self._check_usable()
-                before, self._poison = self._poison, "load_state_dict() was interrupted"
-                self._quiesce()
-                with self._context():
+                before, self._recovery.poison = self._recovery.poison, "load_state_dict() was interrupted"
+                quiesce(self._device)
+                with iteration_context(self._device):
                     self._state.write(state)
             except (CheckpointError, ExecutorError):
-                self._poison = before
+                self._recovery.poison = before
                 raise
-            self._poison = None
+            self._recovery.poison = None
 
     @contextlib.contextmanager
     def resident(self) -> Iterator[None]:
@@ -520,8 +388,7 @@ class Executor:
         does not fit."""
         with self._lock:
             self._check_usable()
-            steady = self._current.program
-            with self._guarded(steady), self._context():
+            with self._recovery.guard(self._current):
                 self._state.lend()
             self._lending = True
             try:
@@ -529,7 +396,7 @@ class Executor:
             finally:
                 self._lending = False
                 if not self._closed:
-                    with self._guarded(steady), self._context():
+                    with self._recovery.guard(self._current):
                         self._state.take_back()
 
     def close(self) -> None:
@@ -540,9 +407,8 @@ class Executor:
         with self._lock:
             if self._closed:
                 return
-            if self._iterating:
-                self._recover()
-            self._quiesce()
+            self._recovery.complete()
+            quiesce(self._device)
             with torch.inference_mode(False), torch.no_grad():
                 self._state.give_back()
             self._closed = True

@@ -24,7 +24,14 @@ import numpy as np
 import torch
 
 from pg_tensile.errors import DeviceError, LinkError
-from pg_tensile.execution.runtime.device import Transfer, check_budget, check_share
+from pg_tensile.execution.runtime.device import (
+    Transfer,
+    check_budget,
+    check_copy,
+    check_share,
+    copy_failure,
+    unusable_link,
+)
 from pg_tensile.execution.runtime.measure import HostAllocator, HostClock, Meter
 from pg_tensile.planning.compression.codec import Codec
 from pg_tensile.planning.device.profile import Direction
@@ -117,8 +124,7 @@ class _Lane:
         chunks: Chunks | None = None,
         look: Look | None = None,
     ) -> HostTransfer:
-        if source.numel() != target.numel():
-            raise ValueError(f"{source.numel()} bytes cannot be copied to {target.numel()}")
+        check_copy(source, target)
         due = time.perf_counter() + delay_us / 1e6
         transfer = HostTransfer(self._direction, source, target, due, chunks, look)
         with self._lock:
@@ -129,7 +135,7 @@ class _Lane:
 
     def check(self) -> None:
         if self._error is not None:
-            raise LinkError(f"the link is of no use any more: {self._error}") from self._error
+            raise unusable_link(self._error) from self._error
 
     def idle(self) -> None:
         """Wait until all copies given to the lane have ended."""
@@ -213,15 +219,15 @@ class _Lane:
         Returns the end of the copy by the lane's clock."""
         clock, coded = start + self._latency_s, start
         sent: list[float] = []  # time at which each chunk has left the link
-        for place in chunks.places(source.numel()):
+        for part in chunks.ranges(source.numel()):
             begin = coded if len(sent) < 2 else max(coded, sent[-2])
             self._sleep_until(begin, _SHORT_S)
             woken = time.perf_counter()
-            chunk = chunks.encode(source[place], target[place])
+            chunk = chunks.encode(source[part], target[part])
             coded = _ended(begin, woken)
             clock = max(clock, coded) + self._link_s(chunk.coded_bytes)
             if chunk.codec == Codec.NONE:
-                target[place] = source[place]
+                target[part] = source[part]
                 clock = max(clock, time.perf_counter() - _SHORT_S)
             sent.append(clock)
         self._sleep_until(clock)
@@ -233,12 +239,12 @@ class _Lane:
         Returns the end of the copy by the lane's clock."""
         clock = start + self._latency_s
         decoded: list[float] = []  # time at which each chunk was decoded
-        for place, chunk in zip(chunks.places(target.numel()), chunks.coded, strict=True):
+        for part, chunk in zip(chunks.ranges(target.numel()), chunks.coded, strict=True):
             begin = clock if len(decoded) < 2 else max(clock, decoded[-2])
             clock = begin + self._link_s(chunk.coded_bytes)
             self._sleep_until(clock, _SHORT_S)
             woken = time.perf_counter()
-            chunks.decode(chunk, source[place], target[place])
+            chunks.decode(chunk, source[part], target[part])
             decoded.append(_ended(max([clock, *decoded[-1:]]), woken))
         clock = max([clock, *decoded[-1:]])
         self._sleep_until(clock)
@@ -279,30 +285,18 @@ def _close_lanes(lanes: tuple[_Lane, _Lane]) -> None:
 
 
 class HostDevice:
-    """A `device.Device` on the CPU. `budget_bytes` limits registry and workspace together; None: no limit."""
+    """A `device.Device` on the CPU. `budget_bytes` limits registry and workspace together; None means no limit."""
 
     def __init__(self, profile: DeviceProfile, budget_bytes: int | None = None) -> None:
-        if budget_bytes is not None:
-            check_budget(budget_bytes)
+        check_budget(budget_bytes)
         _keep_freed_memory()
-        self._profile = profile
-        self._budget_bytes = budget_bytes
+        self.profile = profile
+        self.budget_bytes = budget_bytes
+        self.torch_device = torch.device("cpu")
         self._lanes = (_Lane(Direction.OUT, profile), _Lane(Direction.IN, profile))
         self._lanes[0].other, self._lanes[1].other = self._lanes[1], self._lanes[0]
         # Runs once: at close, when the device is collected, or when the interpreter ends (threads are alive then).
         self._close = weakref.finalize(self, _close_lanes, self._lanes)
-
-    @property
-    def torch_device(self) -> torch.device:
-        return torch.device("cpu")
-
-    @property
-    def profile(self) -> DeviceProfile:
-        return self._profile
-
-    @property
-    def budget_bytes(self) -> int | None:
-        return self._budget_bytes
 
     @property
     def runs_ahead(self) -> bool:
@@ -354,9 +348,7 @@ class HostDevice:
             transfer.join()
             transfer.stall_us = (time.perf_counter() - begin) * 1e6
         if transfer.error is not None:
-            direction = "out of" if transfer.direction == Direction.OUT else "into"
-            message = f"copying {transfer.raw_bytes:,} bytes {direction} device memory failed: {transfer.error}"
-            raise LinkError(message) from transfer.error
+            raise copy_failure(transfer, transfer.error) from transfer.error
 
     def synchronize(self) -> None:
         for lane in self._lanes:

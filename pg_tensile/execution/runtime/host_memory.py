@@ -14,17 +14,17 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from pg_tensile.execution.runtime.compile import Program
 from pg_tensile.execution.runtime.device import Device
+from pg_tensile.execution.runtime.program import Program
 from pg_tensile.planning.plan.following import home_bytes
 
 
 class Reserved(NamedTuple):
-    """All homes and the arena for future programs; `here` are the homes in use when the reservation was made."""
+    """All homes and the arena for future programs; `in_use` are the homes in use when the reservation was made."""
 
     homes: dict[int, torch.Tensor]
     arena: torch.Tensor
-    here: dict[int, torch.Tensor]
+    in_use: dict[int, torch.Tensor]
 
 
 class HostMemory:
@@ -40,25 +40,25 @@ class HostMemory:
 
         Memory in use and memory of the reservation `earlier` is used again. The pages of new memory are pre-faulted,
         which takes a second for some GiB. May be called from any thread. Raises DeviceError."""
-        here, arenas = self.homes, [self.arena, *([earlier.arena] if earlier else [])]
-        wanted, size = _needs(programs)
-        homes = {**(earlier.homes if earlier else {}), **here}
-        new = self.block({tensor: size for tensor, size in wanted.items() if tensor not in homes})
-        arena = next((each for each in arenas if each.numel() == size), None)
+        in_use, arenas = self.homes, [self.arena, *([earlier.arena] if earlier else [])]
+        sizes, arena_bytes = _needs(programs)
+        homes = {**(earlier.homes if earlier else {}), **in_use}
+        new = self.block({tensor: size for tensor, size in sizes.items() if tensor not in homes})
+        arena = next((candidate for candidate in arenas if candidate.numel() == arena_bytes), None)
         if arena is None:
-            arena = self._device.host_memory(size)
+            arena = self._device.host_memory(arena_bytes)
             _touch(arena)
         for home in new.values():
             _touch(home)
         homes |= new
-        return Reserved({tensor: homes[tensor] for tensor in wanted}, arena, here)
+        return Reserved({tensor: homes[tensor] for tensor in sizes}, arena, in_use)
 
     def provide(self, programs: Iterable[Program], reserved: Reserved | None = None) -> None:
         """Switch to the memory that these programs need (`reserved`, if it is still valid) and release all other.
 
         A host copy keeps the memory of its released home alive for as long as the copy is used. Raises DeviceError;
         nothing has changed then."""
-        if reserved is None or reserved.here is not self.homes:
+        if reserved is None or reserved.in_use is not self.homes:
             reserved = self.reserve(programs, reserved)
         self.homes, self.arena = reserved.homes, reserved.arena
 
@@ -68,8 +68,8 @@ class HostMemory:
             return {}
         ends = np.cumsum([home_bytes(size) for size in sizes.values()]).tolist()
         memory = self._device.host_memory(ends[-1])
-        starts = [0, *ends[:-1]]
-        return {tensor: memory[at : at + size] for (tensor, size), at in zip(sizes.items(), starts, strict=True)}
+        spans = zip(sizes, [0, *ends[:-1]], sizes.values(), strict=True)
+        return {tensor: memory[start : start + size] for tensor, start, size in spans}
 
     @property
     def bytes(self) -> int:

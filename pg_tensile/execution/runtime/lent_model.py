@@ -62,10 +62,6 @@ class Bound(NamedTuple):
     def release(self) -> None:
         self.tensor.__class__ = self.original_class
 
-    @property
-    def is_held(self) -> bool:
-        return isinstance(self.tensor, _Held)
-
 
 def bind(captured: Captured, persistents: Iterable[Persistent], model: nn.Module) -> tuple[Bound, ...]:
     """Return the parameters and buffers of `model` that are among `persistents`.

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pg_tensile.execution.capture.captured import Captured
-from pg_tensile.execution.runtime.compile import Functions, Program, Values, compile_program
+from pg_tensile.execution.runtime.compile import compile_program
 from pg_tensile.execution.runtime.device import Device
+from pg_tensile.execution.runtime.functions import Functions, Values
 from pg_tensile.execution.runtime.measure import Measurement
 from pg_tensile.execution.runtime.metering import Meters
+from pg_tensile.execution.runtime.program import Program
 from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.following import transient_events
 from pg_tensile.planning.plan.memory import host_arena
@@ -109,6 +111,4 @@ class Graph:
         absent = (steady.device | steady.away) - resident
         state = Boundary(*(frozenset(map(self.numbers.__getitem__, k)) for k in (resident, steady.host | absent)))
         sequence = AccessSequence(steady.sequence.captured_trace, steady.sequence.plan, state, passive=True)
-        program = compile_program(self.functions, sequence, steady.arena, self._device.runs_ahead)
-        program.look_up()
-        return program
+        return compile_program(self.functions, sequence, steady.arena, self._device.runs_ahead)

@@ -10,14 +10,15 @@ from functools import partial
 
 import torch
 
-from pg_tensile.execution.runtime.compile import Code, Program
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.host_memory import HostMemory
 from pg_tensile.execution.runtime.loaded_graph import Graph
 from pg_tensile.execution.runtime.measure import Meter
+from pg_tensile.execution.runtime.program import Program
 from pg_tensile.execution.runtime.registry import Registry
 from pg_tensile.execution.runtime.swapper import Swapper
 from pg_tensile.execution.runtime.verify import Verifier
+from pg_tensile.planning.plan.execution import ActionKind
 
 
 class Loop:
@@ -44,7 +45,7 @@ class Loop:
         """Execute the instructions of one iteration; the footprint of each step is appended to `samples`, if given."""
         values, swapper, registry, resident = graph.values, self._swapper, self._registry, self._registry.resident
         workspace, limit = graph.meters.workspace_bytes.tolist(), self._registry.limit - program.staging_bytes
-        run, free = Code.RUN, Code.FREE
+        run, free = ActionKind.RUN, ActionKind.FREE
         step = peak = device_peak = 0
         try:
             for code, step, tensor, work, keeps, event, delay_us, codec in program.instructions:
@@ -83,25 +84,25 @@ class Loop:
             self.device_peak_bytes = max(peak, device_peak) + program.staging_bytes
 
     def _transfer(
-        self, program: Program, code: Code, step: int, tensor: int, keeps: bool, event: int, delay_us: int, codec: int
+        self, program: Program, code: int, step: int, tensor: int, keeps: bool, event: int, delay_us: int, codec: int
     ) -> None:
         swapper = self._swapper
-        if code is Code.COPY_OUT:
+        if code is ActionKind.COPY_OUT:
             swapper.copy_out(tensor, self._target(program, tensor, step), step, event, delay_us, codec)
-        elif code is Code.WAIT_OUT:
+        elif code is ActionKind.WAIT_OUT:
             swapper.wait_out(tensor, step)
             if keeps:
                 swapper.empty(tensor)
             else:
                 swapper.drop(tensor)
-        elif code is Code.WAIT_IN:
+        elif code is ActionKind.WAIT_IN:
             swapper.wait_in(tensor, step)
-        elif code is Code.PASSIVE_IN:
+        elif code is ActionKind.PASSIVE_IN:
             swapper.bring_in(tensor, partial(program.operator_label, step), step)
         else:
             if tensor not in self._registry.resident:  # unless an earlier ALLOCATE made it resident
                 swapper.allocate(tensor, partial(program.operator_label, step))
-            if code is Code.COPY_IN:
+            if code is ActionKind.COPY_IN:
                 swapper.copy_in(tensor, step, event, delay_us)
 
     def _target(self, program: Program, tensor: int, step: int) -> torch.Tensor:
@@ -112,7 +113,7 @@ class Loop:
         home = self._host.homes.get(tensor)
         if home is not None:
             return home
-        size, offset = self._swapper.storage(tensor).nbytes(), program.places.get((tensor, step))
-        if offset is None or size != program.bytes_of(tensor):
+        size, offset = self._swapper.storage(tensor).nbytes(), program.offsets.get((tensor, step))
+        if offset is None or size != program.tensor_bytes[tensor]:
             return self._device.host_memory(size)
         return self._host.arena[offset : offset + size]

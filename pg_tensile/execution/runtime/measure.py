@@ -362,8 +362,8 @@ class StorageObserver(TorchDispatchMode):
         outputs = _tensors(result)
         self.watch(operands)
         self.watch(outputs)
-        made = {_weak(tensor).cdata for tensor in outputs} - {_weak(tensor).cdata for tensor in operands}
-        if made or func._schema.is_mutable or not outputs:
+        created = {_weak(tensor).cdata for tensor in outputs} - {_weak(tensor).cdata for tensor in operands}
+        if created or func._schema.is_mutable or not outputs:
             self.seen.append(Observed(str(func), self.live_bytes()))
         return result
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from pg_tensile.execution.runtime.compressed_copies import Look
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.measure import Measurement, Measurements, Meter
+from pg_tensile.execution.runtime.swapper import Swapper
+from pg_tensile.planning.compression.sparsity import Statistics
 from pg_tensile.planning.latency.roofline import estimate
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.trace.trace import Int32s, Int64s, Trace
@@ -67,3 +70,30 @@ class Meters:
             return trace
         trace = self._measurements.result().apply(trace)
         return trace if trace.latency_us.any() else trace.with_latencies(estimate(trace, self._device.profile))
+
+
+class SparsitySamples:
+    """Samples of the tensors that iterations of one graph swap out (CSWAP, section IV-A).
+
+    `pending` is set by a request until the iteration that takes the samples has ended."""
+
+    def __init__(self, swapper: Swapper) -> None:
+        self.pending = False
+        self._swapper = swapper
+        self._looks: dict[int, Look] = {}  # by key, from the last iteration that took samples
+
+    def begin(self, allowed: bool) -> None:
+        """Begin an iteration, which takes the samples if they are pending and `allowed`."""
+        self._swapper.looks = {} if allowed and self.pending else None
+
+    def end(self) -> None:
+        """End an iteration that has not failed."""
+        if self._swapper.looks is not None:
+            self._looks, self.pending, self._swapper.looks = self._swapper.looks, False, None
+
+    def statistics(self, numbers: Mapping[int, int]) -> dict[int, Statistics]:
+        """Return the statistics of the latest samples by the tensor's number; `numbers` maps keys to numbers.
+
+        The device must have completed the iteration."""
+        statistics = {numbers[key]: look.statistics() for key, look in self._looks.items() if key in numbers}
+        return {tensor: sampled for tensor, sampled in statistics.items() if sampled is not None}

@@ -90,15 +90,15 @@ class Counters:
         self.recomputes += recomputes
         self.peak_bytes = max(self.peak_bytes, peak_bytes)
         self.device_peak_bytes = max(self.device_peak_bytes, device_peak_bytes)
-        for one in moved:
-            self.passive_swap_ins += one.passive
-            if one.transfer.direction == Direction.OUT:
-                self.bytes_out += one.transfer.bytes
-                self.raw_bytes_out += one.transfer.raw_bytes
+        for move in moved:
+            self.passive_swap_ins += move.passive
+            if move.transfer.direction == Direction.OUT:
+                self.bytes_out += move.transfer.bytes
+                self.raw_bytes_out += move.transfer.raw_bytes
             else:
-                self.bytes_in += one.transfer.bytes
-                self.raw_bytes_in += one.transfer.raw_bytes
-        self.stall_us += sum(one.transfer.stall_us for one in waited)
+                self.bytes_in += move.transfer.bytes
+                self.raw_bytes_in += move.transfer.raw_bytes
+        self.stall_us += sum(move.transfer.stall_us for move in waited)
 
 
 def make_record(
@@ -127,11 +127,11 @@ def make_record(
         steps=sequence.operators,
         peak_bytes=seen.peak_bytes,
         device_peak_bytes=seen.device_peak_bytes,
-        transfers=tuple(_transfer(each, numbers.get(each.tensor, -1)) for each in moved),
+        transfers=tuple(_transfer(event, numbers.get(event.tensor, -1)) for event in moved),
         stalls=tuple(
-            Stall(each.step, numbers.get(each.tensor, -1), each.transfer.stall_us)
-            for each in waited
-            if each.transfer.stall_us
+            Stall(event.step, numbers.get(event.tensor, -1), event.transfer.stall_us)
+            for event in waited
+            if event.transfer.stall_us
         ),
         passive_swap_ins=seen.passive_swap_ins,
         recomputes=seen.recomputes,

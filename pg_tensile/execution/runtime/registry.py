@@ -14,7 +14,7 @@ class Registry:
     loop updates `resident` and `in_use` itself, after checking the limit."""
 
     def __init__(self, budget_bytes: int | None) -> None:
-        self.wanted_bytes = budget_bytes  # the budget that plans must fit; None: no limit
+        self.wanted_bytes = budget_bytes  # the budget that plans must fit; None means no limit
         self._hold_to(budget_bytes)
         self.resident: dict[int, int] = {}
         self.in_use = 0

@@ -67,6 +67,7 @@ class State:
         self._layouts: dict[int, Layout] = {}
         self._keys: dict[Identity, int] = {}
         self._count = 0  # the first free key
+        self.settled_for: Graph | None = None  # the graph in whose plan's boundary state all tensors are
         self._bound: list[Bound] = []
         self._brought: list[int] = []  # keys of the tensors that `lend` swapped in
 
@@ -96,48 +97,48 @@ class State:
                     raise ExecutorError(message, hint="Capture all graphs of the same model for the same device.")
         return keys
 
-    def load(self, graph: Graph, wanted: Boundary, places: Mapping[int, torch.Tensor]) -> None:
+    def load(self, graph: Graph, wanted: Boundary, memory: Mapping[int, torch.Tensor]) -> None:
         """Create a graph's persistent tensors that are not loaded yet, and put each where `wanted` (keys) has it.
 
-        `places` is the host memory for the copies, by key. From here on the model's tensors are held. Raises
+        `memory` is the host memory for the copies, by key. From here on the model's tensors are held. Raises
         OutOfDeviceMemoryError, and ExecutorError as `bind` does."""
         captured, values, swapper = graph.captured, graph.values, self._swapper
-        new = [each for each in captured.persistents if graph.keys[each.tensor] not in self._persistents]
-        bound = {one.persistent.tensor: one for one in bind(captured, new, self._model)}
+        new = [entry for entry in captured.persistents if graph.keys[entry.tensor] not in self._persistents]
+        bound = {entry.persistent.tensor: entry for entry in bind(captured, new, self._model)}
         self._count = max(self._count, *(key + 1 for key in graph.keys))
         for tensor in np.flatnonzero(~captured.trace.persistent).tolist():
-            swapper.places[graph.keys[tensor]] = [(values, slot) for slot in graph.functions.slots[tensor]]
+            swapper.positions[graph.keys[tensor]] = [(values, slot) for slot in graph.functions.slots[tensor]]
         for persistent, identity in zip(captured.persistents, _identities(captured), strict=True):
             key, slots = graph.keys[persistent.tensor], graph.functions.slots[persistent.tensor]
             make_views = partial(graph.functions.make_persistent_views, persistent.tensor, values)
             if key in self._persistents:
                 swapper.join(key, values, slots, make_views)
                 continue
-            swapper.places[key] = [(values, slot) for slot in slots]
+            swapper.positions[key] = [(values, slot) for slot in slots]
             values[persistent.slot] = value = value_of(persistent, captured, self._model)
             make_views()
             if key in wanted.device:
                 size = int(captured.trace.tensor_bytes[persistent.tensor])
                 self._registry.add(key, size, partial("loading {}".format, persistent.name))
             if key in wanted.host:
-                swapper.copies[key] = HostCopy(places[key])
-                places[key].copy_(bytes_of(value.untyped_storage()))
-            here = persistent._replace(tensor=key)
+                swapper.copies[key] = HostCopy(memory[key])
+                memory[key].copy_(bytes_of(value.untyped_storage()))
+            keyed = persistent._replace(tensor=key)
             if persistent.tensor in bound:
-                one = bound[persistent.tensor]._replace(persistent=here)
-                self._bound.append(one)
-                one.tensor.data = value
-                one.hold()
+                entry = bound[persistent.tensor]._replace(persistent=keyed)
+                self._bound.append(entry)
+                entry.tensor.data = value
+                entry.hold()
             if key not in wanted.device:
                 swapper.empty(key)
-            self._persistents[key], self._layouts[key] = here, _layout(captured, persistent)
+            self._persistents[key], self._layouts[key] = keyed, _layout(captured, persistent)
             self._keys[identity] = key
 
     # ---- reading and writing ----
 
-    def _read(self, persistent: Persistent) -> torch.Tensor:
-        """Return a copy on the CPU, in the layout of the value."""
-        tensor, value = persistent.tensor, self._layouts[persistent.tensor].value
+    def read_tensor(self, tensor: int) -> torch.Tensor:
+        """Return a copy of a tensor on the CPU, in the layout of its value."""
+        value = self._layouts[tensor].value
         if tensor not in self._swapper.shells:
             copy = torch.empty_strided(value.shape, value.stride, dtype=value.dtype, device="cpu")
             copy_into(copy, self._swapper.value(tensor))
@@ -168,7 +169,7 @@ class State:
         self._swapper.copies[tensor] = HostCopy(memory)
 
     def read(self) -> TrainingState:
-        copies = {one.persistent.tensor: self._read(one.persistent) for one in self._bound}
+        copies = {bound.persistent.tensor: self.read_tensor(bound.persistent.tensor) for bound in self._bound}
         with self._lent(copies):
             model = dict(self._model.state_dict())
         own = {copy.untyped_storage()._cdata for copy in copies.values()}
@@ -178,7 +179,7 @@ class State:
         optimizer: dict[str, dict[str, torch.Tensor]] = {}
         for persistent in self._persistents.values():
             if persistent.kind == Kind.OPTIMIZER_STATE:
-                optimizer.setdefault(persistent.name, {})[persistent.key] = self._read(persistent)
+                optimizer.setdefault(persistent.name, {})[persistent.key] = self.read_tensor(persistent.tensor)
         return TrainingState(model, optimizer)
 
     def write(self, state: TrainingState) -> None:
@@ -187,14 +188,14 @@ class State:
         Raises CheckpointError if the state does not fit this job; no tensor that the graphs use has changed then."""
         states = [p for p in self._persistents.values() if p.kind == Kind.OPTIMIZER_STATE]
         self._check_optimizer(states, state.optimizer)
-        copies = {one.persistent.tensor: self._read(one.persistent) for one in self._bound}
+        copies = {bound.persistent.tensor: self.read_tensor(bound.persistent.tensor) for bound in self._bound}
         with self._lent(copies):
             try:
                 self._model.load_state_dict(state.model)
             except (RuntimeError, TypeError, AttributeError) as error:
                 raise CheckpointError(f"the state does not fit the model: {error}") from None
-        for one in self._bound:
-            self._write(one.persistent, copies[one.persistent.tensor])
+        for bound in self._bound:
+            self._write(bound.persistent, copies[bound.persistent.tensor])
         for persistent in states:
             saved = state.optimizer.get(persistent.name, {}).get(persistent.key)
             value = self._layouts[persistent.tensor].value
@@ -224,40 +225,40 @@ class State:
     def _lent(self, tensors: Mapping[int, torch.Tensor]) -> Iterator[None]:
         """Make the model usable inside, with `tensors` (by key) in place of its own."""
         try:
-            for one in self._bound:
-                one.release()
-                one.tensor.data = tensors[one.persistent.tensor]
+            for bound in self._bound:
+                bound.release()
+                bound.tensor.data = tensors[bound.persistent.tensor]
             yield
         finally:
-            for one in self._bound:
-                one.release()
-                one.tensor.data = self._swapper.value(one.persistent.tensor)
-                one.hold()
+            for bound in self._bound:
+                bound.release()
+                bound.tensor.data = self._swapper.value(bound.persistent.tensor)
+                bound.hold()
 
     def lend(self) -> None:
         """Swap the model's tensors in and make the model usable. Raises OutOfDeviceMemoryError without any effect."""
         self._brought.clear()
         try:
-            for tensor in [one.persistent.tensor for one in self._bound]:
+            for tensor in [bound.persistent.tensor for bound in self._bound]:
                 if tensor in self._swapper.shells:
                     self._swapper.bring_in(tensor, lambda: "resident()")
                     self._brought.append(tensor)
         except BaseException:
             self._send_away()
             raise
-        for one in self._bound:
-            one.release()
+        for bound in self._bound:
+            bound.release()
 
     def take_back(self) -> None:
         """End what `lend` began; changes made to the model's tensors meanwhile are kept."""
-        for one in self._bound:
-            own = self._swapper.value(one.persistent.tensor)
-            one.release()
-            if one.tensor.data_ptr() != own.data_ptr():
-                copy_into(own, one.tensor.detach().to(own.device))
-                one.tensor.data = own
-            one.hold()
-            self._refresh_copy(one.persistent.tensor)
+        for bound in self._bound:
+            own = self._swapper.value(bound.persistent.tensor)
+            bound.release()
+            if bound.tensor.data_ptr() != own.data_ptr():
+                copy_into(own, bound.tensor.detach().to(own.device))
+                bound.tensor.data = own
+            bound.hold()
+            self._refresh_copy(bound.persistent.tensor)
         self._send_away()
 
     def _send_away(self) -> None:
@@ -267,11 +268,11 @@ class State:
     def give_back(self) -> None:
         """Give all parameters and buffers back to the model, on the devices where they were."""
         while self._bound:
-            one = self._bound[-1]
-            tensor = one.persistent.tensor
-            value = self._read(one.persistent) if tensor in self._swapper.shells else self._swapper.value(tensor)
-            one.release()
-            one.tensor.data = value.to(one.device)
+            bound = self._bound[-1]
+            tensor = bound.persistent.tensor
+            value = self.read_tensor(tensor) if tensor in self._swapper.shells else self._swapper.value(tensor)
+            bound.release()
+            bound.tensor.data = value.to(bound.device)
             self._bound.pop()
 
 
@@ -282,7 +283,7 @@ def optimizer_state_dict(state: TrainingState, model: nn.Module, spec: StepSpec)
     """Return the optimizer state in the form of `state_dict()` of eager.py's optimizer for `model`."""
     result = make_optimizer(model, spec.optimizer).state_dict()
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    result["state"] = {place: state.optimizer[name] for place, name in enumerate(names) if name in state.optimizer}
+    result["state"] = {number: state.optimizer[name] for number, name in enumerate(names) if name in state.optimizer}
     return result
 
 

@@ -23,7 +23,7 @@ from pg_tensile.planning.device.profile import Direction
 
 
 class Shell(NamedTuple):
-    """An emptied storage and the values on it, in the order of `Swapper.places`; None is a view not created yet."""
+    """An emptied storage and the values on it, in the order of `Swapper.positions`; None is a view not created yet."""
 
     storage: torch.UntypedStorage
     values: tuple[Any, ...]
@@ -51,19 +51,19 @@ class Waited(NamedTuple):
 class Swapper:
     """Location of each tensor of one executor, and its transfers.
 
-    `places` maps each tensor's key to the positions (list, slot) of its values in the lists of the graphs; the first is
-    the value from which the storage is taken."""
+    `positions` maps each tensor's key to the positions (list, slot) of its values in the lists of the graphs; the
+    storage is taken from the first."""
 
     def __init__(self, device: Device, registry: Registry) -> None:
         self._device = device
         self._registry = registry
-        self.places: dict[int, list[tuple[list[Any], int]]] = {}
+        self.positions: dict[int, list[tuple[list[Any], int]]] = {}
         self._unmade: dict[int, list[Callable[[], None]]] = {}  # create a graph's views once the tensor is resident
         self.copies: dict[int, HostCopy] = {}  # tensor → its current host copy
         self.shells: dict[int, Shell] = {}  # tensors off the device that come back
         self.moved: list[Moved] = []  # in this iteration
         self.waited: list[Waited] = []
-        self.looks: dict[int, Look] | None = None  # samples of what is copied out, by tensor; None: not sampled
+        self.looks: dict[int, Look] | None = None  # samples of what is copied out, by tensor; None for no samples
         self._under_way: dict[int, tuple[Transfer, HostCopy]] = {}  # in flight, with the copy on the host
 
     def forget_transfers(self) -> None:
@@ -75,7 +75,7 @@ class Swapper:
         """Add the slots of another graph that uses a tensor; `make_views` fills all but the first from that one."""
         base = self.value(tensor)
         shell = self.shells.get(tensor)
-        self.places[tensor] += [(values, slot) for slot in slots]
+        self.positions[tensor] += [(values, slot) for slot in slots]
         if shell is None:
             values[slots[0]] = base
             make_views()
@@ -86,9 +86,9 @@ class Swapper:
     def value(self, tensor: int) -> torch.Tensor:
         """Return the first value of a tensor; its storage is empty if the tensor is off the device."""
         shell = self.shells.get(tensor)
-        values, slot = self.places[tensor][0]
-        found: torch.Tensor = values[slot] if shell is None else shell.values[0]
-        return found
+        values, slot = self.positions[tensor][0]
+        value: torch.Tensor = values[slot] if shell is None else shell.values[0]
+        return value
 
     def storage(self, tensor: int) -> torch.UntypedStorage:
         """Return the storage of a tensor, empty if the tensor is off the device."""
@@ -98,16 +98,16 @@ class Swapper:
 
     def drop(self, tensor: int) -> None:
         """Free a tensor for good: no value refers to its storage afterwards."""
-        for values, slot in self.places[tensor]:
+        for values, slot in self.positions[tensor]:
             values[slot] = None
         self._registry.remove(tensor)
 
     def empty(self, tensor: int) -> None:
         """Free the device memory of a tensor that is swapped in again later."""
         storage = self.storage(tensor)
-        places = self.places[tensor]
-        self.shells[tensor] = Shell(storage, tuple(values[slot] for values, slot in places))
-        for values, slot in places:
+        positions = self.positions[tensor]
+        self.shells[tensor] = Shell(storage, tuple(values[slot] for values, slot in positions))
+        for values, slot in positions:
             values[slot] = None
         storage.resize_(0)
         self._registry.remove(tensor)
@@ -161,7 +161,7 @@ class Swapper:
     def _fill(self, tensor: int) -> None:
         """Restore the values of a tensor, in an order in which an interrupt at any point loses no view: the tensor has
         its shell until all views are made, and making them twice does no harm."""
-        for (values, slot), value in zip(self.places[tensor], self.shells[tensor].values, strict=True):
+        for (values, slot), value in zip(self.positions[tensor], self.shells[tensor].values, strict=True):
             values[slot] = value
         for make_views in self._unmade.get(tensor, ()):
             make_views()
@@ -178,7 +178,7 @@ class Swapper:
 
     def clear(self) -> None:
         """Forget every tensor."""
-        for tensors in (self.places, self._unmade, self.copies, self.shells):
+        for tensors in (self.positions, self._unmade, self.copies, self.shells):
             tensors.clear()
 
     # ---- after a failure ----
@@ -196,7 +196,7 @@ class Swapper:
             if transfer.direction == Direction.IN:
                 self._fill(tensor)
         for tensor, shell in self.shells.items():
-            for values, slot in self.places[tensor]:
+            for values, slot in self.positions[tensor]:
                 values[slot] = None
             shell.storage.resize_(0)
 

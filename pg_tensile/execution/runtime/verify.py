@@ -57,9 +57,9 @@ class Verifier:
             raise self._error(operator, f"value {slot} is of type {type(value).__name__}")
         if expected.tensor in self._captured.unknown_sizes:
             return value
-        found = (value.dtype, tuple(value.shape), value.storage_offset())
-        if found != (expected.dtype, expected.shape, expected.offset) or not _same_strides(value, expected.stride):
-            raise self._error(operator, f"value {slot} is {found}, strides {value.stride()}, not {expected}")
+        layout = (value.dtype, tuple(value.shape), value.storage_offset())
+        if layout != (expected.dtype, expected.shape, expected.offset) or not _same_strides(value, expected.stride):
+            raise self._error(operator, f"value {slot} is {layout}, strides {value.stride()}, not {expected}")
         return value
 
     def _check_size(self, operator: int, tensor: int) -> int:
@@ -84,6 +84,6 @@ class Verifier:
 def _same_strides(value: torch.Tensor, expected: tuple[int, ...]) -> bool:
     """Compare strides, except for dimensions of size 1 and empty tensors, where they have no meaning."""
     return value.numel() == 0 or all(
-        size == 1 or stride == wanted
-        for size, stride, wanted in zip(value.shape, value.stride(), expected, strict=True)
+        size == 1 or stride == expected_stride
+        for size, stride, expected_stride in zip(value.shape, value.stride(), expected, strict=True)
     )

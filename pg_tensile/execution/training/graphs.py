@@ -26,7 +26,7 @@ from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capt
 from pg_tensile.execution.data.batches import division
 from pg_tensile.execution.data.dataset import Dataset
 from pg_tensile.execution.data.preprocessing import Features, Preprocessing, Task
-from pg_tensile.execution.training.trainer import Settings, check_model
+from pg_tensile.execution.training.settings import Settings, check_model
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.trace.trace import Trace

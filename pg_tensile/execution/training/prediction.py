@@ -224,5 +224,5 @@ def _power_of_two(number: int) -> int:
 def _check_output(captured: Captured, rows: int) -> None:
     shapes = [captured.values[slot].shape for slot in captured.outputs]
     if len(shapes) != 1 or shapes[0][:1] != (rows,):
-        found = ", ".join(str(list(shape)) for shape in shapes)
-        raise CaptureError(f"the model returns {found} for {rows} rows", hint="Return one tensor [rows, …].")
+        returned = ", ".join(str(list(shape)) for shape in shapes)
+        raise CaptureError(f"the model returns {returned} for {rows} rows", hint="Return one tensor [rows, …].")

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from pg_tensile.errors import OutOfDeviceMemoryError, TrainingError
+from pg_tensile.errors import OutOfDeviceMemoryError
+from pg_tensile.execution.capture.eager import EagerStep
 from pg_tensile.execution.data.batches import Batch
 from pg_tensile.execution.data.preprocessing import Task
 from pg_tensile.execution.runtime.device import Device
@@ -24,8 +24,10 @@ from pg_tensile.execution.runtime.loaded_graph import Graph
 from pg_tensile.execution.runtime.measure import Measurement
 from pg_tensile.execution.runtime.state import TrainingState
 from pg_tensile.execution.training import checkpoint as ckpt
-from pg_tensile.execution.training.graphs import Graphs, loss_function, rows_of
-from pg_tensile.execution.training.trainer import Memory, Settings, StepResult, StepsState
+from pg_tensile.execution.training.graphs import Graphs, rows_of, step_spec
+from pg_tensile.execution.training.observer import Memory
+from pg_tensile.execution.training.settings import Settings
+from pg_tensile.execution.training.trainer import StepResult, StepsState
 from pg_tensile.planning.compression.sparsity import Statistics
 from pg_tensile.planning.plan.execution import boundary
 from pg_tensile.planning.plan.following import plan_around, reuse_plan
@@ -45,37 +47,29 @@ class EagerSteps:
         self.model = model.to(device)
         self.batch_device = device
         self.evaluation_rows = evaluation_rows
-        self._clip = settings.clip
-        self._loss = loss_function(task)
-        self._optimizer = _optimizer(settings, model)
+        self._eager = EagerStep(model, step_spec(settings, task), one_group=True)
 
     def train(self, batch: Batch) -> StepResult:
         self._switch(True)
-        self._optimizer.zero_grad(set_to_none=True)
-        outputs = self.model(batch.features)
-        loss = self._loss(outputs, batch.target)
-        loss.backward()
-        if self._clip is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self._clip, foreach=False)
-        self._optimizer.step()
-        return StepResult(outputs.detach(), loss.item())
+        loss, (outputs,) = self._eager.step([batch.features], [batch.target])
+        return StepResult(outputs, loss.item())
 
     def evaluate(self, batch: Batch) -> StepResult:
         self._switch(False)
         with torch.inference_mode():
             outputs = self.model(batch.features)
-            return StepResult(outputs, self._loss(outputs, batch.target).item())
+            return StepResult(outputs, self._eager.spec.loss(outputs, batch.target).item())
 
     def _switch(self, training: bool) -> None:
         if self.model.training != training:
             self.model.train(training)
 
     def state(self) -> StepsState:
-        return StepsState(ckpt.model_tensors(self.model), ckpt.optimizer_tensors(self._optimizer))
+        return StepsState(ckpt.model_tensors(self.model), ckpt.optimizer_tensors(self._eager.optimizer))
 
     def load(self, state: StepsState) -> None:
         ckpt.load_model(self.model, state.model)
-        ckpt.load_optimizer(self._optimizer, state.optimizer)
+        ckpt.load_optimizer(self._eager.optimizer, state.optimizer)
 
     def memory(self) -> Memory:
         device = self.batch_device
@@ -85,21 +79,6 @@ class EagerSteps:
 
     def close(self) -> None:
         return None
-
-
-def _optimizer(settings: Settings, model: nn.Module) -> Optimizer:
-    """Return the fused optimizer: one call updates all parameters. Raises TrainingError if its name is unknown."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    options: dict[str, Any] = {"lr": settings.learning_rate, "fused": True}
-    if settings.weight_decay is not None:
-        options["weight_decay"] = settings.weight_decay
-    if settings.optimizer == "sgd":
-        return SGD(parameters, momentum=settings.momentum or 0.0, **options)
-    if settings.momentum is not None:
-        options["betas"] = (settings.momentum, 0.999)
-    if settings.optimizer in ("adam", "adamw"):
-        return (Adam if settings.optimizer == "adam" else AdamW)(parameters, **options)
-    raise TrainingError(f'unknown optimizer "{settings.optimizer}"', hint="Use sgd, adam or adamw.")
 
 
 # ---- under a plan ----------------------------------------------------------------------------------------------------
@@ -143,7 +122,7 @@ class PlannedSteps:
         self._worker = ThreadPoolExecutor(1, "pg_tensile plans")
         self._executor = Executor(graphs.train, model, device, grant.plan)
         try:
-            added = {name: self._executor.add(each) for name, each in graphs.named().items() if name != "train"}
+            added = {name: self._executor.add(captured) for name, captured in graphs.named().items() if name != "train"}
             self._graphs: dict[str, Graph] = {"train": self._executor.graphs[0], **added}
             self._by_rows = {(graph.captured.trains, rows_of(graph.captured)): graph for graph in self._graphs.values()}
             self._own: set[str] = set()  # graphs that do not follow the first one's plan
@@ -268,8 +247,8 @@ class PlannedSteps:
 
     def load(self, state: StepsState) -> None:
         optimizer: dict[str, dict[str, Tensor]] = {}
-        for place, tensor in state.optimizer.items():
-            number, _, key = place.partition(".")
+        for name, tensor in state.optimizer.items():
+            number, _, key = name.partition(".")
             optimizer.setdefault(self._names[int(number)], {})[key] = tensor
         self._executor.load_state_dict(TrainingState(dict(state.model), optimizer))
 
@@ -278,15 +257,15 @@ class PlannedSteps:
         self._executor.close()
 
 
-def following_plan(plan: Plan, first: Trace, other: Trace) -> Plan:
+def following_plan(plan: Plan, first: Trace, trace: Trace) -> Plan:
     """Return the plan that an executor gives to a graph that follows its first one, which has `plan`."""
-    same = reuse_plan(plan, first, other)
+    same = reuse_plan(plan, first, trace)
     if same is not None:
         return same
     away = {_name(first, tensor) for tensor in np.flatnonzero(first.persistent).tolist()}
     away -= {_name(first, tensor) for tensor in boundary(first, plan).device}
-    tensors = [tensor for tensor in np.flatnonzero(other.persistent).tolist() if _name(other, tensor) in away]
-    return plan_around(other, tensors, plan.generation)
+    tensors = [tensor for tensor in np.flatnonzero(trace.persistent).tolist() if _name(trace, tensor) in away]
+    return plan_around(trace, tensors, plan.generation)
 
 
 def _name(trace: Trace, tensor: int) -> tuple[int, str]:

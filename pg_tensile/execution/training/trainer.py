@@ -14,128 +14,25 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from pg_tensile.errors import ArchitectureError, DataError, NotFiniteError, TrainingError
+from pg_tensile.errors import NotFiniteError
 from pg_tensile.execution.data.batches import Batch, Batches
 from pg_tensile.execution.data.dataset import Dataset
-from pg_tensile.execution.data.fitting import FittedPreprocessing
 from pg_tensile.execution.data.metrics import Metrics, MetricSums
 from pg_tensile.execution.data.preprocessing import Preprocessing
 from pg_tensile.execution.training import checkpoint as ckpt
 from pg_tensile.execution.training.checkpoint import Checkpoint
 from pg_tensile.execution.training.checkpoint_schedule import CheckpointSchedule
-from pg_tensile.planning.plan.plan import CODECS
+from pg_tensile.execution.training.epoch_sums import EpochSums
+from pg_tensile.execution.training.observer import EpochMetrics, Memory, Observer, Outcome, Progress, StopTraining
+from pg_tensile.execution.training.settings import Settings
 
 REPORT_INTERVAL_S = 0.2
-COMPRESSIONS = ("none", "auto", *CODECS[1:])
-PENDING_OUTPUTS = 1 << 18  # output elements collected before they are added to the metrics
-
-
-class EarlyStopping(NamedTuple):
-    """Rule to stop after `patience` epochs in which the loss has not improved by more than `min_delta`.
-
-    The loss is that of validation, or of training if there are no validation rows."""
-
-    patience: int = 5
-    min_delta: float = 0.0
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings of a run. Raises TrainingError if `compression` is unknown.
-
-    `clip`: largest norm of the gradient. `checkpoint_interval_s`: least time between checkpoints
-    (checkpoint_schedule.py), 0 = between epochs only. `lead`: rows of the first batches of the first epoch, whatever
-    the batch size. `compression` of swapped tensors: none, auto, or the only codec to use, where it pays."""
-
-    epochs: int
-    batch_size: int
-    optimizer: str = "adamw"
-    learning_rate: float = 1e-3
-    seed: int = 0
-    weight_decay: float | None = None
-    momentum: float | None = None
-    clip: float | None = None
-    early_stopping: EarlyStopping | None = None
-    checkpoint_interval_s: float = 60.0
-    lead: tuple[int, ...] = ()
-    compression: str = "none"
-
-    def __post_init__(self) -> None:
-        if self.compression not in COMPRESSIONS:
-            hint = f"Use one of {', '.join(COMPRESSIONS)}."
-            raise TrainingError(f'there is no compression "{self.compression}"', hint=hint)
-
-
-class Progress(NamedTuple):
-    """Progress of a run: epoch from 1, steps done of this epoch's steps, mean loss of the epoch so far."""
-
-    phase: str
-    epoch: int
-    step: int
-    steps: int
-    loss: float | None
-    samples_per_s: float | None
-    memory: Memory
-
-
-class Memory(NamedTuple):
-    """Bytes on the device, now and at the peak, and the cost of swapping so far; None means unknown."""
-
-    device_bytes: int | None = None
-    device_peak_bytes: int | None = None
-    bytes_swapped: int | None = None
-    stall_us: int | None = None
-    passive_swap_ins: int | None = None
-    raw_bytes_swapped: int | None = None  # before compression; `bytes_swapped` counts bytes over the link
-
-
-class EpochMetrics(NamedTuple):
-    """Metrics of one epoch (from 1) on one split: training (summed up during the epoch) or validation (after it)."""
-
-    epoch: int
-    split: str
-    metrics: Metrics
-    seconds: float
-
-
-class Outcome(NamedTuple):
-    """Outcome of a run; `stopped` means that it ended on request.
-
-    `metrics`, as JSON, are those of the epoch whose weights the model has; of the last complete epoch if stopped."""
-
-    stopped: bool
-    metrics: dict[str, Any]
-
-
-class StopTraining(Exception):
-    """Raised by `Observer.poll` to stop the run now; `checkpoint`: whether a last one is to be made."""
-
-    def __init__(self, checkpoint: bool) -> None:
-        super().__init__("training was asked to stop")
-        self.checkpoint = checkpoint
-
-
-class Observer(Protocol):
-    """Receiver of a run's reports and checkpoints."""
-
-    def progress(self, progress: Progress) -> None: ...
-
-    def metrics(self, metrics: EpochMetrics) -> None: ...
-
-    def checkpoint(self, checkpoint: Checkpoint, written: Callable[[float], None]) -> None:
-        """Store the checkpoint, and call `written` with the time (time.monotonic) at which it was stored.
-
-        `written` may be called later, but the run makes no other checkpoint until then."""
-
-    def poll(self) -> None:
-        """Raise StopTraining if the run is to stop; called between steps."""
 
 
 class StepResult(NamedTuple):
@@ -156,7 +53,7 @@ class StepsState(NamedTuple):
 
 
 class Steps(Protocol):
-    """Executes the steps of a run.
+    """Execution of the steps of a run.
 
     `model` holds the weights again after `close`. Batches must be on `batch_device`; those for evaluation have at most
     `evaluation_rows` rows."""
@@ -179,27 +76,6 @@ class Steps(Protocol):
     def memory(self) -> Memory: ...
 
     def close(self) -> None: ...
-
-
-def check_model(model: nn.Module, batch_rows: int) -> None:
-    """Raise ArchitectureError or TrainingError if the model cannot be trained on batches of `batch_rows` rows."""
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ArchitectureError("the model has no parameters to train")
-    if batch_rows == 1 and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
-        hint = 'Use a batch_size of at least 2, or the norm "layer".'
-        raise TrainingError("batch normalisation cannot train on batches of one row", hint=hint)
-    ckpt.model_tensors(model)
-
-
-def check_batch_size(batch_size: int, fitted: FittedPreprocessing) -> None:
-    """Raise DataError if the training rows do not fill one batch."""
-    rows = fitted.training_rows
-    if batch_size > rows:
-        hint = f"Use a batch_size of at most {rows}, or a query that returns more rows."
-        detail = f"{fitted.validation_rows} rows are for validation, {fitted.skipped_rows} have no target."
-        there = "is only 1 row" if rows == 1 else f"are only {rows} rows"
-        message = f"batch_size is {batch_size}, but there {there} to train on"
-        raise DataError(message, hint=hint, detail=detail)
 
 
 class Trainer:
@@ -442,59 +318,6 @@ class Best(NamedTuple):
     epoch: int
     metrics: dict[str, Any]
     tensors: dict[str, Tensor]
-
-
-class EpochSums:
-    """Loss and metrics of the current epoch.
-
-    Outputs of many batches are collected and added to the metrics together, at steps that do not depend on where a run
-    was interrupted, so that a resumed run has the same metrics."""
-
-    def __init__(self, sums: MetricSums) -> None:
-        self.samples = 0
-        self.loss_sum = 0.0
-        self._sums = sums
-        self._outputs: list[Tensor] = []
-        self._targets: list[Tensor] = []
-        self._pending = 0
-
-    def add(self, outputs: Tensor, target: Tensor, loss: float) -> None:
-        """Add a batch: outputs [rows, outputs], target [rows], mean loss."""
-        rows = len(target)
-        self.samples += rows
-        self.loss_sum += loss * rows
-        self._outputs.append(outputs)
-        self._targets.append(target)
-        self._pending += outputs.numel()
-        if self._pending >= PENDING_OUTPUTS:
-            self._count()
-
-    def _count(self) -> None:
-        if self._outputs:
-            self._sums.add(torch.cat(self._outputs).cpu().numpy(), torch.cat(self._targets).cpu().numpy())
-            self._outputs, self._targets, self._pending = [], [], 0
-
-    def mean_loss(self) -> float | None:
-        return self.loss_sum / self.samples if self.samples else None
-
-    def result(self) -> Metrics:
-        self._count()
-        return self._sums.result(self.samples, self.loss_sum)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the state for `restore`, without `samples` and `loss_sum`."""
-        tensors = {name: torch.from_numpy(array) for name, array in self._sums.arrays.items()}
-        if self._outputs:
-            tensors |= {"outputs": torch.cat(self._outputs), "targets": torch.cat(self._targets)}
-        return tensors
-
-    def restore(self, tensors: dict[str, Tensor], samples: int, loss_sum: float, device: torch.device) -> None:
-        self.samples, self.loss_sum = samples, loss_sum
-        if "outputs" in tensors:
-            self._outputs = [tensors.pop("outputs").to(device)]
-            self._targets = [tensors.pop("targets").to(device)]
-            self._pending = self._outputs[0].numel()
-        self._sums.arrays = {name: tensor.numpy().copy() for name, tensor in tensors.items()}
 
 
 def _not_finite(what: str, step: int) -> NotFiniteError:

@@ -12,7 +12,7 @@ import pytest
 from pg_tensile.errors import OptionError
 from pg_tensile.execution.models.layers import ACTIVATIONS, NORMS_1D
 from pg_tensile.execution.models.registry import TYPES
-from pg_tensile.execution.training.trainer import COMPRESSIONS, EarlyStopping
+from pg_tensile.execution.training.settings import COMPRESSIONS, EarlyStopping
 from pg_tensile.planning.batchsize.learning_rate import RATE_LAWS
 from pg_tensile.planning.plan.plan import CODECS, EventKind
 from pg_tensile.rules import ARCHITECTURES, OPTIONS, RULES, check_architecture, check_options, resolved

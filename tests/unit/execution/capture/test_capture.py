@@ -27,9 +27,9 @@ ITERATIONS = 5
 SQUARE = StepSpec(lambda output, *targets: output.float().pow(2).mean())
 
 
-def same(one: Tensor, two: Tensor) -> bool:
+def same(tensor: Tensor, expected: Tensor) -> bool:
     """Equal to the last bit, except that not all zeros and not all NaN need look the same."""
-    return one.dtype == two.dtype and torch.allclose(one, two, rtol=0, atol=0, equal_nan=True)
+    return tensor.dtype == expected.dtype and torch.allclose(tensor, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def registered(model: nn.Module) -> dict[str, Tensor]:
@@ -164,9 +164,9 @@ def test_counts_the_saved_and_the_passing():
     """Linear, ReLU, linear: the ReLU's result is needed again, the second product is not."""
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
     trace = capture(model, [torch.randn(4, 8)], [torch.randint(0, 3, (4,))], StepSpec(F.cross_entropy)).trace
-    made = {operator.target: operator.accesses[-1].tensor for operator in trace.operators}
-    assert trace.tensors[made["aten.relu.default"]].kind == Kind.ACTIVATION
-    assert trace.tensors[made["aten.threshold_backward.default"]].kind == Kind.TEMPORARY
+    created = {operator.target: operator.accesses[-1].tensor for operator in trace.operators}
+    assert trace.tensors[created["aten.relu.default"]].kind == Kind.ACTIVATION
+    assert trace.tensors[created["aten.threshold_backward.default"]].kind == Kind.TEMPORARY
 
 
 def test_a_tensor_is_a_storage_and_views_cost_nothing():
@@ -336,70 +336,70 @@ def test_leaves_generators_and_settings_as_they_were():
 def layouts(shape: tuple[int, ...]) -> list[Tensor]:
     """Tensors of a shape in several layouts, on fresh memory."""
     plain = torch.rand(shape)
-    found = [plain]
+    cases = [plain]
     if len(shape) >= 2:
-        found.append(plain.transpose(-1, -2).contiguous().transpose(-1, -2))
-        found.append(plain.transpose(0, 1).contiguous().transpose(0, 1))
+        cases.append(plain.transpose(-1, -2).contiguous().transpose(-1, -2))
+        cases.append(plain.transpose(0, 1).contiguous().transpose(0, 1))
     if len(shape) == 4:
-        found.append(plain.contiguous(memory_format=torch.channels_last))
-    return found
+        cases.append(plain.contiguous(memory_format=torch.channels_last))
+    return cases
 
 
 def calls() -> list[tuple[Any, tuple[Any, ...]]]:
     """Every operator whose fake results we correct, on tensors of several layouts."""
     aten, one = torch.ops.aten, torch.tensor(1.0)
-    found: list[tuple[Any, tuple[Any, ...]]] = []
+    cases: list[tuple[Any, tuple[Any, ...]]] = []
     for shape in ((3, 4), (3, 4, 5), (2, 4, 3, 5), (2, 4, 1, 1)):
         channels = torch.rand(4)
         for x in layouts(shape):
             for weights in (channels, None):
                 norm = (weights, weights, channels.clone(), channels.clone())
-                found += [(aten.native_batch_norm.default, (x, *norm, train, 0.1, 1e-5)) for train in (True, False)]
+                cases += [(aten.native_batch_norm.default, (x, *norm, train, 0.1, 1e-5)) for train in (True, False)]
             half = x.bfloat16()
-            found.append((aten.native_batch_norm.default, (half, channels, channels, None, None, True, 0.1, 1e-5)))
-            found.append((aten.native_layer_norm.default, (half, [shape[-1]], *([torch.rand(shape[-1])] * 2), 1e-5)))
-            found.append((aten.log_sigmoid_forward.default, (x,)))
-            found.append((aten.pow.Scalar, (2.0, x)))
+            cases.append((aten.native_batch_norm.default, (half, channels, channels, None, None, True, 0.1, 1e-5)))
+            cases.append((aten.native_layer_norm.default, (half, [shape[-1]], *([torch.rand(shape[-1])] * 2), 1e-5)))
+            cases.append((aten.log_sigmoid_forward.default, (x,)))
+            cases.append((aten.pow.Scalar, (2.0, x)))
             for gradient in layouts(shape):
                 backward = (channels, channels, channels, channels, channels)
                 for wanted in ([True, True, True], [False, True, False]):
-                    found.append(
+                    cases.append(
                         (aten.native_batch_norm_backward.default, (gradient, x, *backward, True, 1e-5, wanted))
                     )
-                found.append((aten._log_softmax_backward_data.default, (gradient, x, 1, torch.float32)))
-                found.append((aten.native_dropout_backward.default, (gradient, x > 0.5, 2.0)))
-                found += [(loss, (gradient, x)) for loss in REDUCED_IN_PLACE]
-                found += [(loss, (gradient, x, None, 0)) for loss in REDUCED_IN_PLACE[-1:]]
+                cases.append((aten._log_softmax_backward_data.default, (gradient, x, 1, torch.float32)))
+                cases.append((aten.native_dropout_backward.default, (gradient, x > 0.5, 2.0)))
+                cases += [(loss, (gradient, x)) for loss in REDUCED_IN_PLACE]
+                cases += [(loss, (gradient, x, None, 0)) for loss in REDUCED_IN_PLACE[-1:]]
                 for loss in (aten.mse_loss_backward, aten.smooth_l1_loss_backward, aten.huber_loss_backward):
                     extra = () if loss is aten.mse_loss_backward else (1.0,)
-                    found.append((loss.default, (one, gradient, x, 1, *extra)))
+                    cases.append((loss.default, (one, gradient, x, 1, *extra)))
     for x in layouts((2, 4, 4, 4))[::3]:  # a group norm's input is always dense
         half, statistics, weight = x.bfloat16(), torch.rand(2, 2), torch.rand(4)
-        found.append((aten.native_group_norm.default, (half, weight, weight, 2, 4, 16, 2, 1e-5)))
+        cases.append((aten.native_group_norm.default, (half, weight, weight, 2, 4, 16, 2, 1e-5)))
         given = (half, half, statistics, statistics, weight, 2, 4, 16, 2, [True, True, True])
-        found.append((aten.native_group_norm_backward.default, given))
-        found.append((aten.channel_shuffle.default, (x, 2)))
+        cases.append((aten.native_group_norm_backward.default, given))
+        cases.append((aten.channel_shuffle.default, (x, 2)))
         pooled, places = aten.max_pool2d_with_indices(x, [2, 2])
-        found.append((aten.max_unpool2d.default, (pooled, places, [4, 4])))
+        cases.append((aten.max_unpool2d.default, (pooled, places, [4, 4])))
         padded = aten.replication_pad2d(x, [1, 1, 1, 1])
-        found.append((aten.replication_pad2d_backward.default, (padded, x, [1, 1, 1, 1])))
+        cases.append((aten.replication_pad2d_backward.default, (padded, x, [1, 1, 1, 1])))
     for x in layouts((3, 4)):
         half, mean, weight = x.bfloat16(), torch.rand(3, 1), torch.rand(4)
         for one_type in (half, x):
             layer = (one_type, one_type, [4], mean, mean, weight, weight, [True, True, True])
-            found.append((aten.native_layer_norm_backward.default, layer))
-        found.append((aten.multi_margin_loss_backward.default, (one, x, torch.tensor([0, 3, 1]), 1, 1.0)))
+            cases.append((aten.native_layer_norm_backward.default, layer))
+        cases.append((aten.multi_margin_loss_backward.default, (one, x, torch.tensor([0, 3, 1]), 1, 1.0)))
         classes = torch.tensor([[0, -1, 0, 0], [1, 2, -1, 0], [3, -1, 0, 0]])
         _, is_target = aten.multilabel_margin_loss_forward(x, classes, 1)
-        found.append((aten.multilabel_margin_loss_backward.default, (one, x, classes, 1, is_target)))
+        cases.append((aten.multilabel_margin_loss_backward.default, (one, x, classes, 1, is_target)))
     rows, weight, bias = torch.rand(2, 3, 4), torch.rand(12, 4), torch.rand(12)
     for needed in (True, False):
         attention = (rows, rows, rows, 4, 2, weight, bias, weight[:4], bias[:4], None, needed)
-        found.append((aten._native_multi_head_attention.default, attention))
+        cases.append((aten._native_multi_head_attention.default, attention))
     layers, state = (torch.rand(20, 4), torch.rand(20, 5), torch.rand(20), torch.rand(20)), torch.rand(1, 2, 5)
     lstm: tuple[Any, ...] = (rows.transpose(0, 1), *layers, state, state, False, [], 2, 5, 1, True, False, False, False)
-    found.append((aten.mkldnn_rnn_layer.default, lstm))
-    return found
+    cases.append((aten.mkldnn_rnn_layer.default, lstm))
+    return cases
 
 
 def look(returned: Any) -> list[Any]:

@@ -56,8 +56,8 @@ def test_trains_like_a_loop_written_by_hand(optimizer):
         nn.utils.clip_grad_norm_(twin.parameters(), 0.5)
         other.step()
         assert loss == pytest.approx(value.item(), rel=1e-6)
-    for one, two in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-7)
+    for trained, expected in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(trained, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_has_a_fused_group_for_each_parameter_that_is_trained():
@@ -66,6 +66,19 @@ def test_has_a_fused_group_for_each_parameter_that_is_trained():
     optimizer = make_optimizer(model, OptimizerSpec())
     assert [len(group["params"]) for group in optimizer.param_groups] == [1, 1]
     assert all(group["fused"] and group["weight_decay"] == 0.01 for group in optimizer.param_groups)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
+def test_one_group_gives_the_same_bits(name):
+    model, x, y = batch()
+    model[2] = nn.Identity()
+    twin = copy.deepcopy(model)
+    spec = StepSpec(F.cross_entropy, OptimizerSpec(name, 0.1, momentum=0.9 if name == "sgd" else 0.0))
+    steps = EagerStep(model, spec), EagerStep(twin, spec, one_group=True)
+    assert len(steps[1].optimizer.param_groups) == 1
+    for _ in range(3):
+        assert torch.equal(*(step.step([x], [y]).loss for step in steps))
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
 
 
 def test_accumulates_the_mean_of_equal_parts():
@@ -77,8 +90,8 @@ def test_accumulates_the_mean_of_equal_parts():
     loss, result = whole.step([x], [y]).loss, parts.step([x], [y])
     assert loss.item() == pytest.approx(result.loss.item(), rel=1e-6)
     assert [output.shape for output in result.outputs] == [(2, 3)] * 3
-    for one, two in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(one, two)
+    for trained, expected in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(trained, expected)
 
 
 def test_autocast_computes_in_bfloat16_and_updates_in_float32():
@@ -87,7 +100,8 @@ def test_autocast_computes_in_bfloat16_and_updates_in_float32():
     model[0].register_forward_hook(lambda module, args, output: seen.append(output.dtype))
     result = EagerStep(model, StepSpec(F.cross_entropy, autocast="bf16")).step([x], [y])
     assert seen == [torch.bfloat16]
-    assert result.loss.dtype == torch.float32 and {each.dtype for each in model.parameters()} == {torch.float32}
+    assert result.loss.dtype == torch.float32
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 def test_equal_seeds_give_equal_bits():

@@ -26,16 +26,16 @@ def network(*optimizer: object, **options: object) -> Captured:
     return capture(model, [torch.randn(4, 8)], [torch.randint(0, 3, (4,))], spec)
 
 
-def dependent(one: Operator, two: Operator) -> bool:
-    """Whether two operators must keep their order: one changes what the other accesses, or both draw."""
-    changes = {tensor for tensor, mode in one.accesses if mode != Mode.READ}
-    changed = {tensor for tensor, mode in two.accesses if mode != Mode.READ}
-    accesses, accessed = ({tensor for tensor, _ in each.accesses} for each in (one, two))
-    return bool(changes & accessed or changed & accesses) or (one.random and two.random)
+def dependent(earlier: Operator, later: Operator) -> bool:
+    """Return whether two operators must keep their order: one changes what the other accesses, or both draw."""
+    changes = {tensor for tensor, mode in earlier.accesses if mode != Mode.READ}
+    changed = {tensor for tensor, mode in later.accesses if mode != Mode.READ}
+    accesses, accessed = ({tensor for tensor, _ in operator.accesses} for operator in (earlier, later))
+    return bool(changes & accessed or changed & accesses) or (earlier.random and later.random)
 
 
 def updates(captured: Captured) -> list[int]:
-    return [index for index, each in enumerate(captured.trace.operators) if "_fused_" in each.target]
+    return [index for index, operator in enumerate(captured.trace.operators) if "_fused_" in operator.target]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -56,20 +56,20 @@ def test_results_are_the_same_to_the_last_bit(name):
 def test_dependent_operators_keep_their_order(name):
     captured = capture(*CASES[name].make())
     early = early_update(captured)
-    places = {id(operator): place for place, operator in enumerate(captured.operators)}
-    order = [places[id(operator)] for operator in early.operators]
+    indices = {id(operator): index for index, operator in enumerate(captured.operators)}
+    order = [indices[id(operator)] for operator in early.operators]
     assert sorted(order) == list(range(len(order)))
     operators = list(captured.trace.operators)
     assert [operators[index] for index in order] == list(early.trace.operators)
     assert list(early.trace.tensors) == list(captured.trace.tensors)
-    at = {index: place for place, index in enumerate(order)}
+    index_of = {index: position for position, index in enumerate(order)}
     last: dict[int, list[int]] = {}  # tensor → operators that access it so far
     for index, operator in enumerate(operators):
         for tensor in {tensor for tensor, _ in operator.accesses}:
             for earlier in last.get(tensor, ()):
-                assert not dependent(operators[earlier], operator) or at[earlier] < at[index]
+                assert not dependent(operators[earlier], operator) or index_of[earlier] < index_of[index]
             last.setdefault(tensor, []).append(index)
-    drawing = [at[index] for index, operator in enumerate(operators) if operator.random]
+    drawing = [index_of[index] for index, operator in enumerate(operators) if operator.random]
     assert drawing == sorted(drawing)
 
 
@@ -77,10 +77,10 @@ def test_every_update_stands_right_after_the_last_operator_it_must_not_pass():
     early = early_update(network())
     operators = list(early.trace.operators)
     for update in updates(early):
-        place = update
-        while place in updates(early) or ("add_" in operators[place].target and len(operators[place].accesses) == 1):
-            place -= 1
-        assert dependent(operators[place], operators[update]) or dependent(operators[place], operators[update - 1])
+        index = update
+        while index in updates(early) or ("add_" in operators[index].target and len(operators[index].accesses) == 1):
+            index -= 1
+        assert dependent(operators[index], operators[update]) or dependent(operators[index], operators[update - 1])
 
 
 def test_a_gradient_dies_where_it_is_made():
@@ -111,7 +111,7 @@ def test_the_peak_falls():
 def test_clipping_is_a_barrier():
     captured = network(clip=1.0)
     early = early_update(captured)
-    clipping = [index for index, each in enumerate(early.trace.operators) if "vector_norm" in each.target]
+    clipping = [index for index, operator in enumerate(early.trace.operators) if "vector_norm" in operator.target]
     assert min(updates(early)) > max(clipping)
 
 

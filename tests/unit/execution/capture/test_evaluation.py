@@ -22,8 +22,8 @@ from tests.unit.zoo_layers import LAYERS
 ZOO = {**NAMED, **LAYERS, **HABITS}
 
 
-def same(one: Tensor, two: Tensor) -> bool:
-    return one.dtype == two.dtype and torch.allclose(one, two, rtol=0, atol=0, equal_nan=True)
+def same(tensor: Tensor, expected: Tensor) -> bool:
+    return tensor.dtype == expected.dtype and torch.allclose(tensor, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def eager(model: nn.Module, inputs, targets, spec: StepSpec) -> tuple[Tensor, list[Tensor]]:
@@ -45,10 +45,10 @@ def test_evaluates_as_pytorch_does(name):
         torch.manual_seed(1)
         seen = [executor.evaluate(inputs, targets) for _ in range(2)]
     torch.manual_seed(1)
-    for found in seen:
+    for result in seen:
         loss, outputs = eager(twin, inputs, targets, spec)
-        assert found.loss is not None and same(found.loss, loss)
-        assert len(found.outputs) == len(outputs) and all(map(same, found.outputs, outputs))
+        assert result.loss is not None and same(result.loss, loss)
+        assert len(result.outputs) == len(outputs) and all(map(same, result.outputs, outputs))
 
 
 def test_the_trace_is_forward_only_and_changes_nothing():
@@ -97,13 +97,13 @@ def test_the_mode_may_be_another(training):
     twin = net()
     with opened() as device, Executor(captured, model, device) as executor:
         torch.manual_seed(3)
-        found = executor.evaluate(*batch())
+        result = executor.evaluate(*batch())
         state = executor.state_dict()
     twin.norm.train(training is True)
     torch.manual_seed(3)
     with torch.no_grad():
         expected = twin(*batch()[0])
-    assert torch.equal(found.outputs[0], expected)
+    assert torch.equal(result.outputs[0], expected)
     # Nobody reads the number of batches, so it counts in a training step only if the model counts it.
     assert all(torch.equal(state.model[name], value) for name, value in twin.state_dict().items())
 
@@ -113,10 +113,10 @@ def test_the_whole_batch_is_evaluated_whatever_the_accumulation():
     captured = capture_evaluation(net(), *batch(), spec)
     model = net()
     with opened() as device, Executor(captured, model, device) as executor:
-        found = executor.evaluate(*batch())
+        result = executor.evaluate(*batch())
     loss, outputs = eager(model, *batch(), spec)
-    assert found.loss is not None
-    assert torch.equal(found.loss, loss) and torch.equal(found.outputs[0], outputs[0])
+    assert result.loss is not None
+    assert torch.equal(result.loss, loss) and torch.equal(result.outputs[0], outputs[0])
 
 
 class Several(nn.Module):

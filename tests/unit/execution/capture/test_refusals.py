@@ -1,4 +1,4 @@
-"""What would be silently wrong as a static graph is refused, with the line of the model and something to do."""
+"""Models that would silently be wrong as static graphs are refused, with their line and something to do."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Model(nn.Module):
 
 
 def refusal(model: Any, inputs: Any = None, spec: StepSpec = SQUARE, targets: Any = ()) -> CaptureError:
-    """The error that capturing raises."""
+    """Return the error that capturing raises."""
     with pytest.raises(CaptureError) as caught:
         capture(model, [torch.full(ROWS, 0.5)] if inputs is None else inputs, targets, spec)
     error = caught.value

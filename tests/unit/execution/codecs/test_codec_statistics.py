@@ -17,12 +17,12 @@ COUNTED = [Codec.ZVC, Codec.RLE, Codec.CSR]
 
 
 def encoded_bytes(codec: Codec, words: np.ndarray, chunk_bytes: int | None = None) -> int:
-    """What `encode` makes of an array, chunk by chunk."""
+    """Return the bytes of an array encoded chunk by chunk."""
     raw = torch.from_numpy(words.view(np.uint8).copy())
     total = 0
-    for place in chunks(len(raw)) if chunk_bytes is None else chunks(len(raw), chunk_bytes):
-        size = host.encode(codec, raw[place], words.itemsize, torch.empty_like(raw[place]))
-        total += size if size >= 0 else place.stop - place.start
+    for part in chunks(len(raw)) if chunk_bytes is None else chunks(len(raw), chunk_bytes):
+        size = host.encode(codec, raw[part], words.itemsize, torch.empty_like(raw[part]))
+        total += size if size >= 0 else part.stop - part.start
     return total
 
 

@@ -38,7 +38,7 @@ def sparse_words(words: int, width: int, zero_share: float, run_words: int, seed
     return values
 
 
-def place(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def guarded_memory(size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Memory with a guard behind it, and the part of it that may be written."""
     memory = torch.full((size + GUARD,), 0xA5, dtype=torch.uint8)
     return memory, memory[:size]
@@ -47,12 +47,12 @@ def place(size: int) -> tuple[torch.Tensor, torch.Tensor]:
 def round_trip(codec: Codec, raw: np.ndarray, word_bytes: int) -> int:
     """Coded size, after all bytes have come back; −1: not coded."""
     source = torch.from_numpy(raw.view(np.uint8).reshape(-1).copy())
-    memory, target = place(len(source))
+    memory, target = guarded_memory(len(source))
     size = host.encode(codec, source, word_bytes, target)
     assert (memory[len(source) :] == 0xA5).all()
     assert size < len(source) or size == -1
     if size >= 0:
-        memory, back = place(len(source))
+        memory, back = guarded_memory(len(source))
         host.decode(codec, target[:size].clone(), word_bytes, back)
         assert torch.equal(back, source)
         assert (memory[len(source) :] == 0xA5).all()
@@ -160,9 +160,9 @@ def test_names():
 def test_chunks_lie_side_by_side():
     assert list(chunks(0)) == []
     size = 2 * CHUNK_BYTES + 5
-    places = list(chunks(size))
-    assert [place.start for place in places] == [0, CHUNK_BYTES, 2 * CHUNK_BYTES]
-    assert [place.stop for place in places] == [CHUNK_BYTES, 2 * CHUNK_BYTES, size]
+    ranges = list(chunks(size))
+    assert [part.start for part in ranges] == [0, CHUNK_BYTES, 2 * CHUNK_BYTES]
+    assert [part.stop for part in ranges] == [CHUNK_BYTES, 2 * CHUNK_BYTES, size]
     assert len(list(chunks(size, CHUNK_MULTIPLE))) == 2 * CHUNK_BYTES // CHUNK_MULTIPLE + 1
     for wrong in (0, -CHUNK_MULTIPLE, CHUNK_MULTIPLE + 1, 2 * CHUNK_BYTES):
         with pytest.raises(CodecError, match="a chunk cannot have"):
@@ -178,10 +178,10 @@ def test_chunks_lie_side_by_side():
     runs=st.integers(0, 1 << 17),
 )
 def test_parts_follow_each_other_and_can_be_read_in_words(codec, width, nbytes, values, runs):
-    places = parts(codec, nbytes, width, values, runs)
-    assert all(place.start % 8 == 0 for place in places)
-    assert all(0 <= after.start - before.stop < 8 for before, after in pairwise(places))
-    assert places[-1].stop - places[-1].start == nbytes % width
+    ranges = parts(codec, nbytes, width, values, runs)
+    assert all(part.start % 8 == 0 for part in ranges)
+    assert all(0 <= after.start - before.stop < 8 for before, after in pairwise(ranges))
+    assert ranges[-1].stop - ranges[-1].start == nbytes % width
 
 
 def test_sizes_that_make_no_sense_are_refused():

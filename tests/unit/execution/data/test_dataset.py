@@ -22,8 +22,8 @@ def arrays(table: Table) -> list[np.ndarray]:
     return [*table.features.flat(), table.target]
 
 
-def assert_same(one: Dataset, other: Dataset) -> None:
-    ours = arrays(one.training) + arrays(one.validation)
+def assert_same(dataset: Dataset, other: Dataset) -> None:
+    ours = arrays(dataset.training) + arrays(dataset.validation)
     theirs = arrays(other.training) + arrays(other.validation)
     for a, b in zip(ours, theirs, strict=True):
         assert a.dtype == b.dtype

@@ -1,4 +1,4 @@
-"""What is fitted, and that training and prediction apply it alike."""
+"""Preprocessing is fitted on the training rows, and applied alike in training and prediction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pg_tensile.errors import DataError
-from pg_tensile.execution.data import fitting
+from pg_tensile.execution.data import fitters
 from pg_tensile.execution.data.dataset import Table
 from pg_tensile.execution.data.fitting import Split
 from pg_tensile.execution.data.preprocessing import (
@@ -119,8 +119,8 @@ def test_any_number_becomes_a_finite_feature(values: list[float | None], later: 
         assert abs(numeric[:, 0].astype(np.float64).mean()) < 1e-3
     if feature.std > 0:
         assert numeric[:, 0].std() == pytest.approx(math.sqrt(len(finite) / len(values)), rel=1e-3)
-    one = Inputs(1, np.array([[math.nan if later is None else later]]), [], [])
-    assert np.isfinite(prepared.fitted.preprocessing.apply(one).numeric).all()
+    single = Inputs(1, np.array([[math.nan if later is None else later]]), [], [])
+    assert np.isfinite(prepared.fitted.preprocessing.apply(single).numeric).all()
     json.dumps(prepared.fitted.preprocessing.to_json(), allow_nan=False)
 
 
@@ -175,7 +175,7 @@ def test_null_timestamps_are_at_no_time_of_day() -> None:
 
 
 def test_categories_are_sorted_and_capped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "MAX_CATEGORIES", 3)
+    monkeypatch.setattr(fitters, "MAX_CATEGORIES", 3)
     values = ["d"] * 5 + ["c"] * 3 + ["b"] * 3 + ["a"] * 3 + ["e"] + [None] * 2
     prepared = Rows({"c": ("text", values), "y": ("int4", list(range(len(values))))}).prepare(validation=0.0)
     (feature,) = prepared.fitted.preprocessing.features
@@ -279,7 +279,7 @@ def test_targets_that_cannot_be_learned_are_errors(target: Any, task: str | None
 
 
 def test_too_many_labels_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "MAX_LABELS", 5)
+    monkeypatch.setattr(fitters, "MAX_LABELS", 5)
     for target, task in ((("text", [f"l{i}" for i in range(12)]), None), (X, "classification")):
         with pytest.raises(DataError, match="more than 5 labels"):
             Rows({"x": X, "y": target}).prepare(task=task)

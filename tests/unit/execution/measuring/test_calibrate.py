@@ -95,14 +95,14 @@ def test_what_does_not_fit_as_a_whole_is_measured_call_by_call(device):
     limit = int(sizes.sum()) // 2
     calibration = Calibration([graph], device, limit, loads=(0,))
     list(calibration.run())
-    found = {(sample.target, sample.signature) for sample in calibration.samples}
-    assert found == calls_of(graph)
+    sampled = {(sample.target, sample.signature) for sample in calibration.samples}
+    assert sampled == calls_of(graph)
 
     small = Calibration([graph], device, int(sizes.max()), loads=(0,))
     list(small.run())
-    found = {(sample.target, sample.signature) for sample in small.samples}
-    assert found
-    assert found < calls_of(graph)
+    sampled = {(sample.target, sample.signature) for sample in small.samples}
+    assert sampled
+    assert sampled < calls_of(graph)
     assert "aten.native_batch_norm.default" in small.skipped
 
 

@@ -57,6 +57,6 @@ def test_generators_stay_and_what_does_not_fit_is_left_out() -> None:
 
 def test_known_workspaces_stay() -> None:
     graph, device = captured(network()), HostDevice(PROFILE)
-    known = np.full(graph.trace.operator_count, 1 << 20)
-    graph = replace(graph, trace=graph.trace.with_latencies(graph.trace.latency_us, known))
-    np.testing.assert_array_equal(probe(graph, device, 1 << 30), known)
+    workspaces = np.full(graph.trace.operator_count, 1 << 20)
+    graph = replace(graph, trace=graph.trace.with_latencies(graph.trace.latency_us, workspaces))
+    np.testing.assert_array_equal(probe(graph, device, 1 << 30), workspaces)

@@ -17,7 +17,8 @@ from pg_tensile.execution import models
 from pg_tensile.execution.data.preprocessing import ArrayInput, Features, ModelInputs
 from pg_tensile.execution.models import few_rows
 from pg_tensile.execution.training import checkpoint
-from pg_tensile.execution.training.trainer import Settings, Trainer
+from pg_tensile.execution.training.settings import Settings
+from pg_tensile.execution.training.trainer import Trainer
 from tests.unit.execution.training.test_training import Recorder, eager_steps
 from tests.unit.rows import Prepared, Rows, every_type
 
@@ -110,7 +111,7 @@ def train(prepared: Prepared, architecture: dict[str, Any], epochs: int) -> dict
 
 
 class Custom(nn.Module):
-    """What an import architecture names."""
+    """A module such as an import architecture names."""
 
     def __init__(self, n_inputs: int, n_outputs: int, width: int = 8) -> None:
         super().__init__()

@@ -1,130 +1,30 @@
-"""Programs: operators as generated functions, actions as instructions."""
+"""Programs: actions as instructions, and delays as places in the program on a device that runs ahead."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pg_tensile.errors import OutOfDeviceMemoryError
-from pg_tensile.execution.capture import Call, Slot
-from pg_tensile.execution.runtime.compile import Code, Functions, Program, _Source, compile_program
+from pg_tensile.execution.runtime.compile import compile_program, delayed_steps
+from pg_tensile.execution.runtime.functions import Functions
 from pg_tensile.execution.runtime.host import HostDevice
+from pg_tensile.execution.runtime.program import ALLOCATE, Program
 from pg_tensile.planning.device.profile import RTX_A6000
-from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.execution import AccessSequence, ActionKind
 from pg_tensile.planning.plan.memory import host_arena
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
-from pg_tensile.planning.trace.trace import Mode
+from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 from tests.unit.graphs import A, B, C, F, chain, random_plan, random_trace
 from tests.unit.realised import Realised, realise, with_learning_rate
 
-aten = torch.ops.aten
 randoms = st.integers(0, 1 << 40).map(Random)
 DEVICE = HostDevice(replace(RTX_A6000, kind="host"))
-
-
-def call(target: Any, *args: Any, results: tuple[int | None, ...], **kwargs: Any) -> Call:
-    return Call(target, args, kwargs, results)
-
-
-def execute(calls: list[Call], values: list[Any], copied: frozenset[int] = frozenset()) -> list[Any]:
-    source = _Source()
-    source.define("function", calls, copied)
-    values = [*values, *[None] * 5]
-    source.compile()["function"](values)
-    return values
-
-
-ONE, TEN = torch.arange(6.0).view(2, 3), torch.full((2, 3), 10.0)
-
-
-@pytest.mark.parametrize(
-    ("made", "expected"),
-    [
-        (call(aten.add.Tensor, Slot(0), Slot(1), results=(2,), alpha=3), ONE + 3 * TEN),
-        (call(aten.mul.Tensor, Slot(0), -math.inf, results=(2,)), ONE * -math.inf),
-        (call(aten.cat.default, [Slot(0), Slot(1)], 1, results=(2,)), torch.cat([ONE, TEN], 1)),
-        (call(aten.index.Tensor, Slot(0), [None, Slot(1)], results=(2,)), ONE[:, :2]),
-        (call(aten._to_copy.default, Slot(0), results=(2,), dtype=torch.int64), ONE.long()),
-        (call(aten.view.default, Slot(0), [3, 2], results=(2,)), ONE.view(3, 2)),
-        (call(aten.linalg_vector_norm.default, Slot(0), 2, [0], True, results=(2,)), ONE.norm(2, 0, True)),
-        (call(aten.sum.dim_IntList, Slot(0), (1,), results=(2,)), ONE.sum(1)),
-        (call(aten.clamp.default, Slot(0), None, 2.0, results=(2,)), ONE.clamp(max=2)),
-        (
-            call(aten.pad.default, Slot(0), [1, 1], "constant", 7.5, results=(2,)),
-            torch.constant_pad_nd(ONE, [1, 1], 7.5),
-        ),
-    ],
-    ids=lambda value: str(value.target) if isinstance(value, Call) else "",
-)
-def test_arguments_are_slots_lists_and_constants(made, expected):
-    second = torch.tensor([0, 1]) if made.target is aten.index.Tensor else TEN
-    found = execute([made], [ONE, second])[2]
-    assert found.dtype == expected.dtype
-    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
-
-
-def test_several_results_go_to_their_slots_and_the_others_nowhere():
-    made = call(aten.native_layer_norm.default, Slot(0), [3], None, None, 1e-5, results=(2, None, 3))
-    output, mean, deviation = torch.native_layer_norm(ONE, [3], None, None, 1e-5)
-    values = execute([made], [ONE, TEN])
-    assert torch.equal(values[2], output)
-    assert torch.equal(values[3], deviation)
-    assert values[4] is None
-    assert not torch.equal(values[3], mean)
-
-
-def test_lists_of_results_are_flattened():
-    values = execute([call(aten.split.Tensor, Slot(0), 2, 1, results=(2, 3))], [ONE, TEN])
-    assert torch.equal(values[2], ONE[:, :2])
-    assert torch.equal(values[3], ONE[:, 2:])
-
-
-def test_functions_of_python_may_return_anything():
-    made = call(lambda a, options: ([a + 1], None, (a * options[0],)), Slot(0), [2], results=(2, None, 3))
-    values = execute([made], [ONE, TEN])
-    assert torch.equal(values[2], ONE + 1)
-    assert torch.equal(values[3], ONE * 2)
-
-
-def test_a_call_in_place_defines_nothing_and_later_calls_see_it():
-    target = ONE.clone()
-    calls = [call(aten.add_.Tensor, Slot(0), 1, results=(None,)), call(aten.neg.default, Slot(0), results=(2,))]
-    values = execute(calls, [target, TEN])
-    assert values[0] is target
-    assert torch.equal(values[2], -(ONE + 1))
-
-
-def test_a_keyword_may_be_one_of_pythons():
-    generator_state = torch.get_rng_state()
-    made = Call(aten.random_.default, (Slot(0),), {"generator": None}, (None,))
-    target = ONE.clone()
-    execute([made], [target, TEN])
-    torch.set_rng_state(generator_state)
-    assert torch.equal(target, ONE.clone().random_())
-    taking_from = Call(lambda **options: options["from"], (), {"from": Slot(1)}, (2,))
-    assert execute([taking_from], [ONE, TEN])[2] is TEN
-
-
-def test_statistics_are_copied_for_an_operator_that_is_executed_again():
-    mean, variance = torch.zeros(3), torch.ones(3)
-    arguments = (Slot(0), None, None, Slot(1), Slot(2), True, 0.1, 1e-5)
-    made = Call(aten.native_batch_norm.default, arguments, {}, (3, None, None))
-    values = execute([made], [ONE, mean, variance], frozenset({1, 2}))
-    assert torch.equal(mean, torch.zeros(3))
-    assert torch.equal(variance, torch.ones(3))
-    assert torch.equal(values[3], torch.native_batch_norm(ONE, None, None, mean, variance, True, 0.1, 1e-5)[0])
-    assert not torch.equal(mean, torch.zeros(3))
-
-
-# ---- instructions ----
 
 
 def draw(random: Random) -> tuple[Realised, Plan]:
@@ -156,16 +56,16 @@ def test_works_account_for_every_byte_of_the_footprint(random):
     program = compiled(realised, plan)
     sequence = program.sequence
     sizes = realised.trace.tensor_bytes
-    there = {tensor: int(sizes[tensor]) for tensor in sequence.boundary.device}
+    resident = {tensor: int(sizes[tensor]) for tensor in sequence.boundary.device}
     for code, step, tensor, work, *_ in program.instructions:
         if work is not None:
-            assert sum(there.values()) + work.bytes == sequence.footprint[step]
-            there.update(work.created)
-        elif code in (Code.COPY_IN, Code.PASSIVE_IN):
-            there[tensor] = int(sizes[tensor])
-        elif code in (Code.FREE, Code.WAIT_OUT):
-            del there[tensor]
-    assert there.keys() == sequence.boundary.device
+            assert sum(resident.values()) + work.bytes == sequence.footprint[step]
+            resident.update(work.created)
+        elif code in (ActionKind.COPY_IN, ActionKind.PASSIVE_IN):
+            resident[tensor] = int(sizes[tensor])
+        elif code in (ActionKind.FREE, ActionKind.WAIT_OUT):
+            del resident[tensor]
+    assert resident.keys() == sequence.boundary.device
 
 
 @settings(max_examples=100, deadline=None)
@@ -177,15 +77,15 @@ def test_delayed_copies_keep_allocations_and_deadlines_where_they_are(random):
     realised = realised._replace(captured=captured)
     program = compiled(realised, plan, delays_in_program=True)
     assert all(instruction.delay_us == 0 for instruction in program.instructions)
-    moved = [i for i in program.instructions if i.code not in (Code.COPY_OUT, Code.COPY_IN, Code.ALLOCATE)]
-    others = [tuple(a) for a in program.sequence.actions() if a.kind not in (Code.COPY_OUT, Code.COPY_IN)]
+    moved = [i for i in program.instructions if i.code not in (ActionKind.COPY_OUT, ActionKind.COPY_IN, ALLOCATE)]
+    others = [tuple(a) for a in program.sequence.actions() if a.kind not in (ActionKind.COPY_OUT, ActionKind.COPY_IN)]
     assert [(i.code, i.step, i.tensor, i.event) for i in moved] == others
-    place = {(i.code, i.event): at for at, i in enumerate(program.instructions)}
-    for (code, event), at in place.items():
-        if code is Code.COPY_IN:
-            assert place.get((Code.ALLOCATE, event), at - 1) < at < place[Code.WAIT_IN, event]
-        elif code is Code.COPY_OUT:
-            assert at < place[Code.WAIT_OUT, event]
+    positions = {(i.code, i.event): position for position, i in enumerate(program.instructions)}
+    for (code, event), position in positions.items():
+        if code is ActionKind.COPY_IN:
+            assert positions.get((ALLOCATE, event), position - 1) < position < positions[ActionKind.WAIT_IN, event]
+        elif code is ActionKind.COPY_OUT:
+            assert position < positions[ActionKind.WAIT_OUT, event]
 
 
 def chained(*events: Event) -> tuple[Realised, Program]:
@@ -203,7 +103,9 @@ def test_what_comes_back_is_kept_and_what_does_not_is_dropped():
         Event(EventKind.SWAP_OUT, F, 4, 4),
         Event(EventKind.SWAP_IN, F, 5, 8),
     )
-    gone = {(i.tensor, i.step): i.keeps for i in program.instructions if i.code in (Code.FREE, Code.WAIT_OUT)}
+    gone = {
+        (i.tensor, i.step): i.keeps for i in program.instructions if i.code in (ActionKind.FREE, ActionKind.WAIT_OUT)
+    }
     assert gone[B, 4] and gone[F, 4]  # swapped in again
     assert not gone[A, 2]  # made again
     assert not gone[B, 5] and not gone[C, 10]  # dead
@@ -240,3 +142,76 @@ def test_a_program_is_held_against_a_budget():
     assert info.value.in_use + info.value.requested == needed
     assert info.value.budget == needed - 1
     assert "1,022 bytes" in str(info.value)
+
+
+# ---- delays on a device that runs ahead ----
+
+OUT, IN, RECOMPUTE = EventKind.SWAP_OUT, EventKind.SWAP_IN, EventKind.RECOMPUTE
+TEN_US = 10.0
+
+
+def trace(latency_us=TEN_US) -> Trace:
+    """Operators 1 and 2 make a and b, 8 and 9 read them; each operator takes 10 µs, operator k begins at k * 10."""
+    tensors = [Tensor(64, Kind.INPUT), Tensor(64, Kind.ACTIVATION, "a"), Tensor(64, Kind.ACTIVATION, "b")]
+    accesses = {0: [(0, Mode.CREATE)], 1: [(0, Mode.READ), (1, Mode.CREATE)], 2: [(0, Mode.READ), (2, Mode.CREATE)]}
+    accesses |= {8: [(1, Mode.READ)], 9: [(2, Mode.READ)]}
+    operators = [
+        Operator(target, Phase.FORWARD, tuple(Access(*pair) for pair in accesses.get(index, [(0, Mode.READ)])))
+        for index, target in enumerate(["placeholder", *["aten.a.default"] * 10, "output"])
+    ]
+    return Trace.build(operators, tensors).with_latencies(np.full(12, latency_us))
+
+
+def delayed(events: list[Event], latency_us=TEN_US) -> dict[int, int]:
+    sequence = AccessSequence(trace(latency_us), Plan.build(events))
+    sequence.check()
+    return delayed_steps(sequence, sequence.actions())
+
+
+@pytest.mark.parametrize(
+    ("delay_us", "step"),
+    [(0, None), (1, 5), (10, 5), (11, 6), (1000, 7)],
+    ids=["at the trigger", "next starts before it", "the one after starts just then", "two on", "before the deadline"],
+)
+def test_a_copy_in_is_asked_for_after_the_latest_operator_that_starts_before_the_delay(delay_us, step):
+    events = [Event(OUT, 1, trigger=1, deadline=3), Event(IN, 1, trigger=4, deadline=8, delay_us=delay_us)]
+    assert delayed(events) == ({} if step is None else {1: step})
+
+
+def test_a_copy_out_is_asked_for_before_the_gap_that_waits_for_it():
+    events = [Event(OUT, 1, trigger=1, deadline=3, delay_us=1000), Event(IN, 1, trigger=4, deadline=8)]
+    assert delayed(events) == {0: 2}
+
+
+def test_a_copy_that_is_freed_on_the_spot_is_not_delayed():
+    events = [Event(OUT, 1, trigger=1, deadline=1, delay_us=1000), Event(IN, 1, trigger=4, deadline=8)]
+    assert delayed(events) == {}
+
+
+def test_a_lane_stays_first_in_first_out():
+    events = [Event(OUT, 1, 1, 1), Event(OUT, 2, 2, 3), Event(IN, 1, 4, 8, delay_us=15), Event(IN, 2, 5, 9)]
+    assert delayed(events) == {2: 6, 3: 6}
+
+
+def test_a_deadline_overtakes_a_copy_that_can_wait():
+    events = [Event(OUT, 2, 2, 2), Event(OUT, 1, 1, 1), Event(IN, 2, 3, 9, delay_us=1000), Event(IN, 1, 5, 7)]
+    assert delayed(events) == {2: 8, 3: 6}
+
+
+def test_a_delay_of_one_lane_does_not_hold_up_the_other():
+    events = [Event(OUT, 1, 1, 6, delay_us=30), Event(OUT, 2, 2, 2), Event(IN, 2, 3, 9), Event(IN, 1, 7, 8)]
+    steps = delayed(events)
+    assert steps[0] == 4
+    assert 2 not in steps
+
+
+def test_recomputations_count_as_the_steps_they_are():
+    """b is made again after operator 4, so operator 5 is step 6; the delay ends while that recomputation runs."""
+    events = [Event(OUT, 1, 1, 3), Event(EventKind.RELEASE, 2, 3, 3), Event(IN, 1, 4, 8, delay_us=5)]
+    assert delayed([*events, Event(RECOMPUTE, 2, 4, 9)]) == {2: 5}
+
+
+def test_without_latencies_nothing_is_delayed():
+    events = [Event(OUT, 1, 1, 3), Event(IN, 1, 4, 8, delay_us=25)]
+    assert delayed(events, latency_us=0.0) == {}
+    assert delayed(events) == {1: 7}

@@ -113,7 +113,9 @@ def test_losses_and_weights_are_those_of_pytorch(start, codec):
     assert same(executor.state_dict().model, reference.model.state_dict())
     record = recorded(executor)
     assert record.bytes_out < record.raw_bytes_out and record.bytes_in < record.raw_bytes_in
-    assert record.raw_bytes_out == sum(one.raw_bytes for one in record.transfers if one.direction == Direction.OUT)
+    assert record.raw_bytes_out == sum(
+        transfer.raw_bytes for transfer in record.transfers if transfer.direction == Direction.OUT
+    )
     assert executor.counters.bytes_out < executor.counters.raw_bytes_out
 
 
@@ -141,7 +143,7 @@ def test_plans_change_between_codecs_and_none(start):
     for number, plan in enumerate(plans, 1):
         executor.change_plan(plan)
         assert torch.equal(executor.step(*batch(number)).loss, losses[number])
-        assert any(copy.chunks for copy in executor._swapper.copies.values()) == plan.rows["codec"].any()
+        assert any(copy.chunks for copy in executor.inspect().copies.values()) == plan.rows["codec"].any()
     assert same(executor.state_dict().model, reference.model.state_dict())
 
 
@@ -150,11 +152,12 @@ def test_state_is_read_written_and_lent_while_it_lies_coded_on_the_host(start):
     model = net()
     executor = start(coded_plan(captured_net().trace, Codec.RLE), model=model)
     trains_as_eager(executor, losses[:2])
-    assert any(copy.chunks is not None for copy in executor._swapper.copies.values())
+    assert any(copy.chunks is not None for copy in executor.inspect().copies.values())
     saved, generator = executor.state_dict(), torch.get_rng_state()
     trains_as_eager(executor, losses[2:3], 2)
     executor.load_state_dict(saved)
-    assert all(copy.chunks is None for key, copy in executor._swapper.copies.items() if key in executor._swapper.shells)
+    inside = executor.inspect()
+    assert all(inside.copies[key].chunks is None for key in inside.shells)
     with executor.resident():
         assert same(dict(model.state_dict()), saved.model)
     torch.set_rng_state(generator)
@@ -215,14 +218,14 @@ def test_an_executor_tells_how_sparse_what_it_swaps_out_is():
         executor.step([x], [y])
         assert executor.statistics() == {}, "the first iteration is verified"
         executor.step([x], [y])
-        found = executor.statistics()
+        statistics = executor.statistics()
     swapped = {event.tensor for event in plan.events if event.kind == 1}
-    assert found.keys() <= swapped and found
+    assert statistics.keys() <= swapped and statistics
     trace = captured.trace
-    (rectified,) = (t for t in found if trace.target[int(trace.tensor_first[t])] == "aten.relu.default")
-    assert found[rectified].zero_share == pytest.approx(expected, abs=0.02)
-    assert found[rectified].run_share == pytest.approx(expected * (1 - expected), abs=0.02)
-    weights = [found[t].zero_share for t in found if trace.tensor_name[t] == "second.weight"]
+    (rectified,) = (t for t in statistics if trace.target[int(trace.tensor_first[t])] == "aten.relu.default")
+    assert statistics[rectified].zero_share == pytest.approx(expected, abs=0.02)
+    assert statistics[rectified].run_share == pytest.approx(expected * (1 - expected), abs=0.02)
+    weights = [statistics[t].zero_share for t in statistics if trace.tensor_name[t] == "second.weight"]
     assert all(share < 0.01 for share in weights)
 
 
@@ -238,9 +241,9 @@ def test_a_sample_tells_how_many_rows_or_columns_of_a_matrix_are_zero(shape, dim
         matrix = torch.ones(shape) * used
     look = Look(4)
     look.take(matrix.view(torch.uint8).reshape(-1))
-    found = look.statistics()
-    assert found is not None and look.sample is not None and look.sample.numel() <= 1 << 19
-    assert found.zero_share == pytest.approx(1 - float(used.float().mean()), abs=0.07)
+    statistics = look.statistics()
+    assert statistics is not None and look.sample is not None and look.sample.numel() <= 1 << 19
+    assert statistics.zero_share == pytest.approx(1 - float(used.float().mean()), abs=0.07)
 
 
 def test_a_lane_forgives_what_it_overslept_but_no_more(monkeypatch):

@@ -70,7 +70,6 @@ def test_models_train_to_the_same_bits_under_every_simple_policy(name):
         assert all(same(kept[parameter], state.optimizer[parameter]) for parameter in kept)
 
 
-@pytest.mark.parametrize("policy", SIMPLE)
 def test_the_registry_is_what_an_independent_observer_sees(policy):
     """After each step: the registry, less what a recomputation discards, which has gone by then."""
 
@@ -104,7 +103,7 @@ def test_the_registry_is_what_an_independent_observer_sees(policy):
         watcher = Watcher()
         inputs, targets = batch(1)
         held = [value for value in executor.graphs[0].values if value is not None]
-        held += [value for shell in executor._swapper.shells.values() for value in shell.values]
+        held += [value for shell in executor.inspect().shells.values() for value in shell.values]
         observer = StorageObserver(watch=held, ignore=[*host_memory, *inputs, *targets])
         executor.measure()
         executor.recording = True
@@ -115,11 +114,10 @@ def test_the_registry_is_what_an_independent_observer_sees(policy):
         expected[-1] += sum(tensor.untyped_storage().nbytes() for tensor in (loss, *outputs))
         assert watcher.seen == expected.tolist()
         del loss, outputs, held
-        assert observer.live_bytes() == sum(executor._registry.resident.values())
+        assert observer.live_bytes() == sum(executor.inspect().resident.values())
     device.close()
 
 
-@pytest.mark.parametrize("policy", SIMPLE)
 def test_outputs_are_the_callers_own(start, policy):
     executor = start(policy)
     first = executor.step(*batch())
@@ -129,9 +127,8 @@ def test_outputs_are_the_callers_own(start, policy):
     assert torch.equal(first.outputs[0], kept[1])
     assert first.outputs[0].shape == (4, 10)
     storages = {tensor.untyped_storage().data_ptr() for tensor in (first.loss, first.outputs[0])}
-    assert not storages & {
-        executor._swapper.storage(each.tensor).data_ptr() for each in executor.graphs[0].captured.persistents
-    }
+    persistents = executor.inspect().persistents.values()
+    assert not storages & {tensor.untyped_storage().data_ptr() for tensor in persistents}
 
 
 def test_inputs_stay_the_callers():
@@ -222,7 +219,6 @@ def test_values_that_are_not_numbers_pass_through(start):
         assert torch.equal(state[name].isnan(), value.isnan())
 
 
-@pytest.mark.parametrize("policy", SIMPLE)
 def test_a_batch_of_one_and_a_tensor_of_nothing(policy):
     class Narrow(nn.Module):
         def __init__(self) -> None:
@@ -297,7 +293,7 @@ def test_two_executors_in_two_threads_do_not_disturb_each_other():
     for thread in threads:
         thread.join()
     losses = [float(loss) for loss in expected]
-    assert {policy: [float(loss) for loss in each] for policy, each in seen.items()} == {
+    assert {policy: [float(loss) for loss in losses] for policy, losses in seen.items()} == {
         "swap_all": losses,
         "recompute_all": losses,
     }
@@ -325,12 +321,12 @@ def test_a_record_tells_everything_of_an_iteration(start):
     moved = sequence.copies
     assert record.generation == executor.plan.generation and not record.transition
     assert record.steps.tolist() == sequence.steps.tolist()
-    assert sorted(each.event for each in record.transfers) == sorted(moved.event.tolist())
+    assert sorted(transfer.event for transfer in record.transfers) == sorted(moved.event.tolist())
     assert record.bytes_out + record.bytes_in == moved.bytes.sum()
     assert record.passive_swap_ins == record.recomputes == 0
     assert record.stall_us == pytest.approx(sum(stall.us for stall in record.stalls))
     assert 0 < record.stall_us < record.step_us
-    assert all(0 <= each.start_us <= each.end_us <= record.step_us for each in record.transfers)
+    assert all(0 <= transfer.start_us <= transfer.end_us <= record.step_us for transfer in record.transfers)
     assert record.device_peak_bytes >= record.peak_bytes == footprint(trace, executor.plan).peak_bytes
     executor.recording = False
     run(executor, 1)
@@ -346,7 +342,7 @@ def test_a_record_tells_everything_of_an_iteration(start):
     assert recorded(executor).recomputes > 0 and recorded(executor).passive_swap_ins == 0
     executor.change_plan(plan_of("swap_all", trace))
     run(executor, 1)
-    before = {each.tensor: each.bytes for each in recorded(executor).transfers if each.step == -1}
+    before = {transfer.tensor: transfer.bytes for transfer in recorded(executor).transfers if transfer.step == -1}
     wanted = boundary(trace, executor.plan).host  # all of it was on the device only
     assert before == {tensor: int(trace.tensor_bytes[tensor]) for tensor in wanted}
     assert recorded(executor).bytes_out > sum(before.values())
@@ -371,12 +367,12 @@ def test_workspaces_count_in_the_budget_once_they_are_known(start):
     workspace = np.zeros(captured.trace.operator_count, np.int64)
     peak = footprint(captured.trace)
     workspace[peak.steps[peak.peak_step]] = 1000
-    known = replace(captured, trace=captured.trace.with_latencies(captured.trace.latency_us, workspace))
-    with opened(peak.peak_bytes + 999) as device, Executor(known, net(), device) as executor:
+    with_workspaces = replace(captured, trace=captured.trace.with_latencies(captured.trace.latency_us, workspace))
+    with opened(peak.peak_bytes + 999) as device, Executor(with_workspaces, net(), device) as executor:
         with pytest.raises(OutOfDeviceMemoryError) as info:
             run(executor, 1)
         assert info.value.in_use + info.value.requested == peak.peak_bytes + 1000
-    with opened(peak.peak_bytes + 1000) as device, Executor(known, net(), device) as executor:
+    with opened(peak.peak_bytes + 1000) as device, Executor(with_workspaces, net(), device) as executor:
         run(executor, 1)
 
 
@@ -392,9 +388,9 @@ def test_going_through_a_program_costs_less_than_eager_pytorch():
     times: tuple[list[float], list[float]] = ([], [])
     with opened() as device, Executor(capture(make(), [x], [], spec), make(), device) as executor:
         for _ in range(30):
-            for step, taken in zip((lambda: reference.step([x], []), lambda: executor.step([x])), times, strict=True):
+            for step, seconds in zip((lambda: reference.step([x], []), lambda: executor.step([x])), times, strict=True):
                 begin = time.process_time()
                 step()
-                taken.append(time.process_time() - begin)
+                seconds.append(time.process_time() - begin)
     # each beside the eager step right before it: how fast the machine is changes meanwhile
     assert statistics.median(ours / eager for eager, ours in zip(*times, strict=True)) <= 1.0

@@ -36,6 +36,7 @@ from tests.unit.executing import (
     batch,
     captured_net,
     eager,
+    fail_at,
     net,
     opened,
     plan_of,
@@ -44,11 +45,11 @@ from tests.unit.executing import (
     same,
 )
 from tests.unit.interrupts import Interrupts
+from tests.unit.realised import Stops
 
 # ---- memory ----
 
 
-@pytest.mark.parametrize("policy", SIMPLE)
 def test_one_byte_less_than_the_peak_is_too_little(start, policy):
     captured = captured_net()
     expected = footprint(captured.trace, plan_of(policy, captured.trace))
@@ -92,13 +93,12 @@ def test_weights_alone_may_be_too_large():
 def test_what_is_swapped_out_is_really_freed(start):
     executor = start("swap_all")
     run(executor, 1)
-    shells = executor._swapper.shells
+    shells = executor.inspect().shells
     assert len(shells) > 10
     assert all(shell.storage.nbytes() == 0 for shell in shells.values())
-    assert executor._registry.in_use == sum(executor._registry.resident.values())
+    assert executor.device_bytes == sum(executor.inspect().resident.values())
 
 
-@pytest.mark.parametrize("policy", SIMPLE)
 def test_nothing_of_an_iteration_is_left_behind(start, policy):
     executor = start(policy)
     run(executor, 1)
@@ -172,39 +172,19 @@ def test_host_memory_goes_when_no_plan_needs_it_any_more(start):
     executor = start("swap_all")
     for policy in ("recompute_all", "swap_all", "none", "swap_all"):
         run(executor, 1)
-        old = [StorageWeakRef(memory.untyped_storage()) for memory in executor._host.memory if memory.numel()]
+        old = [StorageWeakRef(memory.untyped_storage()) for memory in executor.inspect().host_memory if memory.numel()]
         executor.change_plan(plan_of(policy, executor.trace))
         run(executor, 1)
         gc.collect()
         assert all(ref.expired() == (policy != "swap_all") for ref in old)
-        assert executor._host.homes.keys() == executor.graphs[0].program.homes.keys()
-        places = {copy.memory.data_ptr() for copy in executor._swapper.copies.values()}
-        assert places <= {home.data_ptr() for home in executor._host.homes.values()}
+        assert executor.inspect().homes.keys() == executor.graphs[0].program.homes.keys()
+        places = {copy.memory.data_ptr() for copy in executor.inspect().copies.values()}
+        assert places <= {home.data_ptr() for home in executor.inspect().homes.values()}
 
 
 # ---- failures ----
 
 
-class Stops(Exception):
-    """Raised in the middle of an iteration."""
-
-
-def failing_at(executor: Executor, step: int, error: BaseException) -> None:
-    """The work of a step raises, once."""
-    program = executor.graphs[0].program
-    place = next(i for i, each in enumerate(program.instructions) if each.work is not None and each.step == step)
-    instruction, work = program.instructions[place], program.work(step)
-
-    def fail(values):
-        object.__setattr__(program, "instructions", original)
-        raise error
-
-    original = program.instructions
-    broken = instruction._replace(work=work._replace(function=fail))
-    object.__setattr__(program, "instructions", (*original[:place], broken, *original[place + 1 :]))
-
-
-@pytest.mark.parametrize("policy", SIMPLE)
 @pytest.mark.parametrize("error", [Stops("no"), KeyboardInterrupt()], ids=["exception", "interrupt"])
 def test_a_failure_before_anything_has_changed_leaves_the_last_state(start, policy, error):
     executor = start(policy)
@@ -212,24 +192,23 @@ def test_a_failure_before_anything_has_changed_leaves_the_last_state(start, poli
     torch.manual_seed(1)
     assert torch.equal(executor.step(*batch(0)).loss, expected[0])
     random_state = torch.get_rng_state()
-    failing_at(executor, executor.graphs[0].program.first_change - 1, error)
+    fail_at(executor.graphs[0], executor.graphs[0].program.first_change - 1, error)
     with pytest.raises(type(error)) as info:
         executor.step(*batch(1))
     assert "in operator" in info.value.__notes__[-1]
-    assert executor._registry.in_use == sum(executor._registry.resident.values())
+    assert executor.device_bytes == sum(executor.inspect().resident.values())
     torch.set_rng_state(random_state)
     assert torch.equal(executor.step(*batch(1)).loss, expected[1])
     assert torch.equal(executor.step(*batch(2)).loss, expected[2])
 
 
-@pytest.mark.parametrize("policy", SIMPLE)
 def test_a_failure_after_that_is_told_until_a_state_is_loaded(start, policy):
     executor = start(policy)
     reference, expected = eager(2)
     torch.manual_seed(1)
     executor.step(*batch(0))
     random_state, state = torch.get_rng_state(), executor.state_dict()
-    failing_at(executor, len(executor.graphs[0].program.sequence.steps) - 2, Stops("no"))
+    fail_at(executor.graphs[0], len(executor.graphs[0].program.sequence.steps) - 2, Stops("no"))
     with pytest.raises(Stops):
         executor.step(*batch(1))
     for use in (lambda: executor.step(*batch(1)), executor.state_dict, lambda: executor.resident().__enter__()):
@@ -241,7 +220,6 @@ def test_a_failure_after_that_is_told_until_a_state_is_loaded(start, policy):
     assert same(executor.state_dict().model, reference.model.state_dict())
 
 
-@pytest.mark.parametrize("policy", SIMPLE)
 def test_interrupts_at_any_moment_leave_a_defined_state(start, policy):
     """Ctrl-C wherever it hits: the state is that before the step or that after it, or the executor says that it is
     neither; and nothing hangs."""
@@ -266,7 +244,7 @@ def test_interrupts_at_any_moment_leave_a_defined_state(start, policy):
                     assert torch.equal(loss, expected)
                 except KeyboardInterrupt:
                     interrupted += 1
-                assert executor._registry.in_use == sum(executor._registry.resident.values())
+                assert executor.device_bytes == sum(executor.inspect().resident.values())
                 with contextlib.suppress(ExecutorError):  # it says that the weights are a mixture
                     state = executor.state_dict()
                     assert same(state.model, after) or same(state.model, before.model)
@@ -279,17 +257,17 @@ def test_a_failure_holds_no_memory(start):
     held = [value for value in executor.graphs[0].values if value is not None]
     inputs, targets = batch(1)
     observer = StorageObserver(watch=held, ignore=[*inputs, *targets])
-    failing_at(executor, executor.graphs[0].program.first_change - 1, Stops("no"))
+    fail_at(executor.graphs[0], executor.graphs[0].program.first_change - 1, Stops("no"))
     with observer, pytest.raises(Stops) as info:
         executor.step(inputs, targets)
     assert info.value.__traceback__ is not None
-    assert observer.live_bytes() == sum(executor._registry.resident.values())
+    assert observer.live_bytes() == sum(executor.inspect().resident.values())
 
 
 def test_memory_that_the_hardware_has_not_is_out_of_memory(start):
     executor = start("none")
     run(executor, 1)
-    failing_at(executor, 1, MemoryError())
+    fail_at(executor.graphs[0], 1, MemoryError())
     with pytest.raises(OutOfDeviceMemoryError) as info:
         run(executor, 1)
     assert info.value.budget is None
@@ -332,9 +310,9 @@ def test_a_trace_that_is_not_true_fails_with_the_operators_name():
     captured = captured_net()
     trace = captured.trace
     relu = next(o for o in range(trace.operator_count) if "max_pool2d" in trace.target[o])
-    made = next(a.tensor for a in trace.operators[relu].accesses if a.mode == 3)
+    output = next(a.tensor for a in trace.operators[relu].accesses if a.mode == 3)
     sizes = trace.tensor_bytes.copy()
-    sizes[made] += 64
+    sizes[output] += 64
     wrong = replace(captured, trace=replace(trace, tensor_bytes=sizes))
     model = net()
     with opened() as device, Executor(wrong, model, device) as executor, pytest.raises(CaptureError) as info:
@@ -348,10 +326,10 @@ def test_sizes_that_show_when_executed_are_corrected():
     captured = captured_net()
     trace = captured.trace
     pool = next(o for o in range(trace.operator_count) if "max_pool2d" in trace.target[o])
-    made = next(a.tensor for a in trace.operators[pool].accesses if a.mode == 3)
+    output = next(a.tensor for a in trace.operators[pool].accesses if a.mode == 3)
     sizes = trace.tensor_bytes.copy()
-    sizes[made] = 0
-    unknown = replace(captured, trace=replace(trace, tensor_bytes=sizes), unknown_sizes=frozenset({made}))
+    sizes[output] = 0
+    unknown = replace(captured, trace=replace(trace, tensor_bytes=sizes), unknown_sizes=frozenset({output}))
     for policy in SIMPLE:
         model = net()
         with opened() as device, Executor(unknown, model, device, plan_of(policy, trace)) as executor:

@@ -20,7 +20,6 @@ from pg_tensile.execution.runtime.state import TrainingState, optimizer_state_di
 from pg_tensile.planning.plan.memory import footprint
 from tests.unit.executing import (
     FAST,
-    SIMPLE,
     SPEC,
     batch,
     captured_net,
@@ -36,7 +35,6 @@ from tests.unit.zoo import NAMED
 # ---- state ----
 
 
-@pytest.mark.parametrize("policy", SIMPLE)
 def test_a_job_goes_on_from_its_state_here_and_in_eager(start, policy):
     reference, losses = eager(4)
     executor = start(policy)
@@ -101,7 +99,6 @@ def test_a_state_that_does_not_fit_changes_nothing(start):
 # ---- whose model it is ----
 
 
-@pytest.mark.parametrize("policy", SIMPLE)
 def test_a_held_model_cannot_be_used_by_accident(start, policy):
     model = net()
     executor = start(policy, model=model)
@@ -129,7 +126,6 @@ def test_a_held_model_cannot_be_used_by_accident(start, policy):
     assert same(executor.state_dict().model, eager(1)[0].model.state_dict())
 
 
-@pytest.mark.parametrize("policy", SIMPLE)
 def test_a_model_is_lent_for_validation(start, policy):
     model = net()
     executor = start(policy, model=model)
@@ -149,7 +145,6 @@ def test_a_model_is_lent_for_validation(start, policy):
             model(*batch()[0])
 
 
-@pytest.mark.parametrize("policy", SIMPLE)
 def test_what_is_changed_in_a_lent_model_counts(start, policy):
     model = net()
     executor = start(policy, model=model)
@@ -190,7 +185,6 @@ def test_a_model_that_does_not_fit_is_not_lent():
     assert same(model.state_dict(), reference.model.state_dict())
 
 
-@pytest.mark.parametrize("policy", SIMPLE)
 def test_a_closed_executor_leaves_an_ordinary_model(policy):
     model, captured = net(), captured_net()
     device = HostDevice(FAST)
@@ -201,8 +195,8 @@ def test_a_closed_executor_leaves_an_ordinary_model(policy):
     device.close()
     reference = eager(2)[0]
     assert same(model.state_dict(), reference.model.state_dict())
-    assert [type(each) for each in model.parameters()] == [nn.Parameter] * 7
-    assert [type(each) for each in model.buffers()] == [Tensor] * 3
+    assert [type(tensor) for tensor in model.parameters()] == [nn.Parameter] * 7
+    assert [type(tensor) for tensor in model.buffers()] == [Tensor] * 3
     follow = EagerStep(model, SPEC)
     assert follow.step(*batch(3)).loss.isfinite()
     copy.deepcopy(model)
@@ -237,7 +231,7 @@ def test_defaults_of_the_caller_do_not_count(start):
     data = [batch(step) for step in range(2)]
     torch.manual_seed(1)
     with torch.device("meta"):
-        losses = [executor.step(*each).loss for each in data]
+        losses = [executor.step(*tensor).loss for tensor in data]
         state = executor.state_dict()
         executor.load_state_dict(state)
     assert all(map(torch.equal, losses, expected))

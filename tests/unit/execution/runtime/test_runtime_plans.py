@@ -47,7 +47,7 @@ class PromptDevice(HostDevice):
 
 
 class AheadDevice(HostDevice):
-    """Leaves delays to the program, as a device does that runs ahead."""
+    """A device that leaves delays to the program, as one that runs ahead."""
 
     @property
     def runs_ahead(self) -> bool:
@@ -72,13 +72,13 @@ def finals_of(executor: Executor, realised: Realised) -> dict[int, torch.Tensor]
     """Persistent tensors, by number."""
     state = executor.state_dict()
     finals = {}
-    for each in realised.captured.persistents:
-        if each.key:
-            finals[each.tensor] = state.optimizer[each.name][each.key]
-        elif each.name:
-            finals[each.tensor] = state.model[each.name]
+    for persistent in realised.captured.persistents:
+        if persistent.key:
+            finals[persistent.tensor] = state.optimizer[persistent.name][persistent.key]
+        elif persistent.name:
+            finals[persistent.tensor] = state.model[persistent.name]
         else:  # constants are in no state
-            finals[each.tensor] = executor._state._read(each)
+            finals[persistent.tensor] = executor.inspect().read(persistent.tensor)
     return finals
 
 
@@ -191,7 +191,7 @@ def passive_swap_ins(sequence: AccessSequence) -> int:
 
 
 class Unchecked(AccessSequence):
-    """Means whatever a plan says, however wrong it is."""
+    """The sequence of any plan, however wrong it is."""
 
     def check(self) -> None:
         return None
@@ -221,7 +221,7 @@ def test_what_a_plan_loses_is_refused_and_shows_when_it_is_executed_all_the_same
 
 
 def is_wrong(realised: Realised, sequence: AccessSequence) -> bool:
-    """Whether the actions, executed literally, show an operator another value."""
+    """Return whether the actions, executed literally, show an operator another value."""
     try:
         perform(realised.trace, sequence.plan, sequence.actions(), sequence.steps.tolist(), sequence.boundary)
     except Broken:

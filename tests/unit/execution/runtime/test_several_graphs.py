@@ -3,41 +3,44 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from dataclasses import replace
-from functools import cache
 from random import Random
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
-from pg_tensile.errors import ExecutorError, InvalidPlanError, OutOfDeviceMemoryError
+from pg_tensile.errors import ExecutorError, InvalidPlanError
 from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capture, capture_evaluation
 from pg_tensile.execution.capture.eager import EagerStep
 from pg_tensile.execution.runtime.executor import Executor
-from pg_tensile.execution.runtime.loaded_graph import Graph
-from pg_tensile.execution.runtime.measure import StorageObserver
 from pg_tensile.planning.plan.execution import AccessSequence, boundary, validate
 from pg_tensile.planning.plan.following import host_bytes, plan_around, reuse_plan
-from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
-from pg_tensile.planning.trace.trace import Access, Kind, Mode, Trace
-from tests.unit.executing import SIMPLE, SPEC, batch, captured_net, net, opened, plan_of, recorded, same
+from pg_tensile.planning.trace.trace import Kind, Trace
+from tests.unit.executing import (
+    SIMPLE,
+    SPEC,
+    EagerJob,
+    batch,
+    captured_net,
+    fail_at,
+    net,
+    opened,
+    peak_of,
+    plan_of,
+    recorded,
+    same,
+    validation_net,
+)
 from tests.unit.graphs import random_plan, random_trace
 from tests.unit.interrupts import Interrupts
-from tests.unit.realised import Realised, Seen, Stops, _evaluate, _start, realise, with_learning_rate
+from tests.unit.realised import Stops
 
 RANDOM = tuple(f"random {seed}" for seed in range(6))
 randoms = st.integers(0, 1 << 40).map(Random)
-
-
-@cache
-def validation_net(size: int = 5) -> Captured:
-    return capture_evaluation(net(), *batch(size=size), SPEC)
 
 
 def plan_for(policy: str, trace: Trace) -> Plan:
@@ -46,40 +49,17 @@ def plan_for(policy: str, trace: Trace) -> Plan:
     return plan_of(policy, trace)
 
 
-def peak_of(captured: Captured, plan: Plan) -> int:
-    return footprint(captured.trace, plan).device_peak_bytes
-
-
 def following(plan: Plan, captured: Captured) -> Plan:
-    """The plan that a graph gets that is added without one."""
+    """Return the plan of a graph that is added without one."""
     main = captured_net().trace
     same_structure = reuse_plan(plan, main, captured.trace)
     if same_structure is not None:
         return same_structure
-    number = {(each.name, each.key): each.tensor for each in captured_net().persistents}
-    here = boundary(main, plan).device
-    return plan_around(
-        captured.trace, [each.tensor for each in captured.persistents if number[each.name, each.key] not in here]
-    )
-
-
-class EagerJob:
-    """What an executor with these graphs must compute."""
-
-    def __init__(self) -> None:
-        self.training = EagerStep(net(), SPEC)
-
-    def step(self, x: list[Tensor], y: list[Tensor]) -> Tensor:
-        self.training.model.train()
-        return self.training.step(x, y).loss
-
-    def evaluate(self, x: list[Tensor], y: list[Tensor]) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            output = self.training.model.eval()(*x)
-            return SPEC.loss(output, *y), output
-
-    def state(self) -> dict[str, Tensor]:
-        return self.training.model.state_dict()
+    names = {(persistent.name, persistent.key): persistent.tensor for persistent in captured_net().persistents}
+    resident = boundary(main, plan).device
+    persistents = captured.persistents
+    away = [entry.tensor for entry in persistents if names[entry.name, entry.key] not in resident]
+    return plan_around(captured.trace, away)
 
 
 def epochs(executor: Executor, count: int = 2) -> None:
@@ -93,15 +73,15 @@ def epochs(executor: Executor, count: int = 2) -> None:
             assert torch.equal(executor.step(*batch(number, size)).loss, expected)
         assert same(executor.state_dict().model, reference.state())
         for number in (7, 8):
-            found, (loss, output) = executor.evaluate(*batch(number, 5)), reference.evaluate(*batch(number, 5))
-            assert found.loss is not None and torch.equal(found.loss, loss)
-            assert torch.equal(found.outputs[0], output)
+            result, (loss, output) = executor.evaluate(*batch(number, 5)), reference.evaluate(*batch(number, 5))
+            assert result.loss is not None and torch.equal(result.loss, loss)
+            assert torch.equal(result.outputs[0], output)
         state = executor.state_dict()
         assert same(state.model, reference.state())
         optimizer = reference.training.optimizer.state
         for name, parameter in reference.training.model.named_parameters():
             assert same(state.optimizer.get(name, {}), optimizer[parameter]) or name == "unused"
-        assert executor._registry.in_use == sum(executor._registry.resident.values())
+        assert executor.device_bytes == sum(executor.inspect().resident.values())
 
 
 # ---- an epoch ----
@@ -111,12 +91,12 @@ def epochs(executor: Executor, count: int = 2) -> None:
 def test_epochs_with_a_smaller_batch_and_validation_are_those_of_pytorch(start, policy):
     plan = plan_for(policy, captured_net().trace)
     graphs = (captured_net(), captured_net(3), validation_net())
-    budget = max(peak_of(each, following(plan, each)) for each in graphs)
+    budget = max(peak_of(graph, following(plan, graph)) for graph in graphs)
     executor = start(plan, budget=budget)
-    smaller, validation = (executor.add(each) for each in graphs[1:])
+    smaller, validation = (executor.add(graph) for graph in graphs[1:])
     assert smaller.plan == plan
     assert validation.program.device <= executor.graphs[0].program.device
-    assert executor.host_bytes == host_bytes([(each.captured.trace, each.plan) for each in executor.graphs])
+    assert executor.host_bytes == host_bytes([(graph.captured.trace, graph.plan) for graph in executor.graphs])
     epochs(executor)
     assert executor.counters.peak_bytes <= budget
     assert executor.counters.iterations == 10
@@ -131,10 +111,10 @@ def test_every_graph_may_have_a_plan_of_its_own(start, policy):
     for other in SIMPLE:
         executor.change_plan(plan_of(other, graph.captured.trace), graph)
         executor.change_plan(plan_of(SIMPLE[len(other) % 3], captured_net().trace))
-        found = executor.evaluate(*batch(9, 5))
+        result = executor.evaluate(*batch(9, 5))
         torch.manual_seed(3)
         loss = executor.step(*batch(0)).loss
-    assert found.loss is not None and loss.isfinite()
+    assert result.loss is not None and loss.isfinite()
     assert (graph.plan, executor.plan) == (plan_of("recompute_all", graph.captured.trace), executor.graphs[0].plan)
 
 
@@ -169,9 +149,9 @@ def test_turns_without_a_transition_move_nothing_more(start):
         executor.evaluate(*batch(0, 5))
         record = recorded(executor)
         assert not record.transition and record.bytes_out == 0, "nothing is written, so nothing is copied out"
-        parameters = {each.tensor: each.key for each in graphs[2].captured.persistents}
+        parameters = {persistent.tensor: persistent.key for persistent in graphs[2].captured.persistents}
         assert {transfer.tensor for transfer in record.transfers} <= parameters.keys()
-        assert not executor._registry.resident, "what was brought in has gone again"
+        assert not executor.inspect().resident, "what was brought in has gone again"
 
 
 def test_nothing_is_moved_for_an_evaluation_where_everything_is_there(start):
@@ -182,129 +162,6 @@ def test_nothing_is_moved_for_an_evaluation_where_everything_is_there(start):
         executor.step(*batch(0))
         executor.evaluate(*batch(0, 5))
         assert not recorded(executor).transfers and not recorded(executor).transition
-
-
-# ---- the budget ----
-
-
-@cache
-def large_validation() -> tuple[Captured, int]:
-    """An evaluation that needs more memory than training, and how many bytes of what it does not use are there."""
-    captured = validation_net(200)
-    persistent = captured_net().trace.persistent
-    here = int(captured_net().trace.tensor_bytes[persistent].sum())
-    used = int(captured.trace.tensor_bytes[captured.trace.persistent].sum())
-    return captured, here - used
-
-
-def test_what_a_graph_does_not_use_makes_room(start):
-    captured, unused = large_validation()
-    needed = peak_of(captured, NO_EVENTS)
-    assert needed > peak_of(captured_net(), NO_EVENTS) and unused > 0
-    reference = EagerJob()
-    for spare, goes in ((unused, 0), (unused - 1, 1), (0, unused)):
-        executor = start("none", budget=needed + spare)
-        executor.add(captured)
-        executor.recording = True
-        torch.manual_seed(1)
-        executor.step(*batch(0))
-        executor.evaluate(*batch(0, 200))
-        record = recorded(executor)
-        assert record.bytes_out >= goes and (goes or not record.bytes_out)
-        assert {transfer.tensor for transfer in record.transfers} <= {-1}
-        assert record.device_peak_bytes <= needed + spare
-        executor.step(*batch(1))
-        assert recorded(executor).bytes_in == record.bytes_out, "what went comes back, and nothing else"
-        assert executor._swapper.copies == {}
-    torch.manual_seed(1)
-    reference.step(*batch(0)), reference.step(*batch(1))
-    assert same(executor.state_dict().model, reference.state())
-
-
-def test_one_byte_less_than_the_peak_is_refused_and_nothing_has_happened(start):
-    captured, _ = large_validation()
-    expected = footprint(captured.trace)
-    executor = start("none", budget=expected.device_peak_bytes - 1)
-    executor.add(captured)
-    torch.manual_seed(1)
-    executor.step(*batch(0))
-    with pytest.raises(OutOfDeviceMemoryError) as info:
-        executor.evaluate(*batch(0, 200))
-    error = info.value
-    assert error.operator == captured.trace.operator_label(int(expected.steps[expected.peak_step]))
-    assert (error.in_use + error.requested, error.budget) == (
-        expected.device_peak_bytes,
-        error.in_use + error.requested - 1,
-    )
-    executor.step(*batch(1))
-    reference = EagerJob()
-    torch.manual_seed(1)
-    reference.step(*batch(0)), reference.step(*batch(1))
-    assert same(executor.state_dict().model, reference.state())
-
-
-def test_an_evaluation_fits_where_the_model_does_not():
-    def make() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
-
-    spec, x, model = (
-        StepSpec(lambda output: output.square().sum(), OptimizerSpec("sgd", 0.1)),
-        torch.randn(1, 64),
-        make(),
-    )
-    captured = capture(model, [x], [], spec)
-    plan, reference = plan_of("swap_all", captured.trace), EagerStep(make(), spec)
-    budget = peak_of(captured, plan)
-    assert budget < sum(parameter.nbytes for parameter in model.parameters()) // 2
-    with opened(budget) as device, Executor(captured, model, device, plan) as executor:
-        executor.add(capture_evaluation(make(), [x], (), spec))
-        for _ in range(3):
-            assert torch.equal(executor.step([x]).loss, reference.step([x], []).loss)
-            found = executor.evaluate([x])
-            with torch.no_grad():
-                assert torch.equal(found.outputs[0], reference.model(x))
-        assert executor.counters.peak_bytes <= budget
-    assert same(model.state_dict(), reference.model.state_dict())
-
-
-def test_an_observer_sees_the_same_memory(start):
-    captured, unused = large_validation()
-    executor = start("none", budget=peak_of(captured, NO_EVENTS))
-    executor.add(captured)
-    executor.recording = True
-    inputs, targets = batch(0, 200)
-    executor.step(*batch(0))
-    executor.evaluate(inputs, targets)
-    assert recorded(executor).bytes_out == unused
-    watched = [executor._swapper.value(key) for key in executor._state.sizes]
-    copies = [copy.memory for copy in executor._swapper.copies.values()]
-    with StorageObserver(watch=watched, ignore=[*inputs, *targets, *copies]) as observer:
-        result = executor.evaluate(inputs, targets)
-    assert not recorded(executor).transfers
-    seen = {observed.target: observed.bytes for observed in observer.seen}
-    for operator, registered in enumerate(recorded(executor).footprint.tolist()):
-        target = captured.trace.target[operator]
-        assert seen.get(target, registered) == registered, target
-    del result
-    assert observer.live_bytes() == executor._registry.in_use
-
-
-def test_all_memory_goes_with_the_executor():
-    model = net()
-    with opened() as device:
-        executor = Executor(captured_net(), model, device, plan_of("swap_all", captured_net().trace))
-        executor.add(captured_net(3)), executor.add(validation_net())
-        executor.step(*batch(0)), executor.evaluate(*batch(0, 5)), executor.step(*batch(0, 3))
-        keys = executor._state.sizes
-        tensors = [executor._swapper.value(key) for key in keys] + executor._host.memory
-        refs = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors if tensor.numel()]
-        del tensors
-        executor.close()
-        gc.collect()
-        assert len(refs) > len(keys) and all(ref.expired() for ref in refs)
-        assert executor._registry.in_use == 0
-    assert [type(each) for each in model.parameters()] == [nn.Parameter] * 7
 
 
 # ---- choosing, adding, measuring ----
@@ -323,8 +180,8 @@ def test_graphs_are_chosen_by_shape_or_by_name(start):
     assert executor.evaluate(batch(0, 5)[0]).loss is None
     assert executor.evaluate(*batch(0, 5)).loss is not None
     assert (five.iterations, without_loss.iterations, swapping.iterations) == (1, 1, 0)
-    found = executor.evaluate(*batch(0, 5), graph=swapping)
-    assert swapping.iterations == 1 and torch.equal(found.outputs[0], executor.evaluate(*batch(0, 5)).outputs[0])
+    result = executor.evaluate(*batch(0, 5), graph=swapping)
+    assert swapping.iterations == 1 and torch.equal(result.outputs[0], executor.evaluate(*batch(0, 5)).outputs[0])
     with pytest.raises(ExecutorError, match=r"but was captured as torch.float32 \[5, 3, 8, 8\]"):
         executor.evaluate(*batch(0, 6))
     with pytest.raises(ExecutorError, match=r"but was captured as torch.float32 \[4, 3, 8, 8\]"):
@@ -362,7 +219,7 @@ def test_what_does_not_belong_to_the_model_is_not_added(start):
 
 
 class Unlike(nn.Module):
-    """What it uses in an evaluation is not what it uses in training: a parameter, a buffer, and constants."""
+    """A model that uses other tensors in an evaluation than in training: a parameter, a buffer, and constants."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -376,7 +233,6 @@ class Unlike(nn.Module):
         return x if self.training else x.T.T * self.scale + self.shift + self.other
 
 
-@pytest.mark.parametrize("policy", SIMPLE)
 def test_an_evaluation_may_use_what_training_does_not(policy):
     torch.manual_seed(0)
     model, x, spec = Unlike(), torch.randn(3, 6), StepSpec(lambda output: output.square().mean(), OptimizerSpec("adam"))
@@ -386,8 +242,8 @@ def test_an_evaluation_may_use_what_training_does_not(policy):
     with opened() as device, Executor(captured, model, device, plan_of(policy, captured.trace)) as executor:
         executor.step([x])
         graph = executor.add(capture_evaluation(reference.model, [x], (), spec))
-        constants = [each for each in graph.captured.persistents if each.kind == Kind.CONSTANT]
-        new = [each for each in constants if graph.keys[each.tensor] >= captured.trace.tensor_count]
+        constants = [persistent for persistent in graph.captured.persistents if persistent.kind == Kind.CONSTANT]
+        new = [persistent for persistent in constants if graph.keys[persistent.tensor] >= captured.trace.tensor_count]
         assert (len(constants), len(new)) == (2, 1), "a constant of both is one tensor"
         with pytest.raises(ExecutorError, match="held by an executor"):
             model.shift.sum()
@@ -421,22 +277,6 @@ def test_graphs_are_measured_each_for_itself(start):
 # ---- failures ----
 
 
-def fail(graph: Graph, share: float) -> None:
-    """An operator of the graph's next iteration raises, once."""
-    program = graph.program
-    places = [place for place, each in enumerate(program.instructions) if each.work is not None]
-    place = places[int(share * (len(places) - 1))]
-    instruction, original = program.instructions[place], program.instructions
-
-    def stop(values: list[Tensor]) -> None:
-        object.__setattr__(program, "instructions", original)
-        raise Stops
-
-    assert instruction.work is not None
-    broken = instruction._replace(work=instruction.work._replace(function=stop))
-    object.__setattr__(program, "instructions", (*original[:place], broken, *original[place + 1 :]))
-
-
 @pytest.mark.parametrize("policy", [*SIMPLE, *RANDOM[:3]])
 def test_an_evaluation_that_fails_anywhere_leaves_the_weights(start, policy):
     plan = plan_for(policy, captured_net().trace)
@@ -447,16 +287,15 @@ def test_an_evaluation_that_fails_anywhere_leaves_the_weights(start, policy):
         loss = reference.step(*batch(number))
         torch.manual_seed(number)
         assert torch.equal(executor.step(*batch(number)).loss, loss)
-        fail(validation, share)
+        fail_at(validation, int(share * (len(validation.program.sequence.steps) - 1)), Stops())
         with pytest.raises(Stops):
             executor.evaluate(*batch(0, 5))
-        assert executor._registry.in_use == sum(executor._registry.resident.values())
+        assert executor.device_bytes == sum(executor.inspect().resident.values())
         if number % 2:
             assert same(executor.state_dict().model, reference.state())
             assert torch.equal(executor.evaluate(*batch(0, 5)).outputs[0], reference.evaluate(*batch(0, 5))[1])
 
 
-@pytest.mark.parametrize("policy", SIMPLE)
 def test_interrupts_at_any_moment_of_any_graph_leave_a_defined_state(start, policy):
     reference, executor, interrupted = EagerJob(), start(policy), 0
     executor.add(captured_net(3)), executor.add(validation_net(), plan_of("swap_all", validation_net().trace))
@@ -468,132 +307,22 @@ def test_interrupts_at_any_moment_of_any_graph_leave_a_defined_state(start, poli
             size = (4, 5, 3)[turn % 3]
             data, before, random_state = batch(turn, size), executor.state_dict(), generator.get_state()
             expected = reference.evaluate(*data)[0] if size == 5 else reference.step(*data)
-            after, found = reference.state(), None
-            while found is None:
+            after, loss = reference.state(), None
+            while loss is None:
                 generator.set_state(random_state)
                 with contextlib.suppress(KeyboardInterrupt):
                     interrupts.wanted = interrupted < 100
-                    found = (executor.evaluate if size == 5 else executor.step)(*data).loss
+                    loss = (executor.evaluate if size == 5 else executor.step)(*data).loss
                     interrupts.wanted = False
-                assert executor._registry.in_use == sum(executor._registry.resident.values())
-                if found is None:
+                assert executor.device_bytes == sum(executor.inspect().resident.values())
+                if loss is None:
                     interrupted += 1
                     with contextlib.suppress(ExecutorError):  # it says that the weights are a mixture
                         state = executor.state_dict().model
                         assert same(state, after) or same(state, before.model)
                     executor.load_state_dict(before)
-            assert torch.equal(found, expected) and same(executor.state_dict().model, after)
+            assert torch.equal(loss, expected) and same(executor.state_dict().model, after)
     assert interrupted >= 10
-
-
-# ---- random graphs ----
-
-
-def part_of(realised: Realised, random: Random) -> tuple[Realised, dict[int, int]]:
-    """The beginning of an iteration as another graph, with only the tensors that it uses, and their numbers in the
-    whole one → here."""
-    trace = realised.trace
-    operators = list(trace.operators)[: random.randint(1, trace.operator_count - 1)]
-    used = sorted({access.tensor for operator in operators for access in operator.accesses})
-    numbers = {tensor: number for number, tensor in enumerate(used)}
-    returned = Access(random.choice(used), Mode.READ)
-    operators.append(trace.operators[-1]._replace(accesses=(returned,)))
-    rate = trace.tensor_count - 1
-    order = [tensor for tensor in used if tensor != rate] + [rate]
-    numbers = {tensor: number for number, tensor in enumerate(order)}
-    rows = [
-        each._replace(accesses=tuple(Access(numbers[tensor], mode) for tensor, mode in each.accesses))
-        for each in operators
-    ]
-    part = realise(Trace.build(rows, [trace.tensors[tensor] for tensor in order], trace.device), random)
-    whole = {numbers[each.tensor]: each for each in realised.captured.persistents if each.tensor in numbers}
-    persistents = tuple(
-        whole[each.tensor]._replace(tensor=each.tensor, slot=each.slot) for each in part.captured.persistents
-    )
-    return Realised(replace(part.captured, persistents=persistents), part.log), numbers
-
-
-def as_evaluation(captured: Captured) -> Captured:
-    """The learning rate is one input more."""
-    return replace(captured, learning_rate=None, inputs=captured.given)
-
-
-class Plainly:
-    """Graphs on the same persistent tensors, with all the memory there is."""
-
-    def __init__(self, whole: Realised, parts: list[tuple[Realised, dict[int, int]]]) -> None:
-        model, captured = whole.model(), whole.captured
-        self.graphs = [whole, *(part for part, _ in parts)]
-        self.values: list[list[Tensor]] = [[torch.empty(0)] * len(each.captured.values) for each in self.graphs]
-        self.finals = {each.tensor: _start(each, captured, model) for each in captured.persistents}
-        for values, graph, numbers in zip(self.values, self.graphs, [None, *(n for _, n in parts)], strict=True):
-            own = {here: there for there, here in numbers.items()} if numbers else range(captured.trace.tensor_count)
-            for persistent in graph.captured.persistents:
-                values[persistent.slot] = self.finals[own[persistent.tensor]]
-            _evaluate(graph.captured.persistent_views, values)
-
-    def run(self, place: int, iteration: int) -> Seen:
-        graph, values = self.graphs[place], self.values[place]
-        captured = graph.captured
-        assert captured.learning_rate is not None
-        for slot, given_ in zip(captured.inputs, graph.inputs(iteration), strict=True):
-            values[slot] = given_.clone()
-        values[captured.learning_rate] = torch.tensor(0.1, dtype=torch.float64)
-        for operator in captured.operators:
-            _evaluate([operator.call] if operator.call else [], values)
-            _evaluate(operator.views, values)
-        return Seen(graph.log.take(), [values[slot].clone() for slot in captured.returned])
-
-
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(randoms)
-def test_random_graphs_in_random_turns_under_random_plans(random):
-    whole = realise(with_learning_rate(random_trace(random)), random)
-    parts = [part_of(whole, random) for _ in range(2)]
-    graphs = [whole, *(part for part, _ in parts)]
-    plans = [random_plan(random, each.trace) for each in graphs]
-    turns = random.choices(range(3), k=7)
-    reference = Plainly(whole, parts)
-    torch.manual_seed(3)
-    expected = [reference.run(place, turn) for turn, place in enumerate(turns)]
-    generator = torch.manual_seed(3)
-    budget = max(peak_of(each.captured, plan) for each, plan in zip(graphs, plans, strict=True))
-    with opened(budget) as device, Executor(whole.captured, whole.model(), device, plans[0]) as executor:
-        evaluates = [False, *(random.random() < 0.5 for _ in parts)]
-        handles = [executor.graphs[0]]
-        for graph, plan, each in zip(graphs[1:], plans[1:], evaluates[1:], strict=True):
-            captured = as_evaluation(graph.captured) if each else graph.captured
-            handles.append(executor.add(captured, plan))
-        executor.recording = True
-        for turn, place in enumerate(turns):
-            inputs, graph, fails = graphs[place].inputs(turn), graphs[place], random.random() < 0.2
-            before, state = generator.get_state(), executor.state_dict()
-            graph.log.fails_after = random.randint(0, graph.trace.operator_count) if fails else None
-            for _ in range(2):  # a second time if it fails
-                with contextlib.suppress(Stops):
-                    if evaluates[place]:
-                        rate = torch.tensor(0.1, dtype=torch.float64)
-                        loss, outputs = executor.evaluate([*inputs, rate], graph=handles[place])
-                    else:
-                        loss, outputs = executor.step(inputs, graph=handles[place])
-                    break
-                if executor._poison:
-                    constants = whole.trace.tensor_kind == Kind.CONSTANT
-                    if whole.trace.tensor_writes[constants].any():
-                        return  # they are in no state to go back to
-                    executor.load_state_dict(state)
-                graph.log.take()
-                generator.set_state(before)
-            graph.log.fails_after = None
-            record = recorded(executor)
-            assert record.device_peak_bytes <= budget
-            if not record.transition:
-                others = record.footprint - AccessSequence(handles[place].captured.trace, handles[place].plan).footprint
-                assert len(set(others.tolist())) == 1 and others[0] >= 0, "tensors that it does not use"
-            assert graph.log.take() == expected[turn].digests
-            assert loss is not None and all(map(torch.equal, (loss, *outputs), expected[turn].results))
-        for each in whole.captured.persistents:
-            assert torch.equal(executor._state._read(each), reference.finals[each.tensor])
 
 
 # ---- plans for further graphs ----

@@ -23,7 +23,7 @@ from pg_tensile.execution.training.graphs import (
     state_bytes,
     step_spec,
 )
-from pg_tensile.execution.training.trainer import Settings
+from pg_tensile.execution.training.settings import Settings
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from tests.unit.rows import Prepared, every_type
@@ -88,7 +88,7 @@ def test_names_are_the_models_own_and_the_model_stays_as_it_is(prepared: Prepare
     model = build(prepared, {"type": "mlp", "norm": "batch", "dropout": 0.1})
     before, state = checkpoint.to_bytes(checkpoint.model_tensors(model)), torch.get_rng_state()
     graphs = capture_graphs(model, Settings(1, 32), Task.BINARY, sizes(prepared, 100, 50), CPU)
-    names = {each.name for each in graphs.train.persistents}
+    names = {persistent.name for persistent in graphs.train.persistents}
     assert names <= set(dict(model.named_parameters())) | set(dict(model.named_buffers())) and "dense.0.weight" in names
     assert checkpoint.to_bytes(checkpoint.model_tensors(model)) == before
     assert torch.equal(torch.get_rng_state(), state) and "forward" not in vars(model)

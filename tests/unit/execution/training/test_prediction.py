@@ -50,7 +50,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
-def made(name: str) -> tuple[nn.Module, Tensor]:
+def model_and_rows(name: str) -> tuple[nn.Module, Tensor]:
     """The model in eval mode, with statistics that are not those of a new one, and 40 rows."""
     build, shape = MODELS[name]
     torch.manual_seed(0)
@@ -85,7 +85,7 @@ def in_one_piece(model: nn.Module, rows: Tensor, *sizes: int) -> Tensor:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 1.0])
 def test_the_outputs_are_the_models_whatever_the_budget(name: str, part: float) -> None:
-    model, rows = made(name)
+    model, rows = model_and_rows(name)
     expected = [in_one_piece(model, rows[i : i + 1], 1) for i in range(4)]
     parameters = sum(parameter.nbytes for parameter in model.parameters())
     least, most = least_and_most(model, rows)
@@ -104,7 +104,7 @@ def test_the_outputs_are_the_models_whatever_the_budget(name: str, part: float) 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_batches_are_powers_of_two_within_the_budget(name: str) -> None:
-    model, rows = made(name)
+    model, rows = model_and_rows(name)
     expected = {
         1: in_one_piece(model, rows[:1], 1),
         8: in_one_piece(model, rows[:8], 8),
@@ -116,8 +116,8 @@ def test_batches_are_powers_of_two_within_the_budget(name: str) -> None:
     least, most = least_and_most(model, rows, 16)
     with serving(model, rows, (least + most) // 2, most_rows=31) as served:
         for count, outputs in expected.items():
-            found = served.predict([rows[:count]])
-            assert found.shape == outputs.shape and torch.equal(found, outputs), count
+            result = served.predict([rows[:count]])
+            assert result.shape == outputs.shape and torch.equal(result, outputs), count
             assert served.device_bytes <= (served.budget_bytes or 0)
             assert served.peak_bytes <= (served.budget_bytes or 0)
         assert list(served.candidates) == [1, 8, 16]
@@ -125,7 +125,7 @@ def test_batches_are_powers_of_two_within_the_budget(name: str) -> None:
 
 def test_no_batch_is_larger_than_fits() -> None:
     """The activations of 32 images take more than the budget, so the batches are smaller."""
-    model, rows = made("convolutions")
+    model, rows = model_and_rows("convolutions")
     least, _ = least_and_most(model, rows)
     with serving(model, rows, 2 * least, most_rows=4096) as served:
         outputs = served.predict([rows])
@@ -137,7 +137,7 @@ def test_no_batch_is_larger_than_fits() -> None:
 
 
 def test_a_budget_that_is_too_small_is_refused_with_the_least_that_is_not() -> None:
-    model, rows = made("convolutions")
+    model, rows = model_and_rows("convolutions")
     expected = in_one_piece(model, rows[:1], 1)
     least, _ = least_and_most(model, rows)
     for budget in (1000, least - 1):
@@ -150,7 +150,7 @@ def test_a_budget_that_is_too_small_is_refused_with_the_least_that_is_not() -> N
 
 
 def test_without_a_budget_everything_stays() -> None:
-    model, rows = made("perceptron")
+    model, rows = model_and_rows("perceptron")
     expected = in_one_piece(model, rows[:2], 2)
     with serving(model, rows, None, most_rows=2) as served:
         assert torch.equal(served.predict([rows[:2]]), expected)
@@ -176,15 +176,15 @@ def test_models_that_cannot_be_served_say_why_and_stay_whole() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_streaming_keeps_the_budget_and_beats_swapping_on_demand(name: str) -> None:
-    model, rows = made(name)
+    model, rows = model_and_rows(name)
     trace = JobPlanner(capture_inference(model, [rows[:1]]).trace, FAST).trace
     planner = JobPlanner(trace, FAST)
     for part in (0.0, 0.3, 0.7):
         budget = int(planner.least_bytes + part * (planner.vanilla.device_peak_bytes - planner.least_bytes))
-        found = streamed(planner, budget)
-        assert found is not None and found.device_peak_bytes <= budget and found.recomputes == 0
+        result = streamed(planner, budget)
+        assert result is not None and result.device_peak_bytes <= budget and result.recomputes == 0
         demand = planner.candidate(POLICIES["lru"]({0: trace}, FAST, budget)[0])
-        assert plan_within(trace, FAST, budget).us <= found.us <= demand.us
+        assert plan_within(trace, FAST, budget).us <= result.us <= demand.us
     assert streamed(planner, planner.least_bytes - 1) is None
 
 

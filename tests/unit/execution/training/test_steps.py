@@ -19,8 +19,9 @@ from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.training import checkpoint
 from pg_tensile.execution.training.checkpoint import Checkpoint
 from pg_tensile.execution.training.graphs import Graphs, Sizes, capture_graphs, evaluation_rows, rows_of
+from pg_tensile.execution.training.settings import EarlyStopping, Settings
 from pg_tensile.execution.training.steps import EagerSteps, Grant, PlannedSteps, needed_bytes
-from pg_tensile.execution.training.trainer import EarlyStopping, Settings, Steps, Trainer
+from pg_tensile.execution.training.trainer import Steps, Trainer
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
@@ -129,10 +130,10 @@ def contents(recorder: Recorder) -> list[tuple[bytes, dict[str, Any]]]:
 
 def assert_same(job: Case, planned: PlannedSteps) -> None:
     eager = job.eager()
-    expected, found = job.run(eager), job.run(planned)
+    expected, actual = job.run(eager), job.run(planned)
     assert weights(planned.model) == weights(eager.model)
-    assert found.without_seconds() == expected.without_seconds()
-    assert contents(found) == contents(expected)
+    assert actual.without_seconds() == expected.without_seconds()
+    assert contents(actual) == contents(expected)
 
 
 @pytest.mark.parametrize("part", [0.0, 0.5, 1.0])
@@ -258,7 +259,7 @@ def test_a_step_that_does_not_fit_is_tried_again_with_another_plan(prepared: Pre
 
 
 class Scheduler:
-    """What the process of a job hears from its worker while it waits: the plans that `plans` makes, one each time."""
+    """The worker of a job that waits: answers with the plans that `plans` makes, one at a time."""
 
     def __init__(self, *plans: Callable[[], Grant]) -> None:
         self._spec = {"policy": "joint"}

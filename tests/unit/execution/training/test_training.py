@@ -25,17 +25,10 @@ from pg_tensile.execution.data.preprocessing import Features, Task
 from pg_tensile.execution.training import checkpoint
 from pg_tensile.execution.training import trainer as training
 from pg_tensile.execution.training.checkpoint import Checkpoint
+from pg_tensile.execution.training.observer import EpochMetrics, Progress, StopTraining
+from pg_tensile.execution.training.settings import EarlyStopping, Settings, check_batch_size, check_model
 from pg_tensile.execution.training.steps import EagerSteps
-from pg_tensile.execution.training.trainer import (
-    EarlyStopping,
-    EpochMetrics,
-    Progress,
-    Settings,
-    StopTraining,
-    Trainer,
-    check_batch_size,
-    check_model,
-)
+from pg_tensile.execution.training.trainer import Trainer
 from tests.unit.rows import Prepared, Rows, every_type
 
 CPU = torch.device("cpu")

@@ -21,7 +21,7 @@ from pg_tensile.execution import models
 from pg_tensile.execution.capture import OptimizerSpec, StepSpec, capture
 from pg_tensile.execution.data.preprocessing import Task
 from pg_tensile.execution.training.graphs import Sizes, capture_step
-from pg_tensile.execution.training.trainer import Settings
+from pg_tensile.execution.training.settings import Settings
 from pg_tensile.planning.batchsize.traces import SIZES, BatchLaw, BatchTraces
 from pg_tensile.planning.trace.trace import Strings, Trace
 from tests.unit.rows import every_type

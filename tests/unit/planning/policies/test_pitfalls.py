@@ -14,10 +14,10 @@ from torch import nn
 from pg_tensile.errors import DeviceError
 from pg_tensile.execution.capture import OptimizerSpec, StepSpec, capture
 from pg_tensile.execution.capture.eager import EagerStep
-from pg_tensile.execution.runtime.compile import Code
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.runtime.measure import Meter, StorageObserver, allocator_peak
+from pg_tensile.execution.runtime.program import ALLOCATE
 from pg_tensile.planning.device.profile import A100_40GB
 from pg_tensile.planning.plan.execution import validate
 from pg_tensile.planning.plan.memory import footprint, host_arena
@@ -56,8 +56,8 @@ def test_the_registry_is_what_an_independent_observer_sees_at_every_operator(con
     executor.step([x], [y])
     executor.recording = True
     state = [value for value in executor.graphs[0].values if isinstance(value, torch.Tensor)]
-    state += [value for shell in executor._swapper.shells.values() for value in shell.values]
-    with StorageObserver(watch=state, ignore=[x, y, *executor._host.memory]) as observer:
+    state += [value for shell in executor.inspect().shells.values() for value in shell.values]
+    with StorageObserver(watch=state, ignore=[x, y, *executor.inspect().host_memory]) as observer:
         executor.step([x], [y])
     record = executor.record
     executor.close()
@@ -241,7 +241,7 @@ def test_delays_in_the_program_change_no_bit(convolutions):
     captured, model, x, y = convolutions
     delayed = delayed_swaps(captured.trace, longest_delay_us=2000)
 
-    def train(device: HostDevice, plan: Plan) -> tuple[list[float], dict[str, torch.Tensor], list[Code]]:
+    def train(device: HostDevice, plan: Plan) -> tuple[list[float], dict[str, torch.Tensor], list[int]]:
         executor = Executor(captured, copy.deepcopy(model), device, plan)
         executor.measure()
         losses = [executor.step([x], [y]).loss.item() for _ in range(3)]
@@ -254,7 +254,7 @@ def test_delays_in_the_program_change_no_bit(convolutions):
 
     losses, weights, codes = train(AheadDevice(A100_40GB), delayed)
     expected_losses, expected_weights, _ = train(HostDevice(A100_40GB), NO_EVENTS)
-    assert Code.ALLOCATE in codes, "no copy was asked for later"
+    assert ALLOCATE in codes, "no copy was asked for later"
     assert losses == expected_losses
     assert all(torch.equal(weights[name], expected) for name, expected in expected_weights.items())
 

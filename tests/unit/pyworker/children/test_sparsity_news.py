@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pg_tensile.errors import TrainingError
-from pg_tensile.execution.training.trainer import COMPRESSIONS, Settings
+from pg_tensile.execution.training.settings import COMPRESSIONS, Settings
 from pg_tensile.planning.compression.sparsity import Statistics
 from pyworker.children.compression import CompressionClient, is_news
 

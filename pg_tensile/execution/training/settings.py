@@ -1,0 +1,72 @@
+"""Settings of a run, and whether a model and its data can be trained with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import nn
+
+from pg_tensile.errors import ArchitectureError, DataError, TrainingError
+from pg_tensile.execution.data.fitting import FittedPreprocessing
+from pg_tensile.execution.training import checkpoint as ckpt
+from pg_tensile.planning.plan.plan import CODECS
+
+COMPRESSIONS = ("none", "auto", *CODECS[1:])
+
+
+class EarlyStopping(NamedTuple):
+    """Rule to stop after `patience` epochs in which the loss has not improved by more than `min_delta`.
+
+    The loss is that of validation, or of training if there are no validation rows."""
+
+    patience: int = 5
+    min_delta: float = 0.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a run. Raises TrainingError if `compression` is unknown.
+
+    `clip`: largest norm of the gradient. `checkpoint_interval_s`: least time between checkpoints
+    (checkpoint_schedule.py), 0 = between epochs only. `lead`: rows of the first batches of the first epoch, whatever
+    the batch size. `compression` of swapped tensors: none, auto, or the only codec to use, where it pays."""
+
+    epochs: int
+    batch_size: int
+    optimizer: str = "adamw"
+    learning_rate: float = 1e-3
+    seed: int = 0
+    weight_decay: float | None = None
+    momentum: float | None = None
+    clip: float | None = None
+    early_stopping: EarlyStopping | None = None
+    checkpoint_interval_s: float = 60.0
+    lead: tuple[int, ...] = ()
+    compression: str = "none"
+
+    def __post_init__(self) -> None:
+        if self.compression not in COMPRESSIONS:
+            hint = f"Use one of {', '.join(COMPRESSIONS)}."
+            raise TrainingError(f'there is no compression "{self.compression}"', hint=hint)
+
+
+def check_model(model: nn.Module, batch_rows: int) -> None:
+    """Raise ArchitectureError or TrainingError if the model cannot be trained on batches of `batch_rows` rows."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ArchitectureError("the model has no parameters to train")
+    if batch_rows == 1 and any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        hint = 'Use a batch_size of at least 2, or the norm "layer".'
+        raise TrainingError("batch normalisation cannot train on batches of one row", hint=hint)
+    ckpt.model_tensors(model)
+
+
+def check_batch_size(batch_size: int, fitted: FittedPreprocessing) -> None:
+    """Raise DataError if the training rows do not fill one batch."""
+    rows = fitted.training_rows
+    if batch_size > rows:
+        hint = f"Use a batch_size of at most {rows}, or a query that returns more rows."
+        detail = f"{fitted.validation_rows} rows are for validation, {fitted.skipped_rows} have no target."
+        there = "is only 1 row" if rows == 1 else f"are only {rows} rows"
+        message = f"batch_size is {batch_size}, but there {there} to train on"
+        raise DataError(message, hint=hint, detail=detail)
