@@ -26,8 +26,9 @@ from pg_tensile.errors import ExecutorError, OutOfDeviceMemoryError
 from pg_tensile.execution.capture.captured import Call, Captured, Slot, copy_into, empty_like_value, flat_results
 from pg_tensile.execution.runtime.delays import delayed_steps
 from pg_tensile.execution.runtime.device import Device
+from pg_tensile.planning.plan.actions import Action, ActionKind
 from pg_tensile.planning.plan.codecs import staging_bytes
-from pg_tensile.planning.plan.execution import AccessSequence, Action, ActionKind
+from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.following import swapped_persistents
 from pg_tensile.planning.plan.memory import Arena
 from pg_tensile.planning.trace.trace import Int64s, Kind, Mode, Trace

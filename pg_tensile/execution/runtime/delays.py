@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pg_tensile.planning.plan.execution import AccessSequence, Action, ActionKind
+from pg_tensile.planning.plan.actions import Action, ActionKind
+from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.plan import EventKind
 
 _COPIES = (ActionKind.COPY_OUT, ActionKind.COPY_IN)

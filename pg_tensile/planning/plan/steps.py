@@ -10,9 +10,10 @@ from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from pg_tensile.planning.plan.plan import CODECS, EventKind, Plan
+from pg_tensile.planning.trace.columns import starts
 from pg_tensile.planning.trace.trace import Int8s, Int32s, Int64s, Kind, Mode, Trace
 
 MAX_RECOMPUTED = 1 << 22  # accesses of all recompute steps together: bounds the memory that a plan can make us allocate
@@ -80,8 +81,8 @@ def find_fault(trace: Trace, plan: Plan) -> FaultyEvent | None:
         (Fault.CODEC, rows["codec"] >= len(CODECS)),
         (Fault.CODED, (rows["codec"] > 0) & (kind != EventKind.SWAP_OUT)),
     )
-    found = [(int(np.argmax(wrong)), fault) for fault, wrong in faults if wrong.any()]
-    return FaultyEvent(*min(found, key=lambda pair: pair[0])) if found else None
+    firsts = [(int(np.argmax(wrong)), fault) for fault, wrong in faults if wrong.any()]
+    return FaultyEvent(*min(firsts, key=lambda first: first[0])) if firsts else None
 
 
 def version_after(trace: Trace, tensor: Int64s, operator: Int64s) -> Int64s:
@@ -100,7 +101,7 @@ def lay_out(trace: Trace, plan: Plan) -> Layout | FaultyEvent:
     events, faults = _repeatable(trace, plan, events)
     writers = rows["version"][events].astype(np.int64) + 1
     start = trace.writer_start[rows["tensor"][events]]
-    work = _starts(np.diff(trace.access_start)[trace.writer_operator])
+    work = starts(np.diff(trace.access_start)[trace.writer_operator])
     recomputed = np.cumsum(work[start + writers] - work[start])
     if recomputed.size and recomputed[-1] > MAX_RECOMPUTED:
         return FaultyEvent(int(events[np.argmax(recomputed > MAX_RECOMPUTED)]), Fault.TOO_MUCH)
@@ -130,14 +131,14 @@ def _repeatable(trace: Trace, plan: Plan, events: Int64s) -> tuple[Int64s, tuple
     version = plan.rows["version"][events].astype(np.int64)
     current = version_after(trace, tensor, plan.rows["trigger"][events].astype(np.int64))
     input_or_persistent = trace.persistent[tensor] | (trace.tensor_kind[tensor] == Kind.INPUT)
-    known = ~input_or_persistent & (current >= 0) & (version == current)
-    writes = _starts(trace.access_mode == Mode.WRITE)
+    expected = ~input_or_persistent & (current >= 0) & (version == current)
+    writes = starts(trace.access_mode == Mode.WRITE)
     writes_of = np.diff(writes[trace.access_start])
     own = trace.access_mode[trace.access_by_tensor]
     own = own[own != Mode.READ] == Mode.WRITE
-    others = _starts(writes_of[trace.writer_operator] > own)
+    others = starts(writes_of[trace.writer_operator] > own)
     start = trace.writer_start[tensor]
-    elsewhere = others[np.where(known, start + version + 1, start)] > others[start]
+    elsewhere = others[np.where(expected, start + version + 1, start)] > others[start]
     faults = (
         (Fault.PERSISTENT, trace.persistent[tensor]),
         (Fault.INPUT, trace.tensor_kind[tensor] == Kind.INPUT),
@@ -145,7 +146,7 @@ def _repeatable(trace: Trace, plan: Plan, events: Int64s) -> tuple[Int64s, tuple
         (Fault.VERSION, version != current),
         (Fault.WRITER, elsewhere),
     )
-    good = known & ~elsewhere
+    good = expected & ~elsewhere
     if good.all():
         return events, ()
     first = int(np.argmin(good))
@@ -160,8 +161,8 @@ def _recomputation(trace: Trace, plan: Plan, step: Int64s, operator: Int32s, eve
     count = trace.access_start[operator + 1] - start
     access = ranges(start, count)
     row = np.repeat(np.arange(len(step)), count)
-    other = trace.access_tensor[access] != plan.rows["tensor"][event[row]]
-    access, row = access[other], row[other]
+    others = trace.access_tensor[access] != plan.rows["tensor"][event[row]]
+    access, row = access[others], row[others]
     return Recomputation(
         step, operator, event, first, last,
         row, trace.access_tensor[access], trace.access_mode[access], trace.access_version[access],
@@ -172,7 +173,3 @@ def ranges(starts: Int64s, counts: Int64s) -> Int64s:
     """Return, for each pair (start, count), the `count` numbers from `start` on, concatenated."""
     before = np.cumsum(counts) - counts
     return np.repeat(starts - before, counts) + np.arange(int(counts.sum()), dtype=np.int64)
-
-
-def _starts(counts: ArrayLike) -> Int64s:
-    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
