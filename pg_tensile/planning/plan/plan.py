@@ -44,7 +44,7 @@ CODECS = tuple(codec.name.lower() for codec in Codec)  # labels of an event's `c
 
 
 class EventKind(IntEnum):
-    """What an event does with its tensor after the operator `trigger`, and until when."""
+    """Kind of an event: its action on a tensor after the operator `trigger`, and the meaning of `deadline`."""
 
     SWAP_OUT = 1  # copies it to the host, unless the copy there is current; its device memory is free after `deadline`
     SWAP_IN = 2  # allocates device memory and copies it there; the operator `deadline` waits for the copy
