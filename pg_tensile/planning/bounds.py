@@ -56,13 +56,13 @@ def least_us(trace: Trace, profile: DeviceProfile, peak_bytes: int) -> float:
     trace = roofline.timed(trace, profile)
     vanilla = AccessSequence(trace, NO_EVENTS)
     excess = vanilla.footprint + trace.workspace_bytes - peak_bytes
-    found = float(trace.latency_us.sum())
+    bound_us = float(trace.latency_us.sum())
     for stretch in np.array_split(np.arange(trace.operator_count), STRETCHES):
         if stretch.size:
             worst = int(stretch[np.argmax(excess[stretch])])
             if excess[worst] > 0:
-                found = max(found, _cut(trace, profile, vanilla, worst).least_us(int(excess[worst])))
-    return found
+                bound_us = max(bound_us, _cut(trace, profile, vanilla, worst).least_us(int(excess[worst])))
+    return bound_us
 
 
 class _Cut(NamedTuple):
@@ -74,7 +74,7 @@ class _Cut(NamedTuple):
     bytes: Int64s  # [k]
     out_us: Floats  # [k]
     in_us: Floats  # [k]
-    made_us: Floats  # [k]: of a recomputation; infinite for tensors that cannot be recomputed
+    recompute_us: Floats  # [k]: of a recomputation; infinite for tensors that cannot be recomputed
     persistent: Bools  # [k]
 
     def least_us(self, excess_bytes: int) -> float:
@@ -87,9 +87,10 @@ class _Cut(NamedTuple):
         Within (1), the copies have the weight `out` in the first maximum and `back` in the second.
         """
         lane = (1 - cut) * (self.out_us if direction is Direction.OUT else self.in_us)
-        made = cut * (1 - back) * self.made_us if cut * (1 - back) > 0 else np.where(self.made_us < np.inf, 0, np.inf)
+        weight, possible = cut * (1 - back), self.recompute_us < np.inf
+        recomputed = weight * self.recompute_us if weight > 0 else np.where(possible, 0, np.inf)
         swapped = lane + np.where(self.persistent, 0.0, cut * (out * self.out_us + back * self.in_us))
-        cost = np.minimum(made, swapped)
+        cost = np.minimum(recomputed, swapped)
         order = np.argsort(cost / self.bytes)
         before = np.cumsum(self.bytes[order]) - self.bytes[order]
         part = np.clip((excess_bytes - before) / self.bytes[order], 0.0, 1.0)
@@ -109,11 +110,12 @@ def _cut(trace: Trace, profile: DeviceProfile, vanilla: AccessSequence, operator
     ends = np.cumsum(trace.latency_us)
     return _Cut(
         float(ends[operator] - trace.latency_us[operator]), float(trace.latency_us[operator]),
-        float(ends[-1] - ends[operator]), trace.tensor_bytes[tensors], out, back, _made_us(trace)[tensors], persistent,
+        float(ends[-1] - ends[operator]), trace.tensor_bytes[tensors], out, back, _recompute_us(trace)[tensors],
+        persistent,
     )  # fmt: skip
 
 
-def _made_us(trace: Trace) -> Floats:
+def _recompute_us(trace: Trace) -> Floats:
     """Return float64[m]: the latency of each tensor's creator; infinite if that must not be executed again."""
     recomputable = np.flatnonzero(recomputable_versions(trace))
     made_us = np.full(trace.tensor_count, np.inf)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from pg_tensile.planning.plan.execution import Action, ActionKind
+from pg_tensile.planning.plan.actions import Action, ActionKind
 from pg_tensile.planning.plan.plan import Boundary, Event, EventKind, Plan
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Trace
 

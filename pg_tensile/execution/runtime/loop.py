@@ -18,7 +18,7 @@ from pg_tensile.execution.runtime.program import Program
 from pg_tensile.execution.runtime.registry import Registry
 from pg_tensile.execution.runtime.swapper import Swapper
 from pg_tensile.execution.runtime.verify import Verifier
-from pg_tensile.planning.plan.execution import ActionKind
+from pg_tensile.planning.plan.actions import ActionKind
 
 
 class Loop:

@@ -117,9 +117,9 @@ def parts(codec: Codec, nbytes: int, word_bytes: int, values: int, runs: int) ->
         sizes = [table, 2 * runs, 2 * runs]
     else:
         raise CodecError(f"{codec.name} has no parts")
-    places, end = [], 0
+    slices, end = [], 0
     for size in (*sizes, values * word_bytes, tail):
         start = -(-end // 8) * 8
         end = start + size
-        places.append(slice(start, end))
-    return tuple(places)
+        slices.append(slice(start, end))
+    return tuple(slices)

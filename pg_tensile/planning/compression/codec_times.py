@@ -86,11 +86,11 @@ class CodecTimes:
         if codec == Codec.NONE:
             return 0.0
         width = word_of(word_bytes)
-        known = [measured for measured_codec, measured in self.models if measured_codec == codec]
-        if not known:
+        widths = [measured for measured_codec, measured in self.models if measured_codec == codec]
+        if not widths:
             hint = "Calibrate the codecs of this device again."
             raise CodecError(f"how long {codec.name} takes was not measured on this device", hint=hint)
-        nearest = min(known, key=lambda measured: (abs(math.log2(measured / width)), -measured))
+        nearest = min(widths, key=lambda measured: (abs(math.log2(measured / width)), -measured))
         coefficients = getattr(self.models[codec, nearest], way)[_range_of(zero_share)]
         runs = zero_share * (1 - zero_share) if run_share is None else run_share
         terms = _terms(nbytes * nearest / width, nearest, zero_share, runs)

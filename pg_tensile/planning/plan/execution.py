@@ -8,13 +8,13 @@ messages.py words the problems.
 
 from __future__ import annotations
 
-from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from pg_tensile.errors import InvalidPlanError
+from pg_tensile.planning.plan.actions import Action, ActionColumns, Transfers, build_actions
 from pg_tensile.planning.plan.messages import (
     Cause,
     Problem,
@@ -28,68 +28,17 @@ from pg_tensile.planning.plan.plan import Boundary, Plan
 from pg_tensile.planning.plan.residency import (
     SLOTS,
     Item,
-    Place,
+    Location,
     Slot,
     boundary_flags,
     build_items,
     find_wrong,
+    same_event,
     track,
 )
 from pg_tensile.planning.plan.steps import FaultyEvent, Layout, find_fault, lay_out
 from pg_tensile.planning.trace.recompute import scratch_bytes
 from pg_tensile.planning.trace.trace import Bools, Int32s, Int64s, Trace
-
-
-class ActionKind(IntEnum):
-    """Kind of an action, in the order of execution within a step and its gap."""
-
-    PASSIVE_IN = 0
-    WAIT_IN = 1
-    RUN = 2
-    FREE = 3
-    WAIT_OUT = 4  # waits for the copy, then frees the tensor
-    COPY_OUT = 5
-    COPY_IN = 6
-
-
-class Action(NamedTuple):
-    kind: ActionKind
-    step: int
-    tensor: int  # -1 for RUN
-    event: int  # index into plan.rows; -1 for none
-
-
-# Kinds that request a copy, and that wait for one; a passive swap-in does both.
-REQUESTING = (ActionKind.PASSIVE_IN, ActionKind.COPY_OUT, ActionKind.COPY_IN)
-WAITING = (ActionKind.PASSIVE_IN, ActionKind.WAIT_OUT, ActionKind.WAIT_IN)
-
-
-class Meetings(NamedTuple):
-    """The points at which the compute requests a transfer or waits for one, in execution order."""
-
-    executed: Int64s  # [2t]: number of steps executed before
-    transfer: Int64s  # [2t]
-    waits: Bools  # [2t]: else it requests the transfer
-
-
-class Transfers(NamedTuple):
-    """The t copies of an iteration, passive ones included, in the order of their requests."""
-
-    event: Int64s  # [t]: index into plan.rows; -1 for a passive swap-in
-    tensor: Int64s  # [t]
-    inward: Bools  # [t]: from the host to the device
-    request: Int64s  # [t]: index of the action that requests it
-    wait: Int64s  # [t]: index of the action that waits for it; the same for a passive swap-in
-    wait_step: Int64s  # [t]: step of that action
-    executed_before_request: Int64s  # [t]: number of steps
-    executed_before_wait: Int64s  # [t]: number of steps
-
-    @property
-    def meetings(self) -> Meetings:
-        """The requests and the waits of all transfers."""
-        order = np.argsort(np.concatenate((self.request, self.wait)), kind="stable")
-        executed = np.concatenate((self.executed_before_request, self.executed_before_wait))
-        return Meetings(executed[order], order % max(len(self.tensor), 1), order >= len(self.tensor))
 
 
 class Copies(NamedTuple):
@@ -109,9 +58,6 @@ class HostCopies(NamedTuple):
     tensor: Int64s  # [h]
     first: Int64s  # [h]
     last: Int64s  # [h]
-
-
-Columns = tuple[Int64s, Int64s, Int64s, Int64s, Int64s]  # of actions: kind, step, slot within the step, tensor, event
 
 
 class AccessSequence:
@@ -162,11 +108,11 @@ class AccessSequence:
     def check(self) -> None:
         """Raise InvalidPlanError if there is a problem."""
         if self.problem is not None:
-            place, _, tensor, event, message = self.problem
-            operator = place if place < 0 else int(self.trace.captured_operator[place])
+            operator, _, tensor, event, message = self.problem
+            captured = operator if operator < 0 else int(self.trace.captured_operator[operator])
             detail = None if event < 0 else f"event {event}: {self.plan.events[event]}"
             hint = "The plan does not fit the trace: make it again."
-            raise InvalidPlanError(message, hint, detail, operator, tensor, event)
+            raise InvalidPlanError(message, hint, detail, captured, tensor, event)
 
     def _initial(self) -> tuple[Bools, Bools]:
         """Return two bool[m]: the tensors on the device, and those with a current host copy, at the start."""
@@ -186,20 +132,20 @@ class AccessSequence:
     def _first_problem(self) -> Problem | None:
         if self._fault is not None:
             return describe_fault(self.trace, self.plan, self._fault, -1)
-        places: list[tuple[int, Problem | int]] = []
+        wrongs: list[tuple[int, Problem | int]] = []  # by key: a fault, or an item
         for faulty in self._layout.faults:
             step = int(self._layout.event_step[faulty.event])
-            places.append((step * SLOTS + Slot.RECOMPUTING, describe_fault(self.trace, self.plan, faulty, step)))
+            wrongs.append((step * SLOTS + Slot.RECOMPUTING, describe_fault(self.trace, self.plan, faulty, step)))
         wrong = np.flatnonzero(find_wrong(self._items, self._states, self.passive))
         if wrong.size:
             item = int(wrong[np.argmin(self._items.key[wrong])])
-            places.append((int(self._items.key[item]), item))
-        if places:
-            found = min(places, key=lambda place: place[0])[1]
-            return found if isinstance(found, Problem) else self._describe(found)
+            wrongs.append((int(self._items.key[item]), item))
+        if wrongs:
+            first = min(wrongs, key=lambda wrong: wrong[0])[1]
+            return first if isinstance(first, Problem) else self._describe(first)
         uncopied = np.flatnonzero(self._uncopied())
         if uncopied.size:
-            return describe_uncopied(self.trace, self.plan, self._place(int(uncopied[0])))
+            return describe_uncopied(self.trace, self.plan, self._unworded(int(uncopied[0])))
         lost = np.flatnonzero(self._lost())
         if lost.size:
             return describe_loss(
@@ -214,7 +160,7 @@ class AccessSequence:
         items, states = self._items, self._states
         end = states.last & self.trace.persistent[items.tensor]
         back = ~self._off_device[items.tensor] & ~self.passive
-        return end & (states.after == Place.ABSENT) & (back | ~states.current_after)
+        return end & (states.after == Location.ABSENT) & (back | ~states.current_after)
 
     def _uncopied(self) -> Bools:
         """Return bool[k]: swap-outs with a codec that copy nothing; none if an initial state was given."""
@@ -223,7 +169,7 @@ class AccessSequence:
         coded = np.append(self.plan.rows["codec"] > 0, False)  # the last one for items without event (-1)
         return (self._items.kind == Item.OUT) & self._states.current_before & coded[self._items.event]
 
-    def _place(self, item: int) -> Problem:
+    def _unworded(self, item: int) -> Problem:
         """Return the location of an item as a problem whose message is still empty."""
         items = self._items
         return Problem(
@@ -240,10 +186,9 @@ class AccessSequence:
             int(items.event[item - 1]),
             self._item_operator(start + int(changed[-1])) if changed.size else -1,
         )
-        state = Place(self._states.before[item])
-        return describe_item(
-            self.trace, self.plan, self._place(item), Item(items.kind[item]), state, bool(items.outdated[item]), cause
-        )
+        state, outdated = Location(self._states.before[item]), bool(items.outdated[item])
+        problem = self._unworded(item)
+        return describe_item(self.trace, self.plan, problem, Item(items.kind[item]), state, outdated, cause)
 
     def _item_operator(self, item: int) -> int:
         """Return the operator of an item: that of its step, or its event's trigger in a gap; -1 for START."""
@@ -283,7 +228,7 @@ class AccessSequence:
     def scratch_bytes(self) -> Int64s:
         """int64[s]: bytes that a recompute step allocates besides its tensor: discarded outputs, scratch statistics."""
         self.check()
-        recomputed = self._layout.recomputed
+        recomputed = self._layout.recompute_steps
         scratch = np.zeros(len(self._layout.operator), np.int64)
         if recomputed.step.size:
             scratch[recomputed.step] = scratch_bytes(self.trace)[recomputed.writer]
@@ -293,15 +238,15 @@ class AccessSequence:
     def _intervals(self) -> tuple[Int64s, Int64s, Int64s]:
         self.check()
         items, states = self._items, self._states
-        made = (items.kind == Item.CREATE) | (items.kind == Item.REMAKE) | (items.kind == Item.IN) | states.passive
-        made |= (items.kind == Item.START) & ((states.after != Place.ABSENT) | states.released)
-        on_device = (states.before == Place.RESIDENT) | (states.before == Place.OUT)
+        begins = (items.kind == Item.CREATE) | (items.kind == Item.RECOMPUTE) | (items.kind == Item.IN) | states.passive
+        begins |= (items.kind == Item.START) & ((states.after != Location.ABSENT) | states.released)
+        on_device = (states.before == Location.RESIDENT) | (states.before == Location.OUT)
         freed = ((items.kind == Item.RELEASE) | (items.kind == Item.OUT_END)) & on_device
-        kept = states.last & (states.after == Place.RESIDENT)
-        gone = freed | states.released | kept
-        first = np.maximum(items.step[made], 0) + (items.kind[made] == Item.IN)
-        last = np.where(kept[gone], len(self._layout.operator) - 1, np.maximum(items.step[gone], 0))
-        return items.tensor[made], first, last
+        kept = states.last & (states.after == Location.RESIDENT)
+        ends = freed | states.released | kept
+        first = np.maximum(items.step[begins], 0) + (items.kind[begins] == Item.IN)
+        last = np.where(kept[ends], len(self._layout.operator) - 1, np.maximum(items.step[ends], 0))
+        return items.tensor[begins], first, last
 
     @property
     def interval_tensor(self) -> Int64s:
@@ -351,10 +296,8 @@ class AccessSequence:
         copying = self._copies_out
         setters = copying | (items.kind == Item.START) | (items.kind == Item.CREATE) | (items.kind == Item.WRITE)
         begins = np.flatnonzero(setters)
-        copied = np.zeros(len(self.plan) + 1, np.bool_)
-        copied[items.event[copying]] = True
         used = np.where((items.kind == Item.IN_END) | states.passive, items.step, 0)
-        used += np.where((items.kind == Item.OUT_END) & copied[items.event], items.step + 1, 0)
+        used += np.where((items.kind == Item.OUT_END) & same_event(items, copying), items.step + 1, 0)
         last = np.maximum.reduceat(used, begins)
         tensor = items.tensor[begins]
         ends = np.append(np.diff(tensor) != 0, True)  # host copies that are current at the end
@@ -371,76 +314,20 @@ class AccessSequence:
 
     def actions(self) -> list[Action]:
         """Return all actions in execution order."""
-        rows = zip(*(column.tolist() for column in self.action_columns()), strict=True)
-        kinds = tuple(ActionKind)
-        return [Action(kinds[kind], step, tensor, event) for kind, step, tensor, event in rows]
+        return self.action_columns().rows()
 
-    def action_columns(self) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-        """Return the actions as columns: kind, step, tensor, event."""
+    def action_columns(self) -> ActionColumns:
+        """Return all actions in execution order, as columns."""
         self.check()
-        columns = [self._runs(), *self._transfers(), *self._frees()]
-        kind, step, phase, tensor, event = (np.concatenate(parts) for parts in zip(*columns, strict=True))
-        order = np.lexsort((tensor, event, step * SLOTS + phase))  # stable: a copy out stays before its wait
-        return kind[order], step[order], tensor[order], event[order]
+        items, states = self._items, self._states
+        returning = states.last & (states.after == Location.ABSENT) & self.trace.persistent[items.tensor]
+        returning &= ~self._off_device[items.tensor] & states.current_after
+        return build_actions(len(self._layout.operator), items, states, self._copies_out, returning)
 
     @cached_property
     def transfers(self) -> Transfers:
-        """The copies of the iteration, each with the actions that request it and wait for it.
-
-        The requests and the waits for one tensor alternate, so the k-th request belongs to the k-th wait.
-        """
-        kind, step, tensor, event = self.action_columns()
-        request, waits = np.flatnonzero(np.isin(kind, REQUESTING)), np.flatnonzero(np.isin(kind, WAITING))
-        wait = np.empty_like(waits)
-        wait[np.argsort(tensor[request], kind="stable")] = waits[np.argsort(tensor[waits], kind="stable")]
-        executed = np.cumsum(kind == ActionKind.RUN)
-        inward = kind[request] != ActionKind.COPY_OUT
-        return Transfers(
-            event[request], tensor[request], inward, request, wait, step[wait], executed[request], executed[wait]
-        )
-
-    def _runs(self) -> Columns:
-        steps = np.arange(len(self._layout.operator), dtype=np.int64)
-        nothing = np.full(len(steps), -1, np.int64)
-        return np.full(len(steps), ActionKind.RUN), steps, np.full(len(steps), Slot.RUNNING), nothing, nothing
-
-    def _transfers(self) -> list[Columns]:
-        items, states = self._items, self._states
-        end = states.last & (states.after == Place.ABSENT) & self.trace.persistent[items.tensor]
-        end &= ~self._off_device[items.tensor] & states.current_after
-        return [
-            self._act(ActionKind.PASSIVE_IN, Slot.BRINGING, states.passive, of_event=False),
-            self._act(ActionKind.PASSIVE_IN, Slot.ENDING, end, False, len(self._layout.operator) - 1),
-            self._act(ActionKind.WAIT_IN, Slot.WAITING, items.kind == Item.IN_END),
-            self._act(ActionKind.COPY_OUT, Slot.AT_ONCE, self._copies_out),
-            self._act(ActionKind.COPY_IN, Slot.ALLOCATING, items.kind == Item.IN),
-        ]
-
-    def _frees(self) -> list[Columns]:
-        items, states = self._items, self._states
-        copied = np.zeros(len(self.plan) + 1, np.bool_)
-        copied[items.event[self._copies_out]] = True
-        out = (items.kind == Item.OUT_END) & (states.before == Place.OUT)
-        due = items.key % SLOTS == Slot.DUE
-        waits = out & copied[items.event]
-        released = (items.kind == Item.RELEASE) & (states.before == Place.RESIDENT)
-        return [
-            self._act(ActionKind.FREE, Slot.LETTING_GO, states.released, of_event=False),
-            self._act(ActionKind.WAIT_OUT, Slot.DUE, waits & due),
-            self._act(ActionKind.FREE, Slot.DUE, out & ~waits & due),
-            self._act(ActionKind.FREE, Slot.FREEING, released | (out & ~waits & ~due)),
-            self._act(ActionKind.WAIT_OUT, Slot.AT_ONCE, waits & ~due),
-        ]
-
-    def _act(
-        self, kind: ActionKind, phase: int, chosen: Bools, of_event: bool = True, step: int | None = None
-    ) -> Columns:
-        """Return the columns of one action for each chosen item, in the item's own step or in `step`."""
-        places = np.flatnonzero(chosen)
-        count = len(places)
-        steps = np.maximum(self._items.step[places], 0) if step is None else np.full(count, step)
-        events = self._items.event[places].astype(np.int64) if of_event else np.full(count, -1)
-        return np.full(count, kind), steps, np.full(count, phase), self._items.tensor[places], events
+        """The copies of the iteration, each with the actions that request it and wait for it."""
+        return self.action_columns().transfers()
 
 
 def boundary(trace: Trace, plan: Plan) -> Boundary:

@@ -83,7 +83,7 @@ def has_structure(trace: Trace, other: Trace) -> bool:
         return False
     persistent = trace.persistent
     sizes = np.array_equal(trace.tensor_bytes[persistent], other.tensor_bytes[persistent])
-    return sizes and all(trace.target[each] == other.target[each] for each in range(trace.operator_count))
+    return sizes and all(trace.target[index] == other.target[index] for index in range(trace.operator_count))
 
 
 def plan_around(trace: Trace, away: Collection[int], generation: int = 0) -> Plan:

@@ -113,8 +113,8 @@ def host_arena_of(sequence: AccessSequence) -> Arena:
     offsets: dict[int, list[HostCopy]] = {}
     order = np.lexsort((copies.first, copies.tensor))
     rows = zip(*(column[order].tolist() for column in (*copies, offset)), strict=True)
-    for tensor, begin, end, place in rows:
-        offsets.setdefault(tensor, []).append(HostCopy(begin, end, place))
+    for tensor, begin, end, start in rows:
+        offsets.setdefault(tensor, []).append(HostCopy(begin, end, start))
     return Arena(base + height, offsets)
 
 
@@ -156,9 +156,9 @@ class Holes:
     def allocate(self, size: int) -> int:
         if size == 0:
             return 0
-        place = bisect_left(self.by_size, (size, 0))
-        if place < len(self.by_size):
-            start = self.by_size[place][1]
+        index = bisect_left(self.by_size, (size, 0))
+        if index < len(self.by_size):
+            start = self.by_size[index][1]
         else:  # grow, from the hole at the end if there is one
             start = self.start_of.get(self.height, self.height)
             if start == self.height:

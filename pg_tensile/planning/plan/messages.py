@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from pg_tensile.planning.plan.plan import CODECS, EventKind, Plan
-from pg_tensile.planning.plan.residency import Item, Place
+from pg_tensile.planning.plan.residency import Item, Location
 from pg_tensile.planning.plan.steps import MAX_RECOMPUTED, Fault, FaultyEvent
 from pg_tensile.planning.trace.trace import Trace
 
@@ -38,10 +38,10 @@ def describe_fault(trace: Trace, plan: Plan, faulty: FaultyEvent, step: int) -> 
     event, fault = faulty
     kind, tensor, trigger, deadline, version, delay_us, codec = plan.events[event]
     last = trace.operator_count - 1
-    known = fault not in (Fault.TENSOR, Fault.TRIGGER)
+    has_trigger = fault not in (Fault.TENSOR, Fault.TRIGGER)
     name = trace.tensor_label(tensor) if fault is not Fault.TENSOR else ""
     what = f"event {event} ({kind.label})"
-    after = f"{what} after {trace.operator_label(trigger)}" if known else what
+    after = f"{what} after {trace.operator_label(trigger)}" if has_trigger else what
     expected = {
         EventKind.SWAP_OUT: f"between its trigger and {last}",
         EventKind.RELEASE: "its trigger",
@@ -60,19 +60,19 @@ def describe_fault(trace: Trace, plan: Plan, faulty: FaultyEvent, step: int) -> 
         Fault.VERSION: f"{after} makes version {version} of {name}, which does not have that version there",
         Fault.WRITER: f"{after} recomputes {name}, but one of its writers changes another tensor in place",
     }[fault]
-    return Problem(trigger if known else -1, step, -1 if fault is Fault.TENSOR else tensor, event, message)
+    return Problem(trigger if has_trigger else -1, step, -1 if fault is Fault.TENSOR else tensor, event, message)
 
 
 def describe_item(
-    trace: Trace, plan: Plan, place: Problem, item: Item, state: Place, outdated: bool, cause: Cause
+    trace: Trace, plan: Plan, problem: Problem, item: Item, state: Location, outdated: bool, cause: Cause
 ) -> Problem:
-    """Return the problem at `place` with its message: `item` met the tensor in `state`, to which `cause` led.
+    """Return `problem` with its message: `item` met the tensor in `state`, to which `cause` led.
 
     With `outdated`, a recomputation needs another version of the tensor than the present one.
     """
-    tensor = trace.tensor_label(place.tensor)
-    history = _history(trace, place.tensor, cause)
-    leaving, coming = state in (Place.OUT, Place.PENDING), state is Place.IN
+    tensor = trace.tensor_label(problem.tensor)
+    history = _history(trace, problem.tensor, cause)
+    leaving, coming = state in (Location.OUT, Location.PENDING), state is Location.IN
     if item in (Item.READ, Item.WRITE):
         verb = "changes" if item is Item.WRITE else "reads"
         why = f"which {history}"
@@ -82,12 +82,13 @@ def describe_item(
             why = "which is being swapped out"
         elif coming:
             why = "whose swap-in is not due yet"
-        doer = f"{trace.operator_label(place.operator)} {verb}"
-        if place.event >= 0:
-            doer = f"event {place.event} (recompute) repeats {trace.operator_label(place.operator)}, which reads"
-        return place._replace(message=f"{doer} {tensor}, {why}")
-    kind = EventKind(int(plan.rows["kind"][place.event]))
-    event = f"event {place.event} ({kind.label}) after {trace.operator_label(int(plan.rows['trigger'][place.event]))}"
+        doer = f"{trace.operator_label(problem.operator)} {verb}"
+        if problem.event >= 0:
+            doer = f"event {problem.event} (recompute) repeats {trace.operator_label(problem.operator)}, which reads"
+        return problem._replace(message=f"{doer} {tensor}, {why}")
+    kind = EventKind(int(plan.rows["kind"][problem.event]))
+    trigger = trace.operator_label(int(plan.rows["trigger"][problem.event]))
+    event = f"event {problem.event} ({kind.label}) after {trigger}"
     if leaving:
         why = "is being swapped out already"
     elif coming:
@@ -98,15 +99,15 @@ def describe_item(
         why = f"has no current copy on the host: {trace.operator_label(cause.writer)} changed it after the last one"
     else:
         why = "has no copy on the host"
-    return place._replace(message=f"{event} is about {tensor}, which {why}")
+    return problem._replace(message=f"{event} is about {tensor}, which {why}")
 
 
-def describe_uncopied(trace: Trace, plan: Plan, place: Problem) -> Problem:
-    """Return the problem at `place` with its message: a swap-out that has a codec but copies nothing."""
-    after = f"event {place.event} (swap_out) after {trace.operator_label(place.operator)}"
-    codec = CODECS[int(plan.rows["codec"][place.event])]
+def describe_uncopied(trace: Trace, plan: Plan, problem: Problem) -> Problem:
+    """Return `problem` with its message: a swap-out that has a codec but copies nothing."""
+    after = f"event {problem.event} (swap_out) after {trace.operator_label(problem.operator)}"
+    codec = CODECS[int(plan.rows["codec"][problem.event])]
     why = "whose copy on the host is current: nothing is copied"
-    return place._replace(message=f"{after} has codec {codec} for {trace.tensor_label(place.tensor)}, {why}")
+    return problem._replace(message=f"{after} has codec {codec} for {trace.tensor_label(problem.tensor)}, {why}")
 
 
 def describe_loss(trace: Trace, tensor: int, operator: int, on_host: bool, step: int) -> Problem:

@@ -68,14 +68,14 @@ def _through_tensors(trace: Trace) -> list[tuple[Int32s, Int32s]]:
     """Return pairs (before, after): a write and each access up to the next write, a read and the next write."""
     access = trace.access_by_tensor
     operator, writes = trace.access_operator[access], trace.access_mode[access] != Mode.READ
-    count, place = len(access), np.arange(len(access))
+    count, index = len(access), np.arange(len(access))
     of_tensor = np.repeat(np.arange(trace.tensor_count), np.diff(trace.tensor_start))
     begin, end = trace.tensor_start[of_tensor], trace.tensor_start[of_tensor + 1]
-    latest = np.append(-1, np.maximum.accumulate(np.where(writes, place, -1)))[:-1]
-    following = np.append(np.minimum.accumulate(np.where(writes, place, count)[::-1])[::-1], count)[1:]
-    made, replaced = latest >= begin, ~writes & (following < end)
+    latest = np.append(-1, np.maximum.accumulate(np.where(writes, index, -1)))[:-1]
+    following = np.append(np.minimum.accumulate(np.where(writes, index, count)[::-1])[::-1], count)[1:]
+    written, replaced = latest >= begin, ~writes & (following < end)
     return [
-        (operator[latest[made]], operator[made]),
+        (operator[latest[written]], operator[written]),
         (operator[replaced], operator[following[replaced]]),
     ]
 
@@ -98,18 +98,18 @@ def check_order(trace: Trace, order: ArrayLike) -> None:
         twice, missing = int(np.argmax(times > 1)), int(np.argmin(times))
         message = f"the order has {trace.operator_label(twice)} twice, and {trace.operator_label(missing)} not at all"
         raise InvalidPlanError(message, hint, operator=int(trace.captured_operator[twice]))
-    place = np.empty(count, np.int64)
-    place[executed] = np.arange(count)
+    position = np.empty(count, np.int64)
+    position[executed] = np.arange(count)
     needs = dependencies(trace)
     owner = np.repeat(np.arange(count), np.diff(needs.predecessor_start))
-    early = np.flatnonzero(place[needs.predecessors] > place[owner])
+    early = np.flatnonzero(position[needs.predecessors] > position[owner])
     if early.size:
-        pair = early[np.argmin(place[owner[early]])]
+        pair = early[np.argmin(position[owner[early]])]
         _raise_early(trace, int(owner[pair]), int(needs.predecessors[pair]), hint)
 
 
 def _raise_early(trace: Trace, operator: int, needed: int, hint: str) -> None:
-    of = [{access.tensor: access.mode for access in trace.operator(each).accesses} for each in (operator, needed)]
+    of = [{access.tensor: access.mode for access in trace.operator(index).accesses} for index in (operator, needed)]
     shared = [tensor for tensor in of[0] if tensor in of[1] and (of[0][tensor] or of[1][tensor])]
     if needed == 0 or operator == trace.operator_count - 1:
         why = "the placeholder comes first" if needed == 0 else "the output comes last"

@@ -44,10 +44,12 @@ CODECS = tuple(codec.name.lower() for codec in Codec)  # labels of an event's `c
 
 
 class EventKind(IntEnum):
-    SWAP_OUT = 1
-    SWAP_IN = 2
-    RECOMPUTE = 3
-    RELEASE = 4
+    """Kind of an event: its action on a tensor after the operator `trigger`, and the meaning of `deadline`."""
+
+    SWAP_OUT = 1  # copies it to the host, unless the copy there is current; its device memory is free after `deadline`
+    SWAP_IN = 2  # allocates device memory and copies it there; the operator `deadline` waits for the copy
+    RECOMPUTE = 3  # executes its writers again; the operator `deadline` needs it (informative, nothing waits)
+    RELEASE = 4  # frees its device memory at once; `deadline` is `trigger`
 
     @property
     def label(self) -> str:
@@ -188,8 +190,8 @@ class Plan:
     def with_bytes(self, trace: Trace) -> Plan:
         """Return the plan with the `bytes` of each row set to its tensor's size, for readers of the plan table."""
         rows = self.rows.copy()
-        known = (rows["tensor"] >= 0) & (rows["tensor"] < trace.tensor_count)
-        rows["bytes"][known] = trace.tensor_bytes[rows["tensor"][known]]
+        in_trace = (rows["tensor"] >= 0) & (rows["tensor"] < trace.tensor_count)
+        rows["bytes"][in_trace] = trace.tensor_bytes[rows["tensor"][in_trace]]
         return Plan(rows, self.generation, self.order)
 
     def to_bytes(self) -> bytes:
@@ -259,11 +261,11 @@ def _normal(order: ArrayLike | None) -> NDArray[np.int32] | None:
         raise PlanError("the order of a plan is not a row of operators")
     if numbers.min() < 0 or numbers.max() > np.iinfo(np.int32).max:
         raise PlanError("the order of a plan names an operator that no trace has")
-    found = numbers.astype(np.int32)
-    if np.array_equal(found, np.arange(len(found))):
+    operators = numbers.astype(np.int32)
+    if np.array_equal(operators, np.arange(len(operators))):
         return None
-    found.flags.writeable = False
-    return found
+    operators.flags.writeable = False
+    return operators
 
 
 NO_EVENTS = Plan.build([])

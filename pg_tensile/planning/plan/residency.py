@@ -32,11 +32,11 @@ class Item(IntEnum):
     RELEASE = 6
     IN = 7  # a swap-in begins
     IN_END = 8  # the deadline of a swap-in
-    REMAKE = 9  # the first writer of a recompute event
+    RECOMPUTE = 9  # the first writer of a recompute event
     KEEP = 10  # the last writer of a recompute event that has several
 
 
-class Place(IntEnum):
+class Location(IntEnum):
     """Location of a tensor, with the swap that is in flight."""
 
     ABSENT = 0
@@ -88,10 +88,10 @@ class Items(NamedTuple):
 
 
 ITEM_OF_MODE = np.array([Item.READ, Item.WRITE, Item.WRITE, Item.CREATE], np.uint8)
-PLACE_AFTER = np.array(
+LOCATION_AFTER = np.array(
     [
-        {Item.START: Place.ABSENT, Item.OUT: Place.OUT, Item.OUT_END: Place.ABSENT, Item.RELEASE: Place.ABSENT,
-         Item.IN: Place.IN}.get(item, Place.RESIDENT)
+        {Item.START: Location.ABSENT, Item.OUT: Location.OUT, Item.OUT_END: Location.ABSENT,
+         Item.RELEASE: Location.ABSENT, Item.IN: Location.IN}.get(item, Location.RESIDENT)
         for item in Item
     ],
     np.uint8,
@@ -101,8 +101,8 @@ PLACE_AFTER = np.array(
 class States(NamedTuple):
     """The state before and after each of k items, provided that there is no earlier problem."""
 
-    before: Int8s  # [k]: Place
-    after: Int8s  # [k]: Place
+    before: Int8s  # [k]: Location
+    after: Int8s  # [k]: Location
     current_before: Bools  # [k]: whether the host copy is current
     current_after: Bools  # [k]
     passive: Bools  # [k]: swapped in passively for this item
@@ -112,17 +112,19 @@ class States(NamedTuple):
 
 def build_items(trace: Trace, plan: Plan, layout: Layout) -> Items:
     """Return the items of every tensor: START, its accesses, those of its events, and the reads of recompute steps."""
-    rows, again = plan.rows, layout.recomputed
+    rows, recompute = plan.rows, layout.recompute_steps
     tensor = rows["tensor"].astype(np.int64)
     gap, due = layout.event_step * SLOTS, layout.operator_step[rows["deadline"]] * SLOTS
-    of = {kind: np.flatnonzero(rows["kind"] == kind) for kind in EventKind}
-    out, come, release = of[EventKind.SWAP_OUT], of[EventKind.SWAP_IN], of[EventKind.RELEASE]
-    at_once = rows["deadline"][out] == rows["trigger"][out]
-    out_end = np.where(at_once, gap[out] + Slot.AT_ONCE, due[out] + Slot.DUE)
-    freeing = np.sort(np.concatenate((out, release)))  # in plan order, which the stable sort below keeps
-    made, kept = np.flatnonzero(again.first), np.flatnonzero(again.last & ~again.first)
-    reads = np.flatnonzero((again.access_mode == Mode.READ) | (again.access_mode == Mode.STATS))  # STATS: to copy
-    reader = again.access_row[reads]
+    swap_out, swap_in, release = (
+        np.flatnonzero(rows["kind"] == kind) for kind in (EventKind.SWAP_OUT, EventKind.SWAP_IN, EventKind.RELEASE)
+    )
+    at_once = rows["deadline"][swap_out] == rows["trigger"][swap_out]
+    out_end = np.where(at_once, gap[swap_out] + Slot.AT_ONCE, due[swap_out] + Slot.DUE)
+    freeing = np.sort(np.concatenate((swap_out, release)))  # in plan order, which the stable sort below keeps
+    first, last = np.flatnonzero(recompute.first), np.flatnonzero(recompute.last & ~recompute.first)
+    # The readers of statistics copy them.
+    reads = np.flatnonzero((recompute.access_mode == Mode.READ) | (recompute.access_mode == Mode.STATS))
+    reader, running = recompute.access_row[reads], recompute.step * SLOTS + Slot.RUNNING
     access = trace.access_by_tensor
     parts: tuple[tuple[NDArray[Any], NDArray[Any], int | NDArray[Any], NDArray[Any] | None], ...] = (
         (np.arange(trace.tensor_count), np.full(trace.tensor_count, -1), Item.START, None),
@@ -130,12 +132,12 @@ def build_items(trace: Trace, plan: Plan, layout: Layout) -> Items:
          ITEM_OF_MODE[trace.access_mode[access]], None),
         (tensor[freeing], gap[freeing] + Slot.FREEING,
          np.where(rows["kind"][freeing] == EventKind.RELEASE, Item.RELEASE, Item.OUT), freeing),
-        (tensor[out], out_end, Item.OUT_END, out),
-        (tensor[come], gap[come] + Slot.ALLOCATING, Item.IN, come),
-        (tensor[come], due[come] + Slot.WAITING, Item.IN_END, come),
-        (tensor[again.event[made]], again.step[made] * SLOTS + Slot.RUNNING, Item.REMAKE, again.event[made]),
-        (tensor[again.event[kept]], again.step[kept] * SLOTS + Slot.RUNNING, Item.KEEP, again.event[kept]),
-        (again.access_tensor[reads], again.step[reader] * SLOTS + Slot.RUNNING, Item.READ, again.event[reader]),
+        (tensor[swap_out], out_end, Item.OUT_END, swap_out),
+        (tensor[swap_in], gap[swap_in] + Slot.ALLOCATING, Item.IN, swap_in),
+        (tensor[swap_in], due[swap_in] + Slot.WAITING, Item.IN_END, swap_in),
+        (tensor[recompute.event[first]], running[first], Item.RECOMPUTE, recompute.event[first]),
+        (tensor[recompute.event[last]], running[last], Item.KEEP, recompute.event[last]),
+        (recompute.access_tensor[reads], running[reader], Item.READ, recompute.event[reader]),
     )  # fmt: skip
     tensors = np.concatenate([part[0] for part in parts]).astype(np.int64)
     keys = np.concatenate([part[1] for part in parts])
@@ -144,10 +146,18 @@ def build_items(trace: Trace, plan: Plan, layout: Layout) -> Items:
     order = np.argsort(tensors * ((len(layout.operator) + 1) * SLOTS) + keys, kind="stable")
     outdated = np.zeros(len(tensors), np.bool_)
     if reads.size:
-        trigger = rows["trigger"][again.event[reader]].astype(np.int64)
-        now = version_after(trace, again.access_tensor[reads].astype(np.int64), trigger)
-        outdated[-len(reads) :] = (now != again.access_version[reads]) & (again.access_mode[reads] == Mode.READ)
+        trigger = rows["trigger"][recompute.event[reader]].astype(np.int64)
+        now = version_after(trace, recompute.access_tensor[reads].astype(np.int64), trigger)
+        outdated[-len(reads) :] = now != recompute.access_version[reads]
+        outdated[-len(reads) :] &= recompute.access_mode[reads] == Mode.READ
     return Items(tensors[order], keys[order], kinds[order], events[order].astype(np.int32), outdated[order])
+
+
+def same_event(items: Items, chosen: Bools) -> Bools:
+    """Return bool[k]: the items of the events that the chosen items (bool[k]) belong to."""
+    events = np.zeros(int(items.event.max(initial=-1)) + 2, np.bool_)  # the last one for items without event (-1)
+    events[items.event[chosen]] = True
+    return events[items.event]
 
 
 def boundary_flags(trace: Trace, items: Items) -> tuple[Bools, Bools]:
@@ -179,16 +189,16 @@ def track(trace: Trace, items: Items, wanted: Bools, initial: tuple[Bools, Bools
     device, host = initial
     starts = kind == Item.START
     last = np.append(starts[1:], True)
-    makes = np.append((kind == Item.CREATE) | (kind == Item.IN) | (kind == Item.REMAKE), False)[1:]
-    needed = np.where(last, (wanted & trace.persistent)[tensor], ~makes)  # by the next item or at the end
+    recreates = np.append((kind == Item.CREATE) | (kind == Item.IN) | (kind == Item.RECOMPUTE), False)[1:]
+    needed = np.where(last, (wanted & trace.persistent)[tensor], ~recreates)  # by the next item or at the end
 
     out = np.cumsum((kind == Item.OUT).astype(np.int64) - (kind == Item.OUT_END)) > 0
-    after = PLACE_AFTER[kind]
-    after[starts & device[tensor]] = Place.RESIDENT
-    after[(after == Place.RESIDENT) & out] = Place.OUT
-    released = (after == Place.RESIDENT) & ~needed
-    after[released] = Place.ABSENT
-    before = np.concatenate(([np.uint8(Place.ABSENT)], after[:-1]))
+    after = LOCATION_AFTER[kind]
+    after[starts & device[tensor]] = Location.RESIDENT
+    after[(after == Location.RESIDENT) & out] = Location.OUT
+    released = (after == Location.RESIDENT) & ~needed
+    after[released] = Location.ABSENT
+    before = np.concatenate(([np.uint8(Location.ABSENT)], after[:-1]))
 
     setters = starts | (kind == Item.CREATE) | (kind == Item.WRITE) | (kind == Item.OUT)
     value = (kind == Item.OUT) | (starts & host[tensor])
@@ -197,20 +207,20 @@ def track(trace: Trace, items: Items, wanted: Bools, initial: tuple[Bools, Bools
 
     brought = np.zeros(len(kind), np.bool_)
     if passive:
-        missing = (before == Place.ABSENT) & current_before
+        missing = (before == Location.ABSENT) & current_before
         pending = np.flatnonzero(missing & (kind == Item.OUT))  # nothing to copy, and nothing to free yet
-        after[pending] = Place.PENDING
-        before[pending + 1] = Place.PENDING
+        after[pending] = Location.PENDING
+        before[pending + 1] = Location.PENDING
         access = (kind == Item.READ) | (kind == Item.WRITE)
-        brought = access & (missing | (before == Place.PENDING))
+        brought = access & (missing | (before == Location.PENDING))
     return States(before, after, current_before, current_after, brought, released, last)
 
 
 def find_wrong(items: Items, states: States, passive: bool) -> Bools:
     """Return bool[k]: the items that their state does not permit."""
     kind, before = items.kind, states.before
-    absent, coming = before == Place.ABSENT, before == Place.IN
-    leaving = (before == Place.OUT) | (before == Place.PENDING)
+    absent, coming = before == Location.ABSENT, before == Location.IN
+    leaving = (before == Location.OUT) | (before == Location.PENDING)
     access = (kind == Item.READ) | (kind == Item.WRITE)
     frees = (kind == Item.OUT) | (kind == Item.RELEASE)
     nothing_to_free = absent & ~(states.current_before & passive)
@@ -219,6 +229,6 @@ def find_wrong(items: Items, states: States, passive: bool) -> Bools:
         | ((kind == Item.WRITE) & leaving)
         | (frees & (coming | leaving | nothing_to_free))
         | ((kind == Item.IN) & ~(absent & states.current_before))
-        | ((kind == Item.REMAKE) & ~absent)
+        | ((kind == Item.RECOMPUTE) & ~absent)
         | items.outdated
     )

@@ -10,9 +10,10 @@ from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from pg_tensile.planning.plan.plan import CODECS, EventKind, Plan
+from pg_tensile.planning.trace.columns import starts
 from pg_tensile.planning.trace.recompute import recomputable_versions
 from pg_tensile.planning.trace.trace import Int8s, Int32s, Int64s, Kind, Trace
 
@@ -62,7 +63,7 @@ class Layout(NamedTuple):
     event: Int32s  # [S]: the recompute event of each step; -1 for an operator's own step
     operator_step: Int64s  # [n]: the step of each operator's own execution
     event_step: Int64s  # [events]: the step after which each event takes place
-    recomputed: RecomputeSteps
+    recompute_steps: RecomputeSteps
     faults: tuple[FaultyEvent, ...]  # the first recompute event that cannot be executed, if any
 
 
@@ -81,8 +82,8 @@ def find_fault(trace: Trace, plan: Plan) -> FaultyEvent | None:
         (Fault.CODEC, rows["codec"] >= len(CODECS)),
         (Fault.CODED, (rows["codec"] > 0) & (kind != EventKind.SWAP_OUT)),
     )
-    found = [(int(np.argmax(wrong)), fault) for fault, wrong in faults if wrong.any()]
-    return FaultyEvent(*min(found, key=lambda pair: pair[0])) if found else None
+    firsts = [(int(np.argmax(wrong)), fault) for fault, wrong in faults if wrong.any()]
+    return FaultyEvent(*min(firsts, key=lambda first: first[0])) if firsts else None
 
 
 def version_after(trace: Trace, tensor: Int64s, operator: Int64s) -> Int64s:
@@ -101,7 +102,7 @@ def lay_out(trace: Trace, plan: Plan) -> Layout | FaultyEvent:
     events, faults = _executable(trace, plan, events)
     writers = rows["version"][events].astype(np.int64) + 1
     start = trace.writer_start[rows["tensor"][events]]
-    work = _starts(np.diff(trace.access_start)[trace.writer_operator])
+    work = starts(np.diff(trace.access_start)[trace.writer_operator])
     recomputed = np.cumsum(work[start + writers] - work[start])
     if recomputed.size and recomputed[-1] > MAX_RECOMPUTED:
         return FaultyEvent(int(events[np.argmax(recomputed > MAX_RECOMPUTED)]), Fault.TOO_MUCH)
@@ -121,8 +122,8 @@ def lay_out(trace: Trace, plan: Plan) -> Layout | FaultyEvent:
     operator[operator_step] = np.arange(operators)
     operator[step] = trace.writer_operator[writer]
     owner[step] = event
-    again = _recompute_steps(trace, plan, step, writer, event)
-    return Layout(operator, owner, operator_step, event_step, again, faults)
+    recompute_steps = _recompute_steps(trace, plan, step, writer, event)
+    return Layout(operator, owner, operator_step, event_step, recompute_steps, faults)
 
 
 def _executable(trace: Trace, plan: Plan, events: Int64s) -> tuple[Int64s, tuple[FaultyEvent, ...]]:
@@ -154,8 +155,8 @@ def _recompute_steps(trace: Trace, plan: Plan, step: Int64s, writer: Int64s, eve
     count = trace.access_start[operator + 1] - start
     access = ranges(start, count)
     row = np.repeat(np.arange(len(step)), count)
-    other = trace.access_tensor[access] != plan.rows["tensor"][event[row]]
-    access, row = access[other], row[other]
+    others = trace.access_tensor[access] != plan.rows["tensor"][event[row]]
+    access, row = access[others], row[others]
     return RecomputeSteps(
         step, writer, event, first, last,
         row, trace.access_tensor[access], trace.access_mode[access], trace.access_version[access],
@@ -166,7 +167,3 @@ def ranges(starts: Int64s, counts: Int64s) -> Int64s:
     """Return, for each pair (start, count), the `count` numbers from `start` on, concatenated."""
     before = np.cumsum(counts) - counts
     return np.repeat(starts - before, counts) + np.arange(int(counts.sum()), dtype=np.int64)
-
-
-def _starts(counts: ArrayLike) -> Int64s:
-    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))

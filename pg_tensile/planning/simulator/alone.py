@@ -63,8 +63,8 @@ def _alone(meetings: _Meetings, reached: list[float], us: list[list[float]], pro
     out_ready = in_ready = out_free = in_free = late = 0.0
     ends: dict[int, float] = {}
     stalls = []
-    for at, tensor, asks, out, delay in zip(reached, *meetings[1:], strict=True):
-        now, stall = at + late, 0.0
+    for reached_us, tensor, asks, out, delay in zip(reached, *meetings[1:], strict=True):
+        now, stall = reached_us + late, 0.0
         if not asks:
             stall = max(0.0, ends[tensor] + handover - now)
             late += stall
@@ -83,8 +83,8 @@ def _sharing(meetings: _Meetings, reached: list[float], us: list[list[float]], p
     link, late, ready = Link(), 0.0, [0.0, 0.0]
     requests: dict[int, Request] = {}
     stalls = []
-    for at, tensor, asks, out, delay in zip(reached, *meetings[1:], strict=True):
-        now, stall = at + late, 0.0
+    for reached_us, tensor, asks, out, delay in zip(reached, *meetings[1:], strict=True):
+        now, stall = reached_us + late, 0.0
         while link.advance(now) is not None:
             pass
         direction = Direction.OUT if out else Direction.IN

@@ -7,10 +7,7 @@ are indexed by operators, not by the clock.
 
 All transfers of an iteration end within it. A job alone on the link therefore repeats one iteration, so simulating one
 is enough. Jobs that share the link interleave differently each time; their steady state is the mean over the second
-half of the simulated iterations.
-
-A change of plan takes place between two iterations: tensors that the new plan expects on the host but that have no
-current copy there are copied out while the job waits; the rest is swapped in passively in its first iteration.
+half of the simulated iterations. Plans change between two iterations (programs.py).
 """
 
 from __future__ import annotations
@@ -20,20 +17,18 @@ import gc
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pg_tensile.errors import InvalidPlanError, SimulationError
-from pg_tensile.planning.device.link import Copy, Link, Request, copy_stretch, copy_us, moved_bytes
+from pg_tensile.errors import SimulationError
+from pg_tensile.planning.device.link import Link, Request
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
-from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan import memory
-from pg_tensile.planning.plan.execution import AccessSequence
-from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, EventKind, Plan
+from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, Plan
+from pg_tensile.planning.simulator.programs import Meeting, Program, Role, build_programs
 from pg_tensile.planning.trace.trace import Trace
 
 AGREEMENT = 1e-9  # relative difference up to which two successive iterations count as equal
@@ -141,9 +136,8 @@ def simulate(jobs: Sequence[SimulatedJob], profile: DeviceProfile, iterations: i
     if not all(math.isfinite(job.start_us) and job.start_us >= 0 for job in jobs):
         raise SimulationError("a job cannot start at a negative time or at none", hint="Start the first one at 0 µs.")
     with _uncollected():
-        runs = [
-            _Run(number, _programs(job, profile), job.start_us, profile.handover_us) for number, job in enumerate(jobs)
-        ]
+        programs = [build_programs(job.trace, job.plan, job.changes, job.initial_state, profile) for job in jobs]
+        runs = [_Run(number, programs[number], job.start_us, profile.handover_us) for number, job in enumerate(jobs)]
         _execute(runs, Link(), iterations)
         return [_timeline(run) for run in runs]
 
@@ -164,95 +158,69 @@ def _uncollected() -> Iterator[None]:
 # ---- the jobs ----
 
 
-class _Op(NamedTuple):
-    """Point at which an iteration requests a copy or waits for one. Between two ops there are only steps."""
-
-    compute_us: float  # of the steps since the previous op
-    steps: int  # number of steps executed before it
-    copy: int  # index into the copies; −1 for the end of the iteration
-    waits: bool  # for the copy; else requests it
-
-
-class _Role(Enum):
-    CHANGE = 0  # a change of plan between two iterations
-    FIRST = 1  # the first iteration after a change
-    STEADY = 2
-
-
-@dataclass(frozen=True, eq=False)
-class _Program:
-    """An iteration, or the copies of a change of plan, in the form that the simulator executes."""
-
-    role: _Role
-    sequence: AccessSequence  # of the iteration; for a change, of the following iteration
-    ops: tuple[_Op, ...]  # the last one is the end
-    copies: tuple[Copy, ...]  # in order of request
-    repeat: int | None = 1  # number of executions; None means without end
-
-
 class _Iteration(NamedTuple):
     begin_us: float
     requests: list[Request]
-    stalls: list[tuple[_Op, float]]  # a waiting op, and the µs that it waited
+    stalls: list[tuple[Meeting, float]]  # a meeting that waits, and for how many µs
 
 
 class _Run:
     """State of a job that executes its programs in turn, the last of which is its steady state."""
 
-    def __init__(self, number: int, programs: list[_Program], start_us: float, handover_us: float) -> None:
+    def __init__(self, number: int, programs: list[Program], start_us: float, handover_us: float) -> None:
         self.number = number
         self.handover_us = handover_us
         self.programs = programs
         self.start_us = start_us
         self.durations: list[list[float]] = [[] for _ in programs]  # µs of each execution, by program
         self.latest: _Iteration | None = None
-        self._at = 0  # index of the current program
+        self._current = 0  # index of the current program
         self._begin(start_us)
 
     def _begin(self, now: float) -> None:
-        self._place = 0  # index of the next op
+        self._next = 0  # index of the next meeting
         self._requests: list[Request] = []
-        self._stalls: list[tuple[_Op, float]] = []
+        self._stalls: list[tuple[Meeting, float]] = []
         self._ready = [now, now]  # ready time of the latest request, by lane
         self._begin_us = self._waiting_since = now
 
     @property
-    def op(self) -> _Op:
-        """The next op."""
-        return self.programs[self._at].ops[self._place]
+    def meeting(self) -> Meeting:
+        """The next meeting."""
+        return self.programs[self._current].meetings[self._next]
 
     def act(self, link: Link, now: float) -> float | None:
-        """Execute the next op at `now`; return when the following one is reached, or None if it has to wait."""
-        op = self.op
-        if not op.waits:
-            copy = self.programs[self._at].copies[op.copy]
+        """Execute the next meeting at `now`; return when the following one is reached, or None if it has to wait."""
+        meeting = self.meeting
+        if not meeting.waits:
+            copy = self.programs[self._current].copies[meeting.copy]
             ready = max(now + copy.delay_us, self._ready[copy.direction])  # each lane is first in, first out
             self._ready[copy.direction] = ready
             self._requests.append(link.request(copy, ready))
         else:
-            request, self._waiting_since = self._requests[op.copy], now
+            request, self._waiting_since = self._requests[meeting.copy], now
             if not request.ended:
                 request.waiter = self.number
                 return None
             if now < request.end_us + self.handover_us:
                 return self.wake(request.end_us)
-        self._place += 1
-        return now + self.op.compute_us
+        self._next += 1
+        return now + self.meeting.compute_us
 
     def wake(self, end_us: float) -> float:
-        """Finish the waiting op, whose transfer ended at `end_us`; return when the following one is reached."""
-        self._stalls.append((self.op, end_us + self.handover_us - self._waiting_since))
-        self._place += 1
-        return end_us + self.handover_us + self.op.compute_us
+        """Finish the waiting meeting, whose transfer ended at `end_us`; return when the following one is reached."""
+        self._stalls.append((self.meeting, end_us + self.handover_us - self._waiting_since))
+        self._next += 1
+        return end_us + self.handover_us + self.meeting.compute_us
 
     def end(self, now: float) -> float:
-        """End the iteration and begin the next one; return when its first op is reached."""
+        """End the iteration and begin the next one; return when its first meeting is reached."""
         self.latest = _Iteration(self._begin_us, self._requests, self._stalls)
-        self.durations[self._at].append(now - self._begin_us)
-        if len(self.durations[self._at]) == self.programs[self._at].repeat:
-            self._at += 1
+        self.durations[self._current].append(now - self._begin_us)
+        if len(self.durations[self._current]) == self.programs[self._current].repeat:
+            self._current += 1
         self._begin(now)
-        return now + self.op.compute_us
+        return now + self.meeting.compute_us
 
     def settled(self, iterations: int, alone: bool) -> bool:
         """Return whether further iterations would add no information, or enough have been simulated."""
@@ -269,8 +237,8 @@ class _Run:
 
 
 def _execute(runs: list[_Run], link: Link, iterations: int) -> None:
-    """Run all jobs, always the one whose next op comes first, until all are settled."""
-    ready = [(run.start_us + run.op.compute_us, run.number) for run in runs]
+    """Run all jobs, always the one whose next meeting comes first, until all are settled."""
+    ready = [(run.start_us + run.meeting.compute_us, run.number) for run in runs]
     heapify(ready)
     while runs:
         request = link.advance(ready[0][0] if ready else math.inf)
@@ -280,119 +248,16 @@ def _execute(runs: list[_Run], link: Link, iterations: int) -> None:
             continue
         now, number = heappop(ready)
         run = runs[number]
-        if run.op.copy >= 0:
+        if run.meeting.copy >= 0:
             following = run.act(link, now)
         else:
             following = run.end(now)
-            if all(other.settled(iterations, len(runs) == 1) for other in runs):
+            if all(run.settled(iterations, len(runs) == 1) for run in runs):
                 return
             if run.through(iterations):
                 continue
         if following is not None:
             heappush(ready, (following, number))
-
-
-# ---- from plans to programs ----
-
-
-def _programs(job: SimulatedJob, profile: DeviceProfile) -> list[_Program]:
-    """Return the programs of a job: for each plan the change to it and the first iteration after that, if the state
-    differs, then the steady iteration.
-
-    Raises InvalidPlanError and SimulationError as `simulate` does.
-    """
-    programs: list[_Program] = []
-    trace, state = roofline.timed(job.trace, profile), job.initial_state
-    plans = [job.plan, *(change.plan for change in job.changes)]
-    repeats = [*(change.iterations for change in job.changes), None]
-    coded: dict[int, int] = {}  # tensor → codec of its host copy between two iterations
-    for plan, repeat in zip(plans, repeats, strict=True):
-        if repeat is not None and repeat < 1:
-            raise SimulationError(f"a plan cannot change after {repeat} iterations", hint="Use 1 or more.")
-        steady = AccessSequence(trace, plan)
-        steady.check()
-        if state is not None and state != steady.boundary:
-            copied, after = _change(trace, state, steady.boundary)
-            first = AccessSequence(trace, plan, after, passive=True)
-            programs.append(_change_program(first, copied, profile))
-            coded |= dict.fromkeys(copied, 0)
-            programs.append(_iteration_program(_Role.FIRST, first, profile, 1, coded))
-            coded |= _host_codecs(first)
-            repeat = repeat and repeat - 1
-        coded = coded | _host_codecs(steady)
-        if repeat != 0:
-            programs.append(_iteration_program(_Role.STEADY, steady, profile, repeat, coded))
-        state = steady.boundary  # host copies left over from the previous state are dropped
-    return programs
-
-
-def _change(trace: Trace, state: Boundary, wanted: Boundary) -> tuple[list[int], Boundary]:
-    """Return the tensors to copy out for a change from `state` to `wanted` between two iterations, and the state then.
-
-    The new plan's first iteration swaps in the rest passively. Raises InvalidPlanError if a tensor has no data left.
-    """
-    copied = wanted.host - state.host
-    lost = sorted(copied - state.device)
-    if lost:
-        label = trace.tensor_label(lost[0])
-        raise InvalidPlanError(
-            f"{label} is neither on the device nor on the host when the plan changes", tensor=lost[0]
-        )
-    return sorted(copied), Boundary(state.device & wanted.device, state.host | wanted.host)
-
-
-def _change_program(sequence: AccessSequence, copied: list[int], profile: DeviceProfile) -> _Program:
-    copies = tuple(_copy(sequence.trace, tensor, 0, Direction.OUT, profile, -1, 0) for tensor in copied)
-    requests = [_Op(0.0, 0, copy, waits=False) for copy in range(len(copies))]
-    waits = [_Op(0.0, 0, copy, waits=True) for copy in range(len(copies))]
-    return _Program(_Role.CHANGE, sequence, (*requests, *waits, _Op(0.0, 0, -1, waits=False)), copies)
-
-
-def _iteration_program(
-    role: _Role, sequence: AccessSequence, profile: DeviceProfile, repeat: int | None, host_codecs: dict[int, int]
-) -> _Program:
-    """Return the program of an iteration; `host_codecs` holds the codecs of existing host copies, 0 if it lacks one."""
-    trace, transfers = sequence.trace, sequence.transfers
-    codecs, delays = (sequence.plan.rows[column].tolist() for column in ("codec", "delay_us"))
-    coded = dict(host_codecs)
-    copies: list[Copy] = []
-    for event, tensor, inward in zip(*(column.tolist() for column in transfers[:3]), strict=True):
-        if not inward:
-            coded[tensor] = codecs[event]
-        delay_us = delays[event] if event >= 0 else 0
-        copies.append(_copy(trace, tensor, coded.get(tensor, 0), Direction(inward), profile, event, delay_us))
-    return _Program(role, sequence, _ops(sequence), tuple(copies), repeat)
-
-
-def _ops(sequence: AccessSequence) -> tuple[_Op, ...]:
-    steps, meetings = sequence.steps, sequence.transfers.meetings
-    executed = np.append(meetings.executed, len(steps))
-    reached_us = np.concatenate(([0.0], np.cumsum(sequence.trace.latency_us[steps])))[executed]
-    columns = (
-        np.diff(reached_us, prepend=0.0),
-        executed,
-        np.append(meetings.transfer, -1),
-        np.append(meetings.waits, False),
-    )
-    return tuple(map(_Op, *(column.tolist() for column in columns)))
-
-
-def _copy(
-    trace: Trace, tensor: int, codec: int, direction: Direction, profile: DeviceProfile, event: int, delay_us: int
-) -> Copy:
-    raw = int(trace.tensor_bytes[tensor])
-    if codec == 0:
-        us, stretch = profile.transfer_us(raw, direction), 1 / profile.duplex_factor
-        return Copy(tensor, direction, raw, event, delay_us, us, raw, stretch)
-    kind, moved = (trace, tensor, codec, direction, profile), moved_bytes(trace, tensor, codec)
-    return Copy(tensor, direction, moved, event, delay_us, copy_us(*kind), raw, copy_stretch(*kind))
-
-
-def _host_codecs(sequence: AccessSequence) -> dict[int, int]:
-    """Return, for each tensor that the iteration copies out, the codec of its host copy at the end."""
-    rows, copies = sequence.plan.rows, sequence.copies
-    out = copies.event[rows["kind"][copies.event] == EventKind.SWAP_OUT]  # in plan order
-    return dict(zip(rows["tensor"][out].tolist(), rows["codec"][out].tolist(), strict=True))
 
 
 # ---- results ----
@@ -406,20 +271,22 @@ def _timeline(run: _Run) -> Timeline:
     footprint, wait_step = memory.footprint_of(sequence), sequence.transfers.wait_step.tolist()
     latency = trace.latency_us[steps]
     stalled = np.zeros(len(steps) + 1)  # µs, by number of steps executed before
-    for op, us in iteration.stalls:
-        stalled[op.steps] += us
+    for meeting, us in iteration.stalls:
+        stalled[meeting.executed] += us
     end = np.cumsum(latency + stalled[:-1])
     steady = run.durations[-1]
     iteration_us, compute_us = float(np.mean(steady[len(steady) // 2 :])), float(latency.sum())
     transitions = _transitions(run)
-    changed = len(run.programs) > 1 and run.programs[-2].role is _Role.FIRST
+    waits = ((meeting.copy, us) for meeting, us in iteration.stalls)
+    stalls = tuple(Stall(wait_step[copy], program.copies[copy].tensor, us) for copy, us in waits)
+    changed = len(run.programs) > 1 and run.programs[-2].role is Role.FIRST
     return Timeline(
         steps=sequence.operators,
         footprint=footprint.bytes,
         step_start_us=end - latency,
         step_end_us=end,
         transfers=tuple(_transfer(request, iteration.begin_us) for request in iteration.requests),
-        stalls=tuple(Stall(wait_step[op.copy], program.copies[op.copy].tensor, us) for op, us in iteration.stalls),
+        stalls=stalls,
         transitions=transitions,
         first_iteration_us=transitions[-1].us + transitions[-1].first_iteration_us if changed else steady[0],
         iteration_us=iteration_us,
@@ -445,14 +312,14 @@ def _transfer(request: Request, begin_us: float) -> Transfer:
 
 def _transitions(run: _Run) -> tuple[Transition, ...]:
     """Return the changes of plan; each is a program followed by that of the first iteration."""
-    found: list[Transition] = []
+    transitions: list[Transition] = []
     iterations = 0
-    for place, (program, durations) in enumerate(zip(run.programs, run.durations, strict=True)):
-        if program.role is _Role.CHANGE:
-            passive = [copy.bytes for copy in run.programs[place + 1].copies if copy.event < 0]
+    for index, (program, durations) in enumerate(zip(run.programs, run.durations, strict=True)):
+        if program.role is Role.CHANGE:
+            passive = [copy.bytes for copy in run.programs[index + 1].copies if copy.event < 0]
             copied = sum(copy.bytes for copy in program.copies)
-            first_us = run.durations[place + 1][0]
-            found.append(Transition(iterations, durations[0], copied, first_us, len(passive), sum(passive)))
+            first_us = run.durations[index + 1][0]
+            transitions.append(Transition(iterations, durations[0], copied, first_us, len(passive), sum(passive)))
         else:
             iterations += len(durations)
-    return tuple(found)
+    return tuple(transitions)

@@ -25,7 +25,7 @@ from pg_tensile.planning.trace.format import decode, encode
 from pg_tensile.planning.trace.rows import Access, Kind, Mode, Operator, Phase, Tensor, View
 from pg_tensile.text import duration, size
 
-# What every user of a trace needs, the types of its rows and columns included.
+# The trace, and the types of its rows and columns.
 __all__ = (
     "Access", "Bools", "Floats", "Int8s", "Int32s", "Int64s", "Kind", "Mode", "Operator", "Phase", "Strings", "Tensor",
     "Trace",
@@ -83,16 +83,6 @@ class Trace(TraceColumns):
             )
         except (OverflowError, TypeError, ValueError) as error:
             raise TraceError("a number of the trace does not fit into its column", detail=str(error)) from error
-
-    def __repr__(self) -> str:
-        return f"<Trace: {self.operator_count} operators, {self.tensor_count} tensors, {self.device}>"
-
-    def __str__(self) -> str:
-        """Return a listing: a summary and a line for each operator. `plan_listing` adds the events of a plan."""
-        peak = size(int(np.max(self.footprint + self.workspace_bytes)))
-        lines = [f"{self.operator_count} operators, {self.tensor_count} tensors, device peak {peak}"]
-        lines += map(self.operator_line, range(self.operator_count), self.footprint.tolist())
-        return "\n".join(lines)
 
     # ---- rows ----
 
@@ -161,6 +151,16 @@ class Trace(TraceColumns):
         return digest.hexdigest()
 
     # ---- text ----
+
+    def __repr__(self) -> str:
+        return f"<Trace: {self.operator_count} operators, {self.tensor_count} tensors, {self.device}>"
+
+    def __str__(self) -> str:
+        """Return a listing: a summary and a line for each operator. `plan_listing` adds the events of a plan."""
+        peak = size(int(np.max(self.footprint + self.workspace_bytes)))
+        lines = [f"{self.operator_count} operators, {self.tensor_count} tensors, device peak {peak}"]
+        lines += map(self.operator_line, range(self.operator_count), self.footprint.tolist())
+        return "\n".join(lines)
 
     def tensor_text(self, tensor: int) -> str:
         """Return a tensor's name, or % and its index if it has none: "fc.weight", "%12"."""

@@ -16,7 +16,7 @@ from bokeh.models import BasicTickFormatter, ColumnDataSource, CustomJSHover, Ho
 from numpy.typing import NDArray
 
 from pg_tensile.planning.device.profile import Direction
-from pg_tensile.planning.plan.execution import REQUESTING, WAITING
+from pg_tensile.planning.plan.actions import REQUESTING, WAITING
 from pg_tensile.planning.simulator.simulator import Timeline, Transfer
 from pg_tensile.text import size
 from pg_tensile.tools.report.chart_style import (

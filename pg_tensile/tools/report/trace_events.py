@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pg_tensile.planning.device.profile import Direction
-from pg_tensile.planning.plan.execution import WAITING, ActionKind
+from pg_tensile.planning.plan.actions import WAITING, ActionKind
 from pg_tensile.planning.trace.trace import Kind, Phase
 from pg_tensile.tools.report.facts import plain
 from pg_tensile.tools.report.iteration import Instruction, Iteration, iteration_of, short, tensor_name

@@ -63,8 +63,8 @@ def choose_compression(
     trace = trace.with_coding(None)
     best = last = _simulated(make(trace), trace, profile)
     for _ in range(ROUNDS):
-        known = trace.with_coding(last.coding)
-        coding, _ = choose(known, last.plan, last.timeline, statistics, times, profile)
+        traced = trace.with_coding(last.coding)
+        coding, _ = choose(traced, last.plan, last.timeline, statistics, times, profile)
         if not coding.compresses:
             break
         coded = trace.with_coding(coding)
@@ -72,13 +72,15 @@ def choose_compression(
             last = _simulated(with_codecs(coded, make(coded)), coded, profile)
         except BudgetError:  # the staging memory does not fit into the budget
             break
-        if _cost_of(last, trace) < _cost_of(best, trace):
+        if _cost_us_of(last, trace) < _cost_us_of(best, trace):
             best = last
     return best
 
 
-def _cost_of(found: Compression, trace: Trace) -> float:
-    return found.timeline.iteration_us + host_coding_us(trace.with_coding(found.coding), found.plan)
+def _cost_us_of(compression: Compression, trace: Trace) -> float:
+    """Return the µs of an iteration and of coding on the host's processors."""
+    coded = trace.with_coding(compression.coding)
+    return compression.timeline.iteration_us + host_coding_us(coded, compression.plan)
 
 
 def _simulated(plan: Plan, trace: Trace, profile: DeviceProfile) -> Compression:
@@ -103,10 +105,10 @@ def choose(
     swaps: dict[int, list[Window]] = {}
     for window in windows(trace, plan, timeline, profile):
         swaps.setdefault(window.tensor, []).append(window)
-    known = codings(trace, statistics, times)
+    by_codec = codings(trace, statistics, times)
     coded = {
         codec: trace.with_coding(coding)
-        for codec, coding in known.items()
+        for codec, coding in by_codec.items()
         if compression in ("auto", codec.name.lower())
     }
     chosen, listed = Coding.none(trace.tensor_bytes), []
@@ -116,7 +118,7 @@ def choose(
         cost_us = {
             codec: _cost_us(with_codec, mine, codec, profile)
             for codec, with_codec in coded.items()
-            if known[codec].codec[tensor]
+            if by_codec[codec].codec[tensor]
         }
         if not cost_us:
             listed.append(TensorCoding(tensor, None, int(trace.tensor_bytes[tensor]), None, plain_us, False))
@@ -124,8 +126,8 @@ def choose(
         best = min(cost_us, key=lambda codec: (cost_us[codec], codec))
         pays = cost_us[best] < plain_us
         if pays:
-            chosen.take(tensor, known[best])
-        moved = int(known[best].moved_bytes[tensor])
+            chosen.take(tensor, by_codec[best])
+        moved = int(by_codec[best].moved_bytes[tensor])
         listed.append(TensorCoding(tensor, best.name.lower(), moved, cost_us[best], plain_us, pays))
     return chosen, listed
 
@@ -143,13 +145,13 @@ def codings(trace: Trace, statistics: Mapping[int, Statistics], times: CodecTime
 def coding_with(codec: Codec, trace: Trace, statistics: Mapping[int, Statistics], times: CodecTimes) -> Coding:
     """Return the coding that codes with `codec` every tensor that is large enough and becomes smaller."""
     coding = Coding.none(trace.tensor_bytes)
-    for tensor, known in statistics.items():
+    for tensor, sparsity in statistics.items():
         size, width = int(trace.tensor_bytes[tensor]), word_bytes(trace.tensor_dtype[tensor])
-        moved = coded_bytes(codec, size, width, known)
+        moved = coded_bytes(codec, size, width, sparsity)
         if size < LEAST_BYTES or moved >= size:
             continue
         coding.codec[tensor], coding.moved_bytes[tensor] = codec, moved
-        sample = codec, size, known.zero_share, known.run_share, width
+        sample = codec, size, sparsity.zero_share, sparsity.run_share, width
         coding.encode_us[tensor], coding.decode_us[tensor] = times.encode_us(*sample), times.decode_us(*sample)
         coding.waking_us[tensor] = times.waking_us
     return coding

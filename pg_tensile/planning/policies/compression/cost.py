@@ -63,20 +63,20 @@ def windows(trace: Trace, plan: Plan, timeline: Timeline, profile: DeviceProfile
     # When the compute reaches the point where it waits for each transfer.
     latest_us: list[float] = ends_us[AccessSequence(trace, plan).transfers.executed_before_wait].tolist()
     for direction in Direction:
-        lane = [place for place, one in enumerate(timeline.transfers) if one.direction == direction]
-        lane.sort(key=lambda place: timeline.transfers[place].start_us)
-        for place, following in zip(lane[-2::-1], lane[:0:-1], strict=True):
+        lane = [index for index, transfer in enumerate(timeline.transfers) if transfer.direction == direction]
+        lane.sort(key=lambda index: timeline.transfers[index].start_us)
+        for index, following in zip(lane[-2::-1], lane[:0:-1], strict=True):
             behind = timeline.transfers[following]
-            latest_us[place] = min(latest_us[place], latest_us[following] - (behind.end_us - behind.start_us))
-    starts_us = np.array([one.start_us for one in timeline.transfers])
+            latest_us[index] = min(latest_us[index], latest_us[following] - (behind.end_us - behind.start_us))
+    starts_us = np.array([transfer.start_us for transfer in timeline.transfers])
     hidden_us = np.maximum(_compute_until(timeline, np.array(latest_us)) - _compute_until(timeline, starts_us), 0.0)
     codecs = _codecs(trace, plan)
-    found = []
-    for one, hidden in zip(timeline.transfers, hidden_us.tolist(), strict=True):
-        alone_us = copy_us(trace, one.tensor, codecs.get(one.tensor, 0), one.direction, profile)
-        stretch = (one.end_us - one.start_us) / alone_us if alone_us else 1.0
-        found.append(Window(one.tensor, one.direction, hidden, max(stretch, 1.0)))
-    return found
+    listed = []
+    for transfer, hidden in zip(timeline.transfers, hidden_us.tolist(), strict=True):
+        alone_us = copy_us(trace, transfer.tensor, codecs.get(transfer.tensor, 0), transfer.direction, profile)
+        stretch = (transfer.end_us - transfer.start_us) / alone_us if alone_us else 1.0
+        listed.append(Window(transfer.tensor, transfer.direction, hidden, max(stretch, 1.0)))
+    return listed
 
 
 def _compute_until(timeline: Timeline, us: np.ndarray) -> np.ndarray:

@@ -17,7 +17,8 @@ from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.runtime.record import IterationRecord
 from pg_tensile.execution.runtime.state import TrainingState
 from pg_tensile.planning.device.profile import RTX_A6000
-from pg_tensile.planning.plan.execution import AccessSequence, ActionKind, boundary, validate
+from pg_tensile.planning.plan.actions import ActionKind
+from pg_tensile.planning.plan.execution import AccessSequence, boundary, validate
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, Plan
 from pg_tensile.planning.trace.trace import Kind, Trace
