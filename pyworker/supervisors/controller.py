@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from pyworker.supervisors.supervisor import Server
+from pyworker.supervisors.server import Server
 from pyworker.supervisors.worker import TERMINATED
 
 BUSY = 1.0  # seconds between turns while jobs run

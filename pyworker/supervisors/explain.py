@@ -18,18 +18,11 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from pyworker.supervisors.supervisor import (
-    Child,
-    ChildDied,
-    Failure,
-    Request,
-    Server,
-    Wait,
-    cores,
-    failure_of_frame,
-    failure_of_sql,
-    spool_folder,
-)
+from pyworker.supervisors.child_environment import cores, spool_folder
+from pyworker.supervisors.child_process import Child
+from pyworker.supervisors.failures import ChildDied, Failure, failure_of_frame, failure_of_sql
+from pyworker.supervisors.server import Server
+from pyworker.supervisors.supervisor import Request, Wait
 from pyworker.wire import FrameType, ProtocolError
 
 TICK = 1.0  # seconds of a wait
@@ -107,7 +100,7 @@ async def _dry_run(server: Server, asked: dict[str, Any]) -> dict[str, Any]:
         header = _spec(server, asked, threads) | {"latency_models": [row["device"] for row in models]}
         child.queue(FrameType.JOB, header=header, buffers=[row["models"] for row in models])
         async for frame in child.drain():
-            _check(frame.type, frame.header)
+            _is_explanation(frame.type, frame.header)
         await _feed(server, child)
         return await _listen(child)
     finally:
@@ -142,25 +135,25 @@ async def _feed(server: Server, child: Child) -> None:
     except server.plpy.SPIError as error:
         failure = failure_of_sql(error)
         if failure.sqlstate.startswith(CONNECTION_ERRORS):
-            await _hear_out(child)
+            await _handle_remaining_frames(child)
         raise failure from None
-    child.patience()
+    child.restart_timeout()
 
 
-async def _hear_out(child: Child) -> None:
+async def _handle_remaining_frames(child: Child) -> None:
     """Read the frames that are left, so that an error of the executor is raised."""
     while (frame := await child.receive(TICK)) is not None:
-        _check(frame.type, frame.header)
+        _is_explanation(frame.type, frame.header)
 
 
 async def _listen(child: Child) -> dict[str, Any]:
     while True:
         frame = await child.receive(TICK)
-        if frame is not None and _check(frame.type, frame.header):
+        if frame is not None and _is_explanation(frame.type, frame.header):
             return frame.header
 
 
-def _check(type: FrameType, header: dict[str, Any]) -> bool:
+def _is_explanation(type: FrameType, header: dict[str, Any]) -> bool:
     """Return whether the frame is the explanation. Raises what the executor raised."""
     if type == FrameType.ERROR:
         raise failure_of_frame(header)

@@ -23,7 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from pg_tensile.memory_limit import memory_bytes
-from pyworker.supervisors.supervisor import Child, ChildDied, Failure, Server, Stopped, cores
+from pyworker.supervisors.child_environment import cores
+from pyworker.supervisors.child_process import Child
+from pyworker.supervisors.failures import ChildDied, Failure, Stopped
+from pyworker.supervisors.server import Server
 from pyworker.wire import Frame, FrameType
 
 SOCKET_VARIABLE = "PG_TENSILE_SOCKET"

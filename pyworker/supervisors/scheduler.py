@@ -22,8 +22,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pg_tensile.memory_limit import memory_bytes
+from pyworker.supervisors.child_process import Child
+from pyworker.supervisors.failures import ChildDied, Failure, Stopped, failure_of_frame, failure_of_sql
 from pyworker.supervisors.search import POLICY, Searches, Wanted, bucket
-from pyworker.supervisors.supervisor import Child, ChildDied, Failure, Server, Stopped, failure_of_frame, failure_of_sql
+from pyworker.supervisors.server import Server
 from pyworker.wire import Frame, FrameType
 
 BUSY = 1.0  # seconds between turns while there are jobs

@@ -16,7 +16,9 @@ from array import array
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pyworker.supervisors.supervisor import Child, ChildDied, Failure, Server, Stopped, failure_of_frame
+from pyworker.supervisors.child_process import Child
+from pyworker.supervisors.failures import ChildDied, Failure, Stopped, failure_of_frame
+from pyworker.supervisors.server import Server
 from pyworker.wire import Frame, FrameType
 
 PATIENCE = 60.0  # seconds by which a search may exceed its time

@@ -28,19 +28,18 @@ import time
 import traceback
 from typing import Any
 
-from pyworker.supervisors.supervisor import (
+from pyworker.supervisors.child_environment import cores, spool_folder
+from pyworker.supervisors.child_process import Child
+from pyworker.supervisors.failures import (
     CancelRequest,
-    Child,
     ChildDied,
     Failure,
     Gone,
-    Server,
     Stopped,
-    cores,
     failure_of_frame,
     failure_of_sql,
-    spool_folder,
 )
+from pyworker.supervisors.server import Server
 from pyworker.wire import Frame, FrameType, ProtocolError, StateChunk, StateReader
 
 TICK = 1.0  # seconds between two checks for cancel_job and of the model
@@ -246,15 +245,15 @@ class Worker:
             self._server.rollback()
             failure = failure_of_sql(error)
             disconnected = failure.sqlstate.startswith("08")
-            await self._hear_out(seconds=1.0 if disconnected else 0.0)
+            await self._handle_remaining_frames(seconds=1.0 if disconnected else 0.0)
             if disconnected:
                 raise ChildDied(failure.message, self._child.output() or None) from None
             raise failure from None
-        self._child.patience()
+        self._child.restart_timeout()
         self._server.call("tensile._job_rows(int8)", rows)
         self._server.commit()
 
-    async def _hear_out(self, seconds: float) -> None:
+    async def _handle_remaining_frames(self, seconds: float) -> None:
         """Handle the frames that are left, so that an error of the executor is raised; wait `seconds` for each."""
         frame = await self._child.receive(seconds)
         while frame is not None:

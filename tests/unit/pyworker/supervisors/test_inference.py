@@ -14,8 +14,10 @@ from typing import Any, ClassVar
 
 import pytest
 
+from pyworker.supervisors.child_process import Child
 from pyworker.supervisors.inference import Inference
-from pyworker.supervisors.supervisor import Child, Request, Server, Wait
+from pyworker.supervisors.server import Server
+from pyworker.supervisors.supervisor import Request, Wait
 from pyworker.wire import Connection, Frame, FrameType
 
 CHUNKS = 40
