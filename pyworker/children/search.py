@@ -1,7 +1,7 @@
 """The search process: looks for a better plan of one job while that trains (policy swapadvisor).
 
-Its supervisor is the scheduler (supervisors/search.py), which ends it when the job has no use for it any more. The
-frames (docs/internals.md):
+Its supervisor is the scheduler (supervisors/scheduling/searches.py), which ends it when the job has no use for it any
+more. The frames (docs/internals.md):
 
 - SEARCH: `profile` (its fields), `link_share`, `budget_bytes`, `seconds`, `seed`, `processes` (0: one for each core),
   `host_bytes`, `plan_events` → the trace, float32[operators] latencies now (µs; may be empty), rows and order of the

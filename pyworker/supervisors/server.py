@@ -91,8 +91,8 @@ class Server:
     async def sleep(self, seconds: float) -> None:
         """Let `seconds` pass, whatever happens meanwhile, or less if the supervisor is to stop. Raises Gone."""
         end = time.monotonic() + seconds
-        while not self.stopping and (left := end - time.monotonic()) > 0:
-            if await self._suspend(-1, left) & Wait.GONE:
+        while not self.stopping and (remaining := end - time.monotonic()) > 0:
+            if await self._suspend(-1, remaining) & Wait.GONE:
                 raise Gone
 
     async def until(self, condition: Callable[[], bool], seconds: float) -> bool:

@@ -24,7 +24,7 @@ from pg_tensile.planning.scheduling.device_scheduler import GAIN
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
 from pyworker.child import FD_VARIABLE, PARENT_VARIABLE
-from pyworker.supervisors.search import bucket
+from pyworker.supervisors.scheduling.searches import memory_bucket
 from pyworker.version import VERSION
 from pyworker.wire import Connection, Frame, FrameType
 from tests.repository import REPOSITORY
@@ -138,5 +138,5 @@ def test_processes_that_search_end_with_the_one_that_has_started_them(
 
 @pytest.mark.parametrize(("nbytes", "rounded"), [(0, 0), (1, 1), (63, 63), (65, 64), (1000, 992), (1 << 30, 1 << 30)])
 def test_memory_is_rounded_down_to_steps(nbytes: int, rounded: int) -> None:
-    assert bucket(nbytes) == rounded
-    assert bucket(bucket(nbytes)) == rounded > nbytes * 31 / 32 - 1
+    assert memory_bucket(nbytes) == rounded
+    assert memory_bucket(memory_bucket(nbytes)) == rounded > nbytes * 31 / 32 - 1

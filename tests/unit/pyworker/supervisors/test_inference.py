@@ -135,7 +135,7 @@ def test_a_model_is_sent_chunk_by_chunk(frames: Any) -> None:
     assert [frame.header["last"] for frame in states] == [False] * (CHUNKS - 1) + [True]
     assert all(bytes(frame.buffers[0]) == bytes([n]) * CHUNK_BYTES for n, frame in enumerate(states))
     assert Chunk.most <= 2 and Chunk.alive == 0
-    assert list(inference._coming) == [CHUNKS * CHUNK_BYTES]
+    assert list(inference._arriving_bytes) == [CHUNKS * CHUNK_BYTES]
 
 
 def test_a_version_that_is_deleted_meanwhile_is_an_error(frames: Any) -> None:
@@ -143,4 +143,4 @@ def test_a_version_that_is_deleted_meanwhile_is_an_error(frames: Any) -> None:
     assert [frame.type for frame in got] == [FrameType.MODEL, *[FrameType.STATE] * 5, FrameType.MODEL]
     assert not any(frame.header["last"] for frame in got[1:6])
     assert got[-1].header["error"]["sqlstate"] == "42704"
-    assert not inference._coming
+    assert not inference._arriving_bytes
