@@ -22,7 +22,7 @@ import numpy as np
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import EVENT_ROW, ORDER, Plan
 from pg_tensile.planning.policies.swapadvisor.search import Found, search
-from pg_tensile.planning.scheduling.device_scheduler import GAIN
+from pg_tensile.planning.scheduling.keeping import GAIN
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
 from pyworker.wire import Connection, Frame, FrameType, ProtocolError

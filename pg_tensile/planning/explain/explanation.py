@@ -20,7 +20,8 @@ from pg_tensile.planning.plan.memory import floor_bytes, footprint
 from pg_tensile.planning.plan.order import as_executed
 from pg_tensile.planning.plan.plan import EventKind, Plan
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
-from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler, DeviceState, JobState, Planned
+from pg_tensile.planning.scheduling.decisions import DeviceState, JobState, Planned
+from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Kind, Phase, Trace
 from pg_tensile.text import duration, size
