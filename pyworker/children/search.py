@@ -25,7 +25,8 @@ from pg_tensile.planning.policies.swapadvisor.search import Found, search
 from pg_tensile.planning.scheduling.keeping import GAIN
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
-from pyworker.wire import Connection, Frame, FrameType, ProtocolError
+from pyworker.connection import Connection
+from pyworker.wire import Frame, FrameType, ProtocolError
 
 INTERVAL_S = 0.5  # between two frames
 

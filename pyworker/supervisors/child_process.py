@@ -26,11 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from pyworker.child import FD_VARIABLE, LOG_NAME, MEMORY_VARIABLE, NICE_VARIABLE, PARENT_VARIABLE, cut_output
+from pyworker.connection import Connection
 from pyworker.supervisors.child_environment import child_environment
 from pyworker.supervisors.failures import ChildDied, Failure, Stopped, failure_of_frame
 from pyworker.supervisors.server import Server
 from pyworker.version import VERSION
-from pyworker.wire import Buffer, Connection, Frame, FrameType, ProtocolError
+from pyworker.wire import Buffer, Frame, FrameType, ProtocolError
 
 HELLO_TIMEOUT = 60.0  # seconds; an interpreter that takes longer to start cannot be used
 EXIT_LIMIT = 2.0  # seconds that a child may take to exit when it has closed its connection

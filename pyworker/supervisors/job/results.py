@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from pyworker.state_frames import StateChunk, StateReader
 from pyworker.supervisors.child_process import Child
 from pyworker.supervisors.failures import Failure
 from pyworker.supervisors.job.progress import report_progress
 from pyworker.supervisors.server import Server
-from pyworker.wire import Frame, FrameType, ProtocolError, StateChunk, StateReader
+from pyworker.wire import Frame, FrameType, ProtocolError
 
 MOST_LATENCY_BYTES = 64 << 20  # of a calibration's result, which is held in memory
 

@@ -23,8 +23,6 @@ TOLERATED_CYCLES = {
         "trace.trace trace.format compression.coding plan.plan plan.order plan.steps plan.residency plan.execution"
         " plan.messages",
     )
-} | {
-    frozenset(f"pyworker.children.{name}" for name in ("batch_size", "compression", "executor", "memory")),
 }
 
 

@@ -25,7 +25,8 @@ from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.policies.joint.planner import JobPlanner
-from pyworker.children.memory import Job, MemoryClient
+from pyworker.children.job import Job
+from pyworker.children.memory import MemoryClient
 from pyworker.wire import Frame, FrameType
 from tests.unit.execution.training.test_training import MLP, Recorder, weights
 from tests.unit.rows import Prepared, Rows, every_type
@@ -261,11 +262,11 @@ class Scheduler:
     """What the process of a job hears from its worker while it waits: the plans that `plans` makes, one each time."""
 
     def __init__(self, *plans: Callable[[], Grant]) -> None:
-        self._spec = {"policy": "joint"}
+        self.spec = {"policy": "joint"}
         self.plans = list(plans)
         self.sent: list[FrameType] = []
 
-    def _send(self, kind: FrameType, header: dict[str, Any], buffers: Any = ()) -> None:
+    def send(self, kind: FrameType, header: dict[str, Any], buffers: Any = ()) -> None:
         self.sent.append(kind)
 
     def wait_for_frame(self, phase: str, wanted: set[FrameType]) -> Frame:

@@ -24,9 +24,10 @@ from pg_tensile.planning.scheduling.keeping import GAIN
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
 from pyworker.child import FD_VARIABLE, PARENT_VARIABLE
+from pyworker.connection import Connection
 from pyworker.supervisors.scheduling.searches import memory_bucket
 from pyworker.version import VERSION
-from pyworker.wire import Connection, Frame, FrameType
+from pyworker.wire import Frame, FrameType
 from tests.repository import REPOSITORY
 from tests.unit.handmade import network
 from tests.unit.planning.scheduling.test_scheduling import MIB, branches

@@ -14,11 +14,12 @@ from typing import Any, ClassVar
 
 import pytest
 
+from pyworker.connection import Connection
 from pyworker.supervisors.child_process import Child
 from pyworker.supervisors.inference import Inference
 from pyworker.supervisors.server import Server
 from pyworker.supervisors.supervisor import Request, Wait
-from pyworker.wire import Connection, Frame, FrameType
+from pyworker.wire import Frame, FrameType
 
 CHUNKS = 40
 CHUNK_BYTES = 1 << 20  # more than a socket takes at once
