@@ -3,8 +3,8 @@
 Phases: the rows, as for training; preprocessing fitted to them, because sizes follow from it (categories, lengths of
 arrays); the model, which stays on the CPU; its graphs, with predicted latencies; the plan that the scheduler would make
 if the job had the device to itself. Workspaces are measured if the device is the host, as the job itself would do: on
-another device that takes memory that has not been granted. One EXPLANATION frame ends it: header {"explanation": the
-result of explanation.explain, "lines": that of render}. An error that would fail the job while it starts fails the
+another device that takes memory that has not been granted. One EXPLANATION frame ends it, with the numbers as JSON
+(planning/explain/numbers.py) and as lines of text. An error that would fail the job while it starts fails the
 explanation in the same way.
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from pg_tensile.execution.training.graphs import Graphs
     from pg_tensile.execution.training.trainer import Settings
-    from pg_tensile.planning.explain.explanation import Admission, Request
+    from pg_tensile.planning.explain.request import Admission, Request
     from pg_tensile.planning.trace.trace import Trace
 
 
@@ -46,7 +46,8 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     channel.wait_for(libraries, "preparing")
     from pg_tensile.execution import models
     from pg_tensile.execution.training.trainer import check_batch_size
-    from pg_tensile.planning.explain import explanation
+    from pg_tensile.planning.explain.numbers import explain
+    from pg_tensile.planning.explain.text import render
 
     spec = channel.spec
     architecture = models.parse(spec["architecture"])
@@ -57,8 +58,8 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     request = _request(spec, subject)._replace(choice=choice)
     traces, request = _traces(channel, subject, request)
     channel.send(FrameType.PROGRESS, {"phase": "planning"})
-    found = explanation.explain(request, traces, subject.target.profile, _admission(spec, subject.target))
-    channel.send(FrameType.EXPLANATION, {"explanation": found, "lines": explanation.render(found)})
+    explanation = explain(request, traces, subject.target.profile, _admission(spec, subject.target))
+    channel.send(FrameType.EXPLANATION, {"explanation": explanation.to_json(), "lines": render(explanation)})
 
 
 class _TargetDevice(NamedTuple):
@@ -175,7 +176,7 @@ def _target_device(spec: dict[str, Any]) -> _TargetDevice:
 def _request(spec: dict[str, Any], subject: _Subject) -> Request:
     from pg_tensile.execution.data.batches import division
     from pg_tensile.execution.training.graphs import state_bytes
-    from pg_tensile.planning.explain.explanation import Request
+    from pg_tensile.planning.explain.request import Request
 
     fitted, target = subject.fitted, subject.target
     state = state_bytes(subject.model, subject.settings)
@@ -245,13 +246,13 @@ def _with_workspaces(channel: Channel, graphs: Graphs, profile: DeviceProfile) -
 
 
 def _admission(spec: dict[str, Any], target: _TargetDevice) -> Admission:
-    from pg_tensile.planning.explain.explanation import Admission, Ahead
+    from pg_tensile.planning.explain.request import Admission, Ahead
 
     half = memory_bytes() // 2
     limits = {"host_bytes": spec["host_memory_bytes"] or half, "most_events": spec["plan_events"]}
-    known = spec["admission"].get(target.name)
-    if known is not None:
-        ahead = tuple(Ahead(**job) for job in known["ahead"])
-        return Admission(**(known | {"ahead": ahead}), **limits)
+    fields = spec["admission"].get(target.name)
+    if fields is not None:
+        ahead = tuple(Ahead(**job) for job in fields["ahead"])
+        return Admission(**(fields | {"ahead": ahead}), **limits)
     memory = target.profile.memory_bytes
     return Admission(min(memory, spec["device_memory_bytes"] or memory), **limits)
