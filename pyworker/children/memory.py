@@ -126,9 +126,9 @@ class MemoryClient:
 
         From MAX_REVISIONS on, a plan that cannot be used is raised as an error.
         """
-        if needed_bytes(graphs, grant.plan) > grant.granted_bytes:
-            return None
         try:
+            if needed_bytes(graphs, grant.plan) > grant.granted_bytes:
+                return None
             return PlannedSteps(self.job.model, graphs, device, grant, self.renegotiate)
         except (PlanError, BudgetError, DeviceError) as error:
             self._reject(grant.plan.generation, error)

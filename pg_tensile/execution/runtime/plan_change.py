@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pg_tensile.errors import DeviceError
-from pg_tensile.execution.runtime.compile import Program
 from pg_tensile.execution.runtime.host_memory import HostMemory, Reserved
 from pg_tensile.execution.runtime.loaded_graph import Compiled, Graph
 from pg_tensile.execution.runtime.registry import Registry
-from pg_tensile.planning.plan.following import plan_around, reuse_plan
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.following import following_plan
 from pg_tensile.planning.plan.plan import Plan
 
 
@@ -55,7 +55,7 @@ class Changes:
             made = {graph: graph.compile(plan)}
             if graph is self._graphs[0]:
                 followers = [each for each, compiled in latest.items() if compiled.follows]
-                made |= {each: each.compile(follow(each, graph, made[graph].program), True) for each in followers}
+                made |= {each: each.compile(follow(each, made[graph].program.sequence), True) for each in followers}
             for each, compiled in made.items():
                 compiled.program.look_up()
                 for resident in self._states_before(each, made, current):
@@ -118,15 +118,8 @@ class Changes:
         self.drop(change)
 
 
-def follow(graph: Graph, first: Graph, program: Program) -> Plan:
-    """Return a plan for `graph` with the boundary state of `program`, a program of the graph `first`.
-
-    It is the same plan if both graphs have the same structure, else one that swaps in each tensor that is off the
-    device when it is needed."""
-    plan, persistents = program.sequence.plan, [each.tensor for each in graph.captured.persistents]
-    if all(graph.keys[tensor] == tensor for tensor in persistents):
-        same = reuse_plan(plan, first.captured.trace, graph.captured.trace)
-        if same is not None:
-            return same
-    away = [tensor for tensor in persistents if graph.keys[tensor] in program.away]
-    return plan_around(graph.captured.trace, away, plan.generation)
+def follow(graph: Graph, sequence: AccessSequence) -> Plan:
+    """Return the plan of `graph` that follows the executor's first graph, whose tensors have their numbers as keys;
+    `sequence` is the first graph under its plan."""
+    counterparts = {each.tensor: graph.keys[each.tensor] for each in graph.captured.persistents}
+    return following_plan(sequence, graph.captured.trace, counterparts)

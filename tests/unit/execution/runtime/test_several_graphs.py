@@ -21,8 +21,9 @@ from pg_tensile.execution.capture.eager import EagerStep
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.loaded_graph import Graph
 from pg_tensile.execution.runtime.measure import StorageObserver
+from pg_tensile.execution.runtime.state import counterparts
 from pg_tensile.planning.plan.execution import AccessSequence
-from pg_tensile.planning.plan.following import host_bytes, plan_around, reuse_plan
+from pg_tensile.planning.plan.following import following_plan, host_bytes, plan_around, reuse_plan
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan, boundary, validate
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Trace
@@ -52,15 +53,8 @@ def peak_of(captured: Captured, plan: Plan) -> int:
 
 def following(plan: Plan, captured: Captured) -> Plan:
     """The plan that a graph gets that is added without one."""
-    main = captured_net().trace
-    same_structure = reuse_plan(plan, main, captured.trace)
-    if same_structure is not None:
-        return same_structure
-    number = {(each.name, each.key): each.tensor for each in captured_net().persistents}
-    here = boundary(main, plan).device
-    return plan_around(
-        captured.trace, [each.tensor for each in captured.persistents if number[each.name, each.key] not in here]
-    )
+    first = captured_net()
+    return following_plan(AccessSequence(first.trace, plan), captured.trace, counterparts(first, captured))
 
 
 class EagerJob:
