@@ -19,7 +19,8 @@ from pg_tensile.execution.data.columns import Chunk, columns_from_header, decode
 from pg_tensile.execution.data.dataset import RowStore, prepare
 from pg_tensile.execution.data.fitting import Split, fit
 from pyworker import child
-from pyworker.wire import Connection, Frame, FrameType
+from pyworker.connection import Connection
+from pyworker.wire import Frame, FrameType
 
 
 class Measured(Exception):

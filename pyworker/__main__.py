@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from pyworker import child
-from pyworker.wire import Connection
+from pyworker.connection import Connection
 
 
 def run(connection: Connection, hello: dict[str, Any]) -> None:

@@ -26,8 +26,9 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from pyworker.connection import Connection
 from pyworker.version import VERSION
-from pyworker.wire import Connection, FrameType, ProtocolError
+from pyworker.wire import FrameType, ProtocolError
 
 FD_VARIABLE = "PG_TENSILE_FD"
 PARENT_VARIABLE = "PG_TENSILE_PARENT"

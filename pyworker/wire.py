@@ -2,13 +2,11 @@
 
 docs/internals.md, "Frames", defines the format: a fixed prefix, a JSON header, a table of buffer lengths, then the raw
 buffers, each padded to a multiple of 8. The protocol is separate from the I/O: `encode` and `Decoder` never touch a
-socket, `Connection` adds one. A peer that breaks the format causes a `ProtocolError`, and its connection is closed; a
-stream is never resynchronised.
+socket, `Connection` (connection.py) adds one. A peer that breaks the format causes a `ProtocolError`, and its
+connection is closed; a stream is never resynchronised.
 
 Memory: everything after a frame's prefix is received directly into one allocation, and the frame's buffers are views of
-it. A large one is mapped, so that a prefix that announces a gibibyte costs nothing before the bytes arrive. Sending
-never joins or copies buffers. Locking: sends on a connection are serialised, so that any thread of a child may report;
-only one thread may receive.
+it. A large one is mapped, so that a prefix that announces a gibibyte costs nothing before the bytes arrive.
 
 Standard library only: both sides import this module, and one of them runs inside a PostgreSQL process.
 """
@@ -18,11 +16,7 @@ from __future__ import annotations
 import json
 import math
 import mmap
-import select
-import socket
 import struct
-import threading
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
@@ -32,10 +26,8 @@ MAGIC = b"PGT1"
 MAX_HEADER = 16 << 20
 MAX_BUFFERS = 65536
 MAX_PAYLOAD = 1 << 30
-STATE_CHUNK = 16 << 20
 
 _PREFIX = struct.Struct("<4sHHqIIQ")
-_IOV_MAX = 1024
 _ZEROS = bytes(8)
 _SMALL = 1 << 20
 
@@ -246,201 +238,3 @@ class Decoder:
         if not isinstance(header, dict):
             raise ProtocolError("a frame's header is not a JSON object")
         return header
-
-
-class Connection:
-    """Socket that carries frames.
-
-    Children use `send` and `recv`, which block whatever the socket's mode; a supervisor, which waits elsewhere, uses
-    `queue`, `flush` and `poll`, which never block. One side may use both.
-    """
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self._decoder = Decoder()
-        self._lock = threading.Lock()
-        self._outgoing: deque[memoryview] = deque()
-        self.closed = False  # the peer has closed its end
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def close(self) -> None:
-        self._socket.close()
-
-    def send(
-        self,
-        type: FrameType,
-        job: int = 0,
-        rank: int = 0,
-        header: dict[str, Any] | None = None,
-        buffers: Sequence[Buffer | Any] = (),
-    ) -> None:
-        """Send one frame, blocking until the kernel has all of it.
-
-        May be called from any thread. Raises OSError if the peer is gone.
-        """
-        parts = encode(type, job, rank, header, buffers)
-        with self._lock:
-            self._outgoing.extend(memoryview(part) for part in parts)
-            while not self._flush():
-                _wait(self._socket, select.POLLOUT, None)
-
-    def queue(
-        self,
-        type: FrameType,
-        job: int = 0,
-        rank: int = 0,
-        header: dict[str, Any] | None = None,
-        buffers: Sequence[Buffer | Any] = (),
-    ) -> None:
-        """Append one frame to the queue, which `flush` sends. The buffers must not change until then."""
-        parts = encode(type, job, rank, header, buffers)
-        with self._lock:
-            self._outgoing.extend(memoryview(part) for part in parts)
-
-    def flush(self) -> bool:
-        """Send as much of the queue as the kernel takes without blocking; return whether it is empty.
-
-        Raises OSError if the peer is gone.
-        """
-        with self._lock:
-            return self._flush()
-
-    def _flush(self) -> bool:
-        while self._outgoing:
-            parts = [self._outgoing[index] for index in range(min(len(self._outgoing), _IOV_MAX))]
-            try:
-                sent = self._socket.sendmsg(parts, (), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-            except BlockingIOError:
-                return False
-            while self._outgoing and sent >= self._outgoing[0].nbytes:
-                sent -= self._outgoing.popleft().nbytes
-            if sent:
-                self._outgoing[0] = self._outgoing[0][sent:]
-        return True
-
-    def recv(self, timeout: float | None = None) -> Frame | None:
-        """Return the next frame, or None if it does not arrive within `timeout` seconds.
-
-        A `timeout` of None means to wait for ever, 0 not to wait. Raises EOFError if the peer has closed the connection
-        between frames, ProtocolError if within one.
-        """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while True:
-            frame = self.poll()
-            if frame is not None:
-                return frame
-            if self.closed:
-                raise EOFError("the peer closed the connection")
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return None
-            _wait(self._socket, select.POLLIN, left)
-
-    def poll(self) -> Frame | None:
-        """Return the next frame if it has arrived, else None; never block.
-
-        Sets `closed` at the end of the stream. Raises ProtocolError if the stream ends within a frame.
-        """
-        while not self.closed:
-            frame = self._decoder.next_frame()
-            if frame is not None:
-                return frame
-            try:
-                count = self._socket.recv_into(self._decoder.space(), 0, socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                return None
-            except ConnectionResetError:
-                count = 0
-            if count == 0:
-                self.closed = True
-                if not self._decoder.between_frames:
-                    raise ProtocolError("the connection ended within a frame")
-                return None
-            self._decoder.received(count)
-        return None
-
-
-def _wait(sock: socket.socket, events: int, seconds: float | None) -> None:
-    poll = select.poll()
-    poll.register(sock, events)
-    poll.poll(None if seconds is None else math.ceil(seconds * 1000))
-
-
-def state_frames(
-    kind: str, data: Buffer, meta: dict[str, Any] | None = None
-) -> Iterator[tuple[dict[str, Any], memoryview]]:
-    """Yield header and buffer of each STATE frame for `data` (a safetensors file); the last has `meta`."""
-    view = memoryview(data)
-    count = max(1, -(-view.nbytes // STATE_CHUNK))
-    for seq in range(count):
-        last = seq == count - 1
-        header = {"kind": kind, "seq": seq, "last": last, "meta": meta if last else None}
-        yield header, view[seq * STATE_CHUNK : (seq + 1) * STATE_CHUNK]
-
-
-class StateChunk(NamedTuple):
-    """STATE frame that has come in its order; `meta` comes with the last one."""
-
-    kind: str
-    seq: int
-    last: bool
-    meta: dict[str, Any]
-    data: memoryview
-
-
-class StateReader:
-    """Checks the order of STATE frames: raises ProtocolError if one is missing, duplicated or out of place."""
-
-    def __init__(self) -> None:
-        self._kind = ""
-        self._next = 0
-        self.bytes = 0  # of the current state, the newest chunk included
-
-    def chunk(self, frame: Frame) -> StateChunk:
-        kind, seq, last = frame.header.get("kind"), frame.header.get("seq"), frame.header.get("last")
-        meta = frame.header.get("meta") or {}
-        if not isinstance(kind, str) or seq != self._next or not isinstance(last, bool) or not isinstance(meta, dict):
-            raise ProtocolError(f"a STATE frame is out of place (kind {kind!r}, seq {seq!r})")
-        if self._next > 0 and kind != self._kind:
-            raise ProtocolError(f"a STATE frame of kind {kind!r} came between those of kind {self._kind!r}")
-        if len(frame.buffers) != 1 or frame.buffers[0].nbytes > STATE_CHUNK:
-            raise ProtocolError(f"a STATE frame must have one buffer of at most {STATE_CHUNK} bytes")
-        self.bytes = frame.buffers[0].nbytes + (self.bytes if seq else 0)
-        self._kind = kind
-        self._next = 0 if last else seq + 1
-        return StateChunk(kind, seq, last, meta, frame.buffers[0])
-
-
-class State(NamedTuple):
-    """Complete state: its kind ("checkpoint" or "weights"), its meta and the safetensors file."""
-
-    kind: str
-    meta: dict[str, Any]
-    data: bytes
-
-
-class StateCollector:
-    """Assembles a state from its STATE frames; raises ProtocolError as StateReader does."""
-
-    def __init__(self) -> None:
-        self._reader = StateReader()
-        self._chunks: list[memoryview] = []
-
-    def add(self, frame: Frame) -> State | None:
-        """Add a frame; return the complete state if it was the last one, else None."""
-        chunk = self._reader.chunk(frame)
-        self._chunks.append(chunk.data)
-        if not chunk.last:
-            return None
-        chunks, self._chunks = self._chunks, []
-        return State(chunk.kind, chunk.meta, b"".join(chunks))
-
-
-def send_state(
-    connection: Connection, job: int, rank: int, kind: str, data: Buffer, meta: dict[str, Any] | None = None
-) -> None:
-    """Send `data` in as many STATE frames as it takes; blocks like `Connection.send`."""
-    for header, chunk in state_frames(kind, data, meta):
-        connection.send(FrameType.STATE, job, rank, header, [chunk])

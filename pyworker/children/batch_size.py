@@ -33,6 +33,8 @@ from pg_tensile.planning.batchsize.traces import BatchTraces
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.trace.trace import Floats, Trace
 from pg_tensile.text import size as size_text
+from pyworker.children.channel import Channel, Stopped
+from pyworker.children.job import Job
 from pyworker.wire import FrameType
 
 if TYPE_CHECKING:
@@ -40,8 +42,7 @@ if TYPE_CHECKING:
     from pg_tensile.execution.training.checkpoint import Checkpoint
     from pg_tensile.execution.training.steps import PlannedSteps
     from pg_tensile.execution.training.trainer import StepResult, Steps, Trainer
-    from pyworker.children.executor import Executor
-    from pyworker.children.memory import Job, MemoryClient
+    from pyworker.children.memory import MemoryClient
 
 LEAST = 8  # rows, if no range is given and they fit
 LEAD_SIZES = 3  # each is half of the next
@@ -199,22 +200,26 @@ class Watched:
 
 
 class Begun(NamedTuple):
-    """Admitted job whose batch size is chosen; `state` is that after its lead, or None without one."""
+    """Admitted job whose batch size is chosen.
+
+    `choice` is what a checkpoint records of it; `state` is that after its lead, or None without one.
+    """
 
     job: Job
     steps: PlannedSteps
+    choice: dict[str, Any]
     state: Checkpoint | None
 
 
 class Chooser:
     """Chooses one job's batch size; `trainer` makes the run of a job with given steps."""
 
-    def __init__(self, executor: Executor, memory: MemoryClient, trainer: Callable[[Job, Steps], Trainer]) -> None:
-        self._executor = executor
+    def __init__(self, channel: Channel, memory: MemoryClient, trainer: Callable[[Job, Steps], Trainer]) -> None:
+        self._channel = channel
         self._memory = memory
         self._trainer = trainer
         self._job = memory.job
-        self._terms = Terms.of(executor._spec)
+        self._terms = Terms.of(channel.spec)
 
     def run(self) -> Begun:
         """Choose the batch size, and return the admitted job.
@@ -227,8 +232,8 @@ class Chooser:
         prospects = Prospects(
             self._job,
             memory.profile,
-            budget_bytes(self._executor._spec, memory.profile, memory.overhead_bytes),
-            self._executor._spec["plan_events"],
+            budget_bytes(self._channel.spec, memory.profile, memory.overhead_bytes),
+            self._channel.spec["plan_events"],
             lambda trace: memory.predicted(trace).latency_us,
             lambda: memory.listen("choosing"),
         )
@@ -237,14 +242,16 @@ class Chooser:
             self._say("choosing")
             choice = choose_within(prospects, self._terms)
             job = self._chosen(choice, lead)
-            self._tell(choice, prospects, lead)
+            report = described(choice, self._terms, prospects.measured_us)
+            self._channel.send(FrameType.CHOICE, report | {"lead": lead, "device": str(self._job.device)})
             try:
                 steps = self._admit(job, capture_graphs(*job))
             except MemoryRefusedError as refusal:
                 self._heed(refusal, choice.batch_size, prospects)
                 continue
             self._memory.choosing = False
-            return Begun(job, steps, state)
+            recorded = {"batch_size": choice.batch_size, "learning_rate": choice.learning_rate, "lead": lead}
+            return Begun(job, steps, recorded, state)
 
     # ---- the lead ----
 
@@ -270,8 +277,6 @@ class Chooser:
             return state, lead
 
     def _take(self, job: Job, steps: Steps) -> Checkpoint:
-        from pyworker.children.executor import Stopped
-
         trainer = self._trainer(job, steps)
         if not trainer.run_lead():
             raise Stopped(checkpoint=False)  # nothing is lost that a checkpoint would save
@@ -300,14 +305,8 @@ class Chooser:
         for rows, trace in self._memory.sent().items():
             prospects.add_workspaces(rows, trace)
 
-    def _tell(self, choice: Choice, prospects: Prospects, lead: tuple[int, ...]) -> None:
-        chosen = {"batch_size": choice.batch_size, "learning_rate": choice.learning_rate, "lead": lead}
-        self._executor.choice = chosen
-        found = described(choice, self._terms, prospects.measured_us) | {"lead": lead, "device": str(self._job.device)}
-        self._executor._send(FrameType.CHOICE, found)
-
     def _say(self, phase: str) -> None:
-        self._executor._send(FrameType.PROGRESS, {"phase": phase})
+        self._channel.send(FrameType.PROGRESS, {"phase": phase})
 
 
 def budget_bytes(spec: dict[str, Any], profile: DeviceProfile, overhead_bytes: int) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Iterator
-from concurrent.futures import wait
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import asdict
 from itertools import chain, count, zip_longest
@@ -23,7 +23,8 @@ import numpy as np
 
 from pg_tensile.errors import MeasurementError, TensileError
 from pg_tensile.execution.data.preprocessing import ArrayInput, ModelInputs, Task, row_layout
-from pyworker.wire import FrameType, send_state
+from pyworker.children.job import overhead_bytes
+from pyworker.wire import FrameType
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from pg_tensile.planning.device.profile import DeviceProfile
     from pg_tensile.planning.latency.features import Sample
     from pg_tensile.planning.latency.mlp import LatencyModels
-    from pyworker.children.executor import Executor
+    from pyworker.children.channel import Channel
 
 CAPTURING = 0.25  # share of the time, at most
 CODECS = 0.1  # share of the time, in addition
@@ -62,33 +63,33 @@ class Workload(NamedTuple):
         return Workload(**(value | {"inputs": sizes, "task": Task(value["task"])}))
 
 
-def run(executor: Executor) -> None:
-    """Run the calibration: the rest of the process after JOB."""
-    executor._wait_for_libraries()
+def run(channel: Channel, libraries: Future[None]) -> None:
+    """Run the calibration: the rest of the process after JOB, once PyTorch has been imported."""
+    channel.wait_for(libraries, "preparing")
     import torch
 
     from pg_tensile.execution.measuring.device import choose_device, measure, use_deterministic_algorithms
     from pg_tensile.execution.measuring.operators import Calibration
     from pg_tensile.planning.latency import mlp, model_bytes
 
-    spec = executor._spec
+    spec = channel.spec
     seconds = float(spec["options"]["seconds"])
     torch.set_num_threads(spec["threads"])
     use_deterministic_algorithms()
     device = choose_device(spec["device"])
-    _report(executor, 0, 0)
+    _report(channel, 0, 0)
     profile = measure(device)
     started = time.monotonic()
     trained = [Workload.from_json(each) for each in spec["workloads"]]
-    captured, warnings = _capture(executor, trained, device, started + CAPTURING * seconds)
+    captured, warnings = _capture(channel, trained, device, started + CAPTURING * seconds)
     with closing(runtime_device(device, profile)) as runtime:
         captured_s = time.monotonic() - started
-        limit_bytes = _claim(executor, device, profile, int(MEMORY * profile.memory_bytes))
+        limit_bytes = _claim(channel, device, profile, int(MEMORY * profile.memory_bytes))
         calibration = Calibration(captured, runtime, limit_bytes, max(0.5, seconds - captured_s))
         with closing(calibration.run()) as visits:
             for progress in visits:
-                _report(executor, progress.done, progress.total)
-    codecs = _measure_codecs(executor, device, CODECS * seconds)
+                _report(channel, progress.done, progress.total)
+    codecs = _measure_codecs(channel, device, CODECS * seconds)
     models = mlp.train(calibration.samples, profile)
     meta = {
         "device": str(device),
@@ -98,8 +99,8 @@ def run(executor: Executor) -> None:
         "error": held_out_error(calibration.samples, profile),
         "codecs": codecs,
     }
-    send_state(executor._connection, executor._job, 0, "latency_models", model_bytes.encode(models), meta)
-    executor._send(FrameType.DONE, {"stopped": False, "warnings": warnings})
+    channel.send_state("latency_models", model_bytes.encode(models), meta)
+    channel.send(FrameType.DONE, {"stopped": False, "warnings": warnings})
 
 
 def runtime_device(device: torch.device, profile: DeviceProfile) -> HostDevice | CudaDevice:
@@ -109,20 +110,18 @@ def runtime_device(device: torch.device, profile: DeviceProfile) -> HostDevice |
     return CudaDevice(device.index or 0, profile=profile) if device.type == "cuda" else HostDevice(profile)
 
 
-def _claim(executor: Executor, device: torch.device, profile: DeviceProfile, size: int) -> int:
+def _claim(channel: Channel, device: torch.device, profile: DeviceProfile, size: int) -> int:
     """Request `size` bytes of the device, or its budget if that is less, and return the bytes granted.
 
-    The request is that of a job without plans; this waits until it is granted. Raises executor.Stopped.
+    The request is that of a job without plans; this waits until it is granted. Raises channel.Stopped.
     """
-    from pyworker.children.memory import CONTEXT_BYTES
-
-    overhead_bytes = CONTEXT_BYTES if device.type == "cuda" else 0
+    overhead = overhead_bytes(device.type)
     header: dict[str, Any] = {
         "device": str(device),
         "profile": asdict(profile),
         "policy": "none",
         "fingerprint": None,
-        "overhead_bytes": overhead_bytes,
+        "overhead_bytes": overhead,
         "persistent_bytes": 0,
         "parameters": 0,
         "vanilla_bytes": None,
@@ -130,39 +129,37 @@ def _claim(executor: Executor, device: torch.device, profile: DeviceProfile, siz
         "graphs": [],
     }
     for revision in count(1):
-        executor._send(FrameType.TRACE, header | {"revision": revision, "least_bytes": size})
-        answer = executor.wait_for_frame("waiting", {FrameType.PLAN, FrameType.REFUSE})
+        channel.send(FrameType.TRACE, header | {"revision": revision, "least_bytes": size})
+        answer = channel.wait_for_frame("waiting", {FrameType.PLAN, FrameType.REFUSE})
         if answer.type == FrameType.PLAN:
-            executor._send(FrameType.PROGRESS, {"plan_generation": answer.header["generation"]})
+            channel.send(FrameType.PROGRESS, {"plan_generation": answer.header["generation"]})
             break
-        size = min(size, answer.header["budget_bytes"] - overhead_bytes)
+        size = min(size, answer.header["budget_bytes"] - overhead)
     return size
 
 
-def _report(executor: Executor, step: int, steps: int) -> None:
-    """Report the progress. Raises executor.Stopped.
+def _report(channel: Channel, step: int, steps: int) -> None:
+    """Report the progress. Raises channel.Stopped.
 
     Any PLAN or REFUSE that arrives is ignored, for plans of others do not change what was granted.
     """
-    executor._send(FrameType.PROGRESS, {"phase": "calibrating", "step": step, "steps": steps})
-    executor.poll_early("calibrating", {FrameType.PLAN, FrameType.REFUSE})
+    channel.send(FrameType.PROGRESS, {"phase": "calibrating", "step": step, "steps": steps})
+    channel.poll_early("calibrating", {FrameType.PLAN, FrameType.REFUSE})
 
 
-def _measure_codecs(executor: Executor, device: torch.device, seconds: float) -> dict[str, Any]:
-    """Return the times of the device's codecs, measured in a thread. Raises executor.Stopped."""
+def _measure_codecs(channel: Channel, device: torch.device, seconds: float) -> dict[str, Any]:
+    """Return the times of the device's codecs, measured in a thread. Raises channel.Stopped."""
     from pyworker.children.compression import measure_codecs
 
-    measuring = executor._background.submit(measure_codecs, device, seconds)
-    while not wait([measuring], timeout=0.1).done:
-        executor.poll_early("calibrating", {FrameType.PLAN, FrameType.REFUSE})
-    return measuring.result()
+    measurement = channel.background.submit(measure_codecs, device, seconds)
+    return channel.wait_for(measurement, "calibrating", {FrameType.PLAN, FrameType.REFUSE})
 
 
 # ---- what is measured ------------------------------------------------------------------------------------------------
 
 
 def _capture(
-    executor: Executor, trained: list[Workload], device: torch.device, deadline: float
+    channel: Channel, trained: list[Workload], device: torch.device, deadline: float
 ) -> tuple[list[Captured], list[str]]:
     """Return the steps captured until the deadline, at least one, and the reasons why others could not be."""
     captured: list[Captured] = []
@@ -170,7 +167,7 @@ def _capture(
     for workload in workloads(trained):
         if captured and time.monotonic() > deadline:
             break
-        _report(executor, 0, 0)
+        _report(channel, 0, 0)
         try:
             captured.append(capture_workload(workload, device))
         except TensileError as error:

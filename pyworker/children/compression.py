@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pg_tensile.planning.compression.sparsity import Statistics
+from pyworker.children.channel import Channel
 from pyworker.wire import FrameType
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from pg_tensile.execution.training.steps import PlannedSteps
     from pg_tensile.planning.trace.trace import Int64s
-    from pyworker.children.executor import Executor
 
 SECONDS = 2.0  # of measuring the codecs before training
 QUICK_SIZES = (1 << 18, 1 << 20)  # bytes of the tensors that are measured then
@@ -49,26 +49,26 @@ def measure_codecs(device: torch.device, seconds: float) -> dict[str, Any]:
 class CompressionClient:
     """One job's side of compression; does nothing without the option `compression`."""
 
-    def __init__(self, executor: Executor, device: torch.device, compression: str) -> None:
-        self._executor = executor
+    def __init__(self, channel: Channel, device: torch.device, compression: str) -> None:
+        self._channel = channel
         self._device = device
         self._wanted = compression != "none"
-        self._measured: dict[str, Any] | None = None  # the codecs' times, until they are sent
+        self._codec_times: dict[str, Any] | None = None  # the codecs' times, until they are sent
         self._steps: PlannedSteps | None = None
         self._counting = False
         self._ticks = 0
-        self._found: dict[int, Statistics] = {}
-        self._told: dict[int, Statistics] = {}  # statistics at the last revision
+        self._statistics: dict[int, Statistics] = {}
+        self._reported: dict[int, Statistics] = {}  # statistics at the last revision
         self._revision = 0
 
     def learn_codecs(self, listen: Callable[[], None]) -> None:
         """Measure the codecs unless this device's are known, calling `listen` repeatedly meanwhile."""
-        if not self._wanted or str(self._device) in self._executor._spec["codecs"]:
+        if not self._wanted or str(self._device) in self._channel.spec["codecs"]:
             return
-        measuring = self._executor._background.submit(measure_codecs, self._device, SECONDS)
-        while not wait([measuring], timeout=0.1).done:
+        measurement = self._channel.background.submit(measure_codecs, self._device, SECONDS)
+        while not wait([measurement], timeout=0.1).done:
             listen()
-        self._measured = measuring.result()
+        self._codec_times = measurement.result()
 
     def begin(self, steps: PlannedSteps) -> None:
         """Have the first step, which is next, count zeros."""
@@ -86,34 +86,38 @@ class CompressionClient:
         self._ticks += 1
         if self._ticks in RECOUNTS:
             self.count()
-        found = self._steps.sparsity() if self._counting and self._steps is not None else None
-        if found is None:
+        if not self._counting or self._steps is None:
             return
-        assert self._steps is not None
+        statistics = self._steps.sparsity()
+        if statistics is None:
+            return
         self._counting = False
-        self._found |= found  # another plan may swap other tensors
-        if not self._found:
+        self._statistics |= statistics  # another plan may swap other tensors
+        if not self._statistics:
             return
-        if is_news(self._found, self._told, self._steps.traces()["train"].tensor_bytes):
+        if is_news(self._statistics, self._reported, self._steps.traces()["train"].tensor_bytes):
             self._revision += 1
-            self._told = dict(self._found)
+            self._reported = dict(self._statistics)
         self._send(self._steps.moved_bytes())
 
     def _send(self, moved: Mapping[int, int]) -> None:
-        tensors = sorted(self._found)
-        shares = np.array([self._found[tensor] for tensor in tensors], "<f4")
+        tensors = sorted(self._statistics)
+        shares = np.array([self._statistics[tensor] for tensor in tensors], "<f4")
         columns = [np.array(tensors, "<i4"), *shares.T, np.array([moved.get(tensor, -1) for tensor in tensors], "<i8")]
-        header = {"revision": self._revision, "codecs": self._measured}
-        self._executor._send(FrameType.SPARSITY, header, [column.tobytes() for column in columns])
-        self._measured = None
+        header = {"revision": self._revision, "codecs": self._codec_times}
+        self._channel.send(FrameType.SPARSITY, header, [column.tobytes() for column in columns])
+        self._codec_times = None
 
 
-def is_news(found: Mapping[int, Statistics], told: Mapping[int, Statistics], tensor_bytes: Int64s) -> bool:
-    """Return whether other plans may be better with the statistics `found` than with `told`, which were sent before.
+def is_news(statistics: Mapping[int, Statistics], reported: Mapping[int, Statistics], tensor_bytes: Int64s) -> bool:
+    """Return whether other plans may be better with these statistics than with those that were reported before.
 
     True if there are more tensors, or if the zeros of more than NEWS of the bytes have changed.
     """
-    if not found.keys() <= told.keys():
+    if not statistics.keys() <= reported.keys():
         return True
-    changed = sum(abs(found[tensor].zero_share - told[tensor].zero_share) * tensor_bytes[tensor] for tensor in found)
-    return bool(changed > NEWS * sum(tensor_bytes[tensor] for tensor in found))
+    changed = sum(
+        abs(zeros.zero_share - reported[tensor].zero_share) * tensor_bytes[tensor]
+        for tensor, zeros in statistics.items()
+    )
+    return bool(changed > NEWS * sum(tensor_bytes[tensor] for tensor in statistics))

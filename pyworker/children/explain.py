@@ -3,13 +3,14 @@
 Phases: the rows, as for training; preprocessing fitted to them, because sizes follow from it (categories, lengths of
 arrays); the model, which stays on the CPU; its graphs, with predicted latencies; the plan that the scheduler would make
 if the job had the device to itself. Workspaces are measured if the device is the host, as the job itself would do: on
-another device that takes memory that has not been granted. One EXPLANATION frame ends it: header {"explanation": the
-result of explanation.explain, "lines": that of render}. An error that would fail the job while it starts fails the
+another device that takes memory that has not been granted. One EXPLANATION frame ends it, with the numbers as JSON
+(planning/explain/numbers.py) and as lines of text. An error that would fail the job while it starts fails the
 explanation in the same way.
 """
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pg_tensile.execution.data.fitting import FittedPreprocessing, Split, fit
 from pg_tensile.memory_limit import memory_bytes
 from pg_tensile.planning.device.profile import DeviceProfile
+from pyworker.children.channel import Channel
+from pyworker.children.job import (
+    Job,
+    job_settings,
+    least_batch_size,
+    overhead_bytes,
+    with_hint,
+    with_predicted_latencies,
+)
 from pyworker.wire import FrameType
 
 if TYPE_CHECKING:
@@ -26,35 +36,33 @@ if TYPE_CHECKING:
 
     from pg_tensile.execution.training.graphs import Graphs
     from pg_tensile.execution.training.settings import Settings
-    from pg_tensile.planning.explain.explanation import Admission, Request
+    from pg_tensile.planning.explain.request import Admission, Request
     from pg_tensile.planning.trace.trace import Trace
-    from pyworker.children.executor import Executor
-    from pyworker.children.memory import Job
 
 
-def run(executor: Executor) -> None:
+def run(channel: Channel, libraries: Future[None]) -> None:
     """Run the explanation: the rest of the process after JOB."""
-    store = executor._receive_rows()
-    executor._wait_for_libraries()
+    store = channel.receive_rows()
+    channel.wait_for(libraries, "preparing")
     from pg_tensile.execution import models
     from pg_tensile.execution.training.settings import check_batch_size
-    from pg_tensile.planning.explain import explanation
-    from pyworker.children.executor import least_batch_size
+    from pg_tensile.planning.explain.numbers import explain
+    from pg_tensile.planning.explain.text import render
 
-    spec = executor._spec
+    spec = channel.spec
     architecture = models.parse(spec["architecture"])
     split = Split(spec["seed"], spec["validation"])
     fitted = fit(store, split, spec["options"].get("task"), models.token_limits(architecture))
     check_batch_size(least_batch_size(spec), fitted)
-    subject, choice = _with_batch_size(executor, _build(executor, fitted))
+    subject, choice = _with_batch_size(channel, _build(channel, fitted))
     request = _request(spec, subject)._replace(choice=choice)
-    traces, request = _traces(executor, subject, request)
-    executor._send(FrameType.PROGRESS, {"phase": "planning"})
-    found = explanation.explain(request, traces, subject.place.profile, _admission(spec, subject.place))
-    executor._send(FrameType.EXPLANATION, {"explanation": found, "lines": explanation.render(found)})
+    traces, request = _traces(channel, subject, request)
+    channel.send(FrameType.PROGRESS, {"phase": "planning"})
+    explanation = explain(request, traces, subject.target.profile, _admission(spec, subject.target))
+    channel.send(FrameType.EXPLANATION, {"explanation": explanation.to_json(), "lines": render(explanation)})
 
 
-class _Place(NamedTuple):
+class _TargetDevice(NamedTuple):
     """Device that the job would run on.
 
     `name` is the scheduler's name of it; `approximate` is why `device` is not the same one, or None if it is.
@@ -72,30 +80,27 @@ class _Subject(NamedTuple):
     model: nn.Module
     settings: Settings
     fitted: FittedPreprocessing
-    place: _Place
+    target: _TargetDevice
 
 
-def _build(executor: Executor, fitted: FittedPreprocessing) -> _Subject:
+def _build(channel: Channel, fitted: FittedPreprocessing) -> _Subject:
     import torch
 
     from pg_tensile.execution import models
     from pg_tensile.execution.measuring.device import use_deterministic_algorithms
     from pg_tensile.execution.training.settings import check_model
-    from pyworker.children.executor import _settings
 
-    executor._send(FrameType.PROGRESS, {"phase": "building"})
-    torch.set_num_threads(executor._threads)
-    place = _place(executor._spec)
+    channel.send(FrameType.PROGRESS, {"phase": "building"})
+    torch.set_num_threads(channel.threads)
+    target = _target_device(channel.spec)
     use_deterministic_algorithms()
-    settings, preprocessing = _settings(executor._spec), fitted.preprocessing
-    model = models.build(
-        models.parse(executor._spec["architecture"]), preprocessing.model_inputs, preprocessing.outputs
-    )
+    settings, preprocessing = job_settings(channel.spec), fitted.preprocessing
+    model = models.build(models.parse(channel.spec["architecture"]), preprocessing.model_inputs, preprocessing.outputs)
     check_model(model, min(settings.batch_size, fitted.training_rows))
-    return _Subject(model, settings, fitted, place)
+    return _Subject(model, settings, fitted, target)
 
 
-def _with_batch_size(executor: Executor, subject: _Subject) -> tuple[_Subject, dict[str, Any] | None]:
+def _with_batch_size(channel: Channel, subject: _Subject) -> tuple[_Subject, dict[str, Any] | None]:
     """Return the subject with the batch size and learning rate that the job would choose, and the choice as JSON.
 
     They are chosen as well as that is possible before the job runs. A given batch size stays; the choice is then None.
@@ -103,55 +108,47 @@ def _with_batch_size(executor: Executor, subject: _Subject) -> tuple[_Subject, d
     from pg_tensile.errors import CaptureError
     from pg_tensile.execution.training.graphs import Graphs, capture_step
     from pyworker.children.batch_size import Prospects, Terms, choose_within, described
-    from pyworker.children.executor import _with_way_out
 
     if subject.settings.batch_size:
         return subject, None
-    executor._send(FrameType.PROGRESS, {"phase": "choosing"})
-    terms, place, job = Terms.of(executor._spec), subject.place, _job(subject)
+    channel.send(FrameType.PROGRESS, {"phase": "choosing"})
+    terms, target, job = Terms.of(channel.spec), subject.target, _job(subject)
     try:
         prospects = Prospects(
             job,
-            place.profile,
-            _budget_bytes(executor._spec, place),
-            executor._spec["plan_events"],
-            lambda trace: _predicted(executor, trace, place).latency_us,
-            partial(executor.poll_early, "choosing"),
+            target.profile,
+            _budget_bytes(channel.spec, target),
+            channel.spec["plan_events"],
+            lambda trace: _predicted(channel, trace, target).latency_us,
+            partial(channel.poll_early, "choosing"),
         )
         choice = choose_within(prospects, terms)
-        if place.name == "cpu":  # workspaces are measured here, as in the job's first steps
+        if target.name == "cpu":  # workspaces are measured here, as in the job's first steps
             step = capture_step(*job.with_batch_size(choice.batch_size))
-            measured = _with_workspaces(executor, Graphs(step, None, None, None), place.profile).train.trace
+            measured = _with_workspaces(channel, Graphs(step, None, None, None), target.profile).train.trace
             prospects.add_workspaces(choice.batch_size, measured)
             choice = choose_within(prospects, terms)
     except CaptureError as error:
-        raise _with_way_out(error, chosen=True) from error
+        raise with_hint(error, chosen=True) from error
     settings = replace(subject.settings, batch_size=choice.batch_size, learning_rate=choice.learning_rate)
     return subject._replace(settings=settings), described(choice, terms, {}) | {"base_rate": terms.learning_rate}
 
 
 def _job(subject: _Subject) -> Job:
     from pg_tensile.execution.training.graphs import Sizes
-    from pyworker.children.memory import Job
 
     fitted, preprocessing = subject.fitted, subject.fitted.preprocessing
     sizes = Sizes(fitted.training_rows, fitted.validation_rows, tuple(preprocessing.layout()))
-    return Job(subject.model, subject.settings, preprocessing.task, sizes, subject.place.device)
+    return Job(subject.model, subject.settings, preprocessing.task, sizes, subject.target.device)
 
 
-def _budget_bytes(spec: dict[str, Any], place: _Place) -> int:
+def _budget_bytes(spec: dict[str, Any], target: _TargetDevice) -> int:
     """Return the memory that the job's tensors may take if it has the device to itself."""
-    room = _admission(spec, place).budget_bytes - _overhead_bytes(place)
+    room = _admission(spec, target).budget_bytes - overhead_bytes(target.name)
     return min(room, spec["memory_budget"] or room)
 
 
-def _overhead_bytes(place: _Place) -> int:
-    from pyworker.children.memory import CONTEXT_BYTES
-
-    return CONTEXT_BYTES if place.name.startswith("cuda") else 0
-
-
-def _place(spec: dict[str, Any]) -> _Place:
+def _target_device(spec: dict[str, Any]) -> _TargetDevice:
     """Return the device that training would choose.
 
     One that is not available is explained with the CPU's graphs and, if it has been measured, its own profile.
@@ -173,21 +170,21 @@ def _place(spec: dict[str, Any]) -> _Place:
         name, approximate = used, f"jobs have used {used}, which is not there now; operators are the CPU's"
     known = profiles.get(name)
     profile = measure(device) if known is None else DeviceProfile(**known)
-    return _Place(device, name, profile, approximate)
+    return _TargetDevice(device, name, profile, approximate)
 
 
 def _request(spec: dict[str, Any], subject: _Subject) -> Request:
     from pg_tensile.execution.data.batches import division
     from pg_tensile.execution.training.graphs import state_bytes
-    from pg_tensile.planning.explain.explanation import Request
+    from pg_tensile.planning.explain.request import Request
 
-    fitted, place = subject.fitted, subject.place
+    fitted, target = subject.fitted, subject.target
     state = state_bytes(subject.model, subject.settings)
     architecture = spec["architecture"]
     return Request(
         model=spec["model"],
         architecture=architecture.get("callable", architecture["type"]),
-        device=place.name,
+        device=target.name,
         policy=spec["policy"],
         epochs=spec["epochs"],
         batch_size=subject.settings.batch_size,
@@ -198,54 +195,44 @@ def _request(spec: dict[str, Any], subject: _Subject) -> Request:
         parameters=sum(parameter.numel() for parameter in subject.model.parameters()),
         state_bytes=state,
         claim_bytes=spec["memory_budget"] or state,
-        overhead_bytes=_overhead_bytes(place),
+        overhead_bytes=overhead_bytes(target.name),
         memory_budget=spec["memory_budget"],
         open_job=spec["open_job"],
         open_job_s=spec["open_job_s"],
-        approximate=place.approximate,
+        approximate=target.approximate,
         compression=None if subject.settings.compression == "none" else subject.settings.compression,
     )
 
 
-def _traces(executor: Executor, subject: _Subject, request: Request) -> tuple[dict[str, Trace], Request]:
+def _traces(channel: Channel, subject: _Subject, request: Request) -> tuple[dict[str, Trace], Request]:
     """Return the traces of the job's graphs, and the request with what is known of them.
 
     If a job of policy none cannot be captured, there are no traces; any other job would fail, so the error is raised.
     """
     from pg_tensile.errors import CaptureError
     from pg_tensile.execution.training.graphs import capture_graphs
-    from pyworker.children.executor import _with_way_out
 
-    executor._send(FrameType.PROGRESS, {"phase": "capturing"})
-    place = subject.place
+    channel.send(FrameType.PROGRESS, {"phase": "capturing"})
+    target = subject.target
     try:
         graphs = capture_graphs(*_job(subject))
     except CaptureError as error:
         if request.policy != "none":
-            raise _with_way_out(error) from error
+            raise with_hint(error) from error
         return {}, request._replace(uncaptured=error.message)
-    graphs = _with_latencies(executor, graphs, place)
-    if place.name == "cpu":
-        graphs = _with_workspaces(executor, graphs, place.profile)
-    calibrated = place.name in executor._latency_models
-    return graphs.traces(), request._replace(calibrated=calibrated, workspaces=place.name == "cpu")
+    graphs = graphs.with_traces({name: _predicted(channel, trace, target) for name, trace in graphs.traces().items()})
+    if target.name == "cpu":
+        graphs = _with_workspaces(channel, graphs, target.profile)
+    calibrated = target.name in channel.latency_models
+    return graphs.traces(), request._replace(calibrated=calibrated, workspaces=target.name == "cpu")
 
 
-def _with_latencies(executor: Executor, graphs: Graphs, place: _Place) -> Graphs:
-    return graphs.with_traces({name: _predicted(executor, trace, place) for name, trace in graphs.traces().items()})
+def _predicted(channel: Channel, trace: Trace, target: _TargetDevice) -> Trace:
+    """Return the trace with the latencies that are predicted for the idle device."""
+    return with_predicted_latencies(trace, target.profile, channel.latency_models.get(target.name))
 
 
-def _predicted(executor: Executor, trace: Trace, place: _Place) -> Trace:
-    """Return the trace with the latencies of the device's models for an idle device, or else the roofline's."""
-    from pg_tensile.planning.latency import model_bytes, roofline
-
-    data = executor._latency_models.get(place.name)
-    if data is None:
-        return trace.with_latencies(roofline.estimate(trace, place.profile))
-    return trace.with_latencies(model_bytes.decode(bytes(data)).predict(trace, place.profile))
-
-
-def _with_workspaces(executor: Executor, graphs: Graphs, profile: DeviceProfile) -> Graphs:
+def _with_workspaces(channel: Channel, graphs: Graphs, profile: DeviceProfile) -> Graphs:
     from pg_tensile.execution.measuring.workspaces import probe
     from pg_tensile.execution.runtime.host import HostDevice
 
@@ -254,18 +241,18 @@ def _with_workspaces(executor: Executor, graphs: Graphs, profile: DeviceProfile)
         for name, graph in graphs.named().items():
             workspace = probe(graph, host, profile.memory_bytes // 2)
             traces[name] = graph.trace.with_latencies(graph.trace.latency_us, workspace)
-            executor.poll_early("measuring")
+            channel.poll_early("measuring")
     return graphs.with_traces(traces)
 
 
-def _admission(spec: dict[str, Any], place: _Place) -> Admission:
-    from pg_tensile.planning.explain.explanation import Admission, Ahead
+def _admission(spec: dict[str, Any], target: _TargetDevice) -> Admission:
+    from pg_tensile.planning.explain.request import Admission, Ahead
 
     half = memory_bytes() // 2
     limits = {"host_bytes": spec["host_memory_bytes"] or half, "most_events": spec["plan_events"]}
-    known = spec["admission"].get(place.name)
-    if known is not None:
-        ahead = tuple(Ahead(**job) for job in known["ahead"])
-        return Admission(**(known | {"ahead": ahead}), **limits)
-    memory = place.profile.memory_bytes
+    fields = spec["admission"].get(target.name)
+    if fields is not None:
+        ahead = tuple(Ahead(**job) for job in fields["ahead"])
+        return Admission(**(fields | {"ahead": ahead}), **limits)
+    memory = target.profile.memory_bytes
     return Admission(min(memory, spec["device_memory_bytes"] or memory), **limits)

@@ -31,16 +31,11 @@ from pg_tensile.planning.compression.codec_times import CodecTimes
 from pg_tensile.planning.compression.sparsity import Statistics
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import Plan
-from pg_tensile.planning.scheduling.device_scheduler import (
-    Decision,
-    DeviceScheduler,
-    DeviceState,
-    Given,
-    JobState,
-    Planned,
-)
+from pg_tensile.planning.scheduling.decisions import Decision, DeviceState, Given, JobState, Planned
+from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
 from pg_tensile.planning.trace.trace import Trace
-from pyworker.wire import Buffer, Connection, Frame, FrameType, ProtocolError
+from pyworker.connection import Connection
+from pyworker.wire import Buffer, Frame, FrameType, ProtocolError
 
 
 def run(connection: Connection, hello: dict[str, Any]) -> None:

@@ -29,8 +29,10 @@ from typing import TYPE_CHECKING, Any
 
 from pyworker import child
 from pyworker.children.loaded_models import Key, ModelCache, Version, load
+from pyworker.connection import Connection
+from pyworker.state_frames import StateCollector
 from pyworker.version import VERSION
-from pyworker.wire import Connection, Frame, FrameType, ProtocolError, StateCollector
+from pyworker.wire import Frame, FrameType, ProtocolError
 
 if TYPE_CHECKING:
     from pg_tensile.planning.device.profile import DeviceProfile

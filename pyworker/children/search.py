@@ -1,7 +1,7 @@
 """The search process: looks for a better plan of one job while that trains (policy swapadvisor).
 
-Its supervisor is the scheduler (supervisors/search.py), which ends it when the job has no use for it any more. The
-frames (docs/internals.md):
+Its supervisor is the scheduler (supervisors/scheduling/searches.py), which ends it when the job has no use for it any
+more. The frames (docs/internals.md):
 
 - SEARCH: `profile` (its fields), `link_share`, `budget_bytes`, `seconds`, `seed`, `processes` (0: one for each core),
   `host_bytes`, `plan_events` → the trace, float32[operators] latencies now (µs; may be empty), rows and order of the
@@ -22,10 +22,11 @@ import numpy as np
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import EVENT_ROW, ORDER, Plan
 from pg_tensile.planning.policies.swapadvisor.search import Found, search
-from pg_tensile.planning.scheduling.device_scheduler import GAIN
+from pg_tensile.planning.scheduling.keeping import GAIN
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
-from pyworker.wire import Connection, Frame, FrameType, ProtocolError
+from pyworker.connection import Connection
+from pyworker.wire import Frame, FrameType, ProtocolError
 
 INTERVAL_S = 0.5  # between two frames
 

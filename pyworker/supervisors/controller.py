@@ -12,8 +12,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from pyworker.supervisors.supervisor import Server
-from pyworker.supervisors.worker import TERMINATED
+from pyworker.supervisors.job.end import TERMINATED
+from pyworker.supervisors.server import Server
 
 BUSY = 1.0  # seconds between turns while jobs run
 IDLE = 30.0
@@ -37,7 +37,7 @@ class Controller:
         self._started = False
         self._launch_after = 0.0  # after a failed launch: the earliest time of the next
         self._launch_pause = BUSY
-        self._forget_after = 0.0
+        self._deletion_after = 0.0
 
     async def run(self) -> None:
         await self._server.loop(self._turn)
@@ -46,7 +46,7 @@ class Controller:
         """Reap, launch and delete expired jobs; return the seconds until the next turn."""
         self._reap()
         self._launch()
-        self._forget()
+        self._delete_expired()
         return self._pause()
 
     # -- reaping ------------------------------------------------------------------------------------------------------
@@ -104,20 +104,20 @@ class Controller:
             self._server.commit()
             return True
         reason = NO_WORKER if answer == "no_worker" else NO_SLOT
-        news = self._server.call("tensile._job_requeue(int8,text)", job, reason)
+        is_new = self._server.call("tensile._job_requeue(int8,text)", job, reason)
         self._server.commit()
-        if news:
+        if is_new:
             self._server.plpy.log(f"pg_tensile: job {job} stays queued: {reason}")
         return False
 
     # -- retention ----------------------------------------------------------------------------------------------------
 
-    def _forget(self) -> None:
-        if time.monotonic() < self._forget_after:
+    def _delete_expired(self) -> None:
+        if time.monotonic() < self._deletion_after:
             return
         self._server.call("tensile._forget_jobs()")
         self._server.commit()
-        self._forget_after = time.monotonic() + RETENTION_PAUSE
+        self._deletion_after = time.monotonic() + RETENTION_PAUSE
 
     # -- the clock ----------------------------------------------------------------------------------------------------
 

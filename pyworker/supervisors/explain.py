@@ -18,18 +18,11 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from pyworker.supervisors.supervisor import (
-    Child,
-    ChildDied,
-    Failure,
-    Request,
-    Server,
-    Wait,
-    cores,
-    failure_of_frame,
-    failure_of_sql,
-    spool_folder,
-)
+from pyworker.supervisors.child_process import Child
+from pyworker.supervisors.failures import ChildDied, Failure, failure_of_frame, failure_of_sql
+from pyworker.supervisors.job.spec import choose_threads, explanation_spec
+from pyworker.supervisors.server import Server
+from pyworker.supervisors.supervisor import Request, Wait
 from pyworker.wire import FrameType, ProtocolError
 
 TICK = 1.0  # seconds of a wait
@@ -70,9 +63,9 @@ class Session(Server):
 def run(plpy: Any, spec: str) -> dict[str, Any]:
     """Return the columns of `tensile._explain(spec, folder)`; `spec` is made by tensile._explain_training."""
     server = Session(plpy)
-    asked = json.loads(spec)
+    request = json.loads(spec)
     try:
-        header = server.drive(_dry_run(server, asked))
+        header = server.drive(_dry_run(server, request))
     except ChildDied as death:
         hint = "The server's log may say more."
         return _error(server, Failure("58000", death.reason, hint=hint, traceback=death.traceback))
@@ -84,7 +77,7 @@ def run(plpy: Any, spec: str) -> dict[str, Any]:
         return _error(server, failure_of_sql(error))
     except Exception as error:
         return _error(server, Failure("XX000", f"the supervisor failed: {error!r}", traceback=traceback.format_exc()))
-    lines = header["lines"] if asked["format"] == "text" else [json.dumps(header["explanation"])]
+    lines = header["lines"] if request["format"] == "text" else [json.dumps(header["explanation"])]
     return {"lines": [server.text(line) for line in lines]} | dict.fromkeys(ERROR_COLUMNS)
 
 
@@ -95,39 +88,23 @@ def _error(server: Server, failure: Failure) -> dict[str, Any]:
     return {"lines": None} | {column: server.text(getattr(failure, column)) for column in ERROR_COLUMNS}
 
 
-async def _dry_run(server: Server, asked: dict[str, Any]) -> dict[str, Any]:
+async def _dry_run(server: Server, request: dict[str, Any]) -> dict[str, Any]:
     """Run the executor; return the header of its EXPLANATION frame."""
-    threads = int(asked["options"].get("threads") or server.number("pg_tensile.threads")) or max(1, cores() - 1)
+    threads = choose_threads(server, request["options"])
     timeout = float(server.number("pg_tensile.executor_timeout"))
     child = Child(server, "executor", threads=threads, timeout=timeout)
     try:
         server.check_version()
         await child.start()
         models = server.rows("SELECT device, models FROM tensile._explain_latency_models()")
-        header = _spec(server, asked, threads) | {"latency_models": [row["device"] for row in models]}
+        header = explanation_spec(server, request, threads) | {"latency_models": [row["device"] for row in models]}
         child.queue(FrameType.JOB, header=header, buffers=[row["models"] for row in models])
         async for frame in child.drain():
-            _check(frame.type, frame.header)
+            _is_explanation(frame.type, frame.header)
         await _feed(server, child)
         return await _listen(child)
     finally:
         await child.close()
-
-
-def _spec(server: Server, asked: dict[str, Any], threads: int) -> dict[str, Any]:
-    """Return the JOB frame's header (docs/internals.md, "The job's spec")."""
-    return asked | {
-        "device": server.setting("pg_tensile.device"),
-        "device_memory_bytes": server.number("pg_tensile.device_memory") << 10,
-        "host_memory_bytes": server.number("pg_tensile.host_memory") << 20,
-        "plan_events": server.number("pg_tensile.plan_events"),
-        "threads": threads,
-        "dataset_cache_bytes": server.number("pg_tensile.dataset_cache") << 20,
-        "spool_directory": str(spool_folder()),
-        "checkpoint_interval_s": 0,
-        "latency_weight": 1.0,
-        "workloads": None,
-    }
 
 
 async def _feed(server: Server, child: Child) -> None:
@@ -142,25 +119,25 @@ async def _feed(server: Server, child: Child) -> None:
     except server.plpy.SPIError as error:
         failure = failure_of_sql(error)
         if failure.sqlstate.startswith(CONNECTION_ERRORS):
-            await _hear_out(child)
+            await _handle_remaining_frames(child)
         raise failure from None
-    child.patience()
+    child.restart_timeout()
 
 
-async def _hear_out(child: Child) -> None:
+async def _handle_remaining_frames(child: Child) -> None:
     """Read the frames that are left, so that an error of the executor is raised."""
     while (frame := await child.receive(TICK)) is not None:
-        _check(frame.type, frame.header)
+        _is_explanation(frame.type, frame.header)
 
 
 async def _listen(child: Child) -> dict[str, Any]:
     while True:
         frame = await child.receive(TICK)
-        if frame is not None and _check(frame.type, frame.header):
+        if frame is not None and _is_explanation(frame.type, frame.header):
             return frame.header
 
 
-def _check(type: FrameType, header: dict[str, Any]) -> bool:
+def _is_explanation(type: FrameType, header: dict[str, Any]) -> bool:
     """Return whether the frame is the explanation. Raises what the executor raised."""
     if type == FrameType.ERROR:
         raise failure_of_frame(header)

@@ -23,7 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from pg_tensile.memory_limit import memory_bytes
-from pyworker.supervisors.supervisor import Child, ChildDied, Failure, Server, Stopped, cores
+from pyworker.supervisors.child_environment import cores
+from pyworker.supervisors.child_process import Child
+from pyworker.supervisors.failures import ChildDied, Failure, Stopped
+from pyworker.supervisors.server import Server
 from pyworker.wire import Frame, FrameType
 
 SOCKET_VARIABLE = "PG_TENSILE_SOCKET"
@@ -49,17 +52,17 @@ class Inference:
         self._server = server
         self._socket = Path(server.call("tensile._predictor_socket()"))
         self._pause = 1.0
-        self._wanted: deque[tuple[int, int]] = deque()  # (version, memory budget or 0) to be loaded
-        self._kept_bytes = 0  # of the models that the predictor has loaded
-        self._coming: deque[int] = deque()  # bytes of each model that is being sent
+        self._requested: deque[tuple[int, int]] = deque()  # (version, memory budget or 0) to be loaded
+        self._loaded_bytes = 0  # of the models that the predictor has loaded
+        self._arriving_bytes: deque[int] = deque()  # bytes of each model that is being sent
 
     async def run(self) -> None:
         try:
-            await self._server.loop(self._life)
+            await self._server.loop(self._run_predictor)
         finally:
             self._remove_socket()
 
-    async def _life(self) -> float:
+    async def _run_predictor(self) -> float:
         """Run one predictor from start to end; return the seconds to wait before the next."""
         server = self._server
         threads = server.number("pg_tensile.threads") or cores()
@@ -73,17 +76,17 @@ class Inference:
         except Stopped:
             pass
         except ChildDied as death:
-            self._complain(death.reason, death.traceback)
+            self._log_cause(death.reason, death.traceback)
         except Failure as failure:
-            self._complain(failure.message, failure.hint)
+            self._log_cause(failure.message, failure.hint)
         finally:
             await self._child.close()
             self._remove_socket()
-            self._kept_bytes = 0
-            self._coming.clear()
-            self._wanted.clear()
-        self._settle()
-        self._show([])
+            self._loaded_bytes = 0
+            self._arriving_bytes.clear()
+            self._requested.clear()
+        self._return_memory()
+        self._publish_loaded([])
         if time.monotonic() - born > STABLE:
             self._pause = 1.0
             server.log_again()
@@ -94,23 +97,23 @@ class Inference:
         while not self._server.stopping:
             frame = await self._child.receive(IDLE)
             if frame is not None:
-                self._hear(frame)
-            while self._wanted:
-                await self._load(*self._wanted.popleft())
+                self._handle(frame)
+            while self._requested:
+                await self._load(*self._requested.popleft())
                 await self._drain()
 
     async def _drain(self) -> None:
         async for frame in self._child.drain():
-            self._hear(frame)
+            self._handle(frame)
 
-    def _hear(self, frame: Frame) -> None:
+    def _handle(self, frame: Frame) -> None:
         if frame.type == FrameType.LOAD:
-            self._wanted.append((frame.job, int(frame.header.get("memory_budget", 0))))
+            self._requested.append((frame.job, int(frame.header.get("memory_budget", 0))))
         elif frame.type == FrameType.PROGRESS:
-            self._kept_bytes = int(frame.header["model_bytes"])
-            self._coming.popleft()
-            self._settle()
-            self._show(frame.header["models"])
+            self._loaded_bytes = int(frame.header["model_bytes"])
+            self._arriving_bytes.popleft()
+            self._return_memory()
+            self._publish_loaded(frame.header["models"])
         else:
             raise Failure("08P01", f"the predictor sent an unexpected {frame.type.name} frame")
 
@@ -119,23 +122,23 @@ class Inference:
         server = self._server
         refuse = partial(self._refuse, version, memory_budget)
         try:
-            found = server.rows(
+            rows = server.rows(
                 "SELECT architecture, preprocessing, weight_bytes FROM tensile.model_versions"
                 " WHERE id = $1 AND weight_bytes IS NOT NULL",
                 ["int8"],
                 version,
             )
             profile = self._profile() if memory_budget else None
-            limit = self._limit() if memory_budget else 0
+            limit = self._device_limit() if memory_budget else 0
             server.commit()
         except server.plpy.SPIError as error:
             server.rollback()
-            refuse(*_unreadable(error))
+            refuse(*_unreadable_model(error))
             return
-        if not found:
+        if not rows:
             refuse(*DELETED)
             return
-        weight_bytes = int(found[0]["weight_bytes"])
+        weight_bytes = int(rows[0]["weight_bytes"])
         size = memory_budget or weight_bytes
         if memory_budget > limit:
             message = f'a memory_budget of {size:,} bytes is more than the {limit:,} of device "{DEVICE}"'
@@ -143,20 +146,20 @@ class Inference:
             return
         granted = await self._reserve(size)
         if granted is None:
-            self._settle()  # withdraws the request that jobs make room
+            self._return_memory()  # withdraws the request that jobs make room
             what = "memory_budget" if memory_budget else "this model"
             message = f"there is no device memory for the {size:,} bytes of {what}"
             refuse("53200", message, "Raise pg_tensile.device_memory, or wait until jobs have ended.")
             return
-        header = {key: json.loads(found[0][key]) for key in ("architecture", "preprocessing")}
-        header |= {"error": None, "keep_bytes": granted - size - sum(self._coming)}
+        header = {key: json.loads(rows[0][key]) for key in ("architecture", "preprocessing")}
+        header |= {"error": None, "keep_bytes": granted - size - sum(self._arriving_bytes)}
         header |= {"memory_budget": memory_budget, "profile": profile}
-        self._coming.append(size)
+        self._arriving_bytes.append(size)
         self._child.queue(FrameType.MODEL, version, header=header)
         failure = await self._send_weights(version, weight_bytes)
         if failure is not None:
-            self._coming.pop()
-            self._settle()
+            self._arriving_bytes.pop()
+            self._return_memory()
             refuse(*failure)
 
     async def _send_weights(self, version: int, weight_bytes: int) -> tuple[str, str, str] | None:
@@ -168,7 +171,7 @@ class Inference:
                 chunk = self._chunk(version, seq)
             except self._server.plpy.SPIError as error:
                 self._server.rollback()
-                return _unreadable(error)
+                return _unreadable_model(error)
             if chunk is None:
                 return DELETED
             sent += len(chunk)
@@ -184,25 +187,25 @@ class Inference:
         Returns the bytes granted to all of them, or None if jobs need all memory and do not make room in time.
         """
         deadline = time.monotonic() + ROOM_TIMEOUT
-        coming = sum(self._coming) + size
+        arriving = sum(self._arriving_bytes) + size
         while True:
-            granted = self._memory(coming, self._kept_bytes + coming)
+            granted = self._request_memory(arriving, self._loaded_bytes + arriving)
             if granted is not None or time.monotonic() > deadline:
                 return granted
             await self._server.wait(-1, 0.05)
 
-    def _settle(self) -> None:
+    def _return_memory(self) -> None:
         """Return unused memory to the ledger."""
-        used = self._kept_bytes + sum(self._coming)
-        self._memory(used, used)
+        used = self._loaded_bytes + sum(self._arriving_bytes)
+        self._request_memory(used, used)
 
-    def _show(self, models: list[dict[str, Any]]) -> None:
+    def _publish_loaded(self, models: list[dict[str, Any]]) -> None:
         """Publish the list of loaded models, for tensile.loaded_models."""
         numbers = [int(model[key] or 0) for model in models for key in SHOWN]
         self._server.call("tensile._report_loaded(int8[])", numbers)
         self._server.commit()
 
-    def _memory(self, least: int, wanted: int) -> int | None:
+    def _request_memory(self, least: int, wanted: int) -> int | None:
         granted: int | None = self._server.call(
             "tensile._inference_memory(text,int8,int8,int8)", DEVICE, memory_bytes(), least, wanted
         )
@@ -211,18 +214,17 @@ class Inference:
 
     def _chunk(self, version: int, seq: int) -> bytes | None:
         read = "SELECT data FROM tensile.model_weights WHERE version = $1 AND seq = $2"
-        found = self._server.rows(read, ["int8", "int4"], version, seq)
-        return found[0]["data"] if found else None
+        rows = self._server.rows(read, ["int8", "int4"], version, seq)
+        return rows[0]["data"] if rows else None
 
     def _profile(self) -> Any:
         """Return the device's profile as a dictionary, or None if no job has measured it."""
-        found = self._server.rows("SELECT profile FROM tensile.device_profiles WHERE device = $1", ["text"], DEVICE)
-        return json.loads(found[0]["profile"]) if found else None
+        rows = self._server.rows("SELECT profile FROM tensile.device_profiles WHERE device = $1", ["text"], DEVICE)
+        return json.loads(rows[0]["profile"]) if rows else None
 
-    def _limit(self) -> int:
+    def _device_limit(self) -> int:
         """Return the bytes of the device that jobs and predictions may use together."""
-        used = self._kept_bytes + sum(self._coming)
-        self._memory(used, used)  # registers the device if it has not been used yet
+        self._return_memory()  # registers the device if it has not been used yet
         budget = "SELECT budget_bytes FROM tensile._devices() WHERE name = $1"
         return int(self._server.rows(budget, ["text"], DEVICE)[0]["budget_bytes"])
 
@@ -231,7 +233,7 @@ class Inference:
         header = {"architecture": None, "preprocessing": None, "error": error, "memory_budget": memory_budget}
         self._child.queue(FrameType.MODEL, version, header=header)
 
-    def _complain(self, reason: str, more: str | None) -> None:
+    def _log_cause(self, reason: str, more: str | None) -> None:
         lines = (more or "").splitlines()
         self._server.log_once(reason + (f" ({lines[-1]})" if lines else ""))
 
@@ -240,5 +242,5 @@ class Inference:
             self._socket.unlink()
 
 
-def _unreadable(error: Exception) -> tuple[str, str, str]:
+def _unreadable_model(error: Exception) -> tuple[str, str, str]:
     return "58000", f"the model cannot be read: {error}", "The server's log may say more."

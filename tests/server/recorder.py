@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pyworker import child
-from pyworker.wire import Connection, FrameType
+from pyworker.connection import Connection
+from pyworker.wire import FrameType
 
 
 class Recorded(Exception):

@@ -398,8 +398,8 @@ def test_an_executor_that_ignores_a_refusal_is_killed(
     deaf = """
         from pyworker.children import memory
         from pyworker.wire import FrameType
-        heed = memory.MemoryClient._heed
-        memory.MemoryClient._heed = lambda self, frame: None if frame.type == FrameType.REFUSE else heed(self, frame)
+        usual = memory.MemoryClient._handle
+        memory.MemoryClient._handle = lambda self, frame: None if frame.type == FrameType.REFUSE else usual(self, frame)
     """
     with cluster.connect() as db:
         job = submit(db, "deaf", python_model(on_build=deaf), policy="joint", memory_budget="1kB")

@@ -23,7 +23,7 @@ import pytest
 from psycopg import errors
 from psycopg.types.json import Jsonb
 
-from pyworker import wire
+from pyworker.connection import Connection as FrameConnection
 from pyworker.version import VERSION
 from pyworker.wire import FrameType
 from tests.server.support import register, submit, value
@@ -606,7 +606,7 @@ def impostor(server: Any) -> Iterator[Callable[[dict[str, Any]], None]]:
     threads: list[threading.Thread] = []
 
     def answer(listener: socket.socket, header: dict[str, Any]) -> None:
-        peer = wire.Connection(listener.accept()[0])
+        peer = FrameConnection(listener.accept()[0])
         peer.recv(20)
         peer.send(FrameType.HELLO, header={"version": VERSION, "python": None, "pid": os.getpid()})
         peer.recv(20)

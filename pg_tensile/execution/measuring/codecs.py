@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from pg_tensile.execution.codecs.device import Coder, coder_of
+from pg_tensile.execution.measuring.busy_processes import BusyProcesses
 from pg_tensile.execution.runtime.compressed_copies import Chunks
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.planning.compression.codec import CHUNK_BYTES, Codec, chunks
 from pg_tensile.planning.compression.codec_times import CodecTimes, Sample, fit, relative_absolute_error
 from pg_tensile.planning.compression.sparsity import Statistics, measure
 from pg_tensile.planning.device.profile import RTX_A6000
-from pg_tensile.planning.latency.load import BusyProcesses
 
 SIZES = (1 << 19, 1 << 21, 3 << 21)  # bytes; the largest takes two chunks
 WORD_BYTES = (1, 2, 4, 8)

@@ -9,13 +9,8 @@ it, only if the whole iteration does not fit into the allowed memory or cannot b
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
-import os
 import random
-import select
-import signal
-import sys
 import time
 from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
@@ -25,12 +20,13 @@ import torch
 
 from pg_tensile.errors import MeasurementError
 from pg_tensile.execution.capture.captured import Captured, Persistent, Value, copy_into, empty_like_value
+from pg_tensile.execution.measuring.busy_processes import BusyProcesses
 from pg_tensile.execution.measuring.single_operators import Alone, executing, randomised
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.functions import Functions, Values
 from pg_tensile.execution.runtime.measure import Meter
 from pg_tensile.planning.latency.features import Sample, caches_of
-from pg_tensile.planning.latency.load import BusyProcesses, LoadMeter
+from pg_tensile.planning.latency.load import LoadMeter
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.trace.trace import Kind, Trace
 
@@ -40,7 +36,6 @@ ITERATIONS = 3  # least number timed in each
 _SETTLE_S = 0.25  # the load is measured over a pause of this length, in which this process is idle
 _WARM_S, _TIMED_S = 0.1, 0.2  # least time of iterations before and during timing: processors slow down in a pause
 _SHARE = 0.5  # of the remaining time, for each load but the last
-_PR_SET_PDEATHSIG = 1
 
 
 class Progress(NamedTuple):
@@ -244,27 +239,3 @@ def _initial(persistent: Persistent, captured: Captured) -> torch.Tensor:
     else:
         tensor.fill_(1 if tensor.is_floating_point() else 0)
     return tensor
-
-
-# ---- other processes -------------------------------------------------------------------------------------------------
-
-
-def keep_busy(parent: int, device: str, threads: int) -> None:
-    """Run convolutions on the device until standard input ends: the program of `BusyProcesses`.
-
-    `parent` is the id of the process that started this one.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        return  # it ended before this process requested the signal
-    torch.set_num_threads(threads)
-    image = torch.rand(8, 64, 56, 56, device=device)
-    weight = torch.rand(64, 64, 3, 3, device=device)
-    with torch.no_grad():
-        torch.conv2d(image, weight, padding=1)
-        os.write(1, b".")
-        while not select.select([0], [], [], 0)[0]:
-            torch.conv2d(image, weight, padding=1).relu_()
-            if image.is_cuda:
-                torch.cuda.synchronize()

@@ -131,7 +131,7 @@ class Executor:
     def _join(self, captured: Captured, plan: Plan | None) -> Graph:
         graph = Graph(captured, self._device, self._state.number(captured), self._lock)
         if plan is None:
-            self._changes.activate(graph, follow(graph, self._graphs[0], self._graphs[0].program), follows=True)
+            self._changes.activate(graph, follow(graph, self._graphs[0].program.sequence), follows=True)
         else:
             self._changes.activate(graph, plan)
         persistents = {graph.keys[persistent.tensor]: persistent.tensor for persistent in captured.persistents}

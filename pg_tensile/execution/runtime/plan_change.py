@@ -26,7 +26,8 @@ from pg_tensile.execution.runtime.recovery import Recovery
 from pg_tensile.execution.runtime.registry import Registry
 from pg_tensile.execution.runtime.state import State
 from pg_tensile.execution.runtime.swapper import Swapper
-from pg_tensile.planning.plan.following import plan_around, reuse_plan
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.following import following_plan
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.trace.trace import Int64s
 
@@ -65,8 +66,9 @@ class Changes:
             changed = {graph: graph.compile(plan)}
             if graph is self._graphs[0]:
                 followers = [other for other, compiled in latest.items() if compiled.follows]
-                program = changed[graph].program
-                changed |= {other: other.compile(follow(other, graph, program), True) for other in followers}
+                changed |= {
+                    other: other.compile(follow(other, changed[graph].program.sequence), True) for other in followers
+                }
             for changing, compiled in changed.items():
                 compiled.program.sequence.footprint  # noqa: B018 - kept there; computed here, not between iterations
                 for resident in self._states_before(changing, changed, current):
@@ -224,15 +226,8 @@ class Transitions:
         self._state.settled_for = graph
 
 
-def follow(graph: Graph, first: Graph, program: Program) -> Plan:
-    """Return a plan for `graph` with the boundary state of `program`, a program of the graph `first`.
-
-    It is the same plan if both graphs have the same structure, else one that swaps in each tensor that is off the
-    device when it is needed."""
-    plan, persistents = program.sequence.plan, [persistent.tensor for persistent in graph.captured.persistents]
-    if all(graph.keys[tensor] == tensor for tensor in persistents):
-        same = reuse_plan(plan, first.captured.trace, graph.captured.trace)
-        if same is not None:
-            return same
-    away = [tensor for tensor in persistents if graph.keys[tensor] in program.away]
-    return plan_around(graph.captured.trace, away, plan.generation)
+def follow(graph: Graph, sequence: AccessSequence) -> Plan:
+    """Return the plan of `graph` that follows the executor's first graph, whose tensors have their numbers as keys;
+    `sequence` is the first graph under its plan."""
+    counterparts = {persistent.tensor: graph.keys[persistent.tensor] for persistent in graph.captured.persistents}
+    return following_plan(sequence, graph.captured.trace, counterparts)

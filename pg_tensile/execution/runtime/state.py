@@ -307,6 +307,18 @@ def _layout(captured: Captured, persistent: Persistent) -> Layout:
     return Layout(value, int(captured.trace.tensor_bytes[persistent.tensor]))
 
 
+def counterparts(first: Captured, other: Captured) -> dict[int, int]:
+    """Return, by persistent tensor of `other`, the same tensor of `first`; those that only `other` has are absent."""
+    numbers = {
+        identity: persistent.tensor for persistent, identity in zip(first.persistents, _identities(first), strict=True)
+    }
+    return {
+        persistent.tensor: numbers[identity]
+        for persistent, identity in zip(other.persistents, _identities(other), strict=True)
+        if identity in numbers
+    }
+
+
 def _identities(captured: Captured) -> list[Identity]:
     """Return the identity by which each persistent tensor is recognised in another graph.
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,16 +21,17 @@ from pg_tensile.execution.runtime.executor import EvaluationResult, Executor
 from pg_tensile.execution.runtime.executor import StepResult as Executed
 from pg_tensile.execution.runtime.loaded_graph import Graph
 from pg_tensile.execution.runtime.measure import Measurement
-from pg_tensile.execution.runtime.state import TrainingState
+from pg_tensile.execution.runtime.plan_change import follow
+from pg_tensile.execution.runtime.state import TrainingState, counterparts
 from pg_tensile.execution.training import checkpoint as ckpt
 from pg_tensile.execution.training.graphs import Graphs, rows_of, step_spec
 from pg_tensile.execution.training.observer import Memory
 from pg_tensile.execution.training.settings import Settings
 from pg_tensile.execution.training.trainer import StepResult, StepsState
 from pg_tensile.planning.compression.sparsity import Statistics
-from pg_tensile.planning.plan.execution import boundary
-from pg_tensile.planning.plan.following import plan_around, reuse_plan
-from pg_tensile.planning.plan.memory import footprint
+from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.following import following_plan
+from pg_tensile.planning.plan.memory import footprint, footprint_of
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.policies.joint.planner import JobPlanner
@@ -183,9 +183,11 @@ class PlannedSteps:
     def _own_plans(self, grant: Grant) -> dict[str, Plan]:
         """Return plans for the graphs that would exceed the grant by following the first one, or that once did."""
         own: dict[str, Plan] = {}
-        first = self._graphs["train"].captured.trace
-        for name, trace in self.traces().items():
-            plan = following_plan(grant.plan, first, trace)
+        traces = self.traces()
+        sequence = AccessSequence(traces["train"], grant.plan)
+        sequence.check()
+        for name, trace in traces.items():
+            plan = grant.plan if name == "train" else follow(self._graphs[name], sequence)
             if footprint(trace, plan).device_peak_bytes > grant.granted_bytes:
                 profile, share = self._device.profile, grant.link_share
                 own[name] = JobPlanner(trace, profile, share).within(grant.granted_bytes).plan
@@ -257,25 +259,17 @@ class PlannedSteps:
         self._executor.close()
 
 
-def following_plan(plan: Plan, first: Trace, trace: Trace) -> Plan:
-    """Return the plan that an executor gives to a graph that follows its first one, which has `plan`."""
-    same = reuse_plan(plan, first, trace)
-    if same is not None:
-        return same
-    away = {_name(first, tensor) for tensor in np.flatnonzero(first.persistent).tolist()}
-    away -= {_name(first, tensor) for tensor in boundary(first, plan).device}
-    tensors = [tensor for tensor in np.flatnonzero(trace.persistent).tolist() if _name(trace, tensor) in away]
-    return plan_around(trace, tensors, plan.generation)
-
-
-def _name(trace: Trace, tensor: int) -> tuple[int, str]:
-    return int(trace.tensor_kind[tensor]), trace.tensor_name[tensor]
-
-
 def needed_bytes(graphs: Graphs, plan: Plan) -> int:
-    """Return the least device memory (bytes) for which every graph has a plan, the first one being `plan`."""
-    needed = 0
+    """Return the least device memory (bytes) for which every graph has a plan, the first one being `plan`.
+
+    Raises InvalidPlanError."""
+    train = graphs.train
+    sequence = AccessSequence(train.trace, plan)
+    sequence.check()
+    needed = footprint_of(sequence).device_peak_bytes
     for graph in graphs.named().values():
-        following = footprint(graph.trace, following_plan(plan, graphs.train.trace, graph.trace)).device_peak_bytes
-        needed = max(needed, following if graph is graphs.train else min(following, least_bytes(graph.trace)))
+        if graph is not train:
+            following = following_plan(sequence, graph.trace, counterparts(train, graph))
+            peak_bytes = footprint(graph.trace, following).device_peak_bytes
+            needed = max(needed, min(peak_bytes, least_bytes(graph.trace)))
     return needed

@@ -1,14 +1,10 @@
 """Latency of operators while a job runs: predicted first, then corrected by measurements (TENSILE, section IV-E).
 
 Each operator has an exponential moving average of the median of its last three measurements, so that a single outlier
-of any size has no effect, and a lasting change shows with its second measurement. `changed` is the paper's test of
-whether a new plan is due: |s′ − s| / s, where s is the sum of all latencies for which the plan was made and s′ the
-current sum.
+of any size has no effect, and a lasting change shows with its second measurement.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,26 +17,15 @@ _MOST = 65535  # largest count
 _RANGE_US = (1e-3, 1e12)  # a nanosecond, eleven days; values outside are not measurements
 
 
-class AverageState(NamedTuple):
-    """`LatencyAverages` as arrays, for a table or for shared memory: 18 bytes an operator."""
-
-    latency_us: NDArray[np.float32]  # [operators]
-    recent_us: NDArray[np.float32]  # [3, operators]: the last measurements, the newest last; NaN where there are fewer
-    measurements: NDArray[np.uint16]  # [operators]: their number, at most 65535
-    planned_us: float  # sum of the latencies with which the plan in force was made; 0 without a plan
-
-
 class LatencyAverages:
     """Moving averages of the latencies of n operators.
 
     They start from a prediction, which counts as one measurement: the first weights are 1/2, 1/3, … down to `weight`.
 
     >>> averages = LatencyAverages(np.array([10.0, 20.0]))
-    >>> averages.plan_made()
-    >>> for _ in range(20):
-    ...     averages.add([20.0, 40.0])
-    >>> averages.changed(0.5)
-    True
+    >>> averages.add([20.0, 40.0])
+    >>> averages.total_us
+    45.0
     """
 
     def __init__(self, predicted_us: ArrayLike, weight: float = WEIGHT) -> None:
@@ -53,7 +38,6 @@ class LatencyAverages:
         self._weight = weight
         self._recent = np.full((_RECENT, len(self._latency)), np.nan)
         self._count = np.zeros(len(self._latency), np.int64)
-        self._planned_us = 0.0
 
     @property
     def latency_us(self) -> NDArray[np.float64]:
@@ -93,38 +77,3 @@ class LatencyAverages:
         ordered = np.sort(self._recent, axis=0)  # NaN come last
         middle = (np.maximum(1, np.isfinite(self._recent).sum(0)) - 1) // 2
         return ordered[middle, np.arange(ordered.shape[1])]
-
-    # ---- the plan ----
-
-    def plan_made(self) -> None:
-        """Record that the plan now in force was made with the current averages."""
-        self._planned_us = self.total_us
-
-    def change(self) -> float:
-        """Return |s′ − s| / s, infinite if there is no plan yet."""
-        return abs(self.total_us - self._planned_us) / self._planned_us if self._planned_us > 0 else float("inf")
-
-    def changed(self, threshold: float) -> bool:
-        """Return whether a new plan is due."""
-        return self.change() > threshold
-
-    # ---- persistence ----
-
-    def state(self) -> AverageState:
-        count = self._count.astype(np.uint16)
-        return AverageState(self._latency.astype(np.float32), self._recent.astype(np.float32), count, self._planned_us)
-
-    @classmethod
-    def from_state(cls, state: AverageState, weight: float = WEIGHT) -> LatencyAverages:
-        """Restore averages from their state. Raises MeasurementError if the arrays are not a state."""
-        averages = cls(state.latency_us, weight)
-        recent, count = np.array(state.recent_us, np.float64), np.array(state.measurements, np.int64)
-        operators = len(averages._latency)
-        measured = np.isfinite(recent) & (recent > 0)
-        fits = recent.shape == (_RECENT, operators) and count.shape == (operators,)
-        if not (
-            fits and (measured | np.isnan(recent)).all() and np.isfinite(state.planned_us) and state.planned_us >= 0
-        ):
-            raise MeasurementError("averages of latencies are damaged: their arrays do not fit together")
-        averages._recent, averages._count, averages._planned_us = recent, count, float(state.planned_us)
-        return averages

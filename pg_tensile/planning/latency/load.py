@@ -8,18 +8,12 @@ process computes nothing.
 from __future__ import annotations
 
 import os
-import select
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-from pg_tensile.errors import MeasurementError
-
 _BUSY = slice(0, 8)  # user, nice, system, idle, iowait, irq, softirq, steal; user already includes the guests' time
 _IDLE = (3, 4)
-_START_S = 60.0  # most time for a process to start, which includes importing PyTorch
 
 
 class _Times(NamedTuple):
@@ -66,7 +60,7 @@ def _processor_times() -> _Times:
         if name in chosen:
             ticks = [int(field) for field in fields[_BUSY]]
             total += sum(ticks)
-            idle += sum(ticks[place] for place in _IDLE)
+            idle += sum(ticks[column] for column in _IDLE)
     rate = os.sysconf("SC_CLK_TCK")
     return _Times((total - idle) / rate, time.process_time(), total / rate)
 
@@ -84,59 +78,3 @@ def _nvml_utilisation(index: int) -> float:
             pynvml.nvmlShutdown()
     except pynvml.NVMLError:  # no driver, or a device without utilisation counters, such as a MIG instance
         return 0.0
-
-
-class BusyProcesses:
-    """Processes that keep the device busy, as other jobs would.
-
-    They end with the `with` block, and also when this process ends, in whatever way: they read a pipe that only this
-    process holds open, and the kernel kills them with the thread that started them.
-    """
-
-    def __init__(self, count: int, device: str, threads: int = 1) -> None:
-        self._count, self._arguments = count, f"{device!r}, {threads}"
-        self._processes: list[subprocess.Popen[bytes]] = []
-
-    def __enter__(self) -> BusyProcesses:
-        module = "pg_tensile.execution.measuring.operators"
-        program = f"from {module} import keep_busy; keep_busy({os.getpid()}, {self._arguments})"
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        try:
-            for _ in range(self._count):
-                self._processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-c", program],
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=subprocess.DEVNULL,
-                        env=environment,
-                    )
-                )
-            self._await()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def _await(self) -> None:
-        """Wait until each process has reported that it is running. Raises MeasurementError."""
-        deadline = time.monotonic() + _START_S
-        for process in self._processes:
-            assert process.stdout is not None
-            ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-            if not (ready and process.stdout.read(1)):
-                detail = f"exit status {process.poll()}"
-                raise MeasurementError("a process that keeps the device busy did not start", detail=detail)
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                assert stream is not None
-                stream.close()
-        self._processes.clear()

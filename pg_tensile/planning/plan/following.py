@@ -6,17 +6,35 @@ boundary state of its plan: changing from one graph to another then moves no ten
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
 from pg_tensile.errors import InvalidPlanError
-from pg_tensile.planning.plan.execution import validate
+from pg_tensile.planning.plan.execution import AccessSequence, validate
 from pg_tensile.planning.plan.memory import host_arena
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from pg_tensile.planning.trace.trace import Trace
 
 HOME_ALIGNMENT = 512  # bytes
+
+
+def following_plan(sequence: AccessSequence, other: Trace, counterparts: Mapping[int, int]) -> Plan:
+    """Return the plan of a graph, with the trace `other`, that follows the job's first graph.
+
+    `sequence` is the first graph under its plan, and `counterparts` has, by persistent tensor of `other`, the number of
+    the same tensor in the first graph; one that only `other` has is absent, or has a number that is not the first
+    graph's. The plan is the first graph's if both graphs have the same structure, else one that swaps in each tensor
+    that is off the device when it is needed. What is granted to a job and what is executed both follow from this.
+    """
+    plan, first = sequence.plan, sequence.captured_trace
+    persistent = np.flatnonzero(other.persistent).tolist()
+    if all(counterparts.get(tensor) == tensor for tensor in persistent):
+        same = reuse_plan(plan, first, other)
+        if same is not None:
+            return same
+    away = set(np.flatnonzero(first.persistent).tolist()) - sequence.boundary.device
+    return plan_around(other, [tensor for tensor in persistent if counterparts.get(tensor) in away], plan.generation)
 
 
 def reuse_plan(plan: Plan, trace: Trace, other: Trace) -> Plan | None:

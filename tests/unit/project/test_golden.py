@@ -24,7 +24,9 @@ import pytest
 
 from pg_tensile.errors import BudgetError
 from pg_tensile.planning.device.profile import RTX_A6000
-from pg_tensile.planning.explain.explanation import Admission, Ahead, Request, explain, render
+from pg_tensile.planning.explain.numbers import explain
+from pg_tensile.planning.explain.request import Admission, Ahead, Request
+from pg_tensile.planning.explain.text import render
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies import POLICIES
@@ -120,7 +122,7 @@ def explanation_hashes() -> dict[str, str]:
     found = {}
     for name, (asked, admission) in wanted.items():
         explanation = explain(asked, {"train": trace, "evaluate": network(3)}, RTX_A6000.with_link(2e9), admission)
-        found[name] = digest([explanation, render(explanation)])
+        found[name] = digest([explanation.to_json(), render(explanation)])
     return found
 
 

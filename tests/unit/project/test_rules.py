@@ -16,7 +16,7 @@ from pg_tensile.execution.training.settings import COMPRESSIONS, EarlyStopping
 from pg_tensile.planning.batchsize.learning_rate import RATE_LAWS
 from pg_tensile.planning.plan.plan import CODECS, EventKind
 from pg_tensile.rules import ARCHITECTURES, OPTIONS, RULES, check_architecture, check_options, resolved
-from pyworker.children.executor import _settings
+from pyworker.children.job import job_settings
 from tests.repository import REPOSITORY
 
 TERMS = {
@@ -126,4 +126,4 @@ def test_events_and_codecs_are_those_of_the_shim() -> None:
 def test_a_child_checks_the_options_of_its_job() -> None:
     """They may have been stored by another version."""
     with pytest.raises(OptionError, match='key "momentum" in the options: 1'):
-        _settings({"options": {"momentum": 1}})
+        job_settings({"options": {"momentum": 1}})

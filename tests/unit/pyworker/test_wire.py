@@ -1,22 +1,17 @@
-"""The wire protocol: whatever is sent arrives, however it is cut; whatever else arrives is a ProtocolError."""
+"""The format of frames: whatever is sent arrives, however it is cut; whatever else arrives is a ProtocolError."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import socket
 import struct
-import threading
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyworker import wire
-from pyworker.wire import Connection, Decoder, Frame, FrameType, ProtocolError, StateCollector, encode
+from pyworker.wire import Decoder, Frame, FrameType, ProtocolError, encode
 
 json_values = st.recursive(
     st.none()
@@ -148,158 +143,3 @@ def test_numbers_that_json_does_not_know_become_null() -> None:
 def test_received_buffers_are_views_of_one_allocation() -> None:
     (frame,) = decoded(stream(Frame(FrameType.ROWS, 1, 0, {}, [memoryview(b"first"), memoryview(b"second")])))
     assert frame.buffers[0].obj is frame.buffers[1].obj
-
-
-# -- connections -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def pair() -> Iterator[tuple[Connection, Connection]]:
-    left, right = (Connection(sock) for sock in socket.socketpair())
-    yield left, right
-    left.close()
-    right.close()
-
-
-def in_thread(work: Callable[[], Any]) -> threading.Thread:
-    thread = threading.Thread(target=work)
-    thread.start()
-    return thread
-
-
-def test_large_frames_pass_in_both_directions_at_once(pair: tuple[Connection, Connection]) -> None:
-    """A supervisor sends a checkpoint while its child reports: queue and flush must not wait for each other."""
-    supervisor, child = pair
-    data = bytes(range(256)) * (8 << 12)
-
-    def talk() -> None:
-        child.send(FrameType.STATE, 7, header={"seq": 0}, buffers=[data])
-        frame = child.recv()
-        assert frame is not None and frame.buffers[0] == data
-        child.send(FrameType.DONE, 7)
-
-    thread = in_thread(talk)
-    supervisor.queue(FrameType.STATE, 7, header={"seq": 0}, buffers=[data])
-    received: list[Frame] = []
-    while len(received) < 2:
-        supervisor.flush()
-        frame = supervisor.recv(timeout=0.05)
-        received += [frame] if frame is not None else []
-    thread.join()
-    assert [frame.type for frame in received] == [FrameType.STATE, FrameType.DONE]
-    assert received[0].buffers[0] == data
-
-
-def test_frames_of_several_threads_do_not_mix(pair: tuple[Connection, Connection]) -> None:
-    child, supervisor = pair
-    payload = {rank: bytes([rank]) * 300_000 for rank in range(4)}
-
-    def talk(rank: int) -> None:
-        for _ in range(5):
-            child.send(FrameType.PROGRESS, 1, rank, {}, [payload[rank]])
-
-    threads = [in_thread(partial(talk, rank)) for rank in payload]
-    for _ in range(20):
-        frame = supervisor.recv(timeout=30)
-        assert frame is not None and frame.buffers[0] == payload[frame.rank]
-    for thread in threads:
-        thread.join()
-
-
-def test_recv_without_patience_returns_at_once(pair: tuple[Connection, Connection]) -> None:
-    assert pair[0].recv(timeout=0) is None
-
-
-def test_a_frame_with_more_buffers_than_one_system_call_takes(pair: tuple[Connection, Connection]) -> None:
-    buffers = [bytes([number % 256]) * (number % 11) for number in range(3000)]
-    thread = in_thread(lambda: pair[0].send(FrameType.ROWS, 1, buffers=buffers))
-    frame = pair[1].recv(timeout=30)
-    thread.join()
-    assert frame is not None and [bytes(buffer) for buffer in frame.buffers] == buffers
-
-
-def test_the_end_of_the_stream_between_frames(pair: tuple[Connection, Connection]) -> None:
-    pair[0].send(FrameType.DONE, 1)
-    pair[0].close()
-    frame = pair[1].recv()
-    assert frame is not None and frame.type is FrameType.DONE
-    with pytest.raises(EOFError):
-        pair[1].recv()
-    assert pair[1].closed
-
-
-def test_the_end_of_the_stream_within_a_frame() -> None:
-    left, right = socket.socketpair()
-    with left:
-        left.sendall(stream(Frame(FrameType.DONE, 1, 0, {"task": "binary"}, []))[:-1])
-    connection = Connection(right)
-    with pytest.raises(ProtocolError, match="within a frame"):
-        connection.recv()
-    connection.close()
-
-
-def test_sending_to_a_peer_that_is_gone_raises(pair: tuple[Connection, Connection]) -> None:
-    pair[1].close()
-    with pytest.raises(OSError):
-        pair[0].send(FrameType.DONE, 1)
-
-
-# -- states ------------------------------------------------------------------------------------------------------------
-
-
-def state_frames(kind: str, data: bytes, meta: dict[str, Any] | None = None) -> list[Frame]:
-    return [Frame(FrameType.STATE, 1, 0, header, [chunk]) for header, chunk in wire.state_frames(kind, data, meta)]
-
-
-@pytest.mark.parametrize("size", [0, 1, 1000, 1001, 2000, 2500])
-def test_a_state_is_cut_into_chunks_and_put_together_again(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "STATE_CHUNK", 1000)
-    data = bytes(number % 251 for number in range(size))
-    sent = state_frames("checkpoint", data, {"epoch": 3})
-    collector = StateCollector()
-    states = [collector.add(frame) for frame in sent]
-    assert len(sent) == max(1, math.ceil(size / 1000))
-    assert states[:-1] == [None] * (len(sent) - 1)
-    assert states[-1] == wire.State("checkpoint", {"epoch": 3}, data)
-
-
-def test_one_collector_takes_state_after_state() -> None:
-    collector = StateCollector()
-    for kind, data in [("checkpoint", b"one"), ("weights", b"two")]:
-        (frame,) = state_frames(kind, data)
-        assert collector.add(frame) == wire.State(kind, {}, data)
-
-
-@pytest.mark.parametrize(
-    "order",
-    [
-        pytest.param([0, 2], id="a chunk is missing"),
-        pytest.param([0, 0], id="a chunk comes twice"),
-        pytest.param([1], id="the first chunk is missing"),
-    ],
-)
-def test_chunks_out_of_order_are_a_protocol_error(order: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "STATE_CHUNK", 10)
-    sent = state_frames("weights", bytes(30))
-    collector = StateCollector()
-    with pytest.raises(ProtocolError, match="out of place"):
-        for position in order:
-            collector.add(sent[position])
-
-
-def test_two_states_must_not_interleave(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire, "STATE_CHUNK", 10)
-    collector = StateCollector()
-    collector.add(state_frames("weights", bytes(30))[0])
-    with pytest.raises(ProtocolError, match="between"):
-        collector.add(state_frames("checkpoint", bytes(30))[1])
-
-
-@pytest.mark.parametrize(
-    "buffers", [[], [b"one", b"two"], [bytes(wire.STATE_CHUNK + 1)]], ids=["none", "two", "too long"]
-)
-def test_a_state_frame_has_one_buffer_of_limited_size(buffers: list[bytes]) -> None:
-    header = {"kind": "weights", "seq": 0, "last": True, "meta": None}
-    frame = Frame(FrameType.STATE, 1, 0, header, [memoryview(buffer) for buffer in buffers])
-    with pytest.raises(ProtocolError, match="one buffer"):
-        StateCollector().add(frame)

@@ -18,11 +18,12 @@ from torch.nn import functional as F
 
 from pg_tensile.errors import MeasurementError
 from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capture
+from pg_tensile.execution.measuring.busy_processes import BusyProcesses
 from pg_tensile.execution.measuring.operators import ROUNDS, Calibration
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.latency import mlp
-from pg_tensile.planning.latency.load import BusyProcesses, LoadMeter
+from pg_tensile.planning.latency.load import LoadMeter
 
 LIMIT_BYTES = 1 << 30
 
@@ -154,7 +155,7 @@ def test_busy_processes_are_a_load_and_end_with_the_calibration(device, monkeypa
 
 def test_busy_processes_end_with_a_parent_that_is_killed():
     program = (
-        "import time; from pg_tensile.planning.latency.load import BusyProcesses\n"
+        "import time; from pg_tensile.execution.measuring.busy_processes import BusyProcesses\n"
         "with BusyProcesses(1, 'cpu') as busy:\n"
         "    print(busy._processes[0].pid, flush=True); time.sleep(600)"
     )

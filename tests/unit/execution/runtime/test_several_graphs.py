@@ -16,8 +16,9 @@ from pg_tensile.errors import ExecutorError, InvalidPlanError
 from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capture, capture_evaluation
 from pg_tensile.execution.capture.eager import EagerStep
 from pg_tensile.execution.runtime.executor import Executor
+from pg_tensile.execution.runtime.state import counterparts
 from pg_tensile.planning.plan.execution import AccessSequence, boundary, validate
-from pg_tensile.planning.plan.following import host_bytes, plan_around, reuse_plan
+from pg_tensile.planning.plan.following import following_plan, host_bytes, plan_around, reuse_plan
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.trace.trace import Kind, Trace
 from tests.unit.executing import (
@@ -51,15 +52,8 @@ def plan_for(policy: str, trace: Trace) -> Plan:
 
 def following(plan: Plan, captured: Captured) -> Plan:
     """Return the plan of a graph that is added without one."""
-    main = captured_net().trace
-    same_structure = reuse_plan(plan, main, captured.trace)
-    if same_structure is not None:
-        return same_structure
-    names = {(persistent.name, persistent.key): persistent.tensor for persistent in captured_net().persistents}
-    resident = boundary(main, plan).device
-    persistents = captured.persistents
-    away = [entry.tensor for entry in persistents if names[entry.name, entry.key] not in resident]
-    return plan_around(captured.trace, away)
+    first = captured_net()
+    return following_plan(AccessSequence(first.trace, plan), captured.trace, counterparts(first, captured))
 
 
 def epochs(executor: Executor, count: int = 2) -> None:

@@ -26,7 +26,8 @@ from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.policies.joint.planner import JobPlanner
-from pyworker.children.memory import Job, MemoryClient
+from pyworker.children.job import Job
+from pyworker.children.memory import MemoryClient
 from pyworker.wire import Frame, FrameType
 from tests.unit.execution.training.test_training import MLP, Recorder, weights
 from tests.unit.rows import Prepared, Rows, every_type
@@ -262,11 +263,11 @@ class Scheduler:
     """The worker of a job that waits: answers with the plans that `plans` makes, one at a time."""
 
     def __init__(self, *plans: Callable[[], Grant]) -> None:
-        self._spec = {"policy": "joint"}
+        self.spec = {"policy": "joint"}
         self.plans = list(plans)
         self.sent: list[FrameType] = []
 
-    def _send(self, kind: FrameType, header: dict[str, Any], buffers: Any = ()) -> None:
+    def send(self, kind: FrameType, header: dict[str, Any], buffers: Any = ()) -> None:
         self.sent.append(kind)
 
     def wait_for_frame(self, phase: str, wanted: set[FrameType]) -> Frame:

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
-from pg_tensile.planning.explain.explanation import SHOWN, Admission, Ahead, Request, explain, render
+from pg_tensile.planning.explain.numbers import SHOWN, Explanation, explain
+from pg_tensile.planning.explain.request import Admission, Ahead, Request
+from pg_tensile.planning.explain.text import render
 from pg_tensile.planning.plan.memory import floor_bytes, footprint
 from pg_tensile.planning.plan.plan import EventKind
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
@@ -39,17 +41,23 @@ def half(trace: Trace) -> int:
     return (least_bytes(trace) + footprint(trace).device_peak_bytes) // 2
 
 
-def explained(
+def explained(trace: Trace, profile: DeviceProfile = SLOW, admission: Admission = ROOMY, **changes: Any) -> Explanation:
+    return explain(request(**changes), {"train": trace}, profile, admission)
+
+
+def numbers(
     trace: Trace, profile: DeviceProfile = SLOW, admission: Admission = ROOMY, **changes: Any
 ) -> dict[str, Any]:
-    return explain(request(**changes), {"train": trace}, profile, admission)
+    """The explanation as it travels."""
+    numbers: dict[str, Any] = json.loads(json.dumps(explained(trace, profile, admission, **changes).to_json()))
+    return numbers
 
 
 # ---- numbers ----
 
 
 def test_what_fits_is_left_as_it_is(net: Trace) -> None:
-    found = explained(net)
+    found = numbers(net)
     vanilla = footprint(net).device_peak_bytes
     assert found["memory"]["vanilla_bytes"] == found["memory"]["planned_bytes"] == vanilla
     assert found["memory"]["least_bytes"] == least_bytes(net)
@@ -63,7 +71,7 @@ def test_numbers_are_those_of_the_plan_in_the_jobs_own_budget(net: Trace) -> Non
     budget = half(net)
     plan = planner.plan({0: net}, SLOW, budget)[0]
     (timeline,) = simulate([SimulatedJob(net, plan)], SLOW)
-    found = explained(net, memory_budget=budget)
+    found = numbers(net, memory_budget=budget)
     assert found["memory"]["planned_bytes"] == timeline.device_peak_bytes <= budget
     assert found["time"]["planned_us"] == pytest.approx(timeline.iteration_us)
     assert found["time"]["stall_us"] == pytest.approx(timeline.stall_us)
@@ -78,7 +86,7 @@ def test_numbers_are_those_of_the_plan_in_the_jobs_own_budget(net: Trace) -> Non
 
 
 def test_the_largest_tensors_come_first_and_are_away_between_their_uses(net: Trace) -> None:
-    shown = explained(net, RTX_A6000, memory_budget=least_bytes(net))["swapped"]["largest"]
+    shown = numbers(net, RTX_A6000, memory_budget=least_bytes(net))["swapped"]["largest"]
     assert len(shown) == SHOWN
     assert [row["bytes"] for row in shown] == sorted((row["bytes"] for row in shown), reverse=True)
     for row in shown:
@@ -89,7 +97,7 @@ def test_the_largest_tensors_come_first_and_are_away_between_their_uses(net: Tra
 
 
 def test_the_device_is_the_budget_where_the_job_has_none(net: Trace) -> None:
-    found = explained(net, admission=Admission(half(net) + 100), overhead_bytes=100)
+    found = numbers(net, admission=Admission(half(net) + 100), overhead_bytes=100)
     assert found["memory"]["budget_bytes"] == half(net)
     assert found["memory"]["budget_of"] == "device"
     assert found["memory"]["planned_bytes"] <= half(net)
@@ -97,11 +105,12 @@ def test_the_device_is_the_budget_where_the_job_has_none(net: Trace) -> None:
 
 def test_the_hungriest_graph_decides_what_is_possible(net: Trace) -> None:
     large = network(4, 8 * MB)
-    found = explain(request(), {"train": net, "evaluate": large}, SLOW, ROOMY)
-    assert found["memory"]["least_graph"] == "evaluate"
-    assert found["memory"]["least_bytes"] == least_bytes(large)
-    assert found["memory"]["floor_bytes"] == floor_bytes(large)
-    assert any("least possible" in line and "for validation" in line for line in render(found))
+    explanation = explain(request(), {"train": net, "evaluate": large}, SLOW, ROOMY)
+    assert explanation.memory is not None
+    assert explanation.memory.least_graph == "evaluate"
+    assert explanation.memory.least_bytes == least_bytes(large)
+    assert explanation.memory.floor_bytes == floor_bytes(large)
+    assert any("least possible" in line and "for validation" in line for line in render(explanation))
 
 
 # ---- whether it would start ----
@@ -110,9 +119,9 @@ def test_the_hungriest_graph_decides_what_is_possible(net: Trace) -> None:
 def test_a_job_starts_while_its_least_fits_beside_the_least_of_others(net: Trace) -> None:
     need, others = least_bytes(net), 100 * MB
     fits = Admission(need + others + MB, MB, 2, 0, others)
-    assert explained(net, admission=fits)["start"]["when"] == "now"
+    assert numbers(net, admission=fits)["start"]["when"] == "now"
     full = fits._replace(budget_bytes=fits.budget_bytes - 1)
-    start = explained(net, admission=full)["start"]
+    start = numbers(net, admission=full)["start"]
     assert start["when"] == "later"
     assert f"2 running jobs at least {size(others)}" in start["why"]
     assert f"predictions {size(MB)}" in start["why"]
@@ -120,14 +129,14 @@ def test_a_job_starts_while_its_least_fits_beside_the_least_of_others(net: Trace
 
 def test_an_overhead_counts_against_the_device_and_not_against_the_jobs_budget(net: Trace) -> None:
     need = least_bytes(net)
-    assert explained(net, memory_budget=need, overhead_bytes=MB)["start"]["when"] == "now"
-    assert explained(net, admission=Admission(need + MB - 1), overhead_bytes=MB)["start"]["when"] == "never"
+    assert numbers(net, memory_budget=need, overhead_bytes=MB)["start"]["when"] == "now"
+    assert numbers(net, admission=Admission(need + MB - 1), overhead_bytes=MB)["start"]["when"] == "never"
 
 
 @pytest.mark.parametrize("of_the_job", [True, False])
 def test_what_cannot_fit_never_starts_and_says_which_operator_is_too_large(net: Trace, of_the_job: bool) -> None:
     short = least_bytes(net) - 1
-    found = explained(net, memory_budget=short) if of_the_job else explained(net, admission=Admission(short))
+    found = numbers(net, memory_budget=short) if of_the_job else numbers(net, admission=Admission(short))
     assert found["start"]["when"] == "never"
     assert "the most is needed by operator" in found["start"]["why"]
     assert ("memory_budget" in found["start"]["why"]) == of_the_job
@@ -136,7 +145,7 @@ def test_what_cannot_fit_never_starts_and_says_which_operator_is_too_large(net: 
 
 
 def test_a_model_in_training_waits_for_its_job(net: Trace) -> None:
-    start = explained(net, open_job=7, open_job_s=30.0)["start"]
+    start = numbers(net, open_job=7, open_job_s=30.0)["start"]
     assert start == {"when": "later", "why": "the model is being trained by job 7", "wait_s": 30.0}
 
 
@@ -161,29 +170,26 @@ def test_how_long_it_waits_at_most(net: Trace, ahead: list[Ahead], expected: flo
     running = [job for job in ahead if job.running]
     taken = sum(job.least_bytes for job in running)
     admission = Admission(40 * MB, 0, len(running), len(ahead) - len(running), taken, ahead=tuple(ahead))
-    found = explained(net, policy="none", claim_bytes=20 * MB, admission=admission)
+    explanation = explained(net, policy="none", claim_bytes=20 * MB, admission=admission)
+    found = explanation.to_json()
     assert (found["start"]["when"], found["start"]["wait_s"]) == ("later", expected)
     assert "ahead" not in found["admission"]
     said = "nobody can tell when" if expected is None else "in at most "
-    assert said in render(found)[-1]
+    assert said in render(explanation)[-1]
 
 
 def test_an_eager_job_needs_what_it_claims(net: Trace) -> None:
-    found = explained(net, policy="none", claim_bytes=2 * MB, admission=Admission(2 * MB))
+    found = numbers(net, policy="none", claim_bytes=2 * MB, admission=Admission(2 * MB))
     assert found["start"]["when"] == "now"
     assert "planned_bytes" not in found["memory"]
-    assert explained(net, policy="none", claim_bytes=2 * MB, admission=Admission(MB))["start"]["when"] == "never"
+    assert numbers(net, policy="none", claim_bytes=2 * MB, admission=Admission(MB))["start"]["when"] == "never"
 
 
 # ---- text ----
 
 
-def lines_of(found: dict[str, Any]) -> list[str]:
-    return render(json.loads(json.dumps(found)))  # as it travels
-
-
 def test_text_says_what_the_plan_does(net: Trace) -> None:
-    text = lines_of(explained(net, memory_budget=half(net), skipped_rows=3))
+    text = render(explained(net, memory_budget=half(net), skipped_rows=3))
     whole = "\n".join(text)
     assert text[0] == 'Train "late" (mlp) on cpu, policy joint: 10 epochs of 25 steps of 64 rows'
     assert "1,600 to train on, 400 to validate with, 3 without a target" in whole
@@ -195,7 +201,7 @@ def test_text_says_what_the_plan_does(net: Trace) -> None:
 
 
 def test_numbers_of_memory_and_time_stand_under_each_other(net: Trace) -> None:
-    text = lines_of(explained(net, memory_budget=half(net)))
+    text = render(explained(net, memory_budget=half(net)))
     ends = [found.end() for line in text[4:9] if (found := re.search(r"\d (?=MB|ms)", line))]
     assert len(ends) == 5
     assert len(set(ends)) == 1
@@ -204,15 +210,15 @@ def test_numbers_of_memory_and_time_stand_under_each_other(net: Trace) -> None:
 
 
 def test_a_job_that_cannot_be_captured_says_why() -> None:
-    found = explain(request(policy="none", uncaptured="the model reads a value"), {}, SLOW, ROOMY)
-    text = "\n".join(lines_of(found))
+    explanation = explain(request(policy="none", uncaptured="the model reads a value"), {}, SLOW, ROOMY)
+    text = "\n".join(render(explanation))
     assert "not captured: the model reads a value" in text
     assert "not known before it runs" in text
     assert "Time" not in text
 
 
 def test_text_warns_of_what_is_not_known(net: Trace) -> None:
-    text = "\n".join(lines_of(explained(net, approximate="cuda:0 is not there", workspaces=False, calibrated=True)))
+    text = "\n".join(render(explained(net, approximate="cuda:0 is not there", workspaces=False, calibrated=True)))
     assert "approximate: cuda:0 is not there" in text
     assert "workspaces" in text
     assert "predicted by calibrated models" in text

@@ -16,7 +16,7 @@ from pg_tensile.execution.capture.captured import Captured
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.planning.device.profile import RTX_A6000
-from pg_tensile.planning.explain.explanation import _recomputed, _swapped
+from pg_tensile.planning.explain.numbers import recomputed_tensors, swapped_tensors
 from pg_tensile.planning.plan.execution import AccessSequence, boundary, validate
 from pg_tensile.planning.plan.following import host_bytes, reuse_plan, transient_events
 from pg_tensile.planning.plan.memory import footprint, host_arena, live_tensors
@@ -221,13 +221,13 @@ def test_people_see_the_captured_numbers_in_the_order_of_execution():
         validate(two, plan)
     plan = Plan.build([Event(EventKind.SWAP_OUT, 2, 1, 2), Event(EventKind.SWAP_IN, 2, 2, 3)], order=[0, 2, 1, 3, 4])
     validate(two, plan)
-    (away,) = _swapped(as_executed(two, plan), plan)["largest"]
-    assert [(each["operator"], each["target"]) for each in away["away"][0]] == [(2, "b"), (3, "c")]
-    assert away["made_by"]["operator"] == 2
+    (swapped,) = swapped_tensors(as_executed(two, plan), plan).largest
+    assert [(operator.operator, operator.target) for operator in swapped.away[0]] == [(2, "b"), (3, "c")]
+    assert swapped.made_by.operator == 2
     assert _absences(plan) == {2: (2, 3)}
     again = Plan.build([Event(EventKind.RELEASE, 2, 1, 1), Event(EventKind.RECOMPUTE, 2, 2, 3)], order=[0, 2, 1, 3, 4])
-    (remade,) = _recomputed(as_executed(two, again), again)["largest"]
-    assert [each["operator"] for each in (*remade["by"], *remade["needed_by"])] == [2, 3]
+    (recomputed,) = recomputed_tensors(as_executed(two, again), again).largest
+    assert [operator.operator for operator in (*recomputed.by, *recomputed.needed_by)] == [2, 3]
     assert footprint(two, again).steps.tolist() == [0, 2, 1, 2, 3, 4]
 
 

@@ -16,15 +16,8 @@ from pg_tensile.planning.plan.execution import validate
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import EventKind, Plan
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
-from pg_tensile.planning.scheduling.device_scheduler import (
-    DeviceScheduler,
-    DeviceState,
-    Given,
-    JobState,
-    Kept,
-    Planned,
-    Schedule,
-)
+from pg_tensile.planning.scheduling.decisions import DeviceState, Given, JobState, Kept, Planned, Schedule
+from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
 from pg_tensile.planning.trace.trace import Trace
 from tests.unit.handmade import network
 

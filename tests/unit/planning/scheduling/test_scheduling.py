@@ -20,8 +20,7 @@ from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.policies.joint.planner import JobPlanner
-from pg_tensile.planning.scheduling.device_scheduler import (
-    DeviceScheduler,
+from pg_tensile.planning.scheduling.decisions import (
     DeviceState,
     Failed,
     Given,
@@ -32,6 +31,7 @@ from pg_tensile.planning.scheduling.device_scheduler import (
     Schedule,
     Waits,
 )
+from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler
 from pg_tensile.planning.trace.trace import Mode, Trace
 from tests.unit.graphs import random_trace
 from tests.unit.handmade import network, trace_of
@@ -471,12 +471,12 @@ def test_planners_of_jobs_that_ended_are_forgotten():
     scheduler = DeviceScheduler()
     state = device(most(trace))
     scheduler.schedule(state, [job(1, trace)])
-    kept = scheduler.planner(trace, state)
+    kept = scheduler.caches.planner(trace, state)
     assert isinstance(kept, JobPlanner)
     scheduler.schedule(state, [job(1, trace)])
-    assert scheduler.planner(trace, state) is kept
+    assert scheduler.caches.planner(trace, state) is kept
     scheduler.schedule(state, [])
-    assert scheduler.planner(trace, state) is not kept
+    assert scheduler.caches.planner(trace, state) is not kept
 
 
 # ---- plans that a search has found ----

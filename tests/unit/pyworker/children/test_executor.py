@@ -21,8 +21,10 @@ from pg_tensile.planning.latency.mlp import LatencyModels, train
 from pg_tensile.planning.policies.joint.planner import JobPlanner
 from pg_tensile.planning.trace.trace import Trace
 from pyworker.child import error_header
-from pyworker.children import executor, memory
-from pyworker.wire import Connection, Frame, FrameType, send_state
+from pyworker.children import executor, latency_reports
+from pyworker.connection import Connection
+from pyworker.state_frames import send_state
+from pyworker.wire import Frame, FrameType
 from tests.unit.rows import Rows, every_type
 
 PROFILE = replace(RTX_A6000, name="host", kind="host")
@@ -267,7 +269,7 @@ def test_plans_are_taken_up_while_it_trains(start: Callable[..., Child]) -> None
 
 
 def test_latencies_are_measured_and_averaged(start: Callable[..., Child], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "MEASURE_INTERVAL_S", 0.0)
+    monkeypatch.setattr(latency_reports, "MEASURE_INTERVAL_S", 0.0)
     child = start()
     trace = child.until(FrameType.TRACE)
     child.send(FrameType.PLAN, *grant(trace, 1, 0.5))

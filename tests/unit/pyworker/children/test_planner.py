@@ -21,8 +21,9 @@ from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.trace.trace import Trace
 from pyworker.child import FD_VARIABLE, PARENT_VARIABLE
+from pyworker.connection import Connection
 from pyworker.version import VERSION
-from pyworker.wire import Connection, Frame, FrameType
+from pyworker.wire import Frame, FrameType
 from tests.repository import REPOSITORY
 from tests.unit.handmade import network
 

@@ -22,8 +22,10 @@ from torch import nn
 from pg_tensile.execution import models
 from pg_tensile.execution.data.preprocessing import Features, Preprocessing
 from pg_tensile.execution.training import checkpoint
+from pyworker.connection import Connection
+from pyworker.state_frames import send_state
 from pyworker.version import VERSION
-from pyworker.wire import Connection, Frame, FrameType, encode, send_state
+from pyworker.wire import Frame, FrameType, encode
 from tests.repository import REPOSITORY
 from tests.unit.executing import FAST
 from tests.unit.execution.data.test_preprocessing import inputs_of

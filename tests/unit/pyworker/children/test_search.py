@@ -21,13 +21,14 @@ from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.policies.joint.planner import JobPlanner
-from pg_tensile.planning.scheduling.device_scheduler import GAIN
+from pg_tensile.planning.scheduling.keeping import GAIN
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
 from pyworker.child import FD_VARIABLE, PARENT_VARIABLE
-from pyworker.supervisors.search import bucket
+from pyworker.connection import Connection
+from pyworker.supervisors.scheduling.searches import memory_bucket
 from pyworker.version import VERSION
-from pyworker.wire import Connection, Frame, FrameType
+from pyworker.wire import Frame, FrameType
 from tests.repository import REPOSITORY
 from tests.unit.handmade import network
 from tests.unit.planning.scheduling.test_scheduling import MIB, branches
@@ -139,5 +140,5 @@ def test_processes_that_search_end_with_the_one_that_has_started_them(
 
 @pytest.mark.parametrize(("nbytes", "rounded"), [(0, 0), (1, 1), (63, 63), (65, 64), (1000, 992), (1 << 30, 1 << 30)])
 def test_memory_is_rounded_down_to_steps(nbytes: int, rounded: int) -> None:
-    assert bucket(nbytes) == rounded
-    assert bucket(bucket(nbytes)) == rounded > nbytes * 31 / 32 - 1
+    assert memory_bucket(nbytes) == rounded
+    assert memory_bucket(memory_bucket(nbytes)) == rounded > nbytes * 31 / 32 - 1

@@ -14,9 +14,12 @@ from typing import Any, ClassVar
 
 import pytest
 
+from pyworker.connection import Connection
+from pyworker.supervisors.child_process import Child
 from pyworker.supervisors.inference import Inference
-from pyworker.supervisors.supervisor import Child, Request, Server, Wait
-from pyworker.wire import Connection, Frame, FrameType
+from pyworker.supervisors.server import Server
+from pyworker.supervisors.supervisor import Request, Wait
+from pyworker.wire import Frame, FrameType
 
 CHUNKS = 40
 CHUNK_BYTES = 1 << 20  # more than a socket takes at once
@@ -133,7 +136,7 @@ def test_a_model_is_sent_chunk_by_chunk(frames: Any) -> None:
     assert [frame.header["last"] for frame in states] == [False] * (CHUNKS - 1) + [True]
     assert all(bytes(frame.buffers[0]) == bytes([n]) * CHUNK_BYTES for n, frame in enumerate(states))
     assert Chunk.most <= 2 and Chunk.alive == 0
-    assert list(inference._coming) == [CHUNKS * CHUNK_BYTES]
+    assert list(inference._arriving_bytes) == [CHUNKS * CHUNK_BYTES]
 
 
 def test_a_version_that_is_deleted_meanwhile_is_an_error(frames: Any) -> None:
@@ -141,4 +144,4 @@ def test_a_version_that_is_deleted_meanwhile_is_an_error(frames: Any) -> None:
     assert [frame.type for frame in got] == [FrameType.MODEL, *[FrameType.STATE] * 5, FrameType.MODEL]
     assert not any(frame.header["last"] for frame in got[1:6])
     assert got[-1].header["error"]["sqlstate"] == "42704"
-    assert not inference._coming
+    assert not inference._arriving_bytes

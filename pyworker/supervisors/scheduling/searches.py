@@ -16,14 +16,17 @@ from array import array
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pyworker.supervisors.supervisor import Child, ChildDied, Failure, Server, Stopped, failure_of_frame
+from pyworker.supervisors.child_process import Child
+from pyworker.supervisors.failures import ChildDied, Failure, Stopped, failure_of_frame
+from pyworker.supervisors.scheduling.event_log import log_event
+from pyworker.supervisors.server import Server
 from pyworker.wire import Frame, FrameType
 
-PATIENCE = 60.0  # seconds by which a search may exceed its time
+EXTRA_TIME = 60.0  # seconds by which a search may exceed its time
 POLICY = "swapadvisor"
 
 
-class Wanted(NamedTuple):
+class SearchTask(NamedTuple):
     """Job whose plan may be improved: the plan that it was given, and what that was made for."""
 
     job: int
@@ -46,7 +49,7 @@ class Search:
     `order` are that plan.
     """
 
-    wanted: Wanted
+    task: SearchTask
     state: str = "queued"
     cached: bool = False
     number: int = 0
@@ -56,15 +59,15 @@ class Search:
     generation: int = 0
     evaluations: int = 0
 
-    def serves(self, wanted: Wanted) -> bool:
-        """Return whether the search is still of use for `wanted`.
+    def serves(self, task: SearchTask) -> bool:
+        """Return whether the search is still of use for `task`.
 
         It has to be about the same trace and, unless the job's plan is its own result, about the same memory.
         """
-        if wanted.captured != self.wanted.captured:
+        if task.captured != self.task.captured:
             return False
-        own = self.number > 0 and (wanted.rows, wanted.order) == (self.rows, self.order)
-        return own or wanted.budget_bytes == self.wanted.budget_bytes
+        own = self.number > 0 and (task.rows, task.order) == (self.rows, self.order)
+        return own or task.budget_bytes == self.task.budget_bytes
 
 
 class Searches:
@@ -75,99 +78,99 @@ class Searches:
         self._searches: dict[int, Search] = {}
         self._child: Child | None = None
         self._job = 0  # whose search runs
-        self._until = 0.0
-        self._found = 0  # number of plans that were worth a change, of all jobs
+        self._deadline = 0.0
+        self._better_plans = 0  # their number, of all jobs
 
     @property
     def searching(self) -> bool:
         return self._child is not None
 
-    def of(self, job: int) -> Search | None:
+    def successful(self, job: int) -> Search | None:
         """Return the job's search if it has found a plan, else None."""
         search = self._searches.get(job)
         return search if search is not None and search.number else None
 
-    async def turn(self, wanted: dict[int, Wanted]) -> bool:
+    async def turn(self, tasks: dict[int, SearchTask]) -> bool:
         """End searches that are of no use, receive results, start the next; return whether one is a better plan."""
-        found = self._found
-        for job in [
-            job for job, search in self._searches.items() if job not in wanted or not search.serves(wanted[job])
-        ]:
-            await self._drop(job, ended=job not in wanted)
-        for job in sorted(wanted.keys() - self._searches.keys()):
-            self._begin(wanted[job])
+        before = self._better_plans
+        for job, search in list(self._searches.items()):
+            if job not in tasks or not search.serves(tasks[job]):
+                await self._remove(job, ended=job not in tasks)
+        for job in sorted(tasks.keys() - self._searches.keys()):
+            self._add(tasks[job])
         try:
-            await self._listen()
+            await self._receive()
             if self._child is None:
                 await self._start()
         except ChildDied as death:
-            await self._fail(death.reason)
+            await self._search_failed(death.reason)
         except Stopped:
             await self.close()
         except Failure as failure:
-            await self._fail(failure.message)
-        return self._found > found
+            await self._search_failed(failure.message)
+        return self._better_plans > before
 
     async def close(self) -> None:
         if self._child is not None:
             await self._child.close()
             self._child = None
 
-    # ---- start and end ----
+    # -- start and end -------------------------------------------------------------------------------------------------
 
-    def _begin(self, wanted: Wanted) -> None:
+    def _add(self, task: SearchTask) -> None:
         """Take the result of an earlier search, and queue a new search unless that one is as good."""
-        search = self._searches[wanted.job] = Search(wanted)
+        search = self._searches[task.job] = Search(task)
         sql = "SELECT * FROM tensile._searched($1, $2)"
-        for found in self._server.rows(sql, ["int8", "int8"], wanted.job, wanted.budget_bytes):
+        for row in self._server.rows(sql, ["int8", "int8"], task.job, task.budget_bytes):
             search.cached = True
-            self._take(search, found["events"], found["plan_order"], found["iteration_us"], found["generations"], 0)
-            if found["bucket_bytes"] == wanted.budget_bytes and found["seconds"] >= wanted.seconds:
+            self._accept(search, row["events"], row["plan_order"], row["iteration_us"], row["generations"], 0)
+            if row["bucket_bytes"] == task.budget_bytes and row["seconds"] >= task.seconds:
                 search.state = "finished"
-        self._tell(search)
+        self._report(search)
 
-    def _take(self, search: Search, rows: bytes, order: bytes, us: float, generation: int, evaluations: int) -> None:
-        self._found += 1
-        search.number, search.rows, search.order = self._found, rows, order
+    def _accept(self, search: Search, rows: bytes, order: bytes, us: float, generation: int, evaluations: int) -> None:
+        self._better_plans += 1
+        search.number, search.rows, search.order = self._better_plans, rows, order
         search.best_us, search.generation, search.evaluations = us, generation, evaluations
 
-    async def _drop(self, job: int, ended: bool) -> None:
+    async def _remove(self, job: int, ended: bool) -> None:
         search = self._searches.pop(job)
         if job == self._job and self._child is not None:
             await self.close()
         if ended and search.state in ("queued", "searching"):
             search.state = "stopped"
-            self._tell(search)
+            self._report(search)
 
-    async def _fail(self, reason: str) -> None:
+    async def _search_failed(self, reason: str) -> None:
         """End the search after its process has failed: the job goes on with the best plan that it has."""
         await self.close()
         search = self._searches[self._job]
         search.state = "failed"
-        self._log(search, f"the search for a better plan has failed: {reason}", {})
-        self._tell(search)
+        reason = f"the search for a better plan has failed: {reason}"
+        log_event(self._server, "search", search.task.job, search.task.device, reason)
+        self._report(search)
 
-    # ---- the child ----
+    # -- the child -----------------------------------------------------------------------------------------------------
 
     async def _start(self) -> None:
-        search = next((each for each in self._searches.values() if each.state == "queued"), None)
+        search = next((search for search in self._searches.values() if search.state == "queued"), None)
         if search is None:
             return
-        wanted = search.wanted
-        request = self._request(wanted)
+        task = search.task
+        request = self._request(task)
         if request is None:
             return
-        self._job, search.state = wanted.job, "searching"
+        self._job, search.state = task.job, "searching"
         self._child = Child(self._server, "search", threads=1)
         await self._child.start()
         header, trace, average = request
-        buffers = [trace, average, search.rows if search.number else wanted.rows]
-        buffers.append(search.order if search.number else wanted.order)
-        self._child.queue(FrameType.SEARCH, wanted.job, header=header, buffers=buffers)
-        self._until = time.monotonic() + wanted.seconds + PATIENCE
-        self._tell(search)
+        buffers = [trace, average, search.rows if search.number else task.rows]
+        buffers.append(search.order if search.number else task.order)
+        self._child.queue(FrameType.SEARCH, task.job, header=header, buffers=buffers)
+        self._deadline = time.monotonic() + task.seconds + EXTRA_TIME
+        self._report(search)
 
-    def _request(self, wanted: Wanted) -> tuple[dict[str, Any], bytes, bytes] | None:
+    def _request(self, task: SearchTask) -> tuple[dict[str, Any], bytes, bytes] | None:
         """Return the header of SEARCH, the trace and its latencies now, or None if the job is ending."""
         sql = """
             SELECT t.traces[1] AS trace, l.average, j.seed, p.profile::text AS profile
@@ -176,33 +179,33 @@ class Searches:
                  LEFT JOIN tensile.latencies l ON l.job = t.job
             WHERE t.job = $1 AND t.captured_at::text = $2
         """
-        found = self._server.rows(sql, ["int8", "text"], wanted.job, wanted.captured)
+        rows = self._server.rows(sql, ["int8", "text"], task.job, task.captured)
         events, processes = (self._server.number(f"pg_tensile.{name}") for name in ("plan_events", "search_processes"))
         self._server.commit()
-        if not found:
+        if not rows:
             return None
         header = {
-            "profile": json.loads(found[0]["profile"]),
-            "link_share": wanted.link_share,
-            "budget_bytes": wanted.budget_bytes,
-            "seconds": wanted.seconds,
-            "seed": (found[0]["seed"] or 0) & ((1 << 63) - 1),
+            "profile": json.loads(rows[0]["profile"]),
+            "link_share": task.link_share,
+            "budget_bytes": task.budget_bytes,
+            "seconds": task.seconds,
+            "seed": (rows[0]["seed"] or 0) & ((1 << 63) - 1),
             "processes": processes,
-            "host_bytes": wanted.host_bytes,
+            "host_bytes": task.host_bytes,
             "plan_events": events,
         }
-        return header, found[0]["trace"], array("f", found[0]["average"] or []).tobytes()
+        return header, rows[0]["trace"], array("f", rows[0]["average"] or []).tobytes()
 
-    async def _listen(self) -> None:
+    async def _receive(self) -> None:
         while self._child is not None:
-            if time.monotonic() > self._until:
-                raise ChildDied(f"it found no end within {PATIENCE:.0f} s of its time and was killed", None)
+            if time.monotonic() > self._deadline:
+                raise ChildDied(f"it found no end within {EXTRA_TIME:.0f} s of its time and was killed", None)
             frame = await self._child.receive(0)
             if frame is None:
                 return
-            await self._hear(frame)
+            await self._handle(frame)
 
-    async def _hear(self, frame: Frame) -> None:
+    async def _handle(self, frame: Frame) -> None:
         if frame.type == FrameType.ERROR:
             raise failure_of_frame(frame.header)
         if frame.type != FrameType.FOUND or frame.job != self._job:
@@ -212,42 +215,38 @@ class Searches:
         search.best_us, search.generation, search.evaluations = (
             header[name] for name in ("iteration_us", "generation", "evaluations")
         )
-        search.wanted = search.wanted._replace(iteration_us=header["first_us"])
+        search.task = search.task._replace(iteration_us=header["first_us"])
         if header["worth"]:
-            self._take(search, rows, order, search.best_us or 0.0, search.generation, search.evaluations)
+            self._accept(search, rows, order, search.best_us or 0.0, search.generation, search.evaluations)
         if header["done"]:
             await self._finish(search, rows, order, header["device_peak_bytes"])
-        self._tell(search)
+        self._report(search)
 
     async def _finish(self, search: Search, rows: bytes, order: bytes, peak_bytes: int) -> None:
         await self.close()
-        wanted, search.state = search.wanted, "finished"
+        task, search.state = search.task, "finished"
         self._server.call(
             "tensile._search_result(int8,int8,int8,bytea,bytea,float8,float8,int4)",
-            *(wanted.job, wanted.budget_bytes, peak_bytes, rows, order),
-            *(search.best_us, wanted.seconds, search.generation),
+            *(task.job, task.budget_bytes, peak_bytes, rows, order),
+            *(search.best_us, task.seconds, search.generation),
         )
-        details = {"first_us": wanted.iteration_us, "best_us": search.best_us, "generation": search.generation}
-        details |= {"evaluations": search.evaluations, "budget_bytes": wanted.budget_bytes, "seconds": wanted.seconds}
-        self._log(search, "the search for a better plan has ended", details)
+        details = {"first_us": task.iteration_us, "best_us": search.best_us, "generation": search.generation}
+        details |= {"evaluations": search.evaluations, "budget_bytes": task.budget_bytes, "seconds": task.seconds}
+        log_event(self._server, "search", task.job, task.device, "the search for a better plan has ended", details)
 
-    # ---- reporting ----
+    # -- reporting -----------------------------------------------------------------------------------------------------
 
-    def _tell(self, search: Search) -> None:
-        wanted = search.wanted
+    def _report(self, search: Search) -> None:
+        task = search.task
         self._server.call(
             "tensile._search(int8,text,int8,float8,bool,float8,float8,int4,int8)",
-            *(wanted.job, search.state, wanted.budget_bytes, wanted.seconds, search.cached, wanted.iteration_us),
+            *(task.job, search.state, task.budget_bytes, task.seconds, search.cached, task.iteration_us),
             *(search.best_us, search.generation, search.evaluations),
         )
         self._server.commit()
 
-    def _log(self, search: Search, reason: str, details: dict[str, Any]) -> None:
-        signature = "tensile._log(text,int8,int8,text,text,jsonb)"
-        self._server.call(signature, "search", search.wanted.job, None, search.wanted.device, reason, details)
 
-
-def bucket(nbytes: int) -> int:
+def memory_bucket(nbytes: int) -> int:
     """Round down to one of 32 steps between two powers of two.
 
     So searches and their results treat nearly equal memory as equal.

@@ -1,0 +1,76 @@
+"""What an explanation is made from: the requested job, and the load of its device by others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class Request(NamedTuple):
+    """The requested job.
+
+    `parameters` is the number of the model's parameters; `state_bytes` counts parameters, gradients and optimizer
+    state, `claim_bytes` is the grant of an eager job, and `overhead_bytes` the device memory of the job's process.
+    `open_job` is a job that trains the model at present, for at most `open_job_s` more seconds (None if unknown).
+    `uncaptured` is the reason why there are no graphs. `calibrated` means that latencies come from the device's models,
+    `workspaces` that the traces have them, and `approximate` is the reason why the numbers are not the device's.
+    `choice` is that of the batch size, if it was left open: `batch_size, learning_rate, law, base_rate, candidates`
+    (fields of batchsize.Candidate, the chosen one first). `compression` of swaps is auto or a codec; None means none.
+    """
+
+    model: str
+    architecture: str
+    device: str
+    policy: str
+    epochs: int
+    batch_size: int
+    steps: int  # per epoch
+    training_rows: int
+    validation_rows: int
+    skipped_rows: int
+    parameters: int
+    state_bytes: int
+    claim_bytes: int
+    overhead_bytes: int = 0
+    memory_budget: int | None = None
+    open_job: int | None = None
+    open_job_s: float | None = None
+    uncaptured: str | None = None
+    calibrated: bool = False
+    workspaces: bool = True
+    approximate: str | None = None
+    choice: Mapping[str, Any] | None = None
+    compression: str | None = None
+
+
+class Ahead(NamedTuple):
+    """A running or waiting job for which another one may have to wait.
+
+    `remaining_s` is an upper bound, counted from now if the job runs, from its start if it waits; None if unknown.
+    """
+
+    running: bool
+    least_bytes: int
+    remaining_s: float | None
+
+
+class Admission(NamedTuple):
+    """The state of a device on which the admission of a job depends.
+
+    Of the device's memory, `budget_bytes` are for all jobs together, `inference_bytes` of them for predictions, and
+    `least_bytes` is the least that the `running` jobs need. `host_bytes` limits the copies on the host, `most_events`
+    a plan. `ahead` lists the running jobs, and the waiting ones that come first, in their order.
+    """
+
+    budget_bytes: int
+    inference_bytes: int = 0
+    running: int = 0
+    waiting: int = 0
+    least_bytes: int = 0
+    host_bytes: int = 1 << 62
+    most_events: int | None = None
+    ahead: tuple[Ahead, ...] = ()
+
+    def totals(self) -> dict[str, Any]:
+        """Return the fields without the details of other jobs (`ahead`)."""
+        return {name: value for name, value in self._asdict().items() if name != "ahead"}

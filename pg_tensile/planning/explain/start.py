@@ -1,0 +1,86 @@
+"""When a job would start, and why, by the scheduler's rule (scheduling/admission.py).
+
+A job starts if its least memory and that of the running jobs fit into the device's budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from math import inf
+from typing import Literal
+
+from pg_tensile.planning.explain.request import Admission, Ahead, Request
+from pg_tensile.text import size
+
+
+@dataclass(frozen=True)
+class Start:
+    """When the job would start, and why, in words."""
+
+    when: Literal["now", "later", "never"]
+    why: str
+
+
+@dataclass(frozen=True)
+class LaterStart(Start):
+    """A start that has to wait for others; `wait_s` is an upper bound in seconds, None if unknown."""
+
+    wait_s: float | None
+
+
+def start_of(
+    request: Request, least_bytes: int, admission: Admission, largest: str | None, unplanned: str | None
+) -> Start:
+    """Return the start of a job that needs at least `least_bytes`.
+
+    `largest` describes the operator that needs the most memory, if known; `unplanned` is why no plan can be made, if
+    so.
+    """
+    need = least_bytes + request.overhead_bytes
+    budget = admission.budget_bytes
+    because = f"; the most is needed by {largest}" if largest else ""
+    if request.memory_budget is not None and least_bytes > request.memory_budget:
+        least, limit = size(least_bytes, True), size(request.memory_budget)
+        return Start("never", f"it needs at least {least}, more than its memory_budget of {limit}{because}")
+    if need > budget:
+        return Start("never", f"it needs at least {size(need, True)}, {request.device} has {size(budget)}{because}")
+    if unplanned:
+        return Start("never", unplanned)
+    if request.open_job is not None:
+        return LaterStart("later", f"the model is being trained by job {request.open_job}", request.open_job_s)
+    running = "1 running job" if admission.running == 1 else f"{admission.running} running jobs"
+    parts = [f"it needs at least {size(need, True)} of the {size(budget)} of {request.device}"]
+    parts += [f"{running} at least {size(admission.least_bytes)}"] if admission.running else []
+    parts += [f"predictions {size(admission.inference_bytes)}"] if admission.inference_bytes else []
+    why = ", ".join(parts) + (f"; waiting already: {admission.waiting}" if admission.waiting else "")
+    if admission.least_bytes + admission.inference_bytes + need <= budget:
+        return Start("now", why)
+    return LaterStart("later", why, _wait_s(need, admission))
+
+
+def _wait_s(need: int, admission: Admission) -> float | None:
+    """Return an upper bound, in seconds, on the wait of a job that needs `need` bytes.
+
+    Jobs ahead of it start in their order, as soon as enough of the running ones have ended. None if a job must end
+    first whose end is unknown.
+    """
+    running = [job for job in admission.ahead if job.running]
+    free = admission.budget_bytes - admission.inference_bytes - sum(job.least_bytes for job in running)
+    ends = [(_or_never(job.remaining_s), job.least_bytes) for job in running]
+    heapify(ends)
+    now = 0.0
+    for job in (*(job for job in admission.ahead if not job.running), Ahead(False, need, None)):
+        while free < job.least_bytes:
+            if not ends or ends[0][0] == inf:
+                return None
+            end, freed = heappop(ends)
+            now = max(now, end)
+            free += freed
+        free -= job.least_bytes
+        heappush(ends, (now + _or_never(job.remaining_s), job.least_bytes))
+    return now
+
+
+def _or_never(seconds: float | None) -> float:
+    return inf if seconds is None else seconds

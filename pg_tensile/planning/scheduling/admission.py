@@ -1,0 +1,78 @@
+"""Admission: which jobs of a device may run.
+
+A job is admitted when the least memory that it can run with fits beside the least memory of the running jobs.
+"""
+
+from __future__ import annotations
+
+from pg_tensile.planning.scheduling.decisions import Failed, JobState, Kept, Refused, Waits
+from pg_tensile.planning.scheduling.round_state import RoundState
+from pg_tensile.text import size
+
+
+def find_least(state: RoundState, job: JobState) -> None:
+    """Determine the job's least memory, or decide at once: pinned, cannot be planned, or exceeds its limit."""
+    if job.pinned:
+        state.decisions[job.job] = Kept()
+        return
+    least = job.least_bytes
+    if job.trace is not None:
+        try:
+            planner = state.planner(job.job)
+            vanilla = planner.vanilla.device_peak_bytes
+            least = max(least, vanilla if job.policy == "none" else planner.least_bytes)
+        except Exception as error:
+            state.decisions[job.job] = Failed(f"{type(error).__name__}: {error}")
+            return
+    state.least[job.job] = least
+    limit = min(state.device.budget_bytes - job.overhead_bytes, job.limit_bytes)
+    if least > limit and (job.given is None or job.stuck):
+        state.decisions[job.job] = Refused(limit, least, job.operator)
+
+
+def admit(state: RoundState) -> list[JobState]:
+    """Return the running jobs, then the newly admitted ones in order of rank; record why others wait.
+
+    A smaller job may pass one that has to wait, until that one has waited for `ageing_s`.
+    """
+    undecided = [job for job in state.jobs.values() if job.job not in state.decisions]
+    admitted = [job for job in undecided if job.given is not None]
+    free = state.budget_bytes() - sum(state.least[job.job] for job in admitted)
+    for job in [job for job in admitted if job.choosing and job.stuck]:
+        least = state.least[job.job]
+        if free < 0:
+            state.decisions[job.job] = Refused(max(0, least + free), least, job.operator)
+            admitted.remove(job)
+            free += least
+    running = len(admitted)
+    aged: JobState | None = None
+    state.waits.clear()
+    for job in sorted((job for job in undecided if job.given is None), key=lambda job: (-job.rank, job.job)):
+        if aged is not None:
+            state.waits[job.job] = Waits(f"waits behind job {aged.job}, which has waited long enough")
+        elif state.least[job.job] <= free:
+            admitted.append(job)
+            free -= state.least[job.job]
+        else:
+            state.waits[job.job] = Waits(_reason(state, job, free, running, len(admitted) - running))
+            if 0 < state.device.ageing_s <= job.waited_s:
+                aged = job
+    return admitted
+
+
+def _reason(state: RoundState, job: JobState, free: int, running: int, starting: int) -> str:
+    """Return why a job waits beside `running` jobs and `starting` ones before it, which leave `free` bytes."""
+    device = state.device
+    users = [f"the {_jobs(running)} that {'runs' if running == 1 else 'run'}"] if running else []
+    users += [f"the {_jobs(starting)} before it"] if starting else []
+    users += ["models for prediction"] if device.inference_bytes else []
+    users += ["jobs that end"] if device.ending_bytes else []
+    needs, has = state.least[job.job] + job.overhead_bytes, max(free, 0) + job.overhead_bytes
+    return (
+        f"needs at least {size(needs)} of device memory; {size(has)} of the {size(device.budget_bytes)} of"
+        f" {device.name} are not needed by {' and '.join(users) or 'others'}"
+    )
+
+
+def _jobs(count: int) -> str:
+    return "job" if count == 1 else f"{count} jobs"

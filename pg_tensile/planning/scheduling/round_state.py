@@ -1,0 +1,89 @@
+"""One round of decisions for all jobs of a device: what admission, planning and keeping share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from pg_tensile.planning.plan.codecs import host_coding_us
+from pg_tensile.planning.policies.compression.advisor import TensorCoding
+from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner
+from pg_tensile.planning.scheduling.decisions import (
+    Decision,
+    DeviceState,
+    Failed,
+    JobState,
+    Kept,
+    Note,
+    Waits,
+)
+from pg_tensile.planning.scheduling.plan_caches import PlanCaches
+from pg_tensile.planning.trace.trace import Trace
+
+PRIORITY_STEP = 10.0
+HEAVIEST = 16.0
+
+
+class Plans(NamedTuple):
+    """Plans for all jobs with traces, each with `share` of the link."""
+
+    chosen: dict[int, Candidate]
+    share: float
+
+
+class RoundState:
+    """The decisions of a round so far, and the numbers that they follow from."""
+
+    def __init__(self, caches: PlanCaches, device: DeviceState, jobs: Iterable[JobState]) -> None:
+        self.caches = caches
+        self.device = device
+        self.jobs = {job.job: job for job in sorted(jobs, key=lambda job: job.job)}
+        self.least: dict[int, int] = {}  # least device memory in bytes, of jobs that can be planned
+        self.decisions: dict[int, Decision] = {}
+        self.waits: dict[int, Waits] = {}  # of jobs that wait for device memory
+        self.notes: list[Note] = []
+        self.coded: dict[int, Trace] = {}  # traces whose swaps are compressed
+        self.codings: dict[int, list[TensorCoding]] = {}
+        heaviest = max((job.priority for job in self.jobs.values()), default=0.0)
+        self.weights = {
+            job.job: max(2 ** ((job.priority - heaviest) / PRIORITY_STEP), 1 / HEAVIEST) for job in self.jobs.values()
+        }
+
+    def planner(self, job: int, share: float = 1.0) -> JobPlanner:
+        """Return the planner of a job with a trace that owns `share` of the link."""
+        trace = self.coded.get(job, self.jobs[job].trace)
+        assert trace is not None
+        return self.caches.planner(trace, self.device, share)
+
+    def add_note(self, job: int, reason: str) -> None:
+        if Note(job, reason) not in self.notes:
+            self.notes.append(Note(job, reason))
+
+    def budget_bytes(self) -> int:
+        """Return the bytes for the plans of all jobs. A job that cannot be planned or is pinned keeps its grant."""
+        unplanned = (self.jobs[job] for job, decision in self.decisions.items() if isinstance(decision, Failed | Kept))
+        held = sum(job.given.granted_bytes for job in unplanned if job.given is not None)
+        overheads = sum(job.overhead_bytes for job in self.jobs.values())
+        device = self.device
+        return device.budget_bytes - device.inference_bytes - device.ending_bytes - overheads - held
+
+    def size(self, job: JobState, plans: Plans) -> int:
+        """Return the bytes that the job must be granted."""
+        least = self.least[job.job]
+        return least if job.trace is None else max(plans.chosen[job.job].device_peak_bytes, least)
+
+    def host_bytes(self, plans: Plans) -> int:
+        return sum(self.planner(job).host_bytes(candidate) for job, candidate in plans.chosen.items())
+
+    def loss(self, plans: Plans) -> float:
+        """Return the weighted sum of all jobs' iteration times, each relative to the job's vanilla time.
+
+        The time that coding occupies the host's processors is added.
+        """
+        return sum(
+            self.weights[job] * (candidate.us + self._coding_us(job, candidate)) / self.planner(job).vanilla.us
+            for job, candidate in plans.chosen.items()
+        )
+
+    def _coding_us(self, job: int, candidate: Candidate) -> float:
+        return host_coding_us(self.coded[job], candidate.plan) if job in self.coded else 0.0

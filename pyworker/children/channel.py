@@ -1,0 +1,146 @@
+"""The executor's end of the connection to its supervisor: its job's frames, and signs of life during lengthy work.
+
+A STOP is honoured wherever a frame is awaited or polled for: it raises `Stopped`. Only the main thread reads and writes
+the socket. While rows arrive, sending must never block: the feed on the other side writes and does not read.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, TypeVar
+
+from pg_tensile.execution.data.columns import columns_from_header
+from pg_tensile.execution.data.dataset import RowStore
+from pyworker.connection import Connection
+from pyworker.state_frames import StateCollector, send_state
+from pyworker.wire import Buffer, Frame, FrameType, ProtocolError
+
+REPORT_INTERVAL_S = 0.5
+SILENCE_S = 1.0  # at most, while it waits for a frame
+
+Result = TypeVar("Result")
+
+
+class Stopped(Exception):
+    """STOP came where ending at once loses nothing; `checkpoint` says whether it requests one."""
+
+    def __init__(self, checkpoint: bool) -> None:
+        super().__init__("the job was told to stop")
+        self.checkpoint = checkpoint
+
+
+class Channel:
+    """One job's frames, and the thread `background` for work during which the main thread gives signs of life."""
+
+    def __init__(self, connection: Connection, background: ThreadPoolExecutor) -> None:
+        self._connection = connection
+        self._reported_at = 0.0
+        self._job = 0
+        self.background = background
+        self.spec: dict[str, Any] = {}  # the JOB frame's header
+        self.threads = 1
+        self.latency_models: dict[str, memoryview] = {}  # by device, as planning/latency/model_bytes.py encodes them
+        self.checkpoint_stored: Callable[[float], None] | None = None  # called with the time of the commit
+
+    # ---- receiving ----
+
+    def receive_job(self) -> None:
+        frame = self._next({FrameType.JOB})
+        self._job, self.spec = frame.job, frame.header
+        self.latency_models = dict(zip(self.spec["latency_models"], frame.buffers, strict=True))
+        resume = self.spec["resume"] or {}
+        self.threads = resume.get("threads") or self.spec["threads"]  # another number would change sums' last bits
+
+    def receive_checkpoint(self) -> tuple[bytes, dict[str, Any]] | None:
+        """Return the checkpoint to resume from (safetensors file and meta), or None."""
+        if self.spec["resume"] is None:
+            return None
+        collector = StateCollector()
+        while (state := collector.add(self._next({FrameType.STATE}))) is None:
+            pass
+        return state.data, self.spec["resume"]
+
+    def receive_rows(self) -> RowStore:
+        columns = columns_from_header(self._next({FrameType.COLUMNS}).header["columns"])
+        cache_bytes, folder = self.spec["dataset_cache_bytes"], self.spec["spool_directory"]
+        store = RowStore(columns, cache_bytes, folder, poll=self._poll_between_blocks)
+        while True:
+            frame = self._next({FrameType.ROWS, FrameType.ROWS_END})
+            if frame.type == FrameType.ROWS_END:
+                store.finish(frame.header["rows"], frame.header["fingerprint"], frame.buffers)
+                return store
+            store.add(frame.header["rows"], frame.buffers)
+            self._report_phase("loading")
+
+    def _poll_between_blocks(self) -> None:
+        self.poll_early("preparing")
+
+    def _next(self, expected: Collection[FrameType]) -> Frame:
+        frame = self._connection.recv()
+        assert frame is not None  # no time-out
+        return _checked(frame, expected)
+
+    def wait_for_frame(self, phase: str, expected: Collection[FrameType]) -> Frame:
+        """Return the next frame, sending signs of life until it comes. Raises Stopped."""
+        while True:
+            self._report_phase(phase)
+            frame = self._connection.recv(SILENCE_S)
+            if frame is not None:
+                return _checked(frame, expected)
+
+    def poll_early(self, phase: str, expected: Collection[FrameType] = ()) -> Frame | None:
+        """Send a sign of life, and return a frame of the types `expected` if one came, else None.
+
+        For lengthy work before training, between two parts of it. Raises Stopped.
+        """
+        self._report_phase(phase)
+        return self.poll(expected)
+
+    def poll(self, expected: Collection[FrameType]) -> Frame | None:
+        """Return a frame of the types `expected` if one came, else None; never block. Raises Stopped.
+
+        SAVED, which confirms that a checkpoint is stored, is handled here.
+        """
+        while (frame := self._connection.poll()) is not None and frame.type == FrameType.SAVED:
+            if self.checkpoint_stored is None:
+                raise ProtocolError("a SAVED frame came without a checkpoint")
+            self.checkpoint_stored(frame.header["at"])
+        if frame is None and self._connection.closed:
+            raise EOFError("the supervisor closed the connection")
+        return None if frame is None else _checked(frame, expected)
+
+    def wait_for(self, future: Future[Result], phase: str, expected: Collection[FrameType] = ()) -> Result:
+        """Return the result of a thread's work, sending signs of life until it is done.
+
+        Frames of the types `expected` are ignored meanwhile. Raises Stopped.
+        """
+        while not wait([future], timeout=0.1).done:
+            self.poll_early(phase, expected)
+        return future.result()
+
+    # ---- sending ----
+
+    def send(self, type: FrameType, header: dict[str, Any], buffers: Sequence[bytes] = ()) -> None:
+        self._connection.send(type, self._job, header=header, buffers=buffers)
+
+    def send_state(self, kind: str, data: Buffer, meta: dict[str, Any] | None = None) -> None:
+        send_state(self._connection, self._job, 0, kind, data, meta)
+
+    def _report_phase(self, phase: str) -> None:
+        """Report the phase, at most every REPORT_INTERVAL_S and not while earlier frames wait to be sent."""
+        now = time.monotonic()
+        if now - self._reported_at >= REPORT_INTERVAL_S and self._connection.flush():
+            self._connection.queue(FrameType.PROGRESS, self._job, header={"phase": phase})
+            self._connection.flush()
+            self._reported_at = now
+
+
+def _checked(frame: Frame, expected: Collection[FrameType]) -> Frame:
+    """Return the frame if it is of the types `expected`. Raises Stopped at STOP, ProtocolError at any other."""
+    if frame.type == FrameType.STOP:
+        raise Stopped(bool(frame.header.get("checkpoint")))
+    if frame.type not in expected:
+        raise ProtocolError(f"unexpected {frame.type.name} frame")
+    return frame

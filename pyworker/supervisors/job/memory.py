@@ -1,0 +1,98 @@
+"""A job's memory: its traces go to the catalogue, the scheduler's plans and refusals to the executor.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from pyworker.supervisors.child_process import Child
+from pyworker.supervisors.failures import Failure
+from pyworker.supervisors.server import Server
+from pyworker.wire import Frame, FrameType
+
+REFUSAL_TIMEOUT = 300.0  # seconds that an executor may take to answer REFUSE if pg_tensile.executor_timeout is 0
+MOST_REFUSALS = 1000  # in a row: the executor follows each with the trace of a smaller batch
+
+
+class JobMemory:
+    """Memory scheduling of one attempt at a job, between the catalogue and the executor."""
+
+    def __init__(self, server: Server, child: Child, job: int, timeout: float) -> None:
+        self._server = server
+        self._child = child
+        self._job = job
+        self._refusal_timeout = timeout or REFUSAL_TIMEOUT
+        self._generation_sent = 0  # of the newest plan sent to the executor
+        self._generation_used = 0
+        self._waiting = self._refused = False
+        self._refusals = 0  # since the last plan
+        self._refused_at = 0.0
+
+    def forward_plans(self) -> None:
+        """Send newer plans to the executor; the first one ends the job's waiting."""
+        plans = self._server.rows("SELECT * FROM tensile._fetch_plan($1)", ["int8"], self._generation_sent)
+        self._server.commit()
+        for plan in plans:
+            buffers = [plan.pop("events"), plan.pop("plan_order")]
+            self._child.queue(FrameType.PLAN, self._job, header=plan, buffers=buffers)
+            self._generation_sent = plan["generation"]
+            self._refusals = 0
+            if self._waiting:
+                self._waiting = False
+                self._server.call("tensile._job_admitted()")
+                self._server.commit()
+
+    def forward_refusal(self) -> None:
+        """Tell the executor that its trace has been refused memory, unless it has been told."""
+        if self._refused:
+            return
+        self._refused = True
+        refusal = json.loads(self._server.call("tensile._job_refusal()"))
+        self._server.commit()
+        self._child.queue(FrameType.REFUSE, self._job, header=refusal)
+        self._refused_at = time.monotonic()
+
+    def check_refused(self) -> None:
+        """Raise Failure if an executor that was refused memory goes on: it must not keep memory of others."""
+        silent = self._refused and time.monotonic() - self._refused_at > self._refusal_timeout
+        if silent or self._refusals > MOST_REFUSALS:
+            message = "the executor goes on although there is no device memory for it"
+            raise Failure("53200", message, hint="The code of the model may keep it from stopping.")
+
+    def keep_trace(self, frame: Frame) -> None:
+        """Store a TRACE frame in the catalogue, where the scheduler finds it."""
+        header, profile = frame.header, frame.header["profile"]
+        graphs = len(header["graphs"])
+        traces = [bytes(buffer) for buffer in frame.buffers[:graphs]]
+        tables = [bytes(buffer).decode() for buffer in frame.buffers[graphs:]]
+        self._server.call(
+            "tensile._register_device(text,int8,float8,float8,int8)",
+            header["device"],
+            profile["memory_bytes"],
+            profile["out_bytes_per_s"],
+            profile["in_bytes_per_s"],
+            header["overhead_bytes"],
+        )
+        values = (self._server.json(header), traces, tables[0] if tables else None)
+        sql = "SELECT tensile._job_trace($1::jsonb, $2, $3::jsonb)"
+        self._server.rows(sql, ["text", "bytea[]", "text"], *values)
+        self._server.commit()
+        self._waiting = self._waiting or self._generation_sent == 0
+        if self._refused:
+            self._refused = False  # the refusal was of an earlier trace
+            self._refusals += 1
+
+    def record_use(self, progress: dict[str, Any]) -> None:
+        """Record what a PROGRESS frame says of the plan: an iteration under it, or that it cannot be used."""
+        used = progress.get("plan_generation") or 0
+        if used > self._generation_used:
+            self._generation_used = used
+            self._server.call("tensile._acknowledge_plan(int8)", used)
+        rejected = progress.get("plan_rejected")
+        if rejected is not None:
+            reason = self._server.text(rejected["reason"])
+            self._server.call("tensile._job_log(text,text,int8)", "rejected", reason, rejected["generation"])

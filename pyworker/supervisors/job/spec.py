@@ -1,0 +1,62 @@
+"""The JOB frame's header (docs/internals.md, "The job's spec"). Standard library only."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pyworker.supervisors.child_environment import cores, spool_folder
+from pyworker.supervisors.server import Server
+
+# Columns of the job's row that the header has unchanged
+COPIED = (
+    *("attempt", "architecture", "target", "epochs", "batch_size", "optimizer", "learning_rate", "validation", "seed"),
+    *("policy", "memory_budget", "options"),
+)
+
+
+def choose_threads(server: Server, options: dict[str, Any], running: int = 1) -> int:
+    """Return the number of computing threads of one of `running` jobs; one core is left to the server."""
+    threads = options.get("threads") or server.number("pg_tensile.threads")
+    return int(threads) or max(1, (cores() - 1) // max(1, running))
+
+
+def job_spec(server: Server, job: int, row: dict[str, Any], threads: int) -> dict[str, Any]:
+    """Return the header for a job, whose row is what `_job_begin` returned."""
+    interval = row["options"].get("checkpoint_interval", server.number("pg_tensile.checkpoint_interval"))
+    workloads = server.call("tensile._calibration_workloads()") if row["kind"] == "calibrate" else "null"
+    return {
+        "job": job,
+        "kind": row["kind"],
+        "profiles": json.loads(server.call("tensile._job_profiles()")),
+        "codecs": json.loads(server.call("tensile._job_codecs()")),
+        "workloads": json.loads(workloads),
+        "latency_weight": float(server.setting("pg_tensile.latency_weight")),
+        **{key: row[key] for key in COPIED},
+        **_settings(server, threads),
+        "checkpoint_interval_s": interval,
+        "resume": row["checkpoint"],
+    }
+
+
+def explanation_spec(server: Server, request: dict[str, Any], threads: int) -> dict[str, Any]:
+    """Return the header for explain_training, whose request is made by tensile._explain_training."""
+    return {
+        **request,
+        **_settings(server, threads),
+        "host_memory_bytes": server.number("pg_tensile.host_memory") << 20,
+        "checkpoint_interval_s": 0,
+        "latency_weight": 1.0,
+        "workloads": None,
+    }
+
+
+def _settings(server: Server, threads: int) -> dict[str, Any]:
+    return {
+        "device": server.setting("pg_tensile.device"),
+        "device_memory_bytes": server.number("pg_tensile.device_memory") << 10,
+        "plan_events": server.number("pg_tensile.plan_events"),
+        "threads": threads,
+        "dataset_cache_bytes": server.number("pg_tensile.dataset_cache") << 20,
+        "spool_directory": str(spool_folder()),
+    }

@@ -1,0 +1,28 @@
+"""PL/Python for supervisors that run in a test."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from pyworker.version import VERSION
+
+
+class Plpy:
+    """What a supervisor needs of PL/Python where it asks for no tables."""
+
+    SPIError = RuntimeError
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def prepare(self, sql: str, types: list[str]) -> str:
+        return sql
+
+    def execute(self, sql: str, values: object = ()) -> list[dict[str, Any]]:
+        if "server_encoding" in sql:
+            return [{"encoding": "UTF8", "library": VERSION, "extension": 1}]
+        return [{"value": "0" if "pg_settings" in sql else sys.executable}]
+
+    def log(self, line: str) -> None:
+        self.lines.append(line)
