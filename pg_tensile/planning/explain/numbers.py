@@ -251,14 +251,8 @@ def _memory(traces: Mapping[str, Trace]) -> Memory:
         least[hungriest],
         hungriest,
         floor_bytes(traces[hungriest]),
-        _operator(traces[hungriest], _largest_operator(traces[hungriest])),
+        _operator(traces[hungriest], traces[hungriest].largest_operator),
     )
-
-
-def _largest_operator(trace: Trace) -> int:
-    """Return the operator with the largest working set."""
-    accessed = np.concatenate(([0], np.cumsum(trace.tensor_bytes[trace.access_tensor])))
-    return int(np.argmax(np.diff(accessed[trace.access_start]) + trace.workspace_bytes))
 
 
 def _operator(trace: Trace, operator: int) -> Operator:

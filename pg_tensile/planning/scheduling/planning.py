@@ -173,8 +173,7 @@ def _tensile_candidates(
 
     The algorithm divides its link equally among its jobs, so it is given the shares of all of them together.
     """
-    profile, shares = state.device.profile, share * len(jobs)
-    link = profile.with_link(profile.out_bytes_per_s * shares, profile.in_bytes_per_s * shares, profile.duplex_factor)
+    link = state.device.profile.with_share(share * len(jobs))
     traces = {job: planners[job].trace for job in jobs}
     try:
         plans = state.caches.tensile_plans(traces, link, budget_bytes)
