@@ -243,6 +243,6 @@ def runs(names: Iterable[str], size: Size, title: str | None = None) -> list[Run
 
 
 def parsed(policies: Sequence[str]) -> tuple[PolicyChoice, ...]:
-    from pg_tensile.tools.bench.known import KNOWN
+    from pg_tensile.tools.bench.clone import KNOWN
 
     return options.parse_policies(",".join(policies), KNOWN, (None,), False)

@@ -20,8 +20,8 @@ from pg_tensile.planning.plan.plan import CODECS, NO_EVENTS, Plan
 from pg_tensile.planning.policies import named_policy
 from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate
 from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.tools.bench.clone import KNOWN
 from pg_tensile.tools.bench.compression import Sparsity, plan_compressed
-from pg_tensile.tools.bench.known import KNOWN
 from pg_tensile.tools.bench.options import MEASURED, MODELS, BenchOptions, PolicyChoice
 from pg_tensile.tools.bench.progress import Progress
 from pg_tensile.tools.bench.report import Row, machine, message_of, versions

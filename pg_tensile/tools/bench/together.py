@@ -27,8 +27,8 @@ from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.policies import named_policy
 from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.tools.bench.clone import KNOWN
 from pg_tensile.tools.bench.job_process import Inspection, JobError, Jobs, Measured, Turn
-from pg_tensile.tools.bench.known import KNOWN
 from pg_tensile.tools.bench.options import MEMORY_BUDGET, VANILLA, BenchOptions, PolicyChoice
 from pg_tensile.tools.bench.progress import Progress
 from pg_tensile.tools.bench.report import machine, message_of, rates, versions

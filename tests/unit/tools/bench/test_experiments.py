@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.optimum.best import MOST_OPERATORS
 from pg_tensile.tools.bench import networks, suite
 from pg_tensile.tools.bench.experiments import (
     BEYOND,
@@ -21,7 +22,6 @@ from pg_tensile.tools.bench.experiments import (
     runs,
 )
 from pg_tensile.tools.bench.networks import PAPER
-from pg_tensile.tools.bench.optimum.best import MOST_OPERATORS
 from pg_tensile.tools.bench.options import DeviceChoice
 from pg_tensile.tools.bench.paper import PUBLISHED
 from pg_tensile.tools.bench.progress import Progress

@@ -7,6 +7,8 @@ import math
 import time
 from typing import NamedTuple
 
+from benchmarks.optimum.program import Decisions, Program
+from benchmarks.optimum.realise import realise
 from pg_tensile.errors import BudgetError, InvalidPlanError, TensileError
 from pg_tensile.planning.bounds import check_budget, least_us
 from pg_tensile.planning.device.profile import DeviceProfile
@@ -18,8 +20,6 @@ from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
 from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
-from pg_tensile.tools.bench.optimum.program import Decisions, Program
-from pg_tensile.tools.bench.optimum.realise import realise
 
 MOST_OPERATORS = 80  # the program grows with operators × tensors
 ATTEMPTS = (

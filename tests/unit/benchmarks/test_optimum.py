@@ -12,6 +12,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.optimum.best import MOST_OPERATORS, TOLERANCE, Optimum, TraceTooLargeError, best
+from benchmarks.optimum.program import Decisions, Program, is_ordered
+from benchmarks.optimum.rows import Solved
 from pg_tensile.errors import BudgetError, InvalidPlanError
 from pg_tensile.planning.bounds import least_us, smallest_peak
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile, Direction
@@ -22,9 +25,6 @@ from pg_tensile.planning.plan.steps import version_after
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Kind, Mode, Trace
-from pg_tensile.tools.bench.optimum.best import MOST_OPERATORS, TOLERANCE, Optimum, TraceTooLargeError, best
-from pg_tensile.tools.bench.optimum.program import Decisions, Program, is_ordered
-from pg_tensile.tools.bench.optimum.rows import Solved
 from tests.unit.graphs import dice, planned, random_trace
 from tests.unit.handmade import network, trace_of
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from benchmarks.optimum.choices import Choices
+from benchmarks.optimum.program import Decisions
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
-from pg_tensile.tools.bench.optimum.choices import Choices
-from pg_tensile.tools.bench.optimum.program import Decisions
 
 
 def realise(choices: Choices, decisions: Decisions, early: bool) -> Plan:

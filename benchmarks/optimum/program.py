@@ -27,12 +27,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from benchmarks.optimum.choices import Choices
+from benchmarks.optimum.rows import INFINITE, Rows, Solved
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
 from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.plan import EventKind, Plan
 from pg_tensile.planning.trace.trace import Trace
-from pg_tensile.tools.bench.optimum.choices import Choices
-from pg_tensile.tools.bench.optimum.rows import INFINITE, Rows, Solved
 
 Place = tuple[int, int]  # a tensor, and an operator or gap
 SOME = 1e-7  # share of all latencies above which a column means that a transfer runs
