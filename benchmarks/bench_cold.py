@@ -16,14 +16,14 @@ from pathlib import Path
 import torch
 
 from benchmarks.bench_tensile import BATCH, GOALS, saved
+from benchmarks.experiments.networks import PAPER, SMALL_DENSENET, SMALL_RESNET, Network
+from benchmarks.experiments.paper import PUBLISHED
 from benchmarks.scenarios import ROOT, Benchmark, Check, Results, Row, Scenario, main, table, torch_device
 from pg_tensile.execution.capture import Captured
 from pg_tensile.execution.measuring.device import measure
 from pg_tensile.execution.measuring.operators import Calibration
 from pg_tensile.planning.latency import mlp, model_bytes
-from pg_tensile.tools.bench.networks import PAPER, SMALL_DENSENET, SMALL_RESNET, Network
 from pg_tensile.tools.bench.options import MODELS, ROOFLINE
-from pg_tensile.tools.bench.paper import PUBLISHED
 from pg_tensile.tools.bench.run import default_threads
 from pg_tensile.tools.bench.workload import build_model, prepare
 from pg_tensile.tools.cli.bench import parse

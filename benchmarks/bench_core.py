@@ -16,19 +16,7 @@ import sys
 from collections.abc import Iterable
 
 from benchmarks import bench_planning
-from benchmarks.scenarios import (
-    Benchmark,
-    Check,
-    Results,
-    Row,
-    Scenario,
-    deviation,
-    fidelity_checks,
-    main,
-    seconds,
-    table,
-)
-from pg_tensile.tools.bench.networks import (
+from benchmarks.experiments.networks import (
     ALEXNET,
     BERT,
     DENSENET121,
@@ -46,6 +34,18 @@ from pg_tensile.tools.bench.networks import (
     SMALL_RESNET,
     SQUEEZENET,
     VGG16,
+)
+from benchmarks.scenarios import (
+    Benchmark,
+    Check,
+    Results,
+    Row,
+    Scenario,
+    deviation,
+    fidelity_checks,
+    main,
+    seconds,
+    table,
 )
 
 ALL = "none,swap_all,recompute_all"

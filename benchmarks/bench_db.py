@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -35,10 +34,11 @@ from rich.table import Table
 
 from benchmarks.bench_jobs import BATCH_SIZE, EPOCHS, IMAGES, MIXES, NETWORKS, arguments
 from benchmarks.bench_tensile import planning, planning_checks, planning_table
-from benchmarks.sampling import sampled
 from benchmarks.scenarios import Check, measured_on, table, verdicts, write_document
+from benchmarks.server.cluster import fresh_cluster
+from benchmarks.server.sampling import sampled
 from pg_tensile.tools.bench.report import machine, versions
-from scripts.cluster import Cluster, child_python, temporary_cluster
+from scripts.cluster import Cluster, child_python
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "db-host.json"
@@ -91,14 +91,15 @@ torch.save(model.state_dict(), sys.argv[2])
 # ---- training -------------------------------------------------------------------------------------------------------
 
 
-def outside(cluster: Cluster, networks: Sequence[str], folder: Path) -> float:
+def outside(cluster: Cluster, networks: Sequence[str]) -> float:
     """Return the seconds of the scripts, one after another."""
-    began = time.perf_counter()
-    for seed, name in enumerate(networks):
-        job = json.dumps([cluster.dsn(), NETWORKS[name], EPOCHS, BATCH_SIZE, seed])
-        command = [child_python(), "-c", SCRIPT, job, str(folder / "weights.pt")]
-        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-    return time.perf_counter() - began
+    with tempfile.NamedTemporaryFile(suffix=".pt") as weights:
+        began = time.perf_counter()
+        for seed, name in enumerate(networks):
+            job = json.dumps([cluster.dsn(), NETWORKS[name], EPOCHS, BATCH_SIZE, seed])
+            command = [child_python(), "-c", SCRIPT, job, weights.name]
+            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+        return time.perf_counter() - began
 
 
 def inside(conn: Connection, networks: Sequence[str]) -> float:
@@ -115,7 +116,7 @@ def inside(conn: Connection, networks: Sequence[str]) -> float:
     return time.perf_counter() - began
 
 
-def jobs_per_hour(cluster: Cluster, folder: Path) -> list[dict[str, Any]]:
+def jobs_per_hour(cluster: Cluster) -> list[dict[str, Any]]:
     rows = []
     with cluster.connect() as conn:
         conn.execute("CREATE EXTENSION pg_tensile CASCADE")
@@ -128,7 +129,7 @@ def jobs_per_hour(cluster: Cluster, folder: Path) -> list[dict[str, Any]]:
             with sampled(largest.look, SAMPLE_S):
                 for _ in range(ROUNDS):
                     times["inside"].append(inside(conn, networks))
-                    times["outside"].append(outside(cluster, networks, folder))
+                    times["outside"].append(outside(cluster, networks))
             ratios = [a / b for a, b in zip(times["outside"], times["inside"], strict=True)]
             rows.append(
                 {
@@ -314,13 +315,8 @@ def main() -> int:
     if options.document:
         write_document("db", "host", page_part(json.loads(RESULTS.read_text())))
         return 0
-    folder = Path(tempfile.mkdtemp(prefix="pgt-bench-", dir="/tmp"))
-    folder.chmod(0o711)
-    try:
-        with temporary_cluster(folder / "cluster", {"pg_tensile.device": "cpu"}) as cluster:
-            rows = jobs_per_hour(cluster, folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with fresh_cluster() as cluster:
+        rows = jobs_per_hour(cluster)
     show(rows)
     results: dict[str, Any] = {"machine": machine(None), "versions": versions(), "jobs": rows}
     if options.only is None:

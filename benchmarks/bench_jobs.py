@@ -11,21 +11,19 @@ made the same weights, to the bit, as it did alone. The last line is JSON.
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import psycopg
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.sampling import sampled
-from scripts.cluster import Cluster, temporary_cluster
+from benchmarks.server.cluster import fresh_cluster
+from benchmarks.server.sampling import sampled
+from scripts.cluster import Cluster
 
 ROUNDS = 3
 TIGHT = 0.6
@@ -204,20 +202,15 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def main(chosen: Sequence[str]) -> int:
-    folder = Path(tempfile.mkdtemp(prefix="pgt-bench-", dir="/tmp"))
-    folder.chmod(0o711)
     rows = []
-    try:
-        with temporary_cluster(folder / "cluster", {"pg_tensile.device": "cpu"}) as cluster:
-            with cluster.connect() as conn:
-                conn.execute("CREATE EXTENSION pg_tensile CASCADE")
-                conn.execute(IMAGES)
-            for title, networks in MIXES.items():
-                if not chosen or title in chosen:
-                    rows.append(compare(cluster, title, networks))
-                    show(rows)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with fresh_cluster() as cluster:
+        with cluster.connect() as conn:
+            conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+            conn.execute(IMAGES)
+        for title, networks in MIXES.items():
+            if not chosen or title in chosen:
+                rows.append(compare(cluster, title, networks))
+                show(rows)
     print(json.dumps(rows))
     fits = all(row["most_granted_bytes"] <= row["budget_bytes"] for row in rows)
     return 0 if fits and all(row["bit_identical"] for row in rows) else 1

@@ -1,7 +1,7 @@
 """`make bench`: all methods on every network, beside the paper's results and the limits. How it runs: scenarios.py.
 
 Each scenario is one case of the paper's tables and figures, of memory against time at several savings, or of small
-steps beside their best plan (pg_tensile.tools.bench.experiments). `joint` has to be ahead of each method with right
+steps beside their best plan (benchmarks.experiments.cases). `joint` has to be ahead of each method with right
 results: it has to reach the method's measured peak in no more time.
 """
 
@@ -16,11 +16,13 @@ from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.experiments import suite
+from benchmarks.experiments.cases import EXPERIMENTS, FULL, QUICK, Run, Size, runs
+from benchmarks.experiments.suite import method, published
+from benchmarks.figures import points
+from benchmarks.figures.plots import draw
 from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, fidelity_checks, main, table
-from pg_tensile.tools.bench import options, points, suite
-from pg_tensile.tools.bench.experiments import EXPERIMENTS, FULL, QUICK, Run, Size, runs
-from pg_tensile.tools.bench.plots import draw
-from pg_tensile.tools.bench.suite import method, published
+from pg_tensile.tools.bench import options
 
 BATCH, ROUNDS = 8, 1  # chosen to keep the whole below two hours on two cores
 LONGEST_S = 155.0  # of a case of a figure

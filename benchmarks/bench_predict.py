@@ -12,12 +12,9 @@ predict_spin.
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,11 +24,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.server.cluster import fresh_cluster
 from pg_tensile.execution import models
 from pg_tensile.execution.data.preprocessing import CategoryInput, Features, Inputs, Kind, Preprocessing
 from pg_tensile.execution.training import checkpoint
 from scripts import demo
-from scripts.cluster import temporary_cluster
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -161,17 +158,11 @@ def measure_rates(conn: Connection) -> tuple[int, list[float], list[float]]:
 
 
 def main() -> None:
-    folder = Path(tempfile.mkdtemp(prefix="pgt-bench-", dir="/tmp"))
-    folder.chmod(0o711)
-    try:
-        settings = {"shared_buffers": "256MB", "pg_tensile.device": "cpu"}
-        with temporary_cluster(folder / "cluster", settings) as cluster, cluster.connect() as conn:
-            set_up(conn)
-            latencies = measure_latencies(conn)
-            spins = measure_spins(conn)
-            rows, inside, outside = measure_rates(conn)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with fresh_cluster({"shared_buffers": "256MB"}) as cluster, cluster.connect() as conn:
+        set_up(conn)
+        latencies = measure_latencies(conn)
+        spins = measure_spins(conn)
+        rows, inside, outside = measure_rates(conn)
     p50, p99 = statistics.median(latencies), latencies[len(latencies) * 99 // 100]
     console = Console(width=100)
     console.print(f"\npredict, one row in a session: p50 {p50:.0f} µs, p99 {p99:.0f} µs ({len(latencies):,} calls)\n")

@@ -20,8 +20,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from benchmarks import bench_planning
-from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, deviation, fidelity_checks, main, table
-from pg_tensile.tools.bench.networks import (
+from benchmarks.experiments.networks import (
     DENSENET121,
     INCEPTION3,
     INCEPTION4,
@@ -32,8 +31,9 @@ from pg_tensile.tools.bench.networks import (
     VGG16,
     Network,
 )
+from benchmarks.experiments.paper import PUBLISHED
+from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, deviation, fidelity_checks, main, table
 from pg_tensile.tools.bench.options import MEASURED
-from pg_tensile.tools.bench.paper import PUBLISHED
 
 JOINT, TENSILE = "joint", "tensile"
 SECTION, PAPERS = "memory", "the paper's policy"

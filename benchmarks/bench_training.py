@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -28,9 +26,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
+from benchmarks.server.cluster import fresh_cluster
 from pg_tensile.execution.data.preprocessing import ModelInputs, Preprocessing
 from scripts import demo
-from scripts.cluster import Cluster, child_python, temporary_cluster
+from scripts.cluster import Cluster, child_python
 
 ROUNDS = 3
 EPOCHS = 6
@@ -134,13 +133,8 @@ def ratio(jobs: list[float], others: list[float]) -> float:
 
 def main() -> None:
     threads = max(1, len(os.sched_getaffinity(0)) - 1)
-    folder = Path(tempfile.mkdtemp(prefix="pgt-bench-", dir="/tmp"))
-    folder.chmod(0o711)
-    try:
-        with temporary_cluster(folder / "cluster", {"pg_tensile.device": "cpu"}) as cluster:
-            rates = run(cluster, threads)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with fresh_cluster() as cluster:
+        rates = run(cluster, threads)
     medians = {name: statistics.median(values) for name, values in rates.items()}
     table = Table(title=f"training the demo's MLP, threads: {threads}")
     for heading in ("loop", "median rows/s", "best rows/s"):

@@ -150,7 +150,7 @@ def torch_device(device: str) -> torch.device:
 def code_fingerprint() -> str:
     """Return a digest of all code that is measured."""
     digest = hashlib.sha256()
-    for path in sorted([*(ROOT / "pg_tensile").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]):
+    for path in sorted([*(ROOT / "pg_tensile").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 

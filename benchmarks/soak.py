@@ -26,10 +26,8 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -41,9 +39,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.bench_db import kind_of
-from benchmarks.sampling import sampled
+from benchmarks.server.cluster import fresh_cluster
+from benchmarks.server.sampling import sampled
 from pg_tensile.tools.bench.report import machine, versions
-from scripts.cluster import REPOSITORY, Cluster, temporary_cluster
+from scripts.cluster import REPOSITORY, Cluster
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Sample = dict[tuple[str, str], float]  # by kind and name
@@ -56,7 +55,6 @@ KEPT = 20
 SAMPLE_S = 2.0
 WARM_UP_S = 30.0
 SETTINGS = {
-    "pg_tensile.device": "cpu",
     "pg_tensile.threads": 1,
     "pg_tensile.max_jobs": RUNNING,
     "autovacuum_naptime": "5s",
@@ -342,14 +340,9 @@ def main() -> int:
         write_page(json.loads(RESULTS.read_text()))
         return 0
     console = Console(width=140, highlight=False)
-    folder = Path(tempfile.mkdtemp(prefix="pgt-soak-", dir="/tmp"))
-    folder.chmod(0o711)
-    try:
-        with temporary_cluster(folder / "cluster", SETTINGS) as cluster:
-            results: dict[str, Any] = {"machine": machine(), "versions": versions()}
-            results |= soak(cluster, options.jobs, options.minutes, console)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with fresh_cluster(SETTINGS) as cluster:
+        results: dict[str, Any] = {"machine": machine(), "versions": versions()}
+        results |= soak(cluster, options.jobs, options.minutes, console)
     growing = [row for found in results["phases"] for row in found["series"] if not row["flat"]]
     for row in growing:
         console.print(f"grows: {row['kind']} of {row['name']}", style="red")

@@ -17,12 +17,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import bench_cold, bench_core, bench_planning, bench_systems, bench_tensile, scenarios
+from benchmarks.experiments import networks
+from benchmarks.experiments.paper import PUBLISHED
 from pg_tensile.errors import OptionError
 from pg_tensile.planning import policies
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
-from pg_tensile.tools.bench import measured, networks, options
+from pg_tensile.tools.bench import measured, options
 from pg_tensile.tools.bench.contenders import PlanStepper, same_bits
-from pg_tensile.tools.bench.paper import PUBLISHED
 from pg_tensile.tools.bench.report import Row, rates, size
 from pg_tensile.tools.bench.workload import find_callable
 from pg_tensile.tools.cli.bench import parse
@@ -187,8 +188,9 @@ def test_the_link_asked_for_is_used(folder, capsys):
 
 def test_a_language_model_with_tied_embeddings_and_dropout(folder):
     kwargs = '{"layers": 1, "width": 64, "vocabulary": 100, "positions": 16}'
-    model = ("--model", "benchmarks.core_models:gpt2", "--kwargs", kwargs, "--input", "int64<100:16", "--loss", "lm")
-    status, rows = bench(folder, *model, "--batch", "2", *ALL, "--early-update")
+    model = ("--model", "benchmarks.experiments.models:gpt2", "--kwargs", kwargs)
+    data = ("--input", "int64<100:16", "--loss", "lm")
+    status, rows = bench(folder, *model, *data, "--batch", "2", *ALL, "--early-update")
     assert status == 0 and [row["bit_identical"] for row in rows] == [True] * 3
 
 
@@ -514,7 +516,7 @@ def test_the_other_systems_are_measured_by_programs_whose_rows_make_tables(tmp_p
     assert {scenario.section for scenario in found} == {system.section for system in bench_systems.SYSTEMS}
     assert len({scenario.name for scenario in found}) == len(found)
     (quick,) = [each for each in bench_systems.scenarios("host", quick=True) if each.section == "batch"]
-    assert quick.program == "benchmarks.systems_batch" and quick.arguments == ("--quick",)
+    assert quick.program == "benchmarks.systems.batch" and quick.arguments == ("--quick",)
     begin, end = scenarios.marks("systems", "host")
     assert 0 < scenarios.DOCUMENT.read_text().index(begin) < scenarios.DOCUMENT.read_text().index(end)
     results = scenarios.Results(tmp_path / "systems-host.json", "host", fresh=False)

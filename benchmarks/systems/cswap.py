@@ -12,7 +12,7 @@ plain dictionary, printed as a line of JSON; ratios are over the same policy wit
 measured times of their transfers, raw and coded, agree about compressing them (V-C); if these times are equal within
 TIE, they agree with either decision.
 
-    python -m benchmarks.systems_cswap [--quick] [--rounds 3] [--only WORD]
+    python -m benchmarks.systems.cswap [--quick] [--rounds 3] [--only WORD]
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from benchmarks.experiments.networks import ALEXNET, INCEPTION3, RESNET50, SQUEEZENET, TEN, TINY, VGG16, Network
 from benchmarks.scenarios import Check
 from pg_tensile.errors import TensileError
 from pg_tensile.execution.runtime.host import HostDevice
@@ -48,7 +49,6 @@ from pg_tensile.tools.bench.compression import STEPS as SPARSITY_STEPS
 from pg_tensile.tools.bench.compression import Sparsity, measure_sparsity, plan_compressed
 from pg_tensile.tools.bench.contenders import PlanStepper, Turn, difference, take_turn
 from pg_tensile.tools.bench.measured import Session
-from pg_tensile.tools.bench.networks import ALEXNET, INCEPTION3, RESNET50, SQUEEZENET, TEN, TINY, VGG16, Network
 from pg_tensile.tools.bench.planned import codecs_of
 from pg_tensile.tools.bench.progress import Progress
 from pg_tensile.tools.bench.run import default_threads
@@ -93,7 +93,7 @@ def networks(quick: bool) -> list[tuple[Network, int]]:
         return [(TINY[3]._replace(title="plain ReLU net"), 128)]
     larger = ("float32:3x128x128",)
     plain = Network(
-        "plain ReLU net", "pg_tensile.tools.bench.tiny:cnn", larger, TEN, kwargs='{"channels": 32, "layers": 20}'
+        "plain ReLU net", "benchmarks.experiments.tiny:cnn", larger, TEN, kwargs='{"channels": 32, "layers": 20}'
     )
     return [(ALEXNET, 16), (VGG16, 1), (SQUEEZENET, 8), (plain, 4), (RESNET50, 2), (INCEPTION3, 2)]
 
@@ -357,7 +357,7 @@ def at_most(what: str, found: float | None, limit: float) -> Check:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="systems_cswap", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(prog="cswap", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true", help="one tiny network, one round")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", metavar="WORD", help="networks whose title has it")

@@ -21,11 +21,11 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from benchmarks.experiments.cases import EXPERIMENTS, FULL, parsed
+from benchmarks.figures import plots, style
+from benchmarks.figures.points import front, method
 from pg_tensile.errors import OptionError
-from pg_tensile.tools.bench import looks, plots
-from pg_tensile.tools.bench.experiments import EXPERIMENTS, FULL, parsed
 from pg_tensile.tools.bench.options import PEERS
-from pg_tensile.tools.bench.points import front, method
 
 HOSTILE = (
     "$\\frac{1}{$_^",
@@ -53,7 +53,7 @@ SAVING = {"ms": [0.0, 12.0, 44.0], "bytes": [20_000_000, 60_000_000, 60_000_000]
 def drawn() -> Iterator[Any]:
     """Draws by one of the functions that make a figure, with the styles of the rows."""
     with plots.drawing():
-        yield lambda make, rows, *more: make(rows, looks.styles(rows), *more)
+        yield lambda make, rows, *more: make(rows, style.styles(rows), *more)
 
 
 def markers(axes: Axes) -> dict[tuple[float, float], tuple[str, str, str]]:
@@ -164,19 +164,19 @@ def test_wrong_results_are_hollow(label, values, hollow, experiment, drawn):
 def test_each_method_of_the_experiments_has_its_own_style():
     cases = [case for experiment in EXPERIMENTS.values() for case in experiment.cases(FULL)]
     labels = {choice.label for case in cases for choice in parsed(case.policies)} | {*PEERS}
-    known = looks.styles([row(label) for label in sorted(labels)])
+    known = style.styles([row(label) for label in sorted(labels)])
     assert {method(row(label)) for label in labels} == set(known) and len(known) > 15
-    assert len({style[:2] for style in known.values()}) == len(known)
-    assert len({style[:2] for style in looks.STYLES.values()}) == len(looks.STYLES)
-    assert all(style.marker in looks.MARKERS and style.colour != "#ffffff" for style in looks.STYLES.values())
+    assert len({look[:2] for look in known.values()}) == len(known)
+    assert len({look[:2] for look in style.STYLES.values()}) == len(style.STYLES)
+    assert all(look.marker in style.MARKERS and look.colour != "#ffffff" for look in style.STYLES.values())
 
 
 def test_other_methods_get_what_is_free():
-    known = looks.styles([row("joint:tries=3"), row("joint"), row("new"), row("new:x=1"), row("other"), row("lru:x=1")])
+    known = style.styles([row("joint:tries=3"), row("joint"), row("new"), row("new:x=1"), row("other"), row("lru:x=1")])
     assert next(iter(known)) == "joint" and len(set(known.values())) == 6
-    others = {style[:2] for name, style in known.items() if name != "joint"}
-    assert len(others) == 5 and not others & {style[:2] for style in looks.STYLES.values()}
-    assert known["joint:tries=3"].colour == known["joint"].colour and known["lru:x=1"].colour == looks.ORANGE
+    others = {look[:2] for name, look in known.items() if name != "joint"}
+    assert len(others) == 5 and not others & {look[:2] for look in style.STYLES.values()}
+    assert known["joint:tries=3"].colour == known["joint"].colour and known["lru:x=1"].colour == style.ORANGE
 
 
 def test_a_method_looks_the_same_everywhere(drawn):
@@ -242,7 +242,7 @@ def test_of_several_budgets_the_smallest_is_shown_that_most_methods_have(drawn):
     figure = drawn(plots.memory, [*rows, row("tensile", budget="2%", timeline=SAVING)])
     assert [axes.get_title() for axes in figure.axes] == ["ResNet-50 at 5%", "b"]
     assert [len(axes.collections) for axes in figure.axes] == [1, 0]
-    dashed = [points(line)[0][1] for line in figure.axes[0].lines if line.get_color() == looks.BLACK]
+    dashed = [points(line)[0][1] for line in figure.axes[0].lines if line.get_color() == style.BLACK]
     assert set(dashed) == {5} and len(figure.axes[0].lines) == 5
     assert legend(figure) == ["vanilla", "joint", "vdnn", "lru", "budget"]
 
@@ -328,7 +328,7 @@ def test_hostile_titles_are_readable(make, count, drawn):
     rows = [
         row(label, number / 10, 1.0 + number, case=title, timeline=TIMELINE, bit_identical=None)
         for title in HOSTILE[:count]
-        for number, label in enumerate(["none", *looks.STYLES][1:])
+        for number, label in enumerate(["none", *style.STYLES][1:])
     ]
     rows += [row(f"a-policy-with-a-name:of={'great' * 40} length$", case=HOSTILE[0], timeline=SAVING)]
     assert_readable(drawn(make, rows))
@@ -341,7 +341,7 @@ def test_series_with_hostile_titles_are_readable(count, drawn):
         row(label, number / 10, 1.0 + number, case=f"{title}, batch {batch}")
         for title in titles[:count]
         for batch in (4, 8, 16, 32, 64)
-        for number, label in enumerate(looks.STYLES)
+        for number, label in enumerate(style.STYLES)
     ]
     assert_readable(drawn(plots.series, rows, plots.SERIES["fig7"]))
 
@@ -354,11 +354,11 @@ def test_every_column_of_panels_has_its_numbers_below_it(drawn):
 
 def test_text_is_cut_to_its_room():
     with plots.drawing():
-        assert looks.fitted("ResNet-50", 2.0) == "ResNet-50"
-        cut = looks.fitted("word " * 50, 2.0, lines=2)
+        assert style.fitted("ResNet-50", 2.0) == "ResNet-50"
+        cut = style.fitted("word " * 50, 2.0, lines=2)
         first, second = cut.split("\n")
-        assert second.endswith("…") and max(map(looks.width, (first, second))) <= 2.0 < looks.width(first + " word")
-        assert looks.fitted("$x_1$\n\x00", 2.0) == "$x_1$"
+        assert second.endswith("…") and max(map(style.width, (first, second))) <= 2.0 < style.width(first + " word")
+        assert style.fitted("$x_1$\n\x00", 2.0) == "$x_1$"
 
 
 # ---- files ----
@@ -397,7 +397,7 @@ def test_an_importing_program_keeps_its_matplotlib():
     """Neither torch nor matplotlib comes with the module; drawing imports no pyplot, chooses no backend."""
     program = """
 import sys, tempfile
-from pg_tensile.tools.bench import looks, plots
+from benchmarks.figures import plots, style
 assert not {"torch", "matplotlib"} & set(sys.modules)
 with tempfile.TemporaryDirectory() as folder:
     assert plots.draw([{"policy": "joint", "msr": 0.1, "eor": 1.1}], folder)
@@ -405,7 +405,7 @@ import matplotlib
 assert "matplotlib.pyplot" not in sys.modules and "torch" not in sys.modules
 assert matplotlib.get_backend(auto_select=False) is None
 """
-    root = Path(plots.__file__).parents[3]
+    root = Path(plots.__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -8,7 +8,7 @@
 
 A row is a plain dictionary, printed as a line of JSON; `checks(rows)` evaluates the promises.
 
-    python -m benchmarks.systems_batch [--quick] [--only WORD]
+    python -m benchmarks.systems.batch [--quick] [--only WORD]
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def accuracy_row(quick: bool) -> Row:
     kept = len(pixels) // 5
     rows, epochs, seeds = len(pixels) - kept, 3 if quick else 20, range(1 if quick else 10)
     base_rate = 1e-3
-    options = parse("benchmarks.systems_batch:Digits", "float32:64", "0", "joint")
+    options = parse("benchmarks.systems.batch:Digits", "float32:64", "0", "joint")
     with Progress() as progress:
         _, predict = choose_batch(options, progress)
     choice = choose(predict, rows, budget_bytes=predict.budget_bytes, learning_rate=base_rate)
@@ -244,7 +244,7 @@ def parse(model: str, shape: str, batch: str, policies: str, *others: str) -> Be
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="systems_batch", description="The batch size that fits, measured.")
+    parser = argparse.ArgumentParser(prog="batch", description="The batch size that fits, measured.")
     parser.add_argument("--quick", action="store_true", help="small networks, few steps: whether it works")
     parser.add_argument("--only", default="", help="cases with this word in their names")
     asked = parser.parse_args(arguments)

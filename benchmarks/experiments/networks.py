@@ -27,7 +27,7 @@ class Network(NamedTuple):
 
 
 IMAGE, LARGE_IMAGE, SMALL_IMAGE = ("float32:3x224x224",), ("float32:3x299x299",), ("float32:3x32x32",)
-CV, OWN = "pytorchcv.models", "benchmarks.core_models"
+CV, OWN = "pytorchcv.models", "benchmarks.experiments.models"
 TEN = ("--classes", "10")
 
 VGG16 = Network("VGG-16", f"{CV}.vgg:vgg16", IMAGE, step_s=14.0)
@@ -54,7 +54,7 @@ SMALL_SERESNET = Network("SE-ResNet-20", f"{CV}.seresnet_cifar:seresnet20_cifar1
 SMALL_DENSENET = Network("DenseNet-40", f"{CV}.densenet_cifar:densenet40_k12_cifar10", SMALL_IMAGE, TEN, 4, step_s=0.3)
 
 # small enough for their best plan to be found
-SMALL, SEQUENCE = "pg_tensile.tools.bench.tiny", ("float32:64x64",)
+SMALL, SEQUENCE = "benchmarks.experiments.tiny", ("float32:64x64",)
 TINY = (
     Network("MLP", f"{SMALL}:mlp", ("float32:256",), TEN, 1024),
     Network("wide MLP", f"{SMALL}:mlp", ("float32:256",), TEN, 64, '{"hidden": 2048}'),

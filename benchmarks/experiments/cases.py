@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from benchmarks.experiments.networks import PAPER, SMALL_RESNET, SMALL_SERESNET, TINY, Network
+from benchmarks.experiments.paper import PUBLISHED
 from pg_tensile.tools.bench import options
-from pg_tensile.tools.bench.networks import PAPER, SMALL_RESNET, SMALL_SERESNET, TINY, Network
 from pg_tensile.tools.bench.options import PolicyChoice
-from pg_tensile.tools.bench.paper import PUBLISHED
 
 # The methods compared; {} is the budget, which vDNN does not have. True: `savings` measures it at each of SAVINGS.
 METHODS = {

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.optimum.best import MOST_OPERATORS
-from pg_tensile.tools.bench import networks, suite
-from pg_tensile.tools.bench.experiments import (
+from benchmarks.experiments import networks, suite
+from benchmarks.experiments.cases import (
     BEYOND,
     EXPERIMENTS,
     FULL,
@@ -21,9 +20,10 @@ from pg_tensile.tools.bench.experiments import (
     Run,
     runs,
 )
-from pg_tensile.tools.bench.networks import PAPER
+from benchmarks.experiments.networks import PAPER
+from benchmarks.experiments.paper import PUBLISHED
+from benchmarks.optimum.best import MOST_OPERATORS
 from pg_tensile.tools.bench.options import DeviceChoice
-from pg_tensile.tools.bench.paper import PUBLISHED
 from pg_tensile.tools.bench.progress import Progress
 from pg_tensile.tools.cli.bench import parse
 from pg_tensile.tools.cli.main import main

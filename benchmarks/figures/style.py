@@ -9,8 +9,8 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from benchmarks.figures.points import Result, Row, method
 from pg_tensile.tools.bench.options import PEER, VANILLA
-from pg_tensile.tools.bench.points import Result, Row, method
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ one piece, the median of the rounds' ratios of both (`slowdown`), and whether th
 `link_ms` is the link's time to swap in the bytes that cannot stay: no plan is faster. The row also has the values by
 which the link was scaled, so that a check can detect a link that was not limited.
 
-    python -m benchmarks.systems_inference [--side 128] [--rounds 20] [--device cuda] [--library | --sql]
+    python -m benchmarks.systems.inference [--side 128] [--rounds 20] [--device cuda] [--library | --sql]
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -33,6 +30,7 @@ from psycopg.types.json import Jsonb
 from torch import nn
 
 from benchmarks.scenarios import Check
+from benchmarks.server.cluster import fresh_cluster
 from pg_tensile.execution.measuring.device import choose_device, measure, use_deterministic_algorithms
 from pg_tensile.execution.runtime.device import Device
 from pg_tensile.execution.runtime.host import HostDevice
@@ -40,7 +38,6 @@ from pg_tensile.execution.training.prediction import Served
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.trace.trace import Trace
-from scripts.cluster import temporary_cluster
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Row = dict[str, Any]
@@ -160,15 +157,10 @@ def bytes_to_bring(trace: Trace, budget: int) -> int:
 
 def server_rows(side: int, rounds: int, shares: Iterable[float] = SQL_SHARES) -> Iterator[Row]:
     """Yield a row for each share, by `predict_class` of one row."""
-    folder = Path(tempfile.mkdtemp(prefix="pgt-bench-", dir="/tmp"))
-    folder.chmod(0o711)
-    try:
-        with temporary_cluster(folder / "cluster", {"pg_tensile.device": "cpu"}) as cluster, cluster.connect() as conn:
-            parameter_bytes = set_up(conn, side)
-            for share in shares:
-                yield server_row(conn, share, int(share * parameter_bytes), parameter_bytes, rounds)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with fresh_cluster() as cluster, cluster.connect() as conn:
+        parameter_bytes = set_up(conn, side)
+        for share in shares:
+            yield server_row(conn, share, int(share * parameter_bytes), parameter_bytes, rounds)
 
 
 def set_up(conn: Connection, side: int) -> int:

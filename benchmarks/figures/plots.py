@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pg_tensile.errors import OptionError
-from pg_tensile.tools.bench.looks import (
+from benchmarks.figures.points import Curve, Result, Row, curves, front, grouped, results, stem
+from benchmarks.figures.style import (
     DASHED,
     GREY,
     MARGIN,
@@ -38,8 +38,8 @@ from pg_tensile.tools.bench.looks import (
     set_ticks,
     styles,
 )
+from pg_tensile.errors import OptionError
 from pg_tensile.tools.bench.options import VANILLA
-from pg_tensile.tools.bench.points import Curve, Result, Row, curves, front, grouped, results, stem
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.together import rounds
+from benchmarks.together.job_process import Inspection, JobError, Jobs, Measured, Turn, digest_of
+from benchmarks.together.rounds import Contender, TogetherRow, empty_row, filled_row, run_together
 from pg_tensile.errors import MeasurementError
 from pg_tensile.execution.runtime.record import Counters
 from pg_tensile.execution.runtime.state import TrainingState
@@ -23,12 +26,10 @@ from pg_tensile.planning.bounds import smallest_peak
 from pg_tensile.planning.device.profile import GB, RTX_A6000
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS
-from pg_tensile.tools.bench import contenders, together
-from pg_tensile.tools.bench.job_process import Inspection, JobError, Jobs, Measured, Turn, digest_of
+from pg_tensile.tools.bench import contenders
 from pg_tensile.tools.bench.measured import Session
 from pg_tensile.tools.bench.options import CHECKPOINT, SAVE_ON_CPU, VANILLA, BenchOptions, PolicyChoice
 from pg_tensile.tools.bench.progress import Progress
-from pg_tensile.tools.bench.together import Contender, TogetherRow, empty_row, filled_row, run_together
 from pg_tensile.tools.cli.bench import parse
 from tests.unit.graphs import chain
 
@@ -362,10 +363,10 @@ def test_first_steps_may_come_before_the_turn(folder):
 
 
 def test_who_is_many_times_slower_than_vanilla_is_given_up_after_a_step(folder, monkeypatch):
-    monkeypatch.setattr(together, "HOPELESS", 1e-6)
+    monkeypatch.setattr(rounds, "HOPELESS", 1e-6)
     rows = run_together([job(), job()], (NONE, PEERS[0]), 1, 3, Progress())
     assert [row.error for row in rows] == [None, None]  # steps this short take nobody's time
-    monkeypatch.setattr(together, "PATIENCE_S", 1e-4)
+    monkeypatch.setattr(rounds, "PATIENCE_S", 1e-4)
     vanilla, peer = run_together([job(), job()], (NONE, PEERS[0]), 1, 3, Progress())
     assert vanilla.error is None and vanilla.eor == 1
     assert peer.eor is None and "given up: its first step took longer than 0.0001 s" in (peer.error or "")

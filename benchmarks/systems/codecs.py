@@ -8,7 +8,7 @@ A row is a plain dictionary, printed as a line of JSON; its `section` is one of:
 - model: relative absolute errors of the times that the model predicts for tensors it was not fitted to, by codec and
   direction, as the paper defines them (its own: 3 % on average).
 
-    python -m benchmarks.systems_codecs [--quick]
+    python -m benchmarks.systems.codecs [--quick]
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def checks(rows: Sequence[Row]) -> list[Check]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="systems_codecs", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(prog="codecs", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true", help="few small tensors")
     rows = run(parser.parse_args().quick)
     for row in rows:

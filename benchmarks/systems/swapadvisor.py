@@ -5,7 +5,7 @@ of the vanilla device peak, or the minimum of any plan, if that is more. `lru`, 
 and a search with more time) are executed in turns with vanilla on the host device, whose link keeps an RTX A6000's
 balance. A row is a plain dictionary, printed as a line of JSON: `ideal` is vanilla's time over the policy's.
 
-    python -m benchmarks.systems_swapadvisor [--quick] [--seconds 60] [--only WORD] [--part policies|ranking]
+    python -m benchmarks.systems.swapadvisor [--quick] [--seconds 60] [--only WORD] [--part policies|ranking]
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Case(NamedTuple):
 def cases(quick: bool) -> list[Case]:
     width, layers, times, batch = (32, 3, 4, 4) if quick else (512, 8, 16, 64)
     lstm = (
-        "--model", "benchmarks.systems_swapadvisor:UnrolledLSTM", "--input", f"float32:{times}x{width}",
+        "--model", "benchmarks.systems.swapadvisor:UnrolledLSTM", "--input", f"float32:{times}x{width}",
         "--kwargs", json.dumps({"width": width, "layers": layers}), "--batch", str(batch),
     )  # fmt: skip
     network, batch = ("resnet_cifar:resnet20_cifar10", 4) if quick else ("wrn_cifar:get_wrn_cifar", 16)
@@ -295,7 +295,7 @@ def _speed(title: str, of: dict[str, Row]) -> Iterator[Check]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="systems_swapadvisor", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser = argparse.ArgumentParser(prog="swapadvisor", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true", help="tiny models, one round")
     parser.add_argument("--seconds", type=float, default=60.0, help="of the search (60)")
     parser.add_argument("--rounds", type=int, default=3)

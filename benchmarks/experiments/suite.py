@@ -15,14 +15,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.experiments.cases import EXPERIMENTS, FULL, QUICK, Case, Run, Size, parsed, runs
+from benchmarks.experiments.paper import PUBLISHED, Published
+from benchmarks.figures import plots
+from benchmarks.together.rounds import run_together
 from pg_tensile.errors import OptionError
-from pg_tensile.tools.bench import options, plots
-from pg_tensile.tools.bench.experiments import EXPERIMENTS, FULL, QUICK, Case, Run, Size, parsed, runs
+from pg_tensile.tools.bench import options
 from pg_tensile.tools.bench.options import DeviceChoice
-from pg_tensile.tools.bench.paper import PUBLISHED, Published
 from pg_tensile.tools.bench.progress import Progress
-from pg_tensile.tools.bench.report import check_writable, plain, table_console
-from pg_tensile.tools.bench.together import run_together
+from pg_tensile.tools.bench.report import ROOT, check_writable, plain, table_console
 from pg_tensile.tools.cli.parser import Parser, add, count
 
 Row = dict[str, Any]
@@ -43,9 +44,8 @@ def run_case(case: Case, device: str, progress: Progress) -> list[Row]:
         return [asdict(row) for row in run_together(jobs, value.policies, value.rounds, value.iterations, progress)]
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         command = [sys.executable, "-m", "pg_tensile", "bench", *case.jobs[0], *policies, "--device", device]
-        done = subprocess.run(
-            [*command, "--json", file.name], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-        )
+        command += ["--json", file.name]  # the models of experiments are in the clone
+        done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         rows = [json.loads(line) for line in Path(file.name).read_text().splitlines()]
     return rows or [{"policy": "none", "label": "none", "error": done.stderr.strip()[-2000:]}]
 

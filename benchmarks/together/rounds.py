@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from benchmarks.together.job_process import Inspection, JobError, Jobs, Measured, Turn
 from pg_tensile.planning.bounds import smallest_peak
 from pg_tensile.planning.device.profile import GB, RTX_A6000, DeviceProfile
 from pg_tensile.planning.latency import roofline
@@ -28,7 +29,6 @@ from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.policies import named_policy
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.tools.bench.clone import KNOWN
-from pg_tensile.tools.bench.job_process import Inspection, JobError, Jobs, Measured, Turn
 from pg_tensile.tools.bench.options import MEMORY_BUDGET, VANILLA, BenchOptions, PolicyChoice
 from pg_tensile.tools.bench.progress import Progress
 from pg_tensile.tools.bench.report import machine, message_of, rates, versions
