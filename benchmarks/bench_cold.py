@@ -18,7 +18,8 @@ import torch
 from benchmarks.bench_tensile import BATCH, GOALS, saved
 from benchmarks.experiments.networks import PAPER, SMALL_DENSENET, SMALL_RESNET, Network
 from benchmarks.experiments.paper import PUBLISHED
-from benchmarks.scenarios import ROOT, Benchmark, Check, Results, Row, Scenario, main, table, torch_device
+from benchmarks.scenarios import ROOT, Benchmark, Check, Results, Row, Scenario, main, torch_device
+from benchmarks.tables import table
 from pg_tensile.execution.capture import Captured
 from pg_tensile.execution.measuring.device import measure
 from pg_tensile.execution.measuring.operators import Calibration

@@ -45,8 +45,8 @@ from benchmarks.scenarios import (
     fidelity_checks,
     main,
     seconds,
-    table,
 )
+from benchmarks.tables import table
 
 ALL = "none,swap_all,recompute_all"
 ALLOCATOR = 0.03  # |device peak − allocator's| / allocator's

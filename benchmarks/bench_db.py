@@ -29,19 +29,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psycopg
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.bench_jobs import BATCH_SIZE, EPOCHS, IMAGES, MIXES, NETWORKS, arguments
 from benchmarks.bench_tensile import planning, planning_checks, planning_table
-from benchmarks.scenarios import Check, measured_on, table, verdicts, write_document
+from benchmarks.scenarios import RESULTS as FOLDER
+from benchmarks.scenarios import Check, measured_on, verdicts, write_document
 from benchmarks.server.cluster import fresh_cluster
 from benchmarks.server.sampling import sampled
+from benchmarks.tables import show_table, table
 from pg_tensile.tools.bench.report import machine, versions
-from scripts.cluster import Cluster, child_python
+from scripts.cluster import REPOSITORY, Cluster, child_python
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "db-host.json"
+RESULTS = FOLDER / "db-host.json"
 ROUNDS = 3
 SAMPLE_S = 0.2
 OTHERS = ("bench_feed", "bench_predict", "bench_training", "bench_jobs")
@@ -192,14 +191,14 @@ def kind_of(command: str) -> str:
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
-    table = Table(title=f"jobs at once in the database against scripts one after another ({ROUNDS} rounds)")
-    for heading in ("jobs", "per hour", "scripts per hour", "times as many", "processes, PSS MiB"):
-        table.add_column(heading, justify="right")
+    lines = []
     for row in rows:
-        pss = ", ".join(f"{each['process']} {each['pss_bytes'] >> 20}" for each in row["processes"])
+        pss = ", ".join(f"{part['process']} {part['pss_bytes'] >> 20}" for part in row["processes"])
         rates = (f"{row['jobs_per_hour']:,}", f"{row['scripts_per_hour']:,}", f"{row['times_as_many']:.2f}")
-        table.add_row(str(row["jobs"]), *rates, pss)
-    Console(width=140).print(table)
+        lines.append((str(row["jobs"]), *rates, pss))
+    title = f"jobs at once in the database against scripts one after another ({ROUNDS} rounds)"
+    headings = ("jobs", "per hour", "scripts per hour", "times as many", "processes, PSS MiB")
+    show_table(title, headings, lines, width=140)
 
 
 # ---- the document ---------------------------------------------------------------------------------------------------
@@ -299,7 +298,7 @@ def other(name: str) -> Any:
     """Run another benchmark and return the JSON in its last line."""
     print(f"{name} …", file=sys.stderr)
     command = [sys.executable, "-m", f"benchmarks.{name}"]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
     lines = done.stdout.splitlines()
     print("\n".join(lines[:-1]))
     if done.returncode or not lines:

@@ -23,10 +23,9 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.server.cluster import fresh_cluster
+from benchmarks.tables import show_table
 from scripts.cluster import Cluster, child_python
 
 ROWS = 336_776
@@ -169,13 +168,18 @@ def main() -> None:
     with fresh_cluster({"shared_buffers": "256MB"}) as cluster:
         seconds = run(cluster)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    table = Table(title=f"{ROWS:,} rows × 12 columns → float32 array")
-    for heading in ("method", "median s", "best s", "rows/s", "feed is faster by"):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
-    for name, median in medians.items():
-        ratio = f"{median / medians['feed']:.2f} ×"
-        table.add_row(name, f"{median:.3f}", f"{min(seconds[name]):.3f}", f"{ROWS / median:,.0f}", ratio)
-    Console(width=100).print(table)
+    lines = [
+        (
+            name,
+            f"{median:.3f}",
+            f"{min(seconds[name]):.3f}",
+            f"{ROWS / median:,.0f}",
+            f"{median / medians['feed']:.2f} ×",
+        )
+        for name, median in medians.items()
+    ]
+    headings = ("method", "median s", "best s", "rows/s", "feed is faster by")
+    show_table(f"{ROWS:,} rows × 12 columns → float32 array", headings, lines)
     best_adbc = min(medians["adbc"], medians["adbc cast"])
     result = {
         "rows_per_s": round(ROWS / medians["feed"]),

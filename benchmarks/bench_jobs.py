@@ -18,11 +18,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import psycopg
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.server.cluster import fresh_cluster
 from benchmarks.server.sampling import sampled
+from benchmarks.tables import show_table
 from scripts.cluster import Cluster
 
 ROUNDS = 3
@@ -182,23 +181,14 @@ def summary(title: str, alone: int, rounds: Sequence[dict[str, Outcome]]) -> dic
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
-    table = Table(title=f"jobs together, times the same jobs one after another ({ROUNDS} rounds)")
-    for heading in (
-        "jobs",
-        "s, one after another",
-        "together",
-        f"within {TIGHT:.0%}",
-        "budget, MiB",
-        "granted",
-        "in use",
-        "same weights",
-    ):
-        table.add_column(heading, justify="left" if heading == "jobs" else "right")
+    headings = ["jobs", "s, one after another", "together", f"within {TIGHT:.0%}"]
+    headings += ["budget, MiB", "granted", "in use", "same weights"]
+    lines = []
     for row in rows:
         mebibytes = [f"{row[key] / 2**20:.0f}" for key in ("budget_bytes", "most_granted_bytes", "most_in_use_bytes")]
         times = [f"{row['seconds_one_after_another']:.1f}", f"{row['together']:.2f}", f"{row['tight']:.2f}"]
-        table.add_row(row["jobs"], *times, *mebibytes, "yes" if row["bit_identical"] else "NO")
-    Console(width=120).print(table)
+        lines.append((row["jobs"], *times, *mebibytes, "yes" if row["bit_identical"] else "NO"))
+    show_table(f"jobs together, times the same jobs one after another ({ROUNDS} rounds)", headings, lines, width=120)
 
 
 def main(chosen: Sequence[str]) -> int:

@@ -21,7 +21,8 @@ from benchmarks.experiments.cases import EXPERIMENTS, FULL, QUICK, Run, Size, ru
 from benchmarks.experiments.suite import method, published
 from benchmarks.figures import points
 from benchmarks.figures.plots import draw
-from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, fidelity_checks, main, table
+from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, fidelity_checks, main
+from benchmarks.tables import table
 from pg_tensile.tools.bench import options
 
 BATCH, ROUNDS = 8, 1  # chosen to keep the whole below two hours on two cores

@@ -16,9 +16,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.tables import show_table
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.plan import memory
 from pg_tensile.planning.plan.execution import AccessSequence
@@ -264,12 +263,9 @@ def measure_policy(policy: str, operators: int, jobs: int = 1, rounds: int = 3) 
 
 
 def main() -> None:
-    table = Table(title="Planning, medians in ms")
-    for name in Measurement._fields:
-        table.add_column(name.replace("_", " "), justify="right")
-    for row in measure():
-        table.add_row(*(f"{value:.1f}" if isinstance(value, float) else str(value) for value in row))
-    Console(width=160).print(table)
+    lines = [[f"{value:.1f}" if isinstance(value, float) else str(value) for value in row] for row in measure()]
+    headings = [name.replace("_", " ") for name in Measurement._fields]
+    show_table("Planning, medians in ms", headings, lines, width=160)
 
 
 if __name__ == "__main__":

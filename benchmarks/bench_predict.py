@@ -22,9 +22,9 @@ import psycopg
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.server.cluster import fresh_cluster
+from benchmarks.tables import show_table
 from pg_tensile.execution import models
 from pg_tensile.execution.data.preprocessing import CategoryInput, Features, Inputs, Kind, Preprocessing
 from pg_tensile.execution.training import checkpoint
@@ -168,13 +168,12 @@ def main() -> None:
     console.print(f"\npredict, one row in a session: p50 {p50:.0f} µs, p99 {p99:.0f} µs ({len(latencies):,} calls)\n")
     by_spin = ", ".join(f"{spin} µs: {p50:.0f} µs" for spin, p50 in spins.items())
     console.print(f"p50 by pg_tensile.predict_spin: {by_spin}\n")
-    table = Table(title=f"{rows:,} rows through the demo's MLP")
-    for heading in ("method", "median s", "best s", "rows/s"):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
-    for name, seconds in (("predict_rows", inside), ("psycopg + PyTorch", outside)):
-        median = statistics.median(seconds)
-        table.add_row(name, f"{median:.2f}", f"{min(seconds):.2f}", f"{rows / median:,.0f}")
-    console.print(table)
+    medians = {"predict_rows": statistics.median(inside), "psycopg + PyTorch": statistics.median(outside)}
+    lines = [
+        (name, f"{median:.2f}", f"{min(seconds):.2f}", f"{rows / median:,.0f}")
+        for (name, median), seconds in zip(medians.items(), (inside, outside), strict=True)
+    ]
+    show_table(f"{rows:,} rows through the demo's MLP", ("method", "median s", "best s", "rows/s"), lines)
     result = {
         "p50_us": round(p50, 1),
         "p99_us": round(p99, 1),

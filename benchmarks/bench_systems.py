@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, main, table
+from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, main
 from benchmarks.systems import batch, codecs, cswap, inference, swapadvisor
+from benchmarks.tables import table
 
 Column = tuple[str, str, str]  # heading, key of the row, format
 

@@ -32,7 +32,8 @@ from benchmarks.experiments.networks import (
     Network,
 )
 from benchmarks.experiments.paper import PUBLISHED
-from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, deviation, fidelity_checks, main, table
+from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, deviation, fidelity_checks, main
+from benchmarks.tables import table
 from pg_tensile.tools.bench.options import MEASURED
 
 JOINT, TENSILE = "joint", "tensile"

@@ -22,11 +22,10 @@ from typing import Any
 
 import psycopg
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
 from benchmarks.server.cluster import fresh_cluster
+from benchmarks.tables import show_table
 from pg_tensile.execution.data.preprocessing import ModelInputs, Preprocessing
 from scripts import demo
 from scripts.cluster import Cluster, child_python
@@ -136,13 +135,9 @@ def main() -> None:
     with fresh_cluster() as cluster:
         rates = run(cluster, threads)
     medians = {name: statistics.median(values) for name, values in rates.items()}
-    table = Table(title=f"training the demo's MLP, threads: {threads}")
-    for heading in ("loop", "median rows/s", "best rows/s"):
-        table.add_column(heading, justify="left" if heading == "loop" else "right")
     titles = {"job": "a job in the database", "plain": "plain PyTorch", "all": "plain PyTorch on all cores"}
-    for name, title in titles.items():
-        table.add_row(title, f"{medians[name]:,.0f}", f"{max(rates[name]):,.0f}")
-    Console(width=100).print(table)
+    lines = [(title, f"{medians[name]:,.0f}", f"{max(rates[name]):,.0f}") for name, title in titles.items()]
+    show_table(f"training the demo's MLP, threads: {threads}", ("loop", "median rows/s", "best rows/s"), lines)
     result = {
         "rows_per_s": round(medians["job"]),
         "plain_rows_per_s": round(medians["plain"]),

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,17 +27,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
 from rich.table import Table
 
+from benchmarks.command import ROOT, Row, run_bench, run_program
 from pg_tensile.errors import DeviceError
 from pg_tensile.execution.measuring.device import choose_device
 from pg_tensile.tools.bench.report import machine, versions
 
-ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
 LONG_MS = 200.0  # the simulator's time is checked for longer steps only
 FIDELITY = (-0.04, 0.12)  # (simulated − measured) / measured
-
-Row = dict[str, Any]
 
 
 class Scenario(NamedTuple):
@@ -161,35 +158,17 @@ def code_fingerprint() -> str:
 def run_scenario(scenario: Scenario, device: str) -> dict[str, Any]:
     """Run a scenario and return its rows, with `error` if it failed."""
     started = time.perf_counter()
-    arguments, done, lines = (run_program if scenario.program else run_command)(scenario, device)
-    rows = [json.loads(line) for line in lines]
+    arguments = list(scenario.arguments)
+    if scenario.program is not None:
+        done, rows = run_program(scenario.program, arguments)
+    else:
+        arguments += [] if "--device" in arguments else ["--device", device]
+        done, rows = run_bench(arguments)
     seconds, revision = round(time.perf_counter() - started, 1), versions()["revision"]
     result = {"arguments": arguments, "seconds": seconds, "revision": revision, "rows": rows}
     if not rows or done.returncode not in (0, 1):
         result["error"] = done.stderr.strip()[-2000:] or f"exit status {done.returncode}"
     return result
-
-
-Done = subprocess.CompletedProcess[str]
-
-
-def run_command(scenario: Scenario, device: str) -> tuple[list[str], Done, list[str]]:
-    """Run the command and return its arguments, the completed process, and its rows as lines."""
-    arguments = list(scenario.arguments) + ([] if "--device" in scenario.arguments else ["--device", device])
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [sys.executable, "-m", "pg_tensile", "bench", *arguments, "--json", file.name]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        return arguments, done, Path(file.name).read_text().splitlines()
-
-
-def run_program(scenario: Scenario, _device: str) -> tuple[list[str], Done, list[str]]:
-    """Run a scenario's own program, and return the same as `run_command`."""
-    assert scenario.program is not None
-    arguments = list(scenario.arguments)
-    done = subprocess.run(
-        [sys.executable, "-m", scenario.program, *arguments], cwd=ROOT, capture_output=True, text=True
-    )
-    return arguments, done, [line for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def run_all(results: Results, wanted: Sequence[Scenario], minutes: float) -> list[str]:
@@ -251,12 +230,6 @@ def seconds(ms: float | None) -> str:
     return "–" if ms is None else f"{ms / 1e3:.2f} s"
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return a table as lines of Markdown; none without rows."""
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings), *lines, ""] if lines else []
-
-
 def markdown(benchmark: Benchmark, results: Results, found: Sequence[Check], missing: Sequence[str]) -> str:
     """Return the generated part of the section."""
     data = results.data
@@ -315,15 +288,25 @@ def marks(name: str, kind: str) -> tuple[str, str]:
     return f"<!-- {name}-{kind}: begin, written by benchmarks/bench_{name}.py -->\n", f"<!-- {name}-{kind}: end -->"
 
 
-def print_checks(found: Sequence[Check], missing: Sequence[str]) -> None:
+def print_checks(found: Sequence[Check], missing: Sequence[str] = (), stderr: bool = False) -> None:
     shown = Table("section", "what", "found", "asked for", "", box=None, pad_edge=False)
-    for each in found:
-        shown.add_row(each.section, each.what, each.found, each.asked, "" if each.holds else "[red]NO[/red]")
-    Console(width=120).print(shown)
-    print(
-        f"{sum(each.holds for each in found)} of {len(found)} checks hold"
-        + f", {len(missing)} scenarios not measured" * bool(missing)
-    )
+    for check in found:
+        shown.add_row(check.section, check.what, check.found, check.asked, "" if check.holds else "[red]NO[/red]")
+    console = Console(width=120, stderr=stderr)
+    console.print(shown)
+    holding = f"{sum(check.holds for check in found)} of {len(found)} checks hold"
+    console.print(holding + f", {len(missing)} scenarios not measured" * bool(missing), highlight=False)
+
+
+def end(rows: Iterable[Row], checks: Callable[[list[Row]], Sequence[Check]]) -> int:
+    """End a program of a scenario: print its rows, as they are measured, and its checks; return the exit status."""
+    measured = []
+    for row in rows:
+        print(json.dumps(row), flush=True)
+        measured.append(row)
+    found = checks(measured)
+    print_checks(found, stderr=True)
+    return int(not all(check.holds for check in found))
 
 
 def main(benchmark: Benchmark) -> int:

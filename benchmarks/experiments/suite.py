@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.command import Row, run_bench
 from benchmarks.experiments.cases import EXPERIMENTS, FULL, QUICK, Case, Run, Size, parsed, runs
 from benchmarks.experiments.paper import PUBLISHED, Published
 from benchmarks.figures import plots
@@ -23,10 +21,9 @@ from pg_tensile.errors import OptionError
 from pg_tensile.tools.bench import options
 from pg_tensile.tools.bench.options import DeviceChoice
 from pg_tensile.tools.bench.progress import Progress
-from pg_tensile.tools.bench.report import ROOT, check_writable, plain, table_console
+from pg_tensile.tools.bench.report import check_writable, plain, table_console
 from pg_tensile.tools.cli.parser import Parser, add, count
 
-Row = dict[str, Any]
 SIMULATED = DeviceChoice("sim", profile="RTX_A6000")  # device of the experiments that are simulated
 
 
@@ -42,11 +39,7 @@ def run_case(case: Case, device: str, progress: Progress) -> list[Row]:
         jobs = [parse(["bench", *arguments, *policies, "--device", device]) for arguments in case.jobs]
         value = jobs[0]
         return [asdict(row) for row in run_together(jobs, value.policies, value.rounds, value.iterations, progress)]
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [sys.executable, "-m", "pg_tensile", "bench", *case.jobs[0], *policies, "--device", device]
-        command += ["--json", file.name]  # the models of experiments are in the clone
-        done = subprocess.run(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-        rows = [json.loads(line) for line in Path(file.name).read_text().splitlines()]
+    done, rows = run_bench([*case.jobs[0], *policies, "--device", device])
     return rows or [{"policy": "none", "label": "none", "error": done.stderr.strip()[-2000:]}]
 
 

@@ -14,12 +14,11 @@ A row is a plain dictionary, printed as a line of JSON; `checks(rows)` evaluates
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +26,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 
-from benchmarks.scenarios import Check
+from benchmarks.scenarios import Check, Row, end
 from pg_tensile.errors import OutOfDeviceMemoryError
 from pg_tensile.execution.capture import OptimizerSpec, StepSpec
 from pg_tensile.execution.capture.eager import EagerStep
@@ -49,7 +48,6 @@ SIZES = 12  # of the exhaustive search
 MOST_ROWS = 384
 ROUNDS, STEPS = 3, 3  # STEPS in each round of a size, after a first step
 PAPERS_SHARE = 8 / 24  # of vanilla's memory
-Row = dict[str, Any]
 
 
 class Asked(NamedTuple):
@@ -63,11 +61,11 @@ class Asked(NamedTuple):
 FULL, QUICK = Asked(0.95, 0.95, 0.5), Asked(0.4, 0.1, 5.0)  # quick: few steps, with inaccurate results
 
 
-def run(quick: bool, only: str = "") -> list[Row]:
-    """Return a row for each case whose name contains `only`; `quick`: with small networks and few steps."""
+def run(quick: bool, only: str = "") -> Iterator[Row]:
+    """Yield a row for each case whose name contains `only`; `quick`: with small networks and few steps."""
     cases = {"choice": choice_row, "memory": memory_row, "accuracy": accuracy_row}
     torch.set_num_threads(default_threads("host"))
-    return [{"case": name, "quick": quick, **measure(quick)} for name, measure in cases.items() if only in name]
+    yield from ({"case": name, "quick": quick, **measure(quick)} for name, measure in cases.items() if only in name)
 
 
 def checks(rows: Iterable[Row]) -> list[Check]:
@@ -248,14 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="small networks, few steps: whether it works")
     parser.add_argument("--only", default="", help="cases with this word in their names")
     asked = parser.parse_args(arguments)
-    rows = run(asked.quick, asked.only)
-    for row in rows:
-        print(json.dumps(row))
-    found = checks(rows)
-    for check in found:
-        verdict = "ok" if check.holds else "NO"
-        print(f"{verdict}: {check.what}: {check.found}; asked for {check.asked}", file=sys.stderr)
-    return int(not all(check.holds for check in found))
+    return end(run(asked.quick, asked.only), checks)
 
 
 if __name__ == "__main__":

@@ -14,17 +14,15 @@ A row is a plain dictionary, printed as a line of JSON; its `section` is one of:
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.scenarios import Check
+from benchmarks.scenarios import Check, Row, end
 from pg_tensile.execution.codecs.device import Coder, coder_of
 from pg_tensile.execution.measuring.codecs import (
     SIZES,
@@ -48,8 +46,6 @@ RUN_WORDS = (1, 64)
 SAMPLE_WORDS = 1 << 18
 ERROR = 0.05  # of the model
 SECTION = "CSWAP: codecs"
-
-Row = dict[str, Any]
 
 
 def run(quick: bool) -> list[Row]:
@@ -119,13 +115,7 @@ def checks(rows: Sequence[Row]) -> list[Check]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="codecs", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--quick", action="store_true", help="few small tensors")
-    rows = run(parser.parse_args().quick)
-    for row in rows:
-        print(json.dumps(row))
-    held = checks(rows)
-    for each in held:
-        print(each.what, each.found, each.asked, "" if each.holds else "NO", sep="\t", file=sys.stderr)
-    return int(not all(each.holds for each in held))
+    return end(run(parser.parse_args().quick), checks)
 
 
 if __name__ == "__main__":

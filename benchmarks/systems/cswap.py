@@ -18,7 +18,6 @@ TIE, they agree with either decision.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.experiments.networks import ALEXNET, INCEPTION3, RESNET50, SQUEEZENET, TEN, TINY, VGG16, Network
-from benchmarks.scenarios import Check
+from benchmarks.scenarios import Check, Row, end
 from pg_tensile.errors import TensileError
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.runtime.record import IterationRecord, Transfer
@@ -66,8 +65,6 @@ STEPS = 2  # with each plan, after the transition to it
 CODED = "coded"  # the plan made without compression, executed with every tensor coded
 SECTION = "CSWAP"
 SPARSE = ("AlexNet", "VGG-16", "SqueezeNet", "plain ReLU net")
-
-Row = dict[str, Any]
 
 
 class Setting(NamedTuple):
@@ -120,16 +117,13 @@ def prepared(network: Network, batch: int, quick: bool) -> Case:
     return Case(network.title, session, captured.trace, session.profile, sparsity)
 
 
-def run(quick: bool, rounds: int = 3, only: str = "") -> list[Row]:
+def run(quick: bool, rounds: int = 3, only: str = "") -> Iterator[Row]:
     """Compare every network with each policy."""
-    rows: list[Row] = []
     for network, batch in networks(quick):
         if only in network.title:
             case = prepared(network, batch, quick)
             for name in SETTINGS:
-                rows += compare(case, name, 1 if quick else rounds)
-                print("\n".join(json.dumps(row) for row in rows[-len(COMPRESSIONS) :]), file=sys.stderr)
-    return rows
+                yield from compare(case, name, 1 if quick else rounds)
 
 
 def compare(case: Case, name: str, rounds: int) -> Iterator[Row]:
@@ -362,12 +356,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", metavar="WORD", help="networks whose title has it")
     arguments = parser.parse_args()
-    rows = run(arguments.quick, arguments.rounds, arguments.only)
-    print("\n".join(json.dumps(row) for row in rows))
-    failed = [check for check in checks(rows) if not check.holds]
-    for check in failed:
-        print(f"does not hold: {check.what}: {check.found}, asked: {check.asked}", file=sys.stderr)
-    return int(bool(failed))
+    return end(run(arguments.quick, arguments.rounds, arguments.only), checks)
 
 
 if __name__ == "__main__":

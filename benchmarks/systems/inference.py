@@ -15,13 +15,14 @@ which the link was scaled, so that a check can detect a link that was not limite
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import psycopg
@@ -29,7 +30,7 @@ import torch
 from psycopg.types.json import Jsonb
 from torch import nn
 
-from benchmarks.scenarios import Check
+from benchmarks.scenarios import Check, Row, end
 from benchmarks.server.cluster import fresh_cluster
 from pg_tensile.execution.measuring.device import choose_device, measure, use_deterministic_algorithms
 from pg_tensile.execution.runtime.device import Device
@@ -40,8 +41,6 @@ from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.trace.trace import Trace
 
 Connection = psycopg.Connection[tuple[Any, ...]]
-Row = dict[str, Any]
-
 SECTION = "inference"
 SHARES = (0.12, 0.24, 0.5, 1.1)  # of the parameters' bytes
 SQL_SHARES = (0.12, 0.24)
@@ -268,7 +267,7 @@ def speed_checks(title: str, row: Row) -> list[Check]:
     return found
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--side", type=int, default=128, help="of the image; SQL takes at most 147")
     parser.add_argument("--rounds", type=int, default=20)
@@ -278,13 +277,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.device == "cpu":
         torch.set_num_threads(max(1, (os.cpu_count() or 1) - 1))  # as jobs and the predictor have
-    if not options.sql:
-        for row in library_rows(options.side, options.rounds, options.device):
-            print(json.dumps(row), flush=True)
-    if not options.library:
-        for row in server_rows(options.side, options.rounds):
-            print(json.dumps(row), flush=True)
+    library = () if options.sql else library_rows(options.side, options.rounds, options.device)
+    server = () if options.library else server_rows(options.side, options.rounds)
+    return end(chain(library, server), checks)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -16,13 +16,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.scenarios import Check, fidelity_checks
+from benchmarks.scenarios import Check, Row, end, fidelity_checks
 from pg_tensile.errors import TensileError
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.planning.device.profile import DeviceProfile
@@ -50,8 +50,6 @@ RANKED, IN_RANK = 20, 19  # plans
 PARTS = 6  # budgets that the ranked plans are for
 NOISE = 0.02  # relative: times that differ by less count as ordered either way
 SECTION = "SwapAdvisor"
-
-Row = dict[str, Any]
 
 
 class UnrolledLSTM(nn.Module):
@@ -140,17 +138,15 @@ class Bed:
         return simulate([SimulatedJob(self.trace, plan)], self.profile)[0].iteration_us
 
 
-def run(quick: bool, seconds: float = 60.0, rounds: int = 3, only: str = "", part: str = "") -> list[Row]:
-    """Return each policy's row and the ranking's for every case; `part`: only "policies" or only "ranking"."""
-    rows: list[Row] = []
+def run(quick: bool, seconds: float = 60.0, rounds: int = 3, only: str = "", part: str = "") -> Iterator[Row]:
+    """Yield each policy's row and the ranking's for every case; `part`: only "policies" or only "ranking"."""
     for case in cases(quick):
         if only in case.title:
             bed = Bed(case, 1 if quick else 2)
             if part != "ranking":
-                rows += compare(bed, 2.0 if quick else seconds, 1 if quick else rounds)
+                yield from compare(bed, 2.0 if quick else seconds, 1 if quick else rounds)
             if part != "policies":
-                rows.append(rank(bed, 6 if quick else RANKED))
-    return rows
+                yield rank(bed, 6 if quick else RANKED)
 
 
 def compare(bed: Bed, seconds: float, rounds: int) -> Iterator[Row]:
@@ -302,13 +298,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="cases with this word in their titles")
     parser.add_argument("--part", default="", choices=("policies", "ranking"), help="both, unless it is given")
     options = parser.parse_args()
-    rows = run(options.quick, options.seconds, options.rounds, options.only, options.part)
-    for row in rows:
-        print(json.dumps(row))
-    held = checks(rows)
-    for each in held:
-        print(each.what, each.found, each.asked, "" if each.holds else "NO", sep="\t", file=sys.stderr)
-    return int(not all(each.holds for each in held))
+    return end(run(options.quick, options.seconds, options.rounds, options.only, options.part), checks)
 
 
 if __name__ == "__main__":

@@ -24,12 +24,10 @@ import torch
 
 from pg_tensile.errors import MeasurementError
 from pg_tensile.execution.runtime.device import Device
-from pg_tensile.execution.runtime.record import Counters
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.trace.trace import Floats, Int64s, Trace
-from pg_tensile.tools.bench import contenders
-from pg_tensile.tools.bench.contenders import EagerStepper, PlanStepper, Stepper, take_turn
+from pg_tensile.tools.bench.contenders import EagerStepper, PlanStepper, Stepper, Turn, take_turn
 from pg_tensile.tools.bench.measured import Session
 from pg_tensile.tools.bench.options import BenchOptions, PolicyChoice
 from pg_tensile.tools.bench.peers import gradient_difference, measure_peaks, start_peer
@@ -57,19 +55,6 @@ class Inspection(NamedTuple):
     peak_bytes: int
     device_peak_bytes: int
     gradient_difference: float
-
-
-class Turn(NamedTuple):
-    """Results of one job in one round: milliseconds of its first step, and of those that count.
-
-    `totals`: counters of the steps that count, None if nothing is counted; `digest`: of all losses and of the state
-    after them.
-    """
-
-    first_ms: float
-    step_ms: tuple[float, ...]
-    totals: Counters | None
-    digest: str
 
 
 class Answer(NamedTuple):
@@ -181,8 +166,8 @@ class _Job:
         stepper, batches = self._stepper, self._session.workload.batches(steps + 1)
         assert stepper is not None
         try:
-            taken = take_turn(stepper, batches, 1, self._options.seed, limit_s=limit_s)
-            totals = None if taken.totals is None else replace(taken.totals)  # before it goes on
+            turn = take_turn(stepper, batches, 1, self._options.seed, limit_s=limit_s)
+            totals = None if turn.totals is None else replace(turn.totals)  # before it goes on
             self._connection.send(Answer(True, None))
             try:
                 while not self._connection.poll():
@@ -192,7 +177,7 @@ class _Job:
                 self._connection.recv()  # the message to stop
         finally:
             self.drop()
-        return Turn(taken.first_ms, taken.step_ms, totals, digest_of(taken))
+        return turn.without_state()._replace(losses=(), totals=totals, digest=digest_of(turn))
 
     def drop(self) -> None:
         """Release what a turn needed, whatever its state."""
@@ -221,7 +206,7 @@ class _Job:
         return stepper.gradients()
 
 
-def digest_of(turn: contenders.Turn) -> str:
+def digest_of(turn: Turn) -> str:
     """Return the digest of everything that a turn's steps have computed, to the last bit and by name."""
     named = dict(turn.state.model)
     for name, kept in turn.state.optimizer.items():

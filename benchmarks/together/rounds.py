@@ -7,7 +7,7 @@ relative to vanilla (policy `none`), which takes its turns together with the oth
 without plans alternate on it by the driver's time slices, so vanilla is also the cost of time slicing.
 
 A peer (peers.py) is every job's step in its turns. Its memory, and whether its gradients are right, is measured before
-the rounds, in each job alone. A contender that fails in one job is dropped for all, and so is one that takes more than
+the rounds, in each job alone. An entrant that fails in one job is dropped for all, and so is one that takes more than
 HOPELESS × vanilla's time for a job's first step. The others go on.
 """
 
@@ -16,11 +16,10 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from benchmarks.together.job_process import Inspection, JobError, Jobs, Measured, Turn
+from benchmarks.together.job_process import Inspection, JobError, Jobs, Measured
 from pg_tensile.planning.bounds import smallest_peak
 from pg_tensile.planning.device.profile import GB, RTX_A6000, DeviceProfile
 from pg_tensile.planning.latency import roofline
@@ -28,60 +27,38 @@ from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.policies import named_policy
 from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.tools.bench import planned
 from pg_tensile.tools.bench.clone import KNOWN
+from pg_tensile.tools.bench.contenders import Turn
 from pg_tensile.tools.bench.options import MEMORY_BUDGET, VANILLA, BenchOptions, PolicyChoice
 from pg_tensile.tools.bench.progress import Progress
-from pg_tensile.tools.bench.report import machine, message_of, rates, versions
+from pg_tensile.tools.bench.report import Row, message_of, rates
 
 STAGGER = 0.3  # of a step, between the starts of two jobs
-HOPELESS = 4.0  # times vanilla's first step of the same job: a contender that takes longer is dropped,
+HOPELESS = 4.0  # times vanilla's first step of the same job: an entrant that takes longer is dropped,
 PATIENCE_S = 5.0  # unless it takes less than this, because short steps cost little time
 
 
 @dataclass(frozen=True)
-class TogetherRow:
-    """One policy's or peer's result with all jobs running.
+class TogetherRow(Row):
+    """One policy's or peer's result with all jobs running; `model` is the first job's.
 
-    Bytes are the sums of the jobs' peaks, so the jobs never hold more together; `eor`: all jobs' steps (the sum of
-    their medians) against vanilla's, and of each job alone in `job_eors`. `floor_bytes`: the sum of the least memory of
-    any plan for each job's graph; `gradient_difference`: a peer's, the largest of all jobs'. None means not known,
-    because it failed, or because PyTorch does not record it (the bytes that a peer moves).
+    Bytes are the sums of the jobs' peaks, so the jobs never hold more together. `eor`: all jobs' steps (the sum of
+    their medians) against vanilla's, and of each job alone in `job_eors`; `round_ms`: the sum of the jobs' medians of
+    each round; `stall_ms`: of a step of each job, summed. `floor_bytes`: the sum of the least memory of any plan for
+    each job's graph; `gradient_difference`: a peer's, the largest of all jobs'. None means not known, because it
+    failed, or because PyTorch does not record it (the bytes that a peer moves).
     """
 
-    jobs: list[str]
-    policy: str
-    label: str
-    device: str
-    batch: int
-    rounds: int
-    steps: int
-    threads: int
-    link_gbps: float
-    vanilla_peak_bytes: int
-    floor_bytes: int
-    budget: str | None = None
-    budget_bytes: int | None = None
-    peak_bytes: int | None = None
-    device_peak_bytes: int | None = None
-    msr: float | None = None
-    eor: float | None = None
-    cbr: float | None = None
+    jobs: list[str] = field(default_factory=list)
     step_ms: list[float] | None = None  # of each job
-    round_ms: list[float] | None = None  # of each round: the sum of the jobs' medians
     job_eors: list[float] | None = None
-    stall_ms: float | None = None  # of a step of each job, summed
     bytes_moved: int | None = None
-    planning_ms: float | None = None
-    bit_identical: bool | None = None
-    gradient_difference: float | None = None
-    versions: Mapping[str, str | None] | None = None
-    machine: Mapping[str, Any] | None = None
-    error: str | None = None
 
 
 @dataclass(eq=False)
-class Contender:
-    """A policy or a peer, and its results.
+class Entrant:
+    """A policy or a peer in the rounds of all jobs, and its results.
 
     `plans`: by job, empty for a peer; `error`: why it takes no further part.
     """
@@ -99,7 +76,7 @@ class Contender:
         self.turns.clear()
 
     def take_turn(
-        self, processes: Jobs, steps: int, order: Sequence[int], gap_s: float, settle: bool, vanilla: Contender
+        self, processes: Jobs, steps: int, order: Sequence[int], gap_s: float, settle: bool, vanilla: Entrant
     ) -> None:
         """Take a turn as in Jobs.turn, unless it has failed. `vanilla`: the reference for its first steps."""
         first_ms = [turn.first_ms for turn in vanilla.turns[0]] if vanilla.turns else []
@@ -135,18 +112,18 @@ def run_together(
         measured = processes.measure()
         profile = common_profile(first, measured)
         # Peers are inspected before the link is slowed: they wait for it, so their memory is the same over any link.
-        contenders = [prepared(choice, measured, profile, processes, progress) for choice in wanted]
+        entrants = [prepared(choice, measured, profile, processes, progress) for choice in wanted]
         processes.share_link(profile)
         gap_s = STAGGER * statistics.mean(each.step_ms for each in measured) / 1e3
         for number in range(rounds):
             progress.say(f"round {number + 1} of {rounds}")
             order = shuffled.sample(range(len(jobs)), len(jobs))
-            for contender in contenders[:: -1 if number % 2 else 1]:
+            for entrant in entrants[:: -1 if number % 2 else 1]:
                 # A first step that loads or compiles code takes many times as long, so it is taken before the turn.
-                settle = first.device.kind == "cuda" or contender.choice.name == MEMORY_BUDGET
-                contender.take_turn(processes, steps, order, gap_s, settle, contenders[0])
-    empty = [empty_row(jobs, each.choice, rounds, steps, profile, measured) for each in contenders]
-    return [filled_row(row, each, contenders[0]) for row, each in zip(empty, contenders, strict=True)]
+                settle = first.device.kind == "cuda" or entrant.choice.name == MEMORY_BUDGET
+                entrant.take_turn(processes, steps, order, gap_s, settle, entrants[0])
+    empty = [empty_row(jobs, each.choice, rounds, steps, profile, measured) for each in entrants]
+    return [filled_row(row, each, entrants[0]) for row, each in zip(empty, entrants, strict=True)]
 
 
 def common_profile(options: BenchOptions, measured: Sequence[Measured]) -> DeviceProfile:
@@ -168,36 +145,36 @@ def common_profile(options: BenchOptions, measured: Sequence[Measured]) -> Devic
 
 def prepared(
     choice: PolicyChoice, measured: Sequence[Measured], profile: DeviceProfile, processes: Jobs, progress: Progress
-) -> Contender:
-    """Return a contender with its plans, or with a peer's inspections."""
+) -> Entrant:
+    """Return an entrant with its plans, or with a peer's inspections."""
     if not choice.is_peer:
         return plan_for_all(choice, measured, profile)
     progress.say(f"watching a step: {choice}")
-    contender = Contender(choice)
+    entrant = Entrant(choice)
     try:
-        contender.inspections = processes.inspect(choice)
+        entrant.inspections = processes.inspect(choice)
     except JobError as error:
-        contender.fail(error)
-    return contender
+        entrant.fail(error)
+    return entrant
 
 
-def plan_for_all(choice: PolicyChoice, measured: Sequence[Measured], profile: DeviceProfile) -> Contender:
+def plan_for_all(choice: PolicyChoice, measured: Sequence[Measured], profile: DeviceProfile) -> Entrant:
     """Plan for all jobs together by the policy. Plans that need more than the budget are an error."""
     budget = choice.budget.nbytes(vanilla_peak(measured)) if choice.budget else None
-    contender, traces = Contender(choice, budget_bytes=budget), graphs(choice, measured)
+    entrant, traces = Entrant(choice, budget_bytes=budget), graphs(choice, measured)
     if choice.name == VANILLA:
-        contender.plans = dict.fromkeys(traces, NO_EVENTS)
-        return contender
+        entrant.plans = dict.fromkeys(traces, NO_EVENTS)
+        return entrant
     try:
         began = time.perf_counter()
-        contender.plans = named_policy(choice.name, KNOWN)(traces, profile, budget, **dict(choice.keywords))
-        contender.planning_ms = (time.perf_counter() - began) * 1e3
-        needed = sum(footprint(trace, contender.plans[job]).device_peak_bytes for job, trace in traces.items())
+        entrant.plans = named_policy(choice.name, KNOWN)(traces, profile, budget, **dict(choice.keywords))
+        entrant.planning_ms = (time.perf_counter() - began) * 1e3
+        needed = sum(footprint(trace, entrant.plans[job]).device_peak_bytes for job, trace in traces.items())
         if budget is not None and needed > budget:
-            contender.error = f"its plans need {needed:,} bytes, more than the budget of {budget:,}"
+            entrant.error = f"its plans need {needed:,} bytes, more than the budget of {budget:,}"
     except Exception as error:
-        contender.fail(error)
-    return contender
+        entrant.fail(error)
+    return entrant
 
 
 def graphs(choice: PolicyChoice, measured: Sequence[Measured]) -> dict[int, Trace]:
@@ -220,31 +197,23 @@ def empty_row(
     profile: DeviceProfile,
     measured: Sequence[Measured],
 ) -> TogetherRow:
-    return TogetherRow(
-        jobs=[each.model for each in jobs],
-        policy=choice.name,
-        label=choice.label,
-        device=str(jobs[0].device),
-        batch=jobs[0].batch,
-        rounds=rounds,
-        steps=steps,
-        threads=jobs[0].threads,
+    """Return the row with the values known in advance."""
+    asked = planned.empty_row(jobs[0], choice).with_values(rounds=rounds, iterations=steps, threads=jobs[0].threads)
+    known = asked.with_values(
         link_gbps=profile.out_bytes_per_s / GB,
         vanilla_peak_bytes=vanilla_peak(measured),
         floor_bytes=sum(smallest_peak(trace) for trace in graphs(choice, measured).values()),
-        budget=str(choice.budget) if choice.budget else None,
-        versions=versions(),
-        machine=machine(None),
     )
+    return TogetherRow(**vars(known), jobs=[options.model for options in jobs])
 
 
-def filled_row(row: TogetherRow, mine: Contender, vanilla: Contender) -> TogetherRow:
+def filled_row(row: TogetherRow, mine: Entrant, vanilla: Entrant) -> TogetherRow:
     row = replace(row, budget_bytes=mine.budget_bytes, planning_ms=mine.planning_ms, error=mine.error)
     if mine.error is not None:
         return row
     peak, device_peak = peaks(mine)
     step_ms, vanilla_ms = mine.job_ms(), vanilla.job_ms()
-    msr, eor, cbr = rates(row.vanilla_peak_bytes, peak, sum(vanilla_ms), sum(step_ms))
+    msr, eor, cbr = rates(row.vanilla_peak_bytes or 0, peak, sum(vanilla_ms), sum(step_ms))
     expected = [turn.digest for turn in vanilla.turns[0]] if vanilla.turns else None
     return replace(
         with_transfers(row, mine.turns),
@@ -261,15 +230,15 @@ def filled_row(row: TogetherRow, mine: Contender, vanilla: Contender) -> Togethe
     )
 
 
-def peaks(contender: Contender) -> tuple[int, int]:
+def peaks(entrant: Entrant) -> tuple[int, int]:
     """Return the peaks of the storages, and with workspaces.
 
     They are the sums over the jobs; for a policy the largest of its rounds.
     """
-    if contender.inspections:
-        found = contender.inspections
+    if entrant.inspections:
+        found = entrant.inspections
         return sum(each.peak_bytes for each in found), sum(each.device_peak_bytes for each in found)
-    rounds = [[turn.totals for turn in turns if turn.totals] for turns in contender.turns]
+    rounds = [[turn.totals for turn in turns if turn.totals] for turns in entrant.turns]
     peak = max(sum(each.peak_bytes for each in totals) for totals in rounds)
     return peak, max(sum(each.device_peak_bytes for each in totals) for totals in rounds)
 

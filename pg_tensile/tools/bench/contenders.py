@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
@@ -24,6 +24,8 @@ from pg_tensile.execution.runtime.record import Counters
 from pg_tensile.execution.runtime.state import TrainingState, training_state
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.tools.bench.workload import Batch, Workload, seed_everything
+
+NO_STATE = TrainingState({}, {})
 
 
 class Stepper(Protocol):
@@ -140,13 +142,14 @@ class Turn(NamedTuple):
 
     first_ms: float
     step_ms: tuple[float, ...]
-    losses: tuple[Tensor, ...]
-    state: TrainingState
-    totals: Counters | None  # of the steps that count
-    gradients: dict[str, Tensor]  # of the first step, if requested
+    losses: tuple[Tensor, ...] = ()
+    state: TrainingState = NO_STATE
+    totals: Counters | None = None  # of the steps that count
+    gradients: Mapping[str, Tensor] = {}  # of the first step, if requested
+    digest: str = ""  # of losses and state, in place of them where the turn was taken in another process
 
     def without_state(self) -> Turn:
-        return self._replace(state=TrainingState({}, {}), gradients={})
+        return self._replace(state=NO_STATE, gradients={})
 
 
 def take_turn(

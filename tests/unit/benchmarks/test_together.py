@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from benchmarks.together import rounds
-from benchmarks.together.job_process import Inspection, JobError, Jobs, Measured, Turn, digest_of
-from benchmarks.together.rounds import Contender, TogetherRow, empty_row, filled_row, run_together
+from benchmarks.together.job_process import Inspection, JobError, Jobs, Measured, digest_of
+from benchmarks.together.rounds import Entrant, TogetherRow, empty_row, filled_row, run_together
 from pg_tensile.errors import MeasurementError
 from pg_tensile.execution.runtime.record import Counters
 from pg_tensile.execution.runtime.state import TrainingState
@@ -26,7 +26,7 @@ from pg_tensile.planning.bounds import smallest_peak
 from pg_tensile.planning.device.profile import GB, RTX_A6000
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS
-from pg_tensile.tools.bench import contenders
+from pg_tensile.tools.bench.contenders import Turn
 from pg_tensile.tools.bench.measured import Session
 from pg_tensile.tools.bench.options import CHECKPOINT, SAVE_ON_CPU, VANILLA, BenchOptions, PolicyChoice
 from pg_tensile.tools.bench.progress import Progress
@@ -432,7 +432,7 @@ def test_a_process_that_dies_is_named_and_none_is_left(folder):
 
 def turn(step_ms: tuple[float, ...], peak: int = 10, digest: str = "a", counts: bool = True) -> Turn:
     totals = Counters(2, bytes_out=8, bytes_in=6, stall_us=4000.0, peak_bytes=peak, device_peak_bytes=peak + 5)
-    return Turn(1.0, step_ms, totals if counts else None, digest)
+    return Turn(1.0, step_ms, totals=totals if counts else None, digest=digest)
 
 
 def row(choice: PolicyChoice = NONE) -> TogetherRow:
@@ -442,8 +442,8 @@ def row(choice: PolicyChoice = NONE) -> TogetherRow:
 
 
 def test_a_row_sums_its_jobs():
-    vanilla = Contender(NONE, turns=[[turn((2, 4, 3)), turn((1, 1, 1))], [turn((5, 5, 5)), turn((1, 3, 3))]])
-    mine = Contender(NONE, turns=[[turn((6, 9, 7)), turn((4, 4, 4))], [turn((9, 9, 9), 12), turn((2, 2, 8), 1)]])
+    vanilla = Entrant(NONE, turns=[[turn((2, 4, 3)), turn((1, 1, 1))], [turn((5, 5, 5)), turn((1, 3, 3))]])
+    mine = Entrant(NONE, turns=[[turn((6, 9, 7)), turn((4, 4, 4))], [turn((9, 9, 9), 12), turn((2, 2, 8), 1)]])
     found: Any = filled_row(row(), mine, vanilla)
     assert found.floor_bytes == 2 * smallest_peak(chain())
     assert found.round_ms == [7 + 4, 9 + 2] and found.step_ms == [8, 3] and found.job_eors == [8 / 4, 3 / 2]
@@ -454,15 +454,15 @@ def test_a_row_sums_its_jobs():
 
 
 def test_a_peers_row_has_what_was_seen_of_its_steps():
-    peer = Contender(PEERS[0], inspections=[Inspection(7, 9, 0.0), Inspection(3, 4, 0.25)])
+    peer = Entrant(PEERS[0], inspections=[Inspection(7, 9, 0.0), Inspection(3, 4, 0.25)])
     peer.turns = [[turn((2,), counts=False)] * 2]
-    found: Any = filled_row(row(PEERS[0]), peer, Contender(NONE, turns=[[turn((1,), digest="b")] * 2]))
+    found: Any = filled_row(row(PEERS[0]), peer, Entrant(NONE, turns=[[turn((1,), digest="b")] * 2]))
     assert (found.peak_bytes, found.device_peak_bytes, found.gradient_difference) == (10, 13, 0.25)
     assert found.bytes_moved is found.stall_ms is None and found.bit_identical is False and found.eor == 2
 
 
 def test_a_row_where_vanilla_failed_is_compared_with_nothing():
-    mine, vanilla = Contender(NONE, turns=[[turn((2,))] * 2]), Contender(NONE, turns=[[turn((2,))] * 2])
+    mine, vanilla = Entrant(NONE, turns=[[turn((2,))] * 2]), Entrant(NONE, turns=[[turn((2,))] * 2])
     vanilla.fail(JobError("job 1 failed: no memory"))
     found: Any = filled_row(row(), mine, vanilla)
     assert found.msr == 0.5 and found.eor is found.cbr is found.job_eors is found.bit_identical is None
@@ -471,21 +471,21 @@ def test_a_row_where_vanilla_failed_is_compared_with_nothing():
 
 def test_who_has_failed_takes_no_further_turns():
     nobody: Any = None
-    mine = Contender(NONE, turns=[[turn((2,))] * 2])
+    mine = Entrant(NONE, turns=[[turn((2,))] * 2])
     mine.fail(JobError("job 1 failed: no memory"))
     mine.take_turn(nobody, 1, [0, 1], 0.0, False, mine)
     assert mine.turns == [] and mine.error == "job 1 failed: no memory"
 
 
 def test_on_cuda_nobody_times_stalls():
-    mine = Contender(NONE, turns=[[turn((2,))] * 2])
+    mine = Entrant(NONE, turns=[[turn((2,))] * 2])
     found = filled_row(replace(row(), device="cuda:0"), mine, mine)
     assert found.stall_ms is None and found.bytes_moved == 14
 
 
 def test_the_digest_tells_names_and_bits():
     def digest(model: dict[str, Any], optimizer: dict[str, dict[str, torch.Tensor]], loss: float = 1.0) -> str:
-        return digest_of(contenders.Turn(0.0, (), (torch.tensor(loss),), TrainingState(model, optimizer), None, {}))
+        return digest_of(Turn(0.0, (), (torch.tensor(loss),), TrainingState(model, optimizer)))
 
     one, two = torch.ones(2), torch.zeros(3)
     expected = digest({"a": one, "b": two}, {"a": {"m": two, "v": one}})
