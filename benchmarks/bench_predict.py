@@ -28,7 +28,7 @@ from benchmarks.tables import show_table
 from pg_tensile.execution import models
 from pg_tensile.execution.data.preprocessing import CategoryInput, Features, Inputs, Kind, Preprocessing
 from pg_tensile.execution.training import checkpoint
-from scripts import demo
+from scripts.demo import data, sql
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -107,8 +107,8 @@ class Client:
 
 
 def set_up(conn: Connection) -> None:
-    demo.load(conn)
-    conn.execute(demo.DEPARTURES)
+    data.load(conn)
+    conn.execute(sql.DEPARTURES)
     conn.execute("CREATE TABLE rows AS SELECT * FROM departures")
     conn.execute("VACUUM ANALYZE rows")
     conn.execute("CREATE EXTENSION pg_tensile CASCADE")

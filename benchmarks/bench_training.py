@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from benchmarks.server.cluster import fresh_cluster
 from benchmarks.tables import show_table
 from pg_tensile.execution.data.preprocessing import ModelInputs, Preprocessing
-from scripts import demo
 from scripts.cluster import Cluster, child_python
+from scripts.demo import data, sql
 
 ROUNDS = 3
 EPOCHS = 6
@@ -113,8 +113,8 @@ def train(conn: psycopg.Connection[Any]) -> tuple[float, int, ModelInputs]:
 def run(cluster: Cluster, threads: int) -> dict[str, list[float]]:
     rates: dict[str, list[float]] = {"job": [], "plain": [], "all": []}
     with cluster.connect() as conn:
-        demo.load(conn)
-        conn.execute(demo.DEPARTURES)
+        data.load(conn)
+        conn.execute(sql.DEPARTURES)
         conn.execute("CREATE EXTENSION pg_tensile CASCADE")
         architecture = {"type": "mlp", "hidden": HIDDEN, "embedding": EMBEDDING}
         conn.execute("SELECT register_model('bench', %s)", (json.dumps(architecture),))
