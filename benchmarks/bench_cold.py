@@ -44,15 +44,16 @@ def chosen(quick: bool) -> tuple[Network, ...]:
 
 def scenarios(device: str, quick: bool) -> list[Scenario]:
     models = str(models_path(device))
-    found = []
+    listed = []
     for network in chosen(quick):
         budget = GOALS[network.title][0].budget
-        policies = ",".join(["none", *(f"joint:latencies={each}:budget={budget}" for each in (MODELS, ROOFLINE))])
+        joint = [f"joint:latencies={source}:budget={budget}" for source in (MODELS, ROOFLINE)]
+        policies = ",".join(["none", *joint])
         arguments = (*network.arguments(BATCH), *ROUNDS, "--early-update", "--policies", policies)
-        found.append(
+        listed.append(
             Scenario("cold start", network.title, (*arguments, "--latency-models", models), STEPS * network.step_s)
         )
-    return found
+    return listed
 
 
 # ---- calibration ----------------------------------------------------------------------------------------------------
@@ -66,9 +67,9 @@ def calibrate(device: str, quick: bool) -> list[Row]:
     """Calibrate latency models, write their file, and return a row about the calibration."""
     kind = device.partition(":")[0]
     torch.set_num_threads(default_threads(kind))
-    found = torch_device(device)
-    with closing(runtime_device(found, measure(found))) as runtime:
-        captured = [step(network, batch, found) for network in chosen(quick) for batch in BATCHES]
+    torch_kind = torch_device(device)
+    with closing(runtime_device(torch_kind, measure(torch_kind))) as runtime:
+        captured = [step(network, batch, torch_kind) for network in chosen(quick) for batch in BATCHES]
         limit_bytes = runtime.profile.memory_bytes // 2
         calibration = Calibration(captured, runtime, limit_bytes, 10.0 if quick else SECONDS, loads=(0,))
         with closing(calibration.run()) as visits:
@@ -131,8 +132,8 @@ def tables(results: Results) -> list[str]:
                 *(str(paper or "") for paper in papers),
             )
         )
-    made = [f"Calibrated with {row['graphs']} graphs: {row['samples']:,} samples." for row in results.planning]
-    return [*made, *table(headings, rows)]
+    lines = [f"Calibrated with {row['graphs']} graphs: {row['samples']:,} samples." for row in results.planning]
+    return [*lines, *table(headings, rows)]
 
 
 BENCHMARK = Benchmark(

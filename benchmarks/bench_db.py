@@ -155,10 +155,10 @@ class Largest:
         self._most = 0
 
     def look(self) -> None:
-        found = by_kind(self._cluster.processes())
-        total = sum(each["pss_bytes"] for each in found)
+        kinds = by_kind(self._cluster.processes())
+        total = sum(kind["pss_bytes"] for kind in kinds)
         if total > self._most:
-            self._most, self.rows = total, found
+            self._most, self.rows = total, kinds
 
 
 def by_kind(processes: Mapping[int, str]) -> list[dict[str, Any]]:
@@ -215,11 +215,11 @@ class Goal(NamedTuple):
     most: float | None = None
 
     def check(self, results: Mapping[str, Any]) -> Check:
-        found = results[self.benchmark][self.key]
-        holds = (self.least is None or found >= self.least) and (self.most is None or found < self.most)
+        value = results[self.benchmark][self.key]
+        holds = (self.least is None or value >= self.least) and (self.most is None or value < self.most)
         asked = f"at least {self.least:,}" if self.least is not None else ""
         asked = f"below {self.most:,}" if self.most is not None else asked
-        return Check(self.benchmark, self.what, f"{found:{self.form}}", asked, holds)
+        return Check(self.benchmark, self.what, f"{value:{self.form}}", asked, holds)
 
 
 GOALS = (
@@ -238,20 +238,21 @@ TOGETHER = 1.10  # times the same jobs one after another, at most
 
 
 def checks(results: Mapping[str, Any]) -> list[Check]:
-    found = [goal.check(results) for goal in GOALS if goal.least is not None or goal.most is not None]
+    checked = [goal.check(results) for goal in GOALS if goal.least is not None or goal.most is not None]
     for row in results["jobs"]:
         ratio = row["times_as_many"]
         what = f"jobs an hour over scripts an hour, {row['jobs']} at once"
-        found.append(Check("jobs", what, f"{ratio:.2f}", "at least 1", ratio >= 1))
+        checked.append(Check("jobs", what, f"{ratio:.2f}", "at least 1", ratio >= 1))
     for row in results["bench_jobs"]:
         what = f"{row['jobs']} together, over one after another"
-        found.append(
+        checked.append(
             Check("bench_jobs", what, f"{row['together']:.2f}", f"≤ {TOGETHER:.2f}", row["together"] <= TOGETHER)
         )
         granted, budget, same = row["most_granted_bytes"], row["budget_bytes"], row["bit_identical"]
-        found.append(Check("bench_jobs", f"{row['jobs']}: granted", f"{granted:,}", f"≤ {budget:,}", granted <= budget))
-        found.append(Check("bench_jobs", f"{row['jobs']}: weights", str(same), "those of the jobs alone", same))
-    return found + planning_checks(results["planning"])
+        what = f"{row['jobs']}: granted"
+        checked.append(Check("bench_jobs", what, f"{granted:,}", f"≤ {budget:,}", granted <= budget))
+        checked.append(Check("bench_jobs", f"{row['jobs']}: weights", str(same), "those of the jobs alone", same))
+    return checked + planning_checks(results["planning"])
 
 
 def page_part(results: Mapping[str, Any]) -> str:
@@ -275,14 +276,15 @@ def page_part(results: Mapping[str, Any]) -> str:
 
 def goal_rows(results: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for goal in GOALS:
-        each = goal.check(results)
-        yield each.what, each.found, each.asked, "" if each.holds else "**missed**"
+        check = goal.check(results)
+        yield check.what, check.found, check.asked, "" if check.holds else "**missed**"
 
 
 def job_rows(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     for row in rows:
-        executors = next(each for each in row["processes"] if each["process"] == "executor")
-        memory = sum(each["pss_bytes"] for each in row["processes"]), executors["pss_bytes"], executors["rss_bytes"]
+        executors = next(process for process in row["processes"] if process["process"] == "executor")
+        pss_bytes = sum(process["pss_bytes"] for process in row["processes"])
+        memory = pss_bytes, executors["pss_bytes"], executors["rss_bytes"]
         rates = (f"{row['jobs']}", f"{row['jobs_per_hour']:,}", f"{row['scripts_per_hour']:,}")
         ratio = f"{row['times_as_many']:.2f}" + ("" if row["times_as_many"] >= 1 else ", **missed**")
         yield *rates, ratio, *(f"{value / 2**20:,.0f}" for value in memory)

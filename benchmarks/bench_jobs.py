@@ -163,20 +163,22 @@ def compare(cluster: Cluster, title: str, networks: Sequence[str]) -> dict[str, 
 
 def summary(title: str, alone: int, rounds: Sequence[dict[str, Outcome]]) -> dict[str, Any]:
     def ratio(kind: str) -> float:
-        return round(statistics.median(each[kind].seconds / each["after another"].seconds for each in rounds), 3)
+        ratios = [outcomes[kind].seconds / outcomes["after another"].seconds for outcomes in rounds]
+        return round(statistics.median(ratios), 3)
 
     reference = rounds[0]["after another"].weights
-    tight = [each["tight"] for each in rounds]
+    tight = [outcomes["tight"] for outcomes in rounds]
+    alone_s = [outcomes["after another"].seconds for outcomes in rounds]
     return {
         "jobs": title,
-        "seconds_one_after_another": round(statistics.median(each["after another"].seconds for each in rounds), 1),
+        "seconds_one_after_another": round(statistics.median(alone_s), 1),
         "together": ratio("together"),
         "tight": ratio("tight"),
         "vanilla_bytes": alone,
         "budget_bytes": tight[0].budget_bytes,
-        "most_granted_bytes": max(each.granted_bytes for each in tight),
-        "most_in_use_bytes": max(each.in_use_bytes for each in tight),
-        "bit_identical": all(outcome.weights == reference for each in rounds for outcome in each.values()),
+        "most_granted_bytes": max(outcome.granted_bytes for outcome in tight),
+        "most_in_use_bytes": max(outcome.in_use_bytes for outcome in tight),
+        "bit_identical": all(outcome.weights == reference for outcomes in rounds for outcome in outcomes.values()),
     }
 
 

@@ -245,7 +245,7 @@ class PolicyMeasurement(NamedTuple):
 def measure_policy(policy: str, operators: int, jobs: int = 1, rounds: int = 3) -> PolicyMeasurement:
     """Measure planning on an RTX A6000, with a budget of half of the memory that the jobs take without a plan."""
     trace, _ = build(operators)
-    data, found = trace.to_bytes(), PolicyMeasurement(policy, trace.operator_count, jobs)
+    data, measured = trace.to_bytes(), PolicyMeasurement(policy, trace.operator_count, jobs)
     vanilla = memory.footprint(trace).device_peak_bytes
     times = []
     try:
@@ -256,8 +256,8 @@ def measure_policy(policy: str, operators: int, jobs: int = 1, rounds: int = 3) 
             times.append(time.perf_counter() - start)
         saved = 1 - sum(memory.footprint(trace, plan).device_peak_bytes for plan in plans.values()) / (jobs * vanilla)
     except Exception as error:
-        return found._replace(error=f"{type(error).__name__}: {error}")
-    return found._replace(
+        return measured._replace(error=f"{type(error).__name__}: {error}")
+    return measured._replace(
         events=sum(len(plan) for plan in plans.values()), seconds=statistics.median(times), saved=saved
     )
 

@@ -95,7 +95,7 @@ class Client:
         categories: list[CategoryInput] = []
         for feature, values in zip(fitted.features, columns, strict=True):
             if feature.kind == Kind.CATEGORY:
-                places = {text: place for place, text in enumerate(dict.fromkeys(v for v in values if v is not None))}
+                places = {text: number for number, text in enumerate(dict.fromkeys(v for v in values if v is not None))}
                 codes = fitted.codes(len(categories), places)
                 indices = np.fromiter((places.get(value, -1) for value in values), np.int64, len(values))
                 categories.append(CategoryInput(indices, np.array([*codes, 0], np.int64)))
@@ -131,11 +131,11 @@ def measure_spins(conn: Connection) -> dict[int, float]:
     """Return the median microseconds of a call by pg_tensile.predict_spin; turns are short, to share the same load."""
     latencies: dict[int, list[float]] = {spin: [] for spin in SPINS}
     for _ in range(ROUNDS):
-        for spin, found in latencies.items():
+        for spin, latencies_us in latencies.items():
             conn.execute(f"SET pg_tensile.predict_spin = {spin}".encode())
-            found += [row[0] for row in conn.execute("SELECT latencies(%s)", (SPIN_ROWS,)).fetchall()]
+            latencies_us += [row[0] for row in conn.execute("SELECT latencies(%s)", (SPIN_ROWS,)).fetchall()]
     conn.execute("RESET pg_tensile.predict_spin")
-    return {spin: round(statistics.median(found), 1) for spin, found in latencies.items()}
+    return {spin: round(statistics.median(latencies_us), 1) for spin, latencies_us in latencies.items()}
 
 
 def measure_rates(conn: Connection) -> tuple[int, list[float], list[float]]:

@@ -190,16 +190,16 @@ SYSTEMS = (
 
 
 def scenarios(_device: str, quick: bool) -> list[Scenario]:
-    found = []
+    listed = []
     for system in SYSTEMS:
         program = system.module.__name__
         if quick and system.quick == ("--quick",):
-            found.append(Scenario(system.section, "quick", system.quick, 60.0, program))
+            listed.append(Scenario(system.section, "quick", system.quick, 60.0, program))
             continue
         for title, (arguments, seconds) in system.cases.items():
             more = system.quick if quick else ()
-            found.append(Scenario(system.section, title, (*arguments, *more), seconds, program))
-    return found
+            listed.append(Scenario(system.section, title, (*arguments, *more), seconds, program))
+    return listed
 
 
 def nothing(_device: str, _quick: bool) -> list[Row]:

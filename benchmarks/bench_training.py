@@ -100,13 +100,13 @@ def train(conn: psycopg.Connection[Any]) -> tuple[float, int, ModelInputs]:
     ).fetchone()
     assert row is not None
     conn.execute("SELECT wait_for_job(%s, '10 min')", row)
-    found = conn.execute(
+    row = conn.execute(
         "SELECT extract(epoch FROM max(m.at) - min(m.at))::float8, max(m.samples), v.preprocessing"
         " FROM tensile.epoch_metrics m JOIN tensile.model_versions v USING (job) WHERE job = %s GROUP BY v.id",
         row,
     ).fetchone()
-    assert found is not None
-    seconds, rows, preprocessing = found
+    assert row is not None
+    seconds, rows, preprocessing = row
     return EPOCHS * rows / seconds, rows, Preprocessing.from_json(preprocessing).model_inputs
 
 
@@ -127,7 +127,7 @@ def run(cluster: Cluster, threads: int) -> dict[str, list[float]]:
 
 
 def ratio(jobs: list[float], others: list[float]) -> float:
-    return round(statistics.median(job / other for job, other in zip(jobs, others, strict=True)), 3)
+    return round(statistics.median(job / reference for job, reference in zip(jobs, others, strict=True)), 3)
 
 
 def main() -> None:

@@ -95,7 +95,7 @@ def papers_budget(network: Network) -> str:
 
 
 def methods(budget: str) -> tuple[str, ...]:
-    return tuple(each.format(budget) for each in METHODS)
+    return tuple(method.format(budget) for method in METHODS)
 
 
 def single(network: Network, batch: int, size: Size, policies: Sequence[str], title: str = "") -> Case:
@@ -105,8 +105,8 @@ def single(network: Network, batch: int, size: Size, policies: Sequence[str], ti
 
 def several(title: str, jobs: Iterable[Network], size: Size, policies: Sequence[str]) -> Case:
     jobs = tuple(jobs)
-    each = tuple(steps(network, size.together, size) for network in jobs)
-    return Case(title, each, ("none", *policies), size.together / 16 * sum(network.step_s for network in jobs))
+    arguments = tuple(steps(network, size.together, size) for network in jobs)
+    return Case(title, arguments, ("none", *policies), size.together / 16 * sum(network.step_s for network in jobs))
 
 
 def phases(size: Size) -> list[Case]:
@@ -122,7 +122,7 @@ def phases(size: Size) -> list[Case]:
 def first_iterations(size: Size) -> list[Case]:
     """Return the cases of table II: the first iteration of plans made before it; Capuchin's is passive, as `lru`."""
     asked = ("tensile:latencies=roofline", "joint:latencies=roofline:early_update=true", "lru")
-    return with_papers_budget([f"{each}:budget={{}}" for each in asked], size)
+    return with_papers_budget([f"{policy}:budget={{}}" for policy in asked], size)
 
 
 def single_tasks(size: Size) -> list[Case]:
@@ -132,7 +132,7 @@ def single_tasks(size: Size) -> list[Case]:
 
 def with_papers_budget(asked: Iterable[str], size: Size) -> list[Case]:
     return [
-        single(network, size.batch, size, [each.format(papers_budget(network)) for each in asked])
+        single(network, size.batch, size, [policy.format(papers_budget(network)) for policy in asked])
         for network in networks(size)
     ]
 
@@ -152,10 +152,10 @@ def savings(size: Size) -> list[Case]:
 
     They have every method at several savings, and PyTorch's own means.
     """
-    asked = [each for each in METHODS if "{}" not in each]
+    asked = [method for method in METHODS if "{}" not in method]
     for saved in SAVINGS[:: 3 if size.quick else 1]:
-        asked += [each.format(f"{100 - saved}%") for each, swept in METHODS.items() if swept]
-    joint = next(each for each in METHODS if each.startswith("joint"))
+        asked += [method.format(f"{100 - saved}%") for method, swept in METHODS.items() if swept]
+    joint = next(method for method in METHODS if method.startswith("joint"))
     asked += [joint.format(f"{100 - saved}%") for saved in ([] if size.quick else BEYOND)]
     peers = PEERS[:3] if size.quick else PEERS
     alone = [single(network, size.batch, size, [*asked, *peers]) for network in networks(size)]
@@ -185,7 +185,7 @@ def distances(size: Size) -> list[Case]:
     """Return the cases of the distance from the best plan: steps small enough for the program that finds it."""
     budgets = [f"{100 - saved}%" for saved in (OPTIMUM_SAVED[:1] if size.quick else OPTIMUM_SAVED)]
     optimum = "optimum:limit_s=20:early_update=true:budget={}"
-    asked = [each.format(budget) for budget in budgets for each in (*METHODS, optimum)]
+    asked = [method.format(budget) for budget in budgets for method in (*METHODS, optimum)]
     return [
         single(network, network.batch, size, list(dict.fromkeys(asked))) for network in TINY[:: 4 if size.quick else 1]
     ]
@@ -229,17 +229,18 @@ def runs(names: Iterable[str], size: Size, title: str | None = None) -> list[Run
 
     `title`: that of the only case to run; None means all cases.
     """
-    found: dict[tuple[object, ...], Run] = {}
+    by_case: dict[tuple[object, ...], Run] = {}
     for name in dict.fromkeys(names):
         experiment = EXPERIMENTS[name]
         for case in experiment.cases(size):
             if title not in (None, case.title):
                 continue
             key = (case.title, case.jobs, experiment.simulated)
-            run = found.get(key, Run(case, {}, experiment.simulated))
+            run = by_case.get(key, Run(case, {}, experiment.simulated))
             policies = tuple(dict.fromkeys((*run.case.policies, *case.policies)))
-            found[key] = run._replace(case=case._replace(policies=policies), wanted=run.wanted | {name: case.policies})
-    return list(found.values())
+            wanted = run.wanted | {name: case.policies}
+            by_case[key] = run._replace(case=case._replace(policies=policies), wanted=wanted)
+    return list(by_case.values())
 
 
 def parsed(policies: Sequence[str]) -> tuple[PolicyChoice, ...]:

@@ -21,7 +21,7 @@ class Network(NamedTuple):
     step_s: float = 0.0
 
     def arguments(self, batch: int | None = None) -> tuple[str, ...]:
-        inputs = tuple(part for each in self.inputs for part in ("--input", each))
+        inputs = tuple(part for spec in self.inputs for part in ("--input", spec))
         kwargs = ("--kwargs", self.kwargs) if self.kwargs != "{}" else ()
         return ("--model", self.model, *kwargs, *inputs, *self.loss, "--batch", str(batch or self.batch))
 

@@ -21,7 +21,7 @@ from pg_tensile.errors import OptionError
 from pg_tensile.tools.bench import options
 from pg_tensile.tools.bench.options import DeviceChoice
 from pg_tensile.tools.bench.progress import Progress
-from pg_tensile.tools.bench.report import check_writable, plain, table_console
+from pg_tensile.tools.bench.report import check_writable, json_value, table_console
 from pg_tensile.tools.cli.parser import Parser, add, count
 
 SIMULATED = DeviceChoice("sim", profile="RTX_A6000")  # device of the experiments that are simulated
@@ -49,10 +49,10 @@ def measure(run: Run, device: DeviceChoice, progress: Progress) -> Iterator[Row]
     if run.simulated and device.kind == "host":
         device = SIMULATED
     progress.say(f"{', '.join(run.wanted)}: {case.title}")
-    found = [plain(row | {"first_eor": first_eor(row)}) for row in run_case(case, str(device), progress)]
+    rows = [json_value(row | {"first_eor": first_eor(row)}) for row in run_case(case, str(device), progress)]
     for name, policies in run.wanted.items():
         wanted = {(choice.label, str(choice.budget or "")) for choice in parsed(policies)}
-        for row in found:
+        for row in rows:
             if (row["label"], row.get("budget") or "") in wanted:
                 yield {"experiment": name, "case": case.title} | row
 
@@ -147,8 +147,8 @@ def main(arguments: Sequence[str]) -> int:
     Returns 1 if a policy failed or its results differ from eager PyTorch's, else 0. Raises OptionError.
     """
     asked = parse(arguments)
-    found = runs(asked.names, size_of(asked), asked.case)
-    if not found:
+    wanted = runs(asked.names, size_of(asked), asked.case)
+    if not wanted:
         raise OptionError(f'there is no case "{asked.case}"', "Titles are in the tables' first column.")
     if asked.json is not None:
         check_writable(asked.json)
@@ -157,7 +157,7 @@ def main(arguments: Sequence[str]) -> int:
         plots.check(asked.plots)
     rows: list[Row] = []
     with Progress() as progress:
-        for run in found:
+        for run in wanted:
             for row in measure(run, asked.device, progress):
                 rows.append(row)
                 if asked.json is not None:

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 def mlp(inputs: int = 256, hidden: int = 512, layers: int = 3, outputs: int = 10) -> nn.Module:
     sizes = [inputs, *[hidden] * layers]
-    blocks = [nn.Sequential(nn.Linear(one, other), nn.ReLU()) for one, other in itertools.pairwise(sizes)]
+    blocks = [nn.Sequential(nn.Linear(before, after), nn.ReLU()) for before, after in itertools.pairwise(sizes)]
     return nn.Sequential(*blocks, nn.Linear(hidden, outputs))
 
 
 def cnn(channels: int = 16, layers: int = 4, norm: bool = False, outputs: int = 10) -> nn.Module:
     """Return a network with a convolution, a batch norm if `norm` is set, and ReLU in each layer."""
     blocks = []
-    for one, other in itertools.pairwise((3, *[channels] * layers)):
-        normed = [nn.BatchNorm2d(other)] if norm else []
-        blocks.append(nn.Sequential(nn.Conv2d(one, other, 3, padding=1), *normed, nn.ReLU()))
+    for narrow, wide in itertools.pairwise((3, *[channels] * layers)):
+        normed = [nn.BatchNorm2d(wide)] if norm else []
+        blocks.append(nn.Sequential(nn.Conv2d(narrow, wide, 3, padding=1), *normed, nn.ReLU()))
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(16 * channels, outputs))
 
 
@@ -36,8 +36,8 @@ class Residual(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         x = torch.relu(self.stem(images))
-        for one, other in zip(self.ones, self.others, strict=True):
-            x = torch.relu(x + other(torch.relu(one(x))))
+        for first, second in zip(self.ones, self.others, strict=True):
+            x = torch.relu(x + second(torch.relu(first(x))))
         return self.head(x.mean((2, 3)))
 
 

@@ -52,7 +52,7 @@ CUT = 2.0  # times vanilla's iteration: `memory` cuts slower ones there, so that
 # ---- figures --------------------------------------------------------------------------------------------------------
 
 
-def pareto(rows: Iterable[Row], known: Mapping[str, Style]) -> Figure | None:
+def pareto(rows: Iterable[Row], styles_of: Mapping[str, Style]) -> Figure | None:
     """Draw memory saved against time, a panel for each case. None if no method but vanilla has numbers."""
     from matplotlib.lines import Line2D
 
@@ -66,16 +66,16 @@ def pareto(rows: Iterable[Row], known: Mapping[str, Style]) -> Figure | None:
         if best:
             axes.plot(*zip(*best, strict=True), color=GREY, linewidth=1.2, drawstyle="steps-pre", zorder=1.5)
         for name, several in grouped(own, lambda result: result.method).items():
-            draw_line(axes, ((result.saved, result.eor, result.right) for result in several), known[name])
+            draw_line(axes, ((result.saved, result.eor, result.right) for result in several), styles_of[name])
     scale_eor(panels, [result.eor for result in shown])
     figure.supxlabel("memory saved (MSR), % of vanilla's peak")
     figure.supylabel("time of a step (EOR), vanilla = 1")
     line = Line2D([], [], color=GREY, linewidth=1.2, label="Pareto front")
-    legend(figure, [*entries(shown, known), line])
+    legend(figure, [*entries(shown, styles_of), line])
     return figure
 
 
-def memory(rows: Iterable[Row], known: Mapping[str, Style]) -> Figure | None:
+def memory(rows: Iterable[Row], styles_of: Mapping[str, Style]) -> Figure | None:
     """Draw device memory over an iteration, a panel for each case: vanilla filled, the budget dashed.
 
     Of several budgets the one of most methods is shown, the smallest of equal ones. None if no row has a timeline.
@@ -90,7 +90,7 @@ def memory(rows: Iterable[Row], known: Mapping[str, Style]) -> Figure | None:
     in_seconds = min(time_shown(own) for own in panels_of.values()) >= 2e3
     in_gigabytes = min(max(max(curve.bytes) for curve in own) for own in panels_of.values()) >= 1e9
     for axes, own in zip(panels, panels_of.values(), strict=True):
-        draw_curves(axes, own, known, 1e-3 if in_seconds else 1.0, 1e-9 if in_gigabytes else 1e-6)
+        draw_curves(axes, own, styles_of, 1e-3 if in_seconds else 1.0, 1e-9 if in_gigabytes else 1e-6)
     cut = any(curve.ms[-1] > time_shown(own) for own in panels_of.values() for curve in own)
     unit = ("s" if in_seconds else "ms") + f", up to {CUT:g} times vanilla's" * cut
     figure.supxlabel(f"time in the iteration, {unit}")
@@ -98,8 +98,8 @@ def memory(rows: Iterable[Row], known: Mapping[str, Style]) -> Figure | None:
     shown = [curve for own in panels_of.values() for curve in own]
     methods = {curve.method for curve in shown}
     handles: list[Line2D | Patch] = [Patch(color=PALE, label=named(VANILLA))] if VANILLA in methods else []
-    for name in (name for name in known if name in methods - {VANILLA}):
-        handles.append(Line2D([], [], color=known[name].colour, linestyle=known[name].line, label=named(name)))
+    for name in (name for name in styles_of if name in methods - {VANILLA}):
+        handles.append(Line2D([], [], color=styles_of[name].colour, linestyle=styles_of[name].line, label=named(name)))
     if any(curve.limit is not None for curve in shown):
         handles.append(Line2D([], [], label="budget", **DASHED))
     legend(figure, handles)
@@ -108,13 +108,13 @@ def memory(rows: Iterable[Row], known: Mapping[str, Style]) -> Figure | None:
 
 def of_one_budget(shown: Iterable[Curve]) -> dict[str, list[Curve]]:
     """Return the curves by title: of each case those of one budget, and those without a budget."""
-    found: dict[str, list[Curve]] = {}
+    by_heading: dict[str, list[Curve]] = {}
     for title, own in grouped(shown, lambda curve: curve.case).items():
         budgets = grouped((curve for curve in own if curve.budget), lambda curve: curve.budget)
-        chosen = min(budgets, key=lambda each: (-len(budgets[each]), budgets[each][0].limit or 0), default="")
+        chosen = min(budgets, key=lambda budget: (-len(budgets[budget]), budgets[budget][0].limit or 0), default="")
         heading = f"{title} at {chosen}" if chosen else title
-        found[heading] = [curve for curve in own if curve.budget in ("", chosen)]
-    return found
+        by_heading[heading] = [curve for curve in own if curve.budget in ("", chosen)]
+    return by_heading
 
 
 def time_shown(shown: Sequence[Curve]) -> float:
@@ -123,14 +123,16 @@ def time_shown(shown: Sequence[Curve]) -> float:
     return min(max(curve.ms[-1] for curve in shown), CUT * vanilla_ms)
 
 
-def draw_curves(axes: Axes, shown: Sequence[Curve], known: Mapping[str, Style], per_ms: float, per_byte: float) -> None:
+def draw_curves(
+    axes: Axes, shown: Sequence[Curve], styles_of: Mapping[str, Style], per_ms: float, per_byte: float
+) -> None:
     """Draw a panel; `per_ms`, `per_byte`: length of a millisecond and of a byte on its axes."""
     for curve in shown:
         x, y = [ms * per_ms for ms in curve.ms], [nbytes * per_byte for nbytes in curve.bytes]
         if curve.method == VANILLA:
             axes.fill_between(x, y, step="post", color=PALE, linewidth=0, zorder=1)
         else:
-            style = known[curve.method]
+            style = styles_of[curve.method]
             axes.step(x, y, where="post", color=style.colour, linestyle=style.line, linewidth=1.0)
         if curve.limit is not None:
             axes.axhline(curve.limit * per_byte, **DASHED)
@@ -152,7 +154,7 @@ SERIES = {
 }
 
 
-class Place(NamedTuple):
+class Point(NamedTuple):
     """A result of a series, with its network and its number on the abscissa."""
 
     network: str
@@ -160,7 +162,7 @@ class Place(NamedTuple):
     result: Result
 
 
-def series(rows: Iterable[Row], known: Mapping[str, Style], against: Abscissa) -> Figure | None:
+def series(rows: Iterable[Row], styles_of: Mapping[str, Style], against: Abscissa) -> Figure | None:
     """Draw a column for each network: memory saved, below it time, and a line for each method and budget.
 
     None if no method but vanilla has numbers.
@@ -169,28 +171,32 @@ def series(rows: Iterable[Row], known: Mapping[str, Style], against: Abscissa) -
     from matplotlib.lines import Line2D
 
     matches = [(against.case.fullmatch(result.case), result) for result in results(rows) if result.method != VANILLA]
-    shown = [Place(match["network"], int(match["number"]), result) for match, result in matches if match]
+    shown = [Point(match["network"], int(match["number"]), result) for match, result in matches if match]
     if not shown:
         return None
-    networks = grouped(shown, lambda place: place.network)
+    networks = grouped(shown, lambda point: point.network)
     figure = Figure(figsize=(WIDTH, 0.5 + 2 * PANEL), layout="constrained")
     grid = figure.subplots(2, len(networks), sharex=True, sharey="row", squeeze=False)
     for above, below, (network, own) in zip(*grid.tolist(), networks.items(), strict=True):
         above.set_title(fitted(network, (WIDTH - MARGIN) / len(networks) - 0.1, lines=2))
         above.axhline(0, **DASHED)
         below.axhline(1, **DASHED)
-        for (name, _), several in grouped(own, lambda place: place.result[1:3]).items():
-            draw_line(above, ((each.number, each.result.saved, each.result.right) for each in several), known[name])
-            draw_line(below, ((each.number, each.result.eor, each.result.right) for each in several), known[name])
+        for (name, _), several in grouped(own, lambda point: point.result[1:3]).items():
+            draw_line(
+                above, ((point.number, point.result.saved, point.result.right) for point in several), styles_of[name]
+            )
+            draw_line(
+                below, ((point.number, point.result.eor, point.result.right) for point in several), styles_of[name]
+            )
     for axes in grid.flat:
         if against.logarithmic:
             axes.set_xscale("log", base=2)
-        set_ticks(axes.xaxis, sorted({place.number for place in shown}))
-    scale_eor(grid[1], [1.0, *(place.result.eor for place in shown)])
+        set_ticks(axes.xaxis, sorted({point.number for point in shown}))
+    scale_eor(grid[1], [1.0, *(point.result.eor for point in shown)])
     grid[0, 0].set_ylabel("memory saved (MSR), %")
     grid[1, 0].set_ylabel("time (EOR), vanilla = 1")
     figure.supxlabel(against.label)
-    legend(figure, [*entries([place.result for place in shown], known), Line2D([], [], label="vanilla", **DASHED)])
+    legend(figure, [*entries([point.result for point in shown], styles_of), Line2D([], [], label="vanilla", **DASHED)])
     return figure
 
 
@@ -233,14 +239,14 @@ def writing(folder: Path | str) -> Iterator[None]:
 
 def figures(rows: Sequence[Row]) -> Iterator[tuple[str, Figure]]:
     """Yield all figures for which there is data, with the names of their files; to be called inside `drawing`."""
-    known = styles(rows)
+    styles_of = styles(rows)
     for experiment, own in grouped(rows, stem).items():
         if experiment in SERIES:
-            found = {experiment: series(own, known, SERIES[experiment])}
+            drawn = {experiment: series(own, styles_of, SERIES[experiment])}
         else:
-            found = {f"pareto-{experiment}": pareto(own, known)}
-        found[f"memory-{experiment}"] = memory(own, known)
-        yield from ((name, figure) for name, figure in found.items() if figure is not None)
+            drawn = {f"pareto-{experiment}": pareto(own, styles_of)}
+        drawn[f"memory-{experiment}"] = memory(own, styles_of)
+        yield from ((name, figure) for name, figure in drawn.items() if figure is not None)
 
 
 def draw(rows: Sequence[Row], folder: Path | str) -> list[Path]:

@@ -40,23 +40,23 @@ class Curve(NamedTuple):
 
 def results(rows: Iterable[Row]) -> list[Result]:
     """Return the results of the rows that have the numbers and no error."""
-    found = []
+    listed = []
     for row in rows:
         msr, eor = number(row, "msr"), number(row, "eor")
         if not row.get("error") and msr is not None and eor is not None and eor > 0:
-            found.append(Result(case(row), method(row), str(row.get("budget") or ""), 100 * msr, eor, right(row)))
-    return found
+            listed.append(Result(case(row), method(row), str(row.get("budget") or ""), 100 * msr, eor, right(row)))
+    return listed
 
 
 def curves(rows: Iterable[Row]) -> list[Curve]:
     """Return the curves of the rows that have a timeline and no error."""
-    found = []
+    listed = []
     for row in rows:
         line = row.get("timeline") or {}
         if not row.get("error") and line.get("ms") and line.get("bytes"):
             budget = str(row.get("budget") or "")
-            found.append(Curve(case(row), method(row), budget, budget_bytes(row), line["ms"], line["bytes"]))
-    return found
+            listed.append(Curve(case(row), method(row), budget, budget_bytes(row), line["ms"], line["bytes"]))
+    return listed
 
 
 def case(row: Row) -> str:
@@ -106,16 +106,16 @@ def budget_bytes(row: Row) -> int | None:
 
 def front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return the points (saved, eor) that no other point dominates, in saving or in time; ascending by saving."""
-    found: list[tuple[float, float]] = []
-    for saved, eor in sorted(points, key=lambda each: (-each[0], each[1])):
-        if not found or eor < found[-1][1]:
-            found.append((saved, eor))
-    return found[::-1]
+    best: list[tuple[float, float]] = []
+    for saved, eor in sorted(points, key=lambda point: (-point[0], point[1])):
+        if not best or eor < best[-1][1]:
+            best.append((saved, eor))
+    return best[::-1]
 
 
 def grouped(values: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
     """Group values by key, in the order in which keys appear."""
-    found: dict[K, list[T]] = {}
+    groups: dict[K, list[T]] = {}
     for value in values:
-        found.setdefault(key(value), []).append(value)
-    return found
+        groups.setdefault(key(value), []).append(value)
+    return groups

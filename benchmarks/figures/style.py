@@ -96,12 +96,12 @@ def styles(rows: Iterable[Row]) -> dict[str, Style]:
     A method that is not in STYLES has its policy's colour and a marker that no other method of this colour has.
     """
     methods = {method(row) for row in rows}
-    found = {name: style for name, style in STYLES.items() if name in methods}
-    for name in sorted(methods - found.keys()):
+    chosen = {name: style for name, style in STYLES.items() if name in methods}
+    for name in sorted(methods - chosen.keys()):
         colour = STYLES.get(name.partition(":")[0], Style(GREY, "")).colour
-        used = {style.marker for style in (*STYLES.values(), *found.values()) if style.colour == colour}
-        found[name] = Style(colour, next((marker for marker in MARKERS if marker not in used), MARKERS[0]), SPARSE)
-    return found
+        used = {style.marker for style in (*STYLES.values(), *chosen.values()) if style.colour == colour}
+        chosen[name] = Style(colour, next((marker for marker in MARKERS if marker not in used), MARKERS[0]), SPARSE)
+    return chosen
 
 
 def named(name: str) -> str:
@@ -118,11 +118,11 @@ def named(name: str) -> str:
 
 def fitted(text: str, inches: float, lines: int = 1) -> str:
     """Wrap the text into at most `lines` lines of this width, cut with … if it is longer."""
-    plain = "".join(each if each.isprintable() else " " for each in text)
+    plain = "".join(character if character.isprintable() else " " for character in text)
     for characters in range(min(len(plain), 200), 0, -1):
-        found = textwrap.wrap(plain, characters, max_lines=lines, placeholder="…")
-        if max(map(width, found), default=0.0) <= inches:
-            return "\n".join(found)
+        wrapped = textwrap.wrap(plain, characters, max_lines=lines, placeholder="…")
+        if max(map(width, wrapped), default=0.0) <= inches:
+            return "\n".join(wrapped)
     return ""
 
 
@@ -146,9 +146,9 @@ def new_panels(titles: Sequence[str], shared: bool, height: float = PANEL) -> tu
     grid = figure.subplots(down, across, sharex=shared, sharey=shared, squeeze=False).flatten().tolist()
     for axes in grid[len(titles) :]:
         axes.remove()
-    for place, (axes, title) in enumerate(zip(grid, titles, strict=False)):
+    for number, (axes, title) in enumerate(zip(grid, titles, strict=False)):
         axes.set_title(fitted(title, WIDTH / across - MARGIN, lines=2))
-        if place + across >= len(titles):  # no panel below it
+        if number + across >= len(titles):  # no panel below it
             axes.tick_params(labelbottom=True)
     return figure, grid[: len(titles)]
 
@@ -163,26 +163,26 @@ def legend(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
     figure.set_figheight(figure.get_figheight() + 0.19 * -(-len(handles) // across))
 
 
-def entries(shown: Sequence[Result], known: Mapping[str, Style]) -> list[Line2D]:
+def entries(shown: Sequence[Result], styles_of: Mapping[str, Style]) -> list[Line2D]:
     """Return the legend's entries: these methods, and the meaning of hollow markers if there are any."""
     from matplotlib.lines import Line2D
 
     methods = {result.method for result in shown}
-    found = [
+    lines = [
         Line2D([], [], color=style.colour, marker=style.marker, ls=style.line, linewidth=THIN, label=named(name))
-        for name, style in known.items()
+        for name, style in styles_of.items()
         if name in methods
     ]
     if not all(result.right for result in shown):
         hollow: dict[str, Any] = {"markerfacecolor": "white", "markeredgecolor": GREY, "linestyle": ""}
-        found.append(Line2D([], [], marker="o", label="hollow: wrong results", **hollow))
-    return found
+        lines.append(Line2D([], [], marker="o", label="hollow: wrong results", **hollow))
+    return lines
 
 
 def draw_line(axes: Axes, points: Iterable[tuple[float, float, bool]], style: Style) -> None:
     """Draw a method's points (x, y, right) with a thin line through them."""
     ordered = sorted(points)
-    across, up = [each[0] for each in ordered], [each[1] for each in ordered]
+    across, up = [point[0] for point in ordered], [point[1] for point in ordered]
     axes.plot(across, up, color=style.colour, linestyle=style.line, linewidth=THIN)
     for x, y, good in ordered:
         face = style.colour if good else "white"
@@ -193,7 +193,7 @@ def set_ticks(axis: Axis, places: Sequence[float]) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     axis.set_major_locator(FixedLocator(places))
-    axis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:g}"))
+    axis.set_major_formatter(FuncFormatter(lambda value, position: f"{value:g}"))
     axis.set_minor_locator(NullLocator())
 
 

@@ -68,34 +68,34 @@ def best(trace: Trace, profile: DeviceProfile, budget_bytes: int, limit_s: float
     check_budget(trace, budget_bytes)
     ends_at = time.monotonic() + limit_s
     trace = roofline.timed(trace, profile)
-    found = _Found(trace, profile, budget_bytes, ends_at)
-    found.offer(NO_EVENTS)
+    search = _Found(trace, profile, budget_bytes, ends_at)
+    search.offer(NO_EVENTS)
     planner = JobPlanner(trace, profile)
     joint = planner.best(budget_bytes)
     if isinstance(joint, Candidate):
-        found.offer(joint.plan)
+        search.offer(joint.plan)
     bound_us, proved, limit = least_us(trace, profile, budget_bytes), False, budget_bytes
     for attempt in range(ATTEMPTS):
         left_s = ends_at - time.monotonic()
-        if _is_close(found.us, bound_us) or left_s <= 0:
+        if _is_close(search.us, bound_us) or left_s <= 0:
             break
         program = Program(trace, profile, limit)
-        known = found.us < math.inf and attempt == 0
-        solved = program.solve(SOLVING * left_s, attempt, Decisions.of(trace, found.plan) if known else None)
+        is_first = search.us < math.inf and attempt == 0
+        solved = program.solve(SOLVING * left_s, attempt, Decisions.of(trace, search.plan) if is_first else None)
         if attempt == 0:
             bound_us, proved = max(bound_us, solved.bound * (1 - TOLERANCE)), solved.proved
         if solved.values is None:
             break
         decisions = program.decisions(solved.values)
-        excess = min(found.offer(realise(program.choices, decisions, early), True) for early in (True, False))
+        excess = min(search.offer(realise(program.choices, decisions, early), True) for early in (True, False))
         limit -= max(0, excess)
         if not solved.proved:
             break
-    if found.us == math.inf:
+    if search.us == math.inf:
         raise BudgetError(budget_bytes, planner.least_bytes, planner.largest_operator())
-    if not _is_close(found.us, bound_us):
-        found.offer(found.plan, polish=True)
-    return Optimum(found.plan, found.us, min(bound_us, found.us), proved or _is_close(found.us, bound_us))
+    if not _is_close(search.us, bound_us):
+        search.offer(search.plan, polish=True)
+    return Optimum(search.plan, search.us, min(bound_us, search.us), proved or _is_close(search.us, bound_us))
 
 
 def _is_close(us: float, bound_us: float) -> bool:
@@ -121,39 +121,39 @@ class _Found:
         except InvalidPlanError:
             return 0
         if excess <= 0:
-            for one in (plan, schedule(sequence, self.profile, self.budget)):
+            for candidate in (plan, schedule(sequence, self.profile, self.budget)):
                 if polish:
-                    self._polish(one)
-                self._take(one, self._us(one))
+                    self._polish(candidate)
+                self._take(candidate, self._us(candidate))
         return excess
 
     def _polish(self, plan: Plan) -> None:
         """Move the triggers of transfers one by one as long as that helps."""
         us = self._us(plan)
-        place = since = 0
+        index = since = 0
         while since < len(plan) and time.monotonic() < self.ends_at:
-            better, us = self._moved(plan, place, us)
+            better, us = self._moved(plan, index, us)
             since = 0 if better is not plan else since + 1
-            plan, place = better, (place + 1) % len(plan)
+            plan, index = better, (index + 1) % len(plan)
         self._take(plan, us)
 
-    def _moved(self, plan: Plan, place: int, us: float) -> tuple[Plan, float]:
+    def _moved(self, plan: Plan, index: int, us: float) -> tuple[Plan, float]:
         """Return the fastest plan with another trigger for one event, and its time.
 
         The event is moved to the end or the beginning of each gap.
         """
         events = list(plan.events)
-        event = events.pop(place)
+        event = events.pop(index)
         if event.kind not in (EventKind.SWAP_OUT, EventKind.SWAP_IN):
             return plan, us
         for trigger in range(event.deadline + (event.kind is EventKind.SWAP_OUT)):
             moved = event._replace(trigger=trigger)
-            for one in ([*events, moved], [moved, *events]):
-                other = Plan.build(one)
+            for reordered in ([*events, moved], [moved, *events]):
+                changed = Plan.build(reordered)
                 with contextlib.suppress(InvalidPlanError):
-                    other_us = self._us(other)
+                    other_us = self._us(changed)
                     if other_us < us * (1 - TOLERANCE):
-                        plan, us = other, other_us
+                        plan, us = changed, other_us
         return plan, us
 
     def _us(self, plan: Plan) -> float:

@@ -104,8 +104,8 @@ class Program:
         `start`: the decisions of a plan within the budget; None means that none is known. `seed` selects one of equal
         solutions.
         """
-        known = {} if start is None else self._values(start)
-        solved = self.rows.solve(limit_s, seed, known)
+        start_values = {} if start is None else self._values(start)
+        solved = self.rows.solve(limit_s, seed, start_values)
         return solved._replace(bound=solved.bound * self.unit_us + sum(self.latency))
 
     def fix(self, decisions: Decisions) -> None:
@@ -138,7 +138,7 @@ class Program:
         self.made = {
             place: column(1, making.us / self.unit_us, integer=True) for place, making in choices.making.items()
         }
-        inputs = {(other, gap) for (_, gap), making in choices.making.items() for other in making.inputs}
+        inputs = {(input_tensor, gap) for (_, gap), making in choices.making.items() for input_tensor in making.inputs}
         self.making_gaps = {gap for _, gap in choices.making}
         for v in choices.tensors:
             accessed = set(choices.accesses[v])
@@ -203,11 +203,11 @@ class Program:
     def _copies_in(self, v: int) -> None:
         row, us = self.rows.row, self._us(v, Direction.IN)
         for g in range(self.choices.first[v], self.choices.last[v]):
-            left = {self.backlog[v, g]: 1.0, self.in_c[v, g]: 1.0, self.comes[v, g]: -us}
+            terms = {self.backlog[v, g]: 1.0, self.in_c[v, g]: 1.0, self.comes[v, g]: -us}
             if g > self.choices.first[v]:
                 row({self.in_b[v, g]: 1, self.backlog[v, g - 1]: -1}, 0)
-                left |= {self.in_b[v, g]: 1.0, self.backlog[v, g - 1]: -1.0}
-            row(left, 0, 0)
+                terms |= {self.in_b[v, g]: 1.0, self.backlog[v, g - 1]: -1.0}
+            row(terms, 0, 0)
             row({self.backlog[v, g]: 1, self.resident[v, g + 1]: -us} | self._usable(v, g + 1, us), 0)
             if g + 2 <= self.choices.last[v]:  # what is in flight during an operator is resident in the next
                 row({self.backlog[v, g]: 1, self.resident[v, g + 2]: -us}, 0)
@@ -222,20 +222,20 @@ class Program:
     def _inputs(self) -> None:
         """Require that the inputs of a recomputation are usable, or recomputed in the same gap."""
         for (v, gap), making in self.choices.making.items():
-            for other in making.inputs:
-                terms = {self.made[v, gap]: 1, self.usable[other, gap]: -1} | self._made(other, gap, -1)
+            for input_tensor in making.inputs:
+                terms = {self.made[v, gap]: 1, self.usable[input_tensor, gap]: -1} | self._made(input_tensor, gap, -1)
                 self.rows.row(terms, 0)
 
     def _memory(self) -> None:
         size = {v: self.choices.bytes[v] / self.budget for v in self.choices.tensors} if self.budget else {}
-        at: dict[int, list[int]] = defaultdict(list)
+        by_operator: dict[int, list[int]] = defaultdict(list)
         for v, i in self.resident:
-            at[i].append(v)
+            by_operator[i].append(v)
         for i in range(self.choices.last_operator + 1):
             room = 1 - self.trace.workspace_bytes[i] / max(self.budget, 1)
-            self.rows.row({self.resident[v, i]: size[v] for v in at[i]}, room)
+            self.rows.row({self.resident[v, i]: size[v] for v in by_operator[i]}, room)
         for gap in self.making_gaps:
-            self._memory_between(gap, [v for v in at[gap] if (v, gap + 1) in self.resident], size)
+            self._memory_between(gap, [v for v in by_operator[gap] if (v, gap + 1) in self.resident], size)
 
     def _memory_between(self, gap: int, tensors: list[int], size: Mapping[int, float]) -> None:
         """Require room for every operator repeated in a gap, besides the tensors that stay resident throughout."""

@@ -45,7 +45,7 @@ class _Tensor:
         self.needs = sorted({*choices.accesses[tensor], *read})
         self.end = choices.last_operator
         self.out, self.into = (
-            () if early else sorted(place for v, place in places if v == tensor)
+            () if early else sorted(gap for v, gap in places if v == tensor)
             for places in (decisions.out, decisions.into)
         )
         rises = [g for g in range(self.first, self.last) if g not in self.there and g + 1 in self.there]

@@ -50,8 +50,8 @@ class Rows:
             solver.setSolution(len(start), np.array(list(start), np.int32), np.array(list(start.values())))
         solver.run()
         info = solver.getInfo()
-        found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
-        values = list(solver.getSolution().col_value) if found else None
+        feasible = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+        values = list(solver.getSolution().col_value) if feasible else None
         proved = solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
         return Solved(values, info.mip_dual_bound, proved)
 

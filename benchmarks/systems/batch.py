@@ -36,7 +36,7 @@ from pg_tensile.planning.batchsize.learning_rate import BASE_BATCH, scaled_learn
 from pg_tensile.planning.batchsize.predict import Predictor
 from pg_tensile.tools.bench.batch import choose_batch
 from pg_tensile.tools.bench.contenders import PlanStepper, take_turn
-from pg_tensile.tools.bench.measured import Session, chosen_device
+from pg_tensile.tools.bench.measured import MeasuredBench, chosen_device
 from pg_tensile.tools.bench.options import BenchOptions
 from pg_tensile.tools.bench.progress import Progress
 from pg_tensile.tools.bench.run import default_threads
@@ -83,7 +83,7 @@ def choice_row(quick: bool) -> Row:
     most, rounds = (48, 1) if quick else (MOST_ROWS, ROUNDS)
     with Progress() as progress:
         choice, predict = choose_batch(options, progress, most)
-        largest = max(each.batch_size for each in choice.candidates if each.feasible)
+        largest = max(candidate.batch_size for candidate in choice.candidates if candidate.feasible)
         sizes = sorted({*np.geomspace(max(1, largest / 32), largest, SIZES).round().astype(int).tolist()})
         sizes = [*dict.fromkeys([choice.batch_size, *sizes])]
         step_ms: dict[int, list[float]] = {size: [] for size in sizes}
@@ -127,12 +127,12 @@ def measured_ms(options: BenchOptions, predict: Predictor, size: int, steps: int
 
 
 def choice_check(row: Row, asked: Asked) -> Check:
-    found = f"{row['chosen']} rows, {row['of_best']:.1%} of the best, {row['best']} rows"
+    finding = f"{row['chosen']} rows, {row['of_best']:.1%} of the best, {row['best']} rows"
     if row["out_of_memory"]:
-        found += f"; out of memory: {', '.join(row['out_of_memory'])}"
+        finding += f"; out of memory: {', '.join(row['out_of_memory'])}"
     holds = row["of_best"] >= asked.of_best and not row["out_of_memory"]
     bar = f"{asked.of_best:.0%}, never out of memory"
-    return Check(SECTION, f"{row['model']}: measured throughput", found, bar, holds)
+    return Check(SECTION, f"{row['model']}: measured throughput", finding, bar, holds)
 
 
 # ---- a third of the memory ----
@@ -147,9 +147,9 @@ def memory_row(quick: bool) -> Row:
     policies = f"none,joint:budget={share},accudnn:budget={share}"
     options = parse(f"pytorchcv.models.{name}", shape, str(batch), policies, "--optimizer", "momentum")
     with Progress() as progress:
-        report = Session(replace(options, rounds=rounds), progress).run()
-    found = {row.policy: row for row in report.rows}
-    joint, paper = found["joint"], found["accudnn"]
+        report = MeasuredBench(replace(options, rounds=rounds), progress).run()
+    rows = {row.policy: row for row in report.rows}
+    joint, paper = rows["joint"], rows["accudnn"]
     return {
         "model": name,
         "batch": batch,
@@ -164,9 +164,9 @@ def memory_row(quick: bool) -> Row:
 
 
 def memory_check(row: Row, asked: Asked) -> Check:
-    found = row["error"] or f"{row['speed']:.1%} of vanilla's speed"
+    finding = row["error"] or f"{row['speed']:.1%} of vanilla's speed"
     holds = row["error"] is None and row["speed"] >= asked.of_vanilla
-    return Check(SECTION, f"{row['model']} within 8/24 of its memory", found, f"{asked.of_vanilla:.0%}", holds)
+    return Check(SECTION, f"{row['model']} within 8/24 of its memory", finding, f"{asked.of_vanilla:.0%}", holds)
 
 
 # ---- the accuracy ----
@@ -185,7 +185,7 @@ class Digits(nn.Module):
 
 def accuracy_row(quick: bool) -> Row:
     """Measure the accuracy on the last fifth of the digits, averaged over several seeds."""
-    pixels, labels = (torch.tensor(each) for each in load_digits(return_X_y=True))
+    pixels, labels = (torch.tensor(array) for array in load_digits(return_X_y=True))
     pixels = (pixels / 16).float()
     kept = len(pixels) // 5
     rows, epochs, seeds = len(pixels) - kept, 3 if quick else 20, range(1 if quick else 10)
@@ -224,9 +224,9 @@ def learnt(
 
 
 def accuracy_check(row: Row, asked: Asked) -> Check:
-    found = f"{row['accuracy']:.2%} with {row['batch']} rows, {row['base_accuracy']:.2%} with {BASE_BATCH}"
+    finding = f"{row['accuracy']:.2%} with {row['batch']} rows, {row['base_accuracy']:.2%} with {BASE_BATCH}"
     holds = 100 * (row["base_accuracy"] - row["accuracy"]) <= asked.points
-    return Check(SECTION, "digits: accuracy", found, f"at most {asked.points} points less", holds)
+    return Check(SECTION, "digits: accuracy", finding, f"at most {asked.points} points less", holds)
 
 
 CHECKS = {"choice": choice_check, "memory": memory_check, "accuracy": accuracy_check}

@@ -71,8 +71,8 @@ def codec_rows(coder: Coder, device: torch.device, quick: bool) -> Iterator[Row]
         raw = torch.from_numpy(words.view(np.uint8)).to(device)
         for codec in codecs:
             times = [time_coding(coder, codec, [raw], [4], CHUNK_BYTES)[0] for _ in range(rounds)]
-            taken = [each for each in times if each is not None]
-            speeds = [nbytes / statistics.median(us) / 1e3 for us in zip(*taken, strict=True)] or [0.0, 0.0]
+            timed = [pair for pair in times if pair is not None]
+            speeds = [nbytes / statistics.median(us) / 1e3 for us in zip(*timed, strict=True)] or [0.0, 0.0]
             yield {
                 "section": "codec",
                 "codec": codec.name.lower(),
@@ -104,12 +104,12 @@ def model_rows(coder: Coder, device: torch.device, quick: bool) -> Iterator[Row]
 
 
 def checks(rows: Sequence[Row]) -> list[Check]:
-    found = []
+    checked = []
     for row in rows:
         if row["section"] == "model" and row["codec"] == "all":
             what, asked = f"{row['device']}: relative absolute error of predicted times", f"at most {ERROR:.0%}"
-            found.append(Check(SECTION, what, f"{row['error']:.1%}", asked, row["error"] <= ERROR))
-    return found
+            checked.append(Check(SECTION, what, f"{row['error']:.1%}", asked, row["error"] <= ERROR))
+    return checked
 
 
 def main() -> int:

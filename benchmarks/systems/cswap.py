@@ -47,7 +47,7 @@ from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.tools.bench.compression import STEPS as SPARSITY_STEPS
 from pg_tensile.tools.bench.compression import Sparsity, measure_sparsity, plan_compressed
 from pg_tensile.tools.bench.contenders import PlanStepper, Turn, difference, take_turn
-from pg_tensile.tools.bench.measured import Session
+from pg_tensile.tools.bench.measured import MeasuredBench
 from pg_tensile.tools.bench.planned import codecs_of
 from pg_tensile.tools.bench.progress import Progress
 from pg_tensile.tools.bench.run import default_threads
@@ -95,26 +95,26 @@ def networks(quick: bool) -> list[tuple[Network, int]]:
     return [(ALEXNET, 16), (VGG16, 1), (SQUEEZENET, 8), (plain, 4), (RESNET50, 2), (INCEPTION3, 2)]
 
 
-class Case(NamedTuple):
+class Prepared(NamedTuple):
     """A network on this machine."""
 
     title: str
-    session: Session
+    session: MeasuredBench
     trace: Trace  # with measured operators
     profile: DeviceProfile  # with the link
     sparsity: Sparsity
 
 
-def prepared(network: Network, batch: int, quick: bool) -> Case:
+def prepared(network: Network, batch: int, quick: bool) -> Prepared:
     options = parse(["bench", *network.arguments(batch), "--optimizer", "momentum", "--policies", "none"])
     torch.set_num_threads(default_threads("host"))
     with Progress() as progress:
-        session = Session(options, progress)
+        session = MeasuredBench(options, progress)
         vanilla_ms = session.calibrate()
         captured = session.workload.vanilla
         sparsity = measure_sparsity(session.workload, captured, session.free, 1.0 if quick else 60.0)
         session.set_link(vanilla_ms)
-    return Case(network.title, session, captured.trace, session.profile, sparsity)
+    return Prepared(network.title, session, captured.trace, session.profile, sparsity)
 
 
 def run(quick: bool, rounds: int = 3, only: str = "") -> Iterator[Row]:
@@ -126,7 +126,7 @@ def run(quick: bool, rounds: int = 3, only: str = "") -> Iterator[Row]:
                 yield from compare(case, name, 1 if quick else rounds)
 
 
-def compare(case: Case, name: str, rounds: int) -> Iterator[Row]:
+def compare(case: Prepared, name: str, rounds: int) -> Iterator[Row]:
     """Yield a row for each compression with one of SETTINGS."""
     policy, options, share = SETTINGS[name]
     link = case.profile
@@ -172,7 +172,7 @@ def compare(case: Case, name: str, rounds: int) -> Iterator[Row]:
         }  # fmt: skip
 
 
-def turn(case: Case, plan: Plan, budget: int | None) -> Turn:
+def turn(case: Prepared, plan: Plan, budget: int | None) -> Turn:
     """Take some steps from the initial weights, whose results are compared to the bit."""
     workload = case.session.workload
     with device_of(case, budget) as device:
@@ -183,7 +183,7 @@ def turn(case: Case, plan: Plan, budget: int | None) -> Turn:
             stepper.close()
 
 
-def recorded(case: Case, plans: Mapping[str, Plan], rounds: int) -> dict[str, list[IterationRecord]]:
+def recorded(case: Prepared, plans: Mapping[str, Plan], rounds: int) -> dict[str, list[IterationRecord]]:
     """Return the records of some steps of each plan, after as many steps as before sparsity was measured.
 
     One executor alternates between the plans, for a transition and STEPS more steps each, so that other load of the
@@ -213,7 +213,7 @@ def recorded(case: Case, plans: Mapping[str, Plan], rounds: int) -> dict[str, li
 
 
 @contextmanager
-def device_of(case: Case, budget: int | None) -> Iterator[HostDevice]:
+def device_of(case: Prepared, budget: int | None) -> Iterator[HostDevice]:
     device = HostDevice(case.profile, budget)
     try:
         yield device
@@ -242,22 +242,22 @@ def oracle_ratio(trace: Trace, profile: DeviceProfile, plan: Plan, sparsity: Spa
     kinds = plan.rows["kind"].tolist()
     for event, tensor, size in zip(*(column.tolist() for column in AccessSequence(trace, plan).copies), strict=True):
         direction = Direction.OUT if kinds[event] == EventKind.SWAP_OUT else Direction.IN
-        known, width = sparsity.statistics.get(tensor), word_bytes(trace.tensor_dtype[tensor])
-        sizes = [coded_bytes(codec, size, width, known) for codec in sparsity.times.codecs] if known else []
+        statistics, width = sparsity.statistics.get(tensor), word_bytes(trace.tensor_dtype[tensor])
+        sizes = [coded_bytes(codec, size, width, statistics) for codec in sparsity.times.codecs] if statistics else []
         smallest += profile.transfer_us(min([size, *sizes]), direction)
         raw += profile.transfer_us(size, direction)
     return ratio(smallest, raw)
 
 
-def ratio(value: float, other: float) -> float | None:
-    return value / other if other else None
+def ratio(value: float, reference: float) -> float | None:
+    return value / reference if reference else None
 
 
 # ---- decisions ----
 
 
 def decision_accuracy(
-    case: Case, plan: Plan, coded: Trace, without: Sequence[IterationRecord], packed: Sequence[IterationRecord]
+    case: Prepared, plan: Plan, coded: Trace, without: Sequence[IterationRecord], packed: Sequence[IterationRecord]
 ) -> Row:
     """Compare the cost model's decisions with the measured gains.
 
@@ -272,9 +272,10 @@ def decision_accuracy(
         if coding.codec[window.tensor]:
             swaps.setdefault(window.tensor, []).append(window)
     raw_transfers, packed_transfers = transfers_of(without), transfers_of(packed)
-    gains = {tensor: gain(each, raw_transfers, packed_transfers, case.profile) for tensor, each in swaps.items()}
+    gains = {tensor: gain(swapped, raw_transfers, packed_transfers, case.profile) for tensor, swapped in swaps.items()}
     ties = [tensor for tensor in swaps if abs(gains[tensor]) < TIE]
-    right = [tensor for tensor, each in swaps.items() if decided(coded, each, case.profile) == (gains[tensor] > 0)]
+    compressed = {tensor for tensor, swapped in swaps.items() if decided(coded, swapped, case.profile)}
+    right = [tensor for tensor in swaps if (tensor in compressed) == (gains[tensor] > 0)]
     accuracy = ratio(len({*ties, *right}), len(swaps))
     return {"decisions": len(swaps), "ties": len(ties), "decision_accuracy": accuracy}
 
@@ -285,20 +286,20 @@ def transfers_of(records: Sequence[IterationRecord]) -> dict[Way, Transfer]:
     for record in records:
         for transfer in record.transfers:
             seen.setdefault((transfer.tensor, transfer.direction), []).append(transfer)
-    return {way: sorted(each, key=duration_us)[len(each) // 2] for way, each in seen.items()}
+    return {way: sorted(transfers, key=duration_us)[len(transfers) // 2] for way, transfers in seen.items()}
 
 
 def decided(coded: Trace, swaps: Sequence[Window], profile: DeviceProfile) -> bool:
     """Return whether the cost model decides to compress the tensor."""
-    with_codec, without = (sum(swap_cost_us(coded, each, codec, profile) for each in swaps) for codec in (Codec.ZVC, 0))
-    return with_codec < without
+    with_codec_us = sum(swap_cost_us(coded, window, Codec.ZVC, profile) for window in swaps)
+    return with_codec_us < sum(swap_cost_us(coded, window, 0, profile) for window in swaps)
 
 
 def gain(
     swaps: Sequence[Window], raw: Mapping[Way, Transfer], packed: Mapping[Way, Transfer], profile: DeviceProfile
 ) -> float:
     """Return the saving of compression by the measured transfers, as a share of their raw time."""
-    with_codec = without = taken = 0.0
+    with_codec = without = raw_us = 0.0
     for window in swaps:
         way = window.tensor, window.direction
         if way not in raw or way not in packed:
@@ -307,30 +308,30 @@ def gain(
         coding_us = max(0.0, duration_us(packed[way]) - link_us * window.stretch)
         with_codec += coded_cost_us(coding_us, link_us * window.stretch, window.hidden_us)
         without += plain_cost_us(duration_us(raw[way]), window.hidden_us)
-        taken += duration_us(raw[way])
-    return (without - with_codec) / taken if taken else 0.0
+        raw_us += duration_us(raw[way])
+    return (without - with_codec) / raw_us if raw_us else 0.0
 
 
 # ---- checks ----
 
 
 def checks(rows: Sequence[Row]) -> list[Check]:
-    found = []
+    checked = []
     for row in rows:
         title = f"{row['case']}, {row['policy']}, {row['compression']}"
         if row["error"] is not None:
-            found.append(Check(SECTION, title, row["error"], "a plan", False))
+            checked.append(Check(SECTION, title, row["error"], "a plan", False))
             continue
         same = row["bit_identical"]
-        found.append(Check(SECTION, f"{title}: results", "the same" if same else "others", "the same bits", same))
+        checked.append(Check(SECTION, f"{title}: results", "the same" if same else "others", "the same bits", same))
         if row["compression"] != "auto":
             continue
-        found.append(at_most(f"{title}: step over that without", row["step_ms_ratio"], SLOWER))
-        found.append(at_most(f"{title}: error of the codecs' times", row["model_error"], MODEL_ERROR))
+        checked.append(at_most(f"{title}: step over that without", row["step_ms_ratio"], SLOWER))
+        checked.append(at_most(f"{title}: error of the codecs' times", row["model_error"], MODEL_ERROR))
         if row["case"] in SPARSE and row["policy"] != "joint":
             swaps = at_most(f"{title}: swap time over that without", row["swap_ms_ratio"], SWAP_TIME)
-            found.append(swaps._replace(found=f"{swaps.found} (Orac: {row['oracle_ratio']:.3f})"))
-    return found + [right_on_average(name, rows) for name in SETTINGS if decided_in(name, rows)]
+            checked.append(swaps._replace(found=f"{swaps.found} (Orac: {row['oracle_ratio']:.3f})"))
+    return checked + [right_on_average(name, rows) for name in SETTINGS if decided_in(name, rows)]
 
 
 def decided_in(name: str, rows: Sequence[Row]) -> list[float]:
@@ -346,8 +347,8 @@ def right_on_average(name: str, rows: Sequence[Row]) -> Check:
     return Check(SECTION, what, f"{share:.1%}", f"{DECISIONS:.0%}", share >= DECISIONS)
 
 
-def at_most(what: str, found: float | None, limit: float) -> Check:
-    return Check(SECTION, what, f"{found:.3f}" if found is not None else "–", f"≤ {limit}", (found or 0.0) <= limit)
+def at_most(what: str, value: float | None, limit: float) -> Check:
+    return Check(SECTION, what, f"{value:.3f}" if value is not None else "–", f"≤ {limit}", (value or 0.0) <= limit)
 
 
 def main() -> int:

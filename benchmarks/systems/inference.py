@@ -224,8 +224,8 @@ def in_turns(calls: list[Callable[[], Any]], rounds: int) -> list[list[float]]:
     """Return the milliseconds of each call in every round, called in turns."""
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds):
-        for call, taken in zip(calls, times, strict=True):
-            taken.append(timed(call)[0])
+        for call, own_times in zip(calls, times, strict=True):
+            own_times.append(timed(call)[0])
     return times
 
 
@@ -235,22 +235,22 @@ def checks(rows: Sequence[Row]) -> list[Check]:
     The bits have to be the same everywhere, the executor within the budget, and in SQL within less than a quarter of
     the parameters. The speed has to be the link's: not slower, and not faster either, which would mean another link.
     """
-    found = []
+    checked = []
     for row in rows:
         title = f"{row['where']}, {row['link']} link, {row['share']:.0%} of the parameters"
         same = row["identical"]
-        found.append(Check(SECTION, f"{title}: results", "the same" if same else "others", "the same bits", same))
+        checked.append(Check(SECTION, f"{title}: results", "the same" if same else "others", "the same bits", same))
         if row["peak_bytes"] is not None:
             peak, budget = row["peak_bytes"], row["budget_bytes"]
-            found.append(Check(SECTION, f"{title}: peak", f"{peak:,}", f"≤ {budget:,}", peak <= budget))
+            checked.append(Check(SECTION, f"{title}: peak", f"{peak:,}", f"≤ {budget:,}", peak <= budget))
         if row.get("link_ms") is not None:
-            found += speed_checks(title, row)
+            checked += speed_checks(title, row)
     small = [row["share"] for row in rows if row["where"] == "sql"]
     if small:
-        found.append(
+        checked.append(
             Check(SECTION, "SQL: least budget", f"{min(small):.0%} of the parameters", "< 25 %", min(small) < 0.25)
         )
-    return found
+    return checked
 
 
 def speed_checks(title: str, row: Row) -> list[Check]:
@@ -258,13 +258,13 @@ def speed_checks(title: str, row: Row) -> list[Check]:
     least, most = LINK_FIDELITY * row["link_ms"], SLOWEST * max(row["link_ms"], row["whole_ms"])
     asked = f"{least:,.0f} … {most:,.0f} ms; in one piece {row['whole_ms']:,.0f}"
     within = least <= row["latency_ms"] <= most
-    found = [Check(SECTION, f"{title}: latency", f"{row['latency_ms']:,.0f} ms", asked, within)]
+    checked = [Check(SECTION, f"{title}: latency", f"{row['latency_ms']:,.0f} ms", asked, within)]
     if row["reference_us"] is not None:
         moved = row["link_bytes_per_s"] * row["step_us"] / 1e6
         reference = REFERENCE.in_bytes_per_s * row["reference_us"] / 1e6
         what, same = f"{title}: bytes that the link brings in one step's time", abs(moved / reference - 1) < 0.01
-        found.append(Check(SECTION, what, f"{moved:,.0f}", f"{reference:,.0f}, as {REFERENCE.name}", same))
-    return found
+        checked.append(Check(SECTION, what, f"{moved:,.0f}", f"{reference:,.0f}, as {REFERENCE.name}", same))
+    return checked
 
 
 def main() -> int:

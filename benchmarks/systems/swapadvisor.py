@@ -16,12 +16,12 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from benchmarks.experiments.networks import CV, SMALL_IMAGE, SMALL_RESNET, TEN, Network
 from benchmarks.scenarios import Check, Row, end, fidelity_checks
 from pg_tensile.errors import TensileError
 from pg_tensile.execution.runtime.host import HostDevice
@@ -35,7 +35,7 @@ from pg_tensile.planning.policies.swapadvisor.search import search
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.tools.bench.contenders import PlanStepper, Turn, difference, take_turn
-from pg_tensile.tools.bench.measured import Session
+from pg_tensile.tools.bench.measured import MeasuredBench
 from pg_tensile.tools.bench.options import BenchOptions
 from pg_tensile.tools.bench.progress import Progress
 from pg_tensile.tools.bench.run import default_threads
@@ -73,41 +73,29 @@ class UnrolledLSTM(nn.Module):
         return self.head(x)
 
 
-class Case(NamedTuple):
-    """A training step, given as arguments of the command `pg-tensile bench`."""
-
-    title: str
-    arguments: tuple[str, ...]
-
-
-def cases(quick: bool) -> list[Case]:
+def networks(quick: bool) -> list[Network]:
     width, layers, times, batch = (32, 3, 4, 4) if quick else (512, 8, 16, 64)
-    lstm = (
-        "--model", "benchmarks.systems.swapadvisor:UnrolledLSTM", "--input", f"float32:{times}x{width}",
-        "--kwargs", json.dumps({"width": width, "layers": layers}), "--batch", str(batch),
-    )  # fmt: skip
-    network, batch = ("resnet_cifar:resnet20_cifar10", 4) if quick else ("wrn_cifar:get_wrn_cifar", 16)
-    wide = {} if quick else {"blocks": 76, "width_factor": 6, "num_classes": 10}
-    resnet = (
-        "--model", f"pytorchcv.models.{network}", "--input", "float32:3x32x32",
-        "--kwargs", json.dumps(wide), "--batch", str(batch),
-    )  # fmt: skip
-    common = ("--classes", "10", "--optimizer", "momentum", "--policies", "none")
-    return [Case("unrolled LSTM", (*lstm, *common)), Case("wide ResNet", (*resnet, *common))]
+    lstm, inputs = "benchmarks.systems.swapadvisor:UnrolledLSTM", (f"float32:{times}x{width}",)
+    unrolled = Network("unrolled LSTM", lstm, inputs, TEN, batch, json.dumps({"width": width, "layers": layers}))
+    if quick:
+        return [unrolled, SMALL_RESNET._replace(title="wide ResNet")]
+    kwargs = json.dumps({"blocks": 76, "width_factor": 6, "num_classes": 10})
+    return [unrolled, Network("wide ResNet", f"{CV}.wrn_cifar:get_wrn_cifar", SMALL_IMAGE, TEN, 16, kwargs)]
 
 
 # ---- measuring ----
 
 
 class Bed:
-    """A case on this machine: its trace with measured operators, the scaled link, and vanilla's results."""
+    """A network on this machine: its trace with measured operators, the scaled link, and vanilla's results."""
 
-    def __init__(self, case: Case, steps: int) -> None:
-        self.case = case
-        self.options: BenchOptions = parse(["bench", *case.arguments])
+    def __init__(self, network: Network, steps: int) -> None:
+        self.title = network.title
+        step = ("--optimizer", "momentum", "--policies", "none")
+        self.options: BenchOptions = parse(["bench", *network.arguments(), *step])
         torch.set_num_threads(default_threads("host"))
         with Progress() as progress:
-            self.session = Session(self.options, progress)
+            self.session = MeasuredBench(self.options, progress)
             self.session.calibrate()
             self.captured = self.session.workload.vanilla
             self.batches = self.session.workload.batches(1 + steps)
@@ -140,9 +128,9 @@ class Bed:
 
 def run(quick: bool, seconds: float = 60.0, rounds: int = 3, only: str = "", part: str = "") -> Iterator[Row]:
     """Yield each policy's row and the ranking's for every case; `part`: only "policies" or only "ranking"."""
-    for case in cases(quick):
-        if only in case.title:
-            bed = Bed(case, 1 if quick else 2)
+    for network in networks(quick):
+        if only in network.title:
+            bed = Bed(network, 1 if quick else 2)
             if part != "ranking":
                 yield from compare(bed, 2.0 if quick else seconds, 1 if quick else rounds)
             if part != "policies":
@@ -161,7 +149,7 @@ def compare(bed: Bed, seconds: float, rounds: int) -> Iterator[Row]:
     vanilla_ms = step_ms(turns["none"])
     for name, (plan, planning_s, error) in planned.items():
         row: Row = {
-            "case": bed.case.title, "policy": name, "budget_bytes": bed.budget, "vanilla_bytes": bed.vanilla_bytes,
+            "case": bed.title, "policy": name, "budget_bytes": bed.budget, "vanilla_bytes": bed.vanilla_bytes,
             "operators": bed.trace.operator_count, "link_gbps": bed.profile.out_bytes_per_s / 1e9, "error": error,
         }  # fmt: skip
         if error is None:
@@ -210,7 +198,7 @@ def rank(bed: Bed, count: int) -> Row:
     simulated = [bed.simulated_us(plan) / 1e3 for plan in plans]
     measured = [step_ms([bed.turn(plan, bed.budget)]) for plan in plans]
     return {
-        "case": bed.case.title, "policy": "ranking", "plans": len(plans), "in_rank": in_rank(simulated, measured),
+        "case": bed.title, "policy": "ranking", "plans": len(plans), "in_rank": in_rank(simulated, measured),
         "simulated_ms": simulated, "measured_ms": measured, "error": None,
     }  # fmt: skip
 
@@ -223,25 +211,25 @@ def spread_plans(bed: Bed, count: int) -> list[Plan]:
     plans = [POLICIES["lru"]({0: bed.trace}, bed.profile, bed.budget)[0]]
     for budget in np.linspace(bed.budget, least_bytes(bed.trace), PARTS, endpoint=False):
         breeder = Breeder(bed.trace, bed.profile, int(budget))
-        made = [breeder.make(individual) for individual in breeder.first(count, 1, None)]
-        plans += [each.plan for each in made if each is not None]
+        bred = [breeder.make(individual) for individual in breeder.first(count, 1, None)]
+        plans += [individual.plan for individual in bred if individual is not None]
     distinct = list(dict.fromkeys(plans))
-    timed = sorted((bed.simulated_us(plan), place) for place, plan in enumerate(distinct))
+    timed = sorted((bed.simulated_us(plan), index) for index, plan in enumerate(distinct))
     levels = np.geomspace(timed[0][0], timed[-1][0], count)
     chosen: dict[int, None] = {}
     for level in levels:
-        left = [each for each in timed if each[1] not in chosen]
-        if left:
-            chosen[min(left, key=lambda each: abs(each[0] - level))[1]] = None
-    return [distinct[place] for place in chosen]
+        unchosen = [pair for pair in timed if pair[1] not in chosen]
+        if unchosen:
+            chosen[min(unchosen, key=lambda pair: abs(pair[0] - level))[1]] = None
+    return [distinct[index] for index in chosen]
 
 
 def in_rank(simulated: Sequence[float], measured: Sequence[float]) -> int:
     """Return the largest number of plans that are in the same order by both times."""
-    times = [measured[place] for place in np.argsort(simulated)]
+    times = [measured[index] for index in np.argsort(simulated)]
     longest: list[int] = []
-    for place, ms in enumerate(times):
-        before = [longest[other] for other in range(place) if times[other] <= ms * (1 + NOISE)]
+    for index, ms in enumerate(times):
+        before = [longest[earlier] for earlier in range(index) if times[earlier] <= ms * (1 + NOISE)]
         longest.append(1 + max(before, default=0))
     return max(longest, default=0)
 
@@ -250,21 +238,21 @@ def in_rank(simulated: Sequence[float], measured: Sequence[float]) -> int:
 
 
 def checks(rows: Sequence[Row]) -> list[Check]:
-    found = []
+    checked = []
     for title in dict.fromkeys(row["case"] for row in rows):
         of = {row["policy"]: row for row in rows if row["case"] == title}
         for name, row in of.items():
             if name == "ranking":
                 wanted = round(row["plans"] * IN_RANK / RANKED)
                 text = f"{row['in_rank']} of {row['plans']}"
-                found.append(
+                checked.append(
                     Check(SECTION, f"{title}: plans ranked as simulated", text, f"{wanted}", row["in_rank"] >= wanted)
                 )
                 times = zip(row["simulated_ms"], row["measured_ms"], strict=True)
-                for place, (simulated_ms, measured_ms) in enumerate(times, 1):
-                    found += fidelity_checks(SECTION, f"{title}: ranked plan {place}", simulated_ms, measured_ms)
+                for number, (simulated_ms, measured_ms) in enumerate(times, 1):
+                    checked += fidelity_checks(SECTION, f"{title}: ranked plan {number}", simulated_ms, measured_ms)
             elif row["error"] is None:
-                found.append(
+                checked.append(
                     Check(
                         SECTION,
                         f"{title}: {name}: results",
@@ -273,10 +261,10 @@ def checks(rows: Sequence[Row]) -> list[Check]:
                         row["bit_identical"],
                     )
                 )
-                found += fidelity_checks(SECTION, f"{title}: {name}", row["simulated_ms"], row["step_ms"])
+                checked += fidelity_checks(SECTION, f"{title}: {name}", row["simulated_ms"], row["step_ms"])
         if "none" in of:
-            found += _speed(title, of)
-    return found
+            checked += _speed(title, of)
+    return checked
 
 
 def _speed(title: str, of: dict[str, Row]) -> Iterator[Check]:

@@ -28,7 +28,7 @@ from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.trace.trace import Floats, Int64s, Trace
 from pg_tensile.tools.bench.contenders import EagerStepper, PlanStepper, Stepper, Turn, take_turn
-from pg_tensile.tools.bench.measured import Session
+from pg_tensile.tools.bench.measured import MeasuredBench
 from pg_tensile.tools.bench.options import BenchOptions, PolicyChoice
 from pg_tensile.tools.bench.peers import gradient_difference, measure_peaks, start_peer
 from pg_tensile.tools.bench.progress import Progress
@@ -105,7 +105,7 @@ class _Job:
 
     def capture(self) -> tuple[str, str]:
         """Capture the step and return the fingerprints of the traces of vanilla and of early updates."""
-        self._session = Session(self._options, _Silent())
+        self._session = MeasuredBench(self._options, _Silent())
         return self._session.workload.vanilla.trace.fingerprint, self._session.workload.early.trace.fingerprint
 
     def measure(self) -> tuple[bytes, bytes, float, DeviceProfile]:
@@ -260,21 +260,21 @@ class Jobs:
 
         A job with the same options and the same graphs as an earlier one takes over its measurements.
         """
-        found: list[Measured] = []
+        measured: list[Measured] = []
         for job, options in enumerate(self._options):
             graphs = self._call(job, "capture")
-            for before, known in enumerate(found):
-                same = (known.vanilla.fingerprint, known.early.fingerprint) == graphs
+            for before, earlier in enumerate(measured):
+                same = (earlier.vanilla.fingerprint, earlier.early.fingerprint) == graphs
                 if same and self._options[before] == options:
-                    traces = (known.vanilla, known.early)
+                    traces = (earlier.vanilla, earlier.early)
                     self._call(job, "take_over", *((each.latency_us, each.workspace_bytes) for each in traces))
                     self._alike[job] = before
-                    found.append(known)
+                    measured.append(earlier)
                     break
             else:
                 vanilla, early, step_ms, profile = self._call(job, "measure")
-                found.append(Measured(Trace.from_bytes(vanilla), Trace.from_bytes(early), step_ms, profile))
-        return found
+                measured.append(Measured(Trace.from_bytes(vanilla), Trace.from_bytes(early), step_ms, profile))
+        return measured
 
     def share_link(self, profile: DeviceProfile) -> None:
         """Give each job an equal share of the link of `profile` from now on."""
@@ -283,10 +283,10 @@ class Jobs:
 
     def inspect(self, choice: PolicyChoice) -> list[Inspection]:
         """Inspect a peer in each job, one after another; identical jobs share the result of the first."""
-        found: list[Inspection] = []
+        inspections: list[Inspection] = []
         for job, alike in enumerate(self._alike):
-            found.append(found[alike] if alike < job else self._call(job, "inspect", choice))
-        return found
+            inspections.append(inspections[alike] if alike < job else self._call(job, "inspect", choice))
+        return inspections
 
     def turn(
         self,

@@ -80,7 +80,7 @@ class Entrant:
     ) -> None:
         """Take a turn as in Jobs.turn, unless it has failed. `vanilla`: the reference for its first steps."""
         first_ms = [turn.first_ms for turn in vanilla.turns[0]] if vanilla.turns else []
-        limits_s = [max(HOPELESS * each / 1e3, PATIENCE_S) for each in first_ms]
+        limits_s = [max(HOPELESS * ms / 1e3, PATIENCE_S) for ms in first_ms]
         if self.error is None:
             try:
                 self.turns.append(processes.turn(self.choice, self.plans, steps, order, gap_s, settle, limits_s))
@@ -106,7 +106,7 @@ def run_together(
     cannot be measured or its process ends.
     """
     first, shuffled = jobs[0], random.Random(jobs[0].seed)
-    wanted = [PolicyChoice(VANILLA, VANILLA), *(each for each in policies if each.name != VANILLA)]
+    wanted = [PolicyChoice(VANILLA, VANILLA), *(choice for choice in policies if choice.name != VANILLA)]
     with Jobs(jobs) as processes:
         progress.say("measuring each job alone")
         measured = processes.measure()
@@ -114,7 +114,7 @@ def run_together(
         # Peers are inspected before the link is slowed: they wait for it, so their memory is the same over any link.
         entrants = [prepared(choice, measured, profile, processes, progress) for choice in wanted]
         processes.share_link(profile)
-        gap_s = STAGGER * statistics.mean(each.step_ms for each in measured) / 1e3
+        gap_s = STAGGER * statistics.mean(alone.step_ms for alone in measured) / 1e3
         for number in range(rounds):
             progress.say(f"round {number + 1} of {rounds}")
             order = shuffled.sample(range(len(jobs)), len(jobs))
@@ -122,8 +122,8 @@ def run_together(
                 # A first step that loads or compiles code takes many times as long, so it is taken before the turn.
                 settle = first.device.kind == "cuda" or entrant.choice.name == MEMORY_BUDGET
                 entrant.take_turn(processes, steps, order, gap_s, settle, entrants[0])
-    empty = [empty_row(jobs, each.choice, rounds, steps, profile, measured) for each in entrants]
-    return [filled_row(row, each, entrants[0]) for row, each in zip(empty, entrants, strict=True)]
+    empty = [empty_row(jobs, entrant.choice, rounds, steps, profile, measured) for entrant in entrants]
+    return [filled_row(row, entrant, entrants[0]) for row, entrant in zip(empty, entrants, strict=True)]
 
 
 def common_profile(options: BenchOptions, measured: Sequence[Measured]) -> DeviceProfile:
@@ -136,8 +136,8 @@ def common_profile(options: BenchOptions, measured: Sequence[Measured]) -> Devic
         return profile
     if options.link_gbps is not None:
         return profile.with_link(options.link_gbps * GB)
-    roof_us = sum(roofline.total_us(each.vanilla, RTX_A6000) for each in measured)
-    return profile.scaled_link(roof_us, 1e3 * sum(each.step_ms for each in measured))
+    roof_us = sum(roofline.total_us(job.vanilla, RTX_A6000) for job in measured)
+    return profile.scaled_link(roof_us, 1e3 * sum(job.step_ms for job in measured))
 
 
 # ---- before the rounds ----------------------------------------------------------------------------------------------
@@ -179,11 +179,11 @@ def plan_for_all(choice: PolicyChoice, measured: Sequence[Measured], profile: De
 
 def graphs(choice: PolicyChoice, measured: Sequence[Measured]) -> dict[int, Trace]:
     """Return the traces that are planned for and executed, by job."""
-    return {job: each.early if choice.early_update else each.vanilla for job, each in enumerate(measured)}
+    return {job: alone.early if choice.early_update else alone.vanilla for job, alone in enumerate(measured)}
 
 
 def vanilla_peak(measured: Sequence[Measured]) -> int:
-    return sum(footprint(each.vanilla).peak_bytes for each in measured)
+    return sum(footprint(job.vanilla).peak_bytes for job in measured)
 
 
 # ---- the result -----------------------------------------------------------------------------------------------------
@@ -199,12 +199,12 @@ def empty_row(
 ) -> TogetherRow:
     """Return the row with the values known in advance."""
     asked = planned.empty_row(jobs[0], choice).with_values(rounds=rounds, iterations=steps, threads=jobs[0].threads)
-    known = asked.with_values(
+    complete = asked.with_values(
         link_gbps=profile.out_bytes_per_s / GB,
         vanilla_peak_bytes=vanilla_peak(measured),
         floor_bytes=sum(smallest_peak(trace) for trace in graphs(choice, measured).values()),
     )
-    return TogetherRow(**vars(known), jobs=[options.model for options in jobs])
+    return TogetherRow(**vars(complete), jobs=[options.model for options in jobs])
 
 
 def filled_row(row: TogetherRow, mine: Entrant, vanilla: Entrant) -> TogetherRow:
@@ -224,9 +224,11 @@ def filled_row(row: TogetherRow, mine: Entrant, vanilla: Entrant) -> TogetherRow
         cbr=cbr,
         step_ms=step_ms,
         round_ms=mine.round_ms(),
-        job_eors=[one / other for one, other in zip(step_ms, vanilla_ms, strict=True)] if vanilla_ms else None,
+        job_eors=[ms / reference_ms for ms, reference_ms in zip(step_ms, vanilla_ms, strict=True)]
+        if vanilla_ms
+        else None,
         bit_identical=all([turn.digest for turn in turns] == expected for turns in mine.turns) if expected else None,
-        gradient_difference=max((each.gradient_difference for each in mine.inspections), default=None),
+        gradient_difference=max((inspection.gradient_difference for inspection in mine.inspections), default=None),
     )
 
 
@@ -236,19 +238,21 @@ def peaks(entrant: Entrant) -> tuple[int, int]:
     They are the sums over the jobs; for a policy the largest of its rounds.
     """
     if entrant.inspections:
-        found = entrant.inspections
-        return sum(each.peak_bytes for each in found), sum(each.device_peak_bytes for each in found)
+        peaks = [(inspection.peak_bytes, inspection.device_peak_bytes) for inspection in entrant.inspections]
+        return sum(peak for peak, _ in peaks), sum(device_peak for _, device_peak in peaks)
     rounds = [[turn.totals for turn in turns if turn.totals] for turns in entrant.turns]
-    peak = max(sum(each.peak_bytes for each in totals) for totals in rounds)
-    return peak, max(sum(each.device_peak_bytes for each in totals) for totals in rounds)
+    peak = max(sum(counters.peak_bytes for counters in totals) for totals in rounds)
+    return peak, max(sum(counters.device_peak_bytes for counters in totals) for totals in rounds)
 
 
 def with_transfers(row: TogetherRow, turns: list[list[Turn]]) -> TogetherRow:
     """Add bytes moved and stalls of one step of each job, if they are counted. On CUDA stalls are not timed."""
-    rounds = [[turn.totals for turn in each if turn.totals] for each in turns]
+    rounds = [[turn.totals for turn in own if turn.totals] for own in turns]
     if not all(rounds):
         return row
-    moved = [sum((each.bytes_out + each.bytes_in) // each.iterations for each in totals) for totals in rounds]
-    stalls = [sum(each.stall_us / each.iterations / 1e3 for each in totals) for totals in rounds]
+    moved = [
+        sum((counters.bytes_out + counters.bytes_in) // counters.iterations for counters in totals) for totals in rounds
+    ]
+    stalls = [sum(counters.stall_us / counters.iterations / 1e3 for counters in totals) for totals in rounds]
     stall_ms = None if row.device.startswith("cuda") else statistics.median(stalls)
     return replace(row, bytes_moved=round(statistics.mean(moved)), stall_ms=stall_ms)

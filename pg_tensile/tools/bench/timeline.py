@@ -33,11 +33,11 @@ def timeline(trace: Trace, plan: Plan, profile: DeviceProfile, points: int = 200
     """
     if points < 2:
         raise SimulationError(f"a timeline cannot have {points} points", hint="Ask for two or more.")
-    found = levels(trace, plan, profile)
-    end = np.array([level.end_us for level in found])
+    all_levels = levels(trace, plan, profile)
+    end = np.array([level.end_us for level in all_levels])
     begin = np.concatenate(([0.0], end[:-1]))
-    held = [level.bytes for level in found]
-    if len(found) >= points:
+    held = [level.bytes for level in all_levels]
+    if len(all_levels) >= points:
         edges = np.linspace(0.0, end[-1], points)
         first, after = np.searchsorted(end, edges[:-1], "left"), np.searchsorted(begin, edges[1:], "right")
         held = [max(held[low:high]) for low, high in zip(first.tolist(), after.tolist(), strict=True)]
@@ -59,14 +59,14 @@ def levels(trace: Trace, plan: Plan, profile: DeviceProfile) -> list[Level]:
     staying = (sample - sequence.scratch_bytes).tolist()
     step_end_us, transfers = simulated.step_end_us.tolist(), iter(simulated.transfers)
     known_us: dict[int, float] = {}  # by tensor: when the compute learns that its copy has ended
-    found: list[Level] = []
+    listed: list[Level] = []
     held = 0
 
     def add(end_us: float, nbytes: int) -> None:
-        latest_us = max(end_us, found[-1].end_us if found else 0.0)  # the simulator sums in another order
-        if found and found[-1].bytes == nbytes:
-            found.pop()
-        found.append(Level(latest_us, nbytes))
+        latest_us = max(end_us, listed[-1].end_us if listed else 0.0)  # the simulator sums in another order
+        if listed and listed[-1].bytes == nbytes:
+            listed.pop()
+        listed.append(Level(latest_us, nbytes))
 
     for kind, step, tensor, _ in sequence.actions():  # in a steady state no swap-in is passive
         if kind is ActionKind.RUN:
@@ -75,8 +75,8 @@ def levels(trace: Trace, plan: Plan, profile: DeviceProfile) -> list[Level]:
         elif kind is ActionKind.COPY_OUT or kind is ActionKind.COPY_IN:
             known_us[tensor] = next(transfers).end_us + profile.handover_us
             held += size[tensor] if kind is ActionKind.COPY_IN else 0
-        elif kind is not ActionKind.FREE and known_us[tensor] > found[-1].end_us:
+        elif kind is not ActionKind.FREE and known_us[tensor] > listed[-1].end_us:
             add(known_us[tensor], held)
         if kind is ActionKind.FREE or kind is ActionKind.WAIT_OUT:
             held -= size[tensor]
-    return found
+    return listed

@@ -91,7 +91,7 @@ def _instructions(sequence: AccessSequence, timeline: Timeline, handover_us: flo
     """Return the actions of the sequence other than running operators, with their times."""
     step_end_us, transfers = timeline.step_end_us.tolist(), iter(timeline.transfers)
     known_us: dict[int, float] = {}  # tensor → end of its copy, with the handover to the compute
-    found: list[Instruction] = []
+    instructions: list[Instruction] = []
     now = 0.0
     for kind, step, tensor, event in sequence.actions():
         if kind is ActionKind.RUN:
@@ -102,8 +102,8 @@ def _instructions(sequence: AccessSequence, timeline: Timeline, handover_us: flo
             known_us[tensor] = next(transfers).end_us + handover_us
         if kind in WAITING:
             now = max(now, known_us[tensor])
-        found.append(Instruction(kind, tensor, step, event, start, now))
-    return found
+        instructions.append(Instruction(kind, tensor, step, event, start, now))
+    return instructions
 
 
 # ---- why an iteration is missing -------------------------------------------------------------------------------------

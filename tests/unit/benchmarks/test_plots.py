@@ -23,7 +23,7 @@ from matplotlib.image import imread
 
 from benchmarks.experiments.cases import EXPERIMENTS, FULL, parsed
 from benchmarks.figures import plots, style
-from benchmarks.figures.points import front, method
+from benchmarks.figures.points import front, method, right
 from pg_tensile.errors import OptionError
 from pg_tensile.tools.bench.options import PEERS
 
@@ -133,29 +133,31 @@ def test_rows_of_a_plain_benchmark_are_drawn_too(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("label", "values", "hollow"),
+    ("label", "values", "is_right"),
     [
-        ("joint", {"bit_identical": True}, False),
-        ("joint", {"bit_identical": None}, False),  # nothing was executed
-        ("joint", {"bit_identical": False}, True),
-        ("joint", {"bit_identical": False, "gradient_difference": 0.0}, True),
-        ("peer:checkpoint", {"bit_identical": True, "gradient_difference": 0.0}, False),
-        ("peer:memory_budget=0.5", {"bit_identical": False, "gradient_difference": 1e-6}, False),
-        ("peer:memory_budget=0.5", {"bit_identical": False, "gradient_difference": 1.1e-3}, True),
-        ("peer:memory_budget=0.5", {"bit_identical": False, "gradient_difference": None}, True),
+        ("joint", {"bit_identical": True}, True),
+        ("joint", {"bit_identical": None}, True),  # nothing was executed
+        ("joint", {"bit_identical": False}, False),
+        ("joint", {"bit_identical": False, "gradient_difference": 0.0}, False),
+        ("peer:checkpoint", {"bit_identical": True, "gradient_difference": 0.0}, True),
+        ("peer:memory_budget=0.5", {"bit_identical": False, "gradient_difference": 1e-6}, True),
+        ("peer:memory_budget=0.5", {"bit_identical": False, "gradient_difference": 1.1e-3}, False),
+        ("peer:memory_budget=0.5", {"bit_identical": False, "gradient_difference": None}, False),
     ],
 )
-@pytest.mark.parametrize("experiment", ["table3", "fig6"])
-def test_wrong_results_are_hollow(label, values, hollow, experiment, drawn):
-    tried = row(label, 0.3, 1.3, case="1 × net", **values)
-    if experiment == "fig6":
-        figure = drawn(plots.series, [row(case="1 × net"), tried], plots.SERIES["fig6"])
-        found = markers(figure.axes[1])[1, 1.3]
-    else:
-        figure = drawn(plots.pareto, [row(case="1 × net"), tried])
-        found = markers(figure.axes[0])[30, 1.3]
-    assert (found[2] == "#ffffff") is hollow and found[1] != "#ffffff"
-    assert ("hollow: wrong results" in legend(figure)) is hollow
+def test_policies_are_right_to_the_bit_and_peers_within_a_thousandth(label, values, is_right):
+    assert right(row(label, 0.3, 1.3, **values)) is is_right
+
+
+def test_wrong_results_are_hollow(drawn):
+    wrong = row("vdnn", 0.3, 1.3, case="1 × net", bit_identical=False)
+    for figure, found in (
+        (series := drawn(plots.series, [row(case="1 × net"), wrong], plots.SERIES["fig6"]), markers(series.axes[1])),
+        (pareto := drawn(plots.pareto, [row(case="1 × net"), wrong]), markers(pareto.axes[0])),
+    ):
+        assert [face == "#ffffff" for _, _, face in found.values()] == [False, True]
+        assert "hollow: wrong results" in legend(figure)
+    assert "hollow: wrong results" not in legend(drawn(plots.pareto, [row()]))
 
 
 # ---- methods ----
@@ -208,7 +210,7 @@ def test_methods_are_named_for_people(drawn):
     assert legend(figure) == names
 
 
-@pytest.mark.parametrize(("largest", "scale"), [(3.9, "linear"), (9.0, "log"), (900.0, "log")])
+@pytest.mark.parametrize(("largest", "scale"), [(3.9, "linear"), (900.0, "log")])
 def test_times_far_apart_are_on_a_logarithmic_scale(largest, scale, drawn):
     figure = drawn(plots.pareto, [NONE, row("lru", 0.2, largest), row("joint", case="other")])
     figure.draw_without_rendering()
@@ -323,7 +325,7 @@ def assert_readable(figure: Figure) -> None:
 
 
 @pytest.mark.parametrize("make", [plots.pareto, plots.memory])
-@pytest.mark.parametrize("count", [1, 2, 4, 6])
+@pytest.mark.parametrize("count", [1, 6])
 def test_hostile_titles_are_readable(make, count, drawn):
     rows = [
         row(label, number / 10, 1.0 + number, case=title, timeline=TIMELINE, bit_identical=None)
@@ -334,22 +336,15 @@ def test_hostile_titles_are_readable(make, count, drawn):
     assert_readable(drawn(make, rows))
 
 
-@pytest.mark.parametrize("count", [1, 5])
-def test_series_with_hostile_titles_are_readable(count, drawn):
+def test_series_with_hostile_titles_are_readable(drawn):
     titles = [title for title in HOSTILE if title and "\n" not in title] + ["Inception v3"]
     rows = [
         row(label, number / 10, 1.0 + number, case=f"{title}, batch {batch}")
-        for title in titles[:count]
+        for title in titles[:5]
         for batch in (4, 8, 16, 32, 64)
         for number, label in enumerate(style.STYLES)
     ]
     assert_readable(drawn(plots.series, rows, plots.SERIES["fig7"]))
-
-
-def test_every_column_of_panels_has_its_numbers_below_it(drawn):
-    figure = drawn(plots.pareto, [row(case=str(number)) for number in range(5)])
-    shown = [axes.xaxis.get_tick_params()["labelbottom"] for axes in figure.axes]
-    assert shown == [False, False, True, True, True]
 
 
 def test_text_is_cut_to_its_room():
