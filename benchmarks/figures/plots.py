@@ -21,11 +21,11 @@ from benchmarks.figures.points import Curve, Result, Row, curves, front, grouped
 from benchmarks.figures.style import (
     DASHED,
     GREY,
-    MARGIN,
     PALE,
     PANEL,
     PIXELS,
     SETTINGS,
+    TITLE_CHARACTERS,
     WIDTH,
     Style,
     draw_line,
@@ -178,7 +178,7 @@ def series(rows: Iterable[Row], styles_of: Mapping[str, Style], against: Absciss
     figure = Figure(figsize=(WIDTH, 0.5 + 2 * PANEL), layout="constrained")
     grid = figure.subplots(2, len(networks), sharex=True, sharey="row", squeeze=False)
     for above, below, (network, own) in zip(*grid.tolist(), networks.items(), strict=True):
-        above.set_title(fitted(network, (WIDTH - MARGIN) / len(networks) - 0.1, lines=2))
+        above.set_title(fitted(network, TITLE_CHARACTERS // len(networks)))
         above.axhline(0, **DASHED)
         below.axhline(1, **DASHED)
         for (name, _), several in grouped(own, lambda point: point.result[1:3]).items():

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.figures.points import Result, Row, method
+from pg_tensile.text import printable
 from pg_tensile.tools.bench.options import PEER, VANILLA
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 LOG_FROM = 4.0  # ratio of an axis's largest to its smallest value from which on it is logarithmic
 DIGITS = (1, 1.5, 2, 3, 5, 7), (1, 2, 5), (1,)  # of the ticks of a logarithmic axis
 WIDTH, PANEL = 9.0, 2.4  # inches: a page of GitHub's, at 100 pixels an inch; the height of a panel
-MARGIN = 0.5  # inches of a panel that its title leaves free
+TITLE_CHARACTERS = 100  # of a line across all panels
+LABEL_CHARACTERS, LEGEND_COLUMNS = 32, 4
 PIXELS = 200  # an inch, in PNG
 # Okabe and Ito, Color Universal Design (2008); without their yellow, which is faint on white
 BLACK, ORANGE, SKY, GREEN = "#000000", "#e69f00", "#56b4e9", "#009e73"
@@ -116,24 +118,9 @@ def named(name: str) -> str:
 # ---- text, panels, legends ------------------------------------------------------------------------------------------
 
 
-def fitted(text: str, inches: float, lines: int = 1) -> str:
-    """Wrap the text into at most `lines` lines of this width, cut with … if it is longer."""
-    plain = "".join(character if character.isprintable() else " " for character in text)
-    for characters in range(min(len(plain), 200), 0, -1):
-        wrapped = textwrap.wrap(plain, characters, max_lines=lines, placeholder="…")
-        if max(map(width, wrapped), default=0.0) <= inches:
-            return "\n".join(wrapped)
-    return ""
-
-
-def width(text: str) -> float:
-    """Return the inches that a line of text takes in bold."""
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    font = get_font(findfont(FontProperties(weight="bold")))
-    font.set_size(SETTINGS["font.size"], 720)
-    font.set_text(text)
-    return font.get_width_height()[0] / 64 / 720  # the unit is 1/64 of a pixel
+def fitted(text: str, characters: int, lines: int = 2) -> str:
+    """Wrap the text into at most `lines` lines of so many characters, cut with … if it is longer."""
+    return "\n".join(textwrap.wrap(printable(text), characters, max_lines=lines, placeholder="…"))
 
 
 def new_panels(titles: Sequence[str], shared: bool, height: float = PANEL) -> tuple[Figure, list[Axes]]:
@@ -147,18 +134,17 @@ def new_panels(titles: Sequence[str], shared: bool, height: float = PANEL) -> tu
     for axes in grid[len(titles) :]:
         axes.remove()
     for number, (axes, title) in enumerate(zip(grid, titles, strict=False)):
-        axes.set_title(fitted(title, WIDTH / across - MARGIN, lines=2))
+        axes.set_title(fitted(title, TITLE_CHARACTERS // across))
         if number + across >= len(titles):  # no panel below it
             axes.tick_params(labelbottom=True)
     return figure, grid[: len(titles)]
 
 
 def legend(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
-    """Draw the legend above the panels, in as many columns as fit; the figure grows by its lines."""
+    """Draw the legend above the panels, in at most LEGEND_COLUMNS columns; the figure grows by its lines."""
     for handle in handles:
-        handle.set_label(fitted(str(handle.get_label()), WIDTH / 2 - 0.8))
-    widest = max(width(str(handle.get_label())) for handle in handles) + 0.6
-    across = min(len(handles), int((WIDTH - 0.2) / widest))
+        handle.set_label(fitted(str(handle.get_label()), LABEL_CHARACTERS, lines=1))
+    across = min(len(handles), LEGEND_COLUMNS)
     figure.legend(handles=handles, loc="outside upper center", ncols=across)
     figure.set_figheight(figure.get_figheight() + 0.19 * -(-len(handles) // across))
 

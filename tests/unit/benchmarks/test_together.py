@@ -115,16 +115,6 @@ class Flat(nn.Module):
         return self.head(x).kthvalue(7, 1).values
 
 
-def undecided():
-    """Another network in the first process than in all others."""
-    try:
-        with open("first", "x") as file:
-            file.write(str(os.getpid()))
-    except FileExistsError:
-        pass
-    return Net(4 if Path("first").read_text() == str(os.getpid()) else 5)
-
-
 def broken():
     raise ValueError("no such thing")
 '''
@@ -365,13 +355,6 @@ def test_jobs_that_are_the_same_are_measured_once(folder):
         assert saved[1] is saved[0] is not saved[2]
 
 
-def test_jobs_with_other_graphs_are_measured_each(folder):
-    with Jobs([job("nets.py:undecided"), job("nets.py:undecided")]) as processes:
-        first, second = processes.measure()
-    assert first.vanilla.fingerprint != second.vanilla.fingerprint
-    assert first.step_ms != second.step_ms and second.vanilla.latency_us[1:-1].min() > 0
-
-
 def test_a_job_that_cannot_be_measured_is_named(folder):
     jobs = [job(), job("nets.py:broken")]
     with Jobs(jobs) as processes, pytest.raises(MeasurementError, match=r"job 2 failed: .*no such"):
@@ -439,14 +422,6 @@ def test_a_peers_row_has_what_was_seen_of_its_steps():
     assert found.bytes_moved is found.stall_ms is None and found.bit_identical is False and found.eor == 2
 
 
-def test_a_row_where_vanilla_failed_is_compared_with_nothing():
-    mine, vanilla = Entrant(NONE, turns=[[turn((2,))] * 2]), Entrant(NONE, turns=[[turn((2,))] * 2])
-    vanilla.fail(JobError("job 1 failed: no memory"))
-    found: Any = filled_row(row(), mine, vanilla)
-    assert found.msr == 0.5 and found.eor is found.cbr is found.job_eors is found.bit_identical is None
-    assert filled_row(row(), vanilla, vanilla).error == "job 1 failed: no memory"
-
-
 def test_who_has_failed_takes_no_further_turns():
     nobody: Any = None
     mine = Entrant(NONE, turns=[[turn((2,))] * 2])
@@ -477,6 +452,12 @@ def test_a_peer_is_given_up_after_a_step_that_takes_too_long(folder, monkeypatch
     vanilla, peer = run_together([job(), job()], (NONE, PEERS[0]), 1, 3, Progress())
     assert vanilla.error is None and vanilla.eor == 1
     assert peer.eor is None and "given up: its first step took longer than 0.0001 s" in (peer.error or "")
+
+
+def test_a_row_where_vanilla_failed_is_compared_with_nothing():
+    mine, vanilla = Entrant(NONE, turns=[[turn((2,))] * 2]), Entrant(NONE, error="job 1 failed: no memory")
+    found: Any = filled_row(row(), mine, vanilla)
+    assert found.msr == 0.5 and found.eor is found.cbr is found.job_eors is found.bit_identical is None
 
 
 def test_on_cuda_nobody_times_stalls():
