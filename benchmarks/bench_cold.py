@@ -16,14 +16,15 @@ from pathlib import Path
 import torch
 
 from benchmarks.bench_tensile import BATCH, GOALS, saved
-from benchmarks.scenarios import ROOT, Benchmark, Check, Results, Row, Scenario, main, table, torch_device
+from benchmarks.experiments.networks import PAPER, SMALL_DENSENET, SMALL_RESNET, Network
+from benchmarks.experiments.paper import PUBLISHED
+from benchmarks.scenarios import ROOT, Benchmark, Check, Results, Row, Scenario, main, torch_device
+from benchmarks.tables import table
 from pg_tensile.execution.capture import Captured
 from pg_tensile.execution.measuring.device import measure
 from pg_tensile.execution.measuring.operators import Calibration
 from pg_tensile.planning.latency import mlp, model_bytes
-from pg_tensile.tools.bench.networks import PAPER, SMALL_DENSENET, SMALL_RESNET, Network
 from pg_tensile.tools.bench.options import MODELS, ROOFLINE
-from pg_tensile.tools.bench.paper import PUBLISHED
 from pg_tensile.tools.bench.run import default_threads
 from pg_tensile.tools.bench.workload import build_model, prepare
 from pg_tensile.tools.cli.bench import parse
@@ -43,15 +44,16 @@ def chosen(quick: bool) -> tuple[Network, ...]:
 
 def scenarios(device: str, quick: bool) -> list[Scenario]:
     models = str(models_path(device))
-    found = []
+    listed = []
     for network in chosen(quick):
         budget = GOALS[network.title][0].budget
-        policies = ",".join(["none", *(f"joint:latencies={each}:budget={budget}" for each in (MODELS, ROOFLINE))])
+        joint = [f"joint:latencies={source}:budget={budget}" for source in (MODELS, ROOFLINE)]
+        policies = ",".join(["none", *joint])
         arguments = (*network.arguments(BATCH), *ROUNDS, "--early-update", "--policies", policies)
-        found.append(
+        listed.append(
             Scenario("cold start", network.title, (*arguments, "--latency-models", models), STEPS * network.step_s)
         )
-    return found
+    return listed
 
 
 # ---- calibration ----------------------------------------------------------------------------------------------------
@@ -65,9 +67,9 @@ def calibrate(device: str, quick: bool) -> list[Row]:
     """Calibrate latency models, write their file, and return a row about the calibration."""
     kind = device.partition(":")[0]
     torch.set_num_threads(default_threads(kind))
-    found = torch_device(device)
-    with closing(runtime_device(found, measure(found))) as runtime:
-        captured = [step(network, batch, found) for network in chosen(quick) for batch in BATCHES]
+    torch_kind = torch_device(device)
+    with closing(runtime_device(torch_kind, measure(torch_kind))) as runtime:
+        captured = [step(network, batch, torch_kind) for network in chosen(quick) for batch in BATCHES]
         limit_bytes = runtime.profile.memory_bytes // 2
         calibration = Calibration(captured, runtime, limit_bytes, 10.0 if quick else SECONDS, loads=(0,))
         with closing(calibration.run()) as visits:
@@ -130,8 +132,8 @@ def tables(results: Results) -> list[str]:
                 *(str(paper or "") for paper in papers),
             )
         )
-    made = [f"Calibrated with {row['graphs']} graphs: {row['samples']:,} samples." for row in results.planning]
-    return [*made, *table(headings, rows)]
+    lines = [f"Calibrated with {row['graphs']} graphs: {row['samples']:,} samples." for row in results.planning]
+    return [*lines, *table(headings, rows)]
 
 
 BENCHMARK = Benchmark(

@@ -16,19 +16,7 @@ import sys
 from collections.abc import Iterable
 
 from benchmarks import bench_planning
-from benchmarks.scenarios import (
-    Benchmark,
-    Check,
-    Results,
-    Row,
-    Scenario,
-    deviation,
-    fidelity_checks,
-    main,
-    seconds,
-    table,
-)
-from pg_tensile.tools.bench.networks import (
+from benchmarks.experiments.networks import (
     ALEXNET,
     BERT,
     DENSENET121,
@@ -47,6 +35,18 @@ from pg_tensile.tools.bench.networks import (
     SQUEEZENET,
     VGG16,
 )
+from benchmarks.scenarios import (
+    Benchmark,
+    Check,
+    Results,
+    Row,
+    Scenario,
+    deviation,
+    fidelity_checks,
+    main,
+    seconds,
+)
+from benchmarks.tables import table
 
 ALL = "none,swap_all,recompute_all"
 ALLOCATOR = 0.03  # |device peak − allocator's| / allocator's
@@ -70,33 +70,33 @@ def scenarios(device: str, quick: bool) -> list[Scenario]:
     link = ("--link", "2") if device == "host" else ()
     five = ("--rounds", "1", "--warmup", "0", "--iterations", "5", "--policies", ALL)
     simulated = ("--device", "sim:RTX_A6000", "--policies", "none")
-    found = [Scenario("overhead", plain[0].title, (*plain[0].arguments(plain[1]), *rounds, "--iterations", "3"))]
-    found += [Scenario("capture", each.title, (*each.arguments(16), *simulated)) for each in PAPER]
+    listed = [Scenario("overhead", plain[0].title, (*plain[0].arguments(plain[1]), *rounds, "--iterations", "3"))]
+    listed += [Scenario("capture", network.title, (*network.arguments(16), *simulated)) for network in PAPER]
     batch = {network: None if device == "host" else 16 * network.batch for network in long}
-    found += [
+    listed += [
         Scenario(
             "fidelity",
-            each.title,
-            (*each.arguments(batch[each]), *rounds, *link, "--iterations", "2", "--policies", ALL),
+            network.title,
+            (*network.arguments(batch[network]), *rounds, *link, "--iterations", "2", "--policies", ALL),
         )
-        for each in long
+        for network in long
     ]
-    found += [Scenario("identity", each.title, (*each.arguments(), *five, *link)) for each in others]
-    return found
+    listed += [Scenario("identity", network.title, (*network.arguments(), *five, *link)) for network in others]
+    return listed
 
 
 # ---- what must hold -------------------------------------------------------------------------------------------------
 
 
 def checks(results: Results) -> list[Check]:
-    found = [overhead_check(title, row, OVERHEAD[results.kind]) for title, row in results.rows("overhead")]
+    checked = [overhead_check(title, row, OVERHEAD[results.kind]) for title, row in results.rows("overhead")]
     for title, row in results.rows("capture"):
         ms = row["capture_ms"]
-        found.append(Check("capture", title, seconds(ms), seconds(CAPTURE_MS), ms is not None and ms < CAPTURE_MS))
+        checked.append(Check("capture", title, seconds(ms), seconds(CAPTURE_MS), ms is not None and ms < CAPTURE_MS))
     for section in ("fidelity", "identity"):
         for title, row in results.rows(section):
-            found += row_checks(section, f"{title}, {row['policy']}", row)
-    return found + planning_checks(results.planning)
+            checked += row_checks(section, f"{title}, {row['policy']}", row)
+    return checked + planning_checks(results.planning)
 
 
 def overhead_check(title: str, row: Row, limit: float) -> Check:
@@ -111,34 +111,34 @@ def row_checks(section: str, what: str, row: Row) -> list[Check]:
         return [Check(section, what, row["error"], "no error", False)]
     same = "identical" if row["bit_identical"] else "different"
     exact = row["peak_bytes"] == row["predicted_peak_bytes"]
-    found = [
+    checked = [
         Check(section, f"{what}: results", same, "identical", row["bit_identical"] is True),
         Check(section, f"{what}: peak", f"{row['peak_bytes']:,}", f"{row['predicted_peak_bytes']:,}", exact),
     ]
     if section == "fidelity":
         off = deviation(row["device_peak_bytes"], row["allocator_peak_bytes"])
-        found.append(Check(section, f"{what}: device peak", f"{off:+.1%}", "± 3 %", abs(off) <= ALLOCATOR))
-        found += fidelity_checks(section, what, row["simulated_ms"], row["step_ms_median"])
-    return found
+        checked.append(Check(section, f"{what}: device peak", f"{off:+.1%}", "± 3 %", abs(off) <= ALLOCATOR))
+        checked += fidelity_checks(section, what, row["simulated_ms"], row["step_ms_median"])
+    return checked
 
 
 def planning_checks(rows: Iterable[Row]) -> list[Check]:
     """Check the limits at 10,000 operators, and the growth from there to 100,000."""
     by_size = {round(row["operators"], -3): row for row in rows}
-    found = []
+    checked = []
     if ten := by_size.get(10_000):
         size = ten["trace_bytes"]
-        found.append(Check("planning", "10,000 operators: bytes", f"{size:,}", "< 2,000,000", size < TRACE_BYTES))
+        checked.append(Check("planning", "10,000 operators: bytes", f"{size:,}", "< 2,000,000", size < TRACE_BYTES))
         for name, limit in PLANNING.items():
             value = ten[name]
-            found.append(
+            checked.append(
                 Check("planning", f"10,000 operators: {name}", f"{value:.1f}", f"< {limit:.0f}", value < limit)
             )
     if ten and (hundred := by_size.get(100_000)):
         for name in PLANNING:
             growth = hundred[name] / ten[name]
-            found.append(Check("planning", f"10 × as many: {name}", f"{growth:.1f} ×", "≤ 15 ×", growth <= GROWTH))
-    return found
+            checked.append(Check("planning", f"10 × as many: {name}", f"{growth:.1f} ×", "≤ 15 ×", growth <= GROWTH))
+    return checked
 
 
 # ---- the document ---------------------------------------------------------------------------------------------------

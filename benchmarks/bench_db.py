@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
 import statistics
 import subprocess
 import sys
@@ -30,18 +29,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psycopg
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.bench_jobs import BATCH_SIZE, EPOCHS, IMAGES, MIXES, NETWORKS, arguments
 from benchmarks.bench_tensile import planning, planning_checks, planning_table
-from benchmarks.sampling import sampled
-from benchmarks.scenarios import Check, measured_on, table, verdicts, write_document
+from benchmarks.scenarios import RESULTS as FOLDER
+from benchmarks.scenarios import Check, measured_on, verdicts, write_document
+from benchmarks.server.cluster import fresh_cluster
+from benchmarks.server.sampling import sampled
+from benchmarks.tables import show_table, table
 from pg_tensile.tools.bench.report import machine, versions
-from scripts.cluster import Cluster, child_python, temporary_cluster
+from scripts.cluster import REPOSITORY, Cluster, child_python
 
-ROOT = Path(__file__).resolve().parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "db-host.json"
+RESULTS = FOLDER / "db-host.json"
 ROUNDS = 3
 SAMPLE_S = 0.2
 OTHERS = ("bench_feed", "bench_predict", "bench_training", "bench_jobs")
@@ -91,14 +90,15 @@ torch.save(model.state_dict(), sys.argv[2])
 # ---- training -------------------------------------------------------------------------------------------------------
 
 
-def outside(cluster: Cluster, networks: Sequence[str], folder: Path) -> float:
+def outside(cluster: Cluster, networks: Sequence[str]) -> float:
     """Return the seconds of the scripts, one after another."""
-    began = time.perf_counter()
-    for seed, name in enumerate(networks):
-        job = json.dumps([cluster.dsn(), NETWORKS[name], EPOCHS, BATCH_SIZE, seed])
-        command = [child_python(), "-c", SCRIPT, job, str(folder / "weights.pt")]
-        subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
-    return time.perf_counter() - began
+    with tempfile.NamedTemporaryFile(suffix=".pt") as weights:
+        began = time.perf_counter()
+        for seed, name in enumerate(networks):
+            job = json.dumps([cluster.dsn(), NETWORKS[name], EPOCHS, BATCH_SIZE, seed])
+            command = [child_python(), "-c", SCRIPT, job, weights.name]
+            subprocess.run(command, check=True, stderr=subprocess.DEVNULL)
+        return time.perf_counter() - began
 
 
 def inside(conn: Connection, networks: Sequence[str]) -> float:
@@ -115,7 +115,7 @@ def inside(conn: Connection, networks: Sequence[str]) -> float:
     return time.perf_counter() - began
 
 
-def jobs_per_hour(cluster: Cluster, folder: Path) -> list[dict[str, Any]]:
+def jobs_per_hour(cluster: Cluster) -> list[dict[str, Any]]:
     rows = []
     with cluster.connect() as conn:
         conn.execute("CREATE EXTENSION pg_tensile CASCADE")
@@ -128,7 +128,7 @@ def jobs_per_hour(cluster: Cluster, folder: Path) -> list[dict[str, Any]]:
             with sampled(largest.look, SAMPLE_S):
                 for _ in range(ROUNDS):
                     times["inside"].append(inside(conn, networks))
-                    times["outside"].append(outside(cluster, networks, folder))
+                    times["outside"].append(outside(cluster, networks))
             ratios = [a / b for a, b in zip(times["outside"], times["inside"], strict=True)]
             rows.append(
                 {
@@ -155,10 +155,10 @@ class Largest:
         self._most = 0
 
     def look(self) -> None:
-        found = by_kind(self._cluster.processes())
-        total = sum(each["pss_bytes"] for each in found)
+        kinds = by_kind(self._cluster.processes())
+        total = sum(kind["pss_bytes"] for kind in kinds)
         if total > self._most:
-            self._most, self.rows = total, found
+            self._most, self.rows = total, kinds
 
 
 def by_kind(processes: Mapping[int, str]) -> list[dict[str, Any]]:
@@ -191,14 +191,14 @@ def kind_of(command: str) -> str:
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
-    table = Table(title=f"jobs at once in the database against scripts one after another ({ROUNDS} rounds)")
-    for heading in ("jobs", "per hour", "scripts per hour", "times as many", "processes, PSS MiB"):
-        table.add_column(heading, justify="right")
+    lines = []
     for row in rows:
-        pss = ", ".join(f"{each['process']} {each['pss_bytes'] >> 20}" for each in row["processes"])
+        pss = ", ".join(f"{part['process']} {part['pss_bytes'] >> 20}" for part in row["processes"])
         rates = (f"{row['jobs_per_hour']:,}", f"{row['scripts_per_hour']:,}", f"{row['times_as_many']:.2f}")
-        table.add_row(str(row["jobs"]), *rates, pss)
-    Console(width=140).print(table)
+        lines.append((str(row["jobs"]), *rates, pss))
+    title = f"jobs at once in the database against scripts one after another ({ROUNDS} rounds)"
+    headings = ("jobs", "per hour", "scripts per hour", "times as many", "processes, PSS MiB")
+    show_table(title, headings, lines, width=140)
 
 
 # ---- the document ---------------------------------------------------------------------------------------------------
@@ -215,11 +215,11 @@ class Goal(NamedTuple):
     most: float | None = None
 
     def check(self, results: Mapping[str, Any]) -> Check:
-        found = results[self.benchmark][self.key]
-        holds = (self.least is None or found >= self.least) and (self.most is None or found < self.most)
+        value = results[self.benchmark][self.key]
+        holds = (self.least is None or value >= self.least) and (self.most is None or value < self.most)
         asked = f"at least {self.least:,}" if self.least is not None else ""
         asked = f"below {self.most:,}" if self.most is not None else asked
-        return Check(self.benchmark, self.what, f"{found:{self.form}}", asked, holds)
+        return Check(self.benchmark, self.what, f"{value:{self.form}}", asked, holds)
 
 
 GOALS = (
@@ -238,20 +238,21 @@ TOGETHER = 1.10  # times the same jobs one after another, at most
 
 
 def checks(results: Mapping[str, Any]) -> list[Check]:
-    found = [goal.check(results) for goal in GOALS if goal.least is not None or goal.most is not None]
+    checked = [goal.check(results) for goal in GOALS if goal.least is not None or goal.most is not None]
     for row in results["jobs"]:
         ratio = row["times_as_many"]
         what = f"jobs an hour over scripts an hour, {row['jobs']} at once"
-        found.append(Check("jobs", what, f"{ratio:.2f}", "at least 1", ratio >= 1))
+        checked.append(Check("jobs", what, f"{ratio:.2f}", "at least 1", ratio >= 1))
     for row in results["bench_jobs"]:
         what = f"{row['jobs']} together, over one after another"
-        found.append(
+        checked.append(
             Check("bench_jobs", what, f"{row['together']:.2f}", f"≤ {TOGETHER:.2f}", row["together"] <= TOGETHER)
         )
         granted, budget, same = row["most_granted_bytes"], row["budget_bytes"], row["bit_identical"]
-        found.append(Check("bench_jobs", f"{row['jobs']}: granted", f"{granted:,}", f"≤ {budget:,}", granted <= budget))
-        found.append(Check("bench_jobs", f"{row['jobs']}: weights", str(same), "those of the jobs alone", same))
-    return found + planning_checks(results["planning"])
+        what = f"{row['jobs']}: granted"
+        checked.append(Check("bench_jobs", what, f"{granted:,}", f"≤ {budget:,}", granted <= budget))
+        checked.append(Check("bench_jobs", f"{row['jobs']}: weights", str(same), "those of the jobs alone", same))
+    return checked + planning_checks(results["planning"])
 
 
 def page_part(results: Mapping[str, Any]) -> str:
@@ -275,14 +276,15 @@ def page_part(results: Mapping[str, Any]) -> str:
 
 def goal_rows(results: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for goal in GOALS:
-        each = goal.check(results)
-        yield each.what, each.found, each.asked, "" if each.holds else "**missed**"
+        check = goal.check(results)
+        yield check.what, check.found, check.asked, "" if check.holds else "**missed**"
 
 
 def job_rows(rows: Sequence[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     for row in rows:
-        executors = next(each for each in row["processes"] if each["process"] == "executor")
-        memory = sum(each["pss_bytes"] for each in row["processes"]), executors["pss_bytes"], executors["rss_bytes"]
+        executors = next(process for process in row["processes"] if process["process"] == "executor")
+        pss_bytes = sum(process["pss_bytes"] for process in row["processes"])
+        memory = pss_bytes, executors["pss_bytes"], executors["rss_bytes"]
         rates = (f"{row['jobs']}", f"{row['jobs_per_hour']:,}", f"{row['scripts_per_hour']:,}")
         ratio = f"{row['times_as_many']:.2f}" + ("" if row["times_as_many"] >= 1 else ", **missed**")
         yield *rates, ratio, *(f"{value / 2**20:,.0f}" for value in memory)
@@ -298,7 +300,7 @@ def other(name: str) -> Any:
     """Run another benchmark and return the JSON in its last line."""
     print(f"{name} …", file=sys.stderr)
     command = [sys.executable, "-m", f"benchmarks.{name}"]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
     lines = done.stdout.splitlines()
     print("\n".join(lines[:-1]))
     if done.returncode or not lines:
@@ -314,13 +316,8 @@ def main() -> int:
     if options.document:
         write_document("db", "host", page_part(json.loads(RESULTS.read_text())))
         return 0
-    folder = Path(tempfile.mkdtemp(prefix="pgt-bench-", dir="/tmp"))
-    folder.chmod(0o711)
-    try:
-        with temporary_cluster(folder / "cluster", {"pg_tensile.device": "cpu"}) as cluster:
-            rows = jobs_per_hour(cluster, folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with fresh_cluster() as cluster:
+        rows = jobs_per_hour(cluster)
     show(rows)
     results: dict[str, Any] = {"machine": machine(None), "versions": versions(), "jobs": rows}
     if options.only is None:

@@ -1,7 +1,7 @@
 """Speed of reading rows from a table into one float32 array: the feed against ADBC and psycopg, in the same run.
 
 336,776 rows × 12 columns of int2, int4, int8, float4, float8, numeric, boolean and date, some of them null. The feed is
-measured inside real jobs (benchmarks/feed_child.py stands in for the executor); the clients are measured in this
+measured inside real jobs (benchmarks/server/feed_child.py stands in for the executor); the clients are measured in this
 process, connected beforehand, with the faster of two queries for ADBC (numeric as it is, or cast by the server). Rounds
 are interleaved and medians taken. The last line is JSON: rows_per_s, ratio_vs_adbc, ratio_vs_psycopg, and
 prepared_rows_per_s, which covers everything up to the executor's ordered, split and standardised tables.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,10 +23,10 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 
-from scripts.cluster import Cluster, child_python, temporary_cluster
+from benchmarks.server.cluster import fresh_cluster
+from benchmarks.tables import show_table
+from scripts.cluster import Cluster, child_python
 
 ROWS = 336_776
 ROUNDS = 7
@@ -68,7 +67,7 @@ class Feed:
         self._conn = conn
         self._folder = cluster.folder / "child"
         self._folder.mkdir()
-        shutil.copy(Path(__file__).parent / "feed_child.py", self._folder)
+        shutil.copy(Path(__file__).parent / "server" / "feed_child.py", self._folder)
         conn.execute("""SELECT register_model('bench', '{"type": "mlp"}')""")
 
     def use(self, mode: str) -> None:
@@ -166,22 +165,21 @@ def run(cluster: Cluster) -> dict[str, list[float]]:
 
 
 def main() -> None:
-    folder = Path(tempfile.mkdtemp(prefix="pgt-bench-", dir="/tmp"))
-    folder.chmod(0o711)
-    try:
-        settings = {"shared_buffers": "256MB", "pg_tensile.device": "cpu"}
-        with temporary_cluster(folder / "cluster", settings) as cluster:
-            seconds = run(cluster)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with fresh_cluster({"shared_buffers": "256MB"}) as cluster:
+        seconds = run(cluster)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    table = Table(title=f"{ROWS:,} rows × 12 columns → float32 array")
-    for heading in ("method", "median s", "best s", "rows/s", "feed is faster by"):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
-    for name, median in medians.items():
-        ratio = f"{median / medians['feed']:.2f} ×"
-        table.add_row(name, f"{median:.3f}", f"{min(seconds[name]):.3f}", f"{ROWS / median:,.0f}", ratio)
-    Console(width=100).print(table)
+    lines = [
+        (
+            name,
+            f"{median:.3f}",
+            f"{min(seconds[name]):.3f}",
+            f"{ROWS / median:,.0f}",
+            f"{median / medians['feed']:.2f} ×",
+        )
+        for name, median in medians.items()
+    ]
+    headings = ("method", "median s", "best s", "rows/s", "feed is faster by")
+    show_table(f"{ROWS:,} rows × 12 columns → float32 array", headings, lines)
     best_adbc = min(medians["adbc"], medians["adbc cast"])
     result = {
         "rows_per_s": round(ROWS / medians["feed"]),

@@ -11,21 +11,18 @@ made the same weights, to the bit, as it did alone. The last line is JSON.
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import psycopg
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.sampling import sampled
-from scripts.cluster import Cluster, temporary_cluster
+from benchmarks.server.cluster import fresh_cluster
+from benchmarks.server.sampling import sampled
+from benchmarks.tables import show_table
+from scripts.cluster import Cluster
 
 ROUNDS = 3
 TIGHT = 0.6
@@ -166,58 +163,46 @@ def compare(cluster: Cluster, title: str, networks: Sequence[str]) -> dict[str, 
 
 def summary(title: str, alone: int, rounds: Sequence[dict[str, Outcome]]) -> dict[str, Any]:
     def ratio(kind: str) -> float:
-        return round(statistics.median(each[kind].seconds / each["after another"].seconds for each in rounds), 3)
+        ratios = [outcomes[kind].seconds / outcomes["after another"].seconds for outcomes in rounds]
+        return round(statistics.median(ratios), 3)
 
     reference = rounds[0]["after another"].weights
-    tight = [each["tight"] for each in rounds]
+    tight = [outcomes["tight"] for outcomes in rounds]
+    alone_s = [outcomes["after another"].seconds for outcomes in rounds]
     return {
         "jobs": title,
-        "seconds_one_after_another": round(statistics.median(each["after another"].seconds for each in rounds), 1),
+        "seconds_one_after_another": round(statistics.median(alone_s), 1),
         "together": ratio("together"),
         "tight": ratio("tight"),
         "vanilla_bytes": alone,
         "budget_bytes": tight[0].budget_bytes,
-        "most_granted_bytes": max(each.granted_bytes for each in tight),
-        "most_in_use_bytes": max(each.in_use_bytes for each in tight),
-        "bit_identical": all(outcome.weights == reference for each in rounds for outcome in each.values()),
+        "most_granted_bytes": max(outcome.granted_bytes for outcome in tight),
+        "most_in_use_bytes": max(outcome.in_use_bytes for outcome in tight),
+        "bit_identical": all(outcome.weights == reference for outcomes in rounds for outcome in outcomes.values()),
     }
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
-    table = Table(title=f"jobs together, times the same jobs one after another ({ROUNDS} rounds)")
-    for heading in (
-        "jobs",
-        "s, one after another",
-        "together",
-        f"within {TIGHT:.0%}",
-        "budget, MiB",
-        "granted",
-        "in use",
-        "same weights",
-    ):
-        table.add_column(heading, justify="left" if heading == "jobs" else "right")
+    headings = ["jobs", "s, one after another", "together", f"within {TIGHT:.0%}"]
+    headings += ["budget, MiB", "granted", "in use", "same weights"]
+    lines = []
     for row in rows:
         mebibytes = [f"{row[key] / 2**20:.0f}" for key in ("budget_bytes", "most_granted_bytes", "most_in_use_bytes")]
         times = [f"{row['seconds_one_after_another']:.1f}", f"{row['together']:.2f}", f"{row['tight']:.2f}"]
-        table.add_row(row["jobs"], *times, *mebibytes, "yes" if row["bit_identical"] else "NO")
-    Console(width=120).print(table)
+        lines.append((row["jobs"], *times, *mebibytes, "yes" if row["bit_identical"] else "NO"))
+    show_table(f"jobs together, times the same jobs one after another ({ROUNDS} rounds)", headings, lines, width=120)
 
 
 def main(chosen: Sequence[str]) -> int:
-    folder = Path(tempfile.mkdtemp(prefix="pgt-bench-", dir="/tmp"))
-    folder.chmod(0o711)
     rows = []
-    try:
-        with temporary_cluster(folder / "cluster", {"pg_tensile.device": "cpu"}) as cluster:
-            with cluster.connect() as conn:
-                conn.execute("CREATE EXTENSION pg_tensile CASCADE")
-                conn.execute(IMAGES)
-            for title, networks in MIXES.items():
-                if not chosen or title in chosen:
-                    rows.append(compare(cluster, title, networks))
-                    show(rows)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with fresh_cluster() as cluster:
+        with cluster.connect() as conn:
+            conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+            conn.execute(IMAGES)
+        for title, networks in MIXES.items():
+            if not chosen or title in chosen:
+                rows.append(compare(cluster, title, networks))
+                show(rows)
     print(json.dumps(rows))
     fits = all(row["most_granted_bytes"] <= row["budget_bytes"] for row in rows)
     return 0 if fits and all(row["bit_identical"] for row in rows) else 1

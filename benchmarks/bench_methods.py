@@ -1,7 +1,7 @@
 """`make bench`: all methods on every network, beside the paper's results and the limits. How it runs: scenarios.py.
 
 Each scenario is one case of the paper's tables and figures, of memory against time at several savings, or of small
-steps beside their best plan (pg_tensile.tools.bench.experiments). `joint` has to be ahead of each method with right
+steps beside their best plan (benchmarks.experiments.cases). `joint` has to be ahead of each method with right
 results: it has to reach the method's measured peak in no more time.
 """
 
@@ -16,11 +16,14 @@ from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, fidelity_checks, main, table
-from pg_tensile.tools.bench import options, points, suite
-from pg_tensile.tools.bench.experiments import EXPERIMENTS, FULL, QUICK, Run, Size, runs
-from pg_tensile.tools.bench.plots import draw
-from pg_tensile.tools.bench.suite import method, published
+from benchmarks.experiments import suite
+from benchmarks.experiments.cases import EXPERIMENTS, FULL, QUICK, Run, Size, runs
+from benchmarks.experiments.suite import method, published
+from benchmarks.figures import points
+from benchmarks.figures.plots import draw
+from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, fidelity_checks, main
+from benchmarks.tables import table
+from pg_tensile.tools.bench import options
 
 BATCH, ROUNDS = 8, 1  # chosen to keep the whole below two hours on two cores
 LONGEST_S = 155.0  # of a case of a figure
@@ -79,12 +82,12 @@ def rivals(rows: Iterable[Row]) -> Iterator[Rival]:
 
     Joint's points come from all experiments, which have one run of each case.
     """
-    for case, found in groupby(sorted(rows, key=lambda row: row["case"]), lambda row: row["case"]):
-        right = [row for row in found if is_right(row)]
-        known = [(row["device_peak_bytes"], row["eor"]) for row in right if row["policy"] in ("none", "joint")]
+    for case, group in groupby(sorted(rows, key=lambda row: row["case"]), lambda row: row["case"]):
+        right = [row for row in group if is_right(row)]
+        reached = [(row["device_peak_bytes"], row["eor"]) for row in right if row["policy"] in ("none", "joint")]
         for row in right:
             if row["experiment"] == "savings" and row["policy"] not in ("none", "joint") and row["msr"] > 0.01:
-                yield Rival(case, row, eor_at(row["device_peak_bytes"], known))
+                yield Rival(case, row, eor_at(row["device_peak_bytes"], reached))
 
 
 def eor_at(peak: int, points: Iterable[tuple[int, float]]) -> float | None:
@@ -94,8 +97,8 @@ def eor_at(peak: int, points: Iterable[tuple[int, float]]) -> float | None:
     one. With all the memory joint is vanilla, so vanilla's is a point.
     """
     ordered = sorted(points)
-    place = bisect_right(ordered, (peak, inf))
-    smaller, larger = ordered[:place], ordered[place:]
+    split = bisect_right(ordered, (peak, inf))
+    smaller, larger = ordered[:split], ordered[split:]
     if not smaller:
         return None
     least = min(eor for _, eor in smaller)
@@ -107,14 +110,14 @@ def eor_at(peak: int, points: Iterable[tuple[int, float]]) -> float | None:
 
 def checks(results: Results) -> list[Check]:
     rows = rows_of(results)
-    found = [check for row in rows for check in row_checks(row)]
+    checked = [check for row in rows for check in row_checks(row)]
     for (case, label, measured_ms), row in measurements(rows).items():
-        found += fidelity_checks("fidelity", f"{case}, {label}", row.get("simulated_ms"), measured_ms)
+        checked += fidelity_checks("fidelity", f"{case}, {label}", row.get("simulated_ms"), measured_ms)
     for rival in rivals(rows):
         what = f"{rival.case}: joint beside {method(rival.row)}, {rival.row['msr']:.1%} saved"
         mine = "does not save that much" if rival.joint is None else f"{rival.joint:.3f}"
-        found.append(Check("ahead", what, mine, f"≤ {rival.row['eor']:.3f}", rival.ahead))
-    return found
+        checked.append(Check("ahead", what, mine, f"≤ {rival.row['eor']:.3f}", rival.ahead))
+    return checked
 
 
 def row_checks(row: Row) -> Iterator[Check]:
@@ -165,20 +168,20 @@ def pictures(rows: Sequence[Row], folder: Path) -> list[str]:
         return []
     if rows[0]["experiment"] != "savings":
         rows = [row | {"timeline": None} for row in rows]
-    found = [path for path in draw(list(rows), folder) if path.suffix == ".svg"]
-    return [line for path in found for line in (f"![{path.stem}](plots/{folder.name}/{path.name})", "")]
+    drawn = [path for path in draw(list(rows), folder) if path.suffix == ".svg"]
+    return [line for path in drawn for line in (f"![{path.stem}](plots/{folder.name}/{path.name})", "")]
 
 
 def rivals_table(rows: Sequence[Row]) -> list[str]:
     """Tabulate each method over all cases of `savings`: its time over joint's at its own measured peak."""
     lines = []
     ordered = sorted(rivals(rows), key=lambda rival: method(rival.row))
-    for label, each in groupby(ordered, lambda rival: method(rival.row)):
-        found = list(each)
-        slower = [rival.row["eor"] / rival.joint for rival in found if rival.joint is not None]
+    for label, group in groupby(ordered, lambda rival: method(rival.row)):
+        of_method = list(group)
+        slower = [rival.row["eor"] / rival.joint for rival in of_method if rival.joint is not None]
         middle = f"{statistics.median(slower):.2f} ({min(slower):.2f} … {max(slower):.2f})" if slower else ""
-        saved = ", ".join(f"{rival.case} {rival.row['msr']:.0%}" for rival in found)
-        behind = ", ".join(rival.case for rival in found if not rival.ahead) or "–"
+        saved = ", ".join(f"{rival.case} {rival.row['msr']:.0%}" for rival in of_method)
+        behind = ", ".join(rival.case for rival in of_method if not rival.ahead) or "–"
         lines.append((f"`{label}`", saved, middle, behind))
     return table(("method", "saved", "its time / `joint`'s at its peak", "`joint` is not ahead on"), lines)
 

@@ -16,9 +16,8 @@ from random import Random
 from typing import Any, NamedTuple
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.tables import show_table
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.plan import memory
 from pg_tensile.planning.plan.execution import AccessSequence, validate
@@ -246,7 +245,7 @@ class PolicyMeasurement(NamedTuple):
 def measure_policy(policy: str, operators: int, jobs: int = 1, rounds: int = 3) -> PolicyMeasurement:
     """Measure planning on an RTX A6000, with a budget of half of the memory that the jobs take without a plan."""
     trace, _ = build(operators)
-    data, found = trace.to_bytes(), PolicyMeasurement(policy, trace.operator_count, jobs)
+    data, measured = trace.to_bytes(), PolicyMeasurement(policy, trace.operator_count, jobs)
     vanilla = memory.footprint(trace).device_peak_bytes
     times = []
     try:
@@ -257,19 +256,16 @@ def measure_policy(policy: str, operators: int, jobs: int = 1, rounds: int = 3) 
             times.append(time.perf_counter() - start)
         saved = 1 - sum(memory.footprint(trace, plan).device_peak_bytes for plan in plans.values()) / (jobs * vanilla)
     except Exception as error:
-        return found._replace(error=f"{type(error).__name__}: {error}")
-    return found._replace(
+        return measured._replace(error=f"{type(error).__name__}: {error}")
+    return measured._replace(
         events=sum(len(plan) for plan in plans.values()), seconds=statistics.median(times), saved=saved
     )
 
 
 def main() -> None:
-    table = Table(title="Planning, medians in ms")
-    for name in Measurement._fields:
-        table.add_column(name.replace("_", " "), justify="right")
-    for row in measure():
-        table.add_row(*(f"{value:.1f}" if isinstance(value, float) else str(value) for value in row))
-    Console(width=160).print(table)
+    lines = [[f"{value:.1f}" if isinstance(value, float) else str(value) for value in row] for row in measure()]
+    headings = [name.replace("_", " ") for name in Measurement._fields]
+    show_table("Planning, medians in ms", headings, lines, width=160)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,9 @@ predict_spin.
 from __future__ import annotations
 
 import json
-import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,13 +22,13 @@ import psycopg
 import torch
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks.server.cluster import fresh_cluster
+from benchmarks.tables import show_table
 from pg_tensile.execution import models
 from pg_tensile.execution.data.preprocessing import CategoryInput, Features, Inputs, Kind, Preprocessing
 from pg_tensile.execution.training import checkpoint
-from scripts import demo
-from scripts.cluster import temporary_cluster
+from scripts.demo import data, sql
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -98,7 +95,7 @@ class Client:
         categories: list[CategoryInput] = []
         for feature, values in zip(fitted.features, columns, strict=True):
             if feature.kind == Kind.CATEGORY:
-                places = {text: place for place, text in enumerate(dict.fromkeys(v for v in values if v is not None))}
+                places = {text: number for number, text in enumerate(dict.fromkeys(v for v in values if v is not None))}
                 codes = fitted.codes(len(categories), places)
                 indices = np.fromiter((places.get(value, -1) for value in values), np.int64, len(values))
                 categories.append(CategoryInput(indices, np.array([*codes, 0], np.int64)))
@@ -110,8 +107,8 @@ class Client:
 
 
 def set_up(conn: Connection) -> None:
-    demo.load(conn)
-    conn.execute(demo.DEPARTURES)
+    data.load(conn)
+    conn.execute(sql.DEPARTURES)
     conn.execute("CREATE TABLE rows AS SELECT * FROM departures")
     conn.execute("VACUUM ANALYZE rows")
     conn.execute("CREATE EXTENSION pg_tensile CASCADE")
@@ -134,11 +131,11 @@ def measure_spins(conn: Connection) -> dict[int, float]:
     """Return the median microseconds of a call by pg_tensile.predict_spin; turns are short, to share the same load."""
     latencies: dict[int, list[float]] = {spin: [] for spin in SPINS}
     for _ in range(ROUNDS):
-        for spin, found in latencies.items():
+        for spin, latencies_us in latencies.items():
             conn.execute(f"SET pg_tensile.predict_spin = {spin}".encode())
-            found += [row[0] for row in conn.execute("SELECT latencies(%s)", (SPIN_ROWS,)).fetchall()]
+            latencies_us += [row[0] for row in conn.execute("SELECT latencies(%s)", (SPIN_ROWS,)).fetchall()]
     conn.execute("RESET pg_tensile.predict_spin")
-    return {spin: round(statistics.median(found), 1) for spin, found in latencies.items()}
+    return {spin: round(statistics.median(latencies_us), 1) for spin, latencies_us in latencies.items()}
 
 
 def measure_rates(conn: Connection) -> tuple[int, list[float], list[float]]:
@@ -161,29 +158,22 @@ def measure_rates(conn: Connection) -> tuple[int, list[float], list[float]]:
 
 
 def main() -> None:
-    folder = Path(tempfile.mkdtemp(prefix="pgt-bench-", dir="/tmp"))
-    folder.chmod(0o711)
-    try:
-        settings = {"shared_buffers": "256MB", "pg_tensile.device": "cpu"}
-        with temporary_cluster(folder / "cluster", settings) as cluster, cluster.connect() as conn:
-            set_up(conn)
-            latencies = measure_latencies(conn)
-            spins = measure_spins(conn)
-            rows, inside, outside = measure_rates(conn)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with fresh_cluster({"shared_buffers": "256MB"}) as cluster, cluster.connect() as conn:
+        set_up(conn)
+        latencies = measure_latencies(conn)
+        spins = measure_spins(conn)
+        rows, inside, outside = measure_rates(conn)
     p50, p99 = statistics.median(latencies), latencies[len(latencies) * 99 // 100]
     console = Console(width=100)
     console.print(f"\npredict, one row in a session: p50 {p50:.0f} µs, p99 {p99:.0f} µs ({len(latencies):,} calls)\n")
     by_spin = ", ".join(f"{spin} µs: {p50:.0f} µs" for spin, p50 in spins.items())
     console.print(f"p50 by pg_tensile.predict_spin: {by_spin}\n")
-    table = Table(title=f"{rows:,} rows through the demo's MLP")
-    for heading in ("method", "median s", "best s", "rows/s"):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
-    for name, seconds in (("predict_rows", inside), ("psycopg + PyTorch", outside)):
-        median = statistics.median(seconds)
-        table.add_row(name, f"{median:.2f}", f"{min(seconds):.2f}", f"{rows / median:,.0f}")
-    console.print(table)
+    medians = {"predict_rows": statistics.median(inside), "psycopg + PyTorch": statistics.median(outside)}
+    lines = [
+        (name, f"{median:.2f}", f"{min(seconds):.2f}", f"{rows / median:,.0f}")
+        for (name, median), seconds in zip(medians.items(), (inside, outside), strict=True)
+    ]
+    show_table(f"{rows:,} rows through the demo's MLP", ("method", "median s", "best s", "rows/s"), lines)
     result = {
         "p50_us": round(p50, 1),
         "p99_us": round(p99, 1),

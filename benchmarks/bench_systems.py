@@ -1,6 +1,6 @@
 """`make bench-systems`: SwapAdvisor, CSWAP and AccUDNN beside their papers' results. How it runs: scenarios.py.
 
-Each scenario is a case of one of the modules systems_*.py, which describe their measurements and checks.
+Each scenario is a case of one of the modules in systems/, which describe their measurements and checks.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks import systems_batch, systems_codecs, systems_cswap, systems_inference, systems_swapadvisor
-from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, main, table
+from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, main
+from benchmarks.systems import batch, codecs, cswap, inference, swapadvisor
+from benchmarks.tables import table
 
 Column = tuple[str, str, str]  # heading, key of the row, format
 
@@ -42,7 +43,7 @@ SYSTEMS = (
         "SwapAdvisor: models eight times the budget",
         "53 to 99 % of ideal throughput with up to 12 times the memory of the GPU (V100); its simulator ranks plans as "
         "they are measured",
-        systems_swapadvisor,
+        swapadvisor,
         {
             f"{title}, {part}": (("--only", title, "--part", part), 420)
             for part in ("policies", "ranking")
@@ -69,7 +70,7 @@ SYSTEMS = (
         "inference",
         "SwapAdvisor: inference within a budget",
         "up to 4 times less latency than models that share a GPU by turns (ResNet-152)",
-        systems_inference,
+        inference,
         {"library": (("--library",), 120), "SQL": (("--sql",), 90)},
         ("--side", "64", "--rounds", "2"),
         {
@@ -95,7 +96,7 @@ SYSTEMS = (
         "codecs",
         "CSWAP: codecs and the model of their times",
         "a relative absolute error of 3 % on average",
-        systems_codecs,
+        codecs,
         {"codecs": ((), 420)},
         ("--quick",),
         {
@@ -122,7 +123,7 @@ SYSTEMS = (
         "CSWAP: compressed swaps",
         "swapping takes up to 50.9 % less time, training 20.7 % less on average than with vDNN (V100); 94.2 % of the "
         "decisions are right",
-        systems_cswap,
+        cswap,
         only(("AlexNet", "VGG-16", "SqueezeNet", "plain ReLU net", "ResNet-50", "Inception v3"), 360),
         ("--quick",),
         {
@@ -147,7 +148,7 @@ SYSTEMS = (
         "batch",
         "AccUDNN: the batch size that fits",
         "ResNet-152 in 8 instead of more than 24 GB; the efficient batch is up to 4.2 times as large within 12 GB",
-        systems_batch,
+        batch,
         only(("choice", "memory", "accuracy"), 300),
         ("--quick",),
         {
@@ -189,16 +190,16 @@ SYSTEMS = (
 
 
 def scenarios(_device: str, quick: bool) -> list[Scenario]:
-    found = []
+    listed = []
     for system in SYSTEMS:
         program = system.module.__name__
         if quick and system.quick == ("--quick",):
-            found.append(Scenario(system.section, "quick", system.quick, 60.0, program))
+            listed.append(Scenario(system.section, "quick", system.quick, 60.0, program))
             continue
         for title, (arguments, seconds) in system.cases.items():
             more = system.quick if quick else ()
-            found.append(Scenario(system.section, title, (*arguments, *more), seconds, program))
-    return found
+            listed.append(Scenario(system.section, title, (*arguments, *more), seconds, program))
+    return listed
 
 
 def nothing(_device: str, _quick: bool) -> list[Row]:

@@ -20,8 +20,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from benchmarks import bench_planning
-from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, deviation, fidelity_checks, main, table
-from pg_tensile.tools.bench.networks import (
+from benchmarks.experiments.networks import (
     DENSENET121,
     INCEPTION3,
     INCEPTION4,
@@ -32,8 +31,10 @@ from pg_tensile.tools.bench.networks import (
     VGG16,
     Network,
 )
+from benchmarks.experiments.paper import PUBLISHED
+from benchmarks.scenarios import Benchmark, Check, Results, Row, Scenario, deviation, fidelity_checks, main
+from benchmarks.tables import table
 from pg_tensile.tools.bench.options import MEASURED
-from pg_tensile.tools.bench.paper import PUBLISHED
 
 JOINT, TENSILE = "joint", "tensile"
 SECTION, PAPERS = "memory", "the paper's policy"
@@ -87,8 +88,8 @@ def joint_policies(title: str) -> list[str]:
 
 def tensile_policies(title: str) -> list[str]:
     tensile = [f"{TENSILE}:lanes={lanes}:early_update={early}" for lanes in (1, 2) for early in ("false", "true")]
-    within = [f"{each}:budget={GOALS[title][0].budget}" for each in tensile]
-    return [*within, *(f"{each}:budget=none" for each in (tensile[0], tensile[-1]))]
+    within = [f"{policy}:budget={GOALS[title][0].budget}" for policy in tensile]
+    return [*within, *(f"{policy}:budget=none" for policy in (tensile[0], tensile[-1]))]
 
 
 # ---- what must hold -------------------------------------------------------------------------------------------------
@@ -96,8 +97,8 @@ def tensile_policies(title: str) -> list[str]:
 
 def checks(results: Results) -> list[Check]:
     rows = results.rows(SECTION) + results.rows(PAPERS)
-    found = [check for title, row in rows for check in row_checks(title, row)]
-    return found + planning_checks(results.planning)
+    checked = [check for title, row in rows for check in row_checks(title, row)]
+    return checked + planning_checks(results.planning)
 
 
 def goal_of(title: str, row: Row) -> Goal | None:
@@ -133,18 +134,18 @@ def row_checks(title: str, row: Row) -> Iterator[Check]:
 
 def planning_checks(rows: Iterable[Row]) -> list[Check]:
     """Check that every plan saves half of the memory, and that the smaller ones are made within PLANNING_S."""
-    found = []
+    checked = []
     for row in rows:
         limit = PLANNING_S.get((row["jobs"], round(row["operators"], -3)))
         what = f"{row['policy']}, {row['jobs']} × {row['operators']:,} operators"
         if row["error"] is not None:
-            found.append(Check("planning", what, row["error"], "a plan", False))
+            checked.append(Check("planning", what, row["error"], "a plan", False))
             continue
-        found.append(Check("planning", f"{what}: saved", f"{row['saved']:.1%}", "≥ 50 %", row["saved"] >= 0.5))
+        checked.append(Check("planning", f"{what}: saved", f"{row['saved']:.1%}", "≥ 50 %", row["saved"] >= 0.5))
         if limit is not None:
             time_s = row["seconds"]
-            found.append(Check("planning", f"{what}: time", f"{time_s:.2f} s", f"< {limit} s", time_s < limit))
-    return found
+            checked.append(Check("planning", f"{what}: time", f"{time_s:.2f} s", f"< {limit} s", time_s < limit))
+    return checked
 
 
 def eor(row: Row) -> float:

@@ -13,24 +13,22 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
+from benchmarks.server.cluster import fresh_cluster
+from benchmarks.tables import show_table
 from pg_tensile.execution.data.preprocessing import ModelInputs, Preprocessing
-from scripts import demo
-from scripts.cluster import Cluster, child_python, temporary_cluster
+from scripts.cluster import Cluster, child_python
+from scripts.demo import data, sql
 
 ROUNDS = 3
 EPOCHS = 6
@@ -102,21 +100,21 @@ def train(conn: psycopg.Connection[Any]) -> tuple[float, int, ModelInputs]:
     ).fetchone()
     assert row is not None
     conn.execute("SELECT wait_for_job(%s, '10 min')", row)
-    found = conn.execute(
+    row = conn.execute(
         "SELECT extract(epoch FROM max(m.at) - min(m.at))::float8, max(m.samples), v.preprocessing"
         " FROM tensile.epoch_metrics m JOIN tensile.model_versions v USING (job) WHERE job = %s GROUP BY v.id",
         row,
     ).fetchone()
-    assert found is not None
-    seconds, rows, preprocessing = found
+    assert row is not None
+    seconds, rows, preprocessing = row
     return EPOCHS * rows / seconds, rows, Preprocessing.from_json(preprocessing).model_inputs
 
 
 def run(cluster: Cluster, threads: int) -> dict[str, list[float]]:
     rates: dict[str, list[float]] = {"job": [], "plain": [], "all": []}
     with cluster.connect() as conn:
-        demo.load(conn)
-        conn.execute(demo.DEPARTURES)
+        data.load(conn)
+        conn.execute(sql.DEPARTURES)
         conn.execute("CREATE EXTENSION pg_tensile CASCADE")
         architecture = {"type": "mlp", "hidden": HIDDEN, "embedding": EMBEDDING}
         conn.execute("SELECT register_model('bench', %s)", (json.dumps(architecture),))
@@ -129,26 +127,17 @@ def run(cluster: Cluster, threads: int) -> dict[str, list[float]]:
 
 
 def ratio(jobs: list[float], others: list[float]) -> float:
-    return round(statistics.median(job / other for job, other in zip(jobs, others, strict=True)), 3)
+    return round(statistics.median(job / reference for job, reference in zip(jobs, others, strict=True)), 3)
 
 
 def main() -> None:
     threads = max(1, len(os.sched_getaffinity(0)) - 1)
-    folder = Path(tempfile.mkdtemp(prefix="pgt-bench-", dir="/tmp"))
-    folder.chmod(0o711)
-    try:
-        with temporary_cluster(folder / "cluster", {"pg_tensile.device": "cpu"}) as cluster:
-            rates = run(cluster, threads)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with fresh_cluster() as cluster:
+        rates = run(cluster, threads)
     medians = {name: statistics.median(values) for name, values in rates.items()}
-    table = Table(title=f"training the demo's MLP, threads: {threads}")
-    for heading in ("loop", "median rows/s", "best rows/s"):
-        table.add_column(heading, justify="left" if heading == "loop" else "right")
     titles = {"job": "a job in the database", "plain": "plain PyTorch", "all": "plain PyTorch on all cores"}
-    for name, title in titles.items():
-        table.add_row(title, f"{medians[name]:,.0f}", f"{max(rates[name]):,.0f}")
-    Console(width=100).print(table)
+    lines = [(title, f"{medians[name]:,.0f}", f"{max(rates[name]):,.0f}") for name, title in titles.items()]
+    show_table(f"training the demo's MLP, threads: {threads}", ("loop", "median rows/s", "best rows/s"), lines)
     result = {
         "rows_per_s": round(medians["job"]),
         "plain_rows_per_s": round(medians["plain"]),

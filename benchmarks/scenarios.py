@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,17 +27,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TimeElapsedColumn
 from rich.table import Table
 
+from benchmarks.command import ROOT, Row, run_bench, run_program
 from pg_tensile.errors import DeviceError
 from pg_tensile.execution.measuring.device import choose_device
 from pg_tensile.tools.bench.report import machine, versions
 
-ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
 RESULTS = ROOT / "benchmarks" / "results"
 LONG_MS = 200.0  # the simulator's time is checked for longer steps only
 FIDELITY = (-0.04, 0.12)  # (simulated − measured) / measured
-
-Row = dict[str, Any]
 
 
 class Scenario(NamedTuple):
@@ -100,9 +97,9 @@ class Results:
         }
         self.data: dict[str, Any] = {**about, "scenarios": {}, "planning": []}
         if not fresh and path.exists():
-            found = json.loads(path.read_text())
-            if all(found.get(key) == about[key] for key in ("device", "machine", *([] if keep else ["code"]))):
-                self.data = found | {"code": about["code"]}
+            stored = json.loads(path.read_text())
+            if all(stored.get(key) == about[key] for key in ("device", "machine", *([] if keep else ["code"]))):
+                self.data = stored | {"code": about["code"]}
         self.figures = (ROOT / "build" if self.is_quick else DOCUMENT.parent) / "plots" / self.kind
 
     @classmethod
@@ -150,7 +147,7 @@ def torch_device(device: str) -> torch.device:
 def code_fingerprint() -> str:
     """Return a digest of all code that is measured."""
     digest = hashlib.sha256()
-    for path in sorted([*(ROOT / "pg_tensile").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]):
+    for path in sorted([*(ROOT / "pg_tensile").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
@@ -161,8 +158,12 @@ def code_fingerprint() -> str:
 def run_scenario(scenario: Scenario, device: str) -> dict[str, Any]:
     """Run a scenario and return its rows, with `error` if it failed."""
     started = time.perf_counter()
-    arguments, done, lines = (run_program if scenario.program else run_command)(scenario, device)
-    rows = [json.loads(line) for line in lines]
+    arguments = list(scenario.arguments)
+    if scenario.program is not None:
+        done, rows = run_program(scenario.program, arguments)
+    else:
+        arguments += [] if "--device" in arguments else ["--device", device]
+        done, rows = run_bench(arguments)
     seconds, revision = round(time.perf_counter() - started, 1), versions()["revision"]
     result = {"arguments": arguments, "seconds": seconds, "revision": revision, "rows": rows}
     if not rows or done.returncode not in (0, 1):
@@ -170,56 +171,34 @@ def run_scenario(scenario: Scenario, device: str) -> dict[str, Any]:
     return result
 
 
-Done = subprocess.CompletedProcess[str]
-
-
-def run_command(scenario: Scenario, device: str) -> tuple[list[str], Done, list[str]]:
-    """Run the command and return its arguments, the completed process, and its rows as lines."""
-    arguments = list(scenario.arguments) + ([] if "--device" in scenario.arguments else ["--device", device])
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [sys.executable, "-m", "pg_tensile", "bench", *arguments, "--json", file.name]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        return arguments, done, Path(file.name).read_text().splitlines()
-
-
-def run_program(scenario: Scenario, _device: str) -> tuple[list[str], Done, list[str]]:
-    """Run a scenario's own program, and return the same as `run_command`."""
-    assert scenario.program is not None
-    arguments = list(scenario.arguments)
-    done = subprocess.run(
-        [sys.executable, "-m", scenario.program, *arguments], cwd=ROOT, capture_output=True, text=True
-    )
-    return arguments, done, [line for line in done.stdout.splitlines() if line.startswith("{")]
-
-
 def run_all(results: Results, wanted: Sequence[Scenario], minutes: float) -> list[str]:
     """Run the scenarios without results, and return the names of those for which the time did not suffice."""
     ends = time.monotonic() + 60 * minutes
-    left = [each for each in wanted if each.name not in results.scenarios]
+    waiting = [scenario for scenario in wanted if scenario.name not in results.scenarios]
     done: list[tuple[float, float]] = []  # (seconds, those expected) of each scenario
     console = Console(stderr=True)
     columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), "{task.description}")
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("", total=len(wanted), completed=len(wanted) - len(left))
-        for number, scenario in enumerate(left):
+        bar = progress.add_task("", total=len(wanted), completed=len(wanted) - len(waiting))
+        for number, scenario in enumerate(waiting):
             if time.monotonic() > ends:
-                return [each.name for each in left[number:]]
-            progress.update(bar, description=f"{scenario.name}{time_left(left[number:], done)}")
-            found = run_scenario(scenario, results.data["device"])
-            results.scenarios[scenario.name] = found
+                return [scenario.name for scenario in waiting[number:]]
+            progress.update(bar, description=f"{scenario.name}{time_left(waiting[number:], done)}")
+            result = run_scenario(scenario, results.data["device"])
+            results.scenarios[scenario.name] = result
             results.save()
-            done.append((found["seconds"], scenario.seconds))
-            ahead = time_left(left[number + 1 :], done)
+            done.append((result["seconds"], scenario.seconds))
+            ahead = time_left(waiting[number + 1 :], done)
             progress.advance(bar)
-            console.print(f"{scenario.name}: {found['seconds']:.0f} s{ahead} {found.get('error', '')}", markup=False)
+            console.print(f"{scenario.name}: {result['seconds']:.0f} s{ahead} {result.get('error', '')}", markup=False)
     return []
 
 
-def time_left(left: Sequence[Scenario], done: Sequence[tuple[float, float]]) -> str:
+def time_left(waiting: Sequence[Scenario], done: Sequence[tuple[float, float]]) -> str:
     """Describe the time left, at the pace of the scenarios run so far."""
     spent, expected = (sum(part) for part in zip((0.0, 0.0), *done, strict=True))
     pace = spent / expected if expected else 1.0
-    minutes = pace * sum(each.seconds for each in left) / 60
+    minutes = pace * sum(scenario.seconds for scenario in waiting) / 60
     return f", about {minutes:.0f} min left" if minutes >= 1 else ""
 
 
@@ -229,14 +208,14 @@ def time_left(left: Sequence[Scenario], done: Sequence[tuple[float, float]]) -> 
 def failures(results: Results) -> list[Check]:
     """Return a failed check for each scenario that could not be run."""
     return [
-        Check(name.partition(":")[0], name, each["error"].splitlines()[0], "rows", False)
-        for name, each in results.scenarios.items()
-        if "error" in each
+        Check(name.partition(":")[0], name, result["error"].splitlines()[0], "rows", False)
+        for name, result in results.scenarios.items()
+        if "error" in result
     ]
 
 
-def deviation(found: float, reference: float) -> float:
-    return (found - reference) / reference if reference else float("inf")
+def deviation(value: float, reference: float) -> float:
+    return (value - reference) / reference if reference else float("inf")
 
 
 def fidelity_checks(section: str, what: str, simulated_ms: float | None, measured_ms: float | None) -> Iterator[Check]:
@@ -251,19 +230,13 @@ def seconds(ms: float | None) -> str:
     return "–" if ms is None else f"{ms / 1e3:.2f} s"
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return a table as lines of Markdown; none without rows."""
-    lines = ["| " + " | ".join(row) + " |" for row in rows]
-    return ["| " + " | ".join(headings) + " |", "|" + " --- |" * len(headings), *lines, ""] if lines else []
-
-
-def markdown(benchmark: Benchmark, results: Results, found: Sequence[Check], missing: Sequence[str]) -> str:
+def markdown(benchmark: Benchmark, results: Results, checks: Sequence[Check], missing: Sequence[str]) -> str:
     """Return the generated part of the section."""
     data = results.data
     measured = ", ".join(revisions(results)) or data["versions"]["revision"]
     lines = [
         *(measured_on(data["device"], data["machine"], data["versions"], measured), ""),
-        *(verdicts(found, missing), ""),
+        *(verdicts(checks, missing), ""),
         *benchmark.tables(results),
     ]
     return "\n".join(lines).rstrip() + "\n"
@@ -277,12 +250,12 @@ def measured_on(device: str, run: Mapping[str, Any], versions: Mapping[str, Any]
     )
 
 
-def verdicts(found: Sequence[Check], missing: Sequence[str]) -> str:
+def verdicts(checks: Sequence[Check], missing: Sequence[str]) -> str:
     """Describe the number of checks that hold, each that does not, and what was not measured."""
-    broken = [each for each in found if not each.holds]
+    broken = [check for check in checks if not check.holds]
     return (
-        f"{len(found) - len(broken)} of {len(found)} checks hold."
-        + "".join(f"\n- **does not hold**: {each.what}: {each.found}, asked for {each.asked}" for each in broken)
+        f"{len(checks) - len(broken)} of {len(checks)} checks hold."
+        + "".join(f"\n- **does not hold**: {check.what}: {check.found}, asked for {check.asked}" for check in broken)
         + "".join(f"\n- not measured: {name}" for name in missing)
     )
 
@@ -290,14 +263,15 @@ def verdicts(found: Sequence[Check], missing: Sequence[str]) -> str:
 def revisions(results: Results) -> list[str]:
     """Return the revisions of the code that measured the rows: several after --keep; + marks uncommitted changes."""
     scenarios = results.scenarios.values()
-    rows = {row["versions"]["revision"] for each in scenarios for row in each["rows"] if row.get("versions")}
-    return sorted(rows or {each.get("revision", results.data["versions"]["revision"]) for each in scenarios})
+    rows = {row["versions"]["revision"] for scenario in scenarios for row in scenario["rows"] if row.get("versions")}
+    return sorted(rows or {scenario.get("revision", results.data["versions"]["revision"]) for scenario in scenarios})
 
 
 def page_part(benchmark: Benchmark, path: Path, figures: Path) -> str:
     """Return the generated part of the section from the file of results."""
     results = Results.read(path, figures)
-    missing = [each.name for each in benchmark.scenarios(results.kind, False) if each.name not in results.scenarios]
+    names = [scenario.name for scenario in benchmark.scenarios(results.kind, False)]
+    missing = [name for name in names if name not in results.scenarios]
     return markdown(benchmark, results, failures(results) + benchmark.checks(results), missing)
 
 
@@ -305,8 +279,8 @@ def write_document(name: str, kind: str, text: str) -> None:
     """Write the text between the marks of that benchmark and device."""
     begin, end = marks(name, kind)
     page = DOCUMENT.read_text()
-    before, found, rest = page.partition(begin)
-    if not found:
+    before, mark, rest = page.partition(begin)
+    if not mark:
         raise SystemExit(f"{DOCUMENT} has no place for {name}-{kind}")
     DOCUMENT.write_text(before + begin + "\n" + text + "\n" + end + rest.partition(end)[2])
 
@@ -315,15 +289,25 @@ def marks(name: str, kind: str) -> tuple[str, str]:
     return f"<!-- {name}-{kind}: begin, written by benchmarks/bench_{name}.py -->\n", f"<!-- {name}-{kind}: end -->"
 
 
-def print_checks(found: Sequence[Check], missing: Sequence[str]) -> None:
+def print_checks(checks: Sequence[Check], missing: Sequence[str] = (), stderr: bool = False) -> None:
     shown = Table("section", "what", "found", "asked for", "", box=None, pad_edge=False)
-    for each in found:
-        shown.add_row(each.section, each.what, each.found, each.asked, "" if each.holds else "[red]NO[/red]")
-    Console(width=120).print(shown)
-    print(
-        f"{sum(each.holds for each in found)} of {len(found)} checks hold"
-        + f", {len(missing)} scenarios not measured" * bool(missing)
-    )
+    for check in checks:
+        shown.add_row(check.section, check.what, check.found, check.asked, "" if check.holds else "[red]NO[/red]")
+    console = Console(width=120, stderr=stderr)
+    console.print(shown)
+    holding = f"{sum(check.holds for check in checks)} of {len(checks)} checks hold"
+    console.print(holding + f", {len(missing)} scenarios not measured" * bool(missing), highlight=False)
+
+
+def end(rows: Iterable[Row], checks: Callable[[list[Row]], Sequence[Check]]) -> int:
+    """End a program of a scenario: print its rows, as they are measured, and its checks; return the exit status."""
+    measured = []
+    for row in rows:
+        print(json.dumps(row), flush=True)
+        measured.append(row)
+    checked = checks(measured)
+    print_checks(checked, stderr=True)
+    return int(not all(check.holds for check in checked))
 
 
 def main(benchmark: Benchmark) -> int:
@@ -348,15 +332,15 @@ def main(benchmark: Benchmark) -> int:
     if not results.planning and options.only in "planning":
         results.data["planning"] = benchmark.planning(options.device, options.quick)
         results.save()
-    wanted = [each for each in benchmark.scenarios(kind, options.quick) if options.only in each.name]
-    left = [each for each in wanted if each.name not in results.scenarios]
-    print(f"{len(left)} scenarios of {len(wanted)} to run{time_left(left, ())}", file=sys.stderr)
+    wanted = [scenario for scenario in benchmark.scenarios(kind, options.quick) if options.only in scenario.name]
+    waiting = [scenario for scenario in wanted if scenario.name not in results.scenarios]
+    print(f"{len(waiting)} scenarios of {len(wanted)} to run{time_left(waiting, ())}", file=sys.stderr)
     missing = run_all(results, wanted, options.minutes)
-    found = failures(results) + benchmark.checks(results)
-    text = markdown(benchmark, results, found, missing)
+    checked = failures(results) + benchmark.checks(results)
+    text = markdown(benchmark, results, checked, missing)
     if options.quick:
         (folder / f"{benchmark.name}-{kind}.md").write_text(text)
     else:
         write_document(benchmark.name, kind, text)
-    print_checks(found, missing)
-    return int(not all(each.holds for each in found))
+    print_checks(checked, missing)
+    return int(not all(check.holds for check in checked))

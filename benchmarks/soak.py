@@ -26,10 +26,8 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -41,9 +39,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.bench_db import kind_of
-from benchmarks.sampling import sampled
+from benchmarks.server.cluster import fresh_cluster
+from benchmarks.server.sampling import sampled
 from pg_tensile.tools.bench.report import machine, versions
-from scripts.cluster import REPOSITORY, Cluster, temporary_cluster
+from scripts.cluster import REPOSITORY, Cluster
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Sample = dict[tuple[str, str], float]  # by kind and name
@@ -56,7 +55,6 @@ KEPT = 20
 SAMPLE_S = 2.0
 WARM_UP_S = 30.0
 SETTINGS = {
-    "pg_tensile.device": "cpu",
     "pg_tensile.threads": 1,
     "pg_tensile.max_jobs": RUNNING,
     "autovacuum_naptime": "5s",
@@ -197,9 +195,9 @@ def phase(cluster: Cluster, name: str, console: Console, phases: list[dict[str, 
         yield
     rows = soak.judged()
     seconds = round(time.monotonic() - started)
-    found = {"name": name, "seconds": seconds, "samples": len(soak.samples), "processes": soak.kinds, "series": rows}
-    phases.append(found)
-    show(found, console)
+    judged = {"name": name, "seconds": seconds, "samples": len(soak.samples), "processes": soak.kinds, "series": rows}
+    phases.append(judged)
+    show(judged, console)
 
 
 # ---- load -----------------------------------------------------------------------------------------------------------
@@ -245,9 +243,9 @@ def slots_left(conn: Connection) -> int:
     """Return the slots in use after every job has ended and every worker has had time to end."""
     deadline = time.monotonic() + 30
     while True:
-        (left,) = conn.execute("SELECT count(*) FROM tensile._progress()").fetchone() or (0,)
-        if left == 0 or time.monotonic() > deadline:
-            return int(left)
+        (in_use,) = conn.execute("SELECT count(*) FROM tensile._progress()").fetchone() or (0,)
+        if in_use == 0 or time.monotonic() > deadline:
+            return int(in_use)
         time.sleep(0.1)
 
 
@@ -264,9 +262,9 @@ def soak(cluster: Cluster, jobs: int, minutes: float, console: Console) -> dict[
             short_jobs(conn, jobs, console)
         with phase(cluster, f"a checkpoint every second for {minutes:g} minutes", console, phases):
             written = checkpoints(conn, minutes)
-        left = slots_left(conn)
+        in_use = slots_left(conn)
     phases[-1]["checkpoints"] = written
-    return {"jobs": jobs, "minutes": minutes, "phases": phases, "slots_left": left}
+    return {"jobs": jobs, "minutes": minutes, "phases": phases, "slots_left": in_use}
 
 
 # ---- results --------------------------------------------------------------------------------------------------------
@@ -277,26 +275,26 @@ def amount(kind: str, value: float) -> str:
     return f"{value / MIB:.1f} MiB" if unit == "MiB" else f"{value:,.0f} {unit}".rstrip()
 
 
-def show(found: dict[str, Any], console: Console) -> None:
+def show(judged: dict[str, Any], console: Console) -> None:
     """Print the series that grew, and the largest of each kind."""
-    table = Table(title=f"{found['name']}: {found['seconds']:,} s, {found['samples']:,} samples")
+    table = Table(title=f"{judged['name']}: {judged['seconds']:,} s, {judged['samples']:,} samples")
     for heading in ("", "", "first third", "last third", "flat up to", ""):
         table.add_column(heading, justify="right" if "third" in heading or "up" in heading else "left")
-    for row in notable(found["series"]):
+    for row in notable(judged["series"]):
         values = (amount(row["kind"], row[key]) for key in ("first", "last", "limit"))
         table.add_row(row["kind"], row["name"], *values, "flat" if row["flat"] else "[red]grows[/red]")
     console.print(table)
-    flat = sum(row["flat"] for row in found["series"])
-    console.print(f"{flat} of {len(found['series'])} series are flat.\n")
+    flat = sum(row["flat"] for row in judged["series"])
+    console.print(f"{flat} of {len(judged['series'])} series are flat.\n")
 
 
 def notable(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return all series that grow, and of each kind the four with the largest last third, without duplicates."""
-    found = []
+    rows_shown = []
     for kind in TOLERANCES:
         of_kind = sorted((row for row in rows if row["kind"] == kind), key=lambda row: -row["last"])
-        found += [row for place, row in enumerate(of_kind) if place < 4 or not row["flat"]]
-    return found
+        rows_shown += [row for number, row in enumerate(of_kind) if number < 4 or not row["flat"]]
+    return rows_shown
 
 
 BEGIN, END = "<!-- soak-host: begin, written by benchmarks/soak.py -->", "<!-- soak-host: end -->"
@@ -309,17 +307,17 @@ def section(results: dict[str, Any]) -> str:
         f" revision {results['versions']['revision']}:",
         "",
     ]
-    for found in results["phases"]:
-        flat = sum(row["flat"] for row in found["series"])
-        written = f", {found['checkpoints']:,} checkpoints" if "checkpoints" in found else ""
+    for judged in results["phases"]:
+        flat = sum(row["flat"] for row in judged["series"])
+        written = f", {judged['checkpoints']:,} checkpoints" if "checkpoints" in judged else ""
         lines += [
-            f"**{found['name'][0].upper()}{found['name'][1:]}** ({found['seconds'] / 60:.0f} minutes{written}):"
-            f" {flat} of {len(found['series'])} series are flat.",
+            f"**{judged['name'][0].upper()}{judged['name'][1:]}** ({judged['seconds'] / 60:.0f} minutes{written}):"
+            f" {flat} of {len(judged['series'])} series are flat.",
             "",
             "| what | which | first third | last third | flat up to | |",
             "| --- | --- | ---: | ---: | ---: | --- |",
         ]
-        for row in notable(found["series"]):
+        for row in notable(judged["series"]):
             values = " | ".join(amount(row["kind"], row[key]) for key in ("first", "last", "limit"))
             lines.append(f"| {row['kind']} | {row['name']} | {values} | {'flat' if row['flat'] else '**grows**'} |")
         lines.append("")
@@ -342,15 +340,10 @@ def main() -> int:
         write_page(json.loads(RESULTS.read_text()))
         return 0
     console = Console(width=140, highlight=False)
-    folder = Path(tempfile.mkdtemp(prefix="pgt-soak-", dir="/tmp"))
-    folder.chmod(0o711)
-    try:
-        with temporary_cluster(folder / "cluster", SETTINGS) as cluster:
-            results: dict[str, Any] = {"machine": machine(), "versions": versions()}
-            results |= soak(cluster, options.jobs, options.minutes, console)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    growing = [row for found in results["phases"] for row in found["series"] if not row["flat"]]
+    with fresh_cluster(SETTINGS) as cluster:
+        results: dict[str, Any] = {"machine": machine(), "versions": versions()}
+        results |= soak(cluster, options.jobs, options.minutes, console)
+    growing = [row for judged in results["phases"] for row in judged["series"] if not row["flat"]]
     for row in growing:
         console.print(f"grows: {row['kind']} of {row['name']}", style="red")
     if results["slots_left"]:

@@ -166,14 +166,14 @@ class Cluster:
 
         Children are included: all work in the data directory.
         """
-        found = {}
+        commands = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
                     if Path(os.readlink(entry / "cwd")).is_relative_to(self.data):
                         command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-                        found[int(entry.name)] = command
-        return found
+                        commands[int(entry.name)] = command
+        return commands
 
     def log(self) -> str:
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""

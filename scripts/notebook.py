@@ -37,15 +37,15 @@ def cells(text: str) -> list[Cell]:
 
     Text before the first cell is a comment for the file's readers.
     """
-    found = []
+    parts = []
     for part in re.split(r"^# %%", text, flags=re.MULTILINE)[1:]:
         head, _, body = part.partition("\n")
         if head.strip() == "[markdown]":
             lines = [line.removeprefix("#").removeprefix(" ") for line in body.strip().splitlines()]
-            found.append(Cell("markdown", "\n".join(lines)))
+            parts.append(Cell("markdown", "\n".join(lines)))
         else:
-            found.append(Cell("code", body.strip()))
-    return found
+            parts.append(Cell("code", body.strip()))
+    return parts
 
 
 def build(parts: list[Cell]) -> Any:
@@ -53,8 +53,8 @@ def build(parts: list[Cell]) -> Any:
     from nbformat import v4
 
     make = {"markdown": v4.new_markdown_cell, "code": v4.new_code_cell}
-    made = [make[part.kind](part.source, id=f"cell-{number}") for number, part in enumerate(parts, start=1)]
-    return v4.new_notebook(cells=made, metadata={"kernelspec": KERNEL})
+    built = [make[part.kind](part.source, id=f"cell-{number}") for number, part in enumerate(parts, start=1)]
+    return v4.new_notebook(cells=built, metadata={"kernelspec": KERNEL})
 
 
 def executed(server: Mapping[str, str]) -> str:

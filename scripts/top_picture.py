@@ -21,8 +21,8 @@ from rich.terminal_theme import MONOKAI
 
 from pg_tensile.client.connection import connect
 from pg_tensile.tools.top.history import History
-from pg_tensile.tools.top.reader import Session
-from pg_tensile.tools.top.state import Shown
+from pg_tensile.tools.top.reader import Reader
+from pg_tensile.tools.top.state import ViewState
 from pg_tensile.tools.top.view import view
 from scripts.cluster import REPOSITORY, temporary_cluster
 
@@ -53,16 +53,16 @@ def picture(folder: Path) -> str:
                 """ options => '{"task": "classification"}')""",
                 (name,),
             )
-        session, history = Session(connect(cluster.dsn())), History()
+        reader, history = Reader(connect(cluster.dsn())), History()
         deadline, course = time.monotonic() + LIMIT_S, 0
         while course < COURSE:
             if time.monotonic() > deadline:
                 raise TimeoutError(cluster.log())
             time.sleep(INTERVAL_S)
-            snapshot = session.observe(history)
-            shown = Shown(snapshot, history, "mydb as ada on localhost:5432", selected=1)
+            snapshot = reader.observe(history)
+            shown = ViewState(snapshot, history, "mydb as ada on localhost:5432", selected=1)
             course += len(shown.queue) == 1 and sum(bool(job.bytes_swapped) for job in shown.running) == 2
-        session.close()
+        reader.close()
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True)
     for line in view(shown, WIDTH, HEIGHT):
         console.print(line)

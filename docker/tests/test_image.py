@@ -20,7 +20,9 @@ import pytest
 import yaml
 
 from docker.tests.engine import IMAGE, Server, call, run_once, temporary, wait_for
-from scripts.demo import TABLES, command, digit_rows
+from scripts.demo.data import digit_rows
+from scripts.demo.sql import TABLES
+from scripts.demo.training import command
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, Task, TextColumn, TimeRemainingCo
 from rich.table import Column
 from rich.text import Text
 
-from pg_tensile.tools.top.text import plain
+from pg_tensile.text import printable
 
 ENDED = ("finished", "failed", "cancelled")
 
@@ -58,7 +58,7 @@ class Cut(TextColumn):
         super().__init__(template, markup=False, table_column=Column())
 
     def render(self, task: Task) -> Text:
-        return Text(plain(super().render(task).plain), no_wrap=True, overflow="ellipsis")
+        return Text(printable(super().render(task).plain), no_wrap=True, overflow="ellipsis")
 
 
 class Bar:

@@ -120,5 +120,5 @@ def call(
         )
         for name in parameters
     ]
-    place = sql.Identifier(schema.replace("%", "%%"), function)  # a lone % would begin a placeholder
-    return sql.SQL("{}({})").format(place, sql.SQL(", ").join(arguments)), parameters
+    name = sql.Identifier(schema.replace("%", "%%"), function)  # a lone % would begin a placeholder
+    return sql.SQL("{}({})").format(name, sql.SQL(", ").join(arguments)), parameters

@@ -64,22 +64,22 @@ def connect(conninfo: str = "", **parameters: Any) -> Connection:
 
 def extension_schema(connection: Connection) -> str:
     """Return the schema of the extension's functions. Raises ServerError if the database lacks this version of it."""
-    found = connection.execute(EXTENSION).fetchone()
-    assert found is not None
-    if found["extversion"] is None:
-        elsewhere = found["at_work"] not in (None, found["database"])
+    row = connection.execute(EXTENSION).fetchone()
+    assert row is not None
+    if row["extversion"] is None:
+        elsewhere = row["at_work"] not in (None, row["database"])
         hint = (
-            f'pg_tensile works in database "{found["at_work"]}": connect to that one.'
+            f'pg_tensile works in database "{row["at_work"]}": connect to that one.'
             if elsewhere
             else "CREATE EXTENSION pg_tensile CASCADE; makes it, on a server that preloads the library."
         )
-        raise ServerError(f'database "{found["database"]}" has no extension pg_tensile', hint)
-    if found["extversion"] != __version__:
-        message = f"the database has pg_tensile {found['extversion']}, and this is {__version__}"
+        raise ServerError(f'database "{row["database"]}" has no extension pg_tensile', hint)
+    if row["extversion"] != __version__:
+        message = f"the database has pg_tensile {row['extversion']}, and this is {__version__}"
         raise ServerError(
             message, "Install the same version on both sides; ALTER EXTENSION pg_tensile UPDATE; helps there."
         )
-    return str(found["schema"])
+    return str(row["schema"])
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def frame(shape: Shape, rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
         hint = "pip install pandas installs it."
         raise noted(MissingPackageError("pandas is not installed, and this method returns a DataFrame", hint)) from None
     kept = list(rows)
-    made = pd.DataFrame(
+    frame = pd.DataFrame(
         {name: pd.Series([row[name] for row in kept], dtype=kind) for name, kind in shape.columns.items()}
     )
-    return made.set_index(list(shape.key))
+    return frame.set_index(list(shape.key))

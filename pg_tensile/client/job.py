@@ -97,10 +97,10 @@ class Job:
         self.model: str = self._one("SELECT model_name FROM tensile.jobs WHERE id = %s")["model_name"]
 
     def _one(self, query: str) -> Row:
-        found = self._session.rows(query, (self.number,))
-        if not found:
+        rows = self._session.rows(query, (self.number,))
+        if not rows:
             raise noted(no_such_job(self.number))
-        return found[0]
+        return rows[0]
 
     @property
     def state(self) -> str:
@@ -134,12 +134,12 @@ class Job:
 
     def _left(self, deadline: float, row: Row) -> float:
         """Return the seconds until the next query. Raises JobTimeout after the deadline."""
-        left = deadline - time.monotonic()
-        if left <= 0:
+        seconds = deadline - time.monotonic()
+        if seconds <= 0:
             hint = f"Wait longer, or stop it with job({self.number}).cancel()."
             message = f"job {self.number} has not ended in time: it is {row['state']}"
             raise noted(JobTimeout(message, hint, row["reason"] or "The job continues."))
-        return min(left, INTERVAL_S)
+        return min(seconds, INTERVAL_S)
 
     def cancel(self) -> bool:
         """Stop the job (SQL: cancel_job). Return False if it had ended already."""
@@ -180,10 +180,10 @@ class Job:
         render = renderer()
         with self._session.asking() as connection:
             record = read_job(connection, self.number)
-        made = Report(self.number, render(record))
+        page = Report(self.number, render(record))
         if path is not None:
-            made.save(path)
-        return made
+            page.save(path)
+        return page
 
     def _rows(self, query: str) -> list[Row]:
         return self._session.rows(query, (self.number,))

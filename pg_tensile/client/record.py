@@ -91,8 +91,8 @@ def read_job(connection: Connection, job: int) -> JobRecord:
         def rows(sql: str) -> list[Row]:
             return connection.execute(sql, (job,)).fetchall()
 
-        found = rows(JOB)
-        if not found:
+        jobs = rows(JOB)
+        if not jobs:
             raise no_such_job(job)
         now = connection.execute("SELECT clock_timestamp() AS now").fetchone()
         assert now is not None
@@ -100,7 +100,7 @@ def read_job(connection: Connection, job: int) -> JobRecord:
         log = rows("SELECT * FROM tensile.scheduler_log WHERE job = %s ORDER BY id")
         return JobRecord(
             read_at=now["now"],
-            job=found[0],
+            job=jobs[0],
             progress=progress[0] if progress else None,
             metrics=rows("SELECT * FROM tensile.epoch_metrics WHERE job = %s ORDER BY epoch, split"),
             latency=rows("SELECT * FROM tensile.latency WHERE job = %s ORDER BY operator"),
@@ -113,26 +113,26 @@ def read_job(connection: Connection, job: int) -> JobRecord:
 
 
 def _planned(connection: Connection, job: int, log: list[Row]) -> Planned | None:
-    found = connection.execute(
+    row = connection.execute(
         "SELECT f.*, t.traces[1] AS trace, l.average, p.profile"
         " FROM tensile.footprints f JOIN tensile.traces t USING (job)"
         " LEFT JOIN tensile.latencies l USING (job) LEFT JOIN tensile.device_profiles p ON p.device = t.device"
         " WHERE f.job = %s",
         (job,),
     ).fetchone()
-    if found is None or found["trace"] is None or found["profile"] is None:
+    if row is None or row["trace"] is None or row["profile"] is None:
         return None
-    trace = Trace.from_bytes(found["trace"])
-    average = np.array(found["average"] or [], np.float64)
+    trace = Trace.from_bytes(row["trace"])
+    average = np.array(row["average"] or [], np.float64)
     if len(average) == trace.operator_count:
-        known = np.isfinite(average) & (average >= 0)
-        trace = trace.with_latencies(np.where(known, average, trace.latency_us))
-    numbers = {name: found[name] for name in found if name not in NOT_NUMBERS}
+        measured = np.isfinite(average) & (average >= 0)
+        trace = trace.with_latencies(np.where(measured, average, trace.latency_us))
+    numbers = {name: row[name] for name in row if name not in NOT_NUMBERS}
     arrays = [np.array(numbers.pop(name)) for name in ("operators", "planned", "vanilla")]
     return Planned(
         trace,
-        Plan.from_rows(found["events"], found["generation"], found["plan_order"]),
-        _with_share(DeviceProfile(**found["profile"]), log, found["generation"]),
+        Plan.from_rows(row["events"], row["generation"], row["plan_order"]),
+        _with_share(DeviceProfile(**row["profile"]), log, row["generation"]),
         arrays[0].astype(np.int32),
         arrays[1].astype(np.int64),
         arrays[2].astype(np.int64),

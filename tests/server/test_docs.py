@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from scripts import demo
+from scripts.demo import sql
 from scripts.sql_reference import ARGUMENTS, COMMAND, REFERENCE, columns, functions, render, settings
 from tests.documents import DOCUMENTS, Block, blocks, statements
 from tests.server.support import value
@@ -31,7 +31,7 @@ NOT_EXECUTED = 0  # blocks of all documents
 NOTES = re.compile(r"|no rows|until \d+ rows|setup:.+|not executed: .+", re.DOTALL)
 NEEDS_JOBS_TO_HAVE_ENDED = re.compile(r"\b(predict|predict_class|predict_rows|train_model)\(")
 FLIGHTS = f"""
-    {demo.TABLES} {demo.DEPARTURES}
+    {sql.TABLES} {sql.DEPARTURES}
     INSERT INTO planes (tailnum, year, seats, engine)
         SELECT 'N' || i, 1990 + i, 100 + 10 * i, (ARRAY['Turbo-fan', 'Turbo-jet'])[1 + i % 2]
         FROM generate_series(0, 19) i;

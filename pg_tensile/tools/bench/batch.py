@@ -21,10 +21,10 @@ from pg_tensile.planning.batchsize.throughput import Curves
 from pg_tensile.planning.batchsize.traces import SIZES, BatchTraces
 from pg_tensile.planning.device.profile import GB, RTX_A6000, DeviceProfile
 from pg_tensile.planning.latency import roofline
+from pg_tensile.text import binary_size
 from pg_tensile.tools.bench.measured import chosen_device
 from pg_tensile.tools.bench.options import BenchOptions
 from pg_tensile.tools.bench.progress import Progress
-from pg_tensile.tools.bench.report import size as bytes_text
 from pg_tensile.tools.bench.simulated import captured, chosen_profile
 from pg_tensile.tools.bench.workload import Workload, build_model, prepare
 
@@ -57,7 +57,7 @@ def budget_bytes(options: BenchOptions) -> int | None:
 def candidate_notes(choice: Choice) -> list[str]:
     """Return lines that describe the chosen batch size and the other candidates."""
     lines = [f"batch size {choice.batch_size} is predicted to be the fastest that fits:"]
-    return lines + [_described(each) for each in choice.candidates[:SHOWN]]
+    return lines + [_described(candidate) for candidate in choice.candidates[:SHOWN]]
 
 
 def _described(candidate: Candidate) -> str:
@@ -65,7 +65,7 @@ def _described(candidate: Candidate) -> str:
         return f"  batch {candidate.batch_size}: {candidate.reason}"
     stalls = f", waits {candidate.stall_us / candidate.iteration_us:.1%}" if candidate.stall_us else ""
     rate = f"{candidate.samples_per_s:,.4g} samples/s"
-    return f"  batch {candidate.batch_size}: {rate}, {bytes_text(candidate.device_bytes)}{stalls}; {candidate.reason}"
+    return f"  batch {candidate.batch_size}: {rate}, {binary_size(candidate.device_bytes)}{stalls}; {candidate.reason}"
 
 
 def _choose(predict: Predictor, most: int, probes: Iterable[int] = ()) -> Choice:
@@ -100,7 +100,7 @@ def _choose_by_training(options: BenchOptions, progress: Progress, most: int) ->
         device = _open_device(options, profile, budget)
         return Probing(lambda size: workload(size).early, build_model(options), device, predict, traces, curves)
 
-    if torch_device.type == "cpu" and options.link_gbps is None:  # the balance of an RTX A6000, as in Session.set_link
+    if torch_device.type == "cpu" and options.link_gbps is None:  # an RTX A6000's balance, as set_link's
         with probing(None) as once:
             probe = once.measure(SIZES[-1], rows(SIZES[-1]))
         roof_us = roofline.total_us(workload(SIZES[-1]).vanilla.trace, RTX_A6000)

@@ -67,8 +67,8 @@ def plan_compressed(
     CodecError if the codec is not available.
     """
     if compression == "auto":
-        found = choose_compression(make, trace, profile, sparsity.statistics, sparsity.times)
-        return found.plan, found.coding
+        compressed = choose_compression(make, trace, profile, sparsity.statistics, sparsity.times)
+        return compressed.plan, compressed.coding
     codec = named_codec(compression)
     if not available(codec):
         raise CodecError(f"the codec {compression} is not available", hint='Install the package "lz4".')

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
@@ -24,6 +24,8 @@ from pg_tensile.execution.runtime.record import Counters
 from pg_tensile.execution.runtime.state import TrainingState, training_state
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.tools.bench.workload import Batch, Workload, seed_everything
+
+NO_STATE = TrainingState({}, {})
 
 
 class Stepper(Protocol):
@@ -81,7 +83,7 @@ class EagerStepper:
 
     def gradients(self) -> dict[str, Tensor]:
         named = self._step.model.named_parameters()
-        return {name: each.grad.cpu().clone() for name, each in named if each.grad is not None}
+        return {name: parameter.grad.cpu().clone() for name, parameter in named if parameter.grad is not None}
 
     def forget_gradients(self) -> None:
         self._step.optimizer.zero_grad(set_to_none=True)
@@ -89,7 +91,7 @@ class EagerStepper:
     def persistent(self) -> list[Tensor]:
         """Return the tensors that persist between two steps, except gradients."""
         model, states = self._step.model, self._step.optimizer.state.values()
-        kept = [each for state in states for each in state.values() if isinstance(each, Tensor)]
+        kept = [value for state in states for value in state.values() if isinstance(value, Tensor)]
         return [*model.parameters(), *model.buffers(), *kept]
 
     def state(self) -> TrainingState:
@@ -140,13 +142,14 @@ class Turn(NamedTuple):
 
     first_ms: float
     step_ms: tuple[float, ...]
-    losses: tuple[Tensor, ...]
-    state: TrainingState
-    totals: Counters | None  # of the steps that count
-    gradients: dict[str, Tensor]  # of the first step, if requested
+    losses: tuple[Tensor, ...] = ()
+    state: TrainingState = NO_STATE
+    totals: Counters | None = None  # of the steps that count
+    gradients: Mapping[str, Tensor] = {}  # of the first step, if requested
+    digest: str = ""  # of losses and state, in place of them where the turn was taken in another process
 
     def without_state(self) -> Turn:
-        return self._replace(state=TrainingState({}, {}), gradients={})
+        return self._replace(state=NO_STATE, gradients={})
 
 
 def take_turn(
@@ -206,28 +209,28 @@ def given_up_after(seconds: float | None) -> Iterator[None]:
 # ---- equal to the last bit ------------------------------------------------------------------------------------------
 
 
-def difference(one: Turn, other: Turn) -> str | None:
+def difference(turn: Turn, reference: Turn) -> str | None:
     """Return the first difference between two turns: "loss of step 2", "features.conv.weight".
 
     None if they are equal to the last bit, where a NaN equals a NaN.
     """
-    for step, (mine, yours) in enumerate(zip(one.losses, other.losses, strict=True), 1):
+    for step, (mine, yours) in enumerate(zip(turn.losses, reference.losses, strict=True), 1):
         if not same_bits(mine.reshape(-1), yours.reshape(-1)):
             return f"loss of step {step}"
-    for name, tensor in one.state.model.items():
-        if isinstance(tensor, Tensor) and not same_bits(tensor, other.state.model.get(name)):
+    for name, tensor in turn.state.model.items():
+        if isinstance(tensor, Tensor) and not same_bits(tensor, reference.state.model.get(name)):
             return name
-    for name, kept in one.state.optimizer.items():
+    for name, kept in turn.state.optimizer.items():
         for key, tensor in kept.items():
-            if not same_bits(tensor, other.state.optimizer.get(name, {}).get(key)):
+            if not same_bits(tensor, reference.state.optimizer.get(name, {}).get(key)):
                 return f"{key} of {name}"
     return None
 
 
-def same_bits(one: Tensor, other: Tensor | None) -> bool:
-    if other is None or one.shape != other.shape or one.dtype != other.dtype:
+def same_bits(tensor: Tensor, reference: Tensor | None) -> bool:
+    if reference is None or tensor.shape != reference.shape or tensor.dtype != reference.dtype:
         return False
-    return torch.equal(_bits(one), _bits(other))
+    return torch.equal(_bits(tensor), _bits(reference))
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -78,8 +78,8 @@ class Contender:
     def stall_ms(self) -> float | None:
         if self.stall_us is not None:
             return self.stall_us / 1e3
-        each = [turn.totals.stall_us / turn.totals.iterations / 1e3 for turn in self.turns if turn.totals]
-        return statistics.median(each) if each else None
+        stalls_ms = [turn.totals.stall_us / turn.totals.iterations / 1e3 for turn in self.turns if turn.totals]
+        return statistics.median(stalls_ms) if stalls_ms else None
 
 
 def chosen_device(options: BenchOptions) -> torch.device:
@@ -90,7 +90,7 @@ def chosen_device(options: BenchOptions) -> torch.device:
         raise OptionError(f"--device: {error.message}", hint) from None
 
 
-class Session:
+class MeasuredBench:
     """One benchmark on one device."""
 
     def __init__(self, options: BenchOptions, progress: Progress) -> None:
@@ -151,9 +151,9 @@ class Session:
         if self.options.compression == "none":
             return None
         self.progress.say("measuring sparsity and codecs")
-        found = measure_sparsity(self.workload, self.workload.vanilla, self.free, CODEC_SECONDS)
-        self.notes.append(f"codecs: their times are predicted with a relative absolute error of {found.error:.1%}")
-        return found
+        sparsity = measure_sparsity(self.workload, self.workload.vanilla, self.free, CODEC_SECONDS)
+        self.notes.append(f"codecs: their times are predicted with a relative absolute error of {sparsity.error:.1%}")
+        return sparsity
 
     def check_memory(self) -> None:
         needed = footprint(self.workload.vanilla.trace).peak_bytes
@@ -213,7 +213,7 @@ class Session:
         for budget in {policy.budget_bytes for policy in planned} - {None}:
             self.devices[budget] = self.open_device(budget)
         self.of_policy = {policy.choice: self.contender_of(policy) for policy in planned}
-        self.contenders += [one for one in self.of_policy.values() if one is not self.vanilla]
+        self.contenders += [contender for contender in self.of_policy.values() if contender is not self.vanilla]
 
     def contender_of(self, policy: PlannedPolicy) -> Contender:
         choice, budget = policy.choice, policy.budget_bytes
@@ -258,7 +258,7 @@ class Session:
 
     def wants_gradients(self, contender: Contender) -> bool:
         """Return whether to keep the gradients: in the first round of peers, and of eager PyTorch, their reference."""
-        peers = any(other.is_peer for other in self.contenders)
+        peers = any(entrant.is_peer for entrant in self.contenders)
         return peers and not contender.turns and (contender.is_peer or contender is self.eager)
 
     def look_closer(self, contender: Contender, stepper: PlanStepper) -> None:
@@ -276,7 +276,8 @@ class Session:
         if executor.recording:
             assert executor.record is not None
             contender.device_peak_bytes = executor.record.device_peak_bytes
-            contender.transfer_ms = sum(one.end_us - one.start_us for one in executor.record.transfers) / 1e3
+            transfers = executor.record.transfers
+            contender.transfer_ms = sum(transfer.end_us - transfer.start_us for transfer in transfers) / 1e3
             contender.stall_us = executor.record.stall_us if self.torch_device.type == "cuda" else None
 
     def compare(self, contender: Contender, turn: Turn) -> None:
@@ -326,8 +327,8 @@ class Session:
                 self.notes.append(f"{contender.name} differs from eager PyTorch in: {contender.difference}")
                 if contender.gradient_difference is not None:
                     relative = f"differ by {contender.gradient_difference:.2g} of the largest element"
-                    found = relative if contender.gradient_difference else "are equal"
-                    self.notes[-1] += f"; the gradients of its first step {found}"
+                    finding = relative if contender.gradient_difference else "are equal"
+                    self.notes[-1] += f"; the gradients of its first step {finding}"
         return [self.row(policy) for policy in self.policies]
 
     def row(self, policy: PlannedPolicy) -> Row:

@@ -162,8 +162,8 @@ def parse_input(text: str) -> InputSpec:
         raise OptionError(f'"{text}" is not an input', "Write TYPE:SHAPE, as float32:3x224x224 or int64<30522:128.")
     dtype, below, dims = match.groups()
     if dtype not in (*FLOATS, *INTEGERS, "bool"):
-        known = ", ".join((*FLOATS, *INTEGERS, "bool"))
-        raise OptionError(f'"{dtype}" in the input "{text}" is not a type', f"Types: {known}.")
+        types = ", ".join((*FLOATS, *INTEGERS, "bool"))
+        raise OptionError(f'"{dtype}" in the input "{text}" is not a type', f"Types: {types}.")
     if (dtype in INTEGERS) != (below is not None):
         if below is None:
             raise OptionError(f'the input "{text}" needs a bound', f"Write {dtype}<N, as int64<30522:128.")
@@ -228,12 +228,12 @@ def parse_device(text: str) -> DeviceChoice:
 
 def parse_budgets(text: str) -> tuple[Budget | None, ...]:
     """Parse budgets separated by commas, without duplicates; the word none becomes None, no budget."""
-    each = (None if part.strip() == "none" else parse_budget(part) for part in text.split(","))
-    return tuple(dict.fromkeys(each))
+    budgets = (None if part.strip() == "none" else parse_budget(part) for part in text.split(","))
+    return tuple(dict.fromkeys(budgets))
 
 
 def parse_policies(
-    text: str, known: Mapping[str, Callable[..., Any]], budgets: tuple[Budget | None, ...], early_update: bool
+    text: str, policies: Mapping[str, Callable[..., Any]], budgets: tuple[Budget | None, ...], early_update: bool
 ) -> tuple[PolicyChoice, ...]:
     """Parse policies separated by commas, each combined with every budget, without duplicates.
 
@@ -241,26 +241,26 @@ def parse_policies(
     instead of `early_update`, latencies, and keyword arguments of its own. Vanilla is the reference, so it has no
     budget unless it is the only policy. Peers (`peer:checkpoint`, `peer:memory_budget=0.5`) never have one.
     """
-    found: list[PolicyChoice] = []
+    choices: list[PolicyChoice] = []
     for part in (part.strip() for part in text.split(",")):
         if part.startswith(PEER):
-            found.append(parse_peer(part))
+            choices.append(parse_peer(part))
         elif part:
-            found += parse_policy(part, known, budgets, early_update)
-    if not found:
-        raise OptionError("no policy is named", f"Policies: {', '.join((*known, *PEERS))}.")
-    if any(choice.name != VANILLA for choice in found):
-        found = [replace(choice, budget=None) if choice.name == VANILLA else choice for choice in found]
-    return tuple(dict.fromkeys(found))
+            choices += parse_policy(part, policies, budgets, early_update)
+    if not choices:
+        raise OptionError("no policy is named", f"Policies: {', '.join((*policies, *PEERS))}.")
+    if any(choice.name != VANILLA for choice in choices):
+        choices = [replace(choice, budget=None) if choice.name == VANILLA else choice for choice in choices]
+    return tuple(dict.fromkeys(choices))
 
 
 def parse_policy(
-    text: str, known: Mapping[str, Callable[..., Any]], budgets: tuple[Budget | None, ...], early_update: bool
+    text: str, policies: Mapping[str, Callable[..., Any]], budgets: tuple[Budget | None, ...], early_update: bool
 ) -> Iterable[PolicyChoice]:
     name, *settings = (part.strip() for part in text.split(":"))
-    if name not in known:
-        raise OptionError(f'"{name}" is not a policy', f"Policies: {', '.join((*known, *PEERS))}.")
-    own = list(inspect.signature(known[name]).parameters)[3:]  # after the traces, the profile and the budget
+    if name not in policies:
+        raise OptionError(f'"{name}" is not a policy', f"Policies: {', '.join((*policies, *PEERS))}.")
+    own = list(inspect.signature(policies[name]).parameters)[3:]  # after the traces, the profile and the budget
     choice = PolicyChoice(name, name, early_update=early_update and name != VANILLA)
     for setting in settings:
         key, _, value = (part.strip() for part in setting.partition("="))

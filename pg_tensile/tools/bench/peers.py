@@ -55,12 +55,12 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     of sequences inside them. The longest one (the first of equal ones) has the units of all stages of a pytorchcv
     network, the layers of a transformer. Raises MeasurementError if no sequence has two members.
     """
-    sequences = [each for each in model.modules() if isinstance(each, nn.Sequential | nn.ModuleList)]
-    found = max((list(members(each)) for each in sequences), key=len, default=[])
-    if len(found) < 2:
+    sequences = [module for module in model.modules() if isinstance(module, nn.Sequential | nn.ModuleList)]
+    longest = max((list(members(module)) for module in sequences), key=len, default=[])
+    if len(longest) < 2:
         hint = "Blocks are the members of the longest nn.Sequential or nn.ModuleList, which this model does not have."
         raise MeasurementError("the model has no sequence of blocks to checkpoint", hint)
-    return found
+    return longest
 
 
 def members(sequence: nn.Module) -> Iterator[nn.Module]:
@@ -321,18 +321,18 @@ def _compiled_peaks(stepper: EagerStepper, batch: Batch, device: torch.device) -
 # ---- whether the gradients are right --------------------------------------------------------------------------------
 
 
-def gradient_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+def gradient_difference(gradients: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
     """Return the largest difference between two elements, as a multiple of the largest element expected.
 
     0 if all bits are equal, about 1e-7 for float32 rounded differently. It is not relative to each element, because
     many are zero but for rounding. Infinite if one side has a gradient or a NaN that the other lacks.
     """
-    if found.keys() != expected.keys():
+    if gradients.keys() != expected.keys():
         return float("inf")
-    largest = max((float(each.abs().max()) for each in expected.values() if each.numel()), default=0.0)
-    differing = [name for name, gradient in expected.items() if not same_bits(found[name], gradient)]
+    largest = max((float(gradient.abs().max()) for gradient in expected.values() if gradient.numel()), default=0.0)
+    differing = [name for name, gradient in expected.items() if not same_bits(gradients[name], gradient)]
     if not differing:
         return 0.0
-    furthest = max(float((found[name].double() - expected[name].double()).abs().max()) for name in differing)
+    furthest = max(float((gradients[name].double() - expected[name].double()).abs().max()) for name in differing)
     relative = furthest / largest if largest else float("inf")
     return relative if relative == relative else float("inf")

@@ -20,8 +20,8 @@ from pg_tensile.planning.plan.plan import CODECS, NO_EVENTS, Plan
 from pg_tensile.planning.policies import named_policy
 from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate
 from pg_tensile.planning.trace.trace import Trace
+from pg_tensile.tools.bench.clone import KNOWN
 from pg_tensile.tools.bench.compression import Sparsity, plan_compressed
-from pg_tensile.tools.bench.known import KNOWN
 from pg_tensile.tools.bench.options import MEASURED, MODELS, BenchOptions, PolicyChoice
 from pg_tensile.tools.bench.progress import Progress
 from pg_tensile.tools.bench.report import Row, machine, message_of, versions
@@ -72,23 +72,23 @@ def with_plan(
     The workspaces are always the trace's, because without them no plan can be held to a budget to the byte.
     """
     choice, trace = policy.choice, policy.captured.trace
-    function, known, models = named_policy(choice.name, KNOWN), trace, options.latency_models
+    function, planned_trace, models = named_policy(choice.name, KNOWN), trace, options.latency_models
     latency_error = None
     try:
         started = time.perf_counter()
         if choice.latencies != MEASURED:
             estimate = models.predict if models and choice.latencies == MODELS else roofline.estimate
-            known = trace.with_latencies(estimate(trace, profile))
+            planned_trace = trace.with_latencies(estimate(trace, profile))
             measured = np.maximum(trace.latency_us, roofline.SMALLEST_US)[1:-1]
-            latency_error = float(np.median(np.abs(known.latency_us[1:-1] / measured - 1)))
+            latency_error = float(np.median(np.abs(planned_trace.latency_us[1:-1] / measured - 1)))
 
         def make(trace: Trace) -> Plan:
             return function({0: trace}, profile, policy.budget_bytes, **dict(choice.keywords))[0]
 
         if sparsity is None:
-            plan = make(known)
+            plan = make(planned_trace)
         else:
-            plan, coding = plan_compressed(make, known, profile, options.compression, sparsity)
+            plan, coding = plan_compressed(make, planned_trace, profile, options.compression, sparsity)
             trace = trace.with_coding(coding)
             policy = replace(policy, captured=replace(policy.captured, trace=trace))
         planning_ms = (time.perf_counter() - started) * 1e3

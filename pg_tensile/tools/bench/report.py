@@ -23,6 +23,7 @@ import pg_tensile
 from pg_tensile.errors import OptionError, TensileError
 from pg_tensile.memory_limit import memory_bytes
 from pg_tensile.planning.device.profile import GB, DeviceProfile
+from pg_tensile.text import NONE, binary_size, milliseconds
 from pg_tensile.tools.bench.options import VANILLA, BenchOptions
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -112,7 +113,7 @@ class Row:
 
     def to_json(self) -> str:
         """Return the row as one line; numbers that JSON cannot express become null."""
-        return json.dumps(plain(asdict(self)), allow_nan=False)
+        return json.dumps(json_value(asdict(self)), allow_nan=False)
 
 
 class Report(NamedTuple):
@@ -123,12 +124,13 @@ class Report(NamedTuple):
     notes: list[str]
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
+    """Return a value as JSON types: floats with six digits after the point, NaN and infinities as None."""
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: plain(each) for key, each in value.items()}
-    return [plain(each) for each in value] if isinstance(value, list) else value
+        return {key: json_value(item) for key, item in value.items()}
+    return [json_value(item) for item in value] if isinstance(value, list) else value
 
 
 def rates(
@@ -159,8 +161,11 @@ def budget_note(rows: Sequence[Row]) -> list[str]:
     """Return a line that names the budgets and the policies without one; empty if no policy has a budget."""
     budgets = dict.fromkeys((row.budget, row.budget_bytes) for row in rows if row.budget_bytes is not None)
     free = [row.title for row in rows if row.budget_bytes is None]
-    each = ", ".join(f"{text} are {size(found)}" if str(text).endswith("%") else size(found) for text, found in budgets)
-    return [f"budget: {each}" + f"; not for {', '.join(free)}" * bool(free)] if budgets else []
+    named = [
+        f"{text} are {binary_size(nbytes)}" if str(text).endswith("%") else binary_size(nbytes)
+        for text, nbytes in budgets
+    ]
+    return [f"budget: {', '.join(named)}" + f"; not for {', '.join(free)}" * bool(free)] if budgets else []
 
 
 def links(profile: DeviceProfile) -> str:
@@ -192,10 +197,10 @@ def revision() -> str | None:
         ["status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results", ":!docs"],
     )
     try:
-        done = [subprocess.run([*git, *each], capture_output=True, text=True, timeout=10) for each in commands]
+        done = [subprocess.run([*git, *words], capture_output=True, text=True, timeout=10) for words in commands]
     except (OSError, subprocess.TimeoutExpired):
         return None
-    if any(each.returncode for each in done):
+    if any(process.returncode for process in done):
         return None
     return done[0].stdout.strip() + ("+" if done[1].stdout.strip() else "")
 
@@ -208,16 +213,16 @@ def machine(device: torch.device | None = None) -> dict[str, Any]:
         name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         pass
-    found: dict[str, Any] = {
+    description: dict[str, Any] = {
         "name": platform.node(),
         "cpu": name,
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": memory_bytes(),
     }
     if device is not None and device.type == "cuda":
-        found["gpu"] = torch.cuda.get_device_name(device)
-        found["cuda"] = torch.version.cuda
-    return found
+        description["gpu"] = torch.cuda.get_device_name(device)
+        description["cuda"] = torch.version.cuda
+    return description
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
@@ -240,26 +245,8 @@ HEADINGS = (
 WIDTHS = {"min … max": 118, "CBR": 98, "recomputes": 98, "sim ms": 118}
 
 
-def size(value: int | None) -> str:
-    """Format bytes with three digits or more: 1.52 GiB, 147 MiB, 12 B."""
-    if value is None:
-        return "–"
-    amount, unit = float(value), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if amount < 1024:
-            break
-        amount, unit = amount / 1024, larger
-    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.3g} {unit}"
-
-
-def milliseconds(value: float | None) -> str:
-    if value is None:
-        return "–"
-    return f"{value:,.0f}" if value >= 1000 else f"{round(value, 3):.3g}"
-
-
 def ratio(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f}"
+    return NONE if value is None else f"{value:.2f}"
 
 
 def verdict(row: Row) -> Text:
@@ -272,12 +259,12 @@ def verdict(row: Row) -> Text:
 
 def cells(row: Row) -> dict[str, str | Text]:
     moved = None if row.bytes_out is None or row.bytes_in is None else row.bytes_out + row.bytes_in
-    span = "–" if row.step_ms_min is None else f"{milliseconds(row.step_ms_min)} … {milliseconds(row.step_ms_max)}"
+    span = NONE if row.step_ms_min is None else f"{milliseconds(row.step_ms_min)} … {milliseconds(row.step_ms_max)}"
     simulated = row.device.startswith("sim:")
     values = (
         *(row.title, milliseconds(row.simulated_ms if simulated else row.step_ms_median), span),
-        *(ratio(row.eor), size(row.peak_bytes), "–" if row.msr is None else f"{row.msr:.1%}", ratio(row.cbr)),
-        *(milliseconds(row.stall_ms), size(moved), "–" if row.recomputes is None else f"{row.recomputes:,}"),
+        *(ratio(row.eor), binary_size(row.peak_bytes), NONE if row.msr is None else f"{row.msr:.1%}", ratio(row.cbr)),
+        *(milliseconds(row.stall_ms), binary_size(moved), NONE if row.recomputes is None else f"{row.recomputes:,}"),
         *(milliseconds(row.simulated_ms), verdict(row)),
     )
     return dict(zip(HEADINGS, values, strict=True))
@@ -289,7 +276,7 @@ def reference_cells(name: str, ms: float | None, peak: int | None, vanilla_ms: f
     References are eager PyTorch, and vanilla if `none` was not requested.
     """
     eor = ms / vanilla_ms if ms and vanilla_ms else None
-    return {"policy": Text(name, "italic"), "step ms": milliseconds(ms), "EOR": ratio(eor), "peak": size(peak)}
+    return {"policy": Text(name, "italic"), "step ms": milliseconds(ms), "EOR": ratio(eor), "peak": binary_size(peak)}
 
 
 def print_table(rows: Sequence[Row], title: str, notes: Sequence[str], console: Console) -> None:
@@ -298,8 +285,8 @@ def print_table(rows: Sequence[Row], title: str, notes: Sequence[str], console: 
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
     table.show_edge, table.pad_edge, table.padding = False, False, (0, 0, 0, 1)
     for name in shown:
-        left, wraps = name in ("policy", "results"), name == "policy"
-        table.add_column(name, justify="left" if left else "right", no_wrap=not wraps, overflow="fold")
+        is_text, wraps = name in ("policy", "results"), name == "policy"
+        table.add_column(name, justify="left" if is_text else "right", no_wrap=not wraps, overflow="fold")
     lines = [cells(row) for row in rows]
     first = rows[0]
     if all(row.policy != VANILLA for row in rows):

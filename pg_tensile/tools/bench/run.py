@@ -65,6 +65,6 @@ def measured(options: BenchOptions, progress: Progress) -> Report:
         from pg_tensile.tools.bench.simulated import simulate_policies
 
         return simulate_policies(options, progress)
-    from pg_tensile.tools.bench.measured import Session
+    from pg_tensile.tools.bench.measured import MeasuredBench
 
-    return Session(options, progress).run()
+    return MeasuredBench(options, progress).run()

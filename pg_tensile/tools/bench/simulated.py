@@ -16,10 +16,11 @@ from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS
 from pg_tensile.planning.simulator.simulator import Timeline
+from pg_tensile.text import binary_size
 from pg_tensile.tools.bench.options import BenchOptions
 from pg_tensile.tools.bench.planned import PlannedPolicy, distance, empty_row, plan_policies, planned_row, predicted
 from pg_tensile.tools.bench.progress import Progress
-from pg_tensile.tools.bench.report import Report, Row, links, rates, size, title_of
+from pg_tensile.tools.bench.report import Report, Row, links, rates, title_of
 from pg_tensile.tools.bench.workload import Workload, build_model, prepare, weightless_model
 
 
@@ -40,7 +41,7 @@ def simulate_policies(options: BenchOptions, progress: Progress) -> Report:
         rows.append(row if row.error else simulated_row(row, workload, policy, profile, vanilla))
     notes = [f"link: {links(profile)}; latencies are estimates of the roofline"]
     if vanilla.peak_bytes > profile.memory_bytes:
-        notes.append(f"vanilla does not fit into the {size(profile.memory_bytes)} of this device")
+        notes.append(f"vanilla does not fit into the {binary_size(profile.memory_bytes)} of this device")
     return Report(rows, title_of(options) + ", nothing executed", notes)
 
 
@@ -81,8 +82,8 @@ def simulated_row(
     if row.budget_bytes is not None and timeline.device_peak_bytes > row.budget_bytes:
         peak = footprint(policy.captured.trace, policy.plan)
         operator = policy.captured.trace.operator_label(int(peak.steps[peak.peak_step]))
-        found = f"{timeline.device_peak_bytes:,} bytes in {operator}"
-        error = f"the peak would be {found}, more than the budget of {row.budget_bytes:,}"
+        peak_text = f"{timeline.device_peak_bytes:,} bytes in {operator}"
+        error = f"the peak would be {peak_text}, more than the budget of {row.budget_bytes:,}"
     row = row.with_values(
         peak_bytes=timeline.peak_bytes,
         device_peak_bytes=timeline.device_peak_bytes,

@@ -34,11 +34,11 @@ def timeline(trace: Trace, plan: Plan, profile: DeviceProfile, points: int = 200
     """
     if points < 2:
         raise SimulationError(f"a timeline cannot have {points} points", hint="Ask for two or more.")
-    found = levels(trace, plan, profile)
-    end = np.array([level.end_us for level in found])
+    all_levels = levels(trace, plan, profile)
+    end = np.array([level.end_us for level in all_levels])
     begin = np.concatenate(([0.0], end[:-1]))
-    held = [level.bytes for level in found]
-    if len(found) >= points:
+    held = [level.bytes for level in all_levels]
+    if len(all_levels) >= points:
         edges = np.linspace(0.0, end[-1], points)
         first, after = np.searchsorted(end, edges[:-1], "left"), np.searchsorted(begin, edges[1:], "right")
         held = [max(held[low:high]) for low, high in zip(first.tolist(), after.tolist(), strict=True)]
@@ -61,14 +61,14 @@ def levels(trace: Trace, plan: Plan, profile: DeviceProfile) -> list[Level]:
     step_end_us, waits = simulated.step_end_us.tolist(), sequence.transfers.wait.tolist()
     # When the compute learns that a copy has ended, by the action that waits for it.
     known_us = {wait: copy.end_us + profile.handover_us for wait, copy in zip(waits, simulated.transfers, strict=True)}
-    found: list[Level] = []
+    listed: list[Level] = []
     held = 0
 
     def add(end_us: float, nbytes: int) -> None:
-        latest_us = max(end_us, found[-1].end_us if found else 0.0)  # the simulator sums in another order
-        if found and found[-1].bytes == nbytes:
-            found.pop()
-        found.append(Level(latest_us, nbytes))
+        latest_us = max(end_us, listed[-1].end_us if listed else 0.0)  # the simulator sums in another order
+        if listed and listed[-1].bytes == nbytes:
+            listed.pop()
+        listed.append(Level(latest_us, nbytes))
 
     for index, (kind, step, tensor, _) in enumerate(sequence.actions()):  # in a steady state no swap-in is passive
         if kind is ActionKind.RUN:
@@ -76,8 +76,8 @@ def levels(trace: Trace, plan: Plan, profile: DeviceProfile) -> list[Level]:
             held = staying[step]
         elif kind is ActionKind.COPY_IN:
             held += size[tensor]
-        elif index in known_us and known_us[index] > found[-1].end_us:
+        elif index in known_us and known_us[index] > listed[-1].end_us:
             add(known_us[index], held)
         if kind is ActionKind.FREE or kind is ActionKind.WAIT_OUT:
             held -= size[tensor]
-    return found
+    return listed

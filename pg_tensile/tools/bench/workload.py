@@ -53,7 +53,7 @@ class OutputSpec(NamedTuple):
 
 def place(error: BaseException) -> str | None:
     """Return the file and line that raised, as "raised in net.py:12"; None if that is this module or not a file."""
-    frames = [each for each in traceback.extract_tb(error.__traceback__) if os.path.exists(each.filename)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if os.path.exists(frame.filename)]
     if not frames or frames[-1].filename == __file__:
         return None
     return f"raised in {frames[-1].filename}:{frames[-1].lineno}"
@@ -72,14 +72,14 @@ def find_callable(name: str) -> Callable[..., Any]:
         sys.path.insert(0, os.getcwd())
     try:
         in_file = module_name.endswith(".py")
-        found = load_file(os.path.abspath(module_name)) if in_file else importlib.import_module(module_name)
+        target = load_file(os.path.abspath(module_name)) if in_file else importlib.import_module(module_name)
         for part in path.split("."):
-            found = getattr(found, part)
+            target = getattr(target, part)
     except (Exception, SystemExit) as error:
         raise OptionError(f'--model: could not import "{name}": {message_of(error)}', hint, place(error)) from error
-    if isinstance(found, nn.Module) or not callable(found):
-        raise OptionError(f'--model: "{name}" is a {type(found).__name__}, not a callable that makes a module', hint)
-    return found
+    if isinstance(target, nn.Module) or not callable(target):
+        raise OptionError(f'--model: "{name}" is a {type(target).__name__}, not a callable that makes a module', hint)
+    return target
 
 
 @functools.cache
@@ -217,14 +217,14 @@ def output_spec(model: nn.Module, options: BenchOptions, spec: StepSpec, mode: F
         with mode, generators_kept():
             inputs = tuple(fake_input(spec, options.batch) for spec in options.inputs)
             output = pick(model(*inputs), spec)
-            found = single(output, {"lm": "logits", "model": "loss"}.get(options.loss, ""))
+            tensor = single(output, {"lm": "logits", "model": "loss"}.get(options.loss, ""))
     except TensileError:
         raise
     except Exception:
         return None
     finally:
         state.restore()
-    return OutputSpec(tuple(found.shape), found.dtype)
+    return OutputSpec(tuple(tensor.shape), tensor.dtype)
 
 
 # ---- the data -------------------------------------------------------------------------------------------------------
@@ -348,13 +348,13 @@ def weightless_model(options: BenchOptions) -> nn.Module:
     """
     with torch.device("meta"):
         model = build_model(options)
-    made: dict[int, Tensor] = {}
+    tensors: dict[int, Tensor] = {}
     for module in model.modules():
         registries: list[dict[str, Any]] = [module._parameters, module._buffers]
         for registry in registries:
             for name, tensor in registry.items():
                 if tensor is not None and tensor.is_meta:
-                    registry[name] = made.setdefault(id(tensor), _empty_like(tensor))
+                    registry[name] = tensors.setdefault(id(tensor), _empty_like(tensor))
     return model
 
 

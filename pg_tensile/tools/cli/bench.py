@@ -108,7 +108,7 @@ def add_run(group: Any) -> None:
 
 def bench_options(arguments: argparse.Namespace) -> BenchOptions:
     """Return the options, after checks that involve several of them. Raises OptionError."""
-    from pg_tensile.tools.bench.known import KNOWN
+    from pg_tensile.tools.bench.clone import KNOWN
 
     loss = arguments.loss or ("cross_entropy" if arguments.classes else "mse")
     if loss == "cross_entropy" and not arguments.classes:

@@ -43,11 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         given = sys.argv[1:] if arguments is None else arguments
         if given[:1] == ["bench"] and given[1:2] and not given[1].startswith("-"):
-            from pg_tensile.tools.bench import suite
+            from pg_tensile.tools.bench.clone import from_clone
 
-            return suite.main(given[1:])
+            status: int = from_clone("experiments.suite").main(given[1:])
+            return status
         parsed = read(given)
-        status: int = parsed.run(parsed)
+        status = parsed.run(parsed)
         return status
     except OptionError as error:
         complain(error)

@@ -68,12 +68,12 @@ def _parser(commands: Any, name: str, what: str, examples: str) -> argparse.Argu
 
 def _seconds(text: str) -> float:
     try:
-        found = float(text)
+        seconds = float(text)
     except ValueError:
-        found = 0.0
-    if not 0.1 <= found <= 3600:
+        seconds = 0.0
+    if not 0.1 <= seconds <= 3600:
         raise OptionError(f'"{text}" is no number of seconds from 0.1 to 3600', "Write --interval 2.")
-    return found
+    return seconds
 
 
 def _job(text: str) -> int:
@@ -113,13 +113,13 @@ def _trace(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace) -> int:
     from pg_tensile.planning.plan.listing import plan_listing
+    from pg_tensile.text import printable
     from pg_tensile.tools.report.iteration import iteration_of
-    from pg_tensile.tools.top.text import plain
 
     def render(record: Any) -> str:
         iteration = iteration_of(record)
         listing = plan_listing(iteration.trace, iteration.plan, brief=not arguments.all)
-        return "".join(f"{plain(line)}\n" for line in listing.splitlines())
+        return "".join(f"{printable(line)}\n" for line in listing.splitlines())
 
     return _write(arguments, render)
 
@@ -184,6 +184,6 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _umask() -> int:
-    found = os.umask(0)
-    os.umask(found)
-    return found
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask

@@ -32,7 +32,7 @@ OPERATOR = """
 def new_chart(height: int, tools: str = "", bar: bool = True, **options: Any) -> Any:
     """Return a figure as wide as its container. `bar` is whether to show the toolbar."""
     drag = tools.partition(",")[0] or None
-    made: Any = figure(
+    chart: Any = figure(
         height=height,
         sizing_mode="stretch_width",
         tools=tools,
@@ -47,10 +47,10 @@ def new_chart(height: int, tools: str = "", bar: bool = True, **options: Any) ->
         lod_threshold=None,
         **options,
     )
-    made.toolbar.logo = None
-    made.axis.axis_label_text_font_style = "normal"
-    made.axis.minor_tick_line_color = None
-    return made
+    chart.toolbar.logo = None
+    chart.axis.axis_label_text_font_style = "normal"
+    chart.axis.minor_tick_line_color = None
+    return chart
 
 
 def operator_names(trace: Trace) -> CustomJSHover:

@@ -194,8 +194,8 @@ def facts_of(record: JobRecord, iteration: Iteration | None) -> Facts:
     return Facts(
         read_at=record.read_at.isoformat(),
         seconds=((record.job["ended_at"] or record.read_at) - record.job["submitted_at"]).total_seconds(),
-        job=plain(record.job),
-        progress=plain(record.progress),
+        job=json_value(record.job),
+        progress=json_value(record.progress),
         summary=_summary(record),
         footprint=None if record.planned is None else _footprint(record.planned),
         iteration=None if iteration is None else _iteration_totals(iteration),
@@ -203,15 +203,15 @@ def facts_of(record: JobRecord, iteration: Iteration | None) -> Facts:
         tensors=tensors[:MOST_TENSORS],
         latency=_latency(record.latency),
         epochs=len({row["epoch"] for row in record.metrics}),
-        metrics=plain(_thinned(record.metrics)),
+        metrics=json_value(_thinned(record.metrics)),
         log=[_log_line(line, record.job) for line in record.log],
-        profile=None if record.planned is None else plain(vars(record.planned.profile)),
-        settings=plain(record.settings),
-        versions=plain(record.versions | _own_versions()),
+        profile=None if record.planned is None else json_value(vars(record.planned.profile)),
+        settings=json_value(record.settings),
+        versions=json_value(record.versions | _own_versions()),
     )
 
 
-def plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
     """Return a value as JSON types: moments as ISO text, NaN and infinities as None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
@@ -220,9 +220,9 @@ def plain(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
+        return [json_value(item) for item in value]
     return str(value)
 
 
@@ -246,7 +246,7 @@ def _summary(record: JobRecord) -> Summary:
         if lines:
             numbers = (lines[-1]["details"] or {}) | {"generation": lines[-1]["generation"]}
     summary = Summary(
-        **{name: plain(numbers.get(name)) for name in PLAN_NUMBERS},
+        **{name: json_value(numbers.get(name)) for name in PLAN_NUMBERS},
         vanilla_bytes=vanilla_bytes,
         least_bytes=job["least_bytes"],
     )
@@ -344,26 +344,26 @@ def _absences(plan: Plan) -> dict[int, tuple[int | None, int | None]]:
             back[event.tensor].append(event.deadline)
         else:
             gone[event.tensor].append(event.trigger)
-    found: dict[int, tuple[int | None, int | None]] = {}
+    absences: dict[int, tuple[int | None, int | None]] = {}
     for tensor in {*gone, *back}:
         first = min(gone[tensor], default=None)
         returns = back[tensor] if first is None else [operator for operator in back[tensor] if operator > first]
-        found[tensor] = first, min(returns or back[tensor], default=None)
+        absences[tensor] = first, min(returns or back[tensor], default=None)
     if plan.order is None:
-        return found
+        return absences
     number: dict[int | None, int | None] = {None: None} | dict(enumerate(plan.order.tolist()))
-    return {tensor: (number[gone_after], number[back_before]) for tensor, (gone_after, back_before) in found.items()}
+    return {tensor: (number[gone_after], number[back_before]) for tensor, (gone_after, back_before) in absences.items()}
 
 
 # ---- the job's life --------------------------------------------------------------------------------------------------
 
 
 def _latency(rows: Sequence[Row]) -> Latency:
-    errors = [error for row in rows if (error := plain(row["relative_error"])) is not None]
+    errors = [error for row in rows if (error := json_value(row["relative_error"])) is not None]
     bins = np.searchsorted(ERROR_EDGES, np.array(errors, np.float64), side="right") - 1
     averages = [row["average_us"] for row in rows if row["average_us"] is not None]
     return Latency(
-        **{name: plain([row[name] for row in rows]) for name in ("predicted_us", "measured_us", "average_us")},
+        **{name: json_value([row[name] for row in rows]) for name in ("predicted_us", "measured_us", "average_us")},
         operators=len(rows),
         measured=len(errors),
         samples=max((row["samples"] or 0 for row in rows), default=0),
@@ -385,7 +385,7 @@ def _thinned(rows: Sequence[Row]) -> list[Row]:
 def _log_line(line: Row, job: Row) -> LogLine:
     details = line["details"] or {}
     return LogLine(
-        **{name: plain(line[name]) for name in ("id", "at", "event", "generation", "reason")},
+        **{name: json_value(line[name]) for name in ("id", "at", "event", "generation", "reason")},
         seconds=(line["at"] - job["submitted_at"]).total_seconds(),
-        **{name: plain(details.get(name)) for name in LOG_NUMBERS},
+        **{name: json_value(details.get(name)) for name in LOG_NUMBERS},
     )

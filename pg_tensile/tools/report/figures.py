@@ -45,8 +45,8 @@ def embedded(charts: Mapping[str, Any]) -> Embedded:
 
 def _pointing(renderers: Sequence[Any], *tooltips: tuple[str, str], **formatters: CustomJSHover) -> HoverTool:
     """Return a hover tool with tooltips; `formatters` are by column."""
-    found: Any = {f"@{column}": formatter for column, formatter in formatters.items()}
-    return HoverTool(renderers=list(renderers), tooltips=list(tooltips), formatters=found, limit=1)
+    tooltip: Any = {f"@{column}": formatter for column, formatter in formatters.items()}
+    return HoverTool(renderers=list(renderers), tooltips=list(tooltips), formatters=tooltip, limit=1)
 
 
 # ---- latency ---------------------------------------------------------------------------------------------------------
@@ -56,14 +56,14 @@ def latency_charts(rows: Sequence[Mapping[str, Any]], latency: Latency) -> tuple
     """Return the figures "scatter" and "errors" of the rows of tensile.latency, and notes on what is left out.
 
     Without measurements there are no figures."""
-    known = [row for row in rows if (row["predicted_us"] or 0) > 0 and (row["measured_us"] or 0) > 0]
+    compared = [row for row in rows if (row["predicted_us"] or 0) > 0 and (row["measured_us"] or 0) > 0]
     charts: dict[str, Any] = {}
     notes: list[str] = []
-    if len(known) > MOST_POINTS:
-        notes.append(f"Of {len(known):,} measured operators the {MOST_POINTS:,} slowest are drawn.")
-        known = sorted(known, key=lambda row: -row["measured_us"])[:MOST_POINTS]
-    if known:
-        charts["scatter"] = _scatter(known)
+    if len(compared) > MOST_POINTS:
+        notes.append(f"Of {len(compared):,} measured operators the {MOST_POINTS:,} slowest are drawn.")
+        compared = sorted(compared, key=lambda row: -row["measured_us"])[:MOST_POINTS]
+    if compared:
+        charts["scatter"] = _scatter(compared)
     if latency.measured:
         charts["errors"] = _errors(latency)
     return charts, notes
@@ -162,15 +162,15 @@ def plan_charts(facts: Facts) -> dict[str, Any]:
 
 
 def _plans(planned: Sequence[LogLine], until: float, vanilla_bytes: int | None) -> Any:
-    one, unit = unit_of(max(vanilla_bytes or 0, *(line.granted_bytes or 0 for line in planned)))
+    unit_bytes, unit = unit_of(max(vanilla_bytes or 0, *(line.granted_bytes or 0 for line in planned)))
     chart = new_chart(240, x_axis_label="seconds since the job was submitted", y_axis_label=f"{unit} on the device")
     for axis in (chart.xaxis, chart.yaxis):
         axis.formatter = BasicTickFormatter(use_scientific=False)
     if vanilla_bytes is not None:
-        level = vanilla_bytes / one
+        level = vanilla_bytes / unit_bytes
         chart.line([planned[0].seconds, until], [level, level], line_color=GREY, line_width=1.5)
-    levels = ColumnDataSource(_plan_columns([*planned, replace(planned[-1], seconds=until)], one))
-    points = ColumnDataSource(_plan_columns(planned, one))
+    levels = ColumnDataSource(_plan_columns([*planned, replace(planned[-1], seconds=until)], unit_bytes))
+    points = ColumnDataSource(_plan_columns(planned, unit_bytes))
     drawn = []
     for column, colour in (("granted", RED), ("planned", BLUE)):
         chart.step(x="seconds", y=column, mode="after", source=levels, line_color=colour, line_width=2)
@@ -182,11 +182,11 @@ def _plans(planned: Sequence[LogLine], until: float, vanilla_bytes: int | None) 
     return chart
 
 
-def _plan_columns(planned: Sequence[LogLine], one: int) -> dict[str, Any]:
+def _plan_columns(planned: Sequence[LogLine], unit_bytes: int) -> dict[str, Any]:
     return {
         "seconds": [line.seconds for line in planned],
-        "planned": [(line.planned_bytes or 0) / one for line in planned],
-        "granted": [(line.granted_bytes or 0) / one for line in planned],
+        "planned": [(line.planned_bytes or 0) / unit_bytes for line in planned],
+        "granted": [(line.granted_bytes or 0) / unit_bytes for line in planned],
         "generation": [line.generation or 0 for line in planned],
         "reason": [clean(line.reason or "") for line in planned],
     }

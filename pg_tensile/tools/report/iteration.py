@@ -91,7 +91,7 @@ def _instructions(sequence: AccessSequence, timeline: Timeline, handover_us: flo
     step_end_us = timeline.step_end_us.tolist()
     waits = zip(sequence.transfers.wait.tolist(), timeline.transfers, strict=True)
     known_us = {wait: transfer.end_us + handover_us for wait, transfer in waits}  # by the action that waits for it
-    found: list[Instruction] = []
+    instructions: list[Instruction] = []
     now = 0.0
     for index, (kind, step, tensor, event) in enumerate(sequence.actions()):
         if kind is ActionKind.RUN:
@@ -99,8 +99,8 @@ def _instructions(sequence: AccessSequence, timeline: Timeline, handover_us: flo
             continue
         start = now
         now = max(now, known_us.get(index, now))
-        found.append(Instruction(kind, tensor, step, event, start, now))
-    return found
+        instructions.append(Instruction(kind, tensor, step, event, start, now))
+    return instructions
 
 
 # ---- why an iteration is missing -------------------------------------------------------------------------------------

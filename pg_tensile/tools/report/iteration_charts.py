@@ -77,23 +77,23 @@ def _footprint(
     iteration: Iteration, limits: Sequence[Limit], along: Range1d, names: CustomJSHover, notes: list[str]
 ) -> Any:
     tops = [iteration.planned_bytes.max(), iteration.vanilla_bytes.max(), *(limit.nbytes for limit in limits)]
-    one, unit = unit_of(float(max(tops)))
-    chart = new_chart(300, ALONG, x_range=along, y_range=Range1d(start=0, end=1.08 * float(max(tops)) / one))
+    unit_bytes, unit = unit_of(float(max(tops)))
+    chart = new_chart(300, ALONG, x_range=along, y_range=Range1d(start=0, end=1.08 * float(max(tops)) / unit_bytes))
     chart.yaxis.axis_label = f"{unit} on the device"
     chart.yaxis.formatter = BasicTickFormatter(use_scientific=False)
     left, rows = _levels(iteration.vanilla, iteration.vanilla_bytes, notes)
-    vanilla = ColumnDataSource({"left": left, "held": _small(iteration.vanilla_bytes[rows] / one)})
+    vanilla = ColumnDataSource({"left": left, "held": _small(iteration.vanilla_bytes[rows] / unit_bytes)})
     left, rows = _levels(iteration.timeline, iteration.planned_bytes, notes)
     operator = iteration.timeline.steps[rows]
     columns: dict[str, Any] = {"left": left, "right": np.append(left[1:], left[-1]), "operator": operator}
-    columns["held"] = _small(iteration.planned_bytes[rows] / one)
-    columns["without"] = _small(iteration.vanilla_bytes[operator] / one)
+    columns["held"] = _small(iteration.planned_bytes[rows] / unit_bytes)
+    columns["without"] = _small(iteration.vanilla_bytes[operator] / unit_bytes)
     planned = ColumnDataSource(columns)
     chart.step(x="left", y="held", mode="after", source=vanilla, line_color=GREY, line_width=1.5)
     chart.varea_step(x="left", y1=0, y2="held", step_mode="after", source=planned, fill_color=BLUE, fill_alpha=0.25)
     chart.step(x="left", y="held", mode="after", source=planned, line_color=BLUE, line_width=1.5)
     for limit in limits:
-        level = limit.nbytes / one
+        level = limit.nbytes / unit_bytes
         chart.line([0, along.end], [level, level], line_color=limit.colour, line_dash=limit.dash, line_width=2)
     # Invisible quads carry the tooltips, as hovering does not work on a step glyph
     seen = chart.quad(left="left", right="right", bottom=0, top="held", source=planned, fill_alpha=0, line_alpha=0)
@@ -180,18 +180,18 @@ def merged(
 
 def _add_link(chart: Any, iteration: Iteration, notes: list[str]) -> None:
     """Draw the transfers, and the executor's requests and waits."""
-    requests = [each for each in iteration.instructions if each.kind in REQUESTING]
-    waits = [each for each in iteration.instructions if each.kind in WAITING and each.end_us > each.start_us]
+    requests = [step for step in iteration.instructions if step.kind in REQUESTING]
+    waits = [step for step in iteration.instructions if step.kind in WAITING and step.end_us > step.start_us]
     copies = list(zip(iteration.timeline.transfers, requests, strict=True))
     waits = _longest(waits, waits, "waits", notes)
     lanes, drawn = [], []
-    for place, direction in ((OUT, Direction.OUT), (IN, Direction.IN)):
+    for row, direction in ((OUT, Direction.OUT), (IN, Direction.IN)):
         one_way = [copy for copy in copies if copy[0].direction == direction]
         one_way = _longest(one_way, [transfer for transfer, _ in one_way], f"transfers {direction.name.lower()}", notes)
         drawn += [request for _, request in one_way]
         own = [transfer for transfer, _ in one_way]
         sizes = {"bytes": [size(transfer.bytes) for transfer in own]}
-        lanes.append(_bars(chart, place, _columns(iteration, own) | sizes, GREEN))
+        lanes.append(_bars(chart, row, _columns(iteration, own) | sizes, GREEN))
     red = _bars(chart, EXECUTOR, _columns(iteration, waits), RED)
     asked = chart.scatter(
         x="left",
@@ -212,33 +212,33 @@ def _add_link(chart: Any, iteration: Iteration, notes: list[str]) -> None:
         chart.add_tools(_pointing(renderers, tooltips))
 
 
-def _longest(found: list[Any], times: Sequence[Transfer | Instruction], what: str, notes: list[str]) -> list[Any]:
-    """Return all of `found`, or beyond MOST_TRANSFERS the longest one in each of as many equal intervals of time."""
-    if len(found) <= MOST_TRANSFERS:
-        return found
-    start, end = np.array([(each.start_us, each.end_us) for each in times]).T
+def _longest(transfers: list[Any], times: Sequence[Transfer | Instruction], what: str, notes: list[str]) -> list[Any]:
+    """Return all transfers, or beyond MOST_TRANSFERS the longest one in each of as many equal intervals of time."""
+    if len(transfers) <= MOST_TRANSFERS:
+        return transfers
+    start, end = np.array([(interval.start_us, interval.end_us) for interval in times]).T
     order = np.argsort(start, kind="stable")
     chosen = order[thinned(start[order], (end - start)[order], MOST_TRANSFERS)]
-    notes.append(f"Of {len(found):,} {what} {len(chosen):,} are drawn: of each stretch of time the longest.")
-    return [found[index] for index in chosen]
+    notes.append(f"Of {len(transfers):,} {what} {len(chosen):,} are drawn: of each stretch of time the longest.")
+    return [transfers[index] for index in chosen]
 
 
 def _columns(iteration: Iteration, things: Sequence[Transfer | Instruction]) -> dict[str, Any]:
     """Return the columns of transfers or instructions, with times in ms."""
-    left = np.array([each.start_us for each in things], np.float64) / 1e3
-    right = np.array([each.end_us for each in things], np.float64) / 1e3
+    left = np.array([thing.start_us for thing in things], np.float64) / 1e3
+    right = np.array([thing.end_us for thing in things], np.float64) / 1e3
     return {
         "left": _small(left),
         "right": _small(right),
         "ms": _small(right - left),
-        "tensor": np.array([each.tensor for each in things], np.int32),
-        "name": [clean(tensor_name(iteration.trace, each.tensor)) for each in things],
+        "tensor": np.array([thing.tensor for thing in things], np.int32),
+        "name": [clean(tensor_name(iteration.trace, thing.tensor)) for thing in things],
     }
 
 
-def _bars(chart: Any, place: int, columns: dict[str, Any], colour: str) -> Any:
+def _bars(chart: Any, row: int, columns: dict[str, Any], colour: str) -> Any:
     source = ColumnDataSource(columns)
-    return chart.hbar(y=place, left="left", right="right", height=HEIGHT, source=source, color=colour, line_width=0.5)
+    return chart.hbar(y=row, left="left", right="right", height=HEIGHT, source=source, color=colour, line_width=0.5)
 
 
 def _pointing(

@@ -19,7 +19,7 @@ import numpy as np
 from pg_tensile.planning.device.profile import Direction
 from pg_tensile.planning.plan.actions import WAITING, ActionKind
 from pg_tensile.planning.trace.trace import Kind, Phase
-from pg_tensile.tools.report.facts import plain
+from pg_tensile.tools.report.facts import json_value
 from pg_tensile.tools.report.iteration import Instruction, Iteration, iteration_of, short, tensor_name
 from pg_tensile.tools.report.markup import clean
 
@@ -59,14 +59,14 @@ def _about(record: JobRecord, iteration: Iteration) -> Event:
         "model": record.job["model_name"],
         "state": record.job["state"],
         "generation": iteration.plan.generation,
-        "read_at": plain(record.read_at),
+        "read_at": json_value(record.read_at),
         "iteration_us": timeline.iteration_us,
         "stall_us": timeline.stall_us,
         "planned_bytes": int(iteration.planned_bytes.max()),
         "vanilla_bytes": int(iteration.vanilla_bytes.max()),
         "out_bytes": timeline.bytes_out,
         "in_bytes": timeline.bytes_in,
-        "versions": plain(record.versions),
+        "versions": json_value(record.versions),
     }
 
 
@@ -74,9 +74,9 @@ def _names(record: JobRecord) -> Iterator[Event]:
     name = f"job {record.job['id']}: {record.job['model_name']}"
     yield {"ph": "M", "name": "process_name", "pid": PROCESS, "tid": COMPUTE, "ts": 0, "args": {"name": name}}
     for thread, title in THREADS.items():
-        place = {"ph": "M", "pid": PROCESS, "tid": thread, "ts": 0}
-        yield place | {"name": "thread_name", "args": {"name": title}}
-        yield place | {"name": "thread_sort_index", "args": {"sort_index": thread}}
+        event = {"ph": "M", "pid": PROCESS, "tid": thread, "ts": 0}
+        yield event | {"name": "thread_name", "args": {"name": title}}
+        yield event | {"name": "thread_sort_index", "args": {"sort_index": thread}}
 
 
 def _ticks(us: float) -> float:
@@ -106,19 +106,19 @@ def _compute(iteration: Iteration) -> Iterator[Event]:
 
 
 def _executor(iteration: Iteration) -> Iterator[Event]:
-    for each in iteration.instructions:
-        name = f"{INSTRUCTIONS[each.kind]}: {tensor_name(iteration.trace, each.tensor)}"
-        args = _tensor(iteration, each.tensor, each.event) | {"step": each.step}
-        if each.kind in WAITING:
-            yield _slice(EXECUTOR, "wait", name, each.start_us, each.end_us, args)
+    for instruction in iteration.instructions:
+        name = f"{INSTRUCTIONS[instruction.kind]}: {tensor_name(iteration.trace, instruction.tensor)}"
+        args = _tensor(iteration, instruction.tensor, instruction.event) | {"step": instruction.step}
+        if instruction.kind in WAITING:
+            yield _slice(EXECUTOR, "wait", name, instruction.start_us, instruction.end_us, args)
         else:
-            yield _instant(each, name, args)
+            yield _instant(instruction, name, args)
 
 
 def _instant(instruction: Instruction, name: str, args: Event) -> Event:
     category = "free" if instruction.kind is ActionKind.FREE else "request"
-    place = {"ph": "i", "s": "t", "pid": PROCESS, "tid": EXECUTOR, "cat": category, "name": name}
-    return place | {"ts": _ticks(instruction.start_us), "args": args}
+    event = {"ph": "i", "s": "t", "pid": PROCESS, "tid": EXECUTOR, "cat": category, "name": name}
+    return event | {"ts": _ticks(instruction.start_us), "args": args}
 
 
 def _link(iteration: Iteration) -> Iterator[Event]:
@@ -129,28 +129,28 @@ def _link(iteration: Iteration) -> Iterator[Event]:
         thread = OUT if transfer.direction == Direction.OUT else IN
         name = tensor_name(iteration.trace, transfer.tensor)
         args = _tensor(iteration, transfer.tensor, transfer.event)
-        made = _slice(thread, "swap", name, transfer.start_us, transfer.end_us, args)
-        yield made
+        slice_event = _slice(thread, "swap", name, transfer.start_us, transfer.end_us, args)
+        yield slice_event
         if thread == OUT:
-            copies[transfer.tensor] = made
+            copies[transfer.tensor] = slice_event
         elif transfer.tensor in copies:
             arrows += 1
             yield _arrow("s", arrows, copies[transfer.tensor])
-            yield _arrow("f", arrows, made) | {"bp": "e"}
+            yield _arrow("f", arrows, slice_event) | {"bp": "e"}
 
 
 def _arrow(phase: str, number: int, end: Event) -> Event:
     """Return one end of an arrow, at the start of a transfer."""
-    place = {key: end[key] for key in ("pid", "tid", "ts")}
-    return {"ph": phase, "id": number, "cat": "swapped", "name": "swapped", **place}
+    end_point = {key: end[key] for key in ("pid", "tid", "ts")}
+    return {"ph": phase, "id": number, "cat": "swapped", "name": "swapped", **end_point}
 
 
 def _memory(iteration: Iteration) -> Iterator[Event]:
     """Yield a sample at the start of each step, as in tensile.footprint."""
     rows = zip(iteration.timeline.step_start_us.tolist(), iteration.planned_bytes.tolist(), strict=True)
     for start_us, held in rows:
-        place = {"ph": "C", "pid": PROCESS, "tid": COMPUTE, "name": "device memory"}
-        yield place | {"ts": _ticks(start_us), "args": {"bytes": held}}
+        event = {"ph": "C", "pid": PROCESS, "tid": COMPUTE, "name": "device memory"}
+        yield event | {"ts": _ticks(start_us), "args": {"bytes": held}}
 
 
 def _tensor(iteration: Iteration, tensor: int, event: int) -> Event:

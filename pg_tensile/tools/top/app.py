@@ -20,8 +20,8 @@ from pg_tensile.tools.top import keys
 from pg_tensile.tools.top.details import Row
 from pg_tensile.tools.top.history import History
 from pg_tensile.tools.top.json_view import document
-from pg_tensile.tools.top.reader import Session
-from pg_tensile.tools.top.state import Shown
+from pg_tensile.tools.top.reader import Reader
+from pg_tensile.tools.top.state import ViewState
 from pg_tensile.tools.top.table import ORDERS
 from pg_tensile.tools.top.view import page_lines, view
 
@@ -39,13 +39,13 @@ def run(connection: Connection, *, once: bool, as_json: bool, interval: float) -
     console = Console(highlight=False)
     if not once and not as_json:
         _check_terminal(console)
-    session = Session(connection)
+    reader = Reader(connection)
     try:
         if as_json:
-            return _write(session, once, interval)
+            return _write(reader, once, interval)
         if once:
-            return _print(session, console)
-        return Live(session, console, interval).run()
+            return _print(reader, console)
+        return Live(reader, console, interval).run()
     except KeyboardInterrupt:
         return 0
     except OSError as error:
@@ -53,7 +53,7 @@ def run(connection: Connection, *, once: bool, as_json: bool, interval: float) -
             raise
         return 129  # the terminal was closed: the status is that of SIGHUP
     finally:
-        session.close()
+        reader.close()
 
 
 def _check_terminal(console: Console) -> None:
@@ -62,19 +62,19 @@ def _check_terminal(console: Console) -> None:
         raise OptionError("the live view needs a terminal for input and output", hint)
 
 
-def _write(session: Session, once: bool, interval: float) -> int:
+def _write(reader: Reader, once: bool, interval: float) -> int:
     history = History()
     while True:
         due = time.monotonic() + interval
-        print(document(session.observe(history), history), flush=True)
+        print(document(reader.observe(history), history), flush=True)
         if once:
             return 0
         time.sleep(max(0.0, due - time.monotonic()))
 
 
-def _print(session: Session, console: Console) -> int:
+def _print(reader: Reader, console: Console) -> int:
     history = History()
-    for line in view(Shown(session.observe(history), history, session.where), console.width):
+    for line in view(ViewState(reader.observe(history), history, reader.where), console.width):
         line.rstrip()
         console.print(line)
     return 0
@@ -83,12 +83,12 @@ def _print(session: Session, console: Console) -> int:
 class Live:
     """The live view on a terminal, with the actions of its keys."""
 
-    def __init__(self, session: Session, console: Console, interval: float) -> None:
-        self._session = session
+    def __init__(self, reader: Reader, console: Console, interval: float) -> None:
+        self._reader = reader
         self._console = console
         self._interval = interval
         self._history = History()
-        self._snapshot = session.observe(self._history)  # not caught: an error of the first one ends the command
+        self._snapshot = reader.observe(self._history)  # not caught: an error of the first one ends the command
         self._due = time.monotonic() + interval
         self._order, self._page, self._offset = "job", "jobs", 0
         self._selected: int | None = None  # number of a job
@@ -125,11 +125,11 @@ class Live:
 
     # -- what is shown ------------------------------------------------------------------------------------------------
 
-    def _shown(self) -> Shown:
-        return Shown(
+    def _view_state(self) -> ViewState:
+        return ViewState(
             self._snapshot,
             self._history,
-            self._session.where,
+            self._reader.where,
             order=self._order,
             selected=self._selected,
             page=self._page,
@@ -142,15 +142,15 @@ class Live:
     def _draw(self) -> None:
         width, height = self._console.size
         self._select(0)
-        self._console.update_screen(Group(*view(self._shown(), width, height)))
+        self._console.update_screen(Group(*view(self._view_state(), width, height)))
 
     def _refresh(self) -> None:
         if self._to_cancel is None and time.monotonic() > self._noted + ANSWER_S:
             self._note = ""
         try:
-            self._snapshot = self._session.observe(self._history)
+            self._snapshot = self._reader.observe(self._history)
             if self._page == "details" and self._details is not None:
-                self._details = self._session.details(self._details["job"])
+                self._details = self._reader.details(self._details["job"])
             self._alarm = ""
             pause = self._interval
         except ServerError as error:
@@ -190,12 +190,12 @@ class Live:
         if self._page == "jobs":
             self._select(by)
         else:
-            most = page_lines(self._shown(), self._console.width) - 1
+            most = page_lines(self._view_state(), self._console.width) - 1
             self._offset = max(0, min(self._offset + by, most))
 
     def _select(self, by: int) -> None:
         """Select the job `by` lines further down. An ended job is replaced by the one that is now on its line."""
-        jobs = [job.job for job in self._shown().jobs]
+        jobs = [job.job for job in self._view_state().jobs]
         if self._selected in jobs:
             self._place = jobs.index(self._selected)
         self._place = max(0, min(self._place + by, len(jobs) - 1))
@@ -205,7 +205,7 @@ class Live:
         if self._selected is None:
             return
         try:
-            self._details = self._session.details(self._selected)
+            self._details = self._reader.details(self._selected)
             self._page, self._offset = "details", 0
         except ServerError as error:
             self._note = _said(error)
@@ -218,7 +218,7 @@ class Live:
 
     def _cancel(self, job: int) -> None:
         try:
-            cancelled = self._session.cancel(job)
+            cancelled = self._reader.cancel(job)
             self._note = f"Job {job} is being cancelled." if cancelled else f"Job {job} had ended already."
             self._due = 0.0
         except ServerError as error:

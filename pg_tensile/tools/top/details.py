@@ -9,7 +9,8 @@ from typing import Any
 from rich.text import Text
 
 from pg_tensile.client.connection import Connection, no_such_job
-from pg_tensile.tools.top.text import NONE, count, duration, flow, size, wrap
+from pg_tensile.text import NONE, count, short_duration, short_size
+from pg_tensile.tools.top.cells import flow, wrap
 
 Row = dict[str, Any]
 Parts = Sequence[str | None]
@@ -52,9 +53,9 @@ def page(row: Row, width: int) -> list[Text]:
     for label, text, style in _facts(row):
         if text:
             parts = [text] if isinstance(text, str) else flow(text, width - LABEL - 1)
-            found = [line for part in parts for line in wrap(part, width - LABEL - 1, LONGEST)]
-            for place, line in enumerate(found):
-                lines.append(Text.assemble(((label if place == 0 else "").ljust(LABEL), "dim"), " ", (line, style)))
+            wrapped = [line for part in parts for line in wrap(part, width - LABEL - 1, LONGEST)]
+            for number, line in enumerate(wrapped):
+                lines.append(Text.assemble(((label if number == 0 else "").ljust(LABEL), "dim"), " ", (line, style)))
     return lines
 
 
@@ -78,17 +79,17 @@ def _facts(row: Row) -> list[tuple[str, str | Parts | None, str]]:
         ("model", _model(row), ""),
         ("planned", _planned(row), ""),
         ("iteration", _iteration(row), ""),
-        *(("log" if place == 0 else "", _line(line), "") for place, line in enumerate(row["log"] or ())),
+        *(("log" if number == 0 else "", _line(line), "") for number, line in enumerate(row["log"] or ())),
     ]
 
 
 def _state(row: Row) -> Parts:
     begun = row["started_at"] and f"started {_clock(row['started_at'])}"
     ended = row["ended_at"] and f"ended {_clock(row['ended_at'])}"
-    took = row["ended_at"] and row["started_at"] and f"after {duration(row['ended_at'] - row['started_at'])}"
+    took = row["ended_at"] and row["started_at"] and f"after {short_duration(row['ended_at'] - row['started_at'])}"
     tries = f"attempt {row['attempts']}" if row["attempts"] > 1 else None
-    made = row["version"] and f"version {row['version']}"
-    return [row["state"], f"submitted {_clock(row['submitted_at'])}", begun, ended, took, tries, made]
+    version = row["version"] and f"version {row['version']}"
+    return [row["state"], f"submitted {_clock(row['submitted_at'])}", begun, ended, took, tries, version]
 
 
 def _training(row: Row) -> Parts:
@@ -109,7 +110,7 @@ def _asked(row: Row) -> Parts:
     parts = [
         f"priority {row['priority']}",
         f"policy {row['policy']}" if row["policy"] else None,
-        None if budget is None else f"memory budget {size(budget)}",
+        None if budget is None else f"memory budget {short_size(budget)}",
     ]
     return parts
 
@@ -120,8 +121,8 @@ def _model(row: Row) -> Parts | None:
     parts = [
         f"on {row['device']}",
         None if row["parameters"] is None else f"{count(row['parameters'])} parameters",
-        None if row["vanilla_bytes"] is None else f"{size(row['vanilla_bytes'])} without a plan",
-        f"{size(row['least_bytes'])} at least",
+        None if row["vanilla_bytes"] is None else f"{short_size(row['vanilla_bytes'])} without a plan",
+        f"{short_size(row['least_bytes'])} at least",
         row["largest_operator"] and f"{row['largest_operator']} takes the most",
     ]
     return parts
@@ -132,8 +133,8 @@ def _planned(row: Row) -> Parts | None:
         return None
     parts = [
         f"plan {row['generation']} by {row['planned_policy']}",
-        f"{size(row['planned_bytes'])} of {size(row['granted_bytes'])} granted",
-        f"{size(row['host_bytes'])} of host memory",
+        f"{short_size(row['planned_bytes'])} of {short_size(row['granted_bytes'])} granted",
+        f"{short_size(row['host_bytes'])} of host memory",
     ]
     return parts
 
@@ -142,10 +143,11 @@ def _iteration(row: Row) -> Parts | None:
     """Return the planned time and traffic of an iteration, or None without a plan."""
     if row["iteration_us"] is None:
         return None
+    us = row["iteration_us"]
     parts = [
-        duration(row["iteration_us"] / 1e6) if row["iteration_us"] >= 1e6 else f"{row['iteration_us'] / 1e3:.3g} ms",
-        f"{row['iteration_us'] / row['vanilla_us'] - 1:+.1%} by the plan" if row["vanilla_us"] else None,
-        f"{size(row['out_bytes'])} out, {size(row['in_bytes'])} in",
+        short_duration(us / 1e6) if us >= 1e6 else f"{us / 1e3:.3g} ms",
+        f"{us / row['vanilla_us'] - 1:+.1%} by the plan" if row["vanilla_us"] else None,
+        f"{short_size(row['out_bytes'])} out, {short_size(row['in_bytes'])} in",
         f"stall {(row['stall_us'] or 0) / 1e3:.3g} ms",
         f"{count(row['recomputes'])} recomputations" if row["recomputes"] else None,
     ]

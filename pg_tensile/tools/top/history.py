@@ -59,11 +59,11 @@ class Course:
 
     def _rate(self, name: str, seconds: float) -> float | None:
         """Return the growth per second of a field of Sample over the last `seconds`, or None if it is not known."""
-        known = [(sample.at, getattr(sample, name)) for sample in self._samples if getattr(sample, name) is not None]
-        if len(known) < 2 or self._silent_s > SILENT_S:
+        samples = [(sample.at, getattr(sample, name)) for sample in self._samples if getattr(sample, name) is not None]
+        if len(samples) < 2 or self._silent_s > SILENT_S:
             return None
-        now, after = known[-1]
-        then, before = next((each for each in reversed(known) if each[0] <= now - seconds), known[0])
+        now, after = samples[-1]
+        then, before = next((sample for sample in reversed(samples) if sample[0] <= now - seconds), samples[0])
         return None if after < before else (after - before) / (now - then)
 
     @property
@@ -82,11 +82,11 @@ class Course:
         They follow from the pace of the epochs so far, or until that is known from the job's samples per second."""
         if job.done is None:
             return None
-        left, pace = job.epochs - job.done, self._rate("done", PACE_S)
+        epochs_left, pace = job.epochs - job.done, self._rate("done", PACE_S)
         if pace:
-            return left / pace
+            return epochs_left / pace
         if job.kind == "train" and job.samples_per_s and job.steps and job.batch_size:
-            return left * job.steps * job.batch_size / job.samples_per_s
+            return epochs_left * job.steps * job.batch_size / job.samples_per_s
         return None
 
 
@@ -124,5 +124,5 @@ class History:
 
         None if not known yet."""
         rates = [self.of(job).swap_bytes_per_s for job in snapshot.jobs if job.device == device]
-        known = [rate for rate in rates if rate is not None]
-        return sum(known) if known else None
+        known_rates = [rate for rate in rates if rate is not None]
+        return sum(known_rates) if known_rates else None

@@ -20,13 +20,13 @@ def document(snapshot: Snapshot, history: History) -> str:
 
     link_bytes_per_s, swap_bytes_per_s and stall_share are rates between snapshots: null in the first document of a run.
     """
-    found = {
+    content = {
         "at": snapshot.at,
         "devices": [_device(device, snapshot, history) for device in snapshot.devices],
         "jobs": [_job(job, snapshot, history) for job in snapshot.jobs],
         "queue": [_waiting(job, snapshot) for job in snapshot.queue()],
     }
-    return json.dumps(found, allow_nan=False)
+    return json.dumps(content, allow_nan=False)
 
 
 def _device(device: Device, snapshot: Snapshot, history: History) -> dict[str, Any]:

@@ -54,9 +54,9 @@ class Keyboard:
         END means that the terminal was closed."""
         watched: list[int | socket.socket] = [self._fd, self._signals]
         ready, _, _ = select.select(watched, [], [], max(0.0, seconds))
-        found: list[str] = []
+        keys: list[str] = []
         if self._signals in ready:
-            found += [EVENTS[number] for number in self._signals.recv(4096) if number in EVENTS]
+            keys += [EVENTS[number] for number in self._signals.recv(4096) if number in EVENTS]
         if self._fd in ready:
             data = self._read()
             while PARTIAL.search(data) and select.select([self._fd], [], [], PATIENCE_S)[0]:
@@ -64,8 +64,8 @@ class Keyboard:
                 if not more:
                     break
                 data += more
-            found += parse(data) if data else [END]
-        return found
+            keys += parse(data) if data else [END]
+        return keys
 
     def _read(self) -> bytes:
         try:

@@ -7,10 +7,11 @@ import time
 from rich.cells import cell_len
 from rich.text import Text
 
+from pg_tensile.text import count, loss, percent, printable, short, short_duration, short_size
 from pg_tensile.tools.top import table
+from pg_tensile.tools.top.cells import fit, join, parts_bar, wrap
 from pg_tensile.tools.top.snapshot import Device, Job
-from pg_tensile.tools.top.state import Shown
-from pg_tensile.tools.top.text import count, duration, fit, join, loss, parts_bar, percent, plain, short, size, wrap
+from pg_tensile.tools.top.state import ViewState
 
 STRIP = 3  # lines of the strip, below its rule
 NAME = 10  # cells for the name of a device
@@ -22,24 +23,24 @@ KEYS = {
 }
 
 
-def header(shown: Shown, width: int) -> list[Text]:
+def header(state: ViewState, width: int) -> list[Text]:
     """Return the header line, and the alarm below it, if any."""
-    clock = time.strftime("%H:%M:%S", time.localtime(shown.snapshot.at))
-    right = f"{len(shown.running)} running, {len(shown.queue)} waiting  {clock}"
-    left = fit(f"pg-tensile top  {shown.where}", width - len(right) - 2)
-    alarm = wrap(shown.alarm, width, 2) if shown.alarm else []
-    return [Text.assemble((left, "bold"), "  ", right), *(Text(text, style="bold red") for text in alarm)]
+    clock = time.strftime("%H:%M:%S", time.localtime(state.snapshot.at))
+    right = f"{len(state.running)} running, {len(state.queue)} waiting  {clock}"
+    title = fit(f"pg-tensile top  {state.where}", width - len(right) - 2)
+    alarm = wrap(state.alarm, width, 2) if state.alarm else []
+    return [Text.assemble((title, "bold"), "  ", right), *(Text(text, style="bold red") for text in alarm)]
 
 
-def footer(shown: Shown, width: int) -> Text:
-    if shown.note:
-        return Text(fit(shown.note, width).rstrip(), style="bold yellow")
-    return Text(join(KEYS[shown.page], width), style="dim")
+def footer(state: ViewState, width: int) -> Text:
+    if state.note:
+        return Text(fit(state.note, width).rstrip(), style="bold yellow")
+    return Text(join(KEYS[state.page], width), style="dim")
 
 
 def rule(title: str, right: str, width: int) -> Text:
     """Return a horizontal rule, with a title at its left and `right` at its right end."""
-    begin, end = f"── {plain(title)} ", f" {right} ──" if right else ""
+    begin, end = f"── {printable(title)} ", f" {right} ──" if right else ""
     begin = fit(begin, min(cell_len(begin), width))
     return Text(begin + "─" * (width - cell_len(begin) - len(end)) + end, style="dim")
 
@@ -47,26 +48,26 @@ def rule(title: str, right: str, width: int) -> Text:
 # ---- devices --------------------------------------------------------------------------------------------------------
 
 
-def devices(shown: Shown, width: int, height: int | None) -> list[Text]:
+def devices(state: ViewState, width: int, height: int | None) -> list[Text]:
     """Return two lines for each device, or one if the terminal is low; on at most a quarter of its height."""
-    known = shown.snapshot.devices
-    if not known:
+    listed = state.snapshot.devices
+    if not listed:
         return [Text("no device is in use yet", style="dim")]
-    both = height is None or 2 * len(known) <= height // 5
-    most = len(known) if height is None else max(1, height // 4)
+    both = height is None or 2 * len(listed) <= height // 5
+    most = len(listed) if height is None else max(1, height // 4)
     lines: list[Text] = []
-    for device in known[:most]:
+    for device in listed[:most]:
         lines.append(_memory(device, width))
         if both:
-            lines.append(_link(shown, device, width))
-    if len(known) > most:
-        lines[-1] = Text(f"and {len(known) - most + 1} more devices", style="dim")
+            lines.append(_link(state, device, width))
+    if len(listed) > most:
+        lines[-1] = Text(f"and {len(listed) - most + 1} more devices", style="dim")
     return lines
 
 
 def _memory(device: Device, width: int) -> Text:
     granted, budget = device.granted_bytes, device.budget_bytes
-    text = f" {size(granted)} of {size(budget)} granted"
+    text = f" {short_size(granted)} of {short_size(budget)} granted"
     room, drawn = width - NAME - 1 - len(text), ""
     if room >= 8:
         drawn = parts_bar([(granted, "█"), (device.inference_bytes, "▒")], budget or 0, min(room, BAR))
@@ -74,20 +75,20 @@ def _memory(device: Device, width: int) -> Text:
     return Text.assemble((fit(device.name, NAME), "bold"), " ", (drawn, "green"), (text, "red" if over else ""))
 
 
-def _link(shown: Shown, device: Device, width: int) -> Text:
-    moved = shown.history.link_bytes_per_s(shown.snapshot, device.name)
+def _link(state: ViewState, device: Device, width: int) -> Text:
+    moved = state.history.link_bytes_per_s(state.snapshot, device.name)
     out, back, link = device.out_bytes_per_s, device.in_bytes_per_s, None
     if out is not None and back is not None:
-        mine = "" if shown.snapshot.sees_all else " by your jobs"
-        link = f"link {size(out)}/s out, {size(back)}/s in"
+        mine = "" if state.snapshot.sees_all else " by your jobs"
+        link = f"link {short_size(out)}/s out, {short_size(back)}/s in"
         if moved is not None:
-            link = f"link {size(moved)}/s{mine}, {percent(moved / (out + back))} of {size(out + back)}/s"
+            link = f"link {short_size(moved)}/s{mine}, {percent(moved / (out + back))} of {short_size(out + back)}/s"
     parts = [
         f"{device.jobs} job{'' if device.jobs == 1 else 's'}",
         link,
         None if device.utilisation is None else f"others' load {percent(device.utilisation)}",
-        f"predictor {size(device.inference_bytes)}" if device.inference_bytes else None,
-        f"{size(device.in_use_bytes)} kept between steps" if device.in_use_bytes else None,
+        f"predictor {short_size(device.inference_bytes)}" if device.inference_bytes else None,
+        f"{short_size(device.in_use_bytes)} kept between steps" if device.in_use_bytes else None,
     ]
     return Text(" " * (NAME + 1) + join(parts, width - NAME - 1), style="dim")
 
@@ -95,28 +96,28 @@ def _link(shown: Shown, device: Device, width: int) -> Text:
 # ---- the selected job -----------------------------------------------------------------------------------------------
 
 
-def strip(shown: Shown, width: int) -> list[Text]:
+def strip(state: ViewState, width: int) -> list[Text]:
     """Return a rule and STRIP lines about the selected job; nothing if no job is selected."""
-    chosen = [job for job in shown.jobs if job.job == shown.selected]
+    chosen = [job for job in state.jobs if job.job == state.selected]
     if not chosen:
         return []
     job = chosen[0]
     if job.waits:
-        texts = wrap(f"{job.state}: {table.reason(shown.snapshot, job) or 'no reason is known'}", width, STRIP)
+        texts = wrap(f"{job.state}: {table.reason(state.snapshot, job) or 'no reason is known'}", width, STRIP)
     else:
-        texts = [join(parts, width) for parts in (_pace(shown, job), _bytes(job), _costs(shown, job))]
+        texts = [join(parts, width) for parts in (_pace(state, job), _bytes(job), _costs(state, job))]
     texts += [""] * (STRIP - len(texts))
     return [rule(f"job {job.job} {job.model}", "", width), *(Text(fit(text, width).rstrip()) for text in texts)]
 
 
-def _pace(shown: Shown, job: Job) -> list[str | None]:
+def _pace(state: ViewState, job: Job) -> list[str | None]:
     return [
         job.phase or job.state,
         None if job.epoch is None else f"epoch {count(job.epoch)} of {count(job.epochs)}",
         None if not job.steps else f"step {count(job.step)} of {count(job.steps)}",
         None if job.loss is None else f"loss {loss(job.loss)}",
         None if job.samples_per_s is None else f"{short(job.samples_per_s)} samples/s",
-        None if job.started_at is None else f"for {duration(shown.snapshot.at - job.started_at)}",
+        None if job.started_at is None else f"for {short_duration(state.snapshot.at - job.started_at)}",
     ]
 
 
@@ -128,17 +129,17 @@ def _bytes(job: Job) -> list[str | None]:
         ("kept", job.device_bytes),
         ("unplanned", job.vanilla_bytes),
     ]
-    return [f"{name} {size(nbytes)}" for name, nbytes in named if nbytes is not None] or ["memory not known yet"]
+    return [f"{name} {short_size(nbytes)}" for name, nbytes in named if nbytes is not None] or ["memory not known yet"]
 
 
-def _costs(shown: Shown, job: Job) -> list[str | None]:
-    course = shown.history.of(job)
+def _costs(state: ViewState, job: Job) -> list[str | None]:
+    course = state.history.of(job)
     moved, stalled = course.swap_bytes_per_s, course.stall_share
-    swap = "" if moved is None else f" ({size(moved)}/s)"
+    swap = "" if moved is None else f" ({short_size(moved)}/s)"
     stall = "" if stalled is None else f" ({percent(stalled)})"
     return [
-        None if job.bytes_swapped is None else f"swapped {size(job.bytes_swapped)}{swap}",
-        None if job.stall_s is None else f"stall {duration(job.stall_s)}{stall}",
+        None if job.bytes_swapped is None else f"swapped {short_size(job.bytes_swapped)}{swap}",
+        None if job.stall_s is None else f"stall {short_duration(job.stall_s)}{stall}",
         None if job.plan_generation is None else f"plan {job.plan_generation}",
         None if job.passive_swap_ins is None else f"passive {count(job.passive_swap_ins)}",
         job.policy,

@@ -16,7 +16,7 @@ T = TypeVar("T")
 RECONNECT = {"connect_timeout": "3"}  # seconds, in which no keys are read; the user's value takes precedence
 
 
-class Session:
+class Reader:
     """A connection and its successors. `close` closes the current one."""
 
     def __init__(self, connection: Connection) -> None:
@@ -32,10 +32,10 @@ class Session:
 
     def observe(self, history: History) -> Snapshot:
         """Return a snapshot of the server and add it to `history`. Raises ServerError."""
-        found = self._ask(snapshot.read)
-        unknown = history.unknown(found)
-        history.add(found, self._ask(partial(snapshot.read_epochs, jobs=unknown)) if unknown else None)
-        return found
+        current = self._ask(snapshot.read)
+        unknown = history.unknown(current)
+        history.add(current, self._ask(partial(snapshot.read_epochs, jobs=unknown)) if unknown else None)
+        return current
 
     def details(self, job: int) -> details.Row:
         """Return the details of a job. Raises ServerError."""

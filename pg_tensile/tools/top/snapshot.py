@@ -169,8 +169,8 @@ def read(connection: Connection) -> Snapshot:
         row["at"],
         row["ageing_s"],
         row["sees_all"],
-        tuple(Device(**_finite(each)) for each in row["devices"] or ()),
-        tuple(Job(**_finite(each)) for each in row["jobs"] or ()),
+        tuple(Device(**_finite(values)) for values in row["devices"] or ()),
+        tuple(Job(**_finite(values)) for values in row["jobs"] or ()),
     )
 
 
@@ -184,11 +184,11 @@ class Epoch(NamedTuple):
 
 def read_epochs(connection: Connection, jobs: list[int]) -> dict[int, list[Epoch]]:
     """Return the last epochs of each of the jobs, at most 200, in order. Raises psycopg.Error."""
-    found: dict[int, list[Epoch]] = {}
+    epochs_of: dict[int, list[Epoch]] = {}
     for row in connection.execute(EPOCHS, (jobs,)):
         if row["loss"] is not None and math.isfinite(row["loss"]):
-            found.setdefault(row["job"], []).append(Epoch(row["done"], row["loss"], row["at"]))
-    return found
+            epochs_of.setdefault(row["job"], []).append(Epoch(row["done"], row["loss"], row["at"]))
+    return epochs_of
 
 
 NUMBERS = {field.name for kind in (Device, Job) for field in fields(kind) if "float" in str(field.type)}

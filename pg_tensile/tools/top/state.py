@@ -12,7 +12,7 @@ from pg_tensile.tools.top.table import ORDERS
 
 
 @dataclass(frozen=True)
-class Shown:
+class ViewState:
     """State of the view. `alarm`: why the snapshot is old. `note`: a question or an answer, for the footer."""
 
     snapshot: Snapshot

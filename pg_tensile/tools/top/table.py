@@ -14,9 +14,10 @@ from typing import Any
 from rich.cells import cell_len
 from rich.text import Text
 
+from pg_tensile.text import count, loss, percent, printable, short, short_duration, short_size
+from pg_tensile.tools.top.cells import bar, fit, sparkline
 from pg_tensile.tools.top.history import SILENT_S, History
 from pg_tensile.tools.top.snapshot import Job, Snapshot
-from pg_tensile.tools.top.text import bar, count, duration, fit, loss, percent, plain, short, size, sparkline
 
 MARK = "▸"  # before the selected job
 
@@ -40,7 +41,7 @@ Chosen = list[tuple[Column, int]]
 def choose(columns: Sequence[Column], room: int) -> Chosen:
     """Return the columns that fit into `room` cells, each after a space, with their widths; in their order."""
     widths: dict[str, int] = {}
-    for column in sorted(columns, key=lambda each: each.rank):
+    for column in sorted(columns, key=lambda option: option.rank):
         if room <= column.width:
             break
         widths[column.title] = column.width
@@ -61,11 +62,11 @@ def heading(chosen: Chosen) -> Text:
 
 def line(chosen: Chosen, job: Job, selected: bool) -> Text:
     """Return the line of a job in the table."""
-    found = Text(style="reverse" if selected else "")
-    for place, (column, width) in enumerate(chosen):
-        found.append(MARK if selected and place == 0 else " ")
-        found.append(fit(column.show(job, width), width, right=not column.left), "" if selected else column.style)
-    return found
+    text = Text(style="reverse" if selected else "")
+    for number, (column, width) in enumerate(chosen):
+        text.append(MARK if selected and number == 0 else " ")
+        text.append(fit(column.show(job, width), width, right=not column.left), "" if selected else column.style)
+    return text
 
 
 # ---- running jobs ---------------------------------------------------------------------------------------------------
@@ -79,11 +80,11 @@ def running(snapshot: Snapshot, history: History, jobs: Sequence[Job]) -> list[C
 
     def eta(job: Job) -> str:
         seconds = of(job).eta_s(job)
-        return ("≤" if job.may_stop_early and seconds is not None else "") + duration(seconds)
+        return ("≤" if job.may_stop_early and seconds is not None else "") + short_duration(seconds)
 
     def phase(job: Job) -> str:
         silent = snapshot.silent_s(job) or 0.0
-        return f"silent {duration(silent)}" if silent > SILENT_S else job.phase or job.state
+        return f"silent {short_duration(silent)}" if silent > SILENT_S else job.phase or job.state
 
     return [
         *_names(jobs),
@@ -95,12 +96,12 @@ def running(snapshot: Snapshot, history: History, jobs: Sequence[Job]) -> list[C
         Column("LOSS", 5, 7, lambda job, width: loss(job.loss)),
         Column("COURSE", 8, 6, lambda job, width: sparkline(of(job).losses, width), most=24, left=True, style="cyan"),
         Column("SAMP/S", 6, 6, lambda job, width: short(job.samples_per_s)),
-        Column("MEMORY", 4, 7, lambda job, width: size(job.memory_bytes)),
-        Column("PEAK", 13, 7, lambda job, width: size(job.device_peak_bytes)),
-        Column("KEPT", 15, 7, lambda job, width: size(job.device_bytes)),
-        Column("SWAPPED", 10, 7, lambda job, width: size(job.bytes_swapped)),
-        Column("SWAP/S", 11, 7, lambda job, width: size(of(job).swap_bytes_per_s)),
-        Column("STALL", 9, 6, lambda job, width: duration(job.stall_s)),
+        Column("MEMORY", 4, 7, lambda job, width: short_size(job.memory_bytes)),
+        Column("PEAK", 13, 7, lambda job, width: short_size(job.device_peak_bytes)),
+        Column("KEPT", 15, 7, lambda job, width: short_size(job.device_bytes)),
+        Column("SWAPPED", 10, 7, lambda job, width: short_size(job.bytes_swapped)),
+        Column("SWAP/S", 11, 7, lambda job, width: short_size(of(job).swap_bytes_per_s)),
+        Column("STALL", 9, 6, lambda job, width: short_duration(job.stall_s)),
         Column("STALL%", 14, 6, lambda job, width: percent(of(job).stall_share)),
         Column("PLAN", 12, 4, lambda job, width: count(job.plan_generation)),
         *([Column("DEVICE", 17, 8, lambda job, width: job.device or "", left=True)] if len(devices) > 1 else []),
@@ -113,7 +114,7 @@ def running(snapshot: Snapshot, history: History, jobs: Sequence[Job]) -> list[C
 
 def _names(jobs: Sequence[Job]) -> list[Column]:
     """Return the columns with which both tables begin."""
-    names = _widest(8, 30, [plain(job.model) for job in jobs])
+    names = _widest(8, 30, [printable(job.model) for job in jobs])
     return [
         Column("JOB", 0, _widest(3, 19, [str(job.job) for job in jobs]), lambda job, width: str(job.job)),
         Column("MODEL", 0, 8, lambda job, width: job.model, most=names, left=True, style="bold"),
@@ -140,7 +141,7 @@ def queue(snapshot: Snapshot, jobs: Sequence[Job]) -> list[Column]:
     return [
         *_names(jobs),
         Column("STATE", 1, 11, lambda job, width: job.state, left=True, style="yellow"),
-        Column("WAITED", 4, 6, lambda job, width: duration(snapshot.waited_s(job))),
+        Column("WAITED", 4, 6, lambda job, width: short_duration(snapshot.waited_s(job))),
         Column("PRIO", 5, 5, lambda job, width: str(job.priority)),
         Column("REASON", 2, 12, lambda job, width: reason(snapshot, job), most=1000, left=True),
     ]
@@ -149,7 +150,7 @@ def queue(snapshot: Snapshot, jobs: Sequence[Job]) -> list[Column]:
 def reason(snapshot: Snapshot, job: Job) -> str:
     """Return why the job waits, and when it is tried again."""
     again = snapshot.retry_in_s(job)
-    parts = (job.reason, None if again is None else f"again in {duration(again)}")
+    parts = (job.reason, None if again is None else f"again in {short_duration(again)}")
     return "; ".join(part for part in parts if part)
 
 

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from pg_tensile.tools.top import details, panels, table
+from pg_tensile.tools.top.cells import fit, wrap
 from pg_tensile.tools.top.snapshot import Job
-from pg_tensile.tools.top.state import Shown
+from pg_tensile.tools.top.state import ViewState
 from pg_tensile.tools.top.table import Chosen
-from pg_tensile.tools.top.text import fit, wrap
 
 LOW = 16  # lines, below which the strip is left out
 HELP = """\
@@ -46,18 +46,18 @@ PHASE          silent: nothing was heard of its executor for so long
 You see your own jobs; members of pg_read_all_stats see all of them."""
 
 
-def view(shown: Shown, width: int, height: int | None = None) -> list[Text]:
+def view(state: ViewState, width: int, height: int | None = None) -> list[Text]:
     """Return at most `height` lines, each of at most `width` cells.
 
     A height of None means all lines, without strip and footer."""
-    top = panels.header(shown, width)
-    bottom = [] if height is None else [panels.footer(shown, width)]
-    if shown.page == "jobs":
-        top += panels.devices(shown, width, height)
+    top = panels.header(state, width)
+    bottom = [] if height is None else [panels.footer(state, width)]
+    if state.page == "jobs":
+        top += panels.devices(state, width, height)
         if height is not None and height >= LOW:
-            bottom = [*panels.strip(shown, width), *bottom]
+            bottom = [*panels.strip(state, width), *bottom]
     room = None if height is None else max(0, height - len(top) - len(bottom))
-    middle = _tables(shown, width, room) if shown.page == "jobs" else _page(shown, width, room)
+    middle = _tables(state, width, room) if state.page == "jobs" else _page(state, width, room)
     if room is not None:
         middle = middle[:room] + [Text("")] * (room - len(middle))
     lines = [*top, *middle, *bottom]
@@ -66,42 +66,42 @@ def view(shown: Shown, width: int, height: int | None = None) -> list[Text]:
     return lines if height is None else lines[: max(0, height - 1)] + lines[-1:]
 
 
-def page_lines(shown: Shown, width: int) -> int:
+def page_lines(state: ViewState, width: int) -> int:
     """Return the number of lines of the page of details or help, visible or not."""
-    return len(_page(shown, width, None))
+    return len(_page(state, width, None))
 
 
-def _page(shown: Shown, width: int, room: int | None) -> list[Text]:
+def _page(state: ViewState, width: int, room: int | None) -> list[Text]:
     """Return `room` lines of details or help, from the current offset on; None means all lines."""
-    if shown.page == "help":
+    if state.page == "help":
         lines = [Text(fit(text, width).rstrip()) for text in HELP.splitlines()]
     else:
-        lines = details.page(shown.details, width) if shown.details else []
+        lines = details.page(state.details, width) if state.details else []
     room = len(lines) if room is None else room
-    start = max(0, min(shown.offset, len(lines) - room))
+    start = max(0, min(state.offset, len(lines) - room))
     return lines[start : start + room]
 
 
-def _tables(shown: Shown, width: int, room: int | None) -> list[Text]:
+def _tables(state: ViewState, width: int, room: int | None) -> list[Text]:
     """Return rule, heading and lines of the running jobs, and of the queue."""
-    running, queue = shown.running, shown.queue
-    if not shown.jobs:
-        mine = "" if shown.snapshot.sees_all else " You see your own jobs only."
+    running, queue = state.running, state.queue
+    if not state.jobs:
+        mine = "" if state.snapshot.sees_all else " You see your own jobs only."
         return [Text(""), *map(Text, wrap(f"No open jobs: SELECT train_model(…) submits one.{mine}", width, 2))]
     rows = None if room is None else room - 2 * bool(running) - 2 * bool(queue)
     most, rest = _share(len(running), len(queue), rows)
     lines: list[Text] = []
     if running:
-        chosen = table.choose(table.running(shown.snapshot, shown.history, running), width)
-        lines += _table(f"running, by {shown.order}", chosen, running, shown.selected, most, width)
+        chosen = table.choose(table.running(state.snapshot, state.history, running), width)
+        lines += _table(f"running, by {state.order}", chosen, running, state.selected, most, width)
     if queue:
-        chosen = table.choose(table.queue(shown.snapshot, queue), width)
-        lines += _table("queue, the next one first", chosen, queue, shown.selected, rest, width)
+        chosen = table.choose(table.queue(state.snapshot, queue), width)
+        lines += _table("queue, the next one first", chosen, queue, state.selected, rest, width)
     return lines
 
 
 def _share(running: int, queue: int, rows: int | None) -> tuple[int, int]:
-    """Return how many lines of each table are shown.
+    """Return how many lines of each table are state.
 
     If not all fit, the queue has a third of them, or more if the running jobs leave more."""
     if rows is None:
@@ -113,8 +113,8 @@ def _share(running: int, queue: int, rows: int | None) -> tuple[int, int]:
 
 def _table(title: str, chosen: Chosen, jobs: Sequence[Job], selected: int | None, rows: int, width: int) -> list[Text]:
     """Return rule, heading and the lines of `rows` jobs around the selected one."""
-    place = next((place for place, job in enumerate(jobs) if job.job == selected), 0)
-    start = max(0, min(place - rows // 2, len(jobs) - rows))
+    index = next((index for index, job in enumerate(jobs) if job.job == selected), 0)
+    start = max(0, min(index - rows // 2, len(jobs) - rows))
     seen = jobs[start : start + rows]
     part = f"{start + 1}–{start + len(seen)} of {len(jobs)}" if 0 < len(seen) < len(jobs) else ""
     lines = [table.line(chosen, job, job.job == selected) for job in seen]

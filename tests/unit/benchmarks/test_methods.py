@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import bench_methods
 from benchmarks.bench_methods import cells, is_right, rivals, row_checks
-from pg_tensile.tools.bench.experiments import EXPERIMENTS, FULL, runs
+from benchmarks.experiments.cases import EXPERIMENTS, FULL, runs
 
 
 def row(policy: str, peak: int, eor: float, **values):

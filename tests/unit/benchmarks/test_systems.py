@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks import bench_db, bench_methods, systems_inference, systems_swapadvisor
+from benchmarks import bench_db, bench_methods
+from benchmarks.systems import inference, swapadvisor
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.training.prediction import Served
 from pg_tensile.planning.device.profile import RTX_A6000
@@ -29,7 +30,7 @@ def model() -> nn.Module:
 
 def test_the_balanced_link_is_the_references_and_not_the_hosts() -> None:
     host, example = replace(FAST, flops_per_s=1e11, bytes_per_s=2e10), torch.randn(4, 64)
-    measured, balanced = systems_inference.links(host, model(), example, step_us=5_000.0)
+    measured, balanced = inference.links(host, model(), example, step_us=5_000.0)
     with closing(HostDevice(host)) as device, closing(Served(model(), [example], device)) as served:
         reference_us = roofline.total_us(served.trace(), RTX_A6000)
         assert reference_us != pytest.approx(roofline.total_us(served.trace(), host))
@@ -60,14 +61,14 @@ def inference_row(**values: Any) -> dict[str, Any]:
     ],
 )
 def test_speed_of_inference_is_checked(values: dict[str, Any], broken: int) -> None:
-    found = systems_inference.checks([inference_row(**values)])
+    found = inference.checks([inference_row(**values)])
     assert len(found) == 4 and [check.holds for check in found].count(False) == broken
 
 
 def test_simulated_times_of_ranked_plans_are_checked_one_by_one() -> None:
     times = {"simulated_ms": [1000.0, 961.0, 959.0, 1121.0], "measured_ms": [1000.0] * 4}
     row = {"case": "a", "policy": "ranking", "plans": 4, "in_rank": 4, "error": None, **times}
-    found = [check for check in systems_swapadvisor.checks([row]) if "simulated time" in check.what]
+    found = [check for check in swapadvisor.checks([row]) if "simulated time" in check.what]
     assert [check.holds for check in found] == [True, True, False, False]
 
 

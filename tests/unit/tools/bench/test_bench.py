@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +17,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import bench_cold, bench_core, bench_planning, bench_systems, bench_tensile, scenarios
 from pg_tensile.errors import OptionError
 from pg_tensile.planning import policies
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
-from pg_tensile.tools.bench import measured, networks, options
-from pg_tensile.tools.bench.contenders import PlanStepper, same_bits
-from pg_tensile.tools.bench.paper import PUBLISHED
-from pg_tensile.tools.bench.report import Row, rates, size
-from pg_tensile.tools.bench.workload import find_callable
-from pg_tensile.tools.cli.bench import parse
+from pg_tensile.tools.bench import compression, measured, options
+from pg_tensile.tools.bench.contenders import same_bits
+from pg_tensile.tools.bench.report import Row, rates
 from pg_tensile.tools.cli.main import main
 
 COMMAND = Path(sys.prefix) / "bin" / "pg-tensile"
@@ -98,7 +95,7 @@ def fails(**kwargs):
     raise ValueError("no such thing")
 '''
 NET = ("--model", "nets.py:Net", "--input", "float32:192", "--classes", "10", "--batch", "8")
-SHORT = ("--rounds", "1", "--iterations", "2", "--threads", "1")
+SHORT = ("--rounds", "1", "--warmup", "0", "--iterations", "1", "--threads", "1")
 ALL = ("--policies", "none,swap_all,recompute_all")
 
 
@@ -121,7 +118,7 @@ def command(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def bench(folder: Path, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
     """Exit status and rows, run in this process."""
-    status = main(["bench", *arguments, *SHORT, "--json", str(folder / "rows.json")])
+    status = main(["bench", *SHORT, *arguments, "--json", str(folder / "rows.json")])
     return status, rows_of(folder)
 
 
@@ -159,6 +156,8 @@ def test_the_command_measures_a_users_model_and_writes_a_row_for_each_policy(fol
         assert row["cbr"] == pytest.approx(row["msr"] / row["eor"], abs=1e-5)
         assert 0 < row["step_ms_min"] <= row["step_ms_median"] <= row["step_ms_max"]
         assert row["passive_swap_ins"] == 0 and row["capture_ms"] > 0 and row["eager_peak_bytes"] > 0
+        assert len(row["round_ms"]) == 2 and row["step_ms_median"] == pytest.approx(sum(row["round_ms"]) / 2, abs=1e-5)
+        assert row["vanilla_first_step_ms"] == none["first_step_ms"] > 0
         assert set(row["versions"]) == {"pg_tensile", "torch", "python", "revision"}
     assert none["eor"] == 1 and none["bytes_out"] == none["recomputes"] == 0
     assert swap_all["bytes_out"] > 0 and swap_all["bytes_in"] > 0 and swap_all["msr"] > 0.3
@@ -187,8 +186,9 @@ def test_the_link_asked_for_is_used(folder, capsys):
 
 def test_a_language_model_with_tied_embeddings_and_dropout(folder):
     kwargs = '{"layers": 1, "width": 64, "vocabulary": 100, "positions": 16}'
-    model = ("--model", "benchmarks.core_models:gpt2", "--kwargs", kwargs, "--input", "int64<100:16", "--loss", "lm")
-    status, rows = bench(folder, *model, "--batch", "2", *ALL, "--early-update")
+    model = ("--model", "benchmarks.experiments.models:gpt2", "--kwargs", kwargs)
+    data = ("--input", "int64<100:16", "--loss", "lm")
+    status, rows = bench(folder, *model, *data, "--batch", "2", *ALL, "--early-update")
     assert status == 0 and [row["bit_identical"] for row in rows] == [True] * 3
 
 
@@ -215,17 +215,18 @@ def test_early_updates_leave_vanilla_as_it_is(folder):
     assert none["peak_bytes"] == plain["peak_bytes"] == swap_all["vanilla_peak_bytes"]
 
 
-@pytest.mark.timeout(400)  # codecs are measured at all sizes twice, half a minute each where nothing else runs
 def test_compressed_swaps_move_less_and_change_no_bit(folder, monkeypatch):
-    """The same plan without, with a codec for all, and with what is advised."""
+    """The same plan without, with a codec for all, and with what is advised; codecs are measured once, on one size."""
+    calibrate = cache(partial(compression.calibrate, sizes=(1 << 18,), word_bytes=(4,)))
+    monkeypatch.setattr(compression, "calibrate", calibrate)
     monkeypatch.setattr(measured, "CODEC_SECONDS", 0.1)
     rows = {}
-    for compression in ("none", "zvc", "auto"):
+    for asked in ("none", "zvc", "auto"):
         arguments = ("--model", "nets.py:Net", "--input", "float32:192", "--classes", "10", "--batch", "256")
         quick = ("--rounds", "1", "--iterations", "1", "--warmup", "0", "--light", "--link", "0.02")
-        status, (row,) = bench(folder, *arguments, "--policies", "swap_all", "--compression", compression, *quick)
-        assert status == 0 and row["bit_identical"] is True and row["compression"] == compression
-        rows[compression] = row
+        status, (row,) = bench(folder, *arguments, "--policies", "swap_all", "--compression", asked, *quick)
+        assert status == 0 and row["bit_identical"] is True and row["compression"] == asked
+        rows[asked] = row
     none, zvc, auto = rows.values()
     assert none["bytes_out"] == none["raw_bytes_out"] == zvc["raw_bytes_out"] and none["codecs"] == {}
     assert zvc["codecs"].keys() == {"zvc"} and zvc["bytes_out"] < none["bytes_out"]
@@ -286,40 +287,15 @@ def test_settings_of_one_policy(folder, monkeypatch):
     assert [row["latencies"] for row in (first, second)] == ["measured", "roofline"]
 
 
-def test_rows_say_how_long_each_round_and_the_first_step_took(folder):
-    rounds = ("--rounds", "3", "--iterations", "2", "--threads", "1", "--json", str(folder / "rows.json"))
-    assert main(["bench", *NET, "--policies", "none,recompute_all", *rounds]) == 0
-    none, recompute = rows_of(folder)
-    for row in (none, recompute):
-        assert len(row["round_ms"]) == 3 and row["step_ms_median"] == sorted(row["round_ms"])[1]
-        assert row["vanilla_first_step_ms"] == none["first_step_ms"] > 0
-
-
-def test_a_light_run_takes_fewer_steps(folder, monkeypatch):
-    steps, step = [], PlanStepper.step
-
-    def counted(stepper, batch):
-        steps.append(1)
-        return step(stepper, batch)
-
-    monkeypatch.setattr(PlanStepper, "step", counted)
-    counts = []
-    for light in ((), ("--light",)):
-        steps.clear()
-        status, (row,) = bench(folder, *NET, *light)
-        counts.append(len(steps))
-        assert status == 0 and row["device_peak_bytes"] >= row["peak_bytes"] and row["simulated_ms"] > 0
-        assert (row["allocator_peak_bytes"] is None) == bool(light)
-    assert counts[1] < counts[0]
-
-
-def test_a_light_run_has_one_round_for_who_is_slow(folder, monkeypatch):
-    for close, rounds in ((0.0, 1), (1e9, 3)):
-        monkeypatch.setattr(measured, "CLOSE", close)
-        rounds_of = ("--rounds", "3", "--iterations", "1", "--threads", "1", "--json", str(folder / "rows.json"))
-        assert main(["bench", *NET, "--policies", "none,swap_all", "--light", *rounds_of]) == 0
-        none, swapped = rows_of(folder)
-        assert len(swapped["round_ms"]) == rounds and len(none["round_ms"]) == (1 if close == 0 else 3)
+def test_a_light_run_takes_fewer_steps_and_leaves_out_slow_policies(folder, monkeypatch):
+    monkeypatch.setattr(measured, "CLOSE", 1.0)
+    rounds = ("--rounds", "2", "--warmup", "0", "--iterations", "1", "--threads", "1", "--light")
+    assert main(["bench", *NET, "--policies", "none,swap_all", *rounds, "--json", str(folder / "rows.json")]) == 0
+    none, swapped = rows_of(folder)
+    assert len(none["round_ms"]) == 2 and len(swapped["round_ms"]) == 1
+    for row in (none, swapped):
+        assert row["device_peak_bytes"] >= row["peak_bytes"] and row["simulated_ms"] > 0
+        assert row["allocator_peak_bytes"] is None
 
 
 # ---- what fails -----------------------------------------------------------------------------------------------------
@@ -351,7 +327,7 @@ def test_policies_that_fail_leave_the_others_alone(folder, monkeypatch, capsys):
 
 
 def test_results_that_differ_from_eager_pytorchs_are_seen(folder, capsys):
-    status, (row,) = bench(folder, "--model", "nets.py:Changing", *NET[2:])
+    status, (row,) = bench(folder, "--model", "nets.py:Changing", *NET[2:], "--iterations", "3")
     assert status == 1 and row["bit_identical"] is False and row["error"] is None
     printed = capsys.readouterr().out
     assert "DIFFER" in printed and "differs from eager PyTorch in: loss of step" in printed
@@ -492,177 +468,3 @@ def test_bits_are_equal_where_a_nan_equals_a_nan():
     assert same_bits(one, one.clone()) and not same_bits(one, torch.tensor([-0.0, math.nan, 1.0]))
     assert not same_bits(one, None) and not same_bits(one, one.double()) and not same_bits(one, one[:2])
     assert same_bits(torch.tensor(2), torch.tensor(2)) and same_bits(torch.empty(0), torch.empty(0))
-
-
-@pytest.mark.parametrize("device", ["host", "cuda"])
-@pytest.mark.parametrize("quick", [True, False])
-@pytest.mark.parametrize("driver", [bench_core, bench_tensile], ids=["core", "tensile"])
-def test_the_scenarios_of_benchmarks_can_be_run(driver, device, quick):
-    found = driver.BENCHMARK.scenarios(device, quick)
-    assert len({scenario.name for scenario in found}) == len(found)
-    for scenario in found:
-        parsed = parse(["bench", *scenario.arguments])
-        assert parsed.link_gbps is None or device == "host"
-        assert find_callable(parsed.model) is not None
-    begin, end = scenarios.marks(driver.BENCHMARK.name, device)
-    page = scenarios.DOCUMENT.read_text()
-    assert 0 < page.index(begin) < page.index(end)
-
-
-def test_the_other_systems_are_measured_by_programs_whose_rows_make_tables(tmp_path):
-    found = bench_systems.scenarios("host", quick=False)
-    assert {scenario.section for scenario in found} == {system.section for system in bench_systems.SYSTEMS}
-    assert len({scenario.name for scenario in found}) == len(found)
-    (quick,) = [each for each in bench_systems.scenarios("host", quick=True) if each.section == "batch"]
-    assert quick.program == "benchmarks.systems_batch" and quick.arguments == ("--quick",)
-    begin, end = scenarios.marks("systems", "host")
-    assert 0 < scenarios.DOCUMENT.read_text().index(begin) < scenarios.DOCUMENT.read_text().index(end)
-    results = scenarios.Results(tmp_path / "systems-host.json", "host", fresh=False)
-    row = {
-        "case": "accuracy",
-        "quick": False,
-        "batch": 128,
-        "learning_rate": 2e-3,
-        "accuracy": 0.91,
-        "base_accuracy": 0.99,
-    }
-    results.scenarios["batch: accuracy"] = {"arguments": [], "seconds": 1.0, "rows": [row]}
-    assert "| 128 | 0.002 | 91.00% | 99.00% |" in bench_systems.tables(results)
-    assert [check.holds for check in bench_systems.checks(results)] == [False]
-    first = results.data["versions"]["revision"]
-    assert scenarios.revisions(results) == [first]
-    results.scenarios["batch: choice"] = {"arguments": [], "seconds": 1.0, "revision": "0", "rows": []}
-    assert scenarios.revisions(results) == sorted(["0", first])
-
-
-def test_a_program_that_fails_is_a_row_with_its_error():
-    scenario = scenarios.Scenario("a", "b", ("-c",), program="json.tool")
-    failed = scenarios.run_scenario(scenario, "host")
-    assert failed["rows"] == [] and "error" in failed
-
-
-def test_bench_core_sees_what_does_not_hold():
-    good: dict[str, Any] = {
-        "policy": "none",
-        "error": None,
-        "bit_identical": True,
-        "peak_bytes": 10,
-        "predicted_peak_bytes": 10,
-    }
-    good |= {"device_peak_bytes": 100, "allocator_peak_bytes": 102, "step_ms_median": 300.0, "simulated_ms": 310.0}
-    bad = ({"bit_identical": False}, {"peak_bytes": 11}, {"allocator_peak_bytes": 104}, {"simulated_ms": 340.0})
-    assert all(check.holds for check in bench_core.row_checks("fidelity", "x", good))
-    for change in ({"error": "no"}, *bad):
-        assert [check.holds for check in bench_core.row_checks("fidelity", "x", good | change)].count(False) == 1
-    assert bench_core.overhead_check("x", {"vanilla_step_ms_median": 1.02, "eager_step_ms_median": 1.0}, 1.02).holds
-    assert not bench_core.overhead_check("x", {"vanilla_step_ms_median": 1.03, "eager_step_ms_median": 1.0}, 1.02).holds
-
-
-def tensile_row(**values: Any) -> dict[str, Any]:
-    """Of a network of the paper's, as bench-tensile reads it."""
-    row = Row("m", "joint", "host", 16, label="joint", budget="73%", latencies="measured", keywords={"lanes": 1})
-    memory = {"vanilla_peak_bytes": 1000, "peak_bytes": 725, "device_peak_bytes": 730, "budget_bytes": 730}
-    times = {"step_ms_median": 1149.0, "vanilla_step_ms_median": 1000.0, "bit_identical": True}
-    more = {"first_step_ms": 1500.0, "vanilla_first_step_ms": 1200.0, "simulated_ms": 1149.0, "planning_ms": 80.0}
-    moved = {"stall_ms": 1.0, "bytes_out": 10, "bytes_in": 10, "recomputes": 3}
-    return json.loads(row.with_values(**memory, **times, **more, **moved, **values).to_json())
-
-
-def test_bench_tensile_sees_what_does_not_hold():
-    def broken(**values: Any) -> int:
-        return [check.holds for check in bench_tensile.row_checks("VGG-16", tensile_row() | values)].count(False)
-
-    assert [check.holds for check in bench_tensile.row_checks("VGG-16", tensile_row())] == [True] * 5
-    for change in (
-        {"simulated_ms": 1300.0},
-        {"simulated_ms": 1100.0},
-        {"step_ms_median": 1151.0, "simulated_ms": 1151.0},
-        {"device_peak_bytes": 731},
-        {"peak_bytes": 731},
-        {"error": "none found"},
-    ):
-        assert broken(**change) == 1
-    other, slow = {"policy": "tensile", "label": "tensile"}, {"step_ms_median": 9000.0, "simulated_ms": 9000.0}
-    assert broken(**other, **slow) == broken(**other, error="none found") == 0
-    assert broken(**other, device_peak_bytes=731) == broken(**other, bit_identical=False) == 1
-    assert broken(budget="50%", peak_bytes=500, **slow) == 0  # its EOR is only reported
-
-
-def test_bench_cold_sees_what_does_not_hold():
-    good = tensile_row() | {"latencies": "models", "latency_error": 0.14}
-    assert [check.holds for check in bench_cold.row_checks("VGG-16", good)] == [True] * 3
-    for change in ({"bit_identical": False}, {"first_step_ms": 1600.0}, {"latency_error": 0.15}, {"error": "no plan"}):
-        assert [check.holds for check in bench_cold.row_checks("VGG-16", good | change)].count(False) == 1
-    assert [check.holds for check in bench_cold.row_checks("VGG-16", good | {"latencies": "roofline"})] == [True]
-
-
-def test_bench_cold_plans_with_models_for_shapes_that_they_have_not_seen(tmp_path, monkeypatch):
-    monkeypatch.setattr(bench_cold, "SECONDS", 2.0)
-    monkeypatch.setattr(bench_cold, "chosen", lambda quick: (networks.SMALL_RESNET,))
-    monkeypatch.setattr(bench_cold, "models_path", lambda kind: tmp_path / f"{kind}.bin")
-    threads = torch.get_num_threads()
-    (made,) = bench_cold.calibrate("host", quick=False)
-    assert made["graphs"] == len(bench_cold.BATCHES) and made["samples"] > 100
-    (scenario,) = bench_cold.scenarios("host", quick=True)
-    json_path = tmp_path / "rows.json"
-    assert main(["bench", *scenario.arguments, "--rounds", "1", "--json", str(json_path)]) == 0
-    torch.set_num_threads(threads)
-    none, models, roofline = rows_of(tmp_path)
-    assert none["latency_error"] is None and models["bit_identical"] and 0 < models["latency_error"] < 2
-    assert models["latency_error"] != roofline["latency_error"] > 0
-    results = scenarios.Results(tmp_path / "cold-host.json", "host", fresh=False)
-    results.data["planning"] = [made]
-    results.scenarios[scenario.name] = {"arguments": [], "seconds": 1.0, "rows": [none, models, roofline]}
-    assert sum("ResNet-20" in line for line in bench_cold.tables(results)) == 2
-
-
-def test_every_goal_of_bench_tensile_is_measured():
-    for network in networks.PAPER:
-        asked = bench_tensile.scenario(bench_tensile.SECTION, network)
-        choices = parse(["bench", *asked.arguments]).policies
-        joint = [tensile_row() | {"budget": str(each.budget), "latencies": each.latencies} for each in choices]
-        found = [bench_tensile.goal_of(network.title, row) for row in joint if row["budget"] != "None"]
-        assert set(bench_tensile.GOALS[network.title]) <= set(found)
-        paper = PUBLISHED["table3", network.title, "tensile"]
-        assert bench_tensile.GOALS[network.title][0].percent == round(100 * (paper.msr or 0))
-        assert all(each.early_update for each in choices if each.name == "joint")
-        assert asked.seconds > 60
-
-
-def test_a_benchmark_goes_on_where_it_was_and_writes_tables(tmp_path, monkeypatch):
-    path = tmp_path / "tensile-host.json"
-    results = scenarios.Results(path, "host", fresh=False)
-    tensile = tensile_row() | {"policy": "tensile", "label": "tensile:lanes=1"}
-    rows = [tensile_row(), tensile_row() | {"policy": "none"}]
-    papers = [tensile, tensile | {"error": "too large"}]
-    results.scenarios["memory: VGG-16"] = {"arguments": [], "seconds": 1.0, "rows": rows}
-    results.scenarios["the paper's policy: VGG-16"] = {"arguments": [], "seconds": 1.0, "rows": papers}
-    results.save()
-    assert scenarios.Results(path, "host", fresh=False).rows("memory") == [("VGG-16", row) for row in rows]
-    assert not scenarios.Results(path, "host", fresh=True).scenarios
-    lines = bench_tensile.joint_table(results) + bench_tensile.tensile_table(results)
-    assert [line for line in lines if "1.149 | ≤ 1.15 | 1.63" in line]
-    assert sum("VGG-16" in line for line in lines) == 3 and [line for line in lines if "| too large |" in line]
-    monkeypatch.setattr(scenarios, "code_fingerprint", lambda: "other")
-    assert not scenarios.Results(path, "host", fresh=False).scenarios
-    assert scenarios.Results(path, "host", fresh=False, keep=True).rows("memory") == [("VGG-16", row) for row in rows]
-
-
-def test_a_benchmark_tells_how_long_it_takes():
-    two = [scenarios.Scenario("a", name, (), 300.0) for name in "bc"]
-    assert scenarios.time_left(two, []) == ", about 10 min left"
-    assert scenarios.time_left(two[1:], [(600.0, 300.0)]) == ", about 10 min left"
-    assert scenarios.time_left([], [(600.0, 300.0)]) == scenarios.time_left([two[0]._replace(seconds=0.0)], []) == ""
-
-
-@pytest.mark.parametrize("policy", ["joint", "tensile"])
-def test_planning_is_measured_with_plans_that_save_half(policy):
-    found = bench_planning.measure_policy(policy, 300, 2, 1)
-    assert found.error is None and found.saved is not None and found.saved >= 0.5 and found.events > 0
-    failed = bench_planning.measure_policy("no such policy", 100)
-    checks = bench_tensile.planning_checks([found._asdict(), failed._asdict()])
-    assert [check.holds for check in checks] == [True, False]
-
-
-def test_sizes_for_people():
-    assert [size(value) for value in (None, 0, 1023, 1536, 5 << 30)] == ["–", "0 B", "1023 B", "1.5 KiB", "5 GiB"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch._functorch import config as functorch_config
 
-from benchmarks.core_models import LSTMClassifier, bert
+from benchmarks.experiments.models import LSTMClassifier, bert
 from pg_tensile.errors import MeasurementError, OptionError
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.planning.device.profile import GB, RTX_A6000

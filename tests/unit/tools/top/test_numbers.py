@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from pg_tensile.tools.top import text as words
+from pg_tensile.tools.top import cells
 from pg_tensile.tools.top.history import POINTS, Course, History
 from pg_tensile.tools.top.json_view import document
 from pg_tensile.tools.top.snapshot import Epoch, _finite
@@ -150,82 +150,39 @@ def test_numbers_that_are_none_do_not_come_as_texts():
     assert _finite(row) == expected
 
 
-# -- words ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("nbytes", "text"),
-    [(None, "–"), (0, "0 B"), (999, "999 B"), (1000, "0.98 kB"), (98 * MB, "98.0 MB"), (4239 * MB, "4.14 GB")],
-)
-def test_sizes_have_three_digits(nbytes, text):
-    assert words.size(nbytes) == text
-
-
-def test_sizes_and_numbers_keep_to_their_cells():
-    for power in range(63):
-        for number in (2**power - 1, 2**power, 3 * 2**power // 2):
-            assert len(words.size(number)) <= 7
-            assert len(words.short(float(number))) <= (5 if number < 1e15 else 16)
-            assert len(words.duration(float(number))) <= 6
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        *[(None, "–"), (0.0, "0.0s"), (0.083, "0.08s"), (9.94, "9.9s"), (9.96, "10s"), (59.4, "59s"), (59.6, "1:00")],
-        *[(3599.0, "59:59"), (3600.0, "1h00m"), (86_399.0, "23h59m"), (86_400.0, "1d00h"), (1e9, ">99d")],
-    ],
-)
-def test_durations(seconds, text):
-    assert words.duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, "–"), (0.0, "0.0000"), (0.1134, "0.1134"), (12.3456, "12.346"), (1e-5, "1.0e-05"), (123456.0, "1.2e+05")],
-)
-def test_losses(value, text):
-    assert words.loss(value) == text
-
-
-def test_short_numbers_and_shares():
-    assert [words.short(value) for value in (0.534, 42.51, 999.4, 999.6, 1204.0, 12.3e6)] == [
-        *("0.53", "42.5", "999", "1.00k", "1.20k", "12.3M")
-    ]
-    assert [words.count(value) for value in (None, 0, 9999, 10_000, 1_000_000)] == ["–", "0", "9999", "10.0k", "1.00M"]
-    assert [words.percent(value) for value in (None, 0.0, 0.002, 0.5, 1.0)] == ["–", "0%", "0.2%", "50%", "100%"]
+# -- cells ------------------------------------------------------------------------------------------------------------
 
 
 def test_texts_are_fitted_by_cells():
-    assert words.fit("abc", 5) == "abc  " and words.fit("abc", 5, right=True) == "  abc"
-    assert words.fit("abcdef", 4) == "abc…" and words.fit("abc", 0) == "" and words.fit("abc", 1) == "…"
+    assert cells.fit("abc", 5) == "abc  " and cells.fit("abc", 5, right=True) == "  abc"
+    assert cells.fit("abcdef", 4) == "abc…" and cells.fit("abc", 0) == "" and cells.fit("abc", 1) == "…"
     for width in range(1, 12):
-        assert cell_len(words.fit("漢字漢字", width)) == width
-        assert cell_len(words.fit(HOSTILE * 1000, width, right=True)) == width
-    assert words.wrap("one two three", 7, 5) == ["one two", "three"]
-    assert words.wrap("one two three four", 8, 2) == ["one two", "three f…"]
-    assert words.wrap("", 8, 2) == []
+        assert cell_len(cells.fit("漢字漢字", width)) == width
+        assert cell_len(cells.fit(HOSTILE * 1000, width, right=True)) == width
+    assert cells.wrap("one two three", 7, 5) == ["one two", "three"]
+    assert cells.wrap("one two three four", 8, 2) == ["one two", "three f…"]
+    assert cells.wrap("", 8, 2) == []
     for width in range(1, 40):
         for lines in (1, 2, 7):
-            found = words.wrap("漢字 " * 50 + HOSTILE, width, lines)
+            found = cells.wrap("漢字 " * 50 + HOSTILE, width, lines)
             assert len(found) <= lines and all(cell_len(line) <= max(width, 2) for line in found)
-    assert words.join(["one", None, "two", "three"], 8) == "one  two"
+    assert cells.join(["one", None, "two", "three"], 8) == "one  two"
 
 
 def test_bars():
-    assert words.bar(None, 4) == "····" and words.bar(0.5, 4) == "██··" and words.bar(2.0, 4) == "████"
-    assert words.bar(1 / 32, 4) == "▏···" and words.bar(31 / 32, 4) == "███▉"
-    assert words.parts_bar([(50, "a"), (25, "b")], 100, 8) == "aaaabb··"
-    assert words.parts_bar([(80, "a"), (80, "b")], 100, 10) == "aaaaaaaabb"
-    assert words.parts_bar([(1, "a")], 0, 3) == "···"
+    assert cells.bar(None, 4) == "····" and cells.bar(0.5, 4) == "██··" and cells.bar(2.0, 4) == "████"
+    assert cells.bar(1 / 32, 4) == "▏···" and cells.bar(31 / 32, 4) == "███▉"
+    assert cells.parts_bar([(50, "a"), (25, "b")], 100, 8) == "aaaabb··"
+    assert cells.parts_bar([(80, "a"), (80, "b")], 100, 10) == "aaaaaaaabb"
+    assert cells.parts_bar([(1, "a")], 0, 3) == "···"
 
 
 def test_sparklines_show_the_course_over_x():
-    assert words.sparkline([], 8) == "" and words.sparkline([(1.0, 5.0)], 8) == "▁"
+    assert cells.sparkline([], 8) == "" and cells.sparkline([(1.0, 5.0)], 8) == "▁"
     falling = [(float(x), 7.0 - x) for x in range(8)]
-    assert words.sparkline(falling, 8) == "█▇▆▅▄▃▂▁"
-    assert words.sparkline(falling, 4) == "█▆▃▁"
-    assert words.sparkline([(0.0, 1.0), (10.0, 0.0)], 5) == "████▁", "it stays where nothing was said"
-    assert words.sparkline([(x / 7, 3.0) for x in range(50)], 6) == "▁▁▁▁▁▁"
-    tiny = words.sparkline([(0.0, 1e-300), (1.0, 2e-300)], 4)
+    assert cells.sparkline(falling, 8) == "█▇▆▅▄▃▂▁"
+    assert cells.sparkline(falling, 4) == "█▆▃▁"
+    assert cells.sparkline([(0.0, 1.0), (10.0, 0.0)], 5) == "████▁", "it stays where nothing was said"
+    assert cells.sparkline([(x / 7, 3.0) for x in range(50)], 6) == "▁▁▁▁▁▁"
+    tiny = cells.sparkline([(0.0, 1e-300), (1.0, 2e-300)], 4)
     assert len(tiny) == 4 and len(set(tiny)) == 2

@@ -10,10 +10,10 @@ from rich.cells import cell_len
 from rich.console import Console, Group
 
 from pg_tensile.tools.top import details
+from pg_tensile.tools.top.cells import flow
 from pg_tensile.tools.top.history import History
-from pg_tensile.tools.top.state import Shown
+from pg_tensile.tools.top.state import ViewState
 from pg_tensile.tools.top.table import ORDERS
-from pg_tensile.tools.top.text import flow
 from pg_tensile.tools.top.view import page_lines, view
 from tests.unit.snapshots import HOSTILE, MB, NOW, QUEUED, new_device, new_job, new_snapshot
 
@@ -24,7 +24,7 @@ def shown(snapshot, history=None, **chosen):
     if history is None:
         history = History()
         history.add(snapshot)
-    return Shown(snapshot, history, "mydb on /tmp:5432 as alice", **chosen)
+    return ViewState(snapshot, history, "mydb on /tmp:5432 as alice", **chosen)
 
 
 def texts(what, width=80, height=24):

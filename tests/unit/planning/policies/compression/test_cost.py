@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.systems_cswap import oracle_ratio
+from benchmarks.systems.cswap import oracle_ratio
 from pg_tensile.planning.compression.codec import Codec
 from pg_tensile.planning.compression.codec_times import CodecTimes, Sample, fit
 from pg_tensile.planning.compression.coding import CHUNK_BYTES, Coding
