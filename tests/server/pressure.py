@@ -13,9 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from tests.server.support import Connection, executor_pid, phase, register, steps, value
-
-Wait = Callable[..., Any]
+from tests.server.support import Connection, Wait, executor_pid, phase, register, steps, value
 
 ROWS, BATCH_SIZE, EPOCHS = 4096, 256, 45  # whole batches: every step is the same graph
 STEPS = ROWS // BATCH_SIZE

@@ -5,18 +5,18 @@ The processes are real ones, but their procedures are replaced by one that execu
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
 import psycopg
 
-from tests.server.support import Connection, register, state, value
-
-Wait = Callable[..., Any]
+from tests.server.support import Connection, Wait, register, state, value
 
 LAUNCHER, CONTROLLER, SCHEDULER, WORKER = (
     f"pg_tensile {name}" for name in ("launcher", "controller", "scheduler", "worker")
 )
+BOTH = {CONTROLLER, SCHEDULER}
 
 
 def processes(conn: Connection) -> dict[str, tuple[int, str | None]]:
@@ -25,6 +25,11 @@ def processes(conn: Connection) -> dict[str, tuple[int, str | None]]:
         "SELECT backend_type, pid, datname FROM pg_stat_activity WHERE backend_type LIKE 'pg_tensile%'"
     ).fetchall()
     return {row[0]: (row[1], row[2]) for row in rows}
+
+
+def running_in(conn: Connection, database: str) -> set[str]:
+    """Types of our processes in a database."""
+    return {kind for kind, (_, name) in processes(conn).items() if name == database}
 
 
 def terminate(conn: Connection, kind: str) -> int:
@@ -191,3 +196,42 @@ class Stage:
         self.alice.close()
         self.conn.close()
         self.cluster.end()
+
+
+# Arguments of tensile._report
+REPORTED = (
+    *("phase", "epoch", "epochs", "step", "steps", "loss", "samples_per_s", "device_bytes", "device_peak_bytes"),
+    *("bytes_swapped", "stall_us", "passive_swap_ins", "utilisation", "raw_bytes_swapped"),
+)
+
+
+def report(stage: Stage, job: int, **numbers: object) -> None:
+    arguments = ", ".join(f"{name} => {numbers.get(name, 'NULL')}" for name in REPORTED)
+    stage.order(job, f"SELECT tensile._report({arguments})")
+
+
+def use_device(stage: Stage, job: int, name: str, total: int = 1000, overhead: int = 0) -> None:
+    stage.order(job, f"SELECT tensile._register_device('{name}', {total}, 5e9, 6e9, {overhead})")
+
+
+def event(
+    kind: int, tensor: int = 0, version: int = 0, trigger: int = 0, delay_us: int = 0, deadline: int = 0, size: int = 0
+) -> bytes:
+    """One event row (docs/internals.md, "Shared memory")."""
+    return struct.pack("<B3xiiiiiq", kind, tensor, version, trigger, delay_us, deadline, size)
+
+
+def plan_call(job: int, events: list[bytes], granted: int = 0, planned: int | None = None, link: object = 1) -> str:
+    plan = "\\x" + b"".join(events).hex()
+    return f"tensile._publish_plan({job}, '{plan}', {granted if planned is None else planned}, {granted}, {link})"
+
+
+def publish(stage: Stage, job: int, events: list[bytes], granted: int = 0, **numbers: Any) -> int | None:
+    """The new generation; None: there is no room for the grant."""
+    row = stage.order("scheduler", f"SELECT {plan_call(job, events, granted, **numbers)} AS g")[0]
+    return None if row["g"] is None else int(row["g"])
+
+
+def fetch(stage: Stage, job: int, after: int) -> Any:
+    sql = f"SELECT generation AS g, encode(events, 'hex') AS e FROM tensile._fetch_plan({after})"
+    return stage.order(job, sql)

@@ -13,6 +13,8 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+Wait = Callable[..., Any]  # fixture wait_until
+Row = Callable[[Connection, int], dict[str, Any]]  # fixture job_row
 
 MLP = {"type": "mlp", "hidden": [8]}
 # 400 rows that an MLP learns well: the class is a plane through two features
@@ -22,6 +24,12 @@ ROWS = """
     FROM generate_series(1, 400) i
 """
 FOREVER = 1_000_000  # epochs
+SLOW_ROWS = f"SELECT a, y FROM ({ROWS}) r, LATERAL pg_sleep(0.05 + 0 * a)"  # 20 s
+
+BY_CANCEL_JOB = "cancelled by cancel_job"
+TERMINATED = "its worker was terminated (pg_terminate_backend)"
+WORKERS = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pg_tensile worker'"
+FEEDS = f"{WORKERS} AND wait_event = 'PgSleep'"  # workers that run SLOW_ROWS
 
 
 def python_model(*, on_build: str = "", on_forward: str = "") -> dict[str, str]:
@@ -90,6 +98,25 @@ def value(conn: Connection, sql: str, *parameters: Any) -> Any:
 
 def state(conn: Connection, job: int) -> str:
     return str(value(conn, "SELECT state FROM tensile.jobs WHERE id = %s", job))
+
+
+def reason(conn: Connection, job: int) -> str | None:
+    text: str | None = value(conn, "SELECT reason FROM tensile.jobs WHERE id = %s", job)
+    return text
+
+
+def ended(conn: Connection, job: int) -> bool:
+    return bool(value(conn, "SELECT ended_at IS NOT NULL FROM tensile.jobs WHERE id = %s", job))
+
+
+def no_workers(conn: Connection) -> bool:
+    return bool(value(conn, WORKERS) == 0)
+
+
+def settle(conn: Connection, wait_until: Wait, job: int, seconds: float = 30) -> None:
+    """Wait until the job has ended and no worker is left."""
+    wait_until(lambda: ended(conn, job), seconds, lambda: f"job {job} is {state(conn, job)}")
+    wait_until(lambda: no_workers(conn), what="the worker exits")
 
 
 def phase(conn: Connection, job: int) -> str | None:
@@ -162,3 +189,17 @@ def undisturbed(conn: Connection, other: Connection) -> Iterator[None]:
         other.execute("INSERT INTO unfinished VALUES (1)")
         assert value(other, "SELECT pg_backend_pid()") == pid
     assert value(conn, "SELECT pg_postmaster_start_time()") == started
+
+
+def inference_pid(conn: Connection) -> int | None:
+    pid: int | None = value(conn, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'pg_tensile inference'")
+    return pid
+
+
+def train_late(conn: Connection, **arguments: object) -> int:
+    """Call train_model for fixture `flights` with valid arguments, except those given."""
+    arguments = {"model": "late", "query": "SELECT distance, carrier, late FROM flights", "target": "late"} | arguments
+    named = ", ".join(f"{name} => %({name})s" for name in arguments)
+    row = conn.execute(f"SELECT train_model({named})", arguments).fetchone()
+    assert row is not None
+    return int(row[0])

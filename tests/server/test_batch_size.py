@@ -12,11 +12,8 @@ import psycopg
 import pytest
 
 from tests.server.refusals import refused
-from tests.server.support import Connection, executor_pid, register, submit, value
+from tests.server.support import Connection, Row, Wait, executor_pid, register, submit, value
 from tests.server.test_explain import explain, explained
-
-Wait = Callable[..., Any]
-Row = Callable[..., Any]
 
 ROWS = 2000
 QUERY = f"""

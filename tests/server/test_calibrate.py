@@ -13,10 +13,7 @@ from pg_tensile.execution.data.preprocessing import Preprocessing
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency import model_bytes
 from tests.server.refusals import refused
-from tests.server.support import executor_pid, python_model, register, state, submit, value
-
-Connection = psycopg.Connection[tuple[Any, ...]]
-Wait = Callable[..., Any]
+from tests.server.support import Connection, Wait, executor_pid, python_model, register, state, submit, value
 
 MIXED = """
     SELECT i AS number, nullif(i, 3) AS sometimes, i % 2 = 0 AS flag, 'c' || i % 7 AS category, 'd' || i AS wide,

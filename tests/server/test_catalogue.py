@@ -13,7 +13,8 @@ import pytest
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
-Connection = psycopg.Connection[tuple[Any, ...]]
+from tests.server.support import Connection
+
 NewJob = Callable[..., int]
 
 

@@ -16,6 +16,7 @@ from tests.server.support import (
     MLP,
     ROWS,
     Connection,
+    Wait,
     executor_pid,
     python_model,
     register,
@@ -24,8 +25,6 @@ from tests.server.support import (
     submit,
     value,
 )
-
-Wait = Callable[..., Any]
 
 WIDE = {"type": "mlp", "hidden": [3000, 3000]}  # weights of 36 MB: three chunks
 

@@ -30,9 +30,7 @@ from pg_tensile.client import (
     connect,
 )
 from pg_tensile.client.frames import PLAN, frame
-from tests.server.support import FOREVER, MLP, ROWS, value
-
-Wait = Callable[..., Any]
+from tests.server.support import FOREVER, MLP, ROWS, Wait, value
 
 SCHEMA = "Odd %s; schema - (1)"
 MODEL = "a \"model\"; '%s' -- [red]\\ <b>"

@@ -19,10 +19,7 @@ import pytest
 from scripts import demo
 from scripts.sql_reference import ARGUMENTS, COMMAND, REFERENCE, columns, functions, render, settings
 from tests.documents import DOCUMENTS, Block, blocks, statements
-from tests.server.support import value
-
-Connection = psycopg.Connection[tuple[Any, ...]]
-Wait = Callable[..., Any]
+from tests.server.support import Connection, Wait, value
 
 WITH_SQL = [path for path in DOCUMENTS if path != REFERENCE and blocks(path, "sql")]
 WITH_FLIGHTS = {"README.md", "training.md"}

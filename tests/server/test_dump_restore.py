@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-Connection = psycopg.Connection[tuple[Any, ...]]
+from tests.server.support import Connection
 
 TRAIN = "SELECT train_model('wave', 'SELECT x, sin(x) AS y FROM generate_series(0, 6, 0.01) x', 'y', epochs => 2)"
 PREDICTIONS = "SELECT x, predict('wave', ARRAY[x::float8]) FROM generate_series(-1, 7) x ORDER BY x"

@@ -16,10 +16,19 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from tests.server.refusals import refused
-from tests.server.support import FOREVER, ROWS, alive, children, phase, python_model, register, submit, value
-
-Connection = psycopg.Connection[tuple[Any, ...]]
-Wait = Callable[..., Any]
+from tests.server.support import (
+    FOREVER,
+    ROWS,
+    Connection,
+    Wait,
+    alive,
+    children,
+    phase,
+    python_model,
+    register,
+    submit,
+    value,
+)
 
 TOKENS = """
     SELECT (SELECT array_agg(mod(i * g, 500)) FROM generate_series(1, 40 + mod(i, 9)) g) AS tokens,

@@ -26,9 +26,7 @@ from psycopg.types.json import Jsonb
 from pyworker import wire
 from pyworker.version import VERSION
 from pyworker.wire import FrameType
-from tests.server.support import register, submit, value
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from tests.server.support import Connection, register, submit, value
 
 FLIGHTS = """
     CREATE TABLE flights AS

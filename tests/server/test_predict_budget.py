@@ -11,10 +11,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.server.support import submit, value
-
-Connection = psycopg.Connection[tuple[Any, ...]]
-Wait = Callable[..., Any]
+from tests.server.support import Connection, Wait, submit, value
 
 ROWS = """
     CREATE TABLE points AS

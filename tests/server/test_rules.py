@@ -17,9 +17,7 @@ from pg_tensile.errors import TensileError
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.rules import ARCHITECTURES, OPTIONS, RULES, check_architecture, check_options, resolved
 from tests.server.refusals import refused
-from tests.server.support import value
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from tests.server.support import Connection, value
 
 # jsonb takes no NUL and no surrogates
 TEXTS = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=12)
@@ -162,7 +160,7 @@ def test_the_server_has_the_file(db: Connection) -> None:
 
 
 def test_code_of_users_is_marked(db: Connection) -> None:
-    """register_model asks for pg_execute_server_program where it is (test_security.py)."""
+    """register_model asks for pg_execute_server_program where it is (test_ownership.py)."""
     assert {name for name, rules in ARCHITECTURES.items() if rules.get("code")} == {"import", "python"}
 
 

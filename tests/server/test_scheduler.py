@@ -17,8 +17,8 @@ from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Plan, validate
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.trace.trace import Trace
-from tests.server.stage import SCHEDULER, Wait, processes, set_the_stage, terminate
-from tests.server.support import alive, children, register, state, value
+from tests.server.stage import SCHEDULER, processes, set_the_stage, terminate
+from tests.server.support import Wait, alive, children, register, state, value
 from tests.unit.handmade import network
 
 NETWORK = network(12, latency_us=20.0)

@@ -10,9 +10,7 @@ import pytest
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from tests.server.support import MLP, ROWS, register, submit, value
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from tests.server.support import MLP, ROWS, Connection, register, submit, value
 
 RATE = 0.0014999  # that fewer digits would make 0.001
 SUBMISSION = """

@@ -19,12 +19,10 @@ import psycopg
 import pytest
 
 from tests.conftest import TestCluster
-from tests.server.support import MLP, ROWS, submit, value
+from tests.server.support import MLP, ROWS, Connection, Wait, submit, value
 
 pytestmark = pytest.mark.long
 
-Connection = psycopg.Connection[tuple[Any, ...]]
-Wait = Callable[..., Any]
 
 CLASS = f"SELECT string_agg(predict_class('m', r), '' ORDER BY a), sum(predict('m', r)) FROM ({ROWS}) r"
 MANY = f"SELECT count(*), sum(prediction) FROM predict_rows('m', $q${ROWS}$q$)"

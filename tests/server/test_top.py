@@ -18,8 +18,8 @@ import pytest
 
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.tools.cli.main import main
-from tests.server.stage import Stage, Wait, train
-from tests.server.support import cpu_seconds, register, state, value
+from tests.server.stage import Stage, train
+from tests.server.support import Wait, cpu_seconds, register, state, value
 from tests.server.terminal import REPOSITORY, Terminal
 
 HEADER = {"device": "cpu", "profile": {**vars(RTX_A6000), "memory_bytes": 1 << 30}, "revision": 1, "policy": "joint"}

@@ -11,8 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.server.stage import Stage, Wait
-from tests.server.support import Connection, state, value
+from tests.server.stage import Stage
+from tests.server.support import Connection, Wait, state, value
 
 FROM = {"module": "layers.0", "source": "model.py:3", "signature": "f32[8,4]"}
 DETAILS = FROM | {"flops": 256, "bytes": 1 << 40, "random": False}

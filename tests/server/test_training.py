@@ -17,11 +17,7 @@ import torch
 from pg_tensile.execution import models
 from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Features, Inputs, Kind, Preprocessing
 from pg_tensile.execution.training import checkpoint
-from tests.server.support import MLP, executor_pid, python_model, steps, submit, value
-
-Connection = psycopg.Connection[tuple[Any, ...]]
-Row = Callable[[Connection, int], dict[str, Any]]
-Wait = Callable[..., Any]
+from tests.server.support import MLP, Connection, Row, Wait, executor_pid, python_model, steps, submit, value
 
 # The class and the quantity are functions of every kind of feature; a twentieth of the values is null
 EVERYTHING = """

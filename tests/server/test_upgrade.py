@@ -22,9 +22,7 @@ import pytest
 
 from scripts.cluster import REPOSITORY, child_python, server_bin
 from tests.server.catalogue import describe
-from tests.server.support import FOREVER, MLP, ROWS, submit, value
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from tests.server.support import FOREVER, MLP, ROWS, Connection, submit, value
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # compiles 0.1.0 and trains with it
 
