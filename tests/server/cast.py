@@ -1,4 +1,4 @@
-"""The roles of the tests of security, with rows that belong to alice."""
+"""The roles of the security tests, with rows that belong to alice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def current_user(conn: Connection) -> str:
 
 
 def insert_job(db: Connection, owner: str, model: int | None, state: str = "interrupted") -> int:
-    """A job that waits for ever, or one that has ended."""
+    """Insert a job that never starts, or one that has ended."""
     return int(
         value(
             db,

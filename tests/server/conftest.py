@@ -1,4 +1,4 @@
-"""Fixtures of several files: a stage (stage.py), where tests direct scheduler and workers, and a lab (pressure.py)."""
+"""Fixtures of several files: a stage (stage.py), a lab (pressure.py), roles (cast.py) and special clusters."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def bystander(impatient: Any) -> Iterator[Connection]:
 
 @pytest.fixture
 def second(stage: Stage, job: int) -> Any:
-    """Another job with a worker."""
+    """A second job with a worker."""
     number = stage.job("n")
     yield number
     stage.cancel(number)
@@ -93,7 +93,7 @@ def second(stage: Stage, job: int) -> Any:
 
 @pytest.fixture
 def planned(stage: Stage, job: int) -> int:
-    """A job on a device."""
+    """A job whose worker has registered device "cpu"."""
     use_device(stage, job, "cpu")
     return job
 

@@ -18,7 +18,7 @@ from pyworker.wire import Connection, FrameType
 
 
 class Recorded(Exception):
-    """The frames are in the file."""
+    """The error that ends a job whose frames are stored."""
 
     hint = None
 

@@ -21,7 +21,7 @@ from tests.server.support import Connection
 
 
 class Recording(NamedTuple):
-    """One pass over a query, decoded."""
+    """The decoded frames of one pass over a query."""
 
     columns: list[Column]
     rows: Chunk
@@ -31,7 +31,7 @@ class Recording(NamedTuple):
     fingerprint: str
 
     def values(self, name: str) -> list[Any]:
-        """The column's values as Python objects; None = null; lists for arrays."""
+        """Return the column's values as Python objects: None for null, lists for arrays."""
         index = [column.name for column in self.columns].index(name)
         column, values = self.columns[index], self.rows.columns[index]
         data: list[Any] = values.data.tolist()
@@ -47,7 +47,7 @@ class Recording(NamedTuple):
 
 
 class Recorder:
-    """Feeds queries to the recording executor."""
+    """Feed queries to the recording executor."""
 
     def __init__(self, cluster: Any, conn: Connection, folder: Path) -> None:
         self.cluster = cluster
@@ -60,7 +60,7 @@ class Recorder:
         return int(row[0])
 
     def end(self, job: int) -> tuple[str, str, str | None, str | None]:
-        """SQLSTATE, message, hint and detail of the job, all of which fail here."""
+        """Return SQLSTATE, message, hint and detail of the job, which has to fail."""
         with pytest.raises(psycopg.Error):
             self.conn.execute("SELECT wait_for_job(%s, '60 s')", (job,))
         row = self.conn.execute(
@@ -101,7 +101,7 @@ def empty_buffers(columns: list[Column]) -> list[bytes]:
 
 
 def install_recorder(cluster: Any, folder: Path) -> Path:
-    """A folder that the server's user may write, and in it the script that stands in for the children's Python."""
+    """Create a folder that the server's user may write; return the script in it that replaces the children's Python."""
     folder.mkdir()
     shutil.copy(Path(__file__).parent / "recorder.py", folder)
     script = folder / "python"

@@ -1,4 +1,4 @@
-"""What the tests of jobs share: small data, models that do as they are told, and the processes behind a job."""
+"""Helpers for tests of jobs: small data, models that run given code, and the processes of a job."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ FEEDS = f"{WORKERS} AND wait_event = 'PgSleep'"  # workers that run SLOW_ROWS
 
 
 def python_model(*, on_build: str = "", on_forward: str = "") -> dict[str, str]:
-    """An architecture whose code runs `on_build` when it is built and `on_forward` in each forward pass, where `step`
-    counts those passes (in training and in validation) from 1 in each process."""
+    """Return an architecture that runs `on_build` when the model is built and `on_forward` in each forward pass. There
+    `step` counts the passes of the process, of training and of validation, from 1."""
     source = """
 import os, signal, sys, time
 import torch
@@ -76,8 +76,9 @@ def register(conn: Connection, name: str, architecture: dict[str, Any] = MLP) ->
 
 
 def submit(conn: Connection, model: str, architecture: dict[str, Any] | None = None, **arguments: Any) -> int:
-    """train_model with small defaults, after register_model if there is an architecture; the job. What Python code does
-    beside computing is done in every pass only where the model is not captured."""
+    """Register the model if there is an architecture, call train_model with small defaults and return the job.
+
+    Python models get policy "none": side effects of a captured model do not run in every pass."""
     if architecture is not None:
         register(conn, model, architecture)
         if architecture["type"] == "python":
@@ -91,7 +92,7 @@ def submit(conn: Connection, model: str, architecture: dict[str, Any] | None = N
 
 
 def value(conn: Connection, sql: str, *parameters: Any) -> Any:
-    """The first column of the first row; None if there is no row."""
+    """Return the first column of the first row, None without a row."""
     row = conn.execute(sql, parameters).fetchone()
     return None if row is None else row[0]
 
@@ -120,31 +121,31 @@ def settle(conn: Connection, wait_until: Wait, job: int, seconds: float = 30) ->
 
 
 def phase(conn: Connection, job: int) -> str | None:
-    """From shared memory: starting, loading, training, validating, saving; None without a worker."""
-    found: str | None = value(conn, "SELECT phase FROM tensile.progress WHERE job = %s", job)
-    return found
+    """Return the job's phase in shared memory, None without a worker."""
+    name: str | None = value(conn, "SELECT phase FROM tensile.progress WHERE job = %s", job)
+    return name
 
 
 def steps(conn: Connection, job: int) -> int:
-    """How many steps the job's executor has done, as far as it has reported."""
+    """Return the number of steps that the job's executor has reported."""
     return int(value(conn, "SELECT (epoch - 1) * steps + step FROM tensile.progress WHERE job = %s", job) or 0)
 
 
 def worker_pid(conn: Connection, job: int) -> int | None:
-    found: int | None = value(conn, "SELECT pid FROM tensile.progress WHERE job = %s", job)
-    return found
+    pid: int | None = value(conn, "SELECT pid FROM tensile.progress WHERE job = %s", job)
+    return pid
 
 
 def children(pid: int) -> list[int]:
-    """Live child processes; zombies are dead."""
-    found = []
+    """Return the child processes, without zombies."""
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-                if int(parent) == pid and state != "Z":
-                    found.append(int(entry.name))
-    return found
+                status, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                if int(parent) == pid and status != "Z":
+                    pids.append(int(entry.name))
+    return pids
 
 
 def alive(pid: int) -> bool:
@@ -155,13 +156,13 @@ def alive(pid: int) -> bool:
 
 
 def executor_pid(conn: Connection, job: int) -> int | None:
-    """The process that the job's worker has started, if it has."""
+    """Return the child of the job's worker, None without one."""
     worker = worker_pid(conn, job)
     return next(iter(children(worker)), None) if worker is not None else None
 
 
 def interrupt(cluster: Any, conn: Connection, job: int, wait_until: Callable[..., Any]) -> None:
-    """Stops the job's worker as a server stop does while the server goes on: pg_tensile works nowhere for a moment."""
+    """Interrupt the job as a stop of the server does, by an empty pg_tensile.database for a moment."""
     database = value(conn, "SHOW pg_tensile.database")
     cluster.configure({"pg_tensile.database": ""})
     cluster.reload()
@@ -173,21 +174,21 @@ def interrupt(cluster: Any, conn: Connection, job: int, wait_until: Callable[...
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has computed so far."""
+    """Return the CPU time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
-def undisturbed(conn: Connection, other: Connection) -> Iterator[None]:
-    """The server is not restarted meanwhile, and an open transaction of another session goes on."""
+def undisturbed(conn: Connection, bystander: Connection) -> Iterator[None]:
+    """A context that checks that the server does not restart and that a transaction of another session stays open."""
     started = value(conn, "SELECT pg_postmaster_start_time()")
-    with other.transaction():
-        pid = value(other, "SELECT pg_backend_pid()")
-        other.execute("CREATE TEMP TABLE unfinished (x int) ON COMMIT DROP")
+    with bystander.transaction():
+        pid = value(bystander, "SELECT pg_backend_pid()")
+        bystander.execute("CREATE TEMP TABLE unfinished (x int) ON COMMIT DROP")
         yield
-        other.execute("INSERT INTO unfinished VALUES (1)")
-        assert value(other, "SELECT pg_backend_pid()") == pid
+        bystander.execute("INSERT INTO unfinished VALUES (1)")
+        assert value(bystander, "SELECT pg_backend_pid()") == pid
     assert value(conn, "SELECT pg_postmaster_start_time()") == started
 
 

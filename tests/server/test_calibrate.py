@@ -118,8 +118,8 @@ def test_trained_models_are_among_what_is_measured(db: Connection, cluster: Any)
     for preprocessing, inputs in rows:
         preprocessing.pop("rows")
         expected = Preprocessing.from_json(preprocessing).model_inputs
-        found = (inputs["numeric"], tuple(inputs["cardinalities"]), tuple(map(tuple, inputs["arrays"])))
-        assert found == tuple(expected)
+        sizes = (inputs["numeric"], tuple(inputs["cardinalities"]), tuple(map(tuple, inputs["arrays"])))
+        assert sizes == tuple(expected)
     job = calibrate(db, 16)
     finished(db, job)
     warnings = value(db, "SELECT warnings FROM tensile.jobs WHERE id = %s", job)

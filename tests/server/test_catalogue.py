@@ -237,8 +237,8 @@ def test_what_becomes_of_checkpoints_and_half_written_versions(
         (model, job),
     )
     call(tx, "_end_job", job, state)
-    found = tx.execute("SELECT generation FROM tensile.checkpoints WHERE job = %s", (job,)).fetchall()
-    assert [generation for (generation,) in found] == kept
+    generations = tx.execute("SELECT generation FROM tensile.checkpoints WHERE job = %s", (job,)).fetchall()
+    assert [generation for (generation,) in generations] == kept
     version = 1 if state == "finished" else None
     assert columns(tx, job, "state", "version") == (state, version)
     assert one(tx, "SELECT max(version) FROM tensile.model_versions") == version

@@ -183,15 +183,15 @@ def test_a_notebook_shows_a_job_as_a_table(client: Client, trained: int, endless
 
 def test_predictions_are_those_of_sql(client: Client, trained: int) -> None:
     query = QUERY + " ORDER BY a"
-    found = client.predict(MODEL, query)
+    answer = client.predict(MODEL, query)
     called = sql.SQL("SELECT * FROM {}(%s, %s)").format(sql.Identifier(SCHEMA.replace("%", "%%"), "predict_rows"))
     rows = client.connection.execute(called, (MODEL, query)).fetchall()
-    assert list(found.index) == [row["row_number"] for row in rows] == list(range(1, 401))
+    assert list(answer.index) == [row["row_number"] for row in rows] == list(range(1, 401))
     for name in ("prediction", "label", "probability"):
-        assert list(found[name]) == [row[name] for row in rows]
+        assert list(answer[name]) == [row[name] for row in rows]
     truth = [row[TARGET] for row in client.connection.execute(query.encode()).fetchall()]
-    assert sum(found["label"] == truth) > 300
-    assert client.predict(MODEL, query, memory_budget="1GB").equals(found)
+    assert sum(answer["label"] == truth) > 300
+    assert client.predict(MODEL, query, memory_budget="1GB").equals(answer)
     with pytest.raises(ServerError, match="memory_budget"):
         client.predict(MODEL, query, memory_budget="a lot")
 
@@ -457,7 +457,7 @@ def test_the_server_restarts_while_a_job_is_waited_for(fresh_cluster: Callable[.
         with pytest.raises(ConnectionLost):
             client.jobs()
     with connect(cluster.dsn()) as client:
-        found = client.job(job.number)
-        assert found.state not in ("finished", "failed", "cancelled")
-        found.cancel()
-        assert found.wait(progress=False, timeout=60) == "cancelled"
+        answer = client.job(job.number)
+        assert answer.state not in ("finished", "failed", "cancelled")
+        answer.cancel()
+        assert answer.wait(progress=False, timeout=60) == "cancelled"

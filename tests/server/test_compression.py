@@ -79,8 +79,8 @@ class Lab:
         ).fetchall()
 
     def await_compressed(self, job: int) -> list[Any]:
-        found: list[Any] = self.wait_until(lambda: self.compressed(job), what=lambda: self.told(job))
-        return found
+        tensors: list[Any] = self.wait_until(lambda: self.compressed(job), what=lambda: self.told(job))
+        return tensors
 
     def told(self, job: int) -> str:
         lines = self.conn.execute("SELECT event, reason, details FROM tensile.scheduler_log WHERE job = %s", (job,))
@@ -128,9 +128,9 @@ def test_what_is_compressed_is_shown_and_changes_no_result(lab: Lab) -> None:
 
 
 def test_jobs_on_one_link_each_compress_as_they_were_told_to(lab: Lab) -> None:
-    one, other = lab.submit(compression="zvc"), lab.submit(compression="none")
-    assert {row[4] for row in lab.await_compressed(one)} == {"zvc"}
-    lab.await_epochs(other, 2)
-    assert value(lab.conn, "SELECT count(*) FROM tensile.compression WHERE job = %s", other) == 0
-    assert value(lab.conn, "SELECT count(codec) FROM tensile.plan WHERE job = %s", other) == 0
-    lab.cancel(one, other)
+    compressing, plain = lab.submit(compression="zvc"), lab.submit(compression="none")
+    assert {row[4] for row in lab.await_compressed(compressing)} == {"zvc"}
+    lab.await_epochs(plain, 2)
+    assert value(lab.conn, "SELECT count(*) FROM tensile.compression WHERE job = %s", plain) == 0
+    assert value(lab.conn, "SELECT count(codec) FROM tensile.plan WHERE job = %s", plain) == 0
+    lab.cancel(compressing, plain)

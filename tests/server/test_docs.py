@@ -109,8 +109,8 @@ def follow(conn: Connection, block: Block, wait_until: Wait) -> None:
         if until is not None:
             wait_until(lambda sql=statement: len(rows(conn, sql) or ()) >= int(until[1]), what=f"line {block.line}")
             continue
-        found = rows(conn, statement)
-        assert found is None or bool(found) == (block.note != "no rows"), f"{statement}\nreturned {found}"
+        result = rows(conn, statement)
+        assert result is None or bool(result) == (block.note != "no rows"), f"{statement}\nreturned {result}"
 
 
 def patient(document: Path, conn: Connection, wait_until: Wait) -> Iterator[Block]:
@@ -129,14 +129,14 @@ def patient(document: Path, conn: Connection, wait_until: Wait) -> Iterator[Bloc
 )
 def test_examples_work(document: Path, enter: Callable[[str], Connection], wait_until: Wait) -> None:
     conn = enter(document.stem.lower())
-    found: Iterator[Block] = iter(blocks(document, "sql"))
+    examples: Iterator[Block] = iter(blocks(document, "sql"))
     if not any("CREATE EXTENSION" in block.text for block in blocks(document, "sql")):
         conn.execute("CREATE EXTENSION pg_tensile CASCADE")
     if document.name in WITH_FLIGHTS:
         for statement in statements(FLIGHTS):
             conn.execute(statement.encode())
-        found = patient(document, conn, wait_until)
-    for block in found:
+        examples = patient(document, conn, wait_until)
+    for block in examples:
         try:
             follow(conn, block, wait_until)
         except (psycopg.Error, AssertionError) as error:

@@ -63,8 +63,8 @@ def test_what_a_running_job_needs_is_dropped(
             wait_until(lambda: state(db, job) == "failed", what=lambda: state(db, job))
             assert 'role "alice" was dropped' in value(db, "SELECT error FROM tensile.jobs WHERE id = %s", job)
     admin.close()
-    left = "pyworker executor" if drop == "role" else "pyworker"  # the scheduler's planner may stay
-    assert not any(left in command for command in cluster.processes().values())
+    command_line = "pyworker executor" if drop == "role" else "pyworker"  # the scheduler's planner may stay
+    assert not any(command_line in command for command in cluster.processes().values())
 
 
 def test_a_worker_that_cannot_connect_says_why(

@@ -56,8 +56,8 @@ def explain(conn: Connection, model: str = "m", **arguments: Any) -> list[str]:
 
 def explained(conn: Connection, model: str = "m", **arguments: Any) -> dict[str, Any]:
     (line,) = explain(conn, model, **(arguments | {"options": {"format": "json"} | arguments.get("options", {})}))
-    found: dict[str, Any] = json.loads(line)
-    return found
+    explanation: dict[str, Any] = json.loads(line)
+    return explanation
 
 
 def backend(conn: Connection) -> int:
@@ -83,13 +83,13 @@ def test_a_job_is_explained_and_nothing_is_stored(db: Connection) -> None:
 
 def test_its_numbers_are_those_of_the_data_and_the_model(db: Connection) -> None:
     register(db, "m")
-    found = explained(db, validation=0.25)
-    assert found["training_rows"] + found["validation_rows"] == 400
+    explanation = explained(db, validation=0.25)
+    assert explanation["training_rows"] + explanation["validation_rows"] == 400
     # a, b and 5 categories (and the unknown one) of 16 numbers; 8 hidden units
-    assert found["parameters"] == 6 * 16 + (2 + 16) * 8 + 8 + 8 + 1
-    memory = found["memory"]
+    assert explanation["parameters"] == 6 * 16 + (2 + 16) * 8 + 8 + 8 + 1
+    memory = explanation["memory"]
     assert memory["floor_bytes"] <= memory["least_bytes"] <= memory["planned_bytes"] <= memory["vanilla_bytes"]
-    assert found["time"]["vanilla_us"] > 0
+    assert explanation["time"]["vanilla_us"] > 0
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,10 @@ def test_a_budget_makes_a_plan(db: Connection, architecture: dict[str, Any], que
     register(db, "m", architecture)
     free = explained(db, query=query, batch_size=32, policy=policy)["memory"]
     budget = (free["least_bytes"] + free["vanilla_bytes"]) // 2
-    found = explained(db, query=query, batch_size=32, policy=policy, memory_budget=f"{budget}B")
-    assert found["memory"]["planned_bytes"] <= budget < free["vanilla_bytes"]
-    assert found["swapped"]["tensors"] + found["recomputed"]["tensors"] > 0
-    assert found["start"]["when"] == "now"
+    explanation = explained(db, query=query, batch_size=32, policy=policy, memory_budget=f"{budget}B")
+    assert explanation["memory"]["planned_bytes"] <= budget < free["vanilla_bytes"]
+    assert explanation["swapped"]["tensors"] + explanation["recomputed"]["tensors"] > 0
+    assert explanation["start"]["when"] == "now"
 
 
 def test_what_never_fits_names_the_operator(db: Connection) -> None:
@@ -206,8 +206,8 @@ def test_the_query_sees_the_callers_transaction(user: Connection, db: Connection
     user.execute("DELETE FROM own WHERE a > 0.9")
     rows = value(user, "SELECT count(*) FROM own")
     db.execute("INSERT INTO own " + ROWS)
-    found = explained(user, query="SELECT * FROM own")
-    assert found["training_rows"] + found["validation_rows"] == rows < 400
+    explanation = explained(user, query="SELECT * FROM own")
+    assert explanation["training_rows"] + explanation["validation_rows"] == rows < 400
     user.execute("INSERT INTO own (a) VALUES (1)")  # the transaction goes on, and may write
     user.commit()
     assert value(user, "SELECT count(*) FROM own") == rows + 401
@@ -384,14 +384,14 @@ def test_the_executor_ends_with_its_session(
 def test_several_sessions_explain_at_once(db: Connection, connect: Callable[..., Connection]) -> None:
     register(db, "m")
     sessions = [connect() for _ in range(3)]
-    found: list[list[str]] = []
-    threads = [threading.Thread(target=lambda conn=conn: found.append(explain(conn))) for conn in sessions]
+    explanations: list[list[str]] = []
+    threads = [threading.Thread(target=lambda conn=conn: explanations.append(explain(conn))) for conn in sessions]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(found) == 3
-    assert len({lines[0] for lines in found}) == 1
+    assert len(explanations) == 3
+    assert len({lines[0] for lines in explanations}) == 1
 
 
 def test_it_takes_a_job_slot_and_gives_it_back(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
@@ -471,11 +471,11 @@ def test_others_jobs_are_not_shown(fresh_cluster: Callable[..., Any], wait_until
         register(conn, "m")
         conn.execute("SELECT grant_model('m', 'mallory', 'train')")
         conn.execute("SET ROLE mallory")
-        found = explained(conn)
+        explanation = explained(conn)
         conn.execute("RESET ROLE")
         conn.execute("SELECT cancel_job(%s)", (job,))
-    assert found["admission"]["running"] == 1
-    assert "secret_model" not in json.dumps(found)
+    assert explanation["admission"]["running"] == 1
+    assert "secret_model" not in json.dumps(explanation)
 
 
 def test_nothing_is_left_in_the_file_system(db: Connection, cluster: Any) -> None:

@@ -29,8 +29,8 @@ from tests.server.support import (
 
 def lines(cluster: Any) -> list[str]:
     """What the server's log says of jobs, without the varying numbers."""
-    found = re.findall(r"LOG: +pg_tensile: (job .*)", cluster.log())
-    return [re.sub(r"seconds=[0-9.]+", "seconds=S", line) for line in found]
+    messages = re.findall(r"LOG: +pg_tensile: (job .*)", cluster.log())
+    return [re.sub(r"seconds=[0-9.]+", "seconds=S", line) for line in messages]
 
 
 def test_the_log_has_a_line_for_each_turn_of_a_job(

@@ -75,9 +75,9 @@ def test_numbers_that_no_device_has_are_refused_and_change_nothing(stage: Stage,
 
 
 def test_the_largest_numbers_do_not_overflow_the_sums(stage: Stage, job: int, second: int) -> None:
-    for each in (job, second):
-        use_device(stage, each, "cuda:7", MOST, overhead=MOST)
-        report(stage, each, device_bytes=2**63 - 1, device_peak_bytes=2**63 - 1, utilisation=17)
+    for number in (job, second):
+        use_device(stage, number, "cuda:7", MOST, overhead=MOST)
+        report(stage, number, device_bytes=2**63 - 1, device_peak_bytes=2**63 - 1, utilisation=17)
     columns = "granted_bytes, in_use_bytes, utilisation"
     assert device(stage.alice, "cuda:7", columns) == (2 * MOST, 2 * MOST, 1)
     report(stage, job, device_bytes=-5, utilisation="'NaN'")

@@ -27,7 +27,7 @@ def test_jobs_share_a_device_and_their_weights_are_those_without_plans(
         jobs = [lab.submit(network, seed) for network, seed in trained]
         lab.bring_together(*jobs)
         weights = [lab.digest(job) for job in jobs]
-    assert weights == [lab.weights[each] for each in trained]
+    assert weights == [lab.weights[key] for key in trained]
     assert watch.granted > lab.sizes["mlp"].vanilla and watch.in_use > 0
     events = (
         "SELECT sum((details->>'events')::int) FROM tensile.scheduler_log WHERE job = ANY(%s) AND event = 'planned'"
@@ -89,9 +89,9 @@ def test_a_job_that_can_never_fit_is_told_a_batch_size_that_does(lab: Lab) -> No
     diag = refused.value.diag
     assert diag.sqlstate == "53200" and diag.message_primary is not None and diag.message_hint is not None
     assert "operator" in f"{diag.message_primary} {diag.message_detail}"
-    found = re.search(r"batch_size => (\d+)", diag.message_hint)
-    assert found is not None, diag.message_hint
-    batch_size = int(found[1])
+    suggestion = re.search(r"batch_size => (\d+)", diag.message_hint)
+    assert suggestion is not None, diag.message_hint
+    batch_size = int(suggestion[1])
     assert 0.4 * BATCH_SIZE < batch_size < BATCH_SIZE
     with lab.watch():
         fits = lab.submit("mlp", epochs=1, batch_size=batch_size)

@@ -55,8 +55,8 @@ def test_others_get_the_memory_of_a_cancelled_job_and_make_room_for_a_new_one(la
 
 
 def planner_pid(lab: Lab) -> int:
-    found: int = lab.wait_until(lambda: next(iter(children(processes(lab.conn)[SCHEDULER][0])), None), what=lab.told)
-    return found
+    pid: int = lab.wait_until(lambda: next(iter(children(processes(lab.conn)[SCHEDULER][0])), None), what=lab.told)
+    return pid
 
 
 @pytest.mark.long

@@ -64,8 +64,8 @@ def check(notebook: dict[str, Any]) -> None:
 
 def committed() -> dict[str, Any]:
     assert NOTEBOOK.exists(), "python -m scripts.notebook writes it"
-    found: dict[str, Any] = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    return found
+    contents: dict[str, Any] = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    return contents
 
 
 def test_the_source_is_cut_into_cells() -> None:
@@ -88,8 +88,8 @@ def test_paths_of_the_machine_are_taken_out() -> None:
 def test_the_notebook_in_the_repository_is_a_run_of_its_source() -> None:
     notebook = committed()
     check(notebook)
-    found = [(cell["cell_type"], text_of(cell["source"])) for cell in notebook["cells"]]
-    assert found == cells(SOURCE.read_text(encoding="utf-8"))
+    contents = [(cell["cell_type"], text_of(cell["source"])) for cell in notebook["cells"]]
+    assert contents == cells(SOURCE.read_text(encoding="utf-8"))
     assert str(REPOSITORY) not in json.dumps(notebook)
 
 
@@ -101,25 +101,25 @@ def test_the_notebook_runs_and_shows_what_the_one_in_the_repository_shows(
     server = {"PGHOST": str(cluster.folder), "PGPORT": str(cluster.port), "PGUSER": "postgres"}
     server |= {"PGDATABASE": "postgres", "PGOPTIONS": f"-c search_path={schema},public"}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")} | server
-    made = tmp_path / "made.ipynb"
+    output = tmp_path / "made.ipynb"
     done = subprocess.run(
-        [sys.executable, "-m", "scripts.notebook", "--server", str(made)],
+        [sys.executable, "-m", "scripts.notebook", "--server", str(output)],
         cwd=REPOSITORY,
         env=environment,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    notebook = json.loads(made.read_text(encoding="utf-8"))
+    notebook = json.loads(output.read_text(encoding="utf-8"))
     check(notebook)
     assert list(map(shape, notebook["cells"])) == list(map(shape, committed()["cells"]))
 
 
 def test_a_cell_that_fails_is_told_and_nothing_is_written(tmp_path: Path) -> None:
-    made = tmp_path / "made.ipynb"
+    output = tmp_path / "made.ipynb"
     environment = os.environ | {"PGHOST": str(tmp_path), "PGPORT": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "scripts.notebook", "--server", str(made)],
+        [sys.executable, "-m", "scripts.notebook", "--server", str(output)],
         cwd=REPOSITORY,
         env=environment,
         capture_output=True,
@@ -127,4 +127,4 @@ def test_a_cell_that_fails_is_told_and_nothing_is_written(tmp_path: Path) -> Non
     )
     assert done.returncode == 1
     assert "a cell has failed" in done.stderr and "cannot connect" in done.stderr and "hint: " in done.stderr
-    assert not made.exists()
+    assert not output.exists()

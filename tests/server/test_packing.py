@@ -59,7 +59,7 @@ def arrays(elements: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
     return st.lists(st.none() | elements, max_size=20)
 
 
-def each(expected: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any]]:
+def elementwise(expected: Callable[[Any], Any]) -> Callable[[list[Any]], list[Any]]:
     return lambda array: [None if item is None else expected(item) for item in array]
 
 
@@ -102,13 +102,13 @@ TYPES = [
     Type("mood", "text", st.sampled_from(["sad", "ok", "happy"])),
     Type("score", "int4", st.integers(0, 10)),
     Type("label", "text", st.sampled_from(["x", "y"])),
-    Type("bool[]", "bool[]", arrays(st.booleans()), each(int)),
+    Type("bool[]", "bool[]", arrays(st.booleans()), elementwise(int)),
     Type("int2[]", "int2[]", arrays(integers(16))),
     Type("int4[]", "int4[]", arrays(integers(32))),
     Type("int8[]", "int8[]", arrays(integers(64))),
-    Type("float4[]", "float4[]", arrays(FLOAT4), each(float4)),
+    Type("float4[]", "float4[]", arrays(FLOAT4), elementwise(float4)),
     Type("float8[]", "float8[]", arrays(FLOAT8)),
-    Type("numeric[]", "float8[]", arrays(numerics()), each(float)),
+    Type("numeric[]", "float8[]", arrays(numerics()), elementwise(float)),
     Type("score[]", "int4[]", arrays(st.integers(0, 10))),
     Type("bytea", "uint8[]", st.binary(max_size=20), list),
 ]
@@ -130,12 +130,12 @@ def types(recorder: Recorder) -> Recorder:
     return recorder
 
 
-def same(left: Any, right: Any) -> bool:
-    if isinstance(left, list) and isinstance(right, list):
-        return len(left) == len(right) and all(map(same, left, right))
-    if isinstance(left, float) and isinstance(right, float):
-        return left == right or (math.isnan(left) and math.isnan(right))
-    return bool(left == right)
+def same(received: Any, expected: Any) -> bool:
+    if isinstance(received, list) and isinstance(expected, list):
+        return len(received) == len(expected) and all(map(same, received, expected))
+    if isinstance(received, float) and isinstance(expected, float):
+        return received == expected or (math.isnan(received) and math.isnan(expected))
+    return bool(received == expected)
 
 
 # The last value of each type that has a limit, all at once, and a row of nulls

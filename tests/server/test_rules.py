@@ -54,10 +54,10 @@ def objects(rules: dict[str, Any]) -> st.SearchStrategy[Any]:
     """Some of the keys that the rules are about, most of them with fitting values, now and then another one."""
     keys = {key: st.one_of(*[fitting(rule)] * 9, ANYTHING) for key, rule in rules["properties"].items()}
     required = {key: keys.pop(key) for key in rules.get("required", ())}
-    known = st.fixed_dictionaries(required, optional=keys)
+    complete = st.fixed_dictionaries(required, optional=keys)
     some = st.builds(lambda given, chosen: {key: given[key] for key in given if key in required or key in chosen},
-                     known, st.sets(st.sampled_from([*keys, ""]), max_size=3))  # fmt: skip
-    stray = st.builds(lambda given, name, other: given | {name: other}, some, NAMES, ANYTHING)
+                     complete, st.sets(st.sampled_from([*keys, ""]), max_size=3))  # fmt: skip
+    stray = st.builds(lambda given, name, content: given | {name: content}, some, NAMES, ANYTHING)
     lacking = some.map(lambda given: {key: given[key] for key in given if key not in required})
     return st.one_of(*[some] * 8, stray, lacking)
 

@@ -267,11 +267,11 @@ def test_the_second_of_two_concurrent_submissions_waits_and_is_refused(
 ) -> None:
     schema = flights.execute("SELECT current_schema").fetchone()
     assert schema is not None
-    other = connect(options=f"-c search_path={schema[0]},public -c lock_timeout=300ms")
+    second_session = connect(options=f"-c search_path={schema[0]},public -c lock_timeout=300ms")
     with flights.transaction(force_rollback=True):
         train_late(flights)
         with pytest.raises(psycopg.errors.LockNotAvailable):
-            train_late(other)
+            train_late(second_session)
 
 
 def test_nologin_role(flights: Connection, roles: Callable[..., str]) -> None:

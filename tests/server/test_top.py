@@ -38,8 +38,8 @@ def command(stage: Any, *arguments: str, user: str = "alice") -> list[str]:
 
 def document(stage: Stage, capsys: Any, user: str = "alice") -> dict[str, Any]:
     assert main(command(stage, "--once", "--json", user=user)[3:]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    output: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return output
 
 
 def trace(stage: Stage, job: int) -> None:
@@ -91,32 +91,32 @@ def test_once_prints_the_view(stage: Stage, waiting: int, running: int, capsys: 
 
 
 def test_json_says_what_sql_says(stage: Stage, waiting: int, running: int, capsys: Any) -> None:
-    found = document(stage, capsys)
+    output = document(stage, capsys)
     columns = (
         *("job", "model", "owner", "state", "reason", "pid", "phase", "epoch", "epochs", "step", "steps", "loss"),
         *("samples_per_s", "device_bytes", "device_peak_bytes", "bytes_swapped", "passive_swap_ins", "plan_generation"),
     )
 
     rows = stage.alice.execute(f"SELECT {', '.join(columns)} FROM tensile.progress ORDER BY job").fetchall()
-    assert [tuple(job[column] for column in columns) for job in found["jobs"]] == rows
-    assert [job["job"] for job in found["jobs"]] == [running, waiting]
-    first = found["jobs"][0]
+    assert [tuple(job[column] for column in columns) for job in output["jobs"]] == rows
+    assert [job["job"] for job in output["jobs"]] == [running, waiting]
+    first = output["jobs"][0]
     assert (first["planned_bytes"], first["granted_bytes"], first["vanilla_bytes"]) == (105906176, 106954752, 118 << 20)
     assert (first["stall_s"], first["progress"], first["device"], first["policy"]) == (0.083, 0.65, "cpu", "joint")
     assert first["eta_s"] == pytest.approx(3.5 * 10 * 64 / 1204)
-    (waits,) = found["queue"]
+    (waits,) = output["queue"]
     assert (waits["job"], waits["state"], waits["reason"], waits["retry_in_s"]) == (waiting, "waiting", REASON, None)
     assert 0 < waits["waited_s"] < 120
-    names = [name for name in found["devices"][0] if name != "link_bytes_per_s"]
+    names = [name for name in output["devices"][0] if name != "link_bytes_per_s"]
     rows = stage.alice.execute(f"SELECT {', '.join(names)} FROM tensile.devices ORDER BY name").fetchall()
-    assert [tuple(device[name] for name in names) for device in found["devices"]] == rows
-    assert abs(found["at"] - time.time()) < 60
+    assert [tuple(device[name] for name in names) for device in output["devices"]] == rows
+    assert abs(output["at"] - time.time()) < 60
 
 
 def test_numbers_that_are_none_are_null(stage: Stage, job: int, capsys: Any) -> None:
     stage.order(job, "SELECT tensile._report('training', 1, 10, 1, 10, 'NaN', 'Infinity', 1, 1, 1, 1, 0, NULL)")
-    (found,) = document(stage, capsys)["jobs"]
-    assert found["loss"] is None and found["samples_per_s"] is None and found["step"] == 1
+    (output,) = document(stage, capsys)["jobs"]
+    assert output["loss"] is None and output["samples_per_s"] is None and output["step"] == 1
 
 
 def test_losses_and_pace_of_earlier_epochs_are_there_at_once(
@@ -381,8 +381,8 @@ def test_a_refresh_takes_the_server_less_than_a_hundredth_of_a_second(stage: Sta
     with subprocess.Popen(arguments, cwd=REPOSITORY, **pipes) as process:
         assert process.stdout is not None and process.stderr is not None
         for _ in range(10):
-            found = json.loads(process.stdout.readline())
-        assert [job["job"] for job in found["jobs"]] == crowd
+            output = json.loads(process.stdout.readline())
+        assert [job["job"] for job in output["jobs"]] == crowd
         backend = "SELECT pid FROM pg_stat_activity WHERE application_name = 'pg_tensile' AND usename = 'alice'"
         pid = value(stage.conn, backend)
         before = cpu_seconds(pid)

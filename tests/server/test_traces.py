@@ -255,9 +255,9 @@ def test_five_thousand_operators_are_stored_and_shown(stage: Stage, job: int) ->
 def test_the_last_jobs_trace_stays_until_a_later_one_of_its_model_ends(stage: Stage, traced: int) -> None:
     latency(stage, traced, "{0,5,2,1}")
     footprint(stage, traced)
-    other = stage.job("n")
-    trace(stage, other, TABLES)
-    stage.cancel(other)
+    other_job = stage.job("n")
+    trace(stage, other_job, TABLES)
+    stage.cancel(other_job)
     stage.cancel(traced)
     assert rows_of(stage.alice, traced) == set(NAMES), "to be looked at"
     later = stage.job()
@@ -266,7 +266,7 @@ def test_the_last_jobs_trace_stays_until_a_later_one_of_its_model_ends(stage: St
     stage.cancel(later)
     assert rows_of(stage.alice, traced) == set()
     assert rows_of(stage.alice, later) == {"traces", "operators", "tensors"}
-    assert rows_of(stage.alice, other) == {"traces", "operators", "tensors"}
+    assert rows_of(stage.alice, other_job) == {"traces", "operators", "tensors"}
     stage.conn.execute("DELETE FROM tensile.jobs WHERE id = %s", (later,))
     assert rows_of(stage.conn, later) == set()
 

@@ -120,12 +120,12 @@ def test_cancel_wakes_the_one_who_waits(
     assert flights.execute("SELECT cancel_job(%s)", (job,)).fetchone() == (False,)
 
 
-def activity(conn: Connection, other: Connection) -> tuple[Any, ...] | None:
+def activity(conn: Connection, session: Connection) -> tuple[Any, ...] | None:
     """Start of the transaction of a session that waits in one of our functions."""
     return conn.execute(
         "SELECT xact_start FROM pg_stat_activity"
         " WHERE pid = %s AND state = 'active' AND wait_event_type IN ('Extension', 'IPC')",
-        (other.info.backend_pid,),
+        (session.info.backend_pid,),
     ).fetchone()
 
 

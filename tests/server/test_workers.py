@@ -53,8 +53,8 @@ ROLE_SETTINGS = {  # what the role has set → what its worker has
 
 
 def test_what_a_role_sets_for_its_sessions_does_not_reach_the_supervisor(stage: Stage) -> None:
-    known = {name for (name,) in stage.conn.execute("SELECT name FROM pg_settings").fetchall()} | {"role"}
-    settings = {name: values for name, values in ROLE_SETTINGS.items() if name in known}
+    existing = {name for (name,) in stage.conn.execute("SELECT name FROM pg_settings").fetchall()} | {"role"}
+    settings = {name: values for name, values in ROLE_SETTINGS.items() if name in existing}
     assert settings.keys() >= ROLE_SETTINGS.keys() - {"transaction_timeout"}  # of version 17 and later
     if stage.conn.info.server_version >= 190000:
         del settings["standard_conforming_strings"]  # cannot be switched off from version 19 on
