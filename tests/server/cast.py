@@ -7,11 +7,8 @@ from typing import NamedTuple
 
 import psycopg
 import pytest
-from psycopg.types.json import Jsonb
 
 from tests.server.support import Connection, value
-
-MLP = Jsonb({"type": "mlp", "hidden": [4]})
 
 
 class Cast(NamedTuple):

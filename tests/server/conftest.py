@@ -11,7 +11,7 @@ from tests.server.cast import Cast, insert_job
 from tests.server.pressure import Lab
 from tests.server.recording import Recorder, install_recorder
 from tests.server.stage import Stage, use_device
-from tests.server.support import MLP, Connection, Wait, no_workers, value
+from tests.server.support import SMALL_MLP, Connection, Wait, no_workers, value
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def flights(db: Connection) -> Connection:
     db.execute(
         "CREATE TABLE flights (distance float8, carrier text, legs int[], at timestamptz, notes jsonb, late bool)"
     )
-    db.execute("SELECT register_model('late', %s)", (MLP,))
+    db.execute("SELECT register_model('late', %s)", (SMALL_MLP,))
     return db
 
 
@@ -119,7 +119,7 @@ def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Conne
     db.execute(
         "CREATE TABLE secrets (x float8, y float8); INSERT INTO secrets SELECT i, i FROM generate_series(1, 50) i"
     )
-    model = value(conns[alice], "SELECT register_model('late', %s, 'alice''s')", MLP)
+    model = value(conns[alice], "SELECT register_model('late', %s, 'alice''s')", SMALL_MLP)
     job = insert_job(db, alice, model)
     version = value(
         db,

@@ -17,6 +17,7 @@ Wait = Callable[..., Any]  # fixture wait_until
 Row = Callable[[Connection, int], dict[str, Any]]  # fixture job_row
 
 MLP = {"type": "mlp", "hidden": [8]}
+SMALL_MLP = Jsonb({"type": "mlp", "hidden": [4]})
 # 400 rows that an MLP learns well: the class is a plane through two features
 ROWS = """
     SELECT cos(i) AS a, sin(i * 0.7) AS b, 'c' || mod(i, 5) AS c,

@@ -141,7 +141,7 @@ def test_more_rows_than_there_are(db: Connection) -> None:
 
 
 def test_two_jobs_that_choose_at_once_both_train(fresh_cluster: Callable[..., Any]) -> None:
-    """On a device that has not got what one of them would choose alone, twice."""
+    """The device cannot hold twice the batch that a job would choose alone."""
     cluster = fresh_cluster({"pg_tensile.device_memory": "3MB"})
     with cluster.connect() as conn:
         options = {"batch_size_range": [8, 512]}

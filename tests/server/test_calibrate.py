@@ -96,7 +96,7 @@ def test_jobs_and_explanations_use_its_result(db: Connection) -> None:
 
 @pytest.mark.long
 def test_trained_models_are_among_what_is_measured(db: Connection, cluster: Any) -> None:
-    """As the library derives their sizes, and with what cannot be built any more left out.
+    """Sizes are those of the library; models that can no longer be built are omitted.
 
     Long: it measures for 16 seconds.
     """

@@ -46,7 +46,7 @@ def test_cancel_a_queued_job(fresh_cluster: Callable[..., Any], wait_until: Wait
 
 
 def cancels(db: Connection, job: int, wait_until: Wait) -> None:
-    """Cancel the job and see it, its worker and its executor end."""
+    """Cancel the job and check that it, its worker and its executor end."""
     pids = [pid for pid in (worker_pid(db, job), executor_pid(db, job)) if pid is not None]
     assert value(db, "SELECT cancel_job(%s)", job) is True
     wait_until(lambda: state(db, job) == "cancelled" and no_workers(db), what=lambda: f"still {state(db, job)}")
@@ -97,7 +97,7 @@ def test_pg_cancel_backend_cancels_the_job(db: Connection, wait_until: Wait, mom
 def test_what_does_not_end_a_job_that_loads_does_not_disturb_it(
     db: Connection, wait_until: Wait, job_row: Row, call: str
 ) -> None:
-    """The last one interrupts the query without a reason: the query is run again, and that is no other attempt."""
+    """The last call interrupts the query without a reason: the query runs again within the same attempt."""
     job = submit(db, "m", MLP, query=SLOW_ROWS + " WHERE a > 0.8")  # 4 s
     wait_until(lambda: phase(db, job) == "loading" and value(db, FEEDS) == 1)
     db.execute(f"SELECT {call}", (job,))
@@ -119,7 +119,7 @@ def test_a_model_dropped_while_it_trains_fails_the_job(db: Connection, wait_unti
 
 @pytest.mark.parametrize("moment", ["importing", "loading", "training"])
 def test_a_terminated_worker_ends_its_job(db: Connection, wait_until: Wait, job_row: Row, moment: str) -> None:
-    """While it loads it runs the query and cannot listen: PostgreSQL ends it, and the controller sees to the job."""
+    """A worker that loads runs the query and cannot react: PostgreSQL ends it, and the controller ends the job."""
     job = submit(db, "m", MLP, epochs=FOREVER, query=SLOW_ROWS if moment == "loading" else ROWS)
     if moment == "importing":
         wait_until(lambda: executor_pid(db, job) is not None)

@@ -1,4 +1,4 @@
-"""Jobs whose swaps are compressed: to the same weights as without a plan, with what is compressed shown in SQL."""
+"""Jobs with compressed swaps: the weights are those without a plan, and SQL shows the compressed tensors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Lab:
         self._models = 0
 
     def submit(self, budget: str | None = BUDGET, epochs: int = FOREVER, **options: Any) -> int:
-        """A job of a model of its own; without a budget without plans."""
+        """Submit a job of a new model; without a budget it has no plan."""
         self._models += 1
         model, policy = f"m{self._models}", "joint" if budget else "none"
         register(self.conn, model, WIDE)
@@ -54,7 +54,7 @@ class Lab:
         return int(value(self.conn, query, model, epochs, ROWS, policy, budget, json.dumps(options)))
 
     def losses(self, job: int) -> list[Any]:
-        """Of each epoch: loss and accuracy."""
+        """Return loss and accuracy of each epoch."""
         sql = "SELECT loss, accuracy FROM tensile.epoch_metrics WHERE job = %s ORDER BY epoch"
         return self.conn.execute(sql, (job,)).fetchall()
 
@@ -69,7 +69,7 @@ class Lab:
             assert value(self.conn, "SELECT wait_for_job(%s, '30 s')", job) == "cancelled"
 
     def compressed(self, job: int) -> list[Any]:
-        """Tensors that are compressed, by what is decided and by the plan in use; none before that is so."""
+        """Return tensors compressed by the decisions and by the plan in use, none until both agree."""
         return self.conn.execute(
             "SELECT c.tensor, c.kind, c.bytes, c.zero_share, c.codec, c.coded_bytes, c.coded_us, c.plain_us"
             " FROM tensile.compression c JOIN tensile.plan p USING (job, tensor, codec)"
@@ -96,7 +96,7 @@ def lab(module_cluster: Any, wait_until: Wait) -> Iterator[Lab]:
 
 
 def test_what_is_compressed_is_shown_and_changes_no_result(lab: Lab) -> None:
-    """Not even that of a job whose executor is killed."""
+    """This includes a job whose executor is killed."""
     assert value(lab.conn, "SELECT count(*) FROM tensile.codec_times") == 0
     job = lab.submit(compression="auto")
     rows = lab.await_compressed(job)

@@ -1,4 +1,4 @@
-"""Every SQL example of the documents is executed, in order, in a database of its own for each document; and the SQL
+"""The SQL examples of the documents, executed in order in a new database for each document; and the SQL
 reference is what the catalogues say.
 
 How a block is treated, the comment before it says (tests/documents.py). Documents WITH_FLIGHTS use the tables of the
@@ -68,8 +68,8 @@ def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
 
 @pytest.fixture
 def enter(server: Any, wait_until: Wait) -> Iterator[Callable[[str], Connection]]:
-    """`enter(name)`: a connection to a new database, which pg_tensile works in from now on. What a document sets with
-    ALTER SYSTEM is forgotten afterwards."""
+    """`enter(name)`: connect to a new database, in which pg_tensile works from now on. ALTER SYSTEM is
+    undone afterwards."""
     with contextlib.ExitStack() as connections:
 
         def make(name: str) -> Connection:
@@ -91,13 +91,13 @@ def enter(server: Any, wait_until: Wait) -> Iterator[Callable[[str], Connection]
 
 
 def rows(conn: Connection, statement: str) -> list[Any] | None:
-    """None: the statement is no query."""
+    """Execute a statement; return its rows, None if it is no query."""
     cursor = conn.execute(statement.encode())
     return cursor.fetchall() if cursor.description is not None else None
 
 
 def follow(conn: Connection, block: Block, wait_until: Wait) -> None:
-    """Executes a block as its note says. Raises AssertionError, psycopg.Error."""
+    """Execute a block as its note says. Raises AssertionError, psycopg.Error."""
     assert NOTES.fullmatch(block.note), f"unknown note: {block.note}"
     if block.note.startswith("not executed"):
         return
@@ -114,7 +114,7 @@ def follow(conn: Connection, block: Block, wait_until: Wait) -> None:
 
 
 def patient(document: Path, conn: Connection, wait_until: Wait) -> Iterator[Block]:
-    """The document's statements one by one, each when it can be executed."""
+    """Yield the document's statements one by one, each when it can be executed."""
     for block in blocks(document, "sql"):
         for statement in statements(block.text):
             if NEEDS_JOBS_TO_HAVE_ENDED.search(statement):

@@ -135,7 +135,7 @@ def test_training_gives_way_to_the_server(fresh_cluster: Callable[..., Any], wai
 def test_a_child_that_takes_too_much_memory_fails_its_job(
     fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row, allocate: str
 ) -> None:
-    """Long: the child fills two gigabytes."""
+    """Long: the child allocates two gigabytes."""
     cluster = fresh_cluster({"pg_tensile.child_memory": "2GB"})
     with cluster.connect() as db:
         greedy = submit(db, "greedy", python_model(on_forward=allocate))

@@ -47,7 +47,7 @@ def call(function: str, arguments: dict[str, Any]) -> str:
 
 
 def explain(conn: Connection, model: str = "m", **arguments: Any) -> list[str]:
-    """The lines of text."""
+    """Call explain_training and return its lines."""
     arguments = {"model": model, "query": ROWS, "target": "y"} | arguments
     if "options" in arguments:
         arguments["options"] = Jsonb(arguments["options"])
@@ -126,7 +126,7 @@ def test_policy_none_is_eager(db: Connection) -> None:
 
 
 def test_a_model_that_cannot_be_captured(db: Connection) -> None:
-    """It would fail as a job; with policy none it would run."""
+    """As a job it would fail; with policy none it would run."""
     register(db, "m", python_model(on_forward="if x.sum() > 0: x = x + 1"))
     refused("0A000", "reads the value of a tensor", "policy => 'none'", lambda: explain(db))
     assert "not captured" in "\n".join(explain(db, policy="none"))
@@ -174,7 +174,7 @@ def test_calibrated_or_not(db: Connection) -> None:
 
 @pytest.fixture
 def user(db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]) -> Connection:
-    """An ordinary role with a grant on the model m, in the test's schema."""
+    """A connection of an ordinary role with a grant on model m, in the test's schema."""
     register(db, "m")
     role = roles("user")
     db.execute("SELECT grant_model('m', %s, 'train')", (role,))
@@ -320,7 +320,7 @@ def test_errors_leave_a_transaction_that_a_savepoint_saves(db: Connection) -> No
 
 @contextmanager
 def explaining(conn: Connection, **arguments: Any) -> Iterator[list[BaseException]]:
-    """Explains in a thread; the list gets its error."""
+    """Call explain_training in a thread, which appends its error to `errors`."""
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -463,7 +463,7 @@ def test_the_query_of_an_explanation_cannot_use_what_the_explanation_may(
 
 
 def test_others_jobs_are_not_shown(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    """The sums count them, but nothing says whose they are."""
+    """The sums include other roles' jobs without naming them."""
     with fresh_cluster().connect() as conn:
         job = submit(conn, "secret_model", {"type": "mlp", "hidden": [8]}, epochs=FOREVER)
         wait_until(lambda: phase(conn, job) == "training")

@@ -1,4 +1,4 @@
-"""Processes die at any moment, in any way: the job says how, nobody else notices, and nothing is left behind."""
+"""Processes die at any moment, in any way: the job names the cause, other sessions are undisturbed, nothing is left."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_executor_dies(
 
 
 def test_an_exit_that_takes_its_time_is_an_exit(impatient_db: Connection, wait_until: Wait, job_row: Row) -> None:
-    """As with libraries that take long to tear down: its connection is open as long as the process lives."""
+    """The connection stays open while the process lives, as with libraries that are slow to tear down."""
     slowly = "import atexit\natexit.register(time.sleep, 4)\nsys.exit(3)"
     job = submit(impatient_db, "m", python_model(on_forward=f"if not self.training: exec({slowly!r})"))
     settle(impatient_db, wait_until, job)
@@ -115,7 +115,7 @@ def test_the_executor_is_killed(
 
 
 def test_what_the_executor_started_dies_with_it(impatient_db: Connection, wait_until: Wait, job_row: Row) -> None:
-    """A grandchild that also keeps the connection open."""
+    """The grandchild also keeps the connection open."""
     model = python_model(on_build="if os.fork() == 0: time.sleep(600)\nos.kill(os.getpid(), signal.SIGKILL)")
     job = submit(impatient_db, "m", model)
     settle(impatient_db, wait_until, job)
@@ -185,7 +185,7 @@ def test_a_job_that_always_dies_is_given_up(fresh_cluster: Callable[..., Any], w
 def test_a_job_goes_on_from_its_checkpoint_after_a_death(
     db: Connection, cluster: Any, wait_until: Wait, job_row: Row
 ) -> None:
-    """The second attempt runs only the epochs that are missing."""
+    """The second attempt runs only the remaining epochs."""
     marker = cluster.folder / f"once-{time.monotonic_ns()}"
     counter = cluster.folder / f"passes-{time.monotonic_ns()}"
     model = python_model(
@@ -243,7 +243,7 @@ def test_a_killed_supervisor_takes_its_executor_along_and_the_job_goes_on(
 
 
 def connections(pid: int) -> int:
-    """Pipes and sockets of a process: a server process may open and close relations' files at any time."""
+    """Count pipes and sockets of a process; it may open and close files of relations at any time."""
     links = (os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd"))
     return sum(link.startswith(("pipe:", "socket:")) for link in links)
 

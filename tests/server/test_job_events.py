@@ -28,7 +28,7 @@ from tests.server.support import (
 
 
 def lines(cluster: Any) -> list[str]:
-    """What the server's log says of jobs, without the varying numbers."""
+    """Return the lines on jobs in the server's log, without varying numbers."""
     messages = re.findall(r"LOG: +pg_tensile: (job .*)", cluster.log())
     return [re.sub(r"seconds=[0-9.]+", "seconds=S", line) for line in messages]
 

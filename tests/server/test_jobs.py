@@ -1,4 +1,4 @@
-"""The life of a job: its states, its turn in the queue, how it is stopped and how it goes on."""
+"""The life of a job: states, phases, waits and errors."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def test_a_job_trains_and_leaves_a_version(db: Connection, job_row: Row, wait_un
 
 
 def is_part(names: list[str], whole: list[str]) -> bool:
-    """Whether `names` is `whole` without some of it."""
+    """True if `names` is a subsequence of `whole`."""
     rest = iter(whole)
     return all(name in rest for name in names)
 
 
 def test_a_job_goes_through_its_states_and_phases(db: Connection) -> None:
-    """Seen by a session that does nothing but look."""
+    """A session polls them."""
     model = python_model(on_forward="time.sleep(0.02 if self.training else 0.7)")
     job = submit(db, "m", model, epochs=1, query=SLOW_ROWS + " WHERE a > 0.8")
     states: list[str] = []
@@ -102,7 +102,7 @@ def test_a_worker_waits_outside_any_transaction(db: Connection, wait_until: Wait
 
 
 def test_autovacuum_sees_what_a_running_job_replaces(db: Connection, wait_until: Wait) -> None:
-    """Old checkpoints are dead rows, of the TOAST table above all."""
+    """Old checkpoints are dead rows, mainly of the TOAST table."""
     job = submit(db, "m", {"type": "mlp", "hidden": [256, 256]}, epochs=FOREVER, options={"checkpoint_interval": 1})
     dead = (
         "SELECT s.n_dead_tup > 0 OR s.autovacuum_count > 0 FROM pg_class c"
@@ -115,7 +115,7 @@ def test_autovacuum_sees_what_a_running_job_replaces(db: Connection, wait_until:
 
 @pytest.mark.long
 def test_waiting_processes_do_not_compute(db: Connection, wait_until: Wait) -> None:
-    """Neither the controller nor a worker whose executor is busy with one long step. Long: the step takes seconds."""
+    """Checks the controller and a worker whose executor is in a long step. Long: the step takes seconds."""
     job = submit(db, "m", python_model(on_forward="if step > 1: time.sleep(3)"), epochs=5)
     wait_until(lambda: phase(db, job) == "training")
     pids = [row[0] for row in db.execute("SELECT pid FROM pg_stat_activity WHERE backend_type LIKE 'pg_tensile %'")]

@@ -21,7 +21,7 @@ from tests.server.stage import (
 )
 from tests.server.support import Connection, Wait, value
 
-FATAL = r"\] +FATAL"  # of a process that is no client's session
+FATAL = r"\] +FATAL"  # logged by background processes
 
 
 # -- the launcher -----------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def test_every_process_is_named_in_pg_stat_activity(db: Connection, wait_until: 
 
 
 def test_waiting_processes_hold_no_snapshot(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    """They wait outside any transaction, for half a minute if nothing happens; VACUUM need not wait with them."""
+    """They wait outside any transaction for up to half a minute; VACUUM need not wait for them."""
     cluster = fresh_cluster()
     with cluster.connect() as conn:
         wait_until(lambda: running_in(conn, "postgres") == BOTH)
@@ -182,7 +182,7 @@ def test_idle_processes_sleep(fresh_cluster: Callable[..., Any], wait_until: Wai
         )
 
         def woken() -> dict[int, str]:
-            """Voluntary context switches: one for each time a process went to sleep."""
+            """Return voluntary context switches by pid: one for each time that a process went to sleep."""
             lines = (Path(f"/proc/{pid}/status").read_text() for pid in pids)
             return {
                 pid: re.findall(r"voluntary_ctxt_switches:\t(\d+)", line)[0]
@@ -190,7 +190,7 @@ def test_idle_processes_sleep(fresh_cluster: Callable[..., Any], wait_until: Wai
             }
 
         def sleeps() -> bool:
-            """For two seconds; statistics of what was done before are reported a while later, once."""
+            """True if no process wakes up for two seconds; statistics of earlier work are reported once."""
             before = woken()
             value(conn, "SELECT pg_sleep(2)")
             return woken() == before

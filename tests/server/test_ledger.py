@@ -1,6 +1,6 @@
-"""Live numbers in shared memory: progress, the plan table, and the ledger that says whose memory of a device is whose.
+"""Devices in shared memory, and the ledger, which divides the memory of a device among jobs.
 
-Workers and scheduler do as the tests order (stage.py).
+Workers and scheduler execute SQL of the tests (stage.py).
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ MOST = 1 << 50  # bytes; no device has more
     ],
 )
 def test_numbers_that_no_device_has_are_refused_and_change_nothing(stage: Stage, job: int, numbers: str) -> None:
-    """What a child says of its device counts for all jobs on it. The slot keeps its device and its grant."""
+    """A child's report on its device affects all jobs on it. The slot keeps its device and its grant."""
     use_device(stage, job, "cuda:7", 1_000_000, overhead=300)
     publish(stage, job, [], 6000)
     columns = "total_bytes, granted_bytes, out_bytes_per_s, jobs"
@@ -86,7 +86,7 @@ def test_the_largest_numbers_do_not_overflow_the_sums(stage: Stage, job: int, se
 
 
 def test_a_device_too_many_changes_nothing(new_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    """The ledger holds 16; the job that brings the seventeenth keeps the one that it has."""
+    """The ledger holds 16 devices; the job that registers the seventeenth keeps its own."""
     cluster = new_cluster({"pg_tensile.max_jobs": 17, "max_worker_processes": 30, "pg_tensile.plan_events": 1024})
     stage = Stage(cluster, wait_until)
     try:
@@ -131,7 +131,7 @@ def test_a_grant_that_does_not_fit_is_not_published(stage: Stage, job: int, seco
 
 
 def test_who_shrinks_goes_first(stage: Stage, job: int, second: int) -> None:
-    """Until its executor has made an iteration under the smaller plan, the memory of the larger one is not free."""
+    """The memory of the larger plan is not free until the executor has done an iteration under the smaller one."""
     for number in (job, second):
         use_device(stage, number, "cuda:0", 1000)
     assert publish(stage, job, [], 700) == 1
@@ -189,7 +189,7 @@ def test_a_lower_limit_stops_growth_and_nothing_else(stage: Stage, job: int, wai
 
 
 def test_the_sum_never_exceeds_the_budget_whatever_the_order(stage: Stage, job: int, second: int) -> None:
-    """Compared with a ledger of a few lines, which knows nothing of locks and slots."""
+    """The reference is a ledger of a few lines without locks and slots."""
     budget = 1000
     jobs = (job, second)
     entry = dict.fromkeys(jobs, 0)
@@ -220,7 +220,7 @@ def test_the_sum_never_exceeds_the_budget_whatever_the_order(stage: Stage, job: 
 
 @pytest.fixture
 def inference(stage: Stage) -> Any:
-    """The inference process, started by a prediction that nobody will answer."""
+    """The inference process, started by a prediction that times out."""
     stage.conn.execute(
         "INSERT INTO tensile.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
         """ SELECT id, 1, 'regression', '{"features": [{"name": "x", "kind": "numeric", "type": "float8"}]}', '{}', 1"""

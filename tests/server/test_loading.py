@@ -37,7 +37,7 @@ def test_library_and_extension_have_one_version(db: Connection) -> None:
 
 @pytest.fixture
 def other_version(fresh_cluster: Callable[..., Any], wait_until: Wait) -> Any:
-    """A cluster whose extension has another version than its library: before ALTER EXTENSION UPDATE."""
+    """A cluster whose extension has another version than its library, as before ALTER EXTENSION UPDATE."""
     cluster = fresh_cluster()
     with cluster.connect() as conn:
         wait_until(lambda: running_in(conn, "postgres") == BOTH)
@@ -91,7 +91,7 @@ def test_processes_wait_for_their_version(other_version: Any, wait_until: Wait) 
 
 
 def test_python_files_of_another_version_are_refused(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    """As between make install and the restart."""
+    """The versions differ between make install and the restart."""
     cluster = fresh_cluster()
     with cluster.connect() as conn:
         asleep = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = ANY(%s) AND wait_event_type = 'Extension'"

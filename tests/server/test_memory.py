@@ -1,4 +1,4 @@
-"""Jobs train at once on a device too small for all of them, each under the plan that SQL shows, to the same weights."""
+"""Jobs share a device too small for all of them: each follows the plan that SQL shows and reaches the same weights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_jobs_share_a_device_and_their_weights_are_those_without_plans(
 
 
 def test_a_job_too_many_waits_and_priorities_say_who_is_next(lab: Lab) -> None:
-    """Room for the least of two networks, not of three."""
+    """Set memory for the minimal plans of two networks, not of three."""
     least = lab.sizes["mlp"].least
     lab.set_memory(2.8 * least)
     with lab.watch():
@@ -125,7 +125,7 @@ def test_the_plan_in_sql_is_the_plan_that_is_executed(lab: Lab) -> None:
 
 
 def one_generation(lab: Lab, job: int) -> tuple[Sample, Sample, dict[str, Any]] | None:
-    """What the executor said at two moments, at least two epochs apart, and what the views showed in between; None if
+    """Return two reports of the executor, at least two epochs apart, and rows of the views in between; None if
     the plan changed meanwhile, or has no events."""
     names = ("planned_bytes", "out_bytes", "in_bytes")
     first = lab.wait_until(lambda: lab.sample(job), what=lab.told)

@@ -1,4 +1,4 @@
-"""The example notebook: executed from its source against a server, and what is in the repository is such a run."""
+"""The example notebook: it runs against a server, and the committed one is the result of such a run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.server.support import Connection, value
 
 
 def text_of(lines: str | list[str]) -> str:
-    """A text of a notebook's JSON, which may be cut into lines."""
+    """Return a text of a notebook's JSON, which may be split into lines."""
     return lines if isinstance(lines, str) else "".join(lines)
 
 
 def shape(cell: dict[str, Any]) -> tuple[str, str, list[tuple[str, Any]]]:
-    """A cell without what another run shows otherwise: kind, source, and of each output its kind and types."""
+    """Return the parts of a cell that are the same in each run: kind, source, and kind and types of the outputs."""
     outputs = [
         (output["output_type"], sorted(output["data"]) if "data" in output else output["name"])
         for output in cell.get("outputs", [])
@@ -33,7 +33,7 @@ def shape(cell: dict[str, Any]) -> tuple[str, str, list[tuple[str, Any]]]:
 
 
 def shown(notebook: dict[str, Any], part: str, kind: str) -> str:
-    """What the one cell with that part of a source has shown of a type, as one text."""
+    """Return the output of a type of the only cell whose source contains `part`, as one text."""
     (cell,) = (cell for cell in notebook["cells"] if cell["cell_type"] == "code" and part in text_of(cell["source"]))
     if kind == "stream":
         return "".join(text_of(output["text"]) for output in cell["outputs"] if output["output_type"] == "stream")
@@ -41,7 +41,7 @@ def shown(notebook: dict[str, Any], part: str, kind: str) -> str:
 
 
 def check(notebook: dict[str, Any]) -> None:
-    """All cells were executed, in order, without errors and warnings; outputs are what the texts around them say."""
+    """Check that all cells ran in order without errors and warnings, and that outputs agree with the texts."""
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
     outputs = [output for cell in code for output in cell["outputs"]]

@@ -11,7 +11,7 @@ from psycopg.types.json import Jsonb
 
 from tests.server.cast import Cast, current_user, denied, insert_job
 from tests.server.refusals import refused
-from tests.server.support import MLP, Connection, value
+from tests.server.support import SMALL_MLP, Connection, value
 
 # -- other people's models --------------------------------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ def test_a_new_role_with_an_old_name_inherits_nothing(
 def test_code_needs_pg_execute_server_program(db: Connection, play: Cast) -> None:
     for architecture in ({"type": "python", "source": "x"}, {"type": "import", "callable": "os:system"}):
         for name, replace in (("new", False), ("own", True)):
-            play.mallory.execute("SELECT register_model('own', %s, replace => true)", (MLP,))
+            play.mallory.execute("SELECT register_model('own', %s, replace => true)", (SMALL_MLP,))
             refused(
                 *(
                     "42501",
@@ -138,7 +138,7 @@ def test_a_job_belongs_to_the_current_user(db: Connection, play: Cast) -> None:
     alice = current_user(play.alice)
     call = "train_model('other', 'VALUES (1, 2)', 'column2')"
     owner = "SELECT owner_name, owner::regrole::text FROM tensile.jobs WHERE id = %s"
-    play.alice.execute("SELECT register_model('other', %s)", (MLP,))
+    play.alice.execute("SELECT register_model('other', %s)", (SMALL_MLP,))
     with db.transaction(force_rollback=True):
         db.execute(f"SET LOCAL ROLE {alice}")
         job = value(db, f"SELECT {call}")
@@ -155,7 +155,7 @@ def test_a_job_belongs_to_the_current_user(db: Connection, play: Cast) -> None:
 
 @pytest.fixture
 def mallorys_model(play: Cast) -> Cast:
-    play.mallory.execute("SELECT register_model('m', %s)", (MLP,))
+    play.mallory.execute("SELECT register_model('m', %s)", (SMALL_MLP,))
     return play
 
 
@@ -193,7 +193,7 @@ def test_views_lend_the_rights_of_their_owner(db: Connection, mallorys_model: Ca
 
 
 def test_submitting_runs_nothing_with_the_rights_of_the_extensions_owner(mallorys_model: Cast) -> None:
-    """Functions, operators and tables that hide the real ones, in front of pg_catalog and in pg_temp."""
+    """Functions, operators and tables hide the real ones, before pg_catalog and in pg_temp."""
     mallory = mallorys_model.mallory
     mallory.execute(
         "CREATE TABLE ran (who name, what text); GRANT ALL ON ran TO PUBLIC;"
@@ -212,8 +212,8 @@ def test_submitting_runs_nothing_with_the_rights_of_the_extensions_owner(mallory
     schema = value(mallory, "SELECT current_schema")
     mallory.execute(f"SET search_path = pg_temp, {schema}, pg_catalog, public")
     with mallory.transaction(force_rollback=True):
-        mallory.execute("SELECT register_model('m2', %s), grant_model('m', 'public', 'train')", (MLP,))
-        mallory.execute("SELECT register_model('m', %s, replace => true)", (MLP,))
+        mallory.execute("SELECT register_model('m2', %s), grant_model('m', 'public', 'train')", (SMALL_MLP,))
+        mallory.execute("SELECT register_model('m', %s, replace => true)", (SMALL_MLP,))
         job = value(mallory, "SELECT train_model('m', 'VALUES (1, 2)', 'column2')")
         mallory.execute(
             "SELECT cancel_job(%s), wait_for_job(987654321 - 987654321 + %s) FROM (SELECT 1) x WHERE false", (job, job)
@@ -229,7 +229,7 @@ def test_submitting_runs_nothing_with_the_rights_of_the_extensions_owner(mallory
 
 
 def failed(conn: Connection, query: str, target: str = "y") -> psycopg.Error:
-    """Trains mallory's model on the query and returns the error of the job."""
+    """Train mallory's model on the query and return the error of the job."""
     job = value(conn, "SELECT train_model('m', %s, %s, epochs => 1)", query, target)
     with pytest.raises(psycopg.Error) as caught:
         conn.execute("SELECT wait_for_job(%s, '60 s')", (job,))
@@ -268,7 +268,7 @@ def test_a_function_does_not_lend_the_rights_of_the_worker(mallorys_model: Cast)
     ],
 )
 def test_a_query_that_writes(db: Connection, mallorys_model: Cast, sqlstate: str, body: str) -> None:
-    """Not even in the worker, where functions that it calls could pass for the worker itself."""
+    """Functions called in the worker could otherwise act as the worker itself."""
     mallory = mallorys_model.mallory
     mallory.execute(
         "CREATE TABLE loot (x int);"

@@ -1,4 +1,4 @@
-"""What the feed sends is what the query returns: every type, in real frames from a real worker.
+"""The feed sends the values that the query returns: every type, in real frames from a real worker.
 
 The executor of these tests is recorder.py; its frames are decoded as the executor decodes them
 (pg_tensile.execution.data.columns) and compared with the values that went into the table.
@@ -24,7 +24,7 @@ from tests.server.recording import Recorder, microseconds
 
 
 class Type(NamedTuple):
-    """An SQL type, how it travels, values for it, and what such a value must be on the other side."""
+    """An SQL type, its element type in frames, a strategy of values, and the function to the expected values."""
 
     sql: str
     wire: str
@@ -41,7 +41,7 @@ def integers(bits: int) -> st.SearchStrategy[int]:
 
 
 def numerics() -> st.SearchStrategy[Decimal]:
-    """Of every size: with few digits (the fast path), with many, very large and very small, NaN and infinite."""
+    """Generate numerics: few digits (the fast path), many, very large and very small ones, NaN, infinities."""
     small = st.decimals(-(10**12), 10**12, allow_nan=False, places=4)
     digits = st.builds(
         lambda sign, d, e: Decimal((sign, d, e)),

@@ -186,7 +186,7 @@ def test_a_plan_for_a_job_without_a_worker_or_device_is_refused(stage: Stage, jo
 
 
 def test_nobody_sees_half_a_plan(stage: Stage, planned: int) -> None:
-    """The scheduler replaces the plan as fast as it can; each plan's events all have one tensor."""
+    """The scheduler replaces the plan as fast as it can; all events of a plan have the same tensor."""
     writer = " ".join(f"PERFORM {plan_call(planned, [event(4, number)] * 1000)};" for number in (1, 2))
     unread = "NOT EXISTS (SELECT FROM stage.endings WHERE process = 'reader')"
     number = stage.place("scheduler", f"DO $$BEGIN WHILE {unread} LOOP {writer} END LOOP; END$$")

@@ -1,4 +1,4 @@
-"""predict, predict_class and predict_rows: what they answer, what they refuse, and what they survive.
+"""predict, predict_class and predict_rows: answers, refusals and faults.
 
 One cluster for the file, with small models trained once; predictions are checked against each other (every way to ask
 must give the same answer) and against what the data say.
@@ -53,7 +53,7 @@ TRAINED = {  # name: features, target, options
 
 @pytest.fixture(scope="module")
 def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
-    """A cluster whose models are trained."""
+    """A cluster with trained models."""
     cluster = new_cluster()
     try:
         with cluster.connect() as conn:
@@ -97,7 +97,7 @@ def predictor_pid(server: Any) -> int:
 
 
 def refusal(conn: Connection, sql: str, *parameters: Any) -> tuple[str | None, str, str]:
-    """SQLSTATE, message and hint."""
+    """Return SQLSTATE, message and hint of the error that the statement raises."""
     with pytest.raises(psycopg.Error) as caught:
         conn.execute(sql, parameters)
     diag = caught.value.diag

@@ -1,4 +1,4 @@
-"""Predictions within a memory budget: the same digits as without one, in every way to ask; who may set a model's."""
+"""Predictions within a memory budget: the same digits as without one, in all functions; privileges to set a model's."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def conn(server: Any) -> Iterator[Connection]:
 
 
 def refusal(conn: Connection, sql: str, *parameters: Any) -> tuple[str | None, str, str]:
-    """SQLSTATE, message and hint."""
+    """Return SQLSTATE, message and hint of the error that the statement raises."""
     with pytest.raises(psycopg.Error) as caught:
         conn.execute(sql, parameters)
     diag = caught.value.diag
@@ -73,7 +73,7 @@ def inference_bytes(conn: Connection) -> int:
     ],
 )
 def test_every_overload_gives_the_same_digits(conn: Connection, ask: str) -> None:
-    """Also where the budget changes from row to row, and where it is null."""
+    """The budget may change from row to row and be null."""
     rows = conn.execute(f"""
         SELECT {ask.format("")}, {ask.format(f", '{BUDGET}'")}, {ask.format(", memory_budget => budget")}
         FROM points p, LATERAL (SELECT p.a, p.b, p.c) s, LATERAL (SELECT p.image, p.a) i,

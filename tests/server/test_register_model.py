@@ -8,7 +8,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.server.refusals import refused
-from tests.server.support import MLP, Connection, train_late
+from tests.server.support import SMALL_MLP, Connection, train_late
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
@@ -84,16 +84,21 @@ def test_good_architecture(db: Connection, architecture: object) -> None:
 
 def test_names_of_models(db: Connection) -> None:
     for name in ("", "x" * 201, "two\nlines"):
-        refused("22023", "invalid model name", "200", partial(db.execute, "SELECT register_model(%s, %s)", (name, MLP)))
-    refused("22004", '"name"', "", lambda: db.execute("SELECT register_model(NULL, %s)", (MLP,)))
+        refused(
+            "22023",
+            "invalid model name",
+            "200",
+            partial(db.execute, "SELECT register_model(%s, %s)", (name, SMALL_MLP)),
+        )
+    refused("22004", '"name"', "", lambda: db.execute("SELECT register_model(NULL, %s)", (SMALL_MLP,)))
     refused("22004", '"architecture"', "", lambda: db.execute("SELECT register_model('m', NULL)"))
-    db.execute("SELECT register_model('späte Flüge \"2\"', %s)", (MLP,))
+    db.execute("SELECT register_model('späte Flüge \"2\"', %s)", (SMALL_MLP,))
 
 
 def test_registering_again(flights: Connection) -> None:
     refused(
         *("42710", 'model "late" already exists', "replace => true"),
-        lambda: flights.execute("SELECT register_model('late', %s)", (MLP,)),
+        lambda: flights.execute("SELECT register_model('late', %s)", (SMALL_MLP,)),
     )
     first = flights.execute("SELECT id FROM tensile.models").fetchone()
     wide = {"type": "mlp", "hidden": [64]}
@@ -105,7 +110,7 @@ def test_registering_again(flights: Connection) -> None:
         with flights.transaction(force_rollback=True):
             refused(
                 *("55006", "is being trained", "cancel_job"),
-                lambda: flights.execute("SELECT register_model('late', %s, replace => true)", (MLP,)),
+                lambda: flights.execute("SELECT register_model('late', %s, replace => true)", (SMALL_MLP,)),
             )
 
 
@@ -142,7 +147,7 @@ def test_deploying_a_version_that_is_not_there(flights: Connection) -> None:
 
 
 def test_dropping_a_version(flights: Connection) -> None:
-    """Number 3 is unfinished, 2 deployed."""
+    """Version 3 is unfinished, version 2 deployed."""
     flights.execute(
         "INSERT INTO tensile.model_versions (model, version, task, preprocessing, architecture, weight_bytes)"
         " SELECT id, v, 'regression', '{}', architecture, nullif(v, 3) FROM tensile.models, generate_series(1, 3) v"

@@ -28,7 +28,7 @@ from tests.server.support import (
 
 
 def resumable(conn: Connection, name: str = "m", epochs: int = 40, **options: Any) -> int:
-    """A job that takes some seconds, too short for a checkpoint if no option asks for it."""
+    """Submit a job that takes some seconds, too few for a checkpoint unless options ask for one."""
     model = python_model(on_forward="time.sleep(0.005)")
     return submit(conn, name, model, epochs=epochs, batch_size=40, options=options)
 
@@ -109,7 +109,7 @@ def test_a_fast_stop_while_a_job_loads(fresh_cluster: Callable[..., Any], wait_u
 
 
 def test_a_fast_stop_saves_what_no_checkpoint_had(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    """Stopped in the middle of its first epoch, without a checkpoint so far."""
+    """The job is stopped within its first epoch, without a checkpoint so far."""
     cluster = fresh_cluster({"pg_tensile.checkpoint_interval": 0})
     with cluster.connect() as db:
         job = submit(db, "m", python_model(on_forward="time.sleep(0.01)"), epochs=1, batch_size=1)

@@ -1,4 +1,4 @@
-"""The server and the library refuse the same architectures and options, with the same words."""
+"""The server and the library refuse the same architectures and options with the same messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ANYTHING = st.recursive(
 
 
 def fitting(rule: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """Values that fit, and those next to them: ends of ranges and a step further, arrays that are too short."""
+    """Generate valid values and neighbouring ones: ends of ranges and a step beyond, arrays that are too short."""
     rule = resolved(rule)
     kind = rule["type"]
     if kind in ("integer", "number"):
@@ -51,7 +51,7 @@ def fitting(rule: dict[str, Any]) -> st.SearchStrategy[Any]:
 
 
 def objects(rules: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """Some of the keys that the rules are about, most of them with fitting values, now and then another one."""
+    """Generate objects with keys of the rules, mostly with valid values, sometimes with an unknown key."""
     keys = {key: st.one_of(*[fitting(rule)] * 9, ANYTHING) for key, rule in rules["properties"].items()}
     required = {key: keys.pop(key) for key in rules.get("required", ())}
     complete = st.fixed_dictionaries(required, optional=keys)
@@ -70,8 +70,8 @@ def architectures() -> st.SearchStrategy[Any]:
 
 
 def said(attempt: Callable[[], object]) -> tuple[str, str] | None:
-    """Message and hint of the refusal, None: it was accepted. The server prints values as jsonb does, and looks for the
-    nearest name: both are left out."""
+    """Return message and hint of a refusal, None without one. Printed values and nearest names are
+    omitted: the server prints as jsonb does and searches names in its own way."""
     try:
         attempt()
     except psycopg.Error as error:
@@ -88,7 +88,7 @@ def said(attempt: Callable[[], object]) -> tuple[str, str] | None:
 
 
 def agreed(conn: Connection, function: str, check: Callable[[Any], None], text: str) -> tuple[str, str] | None:
-    """The same refusal by both of the JSON as the server stores it, or by neither."""
+    """Check that server and library both accept the stored JSON, or refuse it alike."""
     stored = value(conn, "SELECT %s::jsonb", text)
     server = said(lambda: conn.execute(f"SELECT tensile.{function}(%s::jsonb)", (text,)))
     assert server == said(lambda: check(stored)), text

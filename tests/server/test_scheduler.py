@@ -32,7 +32,7 @@ def profile() -> dict[str, Any]:
 
 
 class Job:
-    """A job whose executor is the test."""
+    """A job whose executor is played by the test."""
 
     def __init__(self, play: Play, number: int) -> None:
         self.play = play
@@ -51,8 +51,8 @@ class Job:
         device: str = "cpu",
         described: dict[str, Any] | None = None,
     ) -> None:
-        """What the worker does with a TRACE frame; with `data` instead of the trace's own, and the device `described`
-        in another way."""
+        """Store the trace as the worker does on a TRACE frame, with `data` instead of its own and the device
+        `described` in another way."""
         self.trace, self.revision = trace, self.revision + 1
         header = {"device": device, "profile": described or profile(), "revision": self.revision, "policy": "joint"}
         header |= {"overhead_bytes": 0, "operator": "backward", "graphs": [{"name": "train", "rows": 8}]}
@@ -71,7 +71,7 @@ class Job:
         self.order(f"SELECT tensile._job_latency('{header}', {array}, {array}, {array})")
 
     def plan(self, after: int = 0) -> dict[str, Any]:
-        """The newest plan after that generation, once there is one; with its grant. Checked."""
+        """Wait for a plan after generation `after`, validate it and return it with its grant."""
         fetch = (
             "SELECT generation, encode(events, 'hex') AS events, planned_bytes, granted_bytes, link_share"
             f" FROM tensile._fetch_plan({after})"
@@ -87,7 +87,7 @@ class Job:
         return plan
 
     def follow(self, after: int = 0) -> dict[str, Any]:
-        """Takes the plan and makes an iteration under it."""
+        """Adopt the next plan and acknowledge it, as after an iteration; return it."""
         plan = self.plan(after)
         self.order("SELECT tensile._job_admitted()")
         self.order(f"SELECT tensile._acknowledge_plan({plan['generation']})")
@@ -98,7 +98,7 @@ class Job:
 
 
 class Play:
-    """A server whose scheduler is the real one and whose workers execute orders."""
+    """A server with the real scheduler and workers that execute orders."""
 
     def __init__(self, cluster: Any, wait_until: Wait) -> None:
         self.cluster = cluster
@@ -141,13 +141,13 @@ class Play:
         return self.conn.execute(sql, (event,)).fetchall()
 
     def await_log(self, event: str, count: int = 1) -> tuple[Any, ...]:
-        """That line of the log, once there are so many of its kind."""
+        """Wait until the log has `count` lines of an event; return the last one."""
         lines = self.wait_until(lambda: len(self.log(event)) >= count and self.log(event), what=lambda: str(self.log()))
         result: tuple[Any, ...] = lines[-1]
         return result
 
     def planner(self) -> int:
-        """The pid of the scheduler's child, once there is one."""
+        """Wait for the scheduler's child and return its pid."""
         result: int = self.wait_until(lambda: next(iter(children(processes(self.conn)[SCHEDULER][0])), None))
         return result
 
@@ -157,7 +157,7 @@ class Play:
 
 @pytest.fixture
 def play(fresh_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Play]:
-    """The device has room for one network and a half, without plans."""
+    """A device with memory for one and a half networks without plans."""
     settings = {"pg_tensile.device_memory": f"{(MOST + (LEAST + MOST) // 2) // 1024}kB", "pg_tensile.plan_events": 1024}
     play = Play(fresh_cluster(settings), wait_until)
     yield play
@@ -255,7 +255,7 @@ def test_an_executor_that_measured_more_gets_another_plan(play):
 
 def test_only_lasting_changes_of_latency_are_looked_at(play):
     def come() -> str:
-        """The reason for plans when another job comes that needs next to nothing."""
+        """Return the reason of the plans after the arrival of a job that needs almost no memory."""
         before = len(play.log("scheduled"))
         eager = play.job()
         eager.send_trace(None, claim=1)
@@ -307,13 +307,13 @@ def test_a_scheduler_that_dies_goes_on_where_it_was(play):
 
 
 def reject(job: Job, generation: int) -> dict[str, Any]:
-    """What the worker does when the executor cannot use a plan; the plan that comes instead."""
+    """Refuse a plan as the worker does when the executor cannot use it; return the next plan."""
     job.order(f"SELECT tensile._job_log('rejected', 'it cannot be used', {generation})")
     return job.follow(generation)
 
 
 def test_a_job_keeps_its_plan_when_it_rejects_another_until_the_jobs_change(play):
-    """It is to become smaller for a second job, and says no; that one is planned into what is left."""
+    """The first job refuses a smaller plan; the second one is planned into the remaining memory."""
     first_job, second_job = play.job(), play.job()
     first_job.send_trace()
     first = first_job.follow()
@@ -348,7 +348,7 @@ def test_the_grant_of_a_plan_that_is_rejected_is_given_back(play):
 
 
 def test_a_trace_that_no_planner_survives_is_set_aside(play):
-    """Nothing can be planned for a device whose description is wrong: the planner ends with an error."""
+    """The planner ends with an error for a device with a wrong description."""
     deadly, sound = play.job(), play.job()
     deadly.send_trace(device="cuda:0", described=profile() | {"unheard_of": 1})
     assert "planner died" in play.await_log("planner")[2]

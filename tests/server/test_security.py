@@ -1,4 +1,4 @@
-"""A hostile user's script: mallory has a login, a schema of her own and plenty of ideas.
+"""Privileges of functions and tables: mallory has a login and a schema of her own.
 
 alice owns a model with a version and jobs; bob is a member of pg_read_all_stats. Rows that no worker should touch are
 inserted by the superuser. What mallory does must fail with 42501 (or show nothing), and change nothing.
@@ -13,7 +13,7 @@ import pytest
 from psycopg import sql
 
 from tests.server.cast import Cast, current_user, denied
-from tests.server.support import MLP, Connection, value
+from tests.server.support import SMALL_MLP, Connection, value
 
 TABLES = [
     *("models", "model_versions", "model_weights", "model_grants"),
@@ -23,7 +23,7 @@ TABLES = [
 ]
 
 
-OF_THE_MACHINE = {"device_profiles", "latency_models", "codec_times"}  # everybody sees them
+OF_THE_MACHINE = {"device_profiles", "latency_models", "codec_times"}  # visible to all roles
 
 
 # What every user may execute in schema tensile: harmless, or checked by the function itself.
@@ -34,7 +34,7 @@ OPEN = {
 }
 
 
-# Open as well, because workers run as the user; each of them raises 42501 outside the process that it is for.
+# Executable as well, because workers run as the user; each raises 42501 outside of its process.
 WORKERS_ONLY = {
     "_my_job": "",
     "_stop_cause": "",
@@ -104,10 +104,10 @@ def test_nothing_is_for_everybody(
 def test_a_job_needs_more_than_a_single_function(
     db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]
 ) -> None:
-    """Its worker, too, runs as the role."""
+    """The job's worker runs as the role, too."""
     role = roles("guest", member_of=())
     db.execute(f"GRANT EXECUTE ON FUNCTION register_model, train_model TO {role}")
-    db.execute(f"SELECT register_model('m', %s), grant_model('m', '{role}', 'train')", (MLP,))
+    db.execute(f"SELECT register_model('m', %s), grant_model('m', '{role}', 'train')", (SMALL_MLP,))
     with connect(role) as conn:
         denied(partial(conn.execute, "SELECT train_model('m', 'VALUES (1, 2)', 'column2')"), "tensile")
 

@@ -1,6 +1,6 @@
-"""What train_model and register_model find out at once: every mistake has its SQLSTATE, a sentence and a hint.
+"""Mistakes that train_model refuses at once, each with an SQLSTATE, a message and a hint.
 
-Nothing here is trained. What only shows when the query runs or PyTorch builds the model is in the tests of the jobs.
+Nothing is trained here. Mistakes that show when the query runs or PyTorch builds the model: test_training.py.
 """
 
 from __future__ import annotations
@@ -13,12 +13,9 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from tests.server.refusals import refused
-from tests.server.support import Connection, train_late
+from tests.server.support import SMALL_MLP, Connection, train_late
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
-
-
-MLP = Jsonb({"type": "mlp", "hidden": [4]})
 
 
 # -- the query --------------------------------------------------------------------------------------------------------
@@ -258,7 +255,7 @@ def test_two_jobs_for_one_model_at_once(flights: Connection) -> None:
                 f"cancel_job({job})",
                 lambda: train_late(flights),
             )
-        flights.execute("SELECT register_model('other', %s)", (MLP,))
+        flights.execute("SELECT register_model('other', %s)", (SMALL_MLP,))
         train_late(flights, model="other")
 
 
@@ -299,7 +296,7 @@ def test_another_database(cluster: Any, db: Connection) -> None:
     try:
         with cluster.connect("elsewhere") as conn:
             conn.execute("CREATE EXTENSION pg_tensile CASCADE")
-            conn.execute("SELECT register_model('late', %s)", (MLP,))
+            conn.execute("SELECT register_model('late', %s)", (SMALL_MLP,))
             error = refused(
                 *("55000", "elsewhere", "pg_tensile.database"),
                 lambda: train_late(conn, query="VALUES (1, 2)", target="column2"),
@@ -312,7 +309,7 @@ def test_another_database(cluster: Any, db: Connection) -> None:
 def test_without_preloading(fresh_cluster: Callable[..., Any]) -> None:
     cluster = fresh_cluster()
     with cluster.connect() as conn:
-        conn.execute("SELECT register_model('late', %s)", (MLP,))
+        conn.execute("SELECT register_model('late', %s)", (SMALL_MLP,))
     cluster.configure({"shared_preload_libraries": ""})
     cluster.restart()
     wants = ("55000", "shared_preload_libraries", "shared_preload_libraries")

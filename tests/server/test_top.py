@@ -1,4 +1,4 @@
-"""`pg-tensile top` against a real server: what it prints is what SQL says, and what its keys do is done.
+"""`pg-tensile top` against a real server: it prints the numbers of SQL, and its keys take effect.
 
 Workers and scheduler do as the tests order (stage.py), so that the numbers are known.
 """
@@ -43,13 +43,13 @@ def document(stage: Stage, capsys: Any, user: str = "alice") -> dict[str, Any]:
 
 
 def trace(stage: Stage, job: int) -> None:
-    """The job's executor has captured it: it waits for a plan."""
+    """Send a trace of the job, which then waits for a plan."""
     stage.order(job, f"SELECT tensile._job_trace('{json.dumps(HEADER)}', ARRAY['\\x01'::bytea], NULL)")
 
 
 @pytest.fixture
 def running(stage: Stage, job: int) -> int:
-    """A job with all its numbers."""
+    """A running job with all numbers."""
     stage.order(job, "SELECT tensile._register_device('cpu', 268435456, 5e9, 6e9, 0)")
     trace(stage, job)
     stage.order("scheduler", f"SELECT tensile._publish_plan({job}, '', 105906176, 106954752, 1)")
@@ -64,7 +64,7 @@ def running(stage: Stage, job: int) -> int:
 
 @pytest.fixture
 def waiting(stage: Stage, running: int) -> Iterator[int]:
-    """Another job, which waits for memory."""
+    """A job that waits for memory."""
     job = stage.job("n")
     trace(stage, job)
     stage.order("scheduler", f"SELECT tensile._job_waits({job}, '{REASON}')")
@@ -153,7 +153,7 @@ def test_who_sees_which_jobs(stage: Stage, running: int, capsys: Any) -> None:
 
 
 def refusal(capsys: Any, *arguments: str, status: int = 1) -> str:
-    """What the command complains about; it always has a hint, and prints nothing else."""
+    """Run the command, which has to fail with an error and a hint and print nothing else; return the error."""
     assert main(["top", *arguments]) == status
     out, error = capsys.readouterr()
     assert out == "" and error.startswith("pg-tensile: ") and "\nhint: " in error
@@ -191,7 +191,7 @@ def test_without_a_terminal_it_asks_for_once_or_json(stage: Stage, capsys: Any) 
 
 @pytest.fixture
 def live(stage: Stage, wait_until: Wait) -> Iterator[Callable[..., Terminal]]:
-    """`live(user, width, height)`: the view in a terminal."""
+    """`live(user, width, height)`: start the view in a terminal."""
     opened: list[Terminal] = []
 
     def start(user: str = "alice", width: int = 80, height: int = 24) -> Terminal:
@@ -372,7 +372,7 @@ def crowd(stage: Stage, wait_until: Wait) -> Iterator[list[int]]:
 @pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_refresh_takes_the_server_less_than_a_hundredth_of_a_second(stage: Stage, crowd: list[int]) -> None:
-    """So less than 1 % of a core at one refresh a second. The first ones, which make the plan, don't count.
+    """That is less than 1 % of a core at one refresh a second. The first refreshes, which plan the query, do not count.
 
     Long: many refreshes are averaged.
     """

@@ -22,7 +22,7 @@ from tests.server.support import Connection, Wait, register, value
 
 @pytest.fixture
 def quiet(fresh_cluster: Callable[..., Any], wait_until: Wait) -> Any:
-    """A cluster whose processes work elsewhere, so that nothing happens but what the test does."""
+    """A cluster without working processes, so that only the test changes anything."""
     cluster = fresh_cluster({"pg_tensile.database": "", "max_prepared_transactions": 2})
     with cluster.connect() as conn:
         wait_until(lambda: set(processes(conn)) == {LAUNCHER})
@@ -129,7 +129,7 @@ def test_prepare_transaction_is_refused_after_a_change(quiet: Any) -> None:
 
 
 def test_models_are_served_in_the_one_database_only(quiet: Any) -> None:
-    """Versions have the same numbers in other databases, so the predictor would answer with another model."""
+    """Versions have the same ids in other databases, so the predictor would answer with another model."""
     preprocessing = '{"task": "regression", "features": [{"name": "x", "kind": "numeric", "type": "float8"}]}'
     with quiet.connect() as conn:
         register(conn, "m")

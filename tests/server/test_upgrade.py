@@ -165,7 +165,7 @@ def fill(conn: Connection, cluster: Any) -> None:
 
 
 def test_the_catalogue_is_that_of_a_fresh_installation(upgraded: Upgraded) -> None:
-    """Except for the privileges that PUBLIC had and keeps."""
+    """Privileges that PUBLIC had, and keeps, are excepted."""
     upgraded.conn.execute("CREATE DATABASE fresh")
     with upgraded.cluster.connect("fresh") as conn:
         conn.execute("CREATE EXTENSION pg_tensile CASCADE")

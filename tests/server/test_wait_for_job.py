@@ -46,7 +46,7 @@ def test_unknown_jobs(db: Connection) -> None:
 
 @pytest.fixture
 def job_in_state(flights: Connection) -> Iterator[Callable[..., int]]:
-    """`job_in_state("failed", ended=True, sqlstate=…)`: a row of tensile.jobs that no controller will touch."""
+    """`job_in_state("failed", ended=True, sqlstate=…)`: insert a job that no controller starts."""
 
     def insert(state: str, *, ended: bool, **columns: object) -> int:
         columns |= {"state": state, "model_name": "late", "owner_name": "postgres", "query": "", "target": "late"}
@@ -97,7 +97,7 @@ def test_wait_times_out(flights: Connection, job_in_state: Callable[..., int]) -
 
 @pytest.mark.parametrize(("deadline", "least"), [("NULL", 0.9), ("now() + '50 ms'", 0.02), ("now()", 0)])
 def test_who_waits_sleeps(db: Connection, deadline: str, least: float) -> None:
-    """Nothing changes: a second without a deadline, or until the deadline."""
+    """Without a change it waits a second, or until the deadline."""
     db.execute("SELECT tensile._wait_round(now())")  # the first one in a session returns at once
     start = time.perf_counter()
     db.execute(f"SELECT tensile._wait_round({deadline})")
@@ -121,7 +121,7 @@ def test_cancel_wakes_the_one_who_waits(
 
 
 def activity(conn: Connection, session: Connection) -> tuple[Any, ...] | None:
-    """Start of the transaction of a session that waits in one of our functions."""
+    """Return the start of a session's transaction if it waits in a function of the extension, else None."""
     return conn.execute(
         "SELECT xact_start FROM pg_stat_activity"
         " WHERE pid = %s AND state = 'active' AND wait_event_type IN ('Extension', 'IPC')",

@@ -1,4 +1,4 @@
-"""The processes of the shim: who starts them, how they wait and stop, what they tell each other."""
+"""Background workers of the extension: identity, privileges, waits, signals and ends."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_a_wake_up_is_not_lost_while_the_process_waits_for_something_else(
 
 
 def test_a_cancel_request_and_a_stop_that_come_together_are_both_told(stage: Stage, job: int, wait_until: Wait) -> None:
-    """The process cannot take the one before the other has come: it is stopped in its wait."""
+    """SIGSTOP holds the process in its wait until both signals are pending."""
     number = stage.place(job, "WAIT 0; SELECT pg_advisory_lock(7); WAIT 60000")
     waits = (
         "SELECT a.pid FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
@@ -144,7 +144,7 @@ def test_a_cancel_request_and_a_stop_that_come_together_are_both_told(stage: Sta
 def test_a_cancel_request_outside_of_python_reaches_the_supervisor(
     fresh_cluster: Callable[..., Any], wait_until: Wait
 ) -> None:
-    """It interrupts the CALL, not the process: the step is made again, and is told."""
+    """The request interrupts the CALL, not the process: the step is repeated and gets the request."""
     cluster = fresh_cluster()
     with cluster.connect() as conn:
         wait_until(lambda: running_in(conn, "postgres") == BOTH)
@@ -210,7 +210,7 @@ HELD = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT grante
 def test_a_process_of_a_dropped_extension_writes_nothing_into_the_next_one(
     new_cluster: Callable[..., Any], wait_until: Wait, process: str, write: str, written: str
 ) -> None:
-    """Both have a job 1. The old process is in the middle of a statement while the extension is replaced."""
+    """Old and new extension both have job 1. The old process is within a statement while the extension is replaced."""
     stage = Stage(new_cluster({"pg_tensile.plan_events": 1024}), wait_until)
     try:
         old = stage.job()
@@ -238,7 +238,7 @@ def test_a_process_of_a_dropped_extension_writes_nothing_into_the_next_one(
 
 
 def test_a_terminated_worker_stops_at_its_next_wait(stage: Stage, job: int, wait_until: Wait) -> None:
-    """It is busy when the signal comes, for less than a second."""
+    """The worker is busy when the signal arrives, for less than a second."""
     stage.place(job, "SELECT pg_sleep(0.6)")
     time.sleep(0.2)
     pid = worker(stage, job)
