@@ -1,7 +1,7 @@
-"""A headless Chromium, for tests of pages: told what to do over its own protocol (DevTools), on two pipes.
+"""A headless Chromium for tests of pages, driven by the DevTools protocol on two pipes.
 
-No driver, no port and no package is needed, only the browser. A page remembers what its console complained about and
-what it asked for.
+It needs no driver, port or package, only the browser. A page stores the errors of its console and the addresses that it
+requested.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PATIENCE = 60.0  # seconds for an answer: the tests share their cores
 
 
 class Browser:
-    """One process. `folder`: for its profile and its log."""
+    """A process of the browser; `folder` gets its profile and its log."""
 
     def __init__(self, folder: Path) -> None:
         program = next(filter(None, map(shutil.which, PROGRAMS)), None)
@@ -59,7 +59,7 @@ class Browser:
         self._pages: dict[str, Page] = {}
 
     def page(self, width: int = 1280, height: int = 900, scheme: str = "light") -> Page:
-        """A new empty page of that size; narrow ones are a phone's. `scheme`: the colours that its user prefers."""
+        """Open an empty page, a phone's if narrower than 600 pixels. `scheme`: preferred colours, light or dark."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         page = self._pages[session] = Page(self, session)
@@ -73,7 +73,7 @@ class Browser:
         return page
 
     def call(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
-        """The answer to one command."""
+        """Send a command and return its result."""
         self._calls += 1
         command: dict[str, Any] = {"id": self._calls, "method": method, "params": parameters}
         if session is not None:
@@ -94,12 +94,12 @@ class Browser:
 
     def _receive(self, deadline: float) -> dict[str, Any]:
         while b"\0" not in self._read:
-            left = deadline - time.monotonic()
-            ready = left > 0 and select.select([self._answers], [], [], left)[0]
+            remaining = deadline - time.monotonic()
+            ready = remaining > 0 and select.select([self._answers], [], [], remaining)[0]
             data = os.read(self._answers, 1 << 20) if ready else b""
             if not data:
-                said = self._log.read_text("utf-8", "replace")[-3000:]
-                pytest.fail(f"Chromium {'has ended' if ready else f'says nothing for {PATIENCE:.0f} s'}:\n{said}")
+                log = self._log.read_text("utf-8", "replace")[-3000:]
+                pytest.fail(f"Chromium {'has ended' if ready else f'has not answered for {PATIENCE:.0f} s'}:\n{log}")
             self._read += data
         text, _, self._read = self._read.partition(b"\0")
         message: dict[str, Any] = json.loads(text)
@@ -114,7 +114,7 @@ class Browser:
 
 
 def _pipe() -> tuple[int, int]:
-    """The ends to read from and to write to, with numbers that no redirection uses."""
+    """Create a pipe; return its read and write ends, with numbers above those of redirections."""
     low = os.pipe()
     read, write = (fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 20) for end in low)
     for end in low:
@@ -123,7 +123,7 @@ def _pipe() -> tuple[int, int]:
 
 
 class Page:
-    """One tab. `complaints`: errors of its console, also uncaught ones; `requests`: addresses that it asked for."""
+    """A tab. `complaints`: console errors, uncaught exceptions included; `requests`: addresses that it requested."""
 
     def __init__(self, browser: Browser, session: str) -> None:
         self._browser = browser
@@ -134,24 +134,25 @@ class Page:
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         return self._browser.call(method, self._session, **parameters)
 
-    def hear(self, event: str, about: dict[str, Any]) -> None:
+    def hear(self, event: str, parameters: dict[str, Any]) -> None:
         if event == "Runtime.exceptionThrown":
-            details = about["exceptionDetails"]
+            details = parameters["exceptionDetails"]
             self.complaints.append(details.get("exception", {}).get("description", details["text"]))
-        elif event == "Runtime.consoleAPICalled" and about["type"] in ("error", "assert"):
-            self.complaints.append(" ".join(str(each.get("value", each.get("description"))) for each in about["args"]))
-        elif event == "Log.entryAdded" and about["entry"]["level"] == "error":
-            self.complaints.append(about["entry"]["text"])
+        elif event == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "assert"):
+            values = (value.get("value", value.get("description")) for value in parameters["args"])
+            self.complaints.append(" ".join(map(str, values)))
+        elif event == "Log.entryAdded" and parameters["entry"]["level"] == "error":
+            self.complaints.append(parameters["entry"]["text"])
         elif event == "Network.requestWillBeSent":
-            self.requests.append(about["request"]["url"])
+            self.requests.append(parameters["request"]["url"])
 
     def prefer(self, scheme: str) -> None:
-        """The user wants light or dark colours from now on."""
+        """Set the preferred colours, "light" or "dark"."""
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         self.call("Emulation.setEmulatedMedia", features=features)
 
     def open(self, path: Path, until: str = "document.readyState === 'complete'") -> None:
-        """Opens a file and waits until that is true."""
+        """Open a file and wait until the JavaScript condition holds."""
         answer = self.call("Page.navigate", url=path.resolve().as_uri())
         assert "errorText" not in answer, answer
         self.wait(f"location.protocol === 'file:' && ({until})")
@@ -163,18 +164,18 @@ class Page:
             try:
                 if self.evaluate(f"!!({condition})"):
                     return
-            except AssertionError as error:  # while another document comes there is none to ask
+            except AssertionError as error:  # no document while another one loads
                 why = f"; {error}"
             time.sleep(0.02)
         pytest.fail(f"not within {PATIENCE:.0f} s: {condition}; the console says {self.complaints}{why}")
 
     def evaluate(self, expression: str) -> Any:
-        """The value of an expression, as JSON has it."""
+        """Return the value of a JavaScript expression, converted to JSON's types."""
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
     def screenshot(self, path: Path) -> None:
-        """All of the page, as PNG."""
+        """Write the whole page to a PNG file."""
         answer = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(answer["data"]))

@@ -1,8 +1,8 @@
-"""Fixtures: one private cluster per xdist worker, fresh ones on demand, and what every test needs to talk to them.
+"""Fixtures: a private cluster per xdist worker, fresh ones on demand, and connections to them.
 
-`cluster` is shared by all tests of a worker; whatever a test leaves in it (jobs, models, roles, schemas) is swept up by
-`db`. A test that stops, kills or reconfigures the server takes one of its own from `fresh_cluster`. When a cluster
-ends, nothing of it may remain: no process, no file of ours, no unexpected crash in its log.
+`cluster` is shared by all tests of a worker; `db` removes the jobs, models, roles and schemas that a test leaves in it.
+A test that stops, kills or reconfigures the server takes its own from `fresh_cluster`. When a cluster ends, no process
+and no file of the extension may remain, and its log may contain no unexpected crash.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 CRASH = re.compile(r"PANIC:|TRAP:|was terminated by signal|was terminated by exception|stack smashing|double free")
-# The tests share their cores with each other: each child gets one thread, and every race one chance more to show.
+# The tests share their cores with each other: each child gets one thread.
 SETTINGS: dict[str, object] = {
     "pg_tensile.threads": 1,
     "pg_tensile.device": "cpu",
@@ -41,7 +41,7 @@ SETTINGS: dict[str, object] = {
 
 USERS = "tensile_user"  # the role whose members may use the extension
 
-# a minute and more each: whatever starts last ends last
+# files that take a minute or more: they start first
 LONGEST = ("test_client.py", "test_demo.py", "test_explain.py", "test_memory.py", "test_notebook.py")
 
 
@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class TestCluster(Cluster):
-    """A cluster that is checked when it ends."""
+    """A cluster that checks for leftovers when it ends."""
 
     __test__ = False
     live: ClassVar[list[TestCluster]] = []
@@ -60,7 +60,7 @@ class TestCluster(Cluster):
         self._expected: list[re.Pattern[str]] = []
 
     def expect(self, pattern: str) -> None:
-        """Log lines that match are what the test is about: not counted as a crash."""
+        """Do not count log lines that match `pattern` as crashes."""
         self._expected.append(re.compile(pattern))
 
     def superuser(self) -> Connection:
@@ -72,12 +72,12 @@ class TestCluster(Cluster):
         assert not crashes, "unexpected in the server's log:\n" + "\n".join(crashes)
 
     def leftovers(self) -> list[str]:
-        """Files of ours that a stopped server has left (sockets, spooled data)."""
-        found = [*self.folder.rglob("*pg_tensile*"), *self.data.glob("base/pgsql_tmp/*")]
-        return sorted(str(path.relative_to(self.folder)) for path in found if path.name != MARKER)
+        """List files of the extension that a stopped server has left (sockets, spooled data)."""
+        paths = [*self.folder.rglob("*pg_tensile*"), *self.data.glob("base/pgsql_tmp/*")]
+        return sorted(str(path.relative_to(self.folder)) for path in paths if path.name != MARKER)
 
     def end(self) -> None:
-        """Stop, check that nothing remains, delete."""
+        """Stop the cluster, check that nothing remains, and delete it."""
         try:
             if self.running():
                 self.stop("fast")
@@ -91,7 +91,7 @@ class TestCluster(Cluster):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-    """A failure shows what the servers said during the test."""
+    """Add the end of each server's log to the report of a failure."""
     report = yield
     if report.failed:
         for cluster in TestCluster.live:
@@ -100,7 +100,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def wait_for(predicate: Callable[[], T], timeout: float = 60, what: str | Callable[[], str] = "condition") -> T:
-    """Ask `predicate` every 20 ms until it is true and return its value; fail after `timeout` seconds."""
+    """Call `predicate` every 20 ms until its value is true, and return that value; fail after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while True:
         value = predicate()
@@ -113,7 +113,7 @@ def wait_for(predicate: Callable[[], T], timeout: float = 60, what: str | Callab
 
 @pytest.fixture(scope="session")
 def wait_until() -> Callable[..., Any]:
-    """`wait_until(predicate, timeout=60, what="…")`: polls a predicate, returns its first true value."""
+    """`wait_until(predicate, timeout=60, what="…")`: poll a predicate and return its first true value."""
 
     def wait(predicate: Callable[[], T], timeout: float = 60, what: str | Callable[[], str] = "condition") -> T:
         return wait_for(predicate, timeout, what)
@@ -122,7 +122,7 @@ def wait_until() -> Callable[..., Any]:
 
 
 def job_row(conn: Connection, job: int) -> dict[str, Any]:
-    """The row of `tensile.jobs` as a dictionary."""
+    """Return a job's row of `tensile.jobs` as a dictionary."""
     with conn.cursor(row_factory=dict_row) as cursor:
         row = cursor.execute("SELECT * FROM tensile.jobs WHERE id = %s", (job,)).fetchone()
     assert row is not None, f"job {job} is not in tensile.jobs (or hidden from {conn.info.user})"
@@ -140,7 +140,7 @@ def clusters_folder() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="pgt-", dir="/tmp"))
     folder.chmod(0o711)
     yield folder
-    for cluster in TestCluster.live:  # it did not get as far as a test
+    for cluster in TestCluster.live:  # its fixture failed before a test could end it
         cluster.remove()
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -155,7 +155,7 @@ def template(clusters_folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def new_cluster(clusters_folder: Path, template: Path) -> Callable[..., TestCluster]:
-    """Makes and starts a cluster; the caller ends it."""
+    """Create and start a cluster; the caller ends it."""
     numbers = itertools.count(1)
 
     def make(
@@ -176,20 +176,20 @@ def new_cluster(clusters_folder: Path, template: Path) -> Callable[..., TestClus
 
 @pytest.fixture
 def fresh_cluster(new_cluster: Callable[..., TestCluster]) -> Iterator[Callable[..., TestCluster]]:
-    """`fresh_cluster(settings={}, extension=True, start=True)`: a cluster of the test's own, checked when it ends."""
+    """`fresh_cluster(settings={}, extension=True, start=True)`: a cluster for this test only, checked when it ends."""
     with contextlib.ExitStack() as ends:
 
         def make(settings: Mapping[str, object] | None = None, **options: bool) -> TestCluster:
-            made = new_cluster(settings, **options)
-            ends.callback(made.end)
-            return made
+            cluster = new_cluster(settings, **options)
+            ends.callback(cluster.end)
+            return cluster
 
         yield make
 
 
 @pytest.fixture(scope="session")
 def cluster(new_cluster: Callable[..., TestCluster]) -> Iterator[TestCluster]:
-    """The worker's shared cluster, with the extension in database `postgres`."""
+    """The shared cluster of this xdist worker, with the extension in database `postgres`."""
     shared = new_cluster()
     yield shared
     shared.end()
@@ -197,7 +197,7 @@ def cluster(new_cluster: Callable[..., TestCluster]) -> Iterator[TestCluster]:
 
 @pytest.fixture
 def db(cluster: TestCluster) -> Iterator[Connection]:
-    """A superuser's autocommit connection whose search_path starts with a new schema; swept after."""
+    """A superuser's autocommit connection with a new schema first in search_path; jobs and models are removed after."""
     with cluster.connect() as conn:
         schema = f"t{time.monotonic_ns()}"
         conn.execute(f"CREATE SCHEMA {schema}")
@@ -243,23 +243,23 @@ def connect(cluster: TestCluster) -> Iterator[Callable[..., Connection]]:
 
 @pytest.fixture
 def roles(db: Connection) -> Iterator[Callable[..., str]]:
-    """`roles("alice", "LOGIN", member_of=(…))` makes a role of the test's own, which may use the extension unless
-    `member_of` says otherwise, and returns its name; dropped after."""
-    made: list[str] = []
+    """`roles("alice", "LOGIN", member_of=(…))` create a role, a member of tensile_user unless
+    `member_of` says otherwise, and return its name; it is dropped after the test."""
+    names: list[str] = []
 
     def make(name: str, attributes: str = "LOGIN", member_of: tuple[str, ...] = (USERS,)) -> str:
         role = f"{name}_{time.monotonic_ns()}"
         db.execute(f"CREATE ROLE {role} {attributes}")
         for group in member_of:
             db.execute(f"GRANT {group} TO {role}")
-        made.append(role)
+        names.append(role)
         return role
 
     yield make
-    if made:
+    if names:
         sweep(db)
     existing = [
-        row[0] for row in db.execute("SELECT rolname FROM pg_roles WHERE rolname = ANY(%s)", (made,)).fetchall()
+        row[0] for row in db.execute("SELECT rolname FROM pg_roles WHERE rolname = ANY(%s)", (names,)).fetchall()
     ]
     for role in existing:
         db.execute(f"DROP OWNED BY {role} CASCADE")

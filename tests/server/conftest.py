@@ -1,4 +1,4 @@
-"""Fixtures of several files: a stage (stage.py), where tests direct scheduler and workers, and a lab (pressure.py)."""
+"""Fixtures of several files: a stage (stage.py), a lab (pressure.py), roles (cast.py) and special clusters."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.server.cast import Cast, insert_job
 from tests.server.pressure import Lab
-from tests.server.stage import Stage, Wait
-from tests.server.support import value
+from tests.server.recording import Recorder, install_recorder
+from tests.server.stage import Stage, use_device
+from tests.server.support import SMALL_MLP, Connection, Wait, no_workers, value
 
 
 @pytest.fixture(scope="module")
@@ -49,3 +51,130 @@ def lab(shared_lab: Lab) -> Lab:
     """The lab of this xdist worker, with its first settings and without jobs."""
     shared_lab.reset()
     return shared_lab
+
+
+@pytest.fixture(scope="module")
+def impatient(new_cluster: Callable[..., Any]) -> Iterator[Any]:
+    """A cluster that retries no job."""
+    cluster = new_cluster({"pg_tensile.max_retries": 0})
+    yield cluster
+    cluster.end()
+
+
+@pytest.fixture
+def impatient_db(impatient: Any) -> Iterator[Connection]:
+    """A connection to `impatient`; the test must leave no worker, slot, executor or file."""
+    with impatient.connect() as db:
+        before = set(impatient.processes())
+        yield db
+        assert value(db, "SELECT count(*) FROM tensile._progress()") == 0
+        assert no_workers(db)
+        processes = {pid: command for pid, command in impatient.processes().items() if pid not in before}
+        assert not any("pyworker executor" in command for command in processes.values()), processes
+        assert impatient.leftovers() == []
+        db.execute("DELETE FROM tensile.jobs")
+        db.execute("DELETE FROM tensile.models")
+
+
+@pytest.fixture
+def bystander(impatient: Any) -> Iterator[Connection]:
+    """Another session in `impatient`."""
+    with impatient.connect() as conn:
+        yield conn
+
+
+@pytest.fixture
+def second(stage: Stage, job: int) -> Any:
+    """A second job with a worker."""
+    number = stage.job("n")
+    yield number
+    stage.cancel(number)
+
+
+@pytest.fixture
+def planned(stage: Stage, job: int) -> int:
+    """A job whose worker has registered device "cpu"."""
+    use_device(stage, job, "cpu")
+    return job
+
+
+@pytest.fixture
+def flights(db: Connection) -> Connection:
+    """A connection with table `flights` and model `late`."""
+    db.execute(
+        "CREATE TABLE flights (distance float8, carrier text, legs int[], at timestamptz, notes jsonb, late bool)"
+    )
+    db.execute("SELECT register_model('late', %s)", (SMALL_MLP,))
+    return db
+
+
+@pytest.fixture
+def play(db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]) -> Iterator[Cast]:
+    schema = value(db, "SELECT current_schema")
+    alice, mallory = roles("alice"), roles("mallory")
+    bob = roles("bob", member_of=("tensile_user", "pg_read_all_stats"))
+    options = f"-c search_path={schema},public"
+    conns = {name: connect(user=name, options=options) for name in (alice, bob, mallory)}
+
+    db.execute(
+        "CREATE TABLE secrets (x float8, y float8); INSERT INTO secrets SELECT i, i FROM generate_series(1, 50) i"
+    )
+    model = value(conns[alice], "SELECT register_model('late', %s, 'alice''s')", SMALL_MLP)
+    job = insert_job(db, alice, model)
+    version = value(
+        db,
+        "INSERT INTO tensile.model_versions (model, version, job, task, preprocessing, architecture, weight_bytes)"
+        " VALUES (%s, 1, %s, 'regression', '{}', '{}', 6) RETURNING id",
+        *(model, job),
+    )
+    db.execute("INSERT INTO tensile.model_weights VALUES (%s, 0, 'secret')", (version,))
+    db.execute("INSERT INTO tensile.epochs (job, epoch, split) VALUES (%s, 1, 'training')", (job,))
+    db.execute("INSERT INTO tensile.metrics VALUES (%s, 1, 'training', 'loss', 0.5)", (job,))
+    db.execute("INSERT INTO tensile.checkpoints (job, generation, meta) VALUES (%s, 1, '{}')", (job,))
+    db.execute("INSERT INTO tensile.checkpoint_chunks VALUES (%s, 1, 0, 'secret')", (job,))
+    for insert in (
+        "traces (job, device, revision, policy, fingerprint, overhead_bytes, least_bytes, graphs, traces)"
+        " VALUES (%s, 'cpu', 1, 'joint', 'graph', 0, 1, '[]', '{secret}')",
+        "searches (job, state, budget_bytes, seconds, cached) VALUES (%s, 'queued', 1, 1, false)",
+        "search_results VALUES ('graph', 'cpu', 1, 1, 'secret', '', 1, 1, 1)",
+        "operators (job, operator, target, source) VALUES (%s, 0, 'aten.relu.default', 'secret.py:1')",
+        "tensors (job, tensor, name) VALUES (%s, 0, 'secret')",
+        "latencies (job, predicted, measured, average, samples, total_us) VALUES (%s, '{1}', '{2}', '{2}', 1, 2)",
+        "footprints (job, generation, events, operators, planned, vanilla)"
+        " VALUES (%s, 1, 'secret', '{0}', '{1}', '{1}')",
+        "sparsities (job, revision, tensors, zero_share, run_share, lz4_share, moved)"
+        " VALUES (%s, 1, '{0}', '{0.5}', '{0.1}', '{1}', '{NULL}')",
+        "codings (job, decisions) VALUES (%s, '[]')",
+        "codec_times (device, times) VALUES ('of nobody', '{}')",
+        "scheduler_log (job, event, reason) VALUES (%s, 'planned', 'secret')",
+        "device_profiles (device, profile) VALUES ('of nobody', '{}')",
+        "latency_models (device, models, kinds, samples) VALUES ('of nobody', '', 1, 1)",
+    ):
+        db.execute("INSERT INTO tensile." + insert, (job,) if "%s" in insert else ())
+    yield Cast(conns[alice], conns[bob], conns[mallory], job, version)
+    for conn in conns.values():
+        conn.close()
+    db.execute("DELETE FROM tensile.jobs; TRUNCATE tensile.device_profiles, tensile.latency_models")
+    db.execute("TRUNCATE tensile.codec_times, tensile.search_results, tensile.scheduler_log")
+
+
+@pytest.fixture
+def nothing_left(db: Connection) -> Iterator[None]:
+    """Check that the test leaves no job: refused submissions store none, and tests that submit delete theirs."""
+    yield
+    assert value(db, "SELECT count(*) FROM tensile.jobs") == 0
+
+
+@pytest.fixture(scope="module")
+def recorder(new_cluster: Callable[..., Any]) -> Iterator[Recorder]:
+    """A cluster whose executors are recorder.py."""
+    cluster = new_cluster()
+    folder = cluster.folder / "recorded"
+    try:
+        cluster.configure({"pg_tensile.python": install_recorder(cluster, folder)})
+        cluster.reload()
+        with cluster.connect() as conn:
+            conn.execute("""SELECT register_model('recorder', '{"type": "mlp"}')""")
+            yield Recorder(cluster, conn, folder)
+    finally:
+        cluster.end()

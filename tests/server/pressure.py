@@ -1,4 +1,4 @@
-"""Real jobs on a device that is too small for them: what the tests of memory share.
+"""Real jobs on a device that is too small for them, for the tests of memory.
 
 The networks are small and deep: a step takes a millisecond or two, and a plan can do with a third of the memory.
 """
@@ -13,9 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from tests.server.support import Connection, executor_pid, phase, register, steps, value
-
-Wait = Callable[..., Any]
+from tests.server.support import Connection, Wait, executor_pid, phase, register, steps, value
 
 ROWS, BATCH_SIZE, EPOCHS = 4096, 256, 45  # whole batches: every step is the same graph
 STEPS = ROWS // BATCH_SIZE
@@ -39,14 +37,14 @@ TRAINED = (("mlp", 1), ("mlp", 2), ("cnn", 1))  # network and seed of the jobs t
 
 
 class Size(NamedTuple):
-    """Of a job in bytes: without a plan, and the least that there are plans with."""
+    """Bytes that a job needs: without a plan, and at least."""
 
     vanilla: int
     least: int
 
 
 class Sample(NamedTuple):
-    """What the executor of a job said last, under which plan."""
+    """The last report of a job's executor, with the generation of its plan."""
 
     steps: int
     bytes_swapped: int
@@ -55,7 +53,7 @@ class Sample(NamedTuple):
 
 
 class Watch:
-    """Samples the ledger all the time until it is left: the most that jobs held, and what they were not allowed to."""
+    """A context that samples the ledger: the largest memory that jobs held, and violations of the budget."""
 
     def __init__(self, conn: Connection) -> None:
         self._conn = conn
@@ -87,10 +85,10 @@ class Watch:
 
 
 class Lab:
-    """A server with images to train on, and what its jobs come to without plans."""
+    """A server with images to train on, and the weights and sizes of its jobs without plans."""
 
     def __init__(self, cluster: Any, wait_until: Wait, trained: Sequence[tuple[str, int]] = TRAINED) -> None:
-        """`trained`: the jobs whose weights without plans will be asked for."""
+        """`trained`: networks and seeds whose weights without plans are needed."""
         self.cluster = cluster
         self.wait_until = wait_until
         self.conn: Connection = cluster.connect()
@@ -104,7 +102,7 @@ class Lab:
             sizes = pool.map(self._explain, networks)
             jobs = [self.submit(network, seed, policy="none") for network, seed in trained]
             self.sizes = dict(zip(networks, sizes, strict=True))
-        self.weights = {each: self.digest(job) for each, job in zip(trained, jobs, strict=True)}
+        self.weights = {key: self.digest(job) for key, job in zip(trained, jobs, strict=True)}
 
     def _explain(self, network: str) -> Size:
         options = {"task": "classification", "format": "json"}
@@ -116,7 +114,7 @@ class Lab:
     # -- jobs ---------------------------------------------------------------------------------------------------------
 
     def submit(self, network: str, seed: int = 1, **arguments: Any) -> int:
-        """A job of a model of its own."""
+        """Submit a job of a new model."""
         self._models += 1
         model = f"{network}{self._models}"
         register(self.conn, model, NETWORKS[network])
@@ -125,7 +123,7 @@ class Lab:
         return int(value(self.conn, f"SELECT train_model('{model}', {_named(arguments)})"))
 
     def digest(self, job: int) -> str:
-        """Of the weights, when the job has finished; raises what it failed with."""
+        """Wait for the job and return a digest of its weights; raise the job's error."""
         assert value(self.conn, "SELECT wait_for_job(%s, '90 s')", job) == "finished"
         return str(
             value(
@@ -149,15 +147,15 @@ class Lab:
         return phase(self.conn, job) == "training" and steps(self.conn, job) > 0
 
     def told(self) -> str:
-        """For a failure: where the jobs are, and what the scheduler did."""
+        """Return the jobs' progress and the scheduler's log, for messages of failures."""
         return "\n".join(map(str, [*self.conn.execute("SELECT * FROM tensile.progress").fetchall(), *self.log()]))
 
     def await_training(self, *jobs: int) -> None:
         self.wait_until(lambda: all(map(self.is_training, jobs)), what=self.told)
 
     def bring_together(self, *jobs: int, until: Callable[[], Any] | None = None) -> Any:
-        """Until all these jobs train, or `until`; what that returned. One that is an epoch ahead is stopped meanwhile,
-        unless it has a new plan to follow: others may wait for the memory that it gives back."""
+        """Wait until all these jobs train, or for `until`, and return its value. A job that is an epoch ahead
+        is stopped meanwhile, unless it has a new plan to adopt: other jobs may wait for memory that it gives back."""
         stopped: set[int] = set()
 
         def together() -> Any:
@@ -176,22 +174,22 @@ class Lab:
                 os.kill(pid, signal.SIGCONT)
 
     def await_steps(self, job: int, more: int = 3 * STEPS) -> None:
-        """The job goes on."""
+        """Wait until the job has done `more` steps."""
         before = steps(self.conn, job)
         self.wait_until(lambda: steps(self.conn, job) >= before + more, what=f"steps of job {job}")
 
     def await_waiting(self, job: int, reason: str) -> str:
-        """Until the job waits for that; the whole reason."""
-        found: str = self.wait_until(
+        """Wait until the job waits for a reason that matches; return the reason."""
+        text: str = self.wait_until(
             lambda: self.column(job, "CASE WHEN state = 'waiting' AND reason ~ '" + reason + "' THEN reason END"),
             what=lambda: f"{self.column(job, 'state')}, {self.column(job, 'reason')}",
         )
-        return found
+        return text
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
     def vanilla(self, networks: Sequence[str]) -> int:
-        """Bytes that jobs of these networks take together without plans."""
+        """Return the bytes that jobs of these networks need together without plans."""
         return sum(self.sizes[network].vanilla for network in networks)
 
     def set(self, name: str, text: str) -> None:
@@ -201,7 +199,7 @@ class Lab:
         self.wait_until(lambda: value(self.conn, f"SHOW pg_tensile.{name}") == text)
 
     def reset(self) -> None:
-        """Cancel the jobs that are left, unload the models for prediction, and give each setting its first value."""
+        """Cancel the remaining jobs, unload the models for prediction, and reset the settings."""
         self.cancel(*(job for (job,) in self.conn.execute("SELECT id FROM tensile.jobs WHERE ended_at IS NULL")))
         inference = "FROM pg_stat_activity WHERE backend_type = 'pg_tensile inference'"
         self.conn.execute(f"SELECT pg_terminate_backend(pid) {inference}")
@@ -210,7 +208,7 @@ class Lab:
             self.set(name, text)
 
     def set_memory(self, nbytes: float) -> None:
-        """The device's budget; nobody is on it."""
+        """Set the device's budget once no job uses the device."""
         self.wait_until(lambda: value(self.conn, "SELECT count(*) FROM tensile._progress()") == 0)
         self.set("device_memory", f"{int(nbytes) // 1024}kB")
 
@@ -218,19 +216,19 @@ class Lab:
         return Watch(self.cluster.connect())
 
     def granted(self, job: int) -> int:
-        """What the job may take under its newest plan."""
+        """Return the bytes granted to the job's newest plan."""
         return int(value(self.conn, "SELECT granted_bytes FROM tensile.footprints WHERE job = %s", job) or 0)
 
     def used_generation(self, job: int) -> int:
-        """Of the plan that the last step was made under."""
+        """Return the generation of the plan that the last step used."""
         return int(value(self.conn, "SELECT plan_generation FROM tensile.progress WHERE job = %s", job) or 0)
 
     def newest_generation(self, job: int) -> int:
-        """Of the plan that was published last."""
+        """Return the generation of the plan that was published last."""
         return int(value(self.conn, "SELECT generation FROM tensile.footprints WHERE job = %s", job) or 0)
 
     def sample(self, job: int) -> Sample | None:
-        """None: it has made no step under a plan yet, or another plan was published meanwhile."""
+        """Return the last report, None if it is not from a step under the newest plan."""
         row = self.conn.execute(
             "SELECT (epoch - 1) * steps + step, bytes_swapped, passive_swap_ins, plan_generation"
             " FROM tensile.progress WHERE job = %s",
@@ -244,19 +242,19 @@ class Lab:
         return self.conn.execute(sql, (event,)).fetchall()
 
     def await_log(self, event: str, job: int | None, pattern: str = "") -> str:
-        """The reason in the first such line of the log, once there is one."""
+        """Wait for a matching line of the scheduler's log; return the reason of the first one."""
         sql = """
             SELECT reason FROM tensile.scheduler_log
             WHERE event = %s AND job IS NOT DISTINCT FROM %s AND reason ~ %s ORDER BY id LIMIT 1
         """
-        found: str = self.wait_until(
+        text: str = self.wait_until(
             lambda: value(self.conn, sql, event, job, pattern), what=lambda: f"{event}, {job}, {pattern}: {self.told()}"
         )
-        return found
+        return text
 
 
 def _named(arguments: dict[str, Any]) -> str:
-    """Arguments of a function in SQL."""
+    """Format the arguments of a function in SQL."""
     literals = {
         name: f"'{json.dumps(value)}'" if isinstance(value, dict) else repr(value) for name, value in arguments.items()
     }

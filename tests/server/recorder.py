@@ -1,4 +1,6 @@
-"""An executor that writes down what it is fed, for test_packing.py: the real worker, feed and frames, and no training.
+"""An executor that stores what it is fed instead of training, for test_packing.py and test_feed.py.
+
+The worker, the feed and the frames are the real ones.
 
 Run as `recorder.py FOLDER` in the executor's place (`pg_tensile.python` points to a script that does so). It receives
 frames until ROWS_END, stores them in FOLDER/<job>.pickle, and ends its job with an error that says "recorded".
@@ -17,7 +19,7 @@ from pyworker.wire import FrameType
 
 
 class Recorded(Exception):
-    """The frames are in the file."""
+    """The error that ends a job whose frames are stored."""
 
     hint = None
 

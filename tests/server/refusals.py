@@ -1,4 +1,4 @@
-"""Errors as a user sees them."""
+"""Checks of errors as users see them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def refused(sqlstate: str, message: str, hint: str, attempt: Callable[[], object]) -> psycopg.Error:
-    """The attempt raises that error: SQLSTATE, part of its sentence, part of the hint, which is never missing."""
+    """Check that `attempt` raises an error with this SQLSTATE, part of the message and part of the hint; return it."""
     with pytest.raises(psycopg.Error) as caught:
         attempt()
     error = caught.value

@@ -1,30 +1,35 @@
-"""A cluster whose scheduler, workers and inference process do as a test orders, for calls that only they may make.
+"""A cluster whose scheduler, workers and inference process execute SQL of a test: functions that only they may call.
 
-The processes are real ones, but their procedures are replaced by one that executes SQL from a table (`Stage`).
+The processes are real, but their procedure tensile._step is replaced by one that reads SQL from a table (`Stage`).
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
 import psycopg
 
-from tests.server.support import Connection, register, state, value
-
-Wait = Callable[..., Any]
+from tests.server.support import Connection, Wait, register, state, value
 
 LAUNCHER, CONTROLLER, SCHEDULER, WORKER = (
     f"pg_tensile {name}" for name in ("launcher", "controller", "scheduler", "worker")
 )
+BOTH = {CONTROLLER, SCHEDULER}
 
 
 def processes(conn: Connection) -> dict[str, tuple[int, str | None]]:
-    """Type of each process of ours → its pid and database."""
+    """Map the type of each of the extension's processes to its pid and database."""
     rows = conn.execute(
         "SELECT backend_type, pid, datname FROM pg_stat_activity WHERE backend_type LIKE 'pg_tensile%'"
     ).fetchall()
     return {row[0]: (row[1], row[2]) for row in rows}
+
+
+def running_in(conn: Connection, database: str) -> set[str]:
+    """Return the types of the extension's processes in a database."""
+    return {kind for kind, (_, name) in processes(conn).items() if name == database}
 
 
 def terminate(conn: Connection, kind: str) -> int:
@@ -37,8 +42,8 @@ def train(conn: Connection, model: str = "m") -> int:
     return int(value(conn, "SELECT train_model(%s, 'SELECT 1.0 AS x, 2.0 AS y', 'y')", model))
 
 
-# The body of tensile._step on a stage: the processes named in {staged} execute orders, the others do what they always
-# do. An order is one statement, or several with waits before and between them: "WAIT milliseconds; SELECT ...; WAIT
+# The body of tensile._step on a stage: the processes named in {staged} execute orders, the others run the real
+# code. An order is one statement, or several with waits before and between them: "WAIT milliseconds; SELECT ...; WAIT
 # ...". The answer is then that of the last wait.
 STEP = """
 process = plpy.execute("SELECT tensile._process() AS name")[0]["name"]
@@ -104,7 +109,7 @@ return supervisor.step(plpy, process, bits)
 
 
 def set_the_stage(conn: Connection, *staged: str) -> None:
-    """The tables of orders, and the processes of these kinds that begin from now on execute them."""
+    """Create the tables of orders, and let processes of these kinds that start from now on execute them."""
     conn.execute(
         "CREATE SCHEMA stage; CREATE TABLE stage.orders (id serial, process text, sql text, answer json);"
         "CREATE TABLE stage.endings (process text, bits int); GRANT USAGE ON SCHEMA stage TO PUBLIC;"
@@ -121,7 +126,7 @@ def replace_step(conn: Connection, language: str, body: str) -> None:
 
 
 class Stage:
-    """A cluster whose processes execute what the test orders: "scheduler", "inference", and workers by job."""
+    """A cluster whose processes execute orders of the test: "scheduler", "inference", and workers by job."""
 
     def __init__(self, cluster: Any, wait_until: Wait) -> None:
         self.cluster = cluster
@@ -140,17 +145,17 @@ class Stage:
         register(self.alice, "n")
 
     def place(self, process: str | int, sql: str) -> int:
-        """An order without waiting for it."""
+        """Insert an order without waiting for its answer; return its number."""
         return int(
             value(self.conn, "INSERT INTO stage.orders (process, sql) VALUES (%s, %s) RETURNING id", str(process), sql)
         )
 
     def order(self, process: str | int, sql: str) -> Any:
-        """Rows of the SQL run in that process; raises what it raised."""
+        """Run SQL in a process and return its rows; raise its error."""
         return self.answer(self.place(process, sql))
 
     def answer(self, number: int) -> Any:
-        """The rows of a placed order, once it was executed; raises what it raised."""
+        """Wait for the answer to an order and return its rows; raise its error."""
         row = self._wait_until(lambda: self._answer(number), 15, f"the answer to order {number}")
         if isinstance(row, dict):
             raise psycopg.errors.lookup(row["error"])(row["message"])
@@ -161,23 +166,23 @@ class Stage:
         return [None] if answer == [] else answer
 
     def job(self, model: str = "m") -> int:
-        """A new job of alice's with its worker."""
+        """Submit a job as alice and wait for its worker."""
         job = train(self.alice, model)
         self.order(job, "SELECT 1 AS one")
         return job
 
     def cancel(self, job: int) -> None:
-        """Ends the job, if it has not ended."""
+        """Cancel the job if it has not ended."""
         self.conn.execute("SELECT cancel_job(%s)", (job,))
         self._wait_until(lambda: state(self.conn, job) == "cancelled", 10)
 
     def end(self, job: int) -> None:
-        """The same, and waits until no worker is left."""
+        """Cancel the job and wait until no worker is left."""
         self.cancel(job)
         self._wait_until(lambda: value(self.conn, "SELECT count(*) FROM tensile._progress()") == 0, 10)
 
     def woken(self, process: str | int, event: Callable[[], object]) -> None:
-        """Fails unless the event ends the process's wait."""
+        """Check that the event ends a wait of the process."""
         number = self.place(process, "WAIT 0; SELECT pg_advisory_lock(7); WAIT 10000; SELECT pg_advisory_unlock(7)")
         waits = (
             "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)"
@@ -191,3 +196,42 @@ class Stage:
         self.alice.close()
         self.conn.close()
         self.cluster.end()
+
+
+# Arguments of tensile._report
+REPORTED = (
+    *("phase", "epoch", "epochs", "step", "steps", "loss", "samples_per_s", "device_bytes", "device_peak_bytes"),
+    *("bytes_swapped", "stall_us", "passive_swap_ins", "utilisation", "raw_bytes_swapped"),
+)
+
+
+def report(stage: Stage, job: int, **numbers: object) -> None:
+    arguments = ", ".join(f"{name} => {numbers.get(name, 'NULL')}" for name in REPORTED)
+    stage.order(job, f"SELECT tensile._report({arguments})")
+
+
+def use_device(stage: Stage, job: int, name: str, total: int = 1000, overhead: int = 0) -> None:
+    stage.order(job, f"SELECT tensile._register_device('{name}', {total}, 5e9, 6e9, {overhead})")
+
+
+def event(
+    kind: int, tensor: int = 0, version: int = 0, trigger: int = 0, delay_us: int = 0, deadline: int = 0, size: int = 0
+) -> bytes:
+    """Return the bytes of an event (docs/internals.md, "Shared memory")."""
+    return struct.pack("<B3xiiiiiq", kind, tensor, version, trigger, delay_us, deadline, size)
+
+
+def plan_call(job: int, events: list[bytes], granted: int = 0, planned: int | None = None, link: object = 1) -> str:
+    plan = "\\x" + b"".join(events).hex()
+    return f"tensile._publish_plan({job}, '{plan}', {granted if planned is None else planned}, {granted}, {link})"
+
+
+def publish(stage: Stage, job: int, events: list[bytes], granted: int = 0, **numbers: Any) -> int | None:
+    """Publish a plan and return its generation, None if the grant does not fit."""
+    row = stage.order("scheduler", f"SELECT {plan_call(job, events, granted, **numbers)} AS g")[0]
+    return None if row["g"] is None else int(row["g"])
+
+
+def fetch(stage: Stage, job: int, after: int) -> Any:
+    sql = f"SELECT generation AS g, encode(events, 'hex') AS e FROM tensile._fetch_plan({after})"
+    return stage.order(job, sql)

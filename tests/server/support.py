@@ -1,4 +1,4 @@
-"""What the tests of jobs share: small data, models that do as they are told, and the processes behind a job."""
+"""Helpers for tests of jobs: small data, models that run given code, and the processes of a job."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+Wait = Callable[..., Any]  # fixture wait_until
+Row = Callable[[Connection, int], dict[str, Any]]  # fixture job_row
 
 MLP = {"type": "mlp", "hidden": [8]}
+SMALL_MLP = Jsonb({"type": "mlp", "hidden": [4]})
 # 400 rows that an MLP learns well: the class is a plane through two features
 ROWS = """
     SELECT cos(i) AS a, sin(i * 0.7) AS b, 'c' || mod(i, 5) AS c,
@@ -22,11 +25,17 @@ ROWS = """
     FROM generate_series(1, 400) i
 """
 FOREVER = 1_000_000  # epochs
+SLOW_ROWS = f"SELECT a, y FROM ({ROWS}) r, LATERAL pg_sleep(0.05 + 0 * a)"  # 20 s
+
+BY_CANCEL_JOB = "cancelled by cancel_job"
+TERMINATED = "its worker was terminated (pg_terminate_backend)"
+WORKERS = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pg_tensile worker'"
+FEEDS = f"{WORKERS} AND wait_event = 'PgSleep'"  # workers that run SLOW_ROWS
 
 
 def python_model(*, on_build: str = "", on_forward: str = "") -> dict[str, str]:
-    """An architecture whose code runs `on_build` when it is built and `on_forward` in each forward pass, where `step`
-    counts those passes (in training and in validation) from 1 in each process."""
+    """Return an architecture that runs `on_build` when the model is built and `on_forward` in each forward pass. There
+    `step` counts the passes of the process, of training and of validation, from 1."""
     source = """
 import os, signal, sys, time
 import torch
@@ -68,8 +77,9 @@ def register(conn: Connection, name: str, architecture: dict[str, Any] = MLP) ->
 
 
 def submit(conn: Connection, model: str, architecture: dict[str, Any] | None = None, **arguments: Any) -> int:
-    """train_model with small defaults, after register_model if there is an architecture; the job. What Python code does
-    beside computing is done in every pass only where the model is not captured."""
+    """Register the model if there is an architecture, call train_model with small defaults and return the job.
+
+    Python models get policy "none": side effects of a captured model do not run in every pass."""
     if architecture is not None:
         register(conn, model, architecture)
         if architecture["type"] == "python":
@@ -83,7 +93,7 @@ def submit(conn: Connection, model: str, architecture: dict[str, Any] | None = N
 
 
 def value(conn: Connection, sql: str, *parameters: Any) -> Any:
-    """The first column of the first row; None if there is no row."""
+    """Return the first column of the first row, None without a row."""
     row = conn.execute(sql, parameters).fetchone()
     return None if row is None else row[0]
 
@@ -92,32 +102,51 @@ def state(conn: Connection, job: int) -> str:
     return str(value(conn, "SELECT state FROM tensile.jobs WHERE id = %s", job))
 
 
+def reason(conn: Connection, job: int) -> str | None:
+    text: str | None = value(conn, "SELECT reason FROM tensile.jobs WHERE id = %s", job)
+    return text
+
+
+def ended(conn: Connection, job: int) -> bool:
+    return bool(value(conn, "SELECT ended_at IS NOT NULL FROM tensile.jobs WHERE id = %s", job))
+
+
+def no_workers(conn: Connection) -> bool:
+    return bool(value(conn, WORKERS) == 0)
+
+
+def settle(conn: Connection, wait_until: Wait, job: int, seconds: float = 30) -> None:
+    """Wait until the job has ended and no worker is left."""
+    wait_until(lambda: ended(conn, job), seconds, lambda: f"job {job} is {state(conn, job)}")
+    wait_until(lambda: no_workers(conn), what="the worker exits")
+
+
 def phase(conn: Connection, job: int) -> str | None:
-    """From shared memory: starting, loading, training, validating, saving; None without a worker."""
-    found: str | None = value(conn, "SELECT phase FROM tensile.progress WHERE job = %s", job)
-    return found
+    """Return the job's phase in shared memory, None without a worker."""
+    name: str | None = value(conn, "SELECT phase FROM tensile.progress WHERE job = %s", job)
+    return name
 
 
 def steps(conn: Connection, job: int) -> int:
-    """How many steps the job's executor has done, as far as it has reported."""
+    """Return the number of steps that the job's executor has reported."""
     return int(value(conn, "SELECT (epoch - 1) * steps + step FROM tensile.progress WHERE job = %s", job) or 0)
 
 
 def worker_pid(conn: Connection, job: int) -> int | None:
-    found: int | None = value(conn, "SELECT pid FROM tensile.progress WHERE job = %s", job)
-    return found
+    pid: int | None = value(conn, "SELECT pid FROM tensile.progress WHERE job = %s", job)
+    return pid
 
 
 def children(pid: int) -> list[int]:
-    """Live child processes; zombies are dead."""
-    found = []
+    """Return the child processes, without zombies."""
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-                if int(parent) == pid and state != "Z":
-                    found.append(int(entry.name))
-    return found
+                status, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                if int(parent) == pid and status != "Z":
+                    pids.append(int(entry.name))
+    return pids
 
 
 def alive(pid: int) -> bool:
@@ -128,13 +157,13 @@ def alive(pid: int) -> bool:
 
 
 def executor_pid(conn: Connection, job: int) -> int | None:
-    """The process that the job's worker has started, if it has."""
+    """Return the child of the job's worker, None without one."""
     worker = worker_pid(conn, job)
     return next(iter(children(worker)), None) if worker is not None else None
 
 
 def interrupt(cluster: Any, conn: Connection, job: int, wait_until: Callable[..., Any]) -> None:
-    """Stops the job's worker as a server stop does while the server goes on: pg_tensile works nowhere for a moment."""
+    """Interrupt the job as a stop of the server does, by an empty pg_tensile.database for a moment."""
     database = value(conn, "SHOW pg_tensile.database")
     cluster.configure({"pg_tensile.database": ""})
     cluster.reload()
@@ -146,19 +175,33 @@ def interrupt(cluster: Any, conn: Connection, job: int, wait_until: Callable[...
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has computed so far."""
+    """Return the CPU time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
-def undisturbed(conn: Connection, other: Connection) -> Iterator[None]:
-    """The server is not restarted meanwhile, and an open transaction of another session goes on."""
+def undisturbed(conn: Connection, bystander: Connection) -> Iterator[None]:
+    """A context that checks that the server does not restart and that a transaction of another session stays open."""
     started = value(conn, "SELECT pg_postmaster_start_time()")
-    with other.transaction():
-        pid = value(other, "SELECT pg_backend_pid()")
-        other.execute("CREATE TEMP TABLE unfinished (x int) ON COMMIT DROP")
+    with bystander.transaction():
+        pid = value(bystander, "SELECT pg_backend_pid()")
+        bystander.execute("CREATE TEMP TABLE unfinished (x int) ON COMMIT DROP")
         yield
-        other.execute("INSERT INTO unfinished VALUES (1)")
-        assert value(other, "SELECT pg_backend_pid()") == pid
+        bystander.execute("INSERT INTO unfinished VALUES (1)")
+        assert value(bystander, "SELECT pg_backend_pid()") == pid
     assert value(conn, "SELECT pg_postmaster_start_time()") == started
+
+
+def inference_pid(conn: Connection) -> int | None:
+    pid: int | None = value(conn, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'pg_tensile inference'")
+    return pid
+
+
+def train_late(conn: Connection, **arguments: object) -> int:
+    """Call train_model for fixture `flights` with valid arguments, except those given."""
+    arguments = {"model": "late", "query": "SELECT distance, carrier, late FROM flights", "target": "late"} | arguments
+    named = ", ".join(f"{name} => %({name})s" for name in arguments)
+    row = conn.execute(f"SELECT train_model({named})", arguments).fetchone()
+    assert row is not None
+    return int(row[0])

@@ -1,4 +1,4 @@
-"""A program in a pseudo-terminal of its own: keys for it, and what its screen shows."""
+"""A program in a pseudo-terminal: keys to send to it, and the contents of its screen."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PARTIAL = re.compile(r"\x1b(\[[0-9;?]*)?\Z")
 
 
 class Screen:
-    """What a terminal makes of the few sequences that full-screen programs of rich's write."""
+    """The screen of a terminal, which interprets the few escape sequences of rich's full-screen programs."""
 
     def __init__(self, width: int, height: int) -> None:
         self._width, self._height = width, height
@@ -33,7 +33,9 @@ class Screen:
 
     def resize(self, width: int, height: int) -> None:
         self._width, self._height = width, height
-        self._cells = {place: each for place, each in self._cells.items() if place[0] < height and place[1] < width}
+        self._cells = {
+            (row, column): cell for (row, column), cell in self._cells.items() if row < height and column < width
+        }
 
     def feed(self, data: bytes) -> None:
         text = self._rest + self._decoder.decode(data)
@@ -66,15 +68,15 @@ class Screen:
                 self._row = self._column = 0
 
     def lines(self) -> list[str]:
-        """Down to the last that anything was written to; lines are not scrolled away."""
+        """Return the lines up to the last one written to; lines are not scrolled away."""
         rows: list[dict[int, str]] = [{} for _ in range(1 + max((row for row, _ in self._cells), default=-1))]
         for (row, column), character in self._cells.items():
             rows[row][column] = character
-        return ["".join(cells.get(place, " ") for place in range(1 + max(cells, default=-1))) for cells in rows]
+        return ["".join(cells.get(position, " ") for position in range(1 + max(cells, default=-1))) for cells in rows]
 
 
 class Terminal:
-    """A context; the program is killed at its end if it still runs. `wait_until`: the fixture."""
+    """A context that runs a program and kills it at the end if it still runs. `wait_until`: the fixture."""
 
     def __init__(
         self, command: Sequence[str], wait_until: Callable[..., Any], width: int = 80, height: int = 24
@@ -129,21 +131,21 @@ class Terminal:
             return "\n".join(self._screen.lines())
 
     def until(self, *parts: str, without: str | None = None, timeout: float = 30) -> str:
-        """What the screen shows, once it shows all of this, and not that."""
+        """Wait until the screen shows all `parts` and not `without`; return the screen's text."""
 
         def shown() -> str | None:
             text = self.text()
             return text if all(part in text for part in parts) and (without is None or without not in text) else None
 
-        found: str = self._wait_until(shown, timeout, lambda: f"{parts} on the screen, which shows\n{self.text()}")
-        return found
+        text: str = self._wait_until(shown, timeout, lambda: f"{parts} on the screen, which shows\n{self.text()}")
+        return text
 
     def status(self, timeout: float = 20) -> int:
-        """The exit status, once the program has ended."""
+        """Wait until the program has ended and return its exit status."""
         return self.process.wait(timeout)
 
     def is_restored(self) -> bool:
-        """Whether the terminal is as it was before the program."""
+        """True if the terminal has the settings that it had before the program."""
         with self._lock:
             shown = self._screen.modes["?25"] and not self._screen.modes["?1049"]
         return shown and termios.tcgetattr(self._slave) == self.before

@@ -12,11 +12,8 @@ import psycopg
 import pytest
 
 from tests.server.refusals import refused
-from tests.server.support import Connection, executor_pid, register, submit, value
+from tests.server.support import Connection, Row, Wait, executor_pid, register, submit, value
 from tests.server.test_explain import explain, explained
-
-Wait = Callable[..., Any]
-Row = Callable[..., Any]
 
 ROWS = 2000
 QUERY = f"""
@@ -74,8 +71,8 @@ def test_options(db: Connection, job_row: Row) -> None:
     row = job_row(db, job)
     assert 40 <= row["chosen_batch_size"] <= 48
     assert value(db, CHOSEN.format("learning_rate"), job) == pytest.approx(0.01 * row["chosen_batch_size"] / 64)
-    found = value(db, "SELECT array[min(batch_size), max(batch_size)] FROM tensile.batch_sizes WHERE job = %s", job)
-    assert found[0] >= 40 and found[1] <= 48
+    result = value(db, "SELECT array[min(batch_size), max(batch_size)] FROM tensile.batch_sizes WHERE job = %s", job)
+    assert result[0] >= 40 and result[1] <= 48
 
 
 def test_a_killed_job_keeps_its_batch_size(db: Connection, wait_until: Wait, job_row: Row) -> None:
@@ -122,16 +119,18 @@ def test_a_tight_budget_makes_a_smaller_batch_and_an_impossible_one_an_error(db:
 def test_explain_shows_the_choice_and_the_runners_up(db: Connection) -> None:
     register(db, "m", CNN)
     lines = explain(db, query=QUERY, batch_size=0, learning_rate=0.01)
-    found = explained(db, query=QUERY, batch_size=0, learning_rate=0.01)
-    chosen = found["batch_size"]
-    assert f"of {chosen} rows" in lines[0] and found["choice"]["batch_size"] == chosen
+    result = explained(db, query=QUERY, batch_size=0, learning_rate=0.01)
+    chosen = result["batch_size"]
+    assert f"of {chosen} rows" in lines[0] and result["choice"]["batch_size"] == chosen
     (choice,) = [line for line in lines if line.startswith("  Batch size")]
     assert choice.startswith(f"  Batch size  {chosen} rows, learning rate 0.0")
     assert choice.endswith("scaled (accudnn) from 0.01 for 64 rows")
     whole = "\n".join(lines)
     assert re.search(rf"{chosen} rows, chosen +[\d,]+ rows/s +[\d.]+ ms a step", whole)
     assert len(re.findall(r"rows/s", whole)) > 3
-    assert found["memory"]["planned_bytes"] == pytest.approx(found["choice"]["candidates"][0]["device_bytes"], rel=0.05)
+    assert result["memory"]["planned_bytes"] == pytest.approx(
+        result["choice"]["candidates"][0]["device_bytes"], rel=0.05
+    )
     assert "choice" not in explained(db, query=QUERY)
 
 
@@ -142,7 +141,7 @@ def test_more_rows_than_there_are(db: Connection) -> None:
 
 
 def test_two_jobs_that_choose_at_once_both_train(fresh_cluster: Callable[..., Any]) -> None:
-    """On a device that has not got what one of them would choose alone, twice."""
+    """The device cannot hold twice the batch that a job would choose alone."""
     cluster = fresh_cluster({"pg_tensile.device_memory": "3MB"})
     with cluster.connect() as conn:
         options = {"batch_size_range": [8, 512]}

@@ -13,10 +13,7 @@ from pg_tensile.execution.data.preprocessing import Preprocessing
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency import model_bytes
 from tests.server.refusals import refused
-from tests.server.support import executor_pid, python_model, register, state, submit, value
-
-Connection = psycopg.Connection[tuple[Any, ...]]
-Wait = Callable[..., Any]
+from tests.server.support import Connection, Wait, executor_pid, python_model, register, state, submit, value
 
 MIXED = """
     SELECT i AS number, nullif(i, 3) AS sometimes, i % 2 = 0 AS flag, 'c' || i % 7 AS category, 'd' || i AS wide,
@@ -99,7 +96,7 @@ def test_jobs_and_explanations_use_its_result(db: Connection) -> None:
 
 @pytest.mark.long
 def test_trained_models_are_among_what_is_measured(db: Connection, cluster: Any) -> None:
-    """As the library derives their sizes, and with what cannot be built any more left out.
+    """Sizes are those of the library; models that can no longer be built are omitted.
 
     Long: it measures for 16 seconds.
     """
@@ -121,8 +118,8 @@ def test_trained_models_are_among_what_is_measured(db: Connection, cluster: Any)
     for preprocessing, inputs in rows:
         preprocessing.pop("rows")
         expected = Preprocessing.from_json(preprocessing).model_inputs
-        found = (inputs["numeric"], tuple(inputs["cardinalities"]), tuple(map(tuple, inputs["arrays"])))
-        assert found == tuple(expected)
+        sizes = (inputs["numeric"], tuple(inputs["cardinalities"]), tuple(map(tuple, inputs["arrays"])))
+        assert sizes == tuple(expected)
     job = calibrate(db, 16)
     finished(db, job)
     warnings = value(db, "SELECT warnings FROM tensile.jobs WHERE id = %s", job)

@@ -1,4 +1,4 @@
-"""The bookkeeping functions: how jobs go from state to state, and who is next.
+"""The bookkeeping functions: transitions between states of jobs, and the order of the queue.
 
 Each test makes its jobs in a transaction that is rolled back, so that no controller ever sees them.
 """
@@ -13,7 +13,8 @@ import pytest
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
-Connection = psycopg.Connection[tuple[Any, ...]]
+from tests.server.support import Connection
+
 NewJob = Callable[..., int]
 
 
@@ -25,7 +26,7 @@ def tx(db: Connection) -> Iterator[Connection]:
 
 @pytest.fixture
 def new_job(tx: Connection) -> NewJob:
-    """`new_job(state="queued", age="1 min", priority=0, model=None, …)`: the id of a job with these columns."""
+    """`new_job(state="queued", age="1 min", priority=0, model=None, …)`: insert a job; return its id."""
 
     def insert(state: str = "queued", age: str = "0 s", **columns: object) -> int:
         columns |= {"state": state, "model_name": "late", "query": "", "target": "late", "epochs": 1, "batch_size": 1}
@@ -236,8 +237,8 @@ def test_what_becomes_of_checkpoints_and_half_written_versions(
         (model, job),
     )
     call(tx, "_end_job", job, state)
-    found = tx.execute("SELECT generation FROM tensile.checkpoints WHERE job = %s", (job,)).fetchall()
-    assert [generation for (generation,) in found] == kept
+    generations = tx.execute("SELECT generation FROM tensile.checkpoints WHERE job = %s", (job,)).fetchall()
+    assert [generation for (generation,) in generations] == kept
     version = 1 if state == "finished" else None
     assert columns(tx, job, "state", "version") == (state, version)
     assert one(tx, "SELECT max(version) FROM tensile.model_versions") == version
@@ -274,7 +275,7 @@ def test_a_new_version_is_deployed_unless_told_otherwise(tx: Connection, new_job
 def test_retention_drops_the_oldest_versions_when_one_is_complete(
     tx: Connection, new_job: NewJob, model: int, keep: int | None, deployed: list[int], left: list[int]
 ) -> None:
-    """`deployed`: the versions whose jobs deploy them; all of them where the list is empty."""
+    """`deployed`: the versions whose jobs deploy them, all of them if it is empty."""
     tx.execute("UPDATE tensile.models SET keep_versions = %s", (keep,))
     for version in range(1, 6):
         job = new_job("running", model=model, options=Jsonb({"deploy": version in (deployed or [version])}))

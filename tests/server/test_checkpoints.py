@@ -1,4 +1,4 @@
-"""What jobs write besides their metrics: how often checkpoints, and weights as they come; and what loading leaves."""
+"""Checkpoints and weights that jobs write, and the state that loading leaves in the session."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.server.support import (
     MLP,
     ROWS,
     Connection,
+    Wait,
     executor_pid,
     python_model,
     register,
@@ -25,19 +26,17 @@ from tests.server.support import (
     value,
 )
 
-Wait = Callable[..., Any]
-
 WIDE = {"type": "mlp", "hidden": [3000, 3000]}  # weights of 36 MB: three chunks
 
 
 def finish(conn: Connection, job: int) -> None:
-    """Waits for the job and raises what it failed with."""
+    """Wait for the job; raise its error."""
     assert value(conn, "SELECT wait_for_job(%s, '90 s')", job) == "finished"
 
 
 @pytest.fixture
 def written(db: Connection) -> Iterator[None]:
-    """Table `written`: each checkpoint that a job stores, when its first chunk came and when it was whole."""
+    """A table `written` of stored checkpoints, with the times of the first chunk and of completion."""
     db.execute(
         """
         CREATE TABLE written (job bigint, generation int, began timestamptz, ended timestamptz);
@@ -57,7 +56,7 @@ def written(db: Connection) -> Iterator[None]:
 
 
 def test_a_job_of_short_epochs_writes_no_checkpoint(db: Connection, written: None) -> None:
-    """The other one, which asks for them, shows that one would be seen."""
+    """A second job, which asks for checkpoints, shows that they would be seen."""
     job = submit(db, "m", MLP, epochs=50)
     finish(db, job)
     asking = submit(db, "other", MLP, epochs=50, options={"checkpoint_interval": 0})
@@ -71,7 +70,7 @@ def test_a_job_of_short_epochs_writes_no_checkpoint(db: Connection, written: Non
 def test_the_pause_after_a_checkpoint_is_many_times_what_writing_it_took(
     db: Connection, written: None, wait_until: Wait
 ) -> None:
-    """However often the user wants them. The server's part of the time is seen here; the child's comes to it."""
+    """This holds for any interval that the user sets. The measured time is the server's part, without the child's."""
     architecture = {"type": "mlp", "hidden": [256, 256]}
     job = submit(db, "m", architecture, epochs=FOREVER, options={"checkpoint_interval": 0.001})
     wait_until(lambda: value(db, "SELECT count(*) FROM written") >= 4, what="checkpoints")
@@ -88,7 +87,7 @@ def test_the_pause_after_a_checkpoint_is_many_times_what_writing_it_took(
 
 @pytest.fixture
 def held(db: Connection, connect: Callable[..., Connection]) -> Iterator[Connection]:
-    """A connection; until it calls `pg_advisory_unlock_all`, the second chunk of all weights waits."""
+    """A connection that holds up the second chunk of all weights until it calls `pg_advisory_unlock_all`."""
     holder = connect()
     holder.execute("SELECT pg_advisory_lock(4711)")
     db.execute(
@@ -113,7 +112,7 @@ def refusal(conn: Connection, sql: str) -> str:
 def test_weights_are_written_as_they_come_and_nobody_sees_them_before_the_end(
     db: Connection, held: Connection, wait_until: Wait, roles: Callable[..., str], connect: Callable[..., Connection]
 ) -> None:
-    """An executor that dies while it sends them leaves nothing; the next attempt makes the version."""
+    """An executor that dies while it sends weights leaves none; the next attempt stores the version."""
     owner = connect(user=roles("owner"))
     register(owner, "m", WIDE)
     job = submit(owner, "m", epochs=1)
@@ -173,7 +172,7 @@ def test_a_job_that_stores_more_than_allowed_fails(
 
 
 def test_what_a_query_leaves_in_the_session_goes_when_its_rows_are_there(db: Connection, wait_until: Wait) -> None:
-    """Seen in the worker's own session, by a trigger of what it does next, and in pg_locks while it trains."""
+    """Checked in the worker's session by a trigger of its next statement, and in pg_locks while it trains."""
     db.execute(
         """
         CREATE FUNCTION litter() RETURNS float8 LANGUAGE plpgsql AS $$

@@ -1,4 +1,4 @@
-"""The Python client against a server whose extension, models, columns and queries have names that want quoting.
+"""The Python client against a server whose schema, models, columns and queries have names that need quoting.
 
 alice owns the models; one job has finished, another trains for ever. mallory may do nothing with them, a watcher may
 look. Tests that stop a server have one of their own.
@@ -30,9 +30,7 @@ from pg_tensile.client import (
     connect,
 )
 from pg_tensile.client.frames import PLAN, frame
-from tests.server.support import FOREVER, MLP, ROWS, value
-
-Wait = Callable[..., Any]
+from tests.server.support import FOREVER, MLP, ROWS, Wait, value
 
 SCHEMA = "Odd %s; schema - (1)"
 MODEL = "a \"model\"; '%s' -- [red]\\ <b>"
@@ -77,7 +75,7 @@ def client(server: Any) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def budget(server: Any) -> int:
-    """Bytes: less than the jobs take without a plan, more than they need."""
+    """A budget in bytes, below the memory of the jobs without plans and above their minimum."""
     with connect(server.dsn(user="alice")) as client:
         text = client.explain(MODEL, QUERY, TARGET, options={"format": "json"}, **SETTINGS)
     memory = json.loads(text)["memory"]
@@ -86,7 +84,7 @@ def budget(server: Any) -> int:
 
 @pytest.fixture(scope="module")
 def trained(server: Any, budget: int) -> int:
-    """The number of a job that has finished."""
+    """The id of a finished job."""
     with connect(server.dsn(user="alice")) as client:
         job = client.train(MODEL, QUERY, TARGET, epochs=EPOCHS, learning_rate=3e-3, memory_budget=budget, **SETTINGS)
         assert job.wait(progress=False, timeout=90) == "finished"
@@ -95,7 +93,7 @@ def trained(server: Any, budget: int) -> int:
 
 @pytest.fixture
 def endless(client: Client, budget: int, wait_until: Wait) -> Job:
-    """A job that trains: the one that an earlier test has left, if it has."""
+    """A job that trains, left by an earlier test or new."""
     rows = client.connection.execute("SELECT job FROM tensile.progress WHERE model = 'endless'").fetchall()
     if rows:
         job = client.job(rows[0]["job"])
@@ -148,7 +146,7 @@ def test_the_memory_of_an_ended_job_is_still_there(client: Client, trained: int,
 
 
 def test_a_job_without_memory_and_metrics_has_empty_frames(client: Client) -> None:
-    """It never starts."""
+    """The job never starts."""
     client.register("empty", MLP, replace=True)
     with client.connection.transaction(force_rollback=True):
         job = client.train("empty", ROWS, "y")
@@ -185,15 +183,15 @@ def test_a_notebook_shows_a_job_as_a_table(client: Client, trained: int, endless
 
 def test_predictions_are_those_of_sql(client: Client, trained: int) -> None:
     query = QUERY + " ORDER BY a"
-    found = client.predict(MODEL, query)
+    answer = client.predict(MODEL, query)
     called = sql.SQL("SELECT * FROM {}(%s, %s)").format(sql.Identifier(SCHEMA.replace("%", "%%"), "predict_rows"))
     rows = client.connection.execute(called, (MODEL, query)).fetchall()
-    assert list(found.index) == [row["row_number"] for row in rows] == list(range(1, 401))
+    assert list(answer.index) == [row["row_number"] for row in rows] == list(range(1, 401))
     for name in ("prediction", "label", "probability"):
-        assert list(found[name]) == [row[name] for row in rows]
+        assert list(answer[name]) == [row[name] for row in rows]
     truth = [row[TARGET] for row in client.connection.execute(query.encode()).fetchall()]
-    assert sum(found["label"] == truth) > 300
-    assert client.predict(MODEL, query, memory_budget="1GB").equals(found)
+    assert sum(answer["label"] == truth) > 300
+    assert client.predict(MODEL, query, memory_budget="1GB").equals(answer)
     with pytest.raises(ServerError, match="memory_budget"):
         client.predict(MODEL, query, memory_budget="a lot")
 
@@ -287,7 +285,7 @@ def test_waiting_ends_after_the_timeout_and_the_job_goes_on(client: Client, endl
 def test_ctrl_c_ends_the_waiting_and_nothing_else(
     server: Any, client: Client, endless: Job, wait_until: Wait, progress: bool
 ) -> None:
-    """Struck while the connection is idle between two looks: it holds no snapshot meanwhile."""
+    """Ctrl-C arrives while the connection is idle between two polls, without a snapshot."""
     pid = client.connection.info.backend_pid
     idle = (
         "SELECT count(*) = 1 FROM pg_stat_activity WHERE pid = %s AND state = 'idle' AND backend_xmin IS NULL"
@@ -459,7 +457,7 @@ def test_the_server_restarts_while_a_job_is_waited_for(fresh_cluster: Callable[.
         with pytest.raises(ConnectionLost):
             client.jobs()
     with connect(cluster.dsn()) as client:
-        found = client.job(job.number)
-        assert found.state not in ("finished", "failed", "cancelled")
-        found.cancel()
-        assert found.wait(progress=False, timeout=60) == "cancelled"
+        answer = client.job(job.number)
+        assert answer.state not in ("finished", "failed", "cancelled")
+        answer.cancel()
+        assert answer.wait(progress=False, timeout=60) == "cancelled"

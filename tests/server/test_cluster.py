@@ -1,4 +1,4 @@
-"""Private clusters keep to themselves, and the demo's tools refuse what is not theirs."""
+"""Private clusters are closed to others, and the demo's tools refuse folders that are not their own."""
 
 from __future__ import annotations
 

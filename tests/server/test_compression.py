@@ -1,4 +1,4 @@
-"""Jobs whose swaps are compressed: to the same weights as without a plan, with what is compressed shown in SQL."""
+"""Jobs with compressed swaps: the weights are those without a plan, and SQL shows the compressed tensors."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Lab:
         self._models = 0
 
     def submit(self, budget: str | None = BUDGET, epochs: int = FOREVER, **options: Any) -> int:
-        """A job of a model of its own; without a budget without plans."""
+        """Submit a job of a new model; without a budget it has no plan."""
         self._models += 1
         model, policy = f"m{self._models}", "joint" if budget else "none"
         register(self.conn, model, WIDE)
@@ -54,7 +54,7 @@ class Lab:
         return int(value(self.conn, query, model, epochs, ROWS, policy, budget, json.dumps(options)))
 
     def losses(self, job: int) -> list[Any]:
-        """Of each epoch: loss and accuracy."""
+        """Return loss and accuracy of each epoch."""
         sql = "SELECT loss, accuracy FROM tensile.epoch_metrics WHERE job = %s ORDER BY epoch"
         return self.conn.execute(sql, (job,)).fetchall()
 
@@ -69,7 +69,7 @@ class Lab:
             assert value(self.conn, "SELECT wait_for_job(%s, '30 s')", job) == "cancelled"
 
     def compressed(self, job: int) -> list[Any]:
-        """Tensors that are compressed, by what is decided and by the plan in use; none before that is so."""
+        """Return tensors compressed by the decisions and by the plan in use, none until both agree."""
         return self.conn.execute(
             "SELECT c.tensor, c.kind, c.bytes, c.zero_share, c.codec, c.coded_bytes, c.coded_us, c.plain_us"
             " FROM tensile.compression c JOIN tensile.plan p USING (job, tensor, codec)"
@@ -79,8 +79,8 @@ class Lab:
         ).fetchall()
 
     def await_compressed(self, job: int) -> list[Any]:
-        found: list[Any] = self.wait_until(lambda: self.compressed(job), what=lambda: self.told(job))
-        return found
+        tensors: list[Any] = self.wait_until(lambda: self.compressed(job), what=lambda: self.told(job))
+        return tensors
 
     def told(self, job: int) -> str:
         lines = self.conn.execute("SELECT event, reason, details FROM tensile.scheduler_log WHERE job = %s", (job,))
@@ -96,7 +96,7 @@ def lab(module_cluster: Any, wait_until: Wait) -> Iterator[Lab]:
 
 
 def test_what_is_compressed_is_shown_and_changes_no_result(lab: Lab) -> None:
-    """Not even that of a job whose executor is killed."""
+    """This includes a job whose executor is killed."""
     assert value(lab.conn, "SELECT count(*) FROM tensile.codec_times") == 0
     job = lab.submit(compression="auto")
     rows = lab.await_compressed(job)
@@ -128,9 +128,9 @@ def test_what_is_compressed_is_shown_and_changes_no_result(lab: Lab) -> None:
 
 
 def test_jobs_on_one_link_each_compress_as_they_were_told_to(lab: Lab) -> None:
-    one, other = lab.submit(compression="zvc"), lab.submit(compression="none")
-    assert {row[4] for row in lab.await_compressed(one)} == {"zvc"}
-    lab.await_epochs(other, 2)
-    assert value(lab.conn, "SELECT count(*) FROM tensile.compression WHERE job = %s", other) == 0
-    assert value(lab.conn, "SELECT count(codec) FROM tensile.plan WHERE job = %s", other) == 0
-    lab.cancel(one, other)
+    compressing, plain = lab.submit(compression="zvc"), lab.submit(compression="none")
+    assert {row[4] for row in lab.await_compressed(compressing)} == {"zvc"}
+    lab.await_epochs(plain, 2)
+    assert value(lab.conn, "SELECT count(*) FROM tensile.compression WHERE job = %s", plain) == 0
+    assert value(lab.conn, "SELECT count(codec) FROM tensile.plan WHERE job = %s", plain) == 0
+    lab.cancel(compressing, plain)

@@ -1,4 +1,4 @@
-"""The demo, as a newcomer runs it: twice in a row, then what it says to type next, then stop and remove.
+"""The demo as a newcomer runs it: twice in a row, then the commands that it suggests, then stop and remove.
 
 Long: the demo trains two models from real tables, twice.
 """
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long
 
 
 def demo(folder: Path, *arguments: str) -> str:
-    """Output of the demo in `folder`; fails with it unless the demo exits with 0."""
+    """Run the demo in `folder` and return its output; fail unless it exits with 0."""
     done = subprocess.run(
         [sys.executable, "-m", "scripts.demo", *arguments],
         cwd=REPOSITORY,
@@ -34,7 +34,7 @@ def demo(folder: Path, *arguments: str) -> str:
 
 
 def table_rows(output: str, header: str) -> list[list[str]]:
-    """Cells of the rows of the table whose first column is `header`."""
+    """Return the cells of the table whose first column is `header`, row by row."""
     lines = output.splitlines()
     start = next(i for i, line in enumerate(lines) if re.match(rf"{header}\s+┃", line))
     rows = []
@@ -46,7 +46,7 @@ def table_rows(output: str, header: str) -> list[list[str]]:
 
 
 def megabytes(pretty: str) -> float:
-    """What pg_size_pretty meant."""
+    """Convert a size of pg_size_pretty to megabytes."""
     number, unit = pretty.split()
     return int(number) * {"bytes": 1e-6, "kB": 1e-3, "MB": 1.0, "GB": 1e3}[unit]
 

@@ -1,4 +1,4 @@
-"""Every SQL example of the documents is executed, in order, in a database of its own for each document; and the SQL
+"""The SQL examples of the documents, executed in order in a new database for each document; and the SQL
 reference is what the catalogues say.
 
 How a block is treated, the comment before it says (tests/documents.py). Documents WITH_FLIGHTS use the tables of the
@@ -19,10 +19,7 @@ import pytest
 from scripts.demo import sql
 from scripts.sql_reference import ARGUMENTS, COMMAND, REFERENCE, columns, functions, render, settings
 from tests.documents import DOCUMENTS, Block, blocks, statements
-from tests.server.support import value
-
-Connection = psycopg.Connection[tuple[Any, ...]]
-Wait = Callable[..., Any]
+from tests.server.support import Connection, Wait, value
 
 WITH_SQL = [path for path in DOCUMENTS if path != REFERENCE and blocks(path, "sql")]
 WITH_FLIGHTS = {"README.md", "training.md"}
@@ -71,8 +68,8 @@ def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
 
 @pytest.fixture
 def enter(server: Any, wait_until: Wait) -> Iterator[Callable[[str], Connection]]:
-    """`enter(name)`: a connection to a new database, which pg_tensile works in from now on. What a document sets with
-    ALTER SYSTEM is forgotten afterwards."""
+    """`enter(name)`: connect to a new database, in which pg_tensile works from now on. ALTER SYSTEM is
+    undone afterwards."""
     with contextlib.ExitStack() as connections:
 
         def make(name: str) -> Connection:
@@ -94,13 +91,13 @@ def enter(server: Any, wait_until: Wait) -> Iterator[Callable[[str], Connection]
 
 
 def rows(conn: Connection, statement: str) -> list[Any] | None:
-    """None: the statement is no query."""
+    """Execute a statement; return its rows, None if it is no query."""
     cursor = conn.execute(statement.encode())
     return cursor.fetchall() if cursor.description is not None else None
 
 
 def follow(conn: Connection, block: Block, wait_until: Wait) -> None:
-    """Executes a block as its note says. Raises AssertionError, psycopg.Error."""
+    """Execute a block as its note says. Raises AssertionError, psycopg.Error."""
     assert NOTES.fullmatch(block.note), f"unknown note: {block.note}"
     if block.note.startswith("not executed"):
         return
@@ -112,12 +109,12 @@ def follow(conn: Connection, block: Block, wait_until: Wait) -> None:
         if until is not None:
             wait_until(lambda sql=statement: len(rows(conn, sql) or ()) >= int(until[1]), what=f"line {block.line}")
             continue
-        found = rows(conn, statement)
-        assert found is None or bool(found) == (block.note != "no rows"), f"{statement}\nreturned {found}"
+        result = rows(conn, statement)
+        assert result is None or bool(result) == (block.note != "no rows"), f"{statement}\nreturned {result}"
 
 
 def patient(document: Path, conn: Connection, wait_until: Wait) -> Iterator[Block]:
-    """The document's statements one by one, each when it can be executed."""
+    """Yield the document's statements one by one, each when it can be executed."""
     for block in blocks(document, "sql"):
         for statement in statements(block.text):
             if NEEDS_JOBS_TO_HAVE_ENDED.search(statement):
@@ -132,14 +129,14 @@ def patient(document: Path, conn: Connection, wait_until: Wait) -> Iterator[Bloc
 )
 def test_examples_work(document: Path, enter: Callable[[str], Connection], wait_until: Wait) -> None:
     conn = enter(document.stem.lower())
-    found: Iterator[Block] = iter(blocks(document, "sql"))
+    examples: Iterator[Block] = iter(blocks(document, "sql"))
     if not any("CREATE EXTENSION" in block.text for block in blocks(document, "sql")):
         conn.execute("CREATE EXTENSION pg_tensile CASCADE")
     if document.name in WITH_FLIGHTS:
         for statement in statements(FLIGHTS):
             conn.execute(statement.encode())
-        found = patient(document, conn, wait_until)
-    for block in found:
+        examples = patient(document, conn, wait_until)
+    for block in examples:
         try:
             follow(conn, block, wait_until)
         except (psycopg.Error, AssertionError) as error:

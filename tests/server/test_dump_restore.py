@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-Connection = psycopg.Connection[tuple[Any, ...]]
+from tests.server.support import Connection
 
 TRAIN = "SELECT train_model('wave', 'SELECT x, sin(x) AS y FROM generate_series(0, 6, 0.01) x', 'y', epochs => 2)"
 PREDICTIONS = "SELECT x, predict('wave', ARRAY[x::float8]) FROM generate_series(-1, 7) x ORDER BY x"
@@ -27,7 +27,7 @@ def train(conn: Connection) -> None:
 
 
 def tool(cluster: Any, name: str, *arguments: str, user: str = "postgres", stdin: str = "") -> str:
-    """Runs pg_dump or psql of the cluster's installation against it and returns its output."""
+    """Run pg_dump or psql of the cluster's installation against it and return the output."""
     done = subprocess.run(
         [str(cluster.bin / name), "-d", cluster.dsn(user=user), *arguments],
         input=stdin,
@@ -67,7 +67,7 @@ def source(new_cluster: Callable[..., Any]) -> Iterator[Any]:
 
 @pytest.fixture
 def restored(source: Any, fresh_cluster: Callable[..., Any]) -> Any:
-    """Another cluster with alice, whose OID is another one there, but without bob."""
+    """A second cluster with role alice, under another OID, and without bob."""
     cluster = fresh_cluster(extension=False)
     with cluster.connect() as conn:
         conn.execute("CREATE ROLE first; CREATE ROLE second")
@@ -150,7 +150,7 @@ def test_work_goes_on_where_it_was(restored: Any) -> None:
 
 
 def test_a_dump_needs_to_see_every_row(source: Any) -> None:
-    """Otherwise it would silently lack other people's models."""
+    """Otherwise the dump would silently lack models of other roles."""
     assert "COPY tensile.model_weights" in tool(source, "pg_dump", user="dumper")
     with source.connect() as conn:
         conn.execute("ALTER ROLE dumper NOBYPASSRLS")

@@ -16,10 +16,19 @@ from psycopg import sql
 from psycopg.types.json import Jsonb
 
 from tests.server.refusals import refused
-from tests.server.support import FOREVER, ROWS, alive, children, phase, python_model, register, submit, value
-
-Connection = psycopg.Connection[tuple[Any, ...]]
-Wait = Callable[..., Any]
+from tests.server.support import (
+    FOREVER,
+    ROWS,
+    Connection,
+    Wait,
+    alive,
+    children,
+    phase,
+    python_model,
+    register,
+    submit,
+    value,
+)
 
 TOKENS = """
     SELECT (SELECT array_agg(mod(i * g, 500)) FROM generate_series(1, 40 + mod(i, 9)) g) AS tokens,
@@ -38,7 +47,7 @@ def call(function: str, arguments: dict[str, Any]) -> str:
 
 
 def explain(conn: Connection, model: str = "m", **arguments: Any) -> list[str]:
-    """The lines of text."""
+    """Call explain_training and return its lines."""
     arguments = {"model": model, "query": ROWS, "target": "y"} | arguments
     if "options" in arguments:
         arguments["options"] = Jsonb(arguments["options"])
@@ -47,8 +56,8 @@ def explain(conn: Connection, model: str = "m", **arguments: Any) -> list[str]:
 
 def explained(conn: Connection, model: str = "m", **arguments: Any) -> dict[str, Any]:
     (line,) = explain(conn, model, **(arguments | {"options": {"format": "json"} | arguments.get("options", {})}))
-    found: dict[str, Any] = json.loads(line)
-    return found
+    explanation: dict[str, Any] = json.loads(line)
+    return explanation
 
 
 def backend(conn: Connection) -> int:
@@ -74,13 +83,13 @@ def test_a_job_is_explained_and_nothing_is_stored(db: Connection) -> None:
 
 def test_its_numbers_are_those_of_the_data_and_the_model(db: Connection) -> None:
     register(db, "m")
-    found = explained(db, validation=0.25)
-    assert found["training_rows"] + found["validation_rows"] == 400
+    explanation = explained(db, validation=0.25)
+    assert explanation["training_rows"] + explanation["validation_rows"] == 400
     # a, b and 5 categories (and the unknown one) of 16 numbers; 8 hidden units
-    assert found["parameters"] == 6 * 16 + (2 + 16) * 8 + 8 + 8 + 1
-    memory = found["memory"]
+    assert explanation["parameters"] == 6 * 16 + (2 + 16) * 8 + 8 + 8 + 1
+    memory = explanation["memory"]
     assert memory["floor_bytes"] <= memory["least_bytes"] <= memory["planned_bytes"] <= memory["vanilla_bytes"]
-    assert found["time"]["vanilla_us"] > 0
+    assert explanation["time"]["vanilla_us"] > 0
 
 
 @pytest.mark.parametrize(
@@ -94,10 +103,10 @@ def test_a_budget_makes_a_plan(db: Connection, architecture: dict[str, Any], que
     register(db, "m", architecture)
     free = explained(db, query=query, batch_size=32, policy=policy)["memory"]
     budget = (free["least_bytes"] + free["vanilla_bytes"]) // 2
-    found = explained(db, query=query, batch_size=32, policy=policy, memory_budget=f"{budget}B")
-    assert found["memory"]["planned_bytes"] <= budget < free["vanilla_bytes"]
-    assert found["swapped"]["tensors"] + found["recomputed"]["tensors"] > 0
-    assert found["start"]["when"] == "now"
+    explanation = explained(db, query=query, batch_size=32, policy=policy, memory_budget=f"{budget}B")
+    assert explanation["memory"]["planned_bytes"] <= budget < free["vanilla_bytes"]
+    assert explanation["swapped"]["tensors"] + explanation["recomputed"]["tensors"] > 0
+    assert explanation["start"]["when"] == "now"
 
 
 def test_what_never_fits_names_the_operator(db: Connection) -> None:
@@ -117,7 +126,7 @@ def test_policy_none_is_eager(db: Connection) -> None:
 
 
 def test_a_model_that_cannot_be_captured(db: Connection) -> None:
-    """It would fail as a job; with policy none it would run."""
+    """As a job it would fail; with policy none it would run."""
     register(db, "m", python_model(on_forward="if x.sum() > 0: x = x + 1"))
     refused("0A000", "reads the value of a tensor", "policy => 'none'", lambda: explain(db))
     assert "not captured" in "\n".join(explain(db, policy="none"))
@@ -165,7 +174,7 @@ def test_calibrated_or_not(db: Connection) -> None:
 
 @pytest.fixture
 def user(db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]) -> Connection:
-    """An ordinary role with a grant on the model m, in the test's schema."""
+    """A connection of an ordinary role with a grant on model m, in the test's schema."""
     register(db, "m")
     role = roles("user")
     db.execute("SELECT grant_model('m', %s, 'train')", (role,))
@@ -197,8 +206,8 @@ def test_the_query_sees_the_callers_transaction(user: Connection, db: Connection
     user.execute("DELETE FROM own WHERE a > 0.9")
     rows = value(user, "SELECT count(*) FROM own")
     db.execute("INSERT INTO own " + ROWS)
-    found = explained(user, query="SELECT * FROM own")
-    assert found["training_rows"] + found["validation_rows"] == rows < 400
+    explanation = explained(user, query="SELECT * FROM own")
+    assert explanation["training_rows"] + explanation["validation_rows"] == rows < 400
     user.execute("INSERT INTO own (a) VALUES (1)")  # the transaction goes on, and may write
     user.commit()
     assert value(user, "SELECT count(*) FROM own") == rows + 401
@@ -311,7 +320,7 @@ def test_errors_leave_a_transaction_that_a_savepoint_saves(db: Connection) -> No
 
 @contextmanager
 def explaining(conn: Connection, **arguments: Any) -> Iterator[list[BaseException]]:
-    """Explains in a thread; the list gets its error."""
+    """Call explain_training in a thread, which appends its error to `errors`."""
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -375,14 +384,14 @@ def test_the_executor_ends_with_its_session(
 def test_several_sessions_explain_at_once(db: Connection, connect: Callable[..., Connection]) -> None:
     register(db, "m")
     sessions = [connect() for _ in range(3)]
-    found: list[list[str]] = []
-    threads = [threading.Thread(target=lambda conn=conn: found.append(explain(conn))) for conn in sessions]
+    explanations: list[list[str]] = []
+    threads = [threading.Thread(target=lambda conn=conn: explanations.append(explain(conn))) for conn in sessions]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(found) == 3
-    assert len({lines[0] for lines in found}) == 1
+    assert len(explanations) == 3
+    assert len({lines[0] for lines in explanations}) == 1
 
 
 def test_it_takes_a_job_slot_and_gives_it_back(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
@@ -454,7 +463,7 @@ def test_the_query_of_an_explanation_cannot_use_what_the_explanation_may(
 
 
 def test_others_jobs_are_not_shown(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    """The sums count them, but nothing says whose they are."""
+    """The sums include other roles' jobs without naming them."""
     with fresh_cluster().connect() as conn:
         job = submit(conn, "secret_model", {"type": "mlp", "hidden": [8]}, epochs=FOREVER)
         wait_until(lambda: phase(conn, job) == "training")
@@ -462,11 +471,11 @@ def test_others_jobs_are_not_shown(fresh_cluster: Callable[..., Any], wait_until
         register(conn, "m")
         conn.execute("SELECT grant_model('m', 'mallory', 'train')")
         conn.execute("SET ROLE mallory")
-        found = explained(conn)
+        explanation = explained(conn)
         conn.execute("RESET ROLE")
         conn.execute("SELECT cancel_job(%s)", (job,))
-    assert found["admission"]["running"] == 1
-    assert "secret_model" not in json.dumps(found)
+    assert explanation["admission"]["running"] == 1
+    assert "secret_model" not in json.dumps(explanation)
 
 
 def test_nothing_is_left_in_the_file_system(db: Connection, cluster: Any) -> None:

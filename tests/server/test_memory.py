@@ -1,4 +1,4 @@
-"""Jobs train at once on a device too small for all of them, each under the plan that SQL shows, to the same weights."""
+"""Jobs share a device too small for all of them: each follows the plan that SQL shows and reaches the same weights."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_jobs_share_a_device_and_their_weights_are_those_without_plans(
         jobs = [lab.submit(network, seed) for network, seed in trained]
         lab.bring_together(*jobs)
         weights = [lab.digest(job) for job in jobs]
-    assert weights == [lab.weights[each] for each in trained]
+    assert weights == [lab.weights[key] for key in trained]
     assert watch.granted > lab.sizes["mlp"].vanilla and watch.in_use > 0
     events = (
         "SELECT sum((details->>'events')::int) FROM tensile.scheduler_log WHERE job = ANY(%s) AND event = 'planned'"
@@ -37,7 +37,7 @@ def test_jobs_share_a_device_and_their_weights_are_those_without_plans(
 
 
 def test_a_job_too_many_waits_and_priorities_say_who_is_next(lab: Lab) -> None:
-    """Room for the least of two networks, not of three."""
+    """Set memory for the minimal plans of two networks, not of three."""
     least = lab.sizes["mlp"].least
     lab.set_memory(2.8 * least)
     with lab.watch():
@@ -90,9 +90,9 @@ def test_a_job_that_can_never_fit_is_told_a_batch_size_that_does(lab: Lab) -> No
     diag = refused.value.diag
     assert diag.sqlstate == "53200" and diag.message_primary is not None and diag.message_hint is not None
     assert "operator" in f"{diag.message_primary} {diag.message_detail}"
-    found = re.search(r"batch_size => (\d+)", diag.message_hint)
-    assert found is not None, diag.message_hint
-    batch_size = int(found[1])
+    suggestion = re.search(r"batch_size => (\d+)", diag.message_hint)
+    assert suggestion is not None, diag.message_hint
+    batch_size = int(suggestion[1])
     assert 0.4 * BATCH_SIZE < batch_size < BATCH_SIZE
     with lab.watch():
         fits = lab.submit("mlp", epochs=1, batch_size=batch_size)
@@ -126,7 +126,7 @@ def test_the_plan_in_sql_is_the_plan_that_is_executed(lab: Lab) -> None:
 
 
 def one_generation(lab: Lab, job: int) -> tuple[Sample, Sample, dict[str, Any]] | None:
-    """What the executor said at two moments, at least two epochs apart, and what the views showed in between; None if
+    """Return two reports of the executor, at least two epochs apart, and rows of the views in between; None if
     the plan changed meanwhile, or has no events."""
     names = ("planned_bytes", "out_bytes", "in_bytes")
     first = lab.wait_until(lambda: lab.sample(job), what=lab.told)

@@ -1,4 +1,4 @@
-"""Jobs, planner and scheduler die or hang while jobs share a device: the weights are the same all the same.
+"""Jobs, planner and scheduler die or hang while jobs share a device: the weights stay the same.
 
 Long, but for one: a test trains two or three jobs to their end, and waits for processes to come back.
 """
@@ -16,7 +16,7 @@ from tests.server.support import FOREVER, alive, children, executor_pid, steps, 
 
 
 def test_memory_of_a_killed_job_goes_to_one_that_waits_and_all_end_with_their_weights(lab: Lab) -> None:
-    """Room for the least of two networks, not of three."""
+    """Set memory for the minimal plans of two networks, not of three."""
     lab.set_memory(2.8 * lab.sizes["mlp"].least)
     with lab.watch():
         jobs = [lab.submit("mlp", seed, options={"checkpoint_interval": 0}) for seed in (1, 2, 1)]
@@ -55,14 +55,14 @@ def test_others_get_the_memory_of_a_cancelled_job_and_make_room_for_a_new_one(la
 
 
 def planner_pid(lab: Lab) -> int:
-    found: int = lab.wait_until(lambda: next(iter(children(processes(lab.conn)[SCHEDULER][0])), None), what=lab.told)
-    return found
+    pid: int = lab.wait_until(lambda: next(iter(children(processes(lab.conn)[SCHEDULER][0])), None), what=lab.told)
+    return pid
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("end", ["killed", "left hanging"])
 def test_a_planner_that_ends_while_it_plans(lab: Lab, end: str) -> None:
-    """Jobs go on under their plans; the one that waits gets its own from the next planner."""
+    """Jobs continue under their plans; the waiting one gets its plan from the next planner."""
     lab.set_memory(0.62 * lab.vanilla(["mlp", "mlp"]))
     if end == "left hanging":
         lab.set("executor_timeout", "6s")

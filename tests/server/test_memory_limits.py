@@ -1,4 +1,4 @@
-"""Jobs at the limits: host memory ends, predictions need what they hold.
+"""Jobs at the limits: host memory is exhausted, or predictions need device memory that jobs hold.
 
 Long: a test trains five jobs, two at a time.
 """

@@ -1,4 +1,4 @@
-"""The example notebook: executed from its source against a server, and what is in the repository is such a run."""
+"""The example notebook: it runs against a server, and the committed one is the result of such a run."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.server.support import Connection, value
 
 
 def text_of(lines: str | list[str]) -> str:
-    """A text of a notebook's JSON, which may be cut into lines."""
+    """Return a text of a notebook's JSON, which may be split into lines."""
     return lines if isinstance(lines, str) else "".join(lines)
 
 
 def shape(cell: dict[str, Any]) -> tuple[str, str, list[tuple[str, Any]]]:
-    """A cell without what another run shows otherwise: kind, source, and of each output its kind and types."""
+    """Return the parts of a cell that are the same in each run: kind, source, and kind and types of the outputs."""
     outputs = [
         (output["output_type"], sorted(output["data"]) if "data" in output else output["name"])
         for output in cell.get("outputs", [])
@@ -33,7 +33,7 @@ def shape(cell: dict[str, Any]) -> tuple[str, str, list[tuple[str, Any]]]:
 
 
 def shown(notebook: dict[str, Any], part: str, kind: str) -> str:
-    """What the one cell with that part of a source has shown of a type, as one text."""
+    """Return the output of a type of the only cell whose source contains `part`, as one text."""
     (cell,) = (cell for cell in notebook["cells"] if cell["cell_type"] == "code" and part in text_of(cell["source"]))
     if kind == "stream":
         return "".join(text_of(output["text"]) for output in cell["outputs"] if output["output_type"] == "stream")
@@ -41,7 +41,7 @@ def shown(notebook: dict[str, Any], part: str, kind: str) -> str:
 
 
 def check(notebook: dict[str, Any]) -> None:
-    """All cells were executed, in order, without errors and warnings; outputs are what the texts around them say."""
+    """Check that all cells ran in order without errors and warnings, and that outputs agree with the texts."""
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
     outputs = [output for cell in code for output in cell["outputs"]]
@@ -64,8 +64,8 @@ def check(notebook: dict[str, Any]) -> None:
 
 def committed() -> dict[str, Any]:
     assert NOTEBOOK.exists(), "python -m scripts.notebook writes it"
-    found: dict[str, Any] = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    return found
+    contents: dict[str, Any] = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    return contents
 
 
 def test_the_source_is_cut_into_cells() -> None:
@@ -88,8 +88,8 @@ def test_paths_of_the_machine_are_taken_out() -> None:
 def test_the_notebook_in_the_repository_is_a_run_of_its_source() -> None:
     notebook = committed()
     check(notebook)
-    found = [(cell["cell_type"], text_of(cell["source"])) for cell in notebook["cells"]]
-    assert found == cells(SOURCE.read_text(encoding="utf-8"))
+    contents = [(cell["cell_type"], text_of(cell["source"])) for cell in notebook["cells"]]
+    assert contents == cells(SOURCE.read_text(encoding="utf-8"))
     assert str(REPOSITORY) not in json.dumps(notebook)
 
 
@@ -101,25 +101,25 @@ def test_the_notebook_runs_and_shows_what_the_one_in_the_repository_shows(
     server = {"PGHOST": str(cluster.folder), "PGPORT": str(cluster.port), "PGUSER": "postgres"}
     server |= {"PGDATABASE": "postgres", "PGOPTIONS": f"-c search_path={schema},public"}
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")} | server
-    made = tmp_path / "made.ipynb"
+    output = tmp_path / "made.ipynb"
     done = subprocess.run(
-        [sys.executable, "-m", "scripts.notebook", "--server", str(made)],
+        [sys.executable, "-m", "scripts.notebook", "--server", str(output)],
         cwd=REPOSITORY,
         env=environment,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    notebook = json.loads(made.read_text(encoding="utf-8"))
+    notebook = json.loads(output.read_text(encoding="utf-8"))
     check(notebook)
     assert list(map(shape, notebook["cells"])) == list(map(shape, committed()["cells"]))
 
 
 def test_a_cell_that_fails_is_told_and_nothing_is_written(tmp_path: Path) -> None:
-    made = tmp_path / "made.ipynb"
+    output = tmp_path / "made.ipynb"
     environment = os.environ | {"PGHOST": str(tmp_path), "PGPORT": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "scripts.notebook", "--server", str(made)],
+        [sys.executable, "-m", "scripts.notebook", "--server", str(output)],
         cwd=REPOSITORY,
         env=environment,
         capture_output=True,
@@ -127,4 +127,4 @@ def test_a_cell_that_fails_is_told_and_nothing_is_written(tmp_path: Path) -> Non
     )
     assert done.returncode == 1
     assert "a cell has failed" in done.stderr and "cannot connect" in done.stderr and "hint: " in done.stderr
-    assert not made.exists()
+    assert not output.exists()

@@ -1,4 +1,4 @@
-"""predict, predict_class and predict_rows: what they answer, what they refuse, and what they survive.
+"""predict, predict_class and predict_rows: answers, refusals and faults.
 
 One cluster for the file, with small models trained once; predictions are checked against each other (every way to ask
 must give the same answer) and against what the data say.
@@ -26,9 +26,7 @@ from psycopg.types.json import Jsonb
 from pyworker.connection import Connection as FrameConnection
 from pyworker.version import VERSION
 from pyworker.wire import FrameType
-from tests.server.support import register, submit, value
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from tests.server.support import Connection, register, submit, value
 
 FLIGHTS = """
     CREATE TABLE flights AS
@@ -55,7 +53,7 @@ TRAINED = {  # name: features, target, options
 
 @pytest.fixture(scope="module")
 def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
-    """A cluster whose models are trained."""
+    """A cluster with trained models."""
     cluster = new_cluster()
     try:
         with cluster.connect() as conn:
@@ -99,7 +97,7 @@ def predictor_pid(server: Any) -> int:
 
 
 def refusal(conn: Connection, sql: str, *parameters: Any) -> tuple[str | None, str, str]:
-    """SQLSTATE, message and hint."""
+    """Return SQLSTATE, message and hint of the error that the statement raises."""
     with pytest.raises(psycopg.Error) as caught:
         conn.execute(sql, parameters)
     diag = caught.value.diag
@@ -523,8 +521,8 @@ def test_a_predictor_that_dies_in_the_middle_is_an_error_and_then_replaced(conn:
 
 
 def test_a_predictor_that_hangs_runs_into_the_time_out(conn: Connection, server: Any) -> None:
-    one, two = value(conn, ASK, 1), value(conn, ASK, 2)
-    assert one != two
+    first, second = value(conn, ASK, 1), value(conn, ASK, 2)
+    assert first != second
     pid = predictor_pid(server)
     conn.execute("SET pg_tensile.predict_timeout = '300 ms'")
     os.kill(pid, signal.SIGSTOP)
@@ -536,12 +534,12 @@ def test_a_predictor_that_hangs_runs_into_the_time_out(conn: Connection, server:
     finally:
         os.kill(pid, signal.SIGCONT)
     conn.execute("SET pg_tensile.predict_timeout = '20 s'")
-    assert value(conn, ASK, 2) == two  # not the late answer to the request that timed out
+    assert value(conn, ASK, 2) == second  # not the late answer to the request that timed out
     assert predictor_pid(server) == pid
 
 
 def test_cancel_works_while_waiting_and_leaves_the_session_usable(conn: Connection, server: Any) -> None:
-    two = value(conn, ASK, 2)
+    second = value(conn, ASK, 2)
     pid = predictor_pid(server)
     os.kill(pid, signal.SIGSTOP)
     try:
@@ -553,11 +551,11 @@ def test_cancel_works_while_waiting_and_leaves_the_session_usable(conn: Connecti
             assert (sqlstate, message) == ("57014", "canceling statement due to user request")
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert value(conn, ASK, 2) == two
+    assert value(conn, ASK, 2) == second
 
 
 def test_an_error_caught_in_a_subtransaction_leaves_no_answer_behind(conn: Connection, server: Any) -> None:
-    one, two = value(conn, ASK, 1), value(conn, ASK, 2)
+    first, second = value(conn, ASK, 1), value(conn, ASK, 2)
     pid = predictor_pid(server)
     conn.execute("""
         CREATE FUNCTION pg_temp.ask_twice() RETURNS float8 LANGUAGE plpgsql AS $$
@@ -578,7 +576,7 @@ def test_an_error_caught_in_a_subtransaction_leaves_no_answer_behind(conn: Conne
     waker.start()
     answer = value(conn, "SELECT pg_temp.ask_twice()")
     waker.join()
-    assert answer == two != one
+    assert answer == second != first
 
 
 def test_a_session_leaves_no_open_files_behind(conn: Connection, server: Any) -> None:
@@ -601,8 +599,8 @@ def test_a_session_leaves_no_open_files_behind(conn: Connection, server: Any) ->
 def impostor(server: Any) -> Iterator[Callable[[dict[str, Any]], None]]:
     """`impostor(header)`: one that takes the predictor's place for a session, greets it, and answers its request with
     that ERROR."""
-    place = server.folder / f".s.pg_tensile.{server.port}"
-    aside = place.with_name("aside")
+    path = server.folder / f".s.pg_tensile.{server.port}"
+    aside = path.with_name("aside")
     threads: list[threading.Thread] = []
 
     def answer(listener: socket.socket, header: dict[str, Any]) -> None:
@@ -614,11 +612,11 @@ def impostor(server: Any) -> Iterator[Callable[[dict[str, Any]], None]]:
         peer.close()
 
     with contextlib.ExitStack() as stack:
-        place.rename(aside)
-        stack.callback(aside.rename, place)
+        path.rename(aside)
+        stack.callback(aside.rename, path)
         listener = stack.enter_context(socket.socket(socket.AF_UNIX))
-        listener.bind(str(place))
-        place.chmod(0o777)
+        listener.bind(str(path))
+        path.chmod(0o777)
         ours = os.geteuid()
         os.seteuid(server.data.stat().st_uid)  # sessions talk to their own user only
         stack.callback(os.seteuid, ours)

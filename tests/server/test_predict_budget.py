@@ -1,4 +1,4 @@
-"""Predictions within a memory budget: the same digits as without one, in every way to ask; who may set a model's."""
+"""Predictions within a memory budget: the same digits as without one, in all functions; privileges to set a model's."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.server.support import submit, value
-
-Connection = psycopg.Connection[tuple[Any, ...]]
-Wait = Callable[..., Any]
+from tests.server.support import Connection, Wait, submit, value
 
 ROWS = """
     CREATE TABLE points AS
@@ -54,7 +51,7 @@ def conn(server: Any) -> Iterator[Connection]:
 
 
 def refusal(conn: Connection, sql: str, *parameters: Any) -> tuple[str | None, str, str]:
-    """SQLSTATE, message and hint."""
+    """Return SQLSTATE, message and hint of the error that the statement raises."""
     with pytest.raises(psycopg.Error) as caught:
         conn.execute(sql, parameters)
     diag = caught.value.diag
@@ -76,7 +73,7 @@ def inference_bytes(conn: Connection) -> int:
     ],
 )
 def test_every_overload_gives_the_same_digits(conn: Connection, ask: str) -> None:
-    """Also where the budget changes from row to row, and where it is null."""
+    """The budget may change from row to row and be null."""
     rows = conn.execute(f"""
         SELECT {ask.format("")}, {ask.format(f", '{BUDGET}'")}, {ask.format(", memory_budget => budget")}
         FROM points p, LATERAL (SELECT p.a, p.b, p.c) s, LATERAL (SELECT p.image, p.a) i,
@@ -102,10 +99,11 @@ def test_predict_rows_gives_the_same_digits_in_the_same_batches(conn: Connection
     assert len(whole) == 64
     assert conn.execute(ask, (model, query, BUDGET)).fetchall() == whole
     query = f"SELECT {features} FROM points ORDER BY id"  # 200 rows are executed as 256
-    found = conn.execute(ask, (model, query, BUDGET)).fetchall()
-    assert [row[0] for row in found] == list(range(1, 201))
-    for one, other in zip(found, whole, strict=False):
-        assert (one[2], one[1] or one[3]) == (other[2], pytest.approx(other[1] or other[3], rel=1e-5))
+    budgeted = conn.execute(ask, (model, query, BUDGET)).fetchall()
+    assert [row[0] for row in budgeted] == list(range(1, 201))
+    for (_, number, label, probability), whole_row in zip(budgeted, whole, strict=False):
+        expected = pytest.approx(whole_row[1] or whole_row[3], rel=1e-5)
+        assert (label, number or probability) == (whole_row[2], expected)
     assert conn.execute(ask, (model, f"SELECT {features} FROM points LIMIT 0", BUDGET)).fetchall() == []
 
 
@@ -123,9 +121,11 @@ def test_budgets_that_are_no_sizes_are_refused_as_train_model_does(conn: Connect
 def test_a_budget_that_is_too_small_or_more_than_there_is(conn: Connection) -> None:
     ask = "SELECT predict('numbers', '{1,2,3}'::float8[], %s)"
     sqlstate, message, hint = refusal(conn, ask, "1kB")
-    found = re.fullmatch(r"the model needs at least ([\d,]+) bytes of device memory, but may have 1,024", message)
-    assert sqlstate == "53200" and found and "larger memory budget" in hint
-    least = int(found[1].replace(",", ""))
+    refused_size = re.fullmatch(
+        r"the model needs at least ([\d,]+) bytes of device memory, but may have 1,024", message
+    )
+    assert sqlstate == "53200" and refused_size and "larger memory budget" in hint
+    least = int(refused_size[1].replace(",", ""))
     assert refusal(conn, ask, f"{least - 1} B")[0] == "53200"
     assert value(conn, ask, f"{least} B") == value(conn, ask, None)
     sqlstate, message, hint = refusal(conn, ask, "2GB")
@@ -178,22 +178,22 @@ def test_a_models_own_budget_holds_for_everybody_who_does_not_say_otherwise(
     shown = "SELECT memory_budget FROM tensile.models WHERE name = 'numbers'"
     loaded = "SELECT count(*) FROM tensile.loaded_models WHERE memory_budget = %s"
     assert value(conn, shown) is None
-    with server.connect() as other:
-        value(other, ask)
+    with server.connect() as session:
+        value(session, ask)
         conn.execute("SELECT set_model_memory_budget('numbers', '654321 B')")
         assert value(conn, shown) == 654321
-        assert value(other, ask) == expected
+        assert value(session, ask) == expected
         wait_until(lambda: value(conn, loaded, 654321) == 1)
         rows = "SELECT * FROM predict_rows('numbers', 'SELECT 1 AS a, 2 AS b, 3 AS c')"
         conn.execute("SELECT set_model_memory_budget('numbers', '654322 B')")
-        assert other.execute(rows).fetchall() == [(1, expected, None, None)]
+        assert session.execute(rows).fetchall() == [(1, expected, None, None)]
         wait_until(lambda: value(conn, loaded, 654322) == 1)
-        assert value(other, "SELECT predict('numbers', '{1,2,3}'::float8[], '654323 B')") == expected
+        assert value(session, "SELECT predict('numbers', '{1,2,3}'::float8[], '654323 B')") == expected
         wait_until(lambda: value(conn, loaded, 654323) == 1)
         conn.execute("SELECT set_model_memory_budget('numbers', '1000 B')")
-        assert refusal(other, ask)[0] == "53200"
+        assert refusal(session, ask)[0] == "53200"
         conn.execute("SELECT set_model_memory_budget('numbers', NULL)")
-        assert value(other, ask) == expected
+        assert value(session, ask) == expected
     assert value(conn, shown) is None
 
 

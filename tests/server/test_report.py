@@ -1,4 +1,4 @@
-"""`pg-tensile report` and `trace` of real jobs: their numbers are those of SQL, and what goes wrong is told."""
+"""`pg-tensile report` and `trace` of real jobs: numbers are those of SQL, and errors are reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HOSTILE = "</script><b id=evil>"
 
 @pytest.fixture(scope="module")
 def running(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
-    """A job under a plan that swaps or computes again, cancelled by now, and its report from when it ran."""
+    """A cancelled job that had a plan with swaps or recompute events, and its report while it ran."""
     vanilla, least = lab.sizes["mlp"]
     budget = f"{(vanilla + least) // 2 // 1024}kB"
     job = lab.submit("mlp", epochs=FOREVER, memory_budget=budget, validation=0.2)
@@ -47,7 +47,7 @@ def planned(running: tuple[int, Path]) -> int:
 
 
 def run(lab: Lab, command: str, job: object, path: object, user: str = "postgres", host: object = None) -> int:
-    """The exit status of the command."""
+    """Run the command and return its exit status."""
     where = ("-h", str(host or lab.cluster.folder), "-p", str(lab.cluster.port), "-d", "postgres", "-U", user)
     return main([command, str(job), *where, "-o", str(path)])
 
@@ -281,7 +281,7 @@ def test_a_failed_job_shows_its_error_as_text(lab: Lab, tmp_path: Path) -> None:
 
 
 def refused(lab: Lab, capsys: pytest.CaptureFixture[str], command: str, *arguments: Any, **where: Any) -> str:
-    """What the command says before it leaves with an error: one line, and a hint."""
+    """Run the command, which has to fail with one line and a hint; return its message."""
     status = run(lab, command, *arguments, **where)
     said = capsys.readouterr()
     assert status in (1, 2) and said.out == ""

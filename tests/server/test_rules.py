@@ -1,4 +1,4 @@
-"""The server and the library refuse the same architectures and options, with the same words."""
+"""The server and the library refuse the same architectures and options with the same messages."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from pg_tensile.errors import TensileError
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.rules import ARCHITECTURES, OPTIONS, RULES, check_architecture, check_options, resolved
 from tests.server.refusals import refused
-from tests.server.support import value
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from tests.server.support import Connection, value
 
 # jsonb takes no NUL and no surrogates
 TEXTS = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=12)
@@ -34,7 +32,7 @@ ANYTHING = st.recursive(
 
 
 def fitting(rule: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """Values that fit, and those next to them: ends of ranges and a step further, arrays that are too short."""
+    """Generate valid values and neighbouring ones: ends of ranges and a step beyond, arrays that are too short."""
     rule = resolved(rule)
     kind = rule["type"]
     if kind in ("integer", "number"):
@@ -53,13 +51,13 @@ def fitting(rule: dict[str, Any]) -> st.SearchStrategy[Any]:
 
 
 def objects(rules: dict[str, Any]) -> st.SearchStrategy[Any]:
-    """Some of the keys that the rules are about, most of them with fitting values, now and then another one."""
+    """Generate objects with keys of the rules, mostly with valid values, sometimes with an unknown key."""
     keys = {key: st.one_of(*[fitting(rule)] * 9, ANYTHING) for key, rule in rules["properties"].items()}
     required = {key: keys.pop(key) for key in rules.get("required", ())}
-    known = st.fixed_dictionaries(required, optional=keys)
+    complete = st.fixed_dictionaries(required, optional=keys)
     some = st.builds(lambda given, chosen: {key: given[key] for key in given if key in required or key in chosen},
-                     known, st.sets(st.sampled_from([*keys, ""]), max_size=3))  # fmt: skip
-    stray = st.builds(lambda given, name, other: given | {name: other}, some, NAMES, ANYTHING)
+                     complete, st.sets(st.sampled_from([*keys, ""]), max_size=3))  # fmt: skip
+    stray = st.builds(lambda given, name, content: given | {name: content}, some, NAMES, ANYTHING)
     lacking = some.map(lambda given: {key: given[key] for key in given if key not in required})
     return st.one_of(*[some] * 8, stray, lacking)
 
@@ -72,8 +70,8 @@ def architectures() -> st.SearchStrategy[Any]:
 
 
 def said(attempt: Callable[[], object]) -> tuple[str, str] | None:
-    """Message and hint of the refusal, None: it was accepted. The server prints values as jsonb does, and looks for the
-    nearest name: both are left out."""
+    """Return message and hint of a refusal, None without one. Printed values and nearest names are
+    omitted: the server prints as jsonb does and searches names in its own way."""
     try:
         attempt()
     except psycopg.Error as error:
@@ -90,7 +88,7 @@ def said(attempt: Callable[[], object]) -> tuple[str, str] | None:
 
 
 def agreed(conn: Connection, function: str, check: Callable[[Any], None], text: str) -> tuple[str, str] | None:
-    """The same refusal by both of the JSON as the server stores it, or by neither."""
+    """Check that server and library both accept the stored JSON, or refuse it alike."""
     stored = value(conn, "SELECT %s::jsonb", text)
     server = said(lambda: conn.execute(f"SELECT tensile.{function}(%s::jsonb)", (text,)))
     assert server == said(lambda: check(stored)), text
@@ -162,7 +160,7 @@ def test_the_server_has_the_file(db: Connection) -> None:
 
 
 def test_code_of_users_is_marked(db: Connection) -> None:
-    """register_model asks for pg_execute_server_program where it is (test_security.py)."""
+    """register_model asks for pg_execute_server_program where it is (test_ownership.py)."""
     assert {name for name, rules in ARCHITECTURES.items() if rules.get("code")} == {"import", "python"}
 
 

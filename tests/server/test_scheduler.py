@@ -18,8 +18,8 @@ from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.trace.trace import Trace
-from tests.server.stage import SCHEDULER, Wait, processes, set_the_stage, terminate
-from tests.server.support import alive, children, register, state, value
+from tests.server.stage import SCHEDULER, processes, set_the_stage, terminate
+from tests.server.support import Wait, alive, children, register, state, value
 from tests.unit.handmade import network
 
 NETWORK = network(12, latency_us=20.0)
@@ -33,7 +33,7 @@ def profile() -> dict[str, Any]:
 
 
 class Job:
-    """A job whose executor is the test."""
+    """A job whose executor is played by the test."""
 
     def __init__(self, play: Play, number: int) -> None:
         self.play = play
@@ -52,8 +52,8 @@ class Job:
         device: str = "cpu",
         described: dict[str, Any] | None = None,
     ) -> None:
-        """What the worker does with a TRACE frame; with `data` instead of the trace's own, and the device `described`
-        in another way."""
+        """Store the trace as the worker does on a TRACE frame, with `data` instead of its own and the device
+        `described` in another way."""
         self.trace, self.revision = trace, self.revision + 1
         header = {"device": device, "profile": described or profile(), "revision": self.revision, "policy": "joint"}
         header |= {"overhead_bytes": 0, "operator": "backward", "graphs": [{"name": "train", "rows": 8}]}
@@ -72,34 +72,34 @@ class Job:
         self.order(f"SELECT tensile._job_latency('{header}', {array}, {array}, {array})")
 
     def plan(self, after: int = 0) -> dict[str, Any]:
-        """The newest plan after that generation, once there is one; with its grant. Checked."""
+        """Wait for a plan after generation `after`, validate it and return it with its grant."""
         fetch = (
             "SELECT generation, encode(events, 'hex') AS events, planned_bytes, granted_bytes, link_share"
             f" FROM tensile._fetch_plan({after})"
         )
-        found: dict[str, Any] = self.play.wait_until(
+        plan: dict[str, Any] = self.play.wait_until(
             lambda: self.order(fetch)[0], what=lambda: f"a plan of job {self.number}: {self.play.log()}"
         )
-        found["plan"] = Plan.from_rows(bytes.fromhex(found.pop("events")))
-        assert found["planned_bytes"] <= found["granted_bytes"]
+        plan["plan"] = Plan.from_rows(bytes.fromhex(plan.pop("events")))
+        assert plan["planned_bytes"] <= plan["granted_bytes"]
         if self.trace is not None:
-            validate(self.trace, found["plan"])
-            assert footprint(self.trace, found["plan"]).device_peak_bytes == found["planned_bytes"]
-        return found
+            validate(self.trace, plan["plan"])
+            assert footprint(self.trace, plan["plan"]).device_peak_bytes == plan["planned_bytes"]
+        return plan
 
     def follow(self, after: int = 0) -> dict[str, Any]:
-        """Takes the plan and makes an iteration under it."""
-        found = self.plan(after)
+        """Adopt the next plan and acknowledge it, as after an iteration; return it."""
+        plan = self.plan(after)
         self.order("SELECT tensile._job_admitted()")
-        self.order(f"SELECT tensile._acknowledge_plan({found['generation']})")
-        return found
+        self.order(f"SELECT tensile._acknowledge_plan({plan['generation']})")
+        return plan
 
     def reason(self) -> str:
         return str(value(self.play.conn, "SELECT reason FROM tensile.jobs WHERE id = %s", self.number))
 
 
 class Play:
-    """A server whose scheduler is the real one and whose workers execute orders."""
+    """A server with the real scheduler and workers that execute orders."""
 
     def __init__(self, cluster: Any, wait_until: Wait) -> None:
         self.cluster = cluster
@@ -113,8 +113,8 @@ class Play:
         number = value(self.conn, insert, str(process), sql)
 
         def answer() -> Any:
-            found = value(self.conn, "SELECT answer FROM stage.orders WHERE id = %s", number)
-            return [None] if found == [] else found
+            rows = value(self.conn, "SELECT answer FROM stage.orders WHERE id = %s", number)
+            return [None] if rows == [] else rows
 
         rows = self.wait_until(answer, what=f"the answer to {sql[:80]}")
         assert isinstance(rows, list), rows
@@ -142,15 +142,15 @@ class Play:
         return self.conn.execute(sql, (event,)).fetchall()
 
     def await_log(self, event: str, count: int = 1) -> tuple[Any, ...]:
-        """That line of the log, once there are so many of its kind."""
+        """Wait until the log has `count` lines of an event; return the last one."""
         lines = self.wait_until(lambda: len(self.log(event)) >= count and self.log(event), what=lambda: str(self.log()))
-        found: tuple[Any, ...] = lines[-1]
-        return found
+        result: tuple[Any, ...] = lines[-1]
+        return result
 
     def planner(self) -> int:
-        """The pid of the scheduler's child, once there is one."""
-        found: int = self.wait_until(lambda: next(iter(children(processes(self.conn)[SCHEDULER][0])), None))
-        return found
+        """Wait for the scheduler's child and return its pid."""
+        result: int = self.wait_until(lambda: next(iter(children(processes(self.conn)[SCHEDULER][0])), None))
+        return result
 
     def granted(self) -> int:
         return int(value(self.conn, "SELECT granted_bytes FROM tensile._devices() WHERE name = 'cpu'") or 0)
@@ -158,7 +158,7 @@ class Play:
 
 @pytest.fixture
 def play(fresh_cluster: Callable[..., Any], wait_until: Wait) -> Iterator[Play]:
-    """The device has room for one network and a half, without plans."""
+    """A device with memory for one and a half networks without plans."""
     settings = {"pg_tensile.device_memory": f"{(MOST + (LEAST + MOST) // 2) // 1024}kB", "pg_tensile.plan_events": 1024}
     play = Play(fresh_cluster(settings), wait_until)
     yield play
@@ -192,22 +192,22 @@ def test_the_planner_starts_with_the_first_trace_and_imports_no_torch(play):
 
 
 def test_a_second_job_makes_the_first_one_smaller_before_it_begins(play):
-    one, other = play.job(), play.job()
-    one.send_trace()
-    first = one.follow()
-    other.send_trace()
-    second = one.plan(first["generation"])
+    first_job, second_job = play.job(), play.job()
+    first_job.send_trace()
+    first = first_job.follow()
+    second_job.send_trace()
+    second = first_job.plan(first["generation"])
     assert second["granted_bytes"] < first["granted_bytes"]
-    play.wait_until(lambda: "given memory back" in other.reason(), what=lambda: other.reason())
+    play.wait_until(lambda: "given memory back" in second_job.reason(), what=lambda: second_job.reason())
     assert play.granted() == first["granted_bytes"]  # until the first one has acknowledged
-    assert state(play.conn, other.number) == "waiting"
-    one.follow(first["generation"])
-    beside = other.follow()
-    assert state(play.conn, other.number) == "running"
+    assert state(play.conn, second_job.number) == "waiting"
+    first_job.follow(first["generation"])
+    beside = second_job.follow()
+    assert state(play.conn, second_job.number) == "running"
     assert second["granted_bytes"] + beside["granted_bytes"] == play.granted() <= budget(play)
-    play.end(one)
-    assert other.follow(beside["generation"])["granted_bytes"] == first["granted_bytes"]
-    assert len([line for line in play.log("planned") if line[1] == other.number]) == 2
+    play.end(first_job)
+    assert second_job.follow(beside["generation"])["granted_bytes"] == first["granted_bytes"]
+    assert len([line for line in play.log("planned") if line[1] == second_job.number]) == 2
 
 
 def test_what_cannot_run_is_refused_and_what_must_wait_is_told_why(play):
@@ -256,7 +256,7 @@ def test_an_executor_that_measured_more_gets_another_plan(play):
 
 def test_only_lasting_changes_of_latency_are_looked_at(play):
     def come() -> str:
-        """The reason for plans when another job comes that needs next to nothing."""
+        """Return the reason of the plans after the arrival of a job that needs almost no memory."""
         before = len(play.log("scheduled"))
         eager = play.job()
         eager.send_trace(None, claim=1)
@@ -279,61 +279,61 @@ def test_only_lasting_changes_of_latency_are_looked_at(play):
 
 
 def test_a_planner_that_dies_is_replaced_and_jobs_keep_their_plans(play):
-    one = play.job()
-    one.send_trace()
-    first = one.follow()
+    first_job = play.job()
+    first_job.send_trace()
+    first = first_job.follow()
     pid = play.planner()
     os.kill(pid, signal.SIGKILL)
     assert play.await_log("planner")[2].startswith("planner died: planner was killed by signal 9 (SIGKILL)")
     assert play.granted() == first["granted_bytes"]
-    other = play.job()
-    other.send_trace()
-    assert one.follow(first["generation"])["granted_bytes"] < first["granted_bytes"]
-    other.follow()
+    second_job = play.job()
+    second_job.send_trace()
+    assert first_job.follow(first["generation"])["granted_bytes"] < first["granted_bytes"]
+    second_job.follow()
     assert play.planner() != pid and not alive(pid)
     assert play.granted() <= budget(play)
 
 
 def test_a_scheduler_that_dies_goes_on_where_it_was(play):
-    one, other = play.job(), play.job()
-    one.send_trace()
-    first = one.follow()
+    first_job, second_job = play.job(), play.job()
+    first_job.send_trace()
+    first = first_job.follow()
     pid = play.planner()
     terminate(play.conn, SCHEDULER)
     play.wait_until(lambda: not alive(pid), what="the planner ends with the scheduler")
-    other.send_trace()
-    smaller = one.follow(first["generation"])  # the launcher starts it again after some seconds
-    beside = other.follow()
+    second_job.send_trace()
+    smaller = first_job.follow(first["generation"])  # the launcher starts it again after some seconds
+    beside = second_job.follow()
     assert smaller["granted_bytes"] + beside["granted_bytes"] == play.granted() <= budget(play)
 
 
 def reject(job: Job, generation: int) -> dict[str, Any]:
-    """What the worker does when the executor cannot use a plan; the plan that comes instead."""
+    """Refuse a plan as the worker does when the executor cannot use it; return the next plan."""
     job.order(f"SELECT tensile._job_log('rejected', 'it cannot be used', {generation})")
     return job.follow(generation)
 
 
 def test_a_job_keeps_its_plan_when_it_rejects_another_until_the_jobs_change(play):
-    """It is to become smaller for a second job, and says no; that one is planned into what is left."""
-    one, other = play.job(), play.job()
-    one.send_trace()
-    first = one.follow()
-    other.send_trace()
-    smaller = one.plan(first["generation"])
+    """The first job refuses a smaller plan; the second one is planned into the remaining memory."""
+    first_job, second_job = play.job(), play.job()
+    first_job.send_trace()
+    first = first_job.follow()
+    second_job.send_trace()
+    smaller = first_job.plan(first["generation"])
     assert smaller["granted_bytes"] < first["granted_bytes"]
-    again = reject(one, smaller["generation"])
+    again = reject(first_job, smaller["generation"])
     assert (again["plan"], again["granted_bytes"]) == (first["plan"], first["granted_bytes"])
     footprint = "SELECT generation FROM tensile.footprints WHERE job = %s"
-    assert value(play.conn, footprint, one.number) == again["generation"]
-    beside = other.follow()
+    assert value(play.conn, footprint, first_job.number) == again["generation"]
+    beside = second_job.follow()
     assert first["granted_bytes"] + beside["granted_bytes"] == play.granted() <= budget(play)
     third = play.job()  # now it is asked again
     third.send_trace(None, claim=1)
-    assert one.follow(again["generation"])["granted_bytes"] < first["granted_bytes"]
-    assert other.follow(beside["generation"])["granted_bytes"] > beside["granted_bytes"]
+    assert first_job.follow(again["generation"])["granted_bytes"] < first["granted_bytes"]
+    assert second_job.follow(beside["generation"])["granted_bytes"] > beside["granted_bytes"]
     third.follow()
     assert play.granted() <= budget(play)
-    assert len([line for line in play.log("planned") if line[1] == one.number]) == 4
+    assert len([line for line in play.log("planned") if line[1] == first_job.number]) == 4
 
 
 def test_the_grant_of_a_plan_that_is_rejected_is_given_back(play):
@@ -349,7 +349,7 @@ def test_the_grant_of_a_plan_that_is_rejected_is_given_back(play):
 
 
 def test_a_trace_that_no_planner_survives_is_set_aside(play):
-    """Nothing can be planned for a device whose description is wrong: the planner ends with an error."""
+    """The planner ends with an error for a device with a wrong description."""
     deadly, sound = play.job(), play.job()
     deadly.send_trace(device="cuda:0", described=profile() | {"unheard_of": 1})
     assert "planner died" in play.await_log("planner")[2]
@@ -358,10 +358,10 @@ def test_a_trace_that_no_planner_survives_is_set_aside(play):
     assert play.await_log("failed")[1] == deadly.number
     assert len(play.log("planner")) == 3
     assert deadly.reason().startswith("its trace is set aside, for 3 planners have died that were given it")
-    other = play.job()
-    other.send_trace()
+    second_job = play.job()
+    second_job.send_trace()
     sound.follow(1)
-    other.follow()
+    second_job.follow()
     assert len(play.log("planner")) == 3
 
 

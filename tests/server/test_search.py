@@ -1,4 +1,4 @@
-"""Jobs of policy swapadvisor: a better plan, in another order of the operators, is searched for while they train."""
+"""Jobs of policy swapadvisor: a search finds a better plan and order of operators while they train."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 class Searching(Lab):
-    """A server whose jobs have half the memory that they want."""
+    """A server whose jobs have half the memory that they need without plans."""
 
     def __init__(self, cluster: Any, wait_until: Wait) -> None:
         super().__init__(cluster, wait_until, trained=())
@@ -67,7 +67,7 @@ class Searching(Lab):
         return int(memory["least_bytes"] + memory["vanilla_bytes"]) // 2
 
     def train(self, name: str = "branches", policy: str = "swapadvisor", epochs: int = 40, **options: Any) -> int:
-        """A job of a model of its own."""
+        """Submit a job of a new model."""
         self._models += 1
         model = f"{name}{self._models}"
         register(self.conn, model, ARCHITECTURES[name])
@@ -87,7 +87,7 @@ class Searching(Lab):
         return bytes(value(self.conn, "SELECT plan_order FROM tensile.footprints WHERE job = %s", job) or b"")
 
     def searcher(self) -> int:
-        """The process that searches."""
+        """Wait for the process that searches and return its pid."""
         pids = children(processes(self.conn)["pg_tensile scheduler"][0])
         return next(pid for pid in pids if b"search" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"))
 
@@ -132,7 +132,7 @@ def test_a_job_gets_a_better_plan_while_it_trains(lab: Searching) -> None:
 
 
 def test_the_next_job_with_the_graph_has_the_result_at_once_and_learns_the_same(lab: Searching) -> None:
-    """After the test above. The losses are those without a plan, to the last bit."""
+    """Runs after the test above. The losses are bitwise those without a plan."""
     searched = lab.train(search_time=2)
     assert lab.digest(searched) == lab.plain_digest
     assert lab.search(searched, "state, cached, elapsed") == ("finished", True, None)
@@ -143,7 +143,7 @@ def test_the_next_job_with_the_graph_has_the_result_at_once_and_learns_the_same(
 
 @pytest.mark.long
 def test_a_search_ends_with_its_job_and_its_process_may_die(lab: Searching) -> None:
-    """Long: two searches and their jobs run beside each other."""
+    """Long: two searches run beside two jobs."""
     jobs = [lab.train("wide", epochs=FOREVER, search_time=600) for _ in range(2)]
     lab.wait_until(lambda: {lab.search(job) for job in jobs} == {"queued", "searching"}, what=lab.told)
     first, second = sorted(jobs, key=lab.search, reverse=True)

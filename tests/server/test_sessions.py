@@ -1,4 +1,4 @@
-"""What a role, a session or a database is set to changes neither what is trained nor whether it works."""
+"""Settings of a role, a session or a database do not change training and its results."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import pytest
 from psycopg import sql
 from psycopg.types.json import Jsonb
 
-from tests.server.support import MLP, ROWS, register, submit, value
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from tests.server.support import MLP, ROWS, Connection, register, submit, value
 
 RATE = 0.0014999  # that fewer digits would make 0.001
 SUBMISSION = """
@@ -56,7 +54,7 @@ def test_row_security_off_stops_neither_explaining_nor_waiting(
 def test_row_security_off_still_holds_for_the_query(
     db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]
 ) -> None:
-    """The caller has asked to be told rather than to be shown some of the rows."""
+    """With row_security = off the caller wants an error instead of a part of the rows."""
     user = connect(roles("user"), options=f"-c search_path={value(db, 'SELECT current_schema()')},public")
     register(user, "m")
     db.execute("CREATE TABLE few AS " + ROWS)
@@ -69,7 +67,7 @@ def test_row_security_off_still_holds_for_the_query(
 
 @pytest.mark.parametrize("encoding", ["EUC_JP", "LATIN1"])
 def test_databases_of_other_encodings(db: Connection, cluster: Any, encoding: str) -> None:
-    """The script has no character that they lack, nor have the messages of the library."""
+    """The script and the library's messages use no character that other encodings lack."""
     name = sql.Identifier(f"in_{encoding.lower()}")
     options = sql.SQL("TEMPLATE template0 ENCODING {} LC_COLLATE 'C' LC_CTYPE 'C'").format(sql.Literal(encoding))
     db.execute(sql.SQL("CREATE DATABASE {} {}").format(name, options))

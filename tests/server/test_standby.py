@@ -1,4 +1,4 @@
-"""A streaming standby: it predicts as its primary does, follows its models, and trains once it is promoted; and base
+"""A streaming standby: it predicts like its primary, follows its models and trains after promotion; and base
 backups of a server whose predictor runs.
 
 Long: a test has two or three servers that train and predict.
@@ -19,12 +19,10 @@ import psycopg
 import pytest
 
 from tests.conftest import TestCluster
-from tests.server.support import MLP, ROWS, submit, value
+from tests.server.support import MLP, ROWS, Connection, Wait, submit, value
 
 pytestmark = pytest.mark.long
 
-Connection = psycopg.Connection[tuple[Any, ...]]
-Wait = Callable[..., Any]
 
 CLASS = f"SELECT string_agg(predict_class('m', r), '' ORDER BY a), sum(predict('m', r)) FROM ({ROWS}) r"
 MANY = f"SELECT count(*), sum(prediction) FROM predict_rows('m', $q${ROWS}$q$)"
@@ -130,7 +128,7 @@ def test_a_standby_predicts_follows_its_primary_and_trains_when_promoted(
 def test_a_backup_has_nothing_of_ours_and_says_nothing(
     fresh_cluster: Callable[..., TestCluster], clusters_folder: Path
 ) -> None:
-    """Wherever the socket is: beside the server's, or, if that is elsewhere, among its temporary files."""
+    """The socket lies beside the server's, or, if that is elsewhere, among its temporary files."""
     server = fresh_cluster()
     with server.connect() as conn:
         train(conn)

@@ -1,4 +1,4 @@
-"""`pg-tensile top` against a real server: what it prints is what SQL says, and what its keys do is done.
+"""`pg-tensile top` against a real server: it prints the numbers of SQL, and its keys take effect.
 
 Workers and scheduler do as the tests order (stage.py), so that the numbers are known.
 """
@@ -18,8 +18,8 @@ import pytest
 
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.tools.cli.main import main
-from tests.server.stage import Stage, Wait, train
-from tests.server.support import cpu_seconds, register, state, value
+from tests.server.stage import Stage, train
+from tests.server.support import Wait, cpu_seconds, register, state, value
 from tests.server.terminal import REPOSITORY, Terminal
 
 HEADER = {"device": "cpu", "profile": {**vars(RTX_A6000), "memory_bytes": 1 << 30}, "revision": 1, "policy": "joint"}
@@ -38,18 +38,18 @@ def command(stage: Any, *arguments: str, user: str = "alice") -> list[str]:
 
 def document(stage: Stage, capsys: Any, user: str = "alice") -> dict[str, Any]:
     assert main(command(stage, "--once", "--json", user=user)[3:]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    output: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return output
 
 
 def trace(stage: Stage, job: int) -> None:
-    """The job's executor has captured it: it waits for a plan."""
+    """Send a trace of the job, which then waits for a plan."""
     stage.order(job, f"SELECT tensile._job_trace('{json.dumps(HEADER)}', ARRAY['\\x01'::bytea], NULL)")
 
 
 @pytest.fixture
 def running(stage: Stage, job: int) -> int:
-    """A job with all its numbers."""
+    """A running job with all numbers."""
     stage.order(job, "SELECT tensile._register_device('cpu', 268435456, 5e9, 6e9, 0)")
     trace(stage, job)
     stage.order("scheduler", f"SELECT tensile._publish_plan({job}, '', 105906176, 106954752, 1)")
@@ -64,7 +64,7 @@ def running(stage: Stage, job: int) -> int:
 
 @pytest.fixture
 def waiting(stage: Stage, running: int) -> Iterator[int]:
-    """Another job, which waits for memory."""
+    """A job that waits for memory."""
     job = stage.job("n")
     trace(stage, job)
     stage.order("scheduler", f"SELECT tensile._job_waits({job}, '{REASON}')")
@@ -91,32 +91,32 @@ def test_once_prints_the_view(stage: Stage, waiting: int, running: int, capsys: 
 
 
 def test_json_says_what_sql_says(stage: Stage, waiting: int, running: int, capsys: Any) -> None:
-    found = document(stage, capsys)
+    output = document(stage, capsys)
     columns = (
         *("job", "model", "owner", "state", "reason", "pid", "phase", "epoch", "epochs", "step", "steps", "loss"),
         *("samples_per_s", "device_bytes", "device_peak_bytes", "bytes_swapped", "passive_swap_ins", "plan_generation"),
     )
 
     rows = stage.alice.execute(f"SELECT {', '.join(columns)} FROM tensile.progress ORDER BY job").fetchall()
-    assert [tuple(job[column] for column in columns) for job in found["jobs"]] == rows
-    assert [job["job"] for job in found["jobs"]] == [running, waiting]
-    first = found["jobs"][0]
+    assert [tuple(job[column] for column in columns) for job in output["jobs"]] == rows
+    assert [job["job"] for job in output["jobs"]] == [running, waiting]
+    first = output["jobs"][0]
     assert (first["planned_bytes"], first["granted_bytes"], first["vanilla_bytes"]) == (105906176, 106954752, 118 << 20)
     assert (first["stall_s"], first["progress"], first["device"], first["policy"]) == (0.083, 0.65, "cpu", "joint")
     assert first["eta_s"] == pytest.approx(3.5 * 10 * 64 / 1204)
-    (waits,) = found["queue"]
+    (waits,) = output["queue"]
     assert (waits["job"], waits["state"], waits["reason"], waits["retry_in_s"]) == (waiting, "waiting", REASON, None)
     assert 0 < waits["waited_s"] < 120
-    names = [name for name in found["devices"][0] if name != "link_bytes_per_s"]
+    names = [name for name in output["devices"][0] if name != "link_bytes_per_s"]
     rows = stage.alice.execute(f"SELECT {', '.join(names)} FROM tensile.devices ORDER BY name").fetchall()
-    assert [tuple(device[name] for name in names) for device in found["devices"]] == rows
-    assert abs(found["at"] - time.time()) < 60
+    assert [tuple(device[name] for name in names) for device in output["devices"]] == rows
+    assert abs(output["at"] - time.time()) < 60
 
 
 def test_numbers_that_are_none_are_null(stage: Stage, job: int, capsys: Any) -> None:
     stage.order(job, "SELECT tensile._report('training', 1, 10, 1, 10, 'NaN', 'Infinity', 1, 1, 1, 1, 0, NULL)")
-    (found,) = document(stage, capsys)["jobs"]
-    assert found["loss"] is None and found["samples_per_s"] is None and found["step"] == 1
+    (output,) = document(stage, capsys)["jobs"]
+    assert output["loss"] is None and output["samples_per_s"] is None and output["step"] == 1
 
 
 def test_losses_and_pace_of_earlier_epochs_are_there_at_once(
@@ -153,7 +153,7 @@ def test_who_sees_which_jobs(stage: Stage, running: int, capsys: Any) -> None:
 
 
 def refusal(capsys: Any, *arguments: str, status: int = 1) -> str:
-    """What the command complains about; it always has a hint, and prints nothing else."""
+    """Run the command, which has to fail with an error and a hint and print nothing else; return the error."""
     assert main(["top", *arguments]) == status
     out, error = capsys.readouterr()
     assert out == "" and error.startswith("pg-tensile: ") and "\nhint: " in error
@@ -191,7 +191,7 @@ def test_without_a_terminal_it_asks_for_once_or_json(stage: Stage, capsys: Any) 
 
 @pytest.fixture
 def live(stage: Stage, wait_until: Wait) -> Iterator[Callable[..., Terminal]]:
-    """`live(user, width, height)`: the view in a terminal."""
+    """`live(user, width, height)`: start the view in a terminal."""
     opened: list[Terminal] = []
 
     def start(user: str = "alice", width: int = 80, height: int = 24) -> Terminal:
@@ -372,7 +372,7 @@ def crowd(stage: Stage, wait_until: Wait) -> Iterator[list[int]]:
 @pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_refresh_takes_the_server_less_than_a_hundredth_of_a_second(stage: Stage, crowd: list[int]) -> None:
-    """So less than 1 % of a core at one refresh a second. The first ones, which make the plan, don't count.
+    """That is less than 1 % of a core at one refresh a second. The first refreshes, which plan the query, do not count.
 
     Long: many refreshes are averaged.
     """
@@ -381,8 +381,8 @@ def test_a_refresh_takes_the_server_less_than_a_hundredth_of_a_second(stage: Sta
     with subprocess.Popen(arguments, cwd=REPOSITORY, **pipes) as process:
         assert process.stdout is not None and process.stderr is not None
         for _ in range(10):
-            found = json.loads(process.stdout.readline())
-        assert [job["job"] for job in found["jobs"]] == crowd
+            output = json.loads(process.stdout.readline())
+        assert [job["job"] for job in output["jobs"]] == crowd
         backend = "SELECT pid FROM pg_stat_activity WHERE application_name = 'pg_tensile' AND usename = 'alice'"
         pid = value(stage.conn, backend)
         before = cpu_seconds(pid)

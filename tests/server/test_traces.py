@@ -1,4 +1,4 @@
-"""What workers and scheduler keep of a job's memory in the catalogue, who sees it, and how long it stays.
+"""The catalogue of a job's memory, written by workers and scheduler: contents, visibility and retention.
 
 Workers and scheduler do as the tests order (stage.py), so that every call comes from the process that may make it.
 """
@@ -11,8 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.server.stage import Stage, Wait
-from tests.server.support import Connection, state, value
+from tests.server.stage import Stage
+from tests.server.support import Connection, Wait, state, value
 
 FROM = {"module": "layers.0", "source": "model.py:3", "signature": "f32[8,4]"}
 DETAILS = FROM | {"flops": 256, "bytes": 1 << 40, "random": False}
@@ -45,7 +45,7 @@ def literal(content: object) -> str:
 
 
 def trace(stage: Stage, job: int, tables: object = None, **header: object) -> None:
-    """A TRACE frame arrives at the job's worker."""
+    """Store a trace of the job as its worker does on a TRACE frame."""
     rows = "NULL" if tables is None else literal(tables)
     stage.order(job, f"SELECT tensile._job_trace({literal(FIRST | header)}, ARRAY['\\x01'::bytea], {rows})")
 
@@ -63,7 +63,7 @@ def footprint(stage: Stage, job: int, generation: int = 1) -> None:
 
 
 def rows_of(conn: Connection, job: int) -> set[str]:
-    """The tables that have rows of the job."""
+    """Return the names of the tables that have rows of the job."""
     return {name for name in NAMES if value(conn, f"SELECT count(*) FROM tensile.{name} WHERE job = %s", job)}
 
 
@@ -110,7 +110,7 @@ def test_jobs_that_wait_or_run_are_listed_for_the_scheduler(stage: Stage, traced
 
 
 def test_priority_grows_while_a_job_is_not_done(stage: Stage, traced: int) -> None:
-    """As in the queue: a step for each 300 s (pg_tensile.ageing) since it was submitted."""
+    """As in the queue, priority grows by a step for each 300 s (pg_tensile.ageing) since submission."""
     stage.conn.execute("UPDATE tensile.jobs SET submitted_at = now() - '600 s'::interval WHERE id = %s", (traced,))
     assert 2 <= stage.order("scheduler", "SELECT priority FROM tensile._schedule_jobs()")[0]["priority"] < 2.2
 
@@ -255,9 +255,9 @@ def test_five_thousand_operators_are_stored_and_shown(stage: Stage, job: int) ->
 def test_the_last_jobs_trace_stays_until_a_later_one_of_its_model_ends(stage: Stage, traced: int) -> None:
     latency(stage, traced, "{0,5,2,1}")
     footprint(stage, traced)
-    other = stage.job("n")
-    trace(stage, other, TABLES)
-    stage.cancel(other)
+    other_job = stage.job("n")
+    trace(stage, other_job, TABLES)
+    stage.cancel(other_job)
     stage.cancel(traced)
     assert rows_of(stage.alice, traced) == set(NAMES), "to be looked at"
     later = stage.job()
@@ -266,7 +266,7 @@ def test_the_last_jobs_trace_stays_until_a_later_one_of_its_model_ends(stage: St
     stage.cancel(later)
     assert rows_of(stage.alice, traced) == set()
     assert rows_of(stage.alice, later) == {"traces", "operators", "tensors"}
-    assert rows_of(stage.alice, other) == {"traces", "operators", "tensors"}
+    assert rows_of(stage.alice, other_job) == {"traces", "operators", "tensors"}
     stage.conn.execute("DELETE FROM tensile.jobs WHERE id = %s", (later,))
     assert rows_of(stage.conn, later) == set()
 
@@ -316,7 +316,7 @@ def test_a_profile_is_measured_once(stage: Stage, traced: int) -> None:
     ],
 )
 def test_a_profile_that_no_device_has_counts_for_nobody(stage: Stage, traced: int, field: str, number: object) -> None:
-    """The first one would count for the jobs of all roles."""
+    """The first profile would count for the jobs of all roles."""
     with pytest.raises(psycopg.errors.InvalidParameterValue, match=f'{field} of device "cuda:3" cannot be'):
         trace(stage, traced, revision=2, device="cuda:3", profile=PROFILE | {field: number})
     assert value(stage.conn, "SELECT count(*) FROM tensile.device_profiles WHERE device = 'cuda:3'") == 0
@@ -374,7 +374,7 @@ def test_who_sees_a_jobs_memory(stage: Stage, traced: int) -> None:
 
 
 def test_traces_of_other_jobs_are_out_of_a_workers_reach(stage: Stage, traced: int) -> None:
-    """Workers run as their users; the functions know the job by the process."""
+    """Workers run as their users; the functions identify the job by the process."""
     with stage.cluster.connect(user="mallory") as conn:
         conn.execute("""SELECT register_model('hers', '{"type": "mlp"}')""")
         job: Any = value(conn, "SELECT train_model('hers', 'SELECT 1.0 AS x, 2.0 AS y', 'y')")

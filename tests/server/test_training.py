@@ -1,4 +1,4 @@
-"""Training from SQL to a model that predicts: architectures, kinds of features and targets, how runs end and resume."""
+"""Training from SQL to predictions: architectures, kinds of features and targets, ends and resumption of jobs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ import torch
 from pg_tensile.execution import models
 from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Features, Inputs, Kind, Preprocessing
 from pg_tensile.execution.training import checkpoint
-from tests.server.support import MLP, executor_pid, python_model, steps, submit, value
-
-Connection = psycopg.Connection[tuple[Any, ...]]
-Row = Callable[[Connection, int], dict[str, Any]]
-Wait = Callable[..., Any]
+from tests.server.support import MLP, Connection, Row, Wait, executor_pid, python_model, steps, submit, value
 
 # The class and the quantity are functions of every kind of feature; a twentieth of the values is null
 EVERYTHING = """
@@ -83,7 +79,7 @@ def tables(db: Connection) -> Connection:
 
 
 def finish(conn: Connection, job: int, timeout: str = "60 s") -> None:
-    """Waits for the job and raises what it failed with."""
+    """Wait for the job; raise its error."""
     assert value(conn, "SELECT wait_for_job(%s, %s::interval)", job, timeout) == "finished"
 
 
@@ -152,7 +148,7 @@ def test_validation_is_apart_and_counted(tables: Connection) -> None:
 
 
 def weights(conn: Connection, job: int) -> bytes:
-    """The weights of the version that the job made."""
+    """Return the weights of the job's version."""
     parts = conn.execute(
         "SELECT w.data FROM tensile.model_weights w JOIN tensile.model_versions v ON v.id = w.version"
         " WHERE v.job = %s ORDER BY w.seq",
@@ -166,7 +162,7 @@ def weights(conn: Connection, job: int) -> bytes:
 
 
 def inputs(preprocessing: Preprocessing, rows: list[dict[str, Any]]) -> Inputs:
-    """Raw values as the predictor gets them, made from what psycopg returns."""
+    """Convert rows of psycopg to the predictor's raw inputs."""
     numeric: list[list[float]] = []
     categories: list[CategoryInput] = []
     arrays: list[ArraysInput] = []
@@ -186,7 +182,7 @@ def inputs(preprocessing: Preprocessing, rows: list[dict[str, Any]]) -> Inputs:
 
 
 def test_prediction_computes_the_features_that_training_saw(tables: Connection) -> None:
-    """With a learning rate that moves nothing, the training loss is the loss of the model that predicts, so every
+    """With a learning rate of almost 0, the training loss is the loss of the model that predicts, so every
     feature of every row must have been the same in both, and the same as the library makes of the rows."""
     query = QUERY.format(target="class")
     job = submit(
@@ -237,7 +233,7 @@ def test_nulls_are_imputed_counted_and_predicted_with(tables: Connection) -> Non
 
 
 def kinds(conn: Connection) -> dict[str, str]:
-    """The features' SQL types."""
+    """Return the kinds of the model's features by name."""
     rows = conn.execute(
         "SELECT attname, atttypid::regtype::text FROM pg_attribute WHERE attrelid = 'everything'::regclass"
     ).fetchall()

@@ -22,9 +22,7 @@ import pytest
 
 from scripts.cluster import REPOSITORY, child_python, server_bin
 from tests.server.catalogue import describe
-from tests.server.support import FOREVER, MLP, ROWS, submit, value
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+from tests.server.support import FOREVER, MLP, ROWS, Connection, submit, value
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # compiles 0.1.0 and trains with it
 
@@ -167,7 +165,7 @@ def fill(conn: Connection, cluster: Any) -> None:
 
 
 def test_the_catalogue_is_that_of_a_fresh_installation(upgraded: Upgraded) -> None:
-    """Except for the privileges that PUBLIC had and keeps."""
+    """Privileges that PUBLIC had, and keeps, are excepted."""
     upgraded.conn.execute("CREATE DATABASE fresh")
     with upgraded.cluster.connect("fresh") as conn:
         conn.execute("CREATE EXTENSION pg_tensile CASCADE")

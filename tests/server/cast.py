@@ -1,0 +1,46 @@
+"""The roles of the security tests, with rows that belong to alice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import psycopg
+import pytest
+
+from tests.server.support import Connection, value
+
+
+class Cast(NamedTuple):
+    """Connections of the roles, and alice's job and version."""
+
+    alice: Connection
+    bob: Connection
+    mallory: Connection
+    job: int
+    version: int
+
+
+def current_user(conn: Connection) -> str:
+    return str(value(conn, "SELECT current_user"))
+
+
+def insert_job(db: Connection, owner: str, model: int | None, state: str = "interrupted") -> int:
+    """Insert a job that never starts, or one that has ended."""
+    return int(
+        value(
+            db,
+            "INSERT INTO tensile.jobs (model, model_name, owner_name, query, target, epochs, batch_size, optimizer,"
+            " learning_rate, validation, seed, priority, options, settings, state, not_before, ended_at) VALUES"
+            " (%s, 'late', %s, 'SELECT secret', 'late', 1, 1, 'sgd', 1, 0, 0, 0, '{}', '{}', %s, now() + '1 year',"
+            " CASE WHEN %s <> 'interrupted' THEN now() END) RETURNING id",
+            *(model, owner, state, state),
+        )
+    )
+
+
+def denied(attempt: Callable[[], object], message: str = "") -> None:
+    with pytest.raises(psycopg.Error) as caught:
+        attempt()
+    assert caught.value.sqlstate == "42501", f"{caught.value.sqlstate}: {caught.value}"
+    assert message in str(caught.value)

@@ -1,0 +1,221 @@
+"""Jobs in a hostile environment: dropped objects, revoked privileges, exceeded limits and an unusable Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.support import (
+    FOREVER,
+    MLP,
+    ROWS,
+    SLOW_ROWS,
+    Connection,
+    Row,
+    Wait,
+    alive,
+    children,
+    executor_pid,
+    inference_pid,
+    phase,
+    python_model,
+    settle,
+    state,
+    steps,
+    submit,
+    value,
+    worker_pid,
+)
+
+# -- the ground is pulled away ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", ["loading", "training"])
+@pytest.mark.parametrize("drop", ["extension", "database", "role"])
+def test_what_a_running_job_needs_is_dropped(
+    fresh_cluster: Callable[..., Any], wait_until: Wait, drop: str, moment: str
+) -> None:
+    query = SLOW_ROWS if moment == "loading" else ROWS
+    cluster = fresh_cluster({"pg_tensile.database": "lab"}, extension=False)
+    admin = cluster.connect()
+    admin.execute("CREATE DATABASE lab")
+    with cluster.connect("lab") as db:
+        db.execute("CREATE EXTENSION pg_tensile CASCADE")
+    admin.execute("CREATE ROLE alice LOGIN IN ROLE tensile_user")
+    with cluster.connect("lab", user="alice") as alice:
+        job = submit(alice, "m", MLP, epochs=FOREVER, query=query)
+    with cluster.connect("lab") as db:
+        wait_until(lambda: phase(db, job) == moment and (moment == "loading" or steps(db, job) > 3))
+        worker, executor = worker_pid(db, job), executor_pid(db, job)
+        assert worker is not None and executor is not None
+        if drop == "extension":
+            db.execute("DROP EXTENSION pg_tensile")
+        elif drop == "role":
+            admin.execute("DROP ROLE alice")
+    if drop == "database":
+        admin.execute("DROP DATABASE lab WITH (FORCE)")
+    wait_until(lambda: not alive(worker) and not alive(executor), what="worker and executor end")
+    if drop == "role":
+        with cluster.connect("lab") as db:
+            wait_until(lambda: state(db, job) == "failed", what=lambda: state(db, job))
+            assert 'role "alice" was dropped' in value(db, "SELECT error FROM tensile.jobs WHERE id = %s", job)
+    admin.close()
+    command_line = "pyworker executor" if drop == "role" else "pyworker"  # the scheduler's planner may stay
+    assert not any(command_line in command for command in cluster.processes().values())
+
+
+def test_a_worker_that_cannot_connect_says_why(
+    impatient_db: Connection, impatient: Any, wait_until: Wait, job_row: Row
+) -> None:
+    with impatient.connect("template1") as elsewhere:
+        with impatient_db.transaction():
+            job = submit(impatient_db, "m", MLP)
+            elsewhere.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS false")
+        try:
+            settle(impatient_db, wait_until, job)
+        finally:
+            elsewhere.execute("ALTER DATABASE postgres ALLOW_CONNECTIONS true")
+    error = 'its worker ended with an error: database "postgres" is not currently accepting connections'
+    assert (state(impatient_db, job), job_row(impatient_db, job)["error"]) == ("failed", error)
+
+
+def test_a_role_without_connect_is_told(
+    impatient_db: Connection, impatient: Any, wait_until: Wait, job_row: Row
+) -> None:
+    impatient_db.execute("CREATE ROLE bob LOGIN IN ROLE tensile_user")
+    try:
+        with impatient.connect(user="bob") as conn, conn.transaction():
+            job = submit(conn, "m", MLP)
+            impatient_db.execute("REVOKE CONNECT ON DATABASE postgres FROM PUBLIC")
+        settle(impatient_db, wait_until, job)
+        row = job_row(impatient_db, job)
+        assert (row["state"], row["sqlstate"], row["attempts"]) == ("failed", "42501", 0)
+        assert row["error"] == 'role "bob" no longer has the CONNECT privilege for database "postgres"'
+    finally:
+        impatient_db.execute("GRANT CONNECT ON DATABASE postgres TO PUBLIC")
+        impatient_db.execute("DELETE FROM tensile.jobs; DELETE FROM tensile.models; DROP ROLE bob")
+
+
+# -- what children may take -------------------------------------------------------------------------------------------
+
+
+def nice(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[16])
+
+
+def test_training_gives_way_to_the_server(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    cluster = fresh_cluster({"pg_tensile.nice": 5})
+    with cluster.connect() as db:
+        job = submit(db, "m", MLP, epochs=FOREVER)
+        wait_until(lambda: steps(db, job) > 0)
+        worker, executor = worker_pid(db, job), executor_pid(db, job)
+        assert worker is not None and executor is not None
+        assert nice(executor) == nice(worker) + 5
+        db.execute("SELECT cancel_job(%s)", (job,))
+        job = submit(db, "quick", MLP, epochs=1)
+        assert value(db, "SELECT wait_for_job(%s)", job) == "finished"
+        value(db, f"SELECT predict('quick', r) FROM ({ROWS}) r LIMIT 1")
+        supervisor = inference_pid(db)
+        assert supervisor is not None
+        (predictor,) = children(supervisor)
+        assert nice(predictor) == nice(supervisor), "sessions wait for it"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        pytest.param("kept = [torch.ones(64 << 20, dtype=torch.uint8) for _ in range(400)]", id="torch"),
+        pytest.param("kept = [bytearray(64 << 20) for _ in range(400)]", id="python"),
+    ],
+)
+def test_a_child_that_takes_too_much_memory_fails_its_job(
+    fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row, allocate: str
+) -> None:
+    """Long: the child allocates two gigabytes."""
+    cluster = fresh_cluster({"pg_tensile.child_memory": "2GB"})
+    with cluster.connect() as db:
+        greedy = submit(db, "greedy", python_model(on_forward=allocate))
+        settle(db, wait_until, greedy, 90)
+        row = job_row(db, greedy)
+        assert (row["state"], row["sqlstate"], row["attempts"]) == ("failed", "53200", 1), row["error"]
+        assert "pg_tensile.child_memory" in row["hint"] and "2048 MB" in row["hint"]
+        modest = submit(db, "modest", MLP)
+        assert value(db, "SELECT wait_for_job(%s)", modest) == "finished"
+
+
+def test_an_executor_that_ignores_a_refusal_is_killed(
+    fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row
+) -> None:
+    cluster = fresh_cluster({"pg_tensile.executor_timeout": "8s"})
+    deaf = """
+        from pyworker.children import memory
+        from pyworker.wire import FrameType
+        usual = memory.MemoryClient._handle
+        memory.MemoryClient._handle = lambda self, frame: None if frame.type == FrameType.REFUSE else usual(self, frame)
+    """
+    with cluster.connect() as db:
+        job = submit(db, "deaf", python_model(on_build=deaf), policy="joint", memory_budget="1kB")
+        executor = wait_until(lambda: executor_pid(db, job))
+        settle(db, wait_until, job, 120)
+        row = job_row(db, job)
+        assert (row["state"], row["sqlstate"]) == ("failed", "53200")
+        assert row["error"] == "the executor goes on although there is no device memory for it"
+        assert not alive(executor)
+
+
+def test_absurd_numbers_of_an_executor_fail_its_own_job_only(
+    fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row
+) -> None:
+    cluster = fresh_cluster()
+    absurd = """
+        from pyworker.children import memory
+        most = 2**63 - 1 - (1 << 20)
+        memory.MemoryClient.overhead_bytes = property(lambda self: most, lambda self, bytes: None)
+    """
+    with cluster.connect() as db:
+        job = submit(db, "absurd", python_model(on_build=absurd), policy="joint")
+        settle(db, wait_until, job, 90)
+        row = job_row(db, job)
+        assert (row["state"], row["sqlstate"]) == ("failed", "22023")
+        assert 'device "cpu" cannot have' in row["error"]
+        assert value(db, "SELECT count(*) FROM tensile.device_profiles") == 0
+        honest = submit(db, "honest", MLP)
+        assert value(db, "SELECT wait_for_job(%s)", honest) == "finished"
+
+
+# -- a Python that cannot ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("python", "message"),
+    [
+        pytest.param("/nowhere/python3", 'cannot start "/nowhere/python3": No such file', id="missing"),
+        pytest.param("/etc/passwd", 'cannot start "/etc/passwd": Permission denied', id="not executable"),
+        pytest.param(
+            "/bin/false", '"/bin/false" cannot run the executor: executor exited with status 1', id="no Python"
+        ),
+        pytest.param(
+            "/usr/bin/python3", 'the Python of the executor, "/usr/bin/python3", has no PyTorch', id="no torch"
+        ),
+    ],
+)
+def test_a_python_that_cannot_run_the_executor(
+    impatient_db: Connection, impatient: Any, wait_until: Wait, job_row: Row, python: str, message: str
+) -> None:
+    good = value(impatient_db, "SHOW pg_tensile.python")
+    impatient.configure({"pg_tensile.python": python})
+    impatient.reload()
+    try:
+        job = submit(impatient_db, "m", MLP)
+        settle(impatient_db, wait_until, job)
+    finally:
+        impatient.configure({"pg_tensile.python": good})
+        impatient.reload()
+    row = job_row(impatient_db, job)
+    assert (row["state"], row["sqlstate"], row["attempts"]) == ("failed", "58P01", 1)
+    assert message in row["error"]
+    assert "pg_tensile.python" in row["hint"]

@@ -1,0 +1,198 @@
+"""The launcher: processes start, restart and end with the database, the extension and the settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.stage import (
+    BOTH,
+    CONTROLLER,
+    LAUNCHER,
+    SCHEDULER,
+    processes,
+    replace_step,
+    running_in,
+    terminate,
+)
+from tests.server.support import Connection, Wait, value
+
+FATAL = r"\] +FATAL"  # logged by background processes
+
+
+# -- the launcher -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [LAUNCHER, CONTROLLER, SCHEDULER])
+def test_a_terminated_process_comes_back(fresh_cluster: Callable[..., Any], wait_until: Wait, kind: str) -> None:
+    cluster = fresh_cluster()
+    with cluster.connect() as conn:
+        wait_until(lambda: {LAUNCHER, *BOTH} <= set(processes(conn)))
+        others = {name: pid for name, pid in processes(conn).items() if name != kind}
+        old = terminate(conn, kind)
+        wait_until(lambda: processes(conn).get(kind, (old,))[0] not in (old, None), what=f"{kind} runs again")
+        assert {name: pid for name, pid in processes(conn).items() if name != kind} == others
+    assert not re.search(FATAL, cluster.log())
+
+
+def test_processes_come_and_go_with_the_extension(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    cluster = fresh_cluster(extension=False)
+    with cluster.connect() as conn:
+        wait_until(lambda: LAUNCHER in processes(conn))
+        for _ in range(2):
+            conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+            wait_until(lambda: running_in(conn, "postgres") == BOTH, what="they start when CREATE EXTENSION commits")
+            conn.execute("DROP EXTENSION pg_tensile")
+            wait_until(lambda: not running_in(conn, "postgres"), what="they end after DROP EXTENSION")
+        with conn.transaction(force_rollback=True):
+            conn.execute("CREATE EXTENSION pg_tensile")
+        assert not running_in(conn, "postgres")
+    assert not re.search("ERROR|FATAL|LOG: +pg_tensile", cluster.log())
+
+
+def test_a_missing_database_is_said_once(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    cluster = fresh_cluster({"pg_tensile.database": "later"}, extension=False)
+    complaint = 'pg_tensile waits for database "later", which does not exist'
+    wait_until(lambda: complaint in cluster.log())
+    with cluster.connect() as conn:
+        for memory in ("1GB", "2GB"):  # each reload wakes the launcher for another look
+            cluster.configure({"pg_tensile.device_memory": memory})
+            cluster.reload()
+            wait_until(lambda: value(conn, "SHOW pg_tensile.device_memory") == memory)  # noqa: B023
+        conn.execute("CREATE DATABASE later")
+    with cluster.connect("later") as conn:
+        conn.execute("CREATE EXTENSION pg_tensile CASCADE")
+        wait_until(lambda: running_in(conn, "later") == BOTH, what="found when CREATE EXTENSION commits")
+    assert cluster.log().count(complaint) == 1
+
+
+def test_a_database_that_takes_no_connections_is_said_once(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    cluster = fresh_cluster({"pg_tensile.database": "template0"}, extension=False)
+    wait_until(lambda: 'database "template0", which does not accept connections' in cluster.log())
+    assert not re.search(FATAL, cluster.log())
+
+
+def test_drop_database_with_force(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    cluster = fresh_cluster({"pg_tensile.database": "doomed"}, extension=False)
+    with cluster.connect() as conn:
+        conn.execute("CREATE DATABASE doomed")
+        with cluster.connect("doomed") as doomed:
+            doomed.execute("CREATE EXTENSION pg_tensile CASCADE")
+            wait_until(lambda: running_in(conn, "doomed") == BOTH)
+        conn.execute("DROP DATABASE doomed WITH (FORCE)")
+        assert set(processes(conn)) == {LAUNCHER}
+    wait_until(lambda: 'database "doomed", which does not exist' in cluster.log())
+    assert not re.search(FATAL, cluster.log())
+
+
+def test_another_database_after_a_reload(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    cluster = fresh_cluster()
+    with cluster.connect() as conn:
+        conn.execute("CREATE DATABASE other")
+        with cluster.connect("other") as other:
+            other.execute("CREATE EXTENSION pg_tensile CASCADE")
+        wait_until(lambda: running_in(conn, "postgres") == BOTH)
+        for name in ("other", "postgres"):
+            cluster.configure({"pg_tensile.database": name})
+            cluster.reload()
+            wait_until(lambda: running_in(conn, name) == BOTH, what=f"they move to {name}")  # noqa: B023
+            assert len(processes(conn)) == 3
+        cluster.configure({"pg_tensile.database": ""})
+        cluster.reload()
+        wait_until(lambda: set(processes(conn)) == {LAUNCHER}, what="an empty name stops them")
+
+
+def test_an_error_that_stays_is_logged_once(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    cluster = fresh_cluster()
+    with cluster.connect() as conn:
+        wait_until(lambda: running_in(conn, "postgres") == BOTH)
+        conn.execute("CREATE SEQUENCE attempts")
+        replace_step(
+            conn,
+            "plpgsql",
+            "BEGIN timeout_ms := CASE WHEN bits & 48 = 0 THEN 1000 END; IF tensile._process() = 'scheduler' THEN"
+            " PERFORM nextval('public.attempts'); RAISE 'broken for good'; END IF; END",
+        )
+        terminate(conn, SCHEDULER)
+        # 6 s after it was terminated, and 12 s after its first failure
+        wait_until(lambda: value(conn, "SELECT last_value FROM attempts") == 2, what="the second attempt")
+        wait_until(lambda: SCHEDULER not in processes(conn))
+    assert cluster.log().count("broken for good") == 1
+
+
+def test_every_process_is_named_in_pg_stat_activity(db: Connection, wait_until: Wait) -> None:
+    wait_until(lambda: running_in(db, "postgres") >= BOTH)
+    calls: dict[str, str] = dict(
+        db.execute(
+            "SELECT application_name, query FROM pg_stat_activity WHERE backend_type LIKE 'pg_tensile%'"
+        ).fetchall()
+    )
+    for process in BOTH:
+        assert calls[process].startswith("CALL tensile._step(")
+
+
+def test_waiting_processes_hold_no_snapshot(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    """They wait outside any transaction for up to half a minute; VACUUM need not wait for them."""
+    cluster = fresh_cluster()
+    with cluster.connect() as conn:
+        wait_until(lambda: running_in(conn, "postgres") == BOTH)
+        waiting = (
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE backend_type LIKE 'pg_tensile %%' AND wait_event_type = 'Extension'"
+        )
+        wait_until(
+            lambda: (
+                value(
+                    conn,
+                    waiting
+                    + " AND datname = 'postgres' AND backend_xmin IS NULL AND xact_start IS NULL AND state = 'idle'",
+                )
+                == 2
+            ),
+        )
+        conn.execute("CREATE TABLE t AS SELECT 1 AS a")
+        conn.execute("CREATE INDEX CONCURRENTLY ON t (a)")
+
+
+def test_waits_have_names_from_17_on(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    with fresh_cluster().connect() as conn:
+        name = "PgTensileSupervisor" if conn.info.server_version >= 170000 else "Extension"
+        waits = "SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'pg_tensile %%' AND wait_event = %s"
+        wait_until(lambda: value(conn, waits, name) == 3)  # launcher, controller, scheduler
+
+
+def test_idle_processes_sleep(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    cluster = fresh_cluster()
+    with cluster.connect() as conn:
+        wait_until(lambda: running_in(conn, "postgres") == BOTH)
+        pids = [pid for pid, _ in processes(conn).values()]
+        wait_until(  # until they have started altogether
+            lambda: (
+                value(
+                    conn,
+                    "SELECT count(*) FROM pg_stat_activity WHERE pid = ANY(%s) AND wait_event_type = 'Extension'",
+                    pids,
+                )
+                == len(pids)
+            ),
+        )
+
+        def woken() -> dict[int, str]:
+            """Return voluntary context switches by pid: one for each time that a process went to sleep."""
+            lines = (Path(f"/proc/{pid}/status").read_text() for pid in pids)
+            return {
+                pid: re.findall(r"voluntary_ctxt_switches:\t(\d+)", line)[0]
+                for pid, line in zip(pids, lines, strict=True)
+            }
+
+        def sleeps() -> bool:
+            """True if no process wakes up for two seconds; statistics of earlier work are reported once."""
+            before = woken()
+            value(conn, "SELECT pg_sleep(2)")
+            return woken() == before
+
+        wait_until(sleeps, what="nobody wakes up for two seconds")

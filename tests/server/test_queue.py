@@ -1,0 +1,108 @@
+"""The queue of jobs: priority, age and the limits on jobs that run at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from tests.server.support import (
+    FOREVER,
+    MLP,
+    Connection,
+    Row,
+    Wait,
+    ended,
+    register,
+    state,
+    submit,
+    value,
+)
+
+# -- the queue --------------------------------------------------------------------------------------------------------
+
+
+def order_of_start(conn: Connection, jobs: list[int]) -> list[int]:
+    rows = conn.execute("SELECT id FROM tensile.jobs WHERE id = ANY(%s) ORDER BY started_at", (jobs,)).fetchall()
+    return [row[0] for row in rows]
+
+
+def test_priority_comes_first_then_age_and_ageing_beats_priority(
+    fresh_cluster: Callable[..., Any], wait_until: Wait
+) -> None:
+    with fresh_cluster({"pg_tensile.max_jobs": 1, "pg_tensile.ageing": "100s"}).connect() as db:
+        blocker = submit(db, "blocker", MLP, epochs=FOREVER)
+        wait_until(lambda: state(db, blocker) == "running")
+        old, young, urgent, starved = (
+            submit(db, name, MLP, epochs=1, priority=priority)
+            for name, priority in [("old", 0), ("young", 0), ("urgent", 5), ("starved", -5)]
+        )
+        # 1100 s in the queue are worth 11 steps of priority
+        db.execute("UPDATE tensile.jobs SET submitted_at = now() - interval '1100 s' WHERE id = %s", (starved,))
+        db.execute("SELECT cancel_job(%s)", (blocker,))
+        jobs = [old, young, urgent, starved]
+        wait_until(lambda: all(state(db, job) == "finished" for job in jobs))
+        assert order_of_start(db, jobs) == [starved, urgent, old, young]
+
+
+def test_never_more_jobs_than_max_jobs(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    with fresh_cluster({"pg_tensile.max_jobs": 2}).connect() as db:
+        jobs = [submit(db, f"m{number}", MLP, epochs=1) for number in range(4)]
+        busy = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pg_tensile worker'"
+        seen: list[int] = []
+
+        def finished() -> bool:
+            seen.append(value(db, busy))
+            return all(state(db, job) == "finished" for job in jobs)
+
+        wait_until(finished)
+        assert max(seen) == 2
+
+
+def test_without_a_background_worker_a_job_stays_queued_and_says_so_once(
+    fresh_cluster: Callable[..., Any], wait_until: Wait
+) -> None:
+    # launcher, controller, scheduler and logical replication launcher leave one
+    cluster = fresh_cluster({"max_worker_processes": 5, "max_parallel_workers": 0})
+    with cluster.connect() as db:
+        first = submit(db, "first", MLP, epochs=FOREVER)
+        wait_until(lambda: state(db, first) == "running")
+        second = submit(db, "second", MLP, epochs=1)
+        reason = "SELECT reason FROM tensile.jobs WHERE id = %s AND state = 'queued'"
+        wait_until(lambda: "max_worker_processes" in (value(db, reason, second) or ""))
+        until = time.monotonic() + 4
+        wait_until(lambda: time.monotonic() > until)
+        db.execute("SELECT cancel_job(%s)", (first,))
+        wait_until(lambda: state(db, second) == "finished")
+        assert value(db, "SELECT attempts FROM tensile.jobs WHERE id = %s", second) == 1
+    assert cluster.log().count("no background worker is free") == 1
+
+
+def test_a_queued_job_survives_a_restart(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    cluster = fresh_cluster({"pg_tensile.max_jobs": 1})
+    with cluster.connect() as db:
+        blocker = submit(db, "blocker", MLP, epochs=FOREVER)
+        wait_until(lambda: state(db, blocker) == "running")
+        queued = submit(db, "queued", MLP, priority=9)
+    cluster.restart()
+    with cluster.connect() as db:
+        wait_until(lambda: state(db, queued) == "finished")
+
+
+def test_a_role_dropped_while_its_job_is_queued(
+    fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row
+) -> None:
+    cluster = fresh_cluster({"pg_tensile.max_jobs": 1})
+    with cluster.connect() as db:
+        blocker = submit(db, "blocker", MLP, epochs=FOREVER)
+        wait_until(lambda: state(db, blocker) == "running")
+        db.execute("CREATE ROLE leaver LOGIN IN ROLE tensile_user")
+        with cluster.connect(user="leaver") as theirs:
+            register(theirs, "theirs")
+            job = submit(theirs, "theirs")
+        db.execute("DROP ROLE leaver")
+        db.execute("SELECT cancel_job(%s)", (blocker,))
+        wait_until(lambda: ended(db, job))
+        row = job_row(db, job)
+        assert (row["state"], row["sqlstate"]) == ("failed", "42704")
+        assert 'role "leaver" was dropped' in row["error"]

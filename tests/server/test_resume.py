@@ -1,0 +1,123 @@
+"""Interrupted jobs resume from a checkpoint, after a stop of the server as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.server.support import (
+    MLP,
+    SLOW_ROWS,
+    Connection,
+    Row,
+    Wait,
+    interrupt,
+    phase,
+    python_model,
+    reason,
+    state,
+    steps,
+    submit,
+    value,
+    worker_pid,
+)
+
+# -- stopping and going on --------------------------------------------------------------------------------------------
+
+
+def resumable(conn: Connection, name: str = "m", epochs: int = 40, **options: Any) -> int:
+    """Submit a job that takes some seconds, too few for a checkpoint unless options ask for one."""
+    model = python_model(on_forward="time.sleep(0.005)")
+    return submit(conn, name, model, epochs=epochs, batch_size=40, options=options)
+
+
+def has_checkpoint(conn: Connection, job: int) -> bool:
+    return value(conn, "SELECT count(*) FROM tensile.checkpoints WHERE job = %s AND meta IS NOT NULL", job) > 0
+
+
+def epochs_done(conn: Connection, job: int) -> int:
+    return value(conn, "SELECT coalesce(max(epoch), 0) FROM tensile.epoch_metrics WHERE job = %s", job)
+
+
+def test_a_worker_that_is_stopped_leaves_a_checkpoint_and_the_job_goes_on(
+    db: Connection, cluster: Any, wait_until: Wait, job_row: Row
+) -> None:
+    job = resumable(db)
+    wait_until(lambda: epochs_done(db, job) >= 3)
+    assert not has_checkpoint(db, job)
+    first = worker_pid(db, job)
+    interrupt(cluster, db, job, wait_until)
+    assert reason(db, job) == "pg_tensile.database was changed"
+    wait_until(lambda: worker_pid(db, job) not in (first, None), what="the next attempt")
+    epoch = value(db, "SELECT (meta ->> 'epoch')::int FROM tensile.checkpoints WHERE job = %s", job)
+    assert epoch >= 2
+    wait_until(lambda: state(db, job) == "finished")
+    row = job_row(db, job)
+    assert (row["attempts"], row["retries"]) == (2, 0)
+    assert epochs_done(db, job) == 40
+
+
+def test_an_interrupted_job_ends_with_the_numbers_of_an_undisturbed_one(
+    db: Connection, cluster: Any, wait_until: Wait
+) -> None:
+    undisturbed = resumable(db, "undisturbed", 12)
+    wait_until(lambda: state(db, undisturbed) == "finished")
+    disturbed = resumable(db, "disturbed", 12)
+    wait_until(lambda: epochs_done(db, disturbed) >= 2)
+    interrupt(cluster, db, disturbed, wait_until)
+    wait_until(lambda: state(db, disturbed) == "finished")
+    assert value(db, "SELECT attempts FROM tensile.jobs WHERE id = %s", disturbed) == 2
+    numbers = "SELECT epoch, split, samples, loss, accuracy, f1 FROM tensile.epoch_metrics WHERE job = %s ORDER BY 1, 2"
+    assert db.execute(numbers, (disturbed,)).fetchall() == db.execute(numbers, (undisturbed,)).fetchall()
+    weights = (
+        "SELECT data FROM tensile.model_weights w JOIN tensile.model_versions v ON v.id = w.version WHERE job = %s"
+    )
+    assert value(db, weights, disturbed) == value(db, weights, undisturbed)
+
+
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_a_job_goes_on_after_the_server_was_stopped(
+    fresh_cluster: Callable[..., Any], wait_until: Wait, mode: str
+) -> None:
+    cluster = fresh_cluster()
+    with cluster.connect() as db:
+        job = resumable(db, checkpoint_interval=0)
+        wait_until(lambda: epochs_done(db, job) >= 3 and has_checkpoint(db, job))
+    cluster.stop(mode)
+    wait_until(lambda: not cluster.processes(), what="the end of every process")
+    cluster.start()
+    with cluster.connect() as db:
+        wait_until(lambda: state(db, job) == "finished")
+        attempts, retries, submitted = db.execute(
+            "SELECT attempts, retries, started_at < pg_postmaster_start_time() FROM tensile.jobs WHERE id = %s", (job,)
+        ).fetchone()
+        assert (attempts, retries, submitted) == (2, 0, True)
+        assert epochs_done(db, job) == 40
+
+
+def test_a_fast_stop_while_a_job_loads(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    cluster = fresh_cluster()
+    with cluster.connect() as db:
+        job = submit(db, "m", MLP, query=SLOW_ROWS)
+        wait_until(lambda: phase(db, job) == "loading")
+    cluster.stop("fast")
+    cluster.start()
+    with cluster.connect() as db:
+        wait_until(lambda: phase(db, job) == "loading", what="the job starts again")
+
+
+def test_a_fast_stop_saves_what_no_checkpoint_had(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    """The job is stopped within its first epoch, without a checkpoint so far."""
+    cluster = fresh_cluster({"pg_tensile.checkpoint_interval": 0})
+    with cluster.connect() as db:
+        job = submit(db, "m", python_model(on_forward="time.sleep(0.01)"), epochs=1, batch_size=1)
+        wait_until(lambda: steps(db, job) >= 20)
+        assert not has_checkpoint(db, job)
+    cluster.stop("fast")
+    cluster.start()
+    with cluster.connect() as db:
+        wait_until(lambda: has_checkpoint(db, job) or state(db, job) == "finished")
+        assert value(db, "SELECT (meta ->> 'step')::int FROM tensile.checkpoints WHERE job = %s", job) >= 20
+        wait_until(lambda: state(db, job) == "finished")

@@ -1,0 +1,147 @@
+"""wait_for_job: end states, errors, timeouts and snapshots."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.server.refusals import refused
+from tests.server.support import Connection, train_late
+
+pytestmark = pytest.mark.usefixtures("nothing_left")
+
+# -- waiting and cancelling -------------------------------------------------------------------------------------------
+
+
+def test_waiting_in_the_transaction_that_submitted(flights: Connection) -> None:
+    with flights.transaction(force_rollback=True):
+        job = train_late(flights)
+        with flights.transaction(force_rollback=True):
+            refused("55000", f"job {job}", "Commit first", lambda: flights.execute("SELECT wait_for_job(%s)", (job,)))
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_waiting_with_a_fixed_snapshot(db: Connection, level: str) -> None:
+    with db.transaction(force_rollback=True):
+        db.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+        refused("55000", level.lower(), "wait_for_job_procedure", lambda: db.execute("SELECT wait_for_job(1)"))
+
+
+def test_unknown_jobs(db: Connection) -> None:
+    for call in (
+        "SELECT wait_for_job(987654321)",
+        "CALL wait_for_job_procedure(987654321)",
+        "SELECT cancel_job(987654321)",
+    ):
+        refused("42704", "job 987654321 does not exist", "tensile.jobs", partial(db.execute, call))
+    for call in ("SELECT wait_for_job(NULL)", "SELECT cancel_job(NULL)"):
+        refused("42704", "job null does not exist", "tensile.jobs", partial(db.execute, call))
+
+
+@pytest.fixture
+def job_in_state(flights: Connection) -> Iterator[Callable[..., int]]:
+    """`job_in_state("failed", ended=True, sqlstate=…)`: insert a job that no controller starts."""
+
+    def insert(state: str, *, ended: bool, **columns: object) -> int:
+        columns |= {"state": state, "model_name": "late", "owner_name": "postgres", "query": "", "target": "late"}
+        columns |= {"epochs": 1, "batch_size": 1, "optimizer": "sgd", "learning_rate": 1, "validation": 0, "seed": 0}
+        columns |= {"priority": 0, "options": "{}", "settings": "{}"}
+        columns |= {"ended_at": "now"} if ended else {"not_before": "2999-01-01"}
+        names, marks = ", ".join(columns), ", ".join(f"%({name})s" for name in columns)
+        row = flights.execute(f"INSERT INTO tensile.jobs ({names}) VALUES ({marks}) RETURNING id", columns).fetchone()
+        assert row is not None
+        return int(row[0])
+
+    yield insert
+    flights.execute("DELETE FROM tensile.jobs")
+
+
+def test_wait_raises_the_jobs_own_error(flights: Connection, job_in_state: Callable[..., int]) -> None:
+    job = job_in_state(
+        "failed", ended=True, sqlstate="22012", error="division by zero", hint="look at row 7", detail="row 7"
+    )
+    for call in (f"SELECT wait_for_job({job})", f"CALL wait_for_job_procedure({job})"):
+        error = refused("22012", "division by zero", "look at row 7", partial(flights.execute, call))
+        assert error.diag.message_detail == "row 7"
+    bare = job_in_state("failed", ended=True, error="that was it")
+    with pytest.raises(psycopg.errors.InternalError_, match="that was it") as caught:
+        flights.execute("SELECT wait_for_job(%s)", (bare,))
+    assert (caught.value.diag.message_hint, caught.value.diag.message_detail) == (None, None)
+
+
+@pytest.mark.parametrize("state", ["finished", "cancelled"])
+def test_wait_returns_the_final_state(flights: Connection, job_in_state: Callable[..., int], state: str) -> None:
+    job = job_in_state(state, ended=True)
+    assert flights.execute("SELECT wait_for_job(%s)", (job,)).fetchone() == (state,)
+    assert flights.execute(f"CALL wait_for_job_procedure({job})").fetchone() == (state,)
+    assert flights.execute("SELECT cancel_job(%s)", (job,)).fetchone() == (False,)
+
+
+def test_wait_times_out(flights: Connection, job_in_state: Callable[..., int]) -> None:
+    job = job_in_state("interrupted", ended=False, reason="waits for its turn")
+    for call in (f"SELECT wait_for_job({job}, '50 ms')", f"CALL wait_for_job_procedure({job}, '50 ms')"):
+        error = refused(
+            "57014",
+            f"job {job} has not ended in time: it is interrupted",
+            "cancel_job",
+            partial(flights.execute, call),
+        )
+        assert error.diag.message_detail == "waits for its turn"
+
+
+@pytest.mark.parametrize(("deadline", "least"), [("NULL", 0.9), ("now() + '50 ms'", 0.02), ("now()", 0)])
+def test_who_waits_sleeps(db: Connection, deadline: str, least: float) -> None:
+    """Without a change it waits a second, or until the deadline."""
+    db.execute("SELECT tensile._wait_round(now())")  # the first one in a session returns at once
+    start = time.perf_counter()
+    db.execute(f"SELECT tensile._wait_round({deadline})")
+    assert time.perf_counter() - start >= least
+
+
+def test_cancel_wakes_the_one_who_waits(
+    flights: Connection,
+    connect: Callable[..., Connection],
+    job_in_state: Callable[..., int],
+    wait_until: Callable[..., Any],
+) -> None:
+    job = job_in_state("interrupted", ended=False)
+    waiting = connect()
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(lambda: waiting.execute("SELECT wait_for_job(%s, '20 s')", (job,)).fetchone())
+        wait_until(lambda: activity(flights, waiting) is not None)
+        assert flights.execute("SELECT cancel_job(%s)", (job,)).fetchone() == (True,)
+        assert answer.result(timeout=5) == ("cancelled",)
+    assert flights.execute("SELECT cancel_job(%s)", (job,)).fetchone() == (False,)
+
+
+def activity(conn: Connection, session: Connection) -> tuple[Any, ...] | None:
+    """Return the start of a session's transaction if it waits in a function of the extension, else None."""
+    return conn.execute(
+        "SELECT xact_start FROM pg_stat_activity"
+        " WHERE pid = %s AND state = 'active' AND wait_event_type IN ('Extension', 'IPC')",
+        (session.info.backend_pid,),
+    ).fetchone()
+
+
+def test_the_procedure_holds_no_snapshot(
+    flights: Connection,
+    connect: Callable[..., Connection],
+    job_in_state: Callable[..., int],
+    wait_until: Callable[..., Any],
+) -> None:
+    job = job_in_state("interrupted", ended=False)
+    waiting = connect()
+    with ThreadPoolExecutor(1) as thread:
+        answer = thread.submit(lambda: waiting.execute(f"CALL wait_for_job_procedure({job})").fetchone())
+        first = wait_until(lambda: activity(flights, waiting))
+        wait_until(
+            lambda: activity(flights, waiting) not in (None, first), what="the waiting session commits now and then"
+        )
+        flights.execute("SELECT cancel_job(%s)", (job,))
+        assert answer.result(timeout=5) == ("cancelled",)
