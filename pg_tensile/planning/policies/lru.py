@@ -39,7 +39,7 @@ def check_shares(traces: Mapping[int, Trace], profile: DeviceProfile, budget_byt
     vanilla = {job: footprint(trace).device_peak_bytes for job, trace in traces.items()}
     total = sum(vanilla.values())
     working_sets = {job: _working_sets(trace) for job, trace in traces.items()}
-    least = {job: -(-int(each.max()) * total // max(vanilla[job], 1)) for job, each in working_sets.items()}
+    least = {job: -(-int(sets.max()) * total // max(vanilla[job], 1)) for job, sets in working_sets.items()}
     if least and max(least.values()) > budget:
         job = max(least, key=lambda job: least[job])
         raise BudgetError(budget, least[job], traces[job].operator_label(int(working_sets[job].argmax())))
@@ -82,44 +82,44 @@ def _plan(trace: Trace, budget: int) -> Plan:
     """
     columns = Columns(trace)
     budget -= int(trace.tensor_bytes[np.diff(trace.tensor_start) == 0].sum())
-    there = {tensor: None for tensor in np.flatnonzero(trace.persistent).tolist() if _counts(columns, tensor)}
-    _walk(columns, budget, there)
-    return Plan.build(_walk(columns, budget, there))
+    resident = {tensor: None for tensor in np.flatnonzero(trace.persistent).tolist() if _counts(columns, tensor)}
+    _walk(columns, budget, resident)
+    return Plan.build(_walk(columns, budget, resident))
 
 
 def _counts(columns: Columns, tensor: int) -> bool:
     return columns.bytes[tensor] > 0 and bool(columns.accesses[tensor])
 
 
-def _walk(columns: Columns, budget: int, there: dict[int, None]) -> list[Event]:
+def _walk(columns: Columns, budget: int, resident: dict[int, None]) -> list[Event]:
     """Return the events of an iteration.
 
-    `there`: the resident tensors that have bytes and accesses, least recently used first; updated to those at the end.
+    `resident`: tensors with bytes and accesses, least recently used first; updated to those at the end.
     """
     events: list[Event] = []
-    size, level = columns.bytes, sum(columns.bytes[tensor] for tensor in there)
+    size, level = columns.bytes, sum(columns.bytes[tensor] for tensor in resident)
     for operator, uses in enumerate(columns.uses):
         before = (operator - 1) % columns.operators  # room for the first operator is made at the iteration's end
         used = [use.tensor for use in uses if size[use.tensor]]
-        coming = [tensor for tensor in used if tensor not in there]
+        coming = [tensor for tensor in used if tensor not in resident]
         level += sum(size[tensor] for tensor in coming)
         evicted = []
-        for tensor in there:
+        for tensor in resident:
             if level + columns.workspace[operator] <= budget:
                 break
             if tensor not in used:
                 level -= size[tensor]
                 evicted.append(tensor)
         for tensor in evicted:
-            del there[tensor]
+            del resident[tensor]
             events.append(Event(EventKind.SWAP_OUT, tensor, before, before))
         for tensor in coming:
             if columns.persistent[tensor] or columns.accesses[tensor][0] < operator:
                 events.append(Event(EventKind.SWAP_IN, tensor, before, operator))
         for tensor in used:
-            there.pop(tensor, None)
+            resident.pop(tensor, None)
             if columns.persistent[tensor] or columns.accesses[tensor][-1] > operator:
-                there[tensor] = None
+                resident[tensor] = None
             else:
                 level -= size[tensor]
     return events

@@ -31,14 +31,8 @@ from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.memory import footprint_of
 from pg_tensile.planning.plan.plan import EVENT_ROW, NO_EVENTS, EventKind, Plan
-from pg_tensile.planning.policies.joint.planner import (
-    Candidate,
-    JobPlanner,
-    Terms,
-    UnplannableError,
-    identity,
-    share_out,
-)
+from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner, identity
+from pg_tensile.planning.policies.joint.share_out import Terms, UnplannableError, share_out
 from pg_tensile.planning.policies.tensile import rounds
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Int32s, Int64s, Trace

@@ -21,11 +21,12 @@ from pg_tensile.planning.plan.memory import footprint_of
 from pg_tensile.planning.plan.order import in_order
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
-from pg_tensile.planning.policies.joint.planner import PRICES, Candidate, JobPlanner
+from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner
+from pg_tensile.planning.policies.joint.prices import PRICES
 from pg_tensile.planning.policies.swapadvisor import allocation, schedules
 from pg_tensile.planning.policies.swapadvisor.allocation import Allocation
 from pg_tensile.planning.policies.swapadvisor.planner import decide
-from pg_tensile.planning.policies.swapadvisor.remaking import remade
+from pg_tensile.planning.policies.swapadvisor.recompute import with_recomputations
 from pg_tensile.planning.policies.swapadvisor.schedules import WAITING, Graph
 from pg_tensile.planning.simulator.alone import evaluate
 from pg_tensile.planning.trace.trace import Int32s, Trace
@@ -116,7 +117,7 @@ class Breeder:
         sequence = AccessSequence(ordered, decided)
         made = self._timed(sequence)
         if made is not None and made.us > (1 + REPLANNED) * ordered.latency_us.sum():
-            other = self._timed(AccessSequence(ordered, remade(sequence, self.profile, self.budget)))
+            other = self._timed(AccessSequence(ordered, with_recomputations(sequence, self.profile, self.budget)))
             if other is not None and other.us < made.us:
                 return other
         return made
