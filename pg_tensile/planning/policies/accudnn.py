@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pg_tensile.errors import BudgetError
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan.execution import AccessSequence
@@ -29,9 +28,10 @@ from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies.building_blocks.idle import IdleInterval, idle_intervals
 from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
-from pg_tensile.planning.policies.lru import shares
+from pg_tensile.planning.policies.lru import check_shares, shares
 from pg_tensile.planning.policies.swap_all import swaps
-from pg_tensile.planning.trace.trace import Floats, Int64s, Kind, Mode, Phase, Trace
+from pg_tensile.planning.trace.lists import Columns
+from pg_tensile.planning.trace.trace import Floats, Int64s, Kind, Phase, Trace
 
 TOLERANCE_US = 1e-6
 
@@ -43,16 +43,8 @@ def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int 
     part is enough when all its feature maps are swapped.
     """
     jobs = {job: Layerwise(roofline.timed(trace, profile), profile) for job, trace in traces.items()}
+    check_shares(traces, {job: layers.least_memory for job, layers in jobs.items()}, profile, budget_bytes)
     granted = shares(traces, profile, budget_bytes)
-    vanilla = {job: max(1, footprint(trace).device_peak_bytes) for job, trace in traces.items()}
-    total = sum(vanilla.values())
-    least = {job: -(-layers.least_bytes * total // vanilla[job]) for job, layers in jobs.items()}
-    short = [job for job, layers in jobs.items() if layers.least_bytes > granted[job]]
-    if short:
-        job = max(short, key=lambda job: least[job])
-        budget = profile.memory_bytes if budget_bytes is None else budget_bytes
-        largest = int(jobs[job].least_memory.argmax())
-        raise BudgetError(budget, least[job], traces[job].operator_label(largest))
     return {job: _plan(layers, granted[job]) for job, layers in jobs.items()}
 
 
@@ -90,9 +82,9 @@ class Layerwise:
         self.trace = trace
         self.profile = profile
         self.maps = feature_maps(trace)
-        self._bytes: list[int] = trace.tensor_bytes.tolist()
+        columns = Columns(trace)
+        self._bytes, self._created, self._dead = columns.bytes, columns.created, _dead_bytes(trace)
         self._ends_us: list[float] = np.cumsum(trace.latency_us).tolist()
-        self._created, self._dead = _created_bytes(trace), _dead_bytes(trace)
 
     @cached_property
     def least_memory(self) -> Int64s:
@@ -213,14 +205,6 @@ def feature_maps(trace: Trace) -> list[IdleInterval]:
     chosen &= forward[since] & ~forward[until % trace.operator_count]
     first = {interval[0]: IdleInterval(*interval) for interval in reversed(intervals[chosen].tolist())}
     return list(reversed(first.values()))
-
-
-def _created_bytes(trace: Trace) -> list[int]:
-    """Return the bytes that each operator creates, as [n]."""
-    created = np.zeros(trace.operator_count, np.int64)
-    creates = trace.access_mode == Mode.CREATE
-    np.add.at(created, trace.access_operator[creates], trace.tensor_bytes[trace.access_tensor[creates]])
-    return list(map(int, created))
 
 
 def _dead_bytes(trace: Trace) -> list[int]:

@@ -76,14 +76,6 @@ class _Swap(NamedTuple):
     back: int
     us: float  # transfer time that the lanes have no room for: the job waits
 
-    @property
-    def trigger(self) -> int:
-        return self.interval.last_user
-
-    @property
-    def deadline(self) -> int:
-        return self.interval.deadline
-
 
 class _Job:
     """The plan of one job so far, and its memory."""
@@ -108,8 +100,8 @@ class _Job:
     def events(self) -> list[Event]:
         events = []
         for swap in self._swaps.values():
-            events.append(Event(EventKind.SWAP_OUT, swap.interval.tensor, swap.trigger, swap.freed))
-            events.append(Event(EventKind.SWAP_IN, swap.interval.tensor, swap.back, swap.deadline))
+            events.append(Event(EventKind.SWAP_OUT, swap.interval.tensor, swap.interval.last_user, swap.freed))
+            events.append(Event(EventKind.SWAP_IN, swap.interval.tensor, swap.back, swap.interval.deadline))
         return [*sorted(events, key=lambda event: event.deadline), *self._chains.events()]
 
     # ---- hidden swaps ----
@@ -191,24 +183,24 @@ class _Job:
         self._swapped.add(interval.tensor)
         key = interval.tensor, interval.version(self._columns)
         self._copied[key] = min(interval.since, self._copied.get(key, interval.since))
-        self._memory[swap.trigger + 1 : swap.deadline] -= self._columns.bytes[interval.tensor]
+        self._memory[swap.interval.last_user + 1 : swap.interval.deadline] -= self._columns.bytes[interval.tensor]
 
     def wait(self) -> None:
         """Start swap-ins later, and end swap-outs sooner, where tensors in flight make memory exceed the budget."""
         memory, size = self._memory.copy(), self._columns.bytes
         for swap in self._swaps.values():
-            for first, last in ((swap.trigger + 1, swap.freed), (swap.back + 1, swap.deadline - 1)):
+            for first, last in ((swap.interval.last_user + 1, swap.freed), (swap.back + 1, swap.interval.deadline - 1)):
                 memory[first : last + 1] += size[swap.interval.tensor]
-        ins = sorted(self._swaps.values(), key=lambda swap: (swap.deadline, swap))
+        ins = sorted(self._swaps.values(), key=lambda swap: (swap.interval.deadline, swap))
         for operator in reversed(np.flatnonzero(memory > self._budget).tolist()):
-            while memory[operator] > self._budget and ins and ins[-1].deadline > operator:
+            while memory[operator] > self._budget and ins and ins[-1].interval.deadline > operator:
                 swap = ins.pop()
                 if swap.back < operator:
                     memory[swap.back + 1 : operator + 1] -= size[swap.interval.tensor]
                     self._swaps[swap.interval] = swap._replace(back=operator)
-        outs = sorted(self._swaps.values(), key=lambda swap: (-swap.trigger, swap))
+        outs = sorted(self._swaps.values(), key=lambda swap: (-swap.interval.last_user, swap))
         for operator in np.flatnonzero(memory > self._budget).tolist():
-            while memory[operator] > self._budget and outs and outs[-1].trigger < operator:
+            while memory[operator] > self._budget and outs and outs[-1].interval.last_user < operator:
                 swap = outs.pop()
                 if swap.freed >= operator:
                     memory[operator : swap.freed + 1] -= size[swap.interval.tensor]
@@ -248,7 +240,7 @@ class _Job:
         return chain._replace(us=chain.us + wait_us)
 
     def _recompute(self, chain: RecomputeChain) -> Iterator[IdleInterval]:
-        """Recompute the tensor, and yield new candidates: idle intervals of its inputs, which have one more need."""
+        """Recompute the tensor, and yield new candidates: idle intervals of its inputs, which have one more use."""
         interval, operator, rise = chain.interval, chain.interval.next_user, self._chains.rise(chain)
         first, last = interval.away_if_recomputed
         for swap in self._sources(chain):
@@ -258,8 +250,8 @@ class _Job:
         self._memory[first : last + 1] -= self._columns.bytes[interval.tensor]
         self._memory[operator] += rise
         self._chains.add(chain)
-        for each in chain.inputs:
-            whole = self._idle.around(each, 2 * operator - 1)
+        for tensor in chain.inputs:
+            whole = self._idle.around(tensor, 2 * operator - 1)
             assert whole is not None
             self._open.pop(whole, None)
             for part in self._idle.split(whole, 2 * operator - 1):
@@ -275,15 +267,16 @@ class _Job:
 
     def _earlier_us(self, swap: _Swap, operator: int) -> float | None:
         """Return the µs that the job waits if the tensor is back before operator - 1; None if there is no room."""
-        size = self._columns.bytes[swap.interval.tensor]
-        if operator - 2 < swap.trigger or self._memory[operator - 1 : swap.deadline].max() + size > self._budget:
+        tensor, deadline = swap.interval.tensor, swap.interval.deadline
+        highest = self._memory[operator - 1 : deadline].max() + self._columns.bytes[tensor]
+        if operator - 2 < swap.interval.last_user or highest > self._budget:
             return None
-        in_us = self._in_us[swap.interval.tensor]
+        in_us = self._in_us[tensor]
         return in_us - self._into.latest(in_us, swap.freed + 1, operator - 2, book=False).us
 
     def _bring_earlier(self, swap: _Swap, operator: int) -> None:
         in_us = self._in_us[swap.interval.tensor]
-        self._memory[operator - 1 : swap.deadline] += self._columns.bytes[swap.interval.tensor]
+        self._memory[operator - 1 : swap.interval.deadline] += self._columns.bytes[swap.interval.tensor]
         freed = min(swap.freed, operator - 2)
         into = self._into.latest(in_us, freed + 1, operator - 2)
         back = into.first - 1 if in_us - into.us <= HIDDEN_US else operator - 2

@@ -28,21 +28,25 @@ def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int 
     `budget_bytes`: None means the device's memory. Raises BudgetError with the smallest budget for which every job's
     largest operator fits into its share.
     """
-    check_shares(traces, profile, budget_bytes)
+    check_shares(traces, {job: working_sets(trace) for job, trace in traces.items()}, profile, budget_bytes)
     granted = shares(traces, profile, budget_bytes)
     return {job: _plan(trace, granted[job]) for job, trace in traces.items()}
 
 
-def check_shares(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> None:
-    """Raise BudgetError, as `plan` does, if a job's largest operator does not fit into its share."""
+def check_shares(
+    traces: Mapping[int, Trace], memory: Mapping[int, Int64s], profile: DeviceProfile, budget_bytes: int | None
+) -> None:
+    """Raise BudgetError, with the smallest budget that is enough, if a job needs more than its share.
+
+    `memory`: int64[n] for each job, the least bytes during each operator.
+    """
     budget = profile.memory_bytes if budget_bytes is None else budget_bytes
     vanilla = {job: footprint(trace).device_peak_bytes for job, trace in traces.items()}
     total = sum(vanilla.values())
-    working_sets = {job: _working_sets(trace) for job, trace in traces.items()}
-    least = {job: -(-int(sets.max()) * total // max(vanilla[job], 1)) for job, sets in working_sets.items()}
+    least = {job: -(-int(needed.max()) * total // max(vanilla[job], 1)) for job, needed in memory.items()}
     if least and max(least.values()) > budget:
         job = max(least, key=lambda job: least[job])
-        raise BudgetError(budget, least[job], traces[job].operator_label(int(working_sets[job].argmax())))
+        raise BudgetError(budget, least[job], traces[job].operator_label(int(memory[job].argmax())))
 
 
 def shares(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, int]:
@@ -59,10 +63,10 @@ def shares(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: in
 
 def least_bytes(trace: Trace) -> int:
     """Return the smallest budget in bytes for which one job has a plan: the largest of the working sets."""
-    return int(_working_sets(trace).max())
+    return int(working_sets(trace).max())
 
 
-def _working_sets(trace: Trace) -> Int64s:
+def working_sets(trace: Trace) -> Int64s:
     """Return int64[n], the working sets: bytes that each operator accesses, its workspace, and tensors never accessed.
 
     The last stay on the device.

@@ -10,8 +10,8 @@ from pg_tensile.planning.plan.recompute import Recomputation
 from pg_tensile.planning.policies.building_blocks.idle import IdleInterval, IdleIntervals
 from pg_tensile.planning.trace.lists import Columns
 
-# operators that one recomputation may execute, with those of its missing inputs: bounds the time that planning takes;
-# the number is a guess, no measurement of it is recorded
+# Operators that one recomputation may execute, with those of its missing inputs: bounds the time that planning takes.
+# How the number was found is not recorded; `python -m benchmarks.bench_methods` measures its effect.
 LONGEST_RECOMPUTATION = 24
 
 

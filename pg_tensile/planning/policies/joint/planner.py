@@ -42,7 +42,7 @@ from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.trace import Trace
 
 # Tuning. How these numbers were found is not recorded. `python -m benchmarks.bench_methods` measures what they achieve
-# (docs/benchmarks.md), and how long planning takes.
+# (docs/benchmarks.md), `python -m benchmarks.bench_planning` how long planning takes.
 FREE = 1.02  # factor on the time without a plan: what saving memory may cost where there is no budget
 PERFECT = 1.001  # factor on the time without a plan: a plan this fast ends the search
 OPERATORS = 19_000  # operators visited by all passes for one job and budget; at least three passes are made

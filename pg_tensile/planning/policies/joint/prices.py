@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.policies.building_blocks.idle import IdleInterval
 from pg_tensile.planning.policies.joint.off_device import OffDeviceTensors
 from pg_tensile.planning.policies.joint.swap_slots import SwapSlots
@@ -53,25 +53,19 @@ class Price(NamedTuple):
     inputs: tuple[int, ...] = ()  # of a recomputation: tensors that have to be resident
 
 
+@dataclass
 class Pricing:
     """Prices in the present state of a pass. `now` is the operator that it has reached."""
 
-    def __init__(
-        self,
-        columns: Columns,
-        profile: DeviceProfile,
-        prices: Prices,
-        extra_costs: ExtraCosts,
-        off: OffDeviceTensors,
-        slots: SwapSlots,
-    ) -> None:
-        self._columns = columns
-        self._launch_us = profile.launch_us
-        self._prices = prices
-        self._extra_costs = extra_costs
-        self._off = off
-        self._slots = slots
-        self._start_us = [0.0, *accumulate(columns.us)]
+    columns: Columns
+    launch_us: float
+    prices: Prices
+    extra_costs: ExtraCosts
+    off: OffDeviceTensors
+    slots: SwapSlots
+
+    def __post_init__(self) -> None:
+        self.start_us = [0.0, *accumulate(self.columns.us)]
 
     def least_us(self, interval: IdleInterval) -> float:
         """Return a lower bound of the price in µs: on a free link, from inputs that are all resident.
@@ -79,19 +73,19 @@ class Pricing:
         The price itself is computed when the tensor's turn comes.
         """
         least_us = self._link_us(interval.tensor)
-        if self._off.idle.crosses_end(interval):
+        if self.off.idle.crosses_end(interval):
             return least_us
-        recompute_us = self._columns.recomputations.us(interval.tensor, interval.version(self._columns))
-        return min(least_us, recompute_us + self._launch_us)
+        recompute_us = self.columns.recomputations.us(interval.tensor, interval.version(self.columns))
+        return min(least_us, recompute_us + self.launch_us)
 
     def key(self, interval: IdleInterval, us: float) -> float:
         """Return the sort key of a candidate: the price per byte, the lower the longer the tensor is off the device."""
-        start, operators = self._start_us, self._columns.operators
+        start, operators = self.start_us, self.columns.operators
         away_us = start[interval.next_user % operators] - start[(interval.since // 2 + 1) % operators]
-        if self._off.idle.crosses_end(interval):
+        if self.off.idle.crosses_end(interval):
             away_us += start[-1]
-        key = (us + 1e-3) / self._columns.bytes[interval.tensor]
-        return key / max(away_us / max(start[-1], 1e-9), 1e-6) ** self._prices.duration_weight
+        key = (us + 1e-3) / self.columns.bytes[interval.tensor]
+        return key / max(away_us / max(start[-1], 1e-9), 1e-6) ** self.prices.duration_weight
 
     def price(self, interval: IdleInterval, now: int) -> Price | None:
         """Return the cheaper way to take the tensor off the device now; None if there is no way.
@@ -99,23 +93,23 @@ class Pricing:
         A tensor used right before the current operator, by a recomputation, cannot be swapped out before it.
         """
         swap_us = None if interval.since == 2 * now - 1 else self._swap_us(interval, now)
-        if not self._off.idle.crosses_end(interval):
-            tensor, version = interval.tensor, interval.version(self._columns)
-            most_us = math.inf if swap_us is None else swap_us - self._launch_us
-            if self._columns.recomputations.us(tensor, version) <= most_us:
-                recipe = self._off.recipe(tensor, version, interval.next_user, now)
-                if recipe and self._off.chain_length(tensor, recipe.inputs) <= self._prices.longest_chain:
-                    us = recipe.us + self._extra_costs.get((tensor, False), 0.0)
+        if not self.off.idle.crosses_end(interval):
+            tensor, version = interval.tensor, interval.version(self.columns)
+            most_us = math.inf if swap_us is None else swap_us - self.launch_us
+            if self.columns.recomputations.us(tensor, version) <= most_us:
+                recipe = self.off.recipe(tensor, version, interval.next_user, now)
+                if recipe and self.off.chain_length(tensor, recipe.inputs) <= self.prices.longest_chain:
+                    us = recipe.us + self.extra_costs.get((tensor, False), 0.0)
                     if us <= most_us:
-                        return Price(us + self._launch_us, False, recipe.inputs)
+                        return Price(us + self.launch_us, False, recipe.inputs)
         return None if swap_us is None else Price(swap_us, True)
 
     def _swap_us(self, interval: IdleInterval, now: int) -> float | None:
         """Return the price of a swap in µs; None if the tensor would not be off the device at any operator."""
-        stall_us = self._slots.stall_us(interval, now)
+        stall_us = self.slots.stall_us(interval, now)
         if stall_us is None:
             return None
-        return stall_us + self._link_us(interval.tensor) + self._extra_costs.get((interval.tensor, True), 0.0)
+        return stall_us + self._link_us(interval.tensor) + self.extra_costs.get((interval.tensor, True), 0.0)
 
     def _link_us(self, tensor: int) -> float:
-        return self._prices.link_price * (self._slots.out_us(tensor) + self._slots.in_us[tensor])
+        return self.prices.link_price * (self.slots.out_us(tensor) + self.slots.in_us[tensor])

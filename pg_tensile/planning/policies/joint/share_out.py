@@ -11,8 +11,8 @@ from pg_tensile.planning.plan.memory import floor_bytes
 from pg_tensile.planning.policies.joint.planner import OPERATORS, Candidate, JobPlanner, is_better
 from pg_tensile.planning.policies.joint.prices import THRIFTY, Prices
 
-# Limits on the time that sharing takes, not tuned to any model; `python -m benchmarks.bench_methods` measures the
-# effect on jobs that run at once.
+# Tuning. How these numbers were found is not recorded. `python -m benchmarks.bench_jobs` measures what they achieve
+# (docs/benchmarks.md, jobs at once).
 LEVELS = 8  # steps from the largest to the smallest budget that are tried for each of several jobs
 WORTH_ANOTHER = 0.02  # fraction of a budget that is worth another attempt if it is left over
 SPLITS = 512  # most ways to share a budget that are kept

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 from pg_tensile.planning.device.profile import DeviceProfile
@@ -68,7 +68,7 @@ class _Sweep:
         self.smallest = max(1, int(max(columns.memory) * SMALLEST))
         self.off = OffDeviceTensors(columns)
         self.slots = SwapSlots(columns, profile)
-        self.pricing = Pricing(columns, profile, prices, extra_costs, self.off, self.slots)
+        self.pricing = Pricing(columns, profile.launch_us, prices, extra_costs, self.off, self.slots)
         self.due: list[list[int]] = [[] for _ in range(self.count)]  # [n]: tensors due back at an operator
         self.freed_first: dict[
             int, int
@@ -114,7 +114,7 @@ class _Sweep:
         then, so the second swap-out needs no link where all tensors compete for it.
         """
         columns, slots = self.columns, self.slots
-        start_us = [0.0, *accumulate(columns.us)]
+        start_us = self.pricing.start_us
         idle: list[tuple[float, int]] = []  # (µs of the longest idle interval, tensor)
         for tensor, accesses in enumerate(columns.accesses):
             large = columns.bytes[tensor] >= self.smallest and tensor not in columns.statistics
