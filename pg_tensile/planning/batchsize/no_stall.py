@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from pg_tensile.planning.device.profile import DeviceProfile
-from pg_tensile.planning.policies.building_blocks.ready import Layerwise, Pinning
+from pg_tensile.planning.policies.accudnn import Layerwise, Pinning
 from pg_tensile.planning.trace.trace import Trace
 
 STEP = 8  # the next batch tried is smaller by 1 / STEP

@@ -12,7 +12,7 @@ from pg_tensile.errors import UnknownPolicyError
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies import accudnn, capuchin, lru, none, recompute_all, swap_all, vdnn
-from pg_tensile.planning.policies.joint import planner
+from pg_tensile.planning.policies.joint import policy as joint
 from pg_tensile.planning.policies.swapadvisor import policy as swapadvisor
 from pg_tensile.planning.policies.tensile import rounds
 from pg_tensile.planning.trace.trace import Trace
@@ -21,7 +21,7 @@ from pg_tensile.planning.trace.trace import Trace
 Policy = Callable[[Mapping[int, Trace], DeviceProfile, int | None], dict[int, Plan]]
 
 POLICIES: dict[str, Policy] = {
-    "joint": planner.plan,
+    "joint": joint.plan,
     "swapadvisor": swapadvisor.plan,
     "tensile": rounds.plan,
     "capuchin": capuchin.plan,
@@ -34,9 +34,9 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-def named_policy(name: str, known: Mapping[str, Policy] = POLICIES) -> Policy:
+def named_policy(name: str, policies: Mapping[str, Policy] = POLICIES) -> Policy:
     """Return the policy of that name. Raises UnknownPolicyError with the list of names."""
-    policy = known.get(name)
+    policy = policies.get(name)
     if policy is None:
-        raise UnknownPolicyError(f'there is no policy "{name}"', hint=f"Use one of {', '.join(known)}.")
+        raise UnknownPolicyError(f'there is no policy "{name}"', hint=f"Use one of {', '.join(policies)}.")
     return policy

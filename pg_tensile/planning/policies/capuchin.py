@@ -32,9 +32,9 @@ from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.memory import footprint_of
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
-from pg_tensile.planning.policies.building_blocks.gaps import Gap, Gaps
+from pg_tensile.planning.policies.building_blocks.idle import IdleInterval, IdleIntervals
 from pg_tensile.planning.policies.building_blocks.link_time import Lane
-from pg_tensile.planning.policies.building_blocks.remaking import Remake, Remaking
+from pg_tensile.planning.policies.building_blocks.recompute import RecomputeChain, RecomputeChains
 from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
 from pg_tensile.planning.policies.coded import coded
 from pg_tensile.planning.policies.lru import shares
@@ -71,18 +71,10 @@ def _plan(trace: Trace, profile: DeviceProfile, budget: int) -> Plan:
 class _Swap(NamedTuple):
     """Transfers of an idle interval: freed in the gap of operator `freed`, back from the gap of `back` on."""
 
-    gap: Gap
+    interval: IdleInterval
     freed: int
     back: int
     us: float  # transfer time that the lanes have no room for: the job waits
-
-    @property
-    def trigger(self) -> int:
-        return (self.gap.since + 1) // 2
-
-    @property
-    def deadline(self) -> int:
-        return self.gap.until // 2
 
 
 class _Job:
@@ -92,43 +84,42 @@ class _Job:
         self._columns = columns = Columns(trace)
         self._budget = budget
         self._memory = np.array(columns.memory) + trace.workspace_bytes  # [n]: bytes, without transfers in flight
-        self._above = list(columns.workspace)  # [n]: bytes by which an operator's peak exceeds its sample
-        self._gaps = Gaps(columns)
+        self._idle = IdleIntervals(columns)
         self._out, self._into = Lane(columns.us), Lane(columns.us)
         self._start_us = [0.0, *accumulate(columns.us)]
         self._out_us, self._in_us = (
             [profile.handover_us + us for us in swap_us(trace, direction, profile)] for direction in Direction
         )
-        self._swaps: dict[Gap, _Swap] = {}
-        self._remaking = Remaking(columns, self._gaps, ())
+        self._swaps: dict[IdleInterval, _Swap] = {}
+        self._chains = RecomputeChains(columns, self._idle, ())
         self._copied: dict[tuple[int, int], int] = {}  # (tensor, version) → the `since` of its first swap
         self._swapped: set[int] = set()  # tensors
-        self._remade: set[int] = set()  # tensors
-        self._open = {gap: None for tensor in range(trace.tensor_count) for gap in self._candidates(tensor)}
+        self._recomputed: set[int] = set()  # tensors
+        self._open = {interval: None for tensor in range(trace.tensor_count) for interval in self._candidates(tensor)}
 
     def events(self) -> list[Event]:
         events = []
         for swap in self._swaps.values():
-            events.append(Event(EventKind.SWAP_OUT, swap.gap.tensor, swap.trigger, swap.freed))
-            events.append(Event(EventKind.SWAP_IN, swap.gap.tensor, swap.back, swap.deadline))
-        return [*sorted(events, key=lambda event: event.deadline), *self._remaking.events()]
+            events.append(Event(EventKind.SWAP_OUT, swap.interval.tensor, swap.interval.last_user, swap.freed))
+            events.append(Event(EventKind.SWAP_IN, swap.interval.tensor, swap.back, swap.interval.deadline))
+        return [*sorted(events, key=lambda event: event.deadline), *self._chains.events()]
 
     # ---- hidden swaps ----
 
     def swap_hidden(self) -> None:
         """Take the swaps with free time for which nothing waits, the most free time first, until the budget is met."""
-        free_us = {gap: self._free_us(gap) for gap in self._open}
-        for gap in sorted(self._open, key=lambda gap: -free_us[gap]):
-            if free_us[gap] <= 0:
+        free_us = {interval: self._free_us(interval) for interval in self._open}
+        for interval in sorted(self._open, key=lambda interval: -free_us[interval]):
+            if free_us[interval] <= 0:
                 return
-            swap = self._look(gap)
+            swap = self._find_swap(interval)
             if swap is not None and swap.us <= HIDDEN_US:
-                self._swap(gap)
+                self._swap(interval)
 
-    def _free_us(self, gap: Gap) -> float:
-        evicted_us = self._start_us[gap.since // 2 + 1]
-        needed_us = self._start_us[gap.until // 2]
-        return needed_us - self._in_us[gap.tensor] - evicted_us - self._copy_us(gap)
+    def _free_us(self, interval: IdleInterval) -> float:
+        evicted_us = self._start_us[interval.since // 2 + 1]
+        needed_us = self._start_us[interval.deadline]
+        return needed_us - self._in_us[interval.tensor] - evicted_us - self._copy_us(interval)
 
     # ---- swaps and recomputations with overhead ----
 
@@ -137,172 +128,161 @@ class _Job:
 
         Candidates that cannot be taken are reconsidered after others have been taken.
         """
-        heap: list[tuple[float, Gap]] = [(-math.inf, gap) for gap in self._open]
-        waiting: list[Gap] = []
+        heap: list[tuple[float, IdleInterval]] = [(-math.inf, interval) for interval in self._open]
+        waiting: list[IdleInterval] = []
         progress = False
         while self._exceeds() and (heap or (progress and waiting)):
             if not heap:
-                heap, waiting, progress = [(-math.inf, gap) for gap in sorted(waiting)], [], False
-            before, gap = heappop(heap)
-            if gap not in self._open:
+                heap, waiting, progress = [(-math.inf, interval) for interval in sorted(waiting)], [], False
+            before, interval = heappop(heap)
+            if interval not in self._open:
                 continue
-            way = self._cheaper(gap)
+            way = self._cheaper(interval)
             if way is None:
-                waiting.append(gap)
+                waiting.append(interval)
                 continue
-            order = -self._columns.bytes[gap.tensor] / max(way.us, SHORTEST_US)
-            if heap and order > before and (order, gap) > heap[0]:
-                heappush(heap, (order, gap))
+            order = -self._columns.bytes[interval.tensor] / max(way.us, SHORTEST_US)
+            if heap and order > before and (order, interval) > heap[0]:
+                heappush(heap, (order, interval))
                 continue
             progress = True
             if isinstance(way, _Swap):
-                self._swap(gap)
+                self._swap(interval)
                 continue
-            for each in self._remake(way):
-                heappush(heap, (-math.inf, each))
+            for part in self._recompute(way):
+                heappush(heap, (-math.inf, part))
 
-    def _cheaper(self, gap: Gap) -> _Swap | Remake | None:
-        swap, remake = self._look(gap), self._look_again(gap)
-        if swap is None or remake is None:
-            return swap or remake
-        return swap if swap.us <= remake.us else remake
+    def _cheaper(self, interval: IdleInterval) -> _Swap | RecomputeChain | None:
+        swap, chain = self._find_swap(interval), self._find_recomputation(interval)
+        if swap is None or chain is None:
+            return swap or chain
+        return swap if swap.us <= chain.us else chain
 
     # ---- swaps ----
 
-    def _look(self, gap: Gap, book: bool = False) -> _Swap | None:
+    def _find_swap(self, interval: IdleInterval, book: bool = False) -> _Swap | None:
         """Return the swap of an idle interval, out as early and in as late as the lanes have time.
 
         None if the tensor cannot leave, or need not. `book` takes the time from the lanes.
         """
-        trigger, deadline = (gap.since + 1) // 2, gap.until // 2
-        if gap.tensor in self._remade or not self._exceeds(trigger + 1, deadline - 1):
+        trigger, deadline = interval.last_user, interval.deadline
+        if interval.tensor in self._recomputed or not self._exceeds(trigger + 1, deadline - 1):
             return None
-        out_us, in_us = self._copy_us(gap), self._in_us[gap.tensor]
+        out_us, in_us = self._copy_us(interval), self._in_us[interval.tensor]
         out = self._out.earliest(out_us, trigger + 1, deadline - 1, book)
         freed = out.last if out_us - out.us <= HIDDEN_US else deadline - 1
         into = self._into.latest(in_us, freed + 1, deadline - 1, book)
         back = into.first - 1 if in_us - into.us <= HIDDEN_US else deadline - 1
-        return _Swap(gap, freed, back, out_us - out.us + in_us - into.us)
+        return _Swap(interval, freed, back, out_us - out.us + in_us - into.us)
 
-    def _swap(self, gap: Gap) -> None:
-        swap = self._look(gap, book=True)
+    def _swap(self, interval: IdleInterval) -> None:
+        swap = self._find_swap(interval, book=True)
         assert swap is not None
-        del self._open[gap]
-        self._swaps[gap] = swap
-        self._swapped.add(gap.tensor)
-        key = gap.tensor, self._version(gap)
-        self._copied[key] = min(gap.since, self._copied.get(key, gap.since))
-        self._memory[swap.trigger + 1 : swap.deadline] -= self._columns.bytes[gap.tensor]
+        del self._open[interval]
+        self._swaps[interval] = swap
+        self._swapped.add(interval.tensor)
+        key = interval.tensor, interval.version(self._columns)
+        self._copied[key] = min(interval.since, self._copied.get(key, interval.since))
+        self._memory[swap.interval.last_user + 1 : swap.interval.deadline] -= self._columns.bytes[interval.tensor]
 
     def wait(self) -> None:
         """Start swap-ins later, and end swap-outs sooner, where tensors in flight make memory exceed the budget."""
         memory, size = self._memory.copy(), self._columns.bytes
         for swap in self._swaps.values():
-            for first, last in ((swap.trigger + 1, swap.freed), (swap.back + 1, swap.deadline - 1)):
-                memory[first : last + 1] += size[swap.gap.tensor]
-        ins = sorted(self._swaps.values(), key=lambda swap: (swap.deadline, swap))
+            for first, last in ((swap.interval.last_user + 1, swap.freed), (swap.back + 1, swap.interval.deadline - 1)):
+                memory[first : last + 1] += size[swap.interval.tensor]
+        ins = sorted(self._swaps.values(), key=lambda swap: (swap.interval.deadline, swap))
         for operator in reversed(np.flatnonzero(memory > self._budget).tolist()):
-            while memory[operator] > self._budget and ins and ins[-1].deadline > operator:
+            while memory[operator] > self._budget and ins and ins[-1].interval.deadline > operator:
                 swap = ins.pop()
                 if swap.back < operator:
-                    memory[swap.back + 1 : operator + 1] -= size[swap.gap.tensor]
-                    self._swaps[swap.gap] = swap._replace(back=operator)
-        outs = sorted(self._swaps.values(), key=lambda swap: (-swap.trigger, swap))
+                    memory[swap.back + 1 : operator + 1] -= size[swap.interval.tensor]
+                    self._swaps[swap.interval] = swap._replace(back=operator)
+        outs = sorted(self._swaps.values(), key=lambda swap: (-swap.interval.last_user, swap))
         for operator in np.flatnonzero(memory > self._budget).tolist():
-            while memory[operator] > self._budget and outs and outs[-1].trigger < operator:
+            while memory[operator] > self._budget and outs and outs[-1].interval.last_user < operator:
                 swap = outs.pop()
                 if swap.freed >= operator:
-                    memory[operator : swap.freed + 1] -= size[swap.gap.tensor]
-                    self._swaps[swap.gap] = swap._replace(freed=operator - 1)
+                    memory[operator : swap.freed + 1] -= size[swap.interval.tensor]
+                    self._swaps[swap.interval] = swap._replace(freed=operator - 1)
 
-    def _copy_us(self, gap: Gap) -> float:
+    def _copy_us(self, interval: IdleInterval) -> float:
         """Return the µs of the copy out: 0 if the host copy is current.
 
         It is current if nothing ever writes a persistent tensor, or if an earlier swap has copied the same version.
         """
-        columns, tensor = self._columns, gap.tensor
+        columns, tensor = self._columns, interval.tensor
         if columns.persistent[tensor] and not columns.writes[tensor]:
             return 0.0
-        return 0.0 if self._copied.get((tensor, self._version(gap)), gap.since) < gap.since else self._out_us[tensor]
-
-    def _version(self, gap: Gap) -> int:
-        return self._columns.version_before(gap.tensor, gap.since // 2 + 1)
+        first = self._copied.get((tensor, interval.version(columns)), interval.since)
+        return 0.0 if first < interval.since else self._out_us[tensor]
 
     # ---- recomputations ----
 
-    def _look_again(self, gap: Gap) -> Remake | None:
+    def _find_recomputation(self, interval: IdleInterval) -> RecomputeChain | None:
         """Return how the tensor of the idle interval would be recomputed.
 
         None if that is impossible, unnecessary or takes memory that is not free. The time includes waits for inputs
         that have to be swapped in earlier.
         """
-        if gap.tensor in self._swapped or not self._exceeds(*self._absence(gap)):
+        if interval.tensor in self._swapped or not self._exceeds(*interval.away_if_recomputed):
             return None
-        if self._remaking.least_us(gap) is None or (remake := self._remaking.look(gap)) is None:
+        if self._chains.least_us(interval) is None or (chain := self._chains.find(interval)) is None:
             return None
-        rise = self._rise(remake)
-        if rise > 0 and self._memory[remake.operator] + rise > self._budget:
+        rise = self._chains.rise(chain)
+        if rise > 0 and self._memory[chain.interval.next_user] + rise > self._budget:
             return None
         wait_us = 0.0
-        for swap in self._sources(remake):
-            if (us := self._earlier_us(swap, remake.operator)) is None:
+        for swap in self._sources(chain):
+            if (us := self._earlier_us(swap, chain.interval.next_user)) is None:
                 return None
             wait_us += us
-        return remake._replace(us=remake.us + wait_us)
+        return chain._replace(us=chain.us + wait_us)
 
-    def _remake(self, remake: Remake) -> Iterator[Gap]:
-        """Recompute the tensor, and yield new candidates: idle intervals of its inputs, which have one more need."""
-        gap, operator, rise = remake.gap, remake.operator, self._rise(remake)
-        first, last = self._absence(gap)
-        for swap in self._sources(remake):
+    def _recompute(self, chain: RecomputeChain) -> Iterator[IdleInterval]:
+        """Recompute the tensor, and yield new candidates: idle intervals of its inputs, which have one more use."""
+        interval, operator, rise = chain.interval, chain.interval.next_user, self._chains.rise(chain)
+        first, last = interval.away_if_recomputed
+        for swap in self._sources(chain):
             self._bring_earlier(swap, operator)
-        del self._open[gap]
-        self._remade.add(gap.tensor)
-        self._memory[first : last + 1] -= self._columns.bytes[gap.tensor]
+        del self._open[interval]
+        self._recomputed.add(interval.tensor)
+        self._memory[first : last + 1] -= self._columns.bytes[interval.tensor]
         self._memory[operator] += rise
-        self._above[operator] += rise
-        self._remaking.apply(remake)
-        for each in remake.inputs:
-            whole = self._gaps.at(each, 2 * operator - 1)
+        self._chains.add(chain)
+        for tensor in chain.inputs:
+            whole = self._idle.around(tensor, 2 * operator - 1)
             assert whole is not None
             self._open.pop(whole, None)
-            for part in self._gaps.split(whole, 2 * operator - 1):
+            for part in self._idle.split(whole, 2 * operator - 1):
                 if part not in self._swaps and self._is_candidate(part):
                     self._open[part] = None
                     yield part
 
-    def _sources(self, remake: Remake) -> list[_Swap]:
+    def _sources(self, chain: RecomputeChain) -> list[_Swap]:
         """Return the swaps of those inputs that are on the host when the recomputation reads them."""
-        places = (self._gaps.at(each, 2 * remake.operator - 1) for each in remake.inputs)
-        return [self._swaps[place] for place in places if place in self._swaps]
+        position = 2 * chain.interval.next_user - 1
+        intervals = (self._idle.around(tensor, position) for tensor in chain.inputs)
+        return [self._swaps[interval] for interval in intervals if interval in self._swaps]
 
     def _earlier_us(self, swap: _Swap, operator: int) -> float | None:
         """Return the µs that the job waits if the tensor is back before operator - 1; None if there is no room."""
-        size = self._columns.bytes[swap.gap.tensor]
-        if operator - 2 < swap.trigger or self._memory[operator - 1 : swap.deadline].max() + size > self._budget:
+        tensor, deadline = swap.interval.tensor, swap.interval.deadline
+        highest = self._memory[operator - 1 : deadline].max() + self._columns.bytes[tensor]
+        if operator - 2 < swap.interval.last_user or highest > self._budget:
             return None
-        in_us = self._in_us[swap.gap.tensor]
+        in_us = self._in_us[tensor]
         return in_us - self._into.latest(in_us, swap.freed + 1, operator - 2, book=False).us
 
     def _bring_earlier(self, swap: _Swap, operator: int) -> None:
-        in_us = self._in_us[swap.gap.tensor]
-        self._memory[operator - 1 : swap.deadline] += self._columns.bytes[swap.gap.tensor]
+        in_us = self._in_us[swap.interval.tensor]
+        self._memory[operator - 1 : swap.interval.deadline] += self._columns.bytes[swap.interval.tensor]
         freed = min(swap.freed, operator - 2)
         into = self._into.latest(in_us, freed + 1, operator - 2)
         back = into.first - 1 if in_us - into.us <= HIDDEN_US else operator - 2
-        del self._swaps[swap.gap]
-        gap = swap.gap._replace(until=2 * operator - 1)
-        self._swaps[gap] = swap._replace(gap=gap, freed=freed, back=back)
-
-    def _rise(self, remake: Remake) -> int:
-        """Return the bytes by which the peak right before or at the operator rises."""
-        operator, columns = remake.operator, self._columns
-        above = max(columns.workspace[operator], remake.extra_bytes - columns.created[operator])
-        return above - self._above[operator]
-
-    def _absence(self, gap: Gap) -> tuple[int, int]:
-        """Return the first and the last operator at which a tensor that is recomputed is off the device."""
-        return (gap.since + 3) // 2, (gap.until - 1) // 2
+        del self._swaps[swap.interval]
+        interval = swap.interval._replace(until=2 * operator - 1)
+        self._swaps[interval] = swap._replace(interval=interval, freed=freed, back=back)
 
     # ---- memory ----
 
@@ -311,14 +291,14 @@ class _Job:
         end = self._columns.operators if last is None else last + 1
         return bool((self._memory[first:end] > self._budget).any())
 
-    def _candidates(self, tensor: int) -> Iterator[Gap]:
-        return filter(self._is_candidate, self._gaps.of(tensor))
+    def _candidates(self, tensor: int) -> Iterator[IdleInterval]:
+        return filter(self._is_candidate, self._idle.of(tensor))
 
-    def _is_candidate(self, gap: Gap) -> bool:
+    def _is_candidate(self, interval: IdleInterval) -> bool:
         """Return whether taking the tensor off the device in this idle interval helps.
 
         Nothing leaves across the end of the iteration.
         """
-        if self._gaps.wraps(gap) or not self._columns.bytes[gap.tensor]:
+        if self._idle.crosses_end(interval) or not self._columns.bytes[interval.tensor]:
             return False
-        return self._exceeds(*self._absence(gap))
+        return self._exceeds(*interval.away_if_recomputed)

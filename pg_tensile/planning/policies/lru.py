@@ -28,21 +28,25 @@ def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int 
     `budget_bytes`: None means the device's memory. Raises BudgetError with the smallest budget for which every job's
     largest operator fits into its share.
     """
-    check_shares(traces, profile, budget_bytes)
+    check_shares(traces, {job: working_sets(trace) for job, trace in traces.items()}, profile, budget_bytes)
     granted = shares(traces, profile, budget_bytes)
     return {job: _plan(trace, granted[job]) for job, trace in traces.items()}
 
 
-def check_shares(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> None:
-    """Raise BudgetError, as `plan` does, if a job's largest operator does not fit into its share."""
+def check_shares(
+    traces: Mapping[int, Trace], memory: Mapping[int, Int64s], profile: DeviceProfile, budget_bytes: int | None
+) -> None:
+    """Raise BudgetError, with the smallest budget that is enough, if a job needs more than its share.
+
+    `memory`: int64[n] for each job, the least bytes during each operator.
+    """
     budget = profile.memory_bytes if budget_bytes is None else budget_bytes
     vanilla = {job: footprint(trace).device_peak_bytes for job, trace in traces.items()}
     total = sum(vanilla.values())
-    working_sets = {job: _working_sets(trace) for job, trace in traces.items()}
-    least = {job: -(-int(each.max()) * total // max(vanilla[job], 1)) for job, each in working_sets.items()}
+    least = {job: -(-int(needed.max()) * total // max(vanilla[job], 1)) for job, needed in memory.items()}
     if least and max(least.values()) > budget:
         job = max(least, key=lambda job: least[job])
-        raise BudgetError(budget, least[job], traces[job].operator_label(int(working_sets[job].argmax())))
+        raise BudgetError(budget, least[job], traces[job].operator_label(int(memory[job].argmax())))
 
 
 def shares(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, int]:
@@ -59,10 +63,10 @@ def shares(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: in
 
 def least_bytes(trace: Trace) -> int:
     """Return the smallest budget in bytes for which one job has a plan: the largest of the working sets."""
-    return int(_working_sets(trace).max())
+    return int(working_sets(trace).max())
 
 
-def _working_sets(trace: Trace) -> Int64s:
+def working_sets(trace: Trace) -> Int64s:
     """Return int64[n], the working sets: bytes that each operator accesses, its workspace, and tensors never accessed.
 
     The last stay on the device.
@@ -81,44 +85,44 @@ def _plan(trace: Trace, budget: int) -> Plan:
     """
     columns = Columns(trace)
     budget -= int(trace.tensor_bytes[np.diff(trace.tensor_start) == 0].sum())
-    there = {tensor: None for tensor in np.flatnonzero(trace.persistent).tolist() if _counts(columns, tensor)}
-    _walk(columns, budget, there)
-    return Plan.build(_walk(columns, budget, there))
+    resident = {tensor: None for tensor in np.flatnonzero(trace.persistent).tolist() if _counts(columns, tensor)}
+    _walk(columns, budget, resident)
+    return Plan.build(_walk(columns, budget, resident))
 
 
 def _counts(columns: Columns, tensor: int) -> bool:
     return columns.bytes[tensor] > 0 and bool(columns.accesses[tensor])
 
 
-def _walk(columns: Columns, budget: int, there: dict[int, None]) -> list[Event]:
+def _walk(columns: Columns, budget: int, resident: dict[int, None]) -> list[Event]:
     """Return the events of an iteration.
 
-    `there`: the resident tensors that have bytes and accesses, least recently used first; updated to those at the end.
+    `resident`: tensors with bytes and accesses, least recently used first; updated to those at the end.
     """
     events: list[Event] = []
-    size, level = columns.bytes, sum(columns.bytes[tensor] for tensor in there)
+    size, level = columns.bytes, sum(columns.bytes[tensor] for tensor in resident)
     for operator, uses in enumerate(columns.uses):
         before = (operator - 1) % columns.operators  # room for the first operator is made at the iteration's end
         used = [use.tensor for use in uses if size[use.tensor]]
-        coming = [tensor for tensor in used if tensor not in there]
+        coming = [tensor for tensor in used if tensor not in resident]
         level += sum(size[tensor] for tensor in coming)
         evicted = []
-        for tensor in there:
+        for tensor in resident:
             if level + columns.workspace[operator] <= budget:
                 break
             if tensor not in used:
                 level -= size[tensor]
                 evicted.append(tensor)
         for tensor in evicted:
-            del there[tensor]
+            del resident[tensor]
             events.append(Event(EventKind.SWAP_OUT, tensor, before, before))
         for tensor in coming:
             if columns.persistent[tensor] or columns.accesses[tensor][0] < operator:
                 events.append(Event(EventKind.SWAP_IN, tensor, before, operator))
         for tensor in used:
-            there.pop(tensor, None)
+            resident.pop(tensor, None)
             if columns.persistent[tensor] or columns.accesses[tensor][-1] > operator:
-                there[tensor] = None
+                resident[tensor] = None
             else:
                 level -= size[tensor]
     return events

@@ -18,6 +18,8 @@ import numpy as np
 
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
+from pg_tensile.planning.policies.building_blocks.idle import IdleInterval, idle_intervals
+from pg_tensile.planning.trace.lists import Columns, Use
 from pg_tensile.planning.trace.recompute import Recomputations, recomputable_versions
 from pg_tensile.planning.trace.trace import Mode, Trace
 
@@ -35,17 +37,11 @@ def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int 
     return {job: _plan(trace) for job, trace in traces.items()}
 
 
-class _Use(NamedTuple):
-    tensor: int
-    mode: int
-    version: int  # that the access sees
-    dropped: bool  # the preceding operator does not access it, but an earlier one does
-
-
 class _Columns(NamedTuple):
     """The trace as Python lists, which loops read faster."""
 
-    uses: list[list[_Use]]  # [n]: of each operator
+    uses: list[list[Use]]  # [n]: of each operator
+    dropped: set[tuple[int, int]]  # (operator, tensor): uses after operators that do not use the tensor
     versions: list[int]  # [m]: versions of tensors with bytes that can be recomputed, from version 0 on
     recomputations: Recomputations
 
@@ -60,20 +56,10 @@ def _plan(trace: Trace) -> Plan:
 
 
 def _columns(trace: Trace) -> _Columns:
-    latest = [-1] * trace.tensor_count  # [m]: operator of the latest access
-    uses: list[list[_Use]] = [[] for _ in range(trace.operator_count)]
-    accesses = zip(
-        trace.access_operator.tolist(),
-        trace.access_tensor.tolist(),
-        trace.access_mode.tolist(),
-        trace.access_version.tolist(),
-        strict=True,
-    )
-    for operator, tensor, mode, version in accesses:
-        uses[operator].append(_Use(tensor, mode, version, mode != Mode.CREATE and latest[tensor] < operator - 1))
-        latest[tensor] = operator
+    intervals = [IdleInterval(*interval) for interval in idle_intervals(trace).tolist()]
+    dropped = {(idle.next_user, idle.tensor) for idle in intervals if idle.next_user > idle.last_user + 1}
     versions = np.where(trace.tensor_bytes > 0, recomputable_versions(trace), 0)
-    return _Columns(uses, versions.tolist(), Recomputations(trace))
+    return _Columns(Columns(trace).uses, dropped, versions.tolist(), Recomputations(trace))
 
 
 def _chains(columns: _Columns, limit: int) -> list[list[int]]:
@@ -85,7 +71,7 @@ def _chains(columns: _Columns, limit: int) -> list[list[int]]:
     steps = [0] * len(chains)  # [m]: those of the latest version, without the limit
     for uses in columns.uses:
         inputs = sum(_steps(chains, use.tensor, use.version) for use in uses if use.mode in (Mode.READ, Mode.WRITE))
-        for tensor, mode, version, _ in uses:
+        for tensor, mode, version in uses:
             written = 0 if mode == Mode.CREATE else version + 1
             if mode != Mode.READ and written < columns.versions[tensor]:
                 own = 0 if mode == Mode.CREATE else chains[tensor][version]
@@ -101,7 +87,12 @@ def _steps(chains: list[list[int]], tensor: int, version: int) -> int:
 
 def _step_bounds(columns: _Columns, chains: list[list[int]]) -> list[int]:
     """Return the most steps that each use of a dropped tensor takes."""
-    return [_steps(chains, use.tensor, use.version) for uses in columns.uses for use in uses if use.dropped]
+    return [
+        _steps(chains, tensor, version)
+        for operator, uses in enumerate(columns.uses)
+        for tensor, _, version in uses
+        if (operator, tensor) in columns.dropped
+    ]
 
 
 def _events(trace: Trace, columns: _Columns, chains: list[list[int]]) -> list[Event]:
@@ -127,7 +118,7 @@ def _events(trace: Trace, columns: _Columns, chains: list[list[int]]) -> list[Ev
 
     for operator, uses in enumerate(columns.uses):
         for use in uses:
-            if use.dropped:
+            if (operator, use.tensor) in columns.dropped:
                 recompute(use.tensor, operator)
         visited = {use.tensor for use in uses}
         for use in uses:

@@ -14,10 +14,11 @@ import numpy as np
 
 from pg_tensile.planning.device.profile import Direction
 from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.policies.building_blocks.idle import idle_intervals
 from pg_tensile.planning.policies.building_blocks.keep import relaxed
 from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
 from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner
-from pg_tensile.planning.policies.swap_all import absences, swaps
+from pg_tensile.planning.policies.swap_all import swaps
 from pg_tensile.planning.trace.trace import Floats
 
 LEVELS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.4, 0.2)  # fractions of the memory above the minimum that resident tensors fill
@@ -28,7 +29,9 @@ def streamed(planner: JobPlanner, budget_bytes: int) -> Candidate | None:
 
     `budget_bytes`: device peak, workspaces included.
     """
-    return min(_candidates(planner, budget_bytes), key=lambda each: (each.us, len(each.plan)), default=None)
+    return min(
+        _candidates(planner, budget_bytes), key=lambda candidate: (candidate.us, len(candidate.plan)), default=None
+    )
 
 
 def _candidates(planner: JobPlanner, budget_bytes: int) -> Iterator[Candidate]:
@@ -36,7 +39,7 @@ def _candidates(planner: JobPlanner, budget_bytes: int) -> Iterator[Candidate]:
     if spare < 0:
         return
     trace = planner.trace
-    everything = AccessSequence(trace, swaps(trace, absences(trace)))
+    everything = AccessSequence(trace, swaps(trace, idle_intervals(trace)))
     nbytes = trace.tensor_bytes[everything.plan.rows["tensor"]].astype(np.float64)
     for cost_us in (_transfer_us(planner, everything), nbytes):  # many small copies take longer than their bytes say
         for level in LEVELS if spare else LEVELS[:1]:

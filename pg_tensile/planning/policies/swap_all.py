@@ -8,12 +8,12 @@ are swapped as well, across the end of the iteration. At each operator, only the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import EVENT_ROW, EventKind, Plan
+from pg_tensile.planning.policies.building_blocks.idle import idle_intervals
 from pg_tensile.planning.policies.coded import coded
 from pg_tensile.planning.trace.trace import Int64s, Trace
 
@@ -25,40 +25,18 @@ def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int 
     A swap-out frees on the spot. A swap-in is triggered in the gap before the next access, also between consecutive
     operators. Tensors without bytes or accesses stay where they are.
     """
-    return {job: swaps(trace, absences(trace)) for job, trace in traces.items()}
+    return {job: swaps(trace, idle_intervals(trace)) for job, trace in traces.items()}
 
 
-class Absences(NamedTuple):
-    """Idle intervals, `a` of them, in which tensors could be off the device: from after one access until the next.
+def swaps(trace: Trace, intervals: Int64s) -> Plan:
+    """Return a plan that swaps tensors out right after the begin of idle intervals and in right before their end.
 
-    For persistent tensors the next access may be in the next iteration (`until` ≥ n).
+    `intervals`: int64[k, 3], as `idle_intervals` returns them. Swap-outs free on the spot.
     """
-
-    tensor: Int64s  # [a]
-    since: Int64s  # [a]: operator
-    until: Int64s  # [a]: operator
-
-
-def absences(trace: Trace) -> Absences:
-    """Return the idle intervals of all tensors with bytes, by tensor, then by operator."""
-    order = trace.access_by_tensor
-    tensor, since = trace.access_tensor[order].astype(np.int64), trace.access_operator[order].astype(np.int64)
-    until = np.roll(since, -1)
-    last = np.diff(tensor, append=-1) != 0
-    until[last] = trace.tensor_first[tensor[last]] + trace.operator_count
-    able = (trace.tensor_bytes[tensor] > 0) & (~last | trace.persistent[tensor])
-    return Absences(tensor[able], since[able], until[able])
-
-
-def swaps(trace: Trace, away: Absences) -> Plan:
-    """Return a plan that swaps each tensor out right after its access and in right before the next one.
-
-    Swap-outs free on the spot.
-    """
-    until = away.until % trace.operator_count
-    rows = np.zeros(2 * len(until), EVENT_ROW)
-    rows["tensor"] = np.concatenate([away.tensor, away.tensor])
-    rows["kind"][: len(until)], rows["kind"][len(until) :] = EventKind.SWAP_OUT, EventKind.SWAP_IN
-    rows["trigger"] = np.concatenate([away.since, until - 1])
-    rows["deadline"] = np.concatenate([away.since, until])
+    tensor, since, until = intervals.T[0], intervals.T[1] // 2, intervals.T[2] // 2 % trace.operator_count
+    rows = np.zeros(2 * len(tensor), EVENT_ROW)
+    rows["tensor"] = np.concatenate([tensor, tensor])
+    rows["kind"][: len(tensor)], rows["kind"][len(tensor) :] = EventKind.SWAP_OUT, EventKind.SWAP_IN
+    rows["trigger"] = np.concatenate([since, until - 1])
+    rows["deadline"] = np.concatenate([since, until])
     return Plan(rows)

@@ -14,14 +14,15 @@ layer's inputs are swapped in with the first operator of backward.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
+from pg_tensile.planning.policies.building_blocks.idle import IdleInterval, idle_intervals
 from pg_tensile.planning.policies.coded import coded
 from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.trace import Mode, Phase, Trace
@@ -43,22 +44,14 @@ def plan(
     return {job: _plan(trace, which) for job, trace in traces.items()}
 
 
-class _Input(NamedTuple):
-    """A layer's input feature map between forward and backward."""
-
-    layer: int  # the first operator of the last layer that reads it in forward
-    end: int  # the last operator of that layer
-    tensor: int
-    written: int  # the operator that wrote the version that is read
-    needed: int  # the operator that reads it first in backward
-
-
 def _plan(trace: Trace, which: Which) -> Plan:
     first, last = _layers(trace)
-    layers: dict[int, list[_Input]] = {}
-    for each in sorted(_inputs(trace, which, first, last)):
-        layers.setdefault(each.layer, []).append(each)
-    begins = {layer: min(first[each.needed] for each in inputs) for layer, inputs in layers.items()}
+    maps = [(first[idle.last_user], last[idle.last_user], idle) for idle in _inputs(trace, which, first)]
+    layers: dict[int, list[IdleInterval]] = {}  # by the first operator of the last layer that reads them in forward
+    for reader, _, idle in sorted(maps):
+        layers.setdefault(reader, []).append(idle)
+    begins = {layer: min(first[idle.next_user] for idle in inputs) for layer, inputs in layers.items()}
+    columns = Columns(trace)
     events = []
     for layer, following in pairwise([*layers, None]):
         assert layer is not None
@@ -67,28 +60,32 @@ def _plan(trace: Trace, which: Which) -> Plan:
             launch = min(begin, begins[following])
         else:  # the last layer before this backward pass
             launch = layer + int(np.argmax(trace.phase[layer:] == Phase.BACKWARD))
-        for each in layers[layer]:
-            requested = max(layer - 1, each.written)
-            events.append(Event(EventKind.SWAP_OUT, each.tensor, requested, each.end))
-            events.append(Event(EventKind.SWAP_IN, each.tensor, launch - 1, min(last[launch] + 1, each.needed)))
+        for idle in layers[layer]:
+            written = max(maker for maker in columns.makers[idle.tensor] if maker <= idle.last_user)
+            out = Event(EventKind.SWAP_OUT, idle.tensor, max(layer - 1, written), last[layer])
+            back = Event(EventKind.SWAP_IN, idle.tensor, launch - 1, min(last[launch] + 1, idle.next_user))
+            events += [out, back]
     return Plan.build(events)
 
 
 def _layers(trace: Trace) -> tuple[list[int], list[int]]:
     """Return the first and the last operator of each operator's layer."""
     count, phase = trace.operator_count, trace.phase.tolist()
-    named = [(trace.module[at], phase[at]) for at in range(count)]
-    together = [at > 0 and named[at][0] != "" and named[at] == named[at - 1] for at in range(count)]
+    named = [(trace.module[operator], phase[operator]) for operator in range(count)]
+    together = [i > 0 and named[i][0] != "" and named[i] == named[i - 1] for i in range(count)]
     first, last = list(range(count)), list(range(count))
-    for at in range(1, count):
-        first[at] = first[at - 1] if together[at] else at
-    for at in reversed(range(count - 1)):
-        last[at] = last[at + 1] if together[at + 1] else at
+    for operator in range(1, count):
+        first[operator] = first[operator - 1] if together[operator] else operator
+    for operator in reversed(range(count - 1)):
+        last[operator] = last[operator + 1] if together[operator + 1] else operator
     return first, last
 
 
-def _inputs(trace: Trace, which: Which, first: list[int], last: list[int]) -> list[_Input]:
-    """Return the feature maps that layers read but did not create themselves, and that backward reads again."""
+def _inputs(trace: Trace, which: Which, first: list[int]) -> Iterator[IdleInterval]:
+    """Yield the feature maps that layers read but did not create themselves, and that backward reads again.
+
+    Each is idle from its last use in forward to its first in backward.
+    """
     columns, phase = Columns(trace), trace.phase.tolist()
     convolved = {
         use.tensor
@@ -97,13 +94,10 @@ def _inputs(trace: Trace, which: Which, first: list[int], last: list[int]) -> li
         for use in uses
         if use.mode == Mode.READ
     }
-    found = []
-    for tensor, accesses in enumerate(columns.accesses):
-        if columns.persistent[tensor] or not columns.bytes[tensor] or (which == "conv" and tensor not in convolved):
+    for interval in idle_intervals(trace).tolist():
+        idle = IdleInterval(*interval)
+        if columns.persistent[idle.tensor] or (which == "conv" and idle.tensor not in convolved):
             continue
-        for read, needed in pairwise(accesses):
-            made_outside = accesses[0] < first[read]
-            if (phase[read], phase[needed]) == (Phase.FORWARD, Phase.BACKWARD) and made_outside:
-                written = max(maker for maker in columns.makers[tensor] if maker <= read)
-                found.append(_Input(first[read], last[read], tensor, written, needed))
-    return found
+        is_created_outside = columns.accesses[idle.tensor][0] < first[idle.last_user]
+        if (phase[idle.last_user], phase[idle.next_user]) == (Phase.FORWARD, Phase.BACKWARD) and is_created_outside:
+            yield idle

@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from pg_tensile.errors import BudgetError, InvalidPlanError
 from pg_tensile.planning.plan.plan import EVENT_ROW, Plan
 from pg_tensile.planning.policies.compression.advisor import choose
-from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner, Terms, UnplannableError, share_out
+from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner
+from pg_tensile.planning.policies.joint.share_out import Terms, UnplannableError, share_out
 from pg_tensile.planning.scheduling.decisions import Failed, JobState, Waits
 from pg_tensile.planning.scheduling.round_state import Plans, RoundState
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate

@@ -48,7 +48,7 @@ class Columns:
         self.statistics: set[int] = set()  # tensors with a STATS access
         self._read(trace)
         self.recomputations = Recomputations(trace, self.statistics)
-        self.places = [[2 * operator for operator in accesses] for accesses in self.accesses]  # [m]: as in needs.py
+        self.positions = [[2 * operator for operator in accesses] for accesses in self.accesses]  # [m]: see idle.py
 
     def _read(self, trace: Trace) -> None:
         rows = zip(

@@ -17,7 +17,8 @@ import numpy as np
 from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import EventKind, Plan
-from pg_tensile.planning.policies.swap_all import absences, swaps
+from pg_tensile.planning.policies.building_blocks.idle import idle_intervals
+from pg_tensile.planning.policies.swap_all import swaps
 from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.trace import Floats, Trace
 
@@ -26,7 +27,7 @@ OUT, IN, RECOMPUTE = EventKind.SWAP_OUT.value, EventKind.SWAP_IN.value, EventKin
 
 def least_bytes(trace: Trace) -> int:
     """Return the device peak in bytes of swapping everything; no known plan takes less."""
-    return footprint(trace, swaps(trace, absences(trace))).device_peak_bytes
+    return footprint(trace, swaps(trace, idle_intervals(trace))).device_peak_bytes
 
 
 def relaxed_swap_all(trace: Trace, budget_bytes: int) -> Plan | None:
@@ -34,7 +35,7 @@ def relaxed_swap_all(trace: Trace, budget_bytes: int) -> Plan | None:
 
     Tensors with the shortest idle intervals stay first: that takes the least memory for the transfers that it saves.
     """
-    sequence = AccessSequence(trace, swaps(trace, absences(trace)))
+    sequence = AccessSequence(trace, swaps(trace, idle_intervals(trace)))
     if (sequence.footprint + trace.workspace_bytes).max() > budget_bytes:
         return None
     return relaxed(sequence, budget_bytes, trace.tensor_bytes[sequence.plan.rows["tensor"]].astype(np.float64))
@@ -47,16 +48,16 @@ def relaxed(sequence: AccessSequence, budget_bytes: int, cost_us: Floats) -> Pla
     """
     memory = sequence.footprint + sequence.trace.workspace_bytes[sequence.steps]
     size, plan = sequence.trace.tensor_bytes, sequence.plan
-    found = []
-    for absence in _absences(sequence):
-        nbytes, length = int(size[absence.tensor]), sum(last - first for first, last in absence.spans)
-        cost = sum(cost_us[event] for event in absence.events)
-        found.append((cost / max(1, nbytes * length), nbytes, absence))
+    candidates = []
+    for off in _off_device(sequence):
+        nbytes, length = int(size[off.tensor]), sum(last - first for first, last in off.spans)
+        cost = sum(cost_us[event] for event in off.events)
+        candidates.append((cost / max(1, nbytes * length), nbytes, off))
     keeps = np.ones(len(plan), np.bool_)
-    for _, nbytes, absence in sorted(found, key=lambda each: each[:2], reverse=True):
-        parts = [memory[first:last] for first, last in absence.spans]
+    for _, nbytes, off in sorted(candidates, key=lambda candidate: candidate[:2], reverse=True):
+        parts = [memory[first:last] for first, last in off.spans]
         if all(part.size == 0 or part.max() + nbytes <= budget_bytes for part in parts):
-            keeps[list(absence.events)] = False
+            keeps[list(off.events)] = False
             for part in parts:
                 part += nbytes
     return Plan(plan.rows[keeps], plan.generation)
@@ -69,7 +70,7 @@ def without_superfluous(plan: Plan, columns: Columns) -> Plan:
     """
     rows = plan.rows
     keeps = np.ones(len(rows), np.bool_)
-    made: dict[int, int] = {}  # tensor → the gap of its next swap-in or recomputation
+    back: dict[int, int] = {}  # tensor → the gap of its next swap-in or recomputation
     read: set[int] = set()  # tensors that an event needs before that
     columns_of_rows = (rows[name].tolist() for name in ("kind", "tensor", "trigger", "version"))
     for event, (kind, tensor, trigger, version) in reversed(list(enumerate(zip(*columns_of_rows, strict=True)))):
@@ -78,12 +79,12 @@ def without_superfluous(plan: Plan, columns: Columns) -> Plan:
             continue
         if kind == RECOMPUTE and tensor not in read:
             accesses = columns.accesses[tensor]
-            place = bisect_right(accesses, trigger)
-            if place == len(accesses) or accesses[place] > made.get(tensor, columns.operators):
+            following = bisect_right(accesses, trigger)
+            if following == len(accesses) or accesses[following] > back.get(tensor, columns.operators):
                 keeps[event] = False
                 continue
         read.discard(tensor)
-        made[tensor] = trigger
+        back[tensor] = trigger
         if kind == RECOMPUTE:
             recomputation = columns.recomputations.of(tensor, version)
             assert recomputation is not None  # the plan is valid
@@ -91,7 +92,7 @@ def without_superfluous(plan: Plan, columns: Columns) -> Plan:
     return Plan(rows[keeps], plan.generation)
 
 
-class _Absence(NamedTuple):
+class _OffDevice(NamedTuple):
     """A tensor off the device during the steps first … last - 1 of each of `spans`, caused by `events`."""
 
     tensor: int
@@ -99,24 +100,19 @@ class _Absence(NamedTuple):
     events: tuple[int, ...]
 
 
-def _absences(sequence: AccessSequence) -> Iterator[_Absence]:
+def _off_device(sequence: AccessSequence) -> Iterator[_OffDevice]:
     """Yield the intervals off the device of a plan in which each swap-out has a swap-in, and all else is recomputed."""
-    made: defaultdict[int, list[int]] = defaultdict(list)
-    gone: defaultdict[int, list[int]] = defaultdict(list)
     kinds: list[int] = sequence.plan.rows["kind"].tolist()
+    back: defaultdict[int, list[int]] = defaultdict(list)  # tensor → its swap-ins and recomputations
+    gone: defaultdict[int, list[int]] = defaultdict(list)  # tensor → its swap-outs
     for event, (kind, tensor) in enumerate(zip(kinds, sequence.plan.rows["tensor"].tolist(), strict=True)):
-        (gone if kind == OUT else made)[tensor].append(event)
-    there: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
-    of_plan = np.isin(sequence.interval_tensor, list(made))
-    for tensor, first, last in zip(
-        *(
-            column[of_plan].tolist()
-            for column in (sequence.interval_tensor, sequence.interval_first, sequence.interval_last)
-        ),
-        strict=True,
-    ):
-        there[tensor].append((first, last))
-    for tensor, intervals in there.items():
+        (gone if kind == OUT else back)[tensor].append(event)
+    resident: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    of_plan = np.isin(sequence.interval_tensor, list(back))
+    columns = (sequence.interval_tensor, sequence.interval_first, sequence.interval_last)
+    for tensor, first, last in zip(*(column[of_plan].tolist() for column in columns), strict=True):
+        resident[tensor].append((first, last))
+    for tensor, intervals in resident.items():
         intervals.sort()
         spans: list[tuple[tuple[int, int], ...]]
         spans = [((before[1] + 1, after[0]),) for before, after in pairwise(intervals)]
@@ -124,6 +120,6 @@ def _absences(sequence: AccessSequence) -> Iterator[_Absence]:
         if sequence.trace.persistent[tensor] and intervals[0][0] > 0:  # off the device across the end of the iteration
             spans.insert(0, ((intervals[-1][1] + 1, len(sequence.steps)), (0, intervals[0][0])))
             outs = [*outs[-1:], *outs[:-1]]
-        back = iter(outs)
-        for span, event in zip(spans, made[tensor], strict=True):
-            yield _Absence(tensor, span, (event, next(back)) if kinds[event] == IN else (event,))
+        swap_outs = iter(outs)
+        for span, event in zip(spans, back[tensor], strict=True):
+            yield _OffDevice(tensor, span, (event, next(swap_outs)) if kinds[event] == IN else (event,))

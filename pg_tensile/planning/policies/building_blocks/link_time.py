@@ -38,15 +38,15 @@ class Lane:
         """
         if first > last:
             return Booking(0.0, first, first - 1)
-        found, begin, end, at = 0.0, first, first - 1, self._next(first)
-        while at <= last and found < us:
-            taken = min(self._free_us[at], us - found)
-            begin = begin if found else at
-            found, end = found + taken, at
+        booked_us, begin, end, operator = 0.0, first, first - 1, self._next(first)
+        while operator <= last and booked_us < us:
+            part_us = min(self._free_us[operator], us - booked_us)
+            begin = begin if booked_us else operator
+            booked_us, end = booked_us + part_us, operator
             if book:
-                self._take(at, taken)
-            at = self._next(at + 1)
-        return Booking(found, begin, end)
+                self._take(operator, part_us)
+            operator = self._next(operator + 1)
+        return Booking(booked_us, begin, end)
 
     def latest(self, us: float, first: int, last: int, book: bool = True) -> Booking:
         """Take `us` from the operators first … last, the latest first, or as much as is free.
@@ -55,15 +55,15 @@ class Lane:
         """
         if first > last:
             return Booking(0.0, last + 1, last)
-        found, begin, end, at = 0.0, last + 1, last, self._previous(last)
-        while at >= first and found < us:
-            taken = min(self._free_us[at], us - found)
-            end = end if found else at
-            found, begin = found + taken, at
+        booked_us, begin, end, operator = 0.0, last + 1, last, self._previous(last)
+        while operator >= first and booked_us < us:
+            part_us = min(self._free_us[operator], us - booked_us)
+            end = end if booked_us else operator
+            booked_us, begin = booked_us + part_us, operator
             if book:
-                self._take(at, taken)
-            at = self._previous(at - 1)
-        return Booking(found, begin, end)
+                self._take(operator, part_us)
+            operator = self._previous(operator - 1)
+        return Booking(booked_us, begin, end)
 
     def _take(self, operator: int, us: float) -> None:
         self._free_us[operator] -= us
@@ -79,10 +79,10 @@ class Lane:
         return _find(self._earlier, operator + 1) - 1
 
 
-def _find(parent: list[int], place: int) -> int:
-    root = place
+def _find(parent: list[int], operator: int) -> int:
+    root = operator
     while parent[root] != root:
         root = parent[root]
-    while parent[place] != root:
-        parent[place], place = root, parent[place]
+    while parent[operator] != root:
+        parent[operator], operator = root, parent[operator]
     return root

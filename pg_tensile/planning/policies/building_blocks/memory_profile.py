@@ -56,12 +56,12 @@ class Peaks:
         begin, end = first // self._width, last // self._width
         if begin == end:
             return self._maximum_in(begin, first % self._width, last % self._width)
-        found = [self._maximum_in(begin, first % self._width, self._width - 1)]
+        peaks = [self._maximum_in(begin, first % self._width, self._width - 1)]
         if begin + 1 < end:
             block = begin + 1 + int(self._largest[begin + 1 : end].argmax())
-            found.append(self._maximum_in(block, 0, self._width - 1))
-        found.append(self._maximum_in(end, 0, last % self._width))
-        return max(found, key=lambda peak: peak[0])
+            peaks.append(self._maximum_in(block, 0, self._width - 1))
+        peaks.append(self._maximum_in(end, 0, last % self._width))
+        return max(peaks, key=lambda peak: peak[0])
 
     def _add_in(self, block: int, first: int, last: int, size: int) -> None:
         row = self._blocks[block]
@@ -69,5 +69,5 @@ class Peaks:
         self._largest[block] = row.max() + self._added[block]
 
     def _maximum_in(self, block: int, first: int, last: int) -> tuple[int, int]:
-        place = first + int(self._blocks[block, first : last + 1].argmax())
-        return int(self._blocks[block, place] + self._added[block]), block * self._width + place
+        index = first + int(self._blocks[block, first : last + 1].argmax())
+        return int(self._blocks[block, index] + self._added[block]), block * self._width + index

@@ -71,13 +71,13 @@ class _Timetable:
         latest = self._latest_frees()
         waiting: list[tuple[int, int]] = []
         now = before = 0.0
-        place = 0
-        while place < len(order) or waiting:
+        index = 0
+        while index < len(order) or waiting:
             if not waiting:
-                now = max(now, self.ends[trigger[order[place]]])
-            while place < len(order) and self.ends[trigger[order[place]]] <= now:
-                heappush(waiting, (deadline[order[place]], order[place]))
-                place += 1
+                now = max(now, self.ends[trigger[order[index]]])
+            while index < len(order) and self.ends[trigger[order[index]]] <= now:
+                heappush(waiting, (deadline[order[index]], order[index]))
+                index += 1
             _, event = heappop(waiting)
             requested = max(trigger[event], bisect_right(self.ends, before) - 1)
             self.trigger[event] = min(requested, deadline[event])

@@ -1,58 +1,33 @@
 """One pass over the operators of a trace that keeps the device within a budget.
 
-Wherever the next operator would not fit, the pass takes tensors off the device that are not needed soon, cheapest
-first: by a swap, or by a recomputation from tensors that are resident or can be recomputed when they are needed again.
-A tensor that comes back needs room in turn; one recomputed only for another recomputation may leave at once. Prices are
-in µs of the job's time: a recomputation costs the time of its operators; a swap costs the stall that remains where the
-link is full, and `link_price` for each µs of link, because that time is missing for other transfers.
+Wherever the next operator would not fit, the pass takes tensors off the device that are not needed soon, cheapest first
+(prices.py): by a swap, or by a recomputation from tensors that are resident or can be recomputed when they are needed
+again. A tensor that comes back needs room in turn; one recomputed only for another recomputation may leave at once.
 
 The pass only decides; transfer_times.py schedules the transfers.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
-from pg_tensile.planning.device.link import swap_us
-from pg_tensile.planning.device.profile import DeviceProfile, Direction
+from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import Event, EventKind
-from pg_tensile.planning.policies.building_blocks.link_time import Lane
-from pg_tensile.planning.policies.building_blocks.needs import Absence, Needs
-from pg_tensile.planning.policies.building_blocks.repeats import Repeats
+from pg_tensile.planning.policies.building_blocks.idle import IdleInterval
+from pg_tensile.planning.policies.joint.off_device import OffDevice, OffDeviceTensors
+from pg_tensile.planning.policies.joint.prices import ExtraCosts, Price, Prices, Pricing
+from pg_tensile.planning.policies.joint.recomputed_gap import RecomputedGap
+from pg_tensile.planning.policies.joint.swap_slots import SwapSlots
 from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.trace import Mode
 
-LONGEST_CHAIN = 24  # dropped tensors, each recomputed from the one before, of the passes that allow the longest chains
+# How these two were found is not recorded; see PRICES in prices.py for the command that measures their effect.
 SMALLEST = 1 / 20_000  # fraction of the peak; smaller tensors stay where they are
 STALE = 1.2  # a candidate whose price has risen by a larger factor is queued again
 ORDER = {EventKind.SWAP_OUT: 0, EventKind.SWAP_IN: 1, EventKind.RECOMPUTE: 2}  # within a gap, events that free go first
-
-
-class Prices(NamedTuple):
-    """Parameters in which passes differ."""
-
-    link_price: float  # µs of the job's time for each µs of link
-    duration_weight: float  # 0: all idle intervals count alike; 1: in proportion to their length
-    longest_chain: int = LONGEST_CHAIN  # dropped tensors, each recomputed from the one before
-    ahead: bool = False  # parameters are swapped out while the link is idle, before they have to be
-
-
-class Price(NamedTuple):
-    us: float
-    swap: bool
-    inputs: tuple[int, ...] = ()  # of a recomputation: tensors that have to be resident
-
-
-class Landing(NamedTuple):
-    """Start of a swap-in: in the gap of operator `back`, with `stall_us` that do not fit into the lane."""
-
-    back: int
-    stall_us: float
 
 
 class Shortage(NamedTuple):
@@ -70,43 +45,37 @@ class Outcome:
     shortage: Shortage | None = None
 
 
-Dearer = Mapping[tuple[int, bool], float]  # (tensor, whether by swap) → extra µs
-
-
 def sweep(
-    columns: Columns, profile: DeviceProfile, budget_bytes: int, prices: Prices, dearer: Dearer | None = None
+    columns: Columns, profile: DeviceProfile, budget_bytes: int, prices: Prices, extra_costs: ExtraCosts | None = None
 ) -> Outcome:
     """Return the events that keep an iteration within `budget_bytes`, workspaces included, or a shortage.
 
-    `dearer`: costs of taking tensors off the device beyond those that the pass computes.
+    `extra_costs`: costs of taking tensors off the device beyond those that the pass computes.
     """
-    return _Sweep(columns, profile, budget_bytes, prices, dearer or {}).run()
+    return _Sweep(columns, profile, budget_bytes, prices, extra_costs or {}).run()
 
 
 class _Sweep:
-    """State of a pass; `since` and `need` are positions of needs (needs.py)."""
+    """State of a pass."""
 
-    def __init__(self, columns: Columns, profile: DeviceProfile, budget: int, prices: Prices, dearer: Dearer) -> None:
+    def __init__(
+        self, columns: Columns, profile: DeviceProfile, budget: int, prices: Prices, extra_costs: ExtraCosts
+    ) -> None:
         self.columns = columns
         self.count = columns.operators
-        self.launch_us = profile.launch_us
-        self.out_us, self.in_us = (
-            [profile.handover_us + us for us in swap_us(columns.trace, direction, profile)] for direction in Direction
-        )
         self.budget = budget
-        self.prices = prices
-        self.dearer = dearer
-        self.out, self.into = Lane(columns.us), Lane(columns.us)
-        self.start_us = [0.0, *accumulate(columns.us)]
+        self.early_swap_outs = prices.early_swap_outs
         self.smallest = max(1, int(max(columns.memory) * SMALLEST))
-        self.needs = Needs(columns)
-        self.away = self.needs.away
+        self.off = OffDeviceTensors(columns)
+        self.slots = SwapSlots(columns, profile)
+        self.pricing = Pricing(columns, profile.launch_us, prices, extra_costs, self.off, self.slots)
         self.due: list[list[int]] = [[] for _ in range(self.count)]  # [n]: tensors due back at an operator
-        self.copied: set[int] = set()  # tensors with a current host copy
-        self.wrapped: dict[int, int] = {}  # persistent tensors off the device at first → gap in which they are freed
-        self.heap: list[tuple[float, int, int, int]] = []  # (lower bound of the key, tensor, since, need)
+        self.freed_first: dict[
+            int, int
+        ] = {}  # persistent tensors off the device at first → gap in which they are freed
+        self.heap: list[tuple[float, IdleInterval]] = []  # candidates, with a lower bound of their keys
         self.now = 0
-        self.repeats = Repeats(columns)  # right before the current operator
+        self.recomputed = RecomputedGap(columns)  # right before the current operator
         self.level = 0  # bytes now, relative to the trace without a plan
         self.change = [0] * (self.count + 1)  # of the level when an operator begins
         self.outcome = Outcome()
@@ -116,48 +85,49 @@ class _Sweep:
         for tensor, accesses in enumerate(columns.accesses):
             if columns.persistent[tensor] and accesses and accesses[0] > 1:
                 self._offer(tensor, 2 * (accesses[-1] - self.count))
-        if self.prices.ahead:
-            self._leave_ahead()
+        if self.early_swap_outs:
+            self._swap_out_early()
         for operator in range(self.count):
             self.now = operator
             self.level += self.change[operator]
-            if self.due[operator] or self.repeats.besides:
-                self.repeats = self._come_back()
+            if self.due[operator] or self.recomputed.scratch_bytes:
+                self.recomputed = self._bring_back()
             fits = columns.memory[operator] + self.level + columns.workspace[operator] <= self.budget
-            if (self.repeats.besides or not fits) and not self._make_room():
+            if (self.recomputed.scratch_bytes or not fits) and not self._make_room():
                 return self.outcome
             for tensor, mode, _ in columns.uses[operator]:
                 if mode != Mode.READ:
-                    self.copied.discard(tensor)
+                    self.slots.copied.discard(tensor)
                 self._offer(tensor, 2 * operator)
-            for tensor in self.needs.read_before.get(operator, ()):
+            for tensor in self.off.read_before.get(operator, ()):
                 self._offer(tensor, 2 * operator - 1)
-        for tensor in self.wrapped:
-            absence = self.away[tensor]
-            self.outcome.events.append(Event(EventKind.SWAP_OUT, tensor, (absence.since + 1) // 2, absence.freed))
+        for tensor in self.freed_first:
+            last = self.off.tensors[tensor]
+            self.outcome.events.append(Event(EventKind.SWAP_OUT, tensor, last.interval.last_user, last.freed))
         self.outcome.events.sort(key=lambda event: (event.trigger, ORDER[event.kind]))
         return self.outcome
 
-    def _leave_ahead(self) -> None:
+    def _swap_out_early(self) -> None:
         """Take persistent tensors off the device across the end of the iteration, as far as the lanes have time.
 
         Only tensors that can be swapped once more between two of their accesses leave: their host copies are current
         then, so the second swap-out needs no link where all tensors compete for it.
         """
-        columns = self.columns
-        gaps: list[tuple[float, int]] = []  # (µs of the longest idle interval, tensor)
+        columns, slots = self.columns, self.slots
+        start_us = self.pricing.start_us
+        idle: list[tuple[float, int]] = []  # (µs of the longest idle interval, tensor)
         for tensor, accesses in enumerate(columns.accesses):
             large = columns.bytes[tensor] >= self.smallest and tensor not in columns.statistics
             if large and columns.persistent[tensor] and columns.writes[tensor] and accesses[0] > 1:
-                us = max([self.start_us[two] - self.start_us[one + 1] for one, two in pairwise(accesses)], default=0.0)
-                if us > self.out_us[tensor] + self.in_us[tensor]:
-                    gaps.append((us, tensor))
-        for _, tensor in sorted(gaps, reverse=True):
-            since, need = 2 * (columns.accesses[tensor][-1] - self.count), 2 * columns.accesses[tensor][0]
-            leaving = self.out.earliest(self.out_us[tensor], *self._leaving(since), book=False)
-            landing = self._land(tensor, since, need, book=False)
-            if landing is not None and landing.stall_us + self.out_us[tensor] - leaving.us < 1e-6:
-                self._take_away(tensor, since, need, Price(0.0, True))
+                us = max([start_us[later] - start_us[sooner + 1] for sooner, later in pairwise(accesses)], default=0.0)
+                if us > slots.out_us(tensor) + slots.in_us[tensor]:
+                    idle.append((us, tensor))
+        for _, tensor in sorted(idle, reverse=True):
+            accesses = columns.accesses[tensor]
+            interval = IdleInterval(tensor, 2 * (accesses[-1] - self.count), 2 * accesses[0])
+            stall_us = slots.stall_us(interval, self.now)
+            if stall_us is not None and stall_us < 1e-6:
+                self._take_away(interval, Price(0.0, True))
 
     def _alter(self, first: int, last: int, size: int) -> None:
         """Add `size` bytes at the operators first … last, as far as they are not passed yet."""
@@ -169,90 +139,24 @@ class _Sweep:
             self.change[first] += size
         self.change[last + 1] -= size
 
-    # ---- candidates ----
+    # ---- leaving ----
 
     def _offer(self, tensor: int, since: int) -> None:
         """Queue a tensor after a use: it may leave until it is needed again."""
-        if self.columns.bytes[tensor] < self.smallest or tensor in self.columns.statistics or tensor in self.away:
+        if (
+            self.columns.bytes[tensor] < self.smallest
+            or tensor in self.columns.statistics
+            or tensor in self.off.tensors
+        ):
             return
-        need = self.needs.next(tensor, since)
-        if need is None:
+        until = self.off.idle.next_use(tensor, since)
+        if until is None:
             return
-        if tensor in self.wrapped and need >= 2 * self.count:
-            self._leave(tensor, since, need)
-        elif (need - 1) // 2 > since // 2:  # with operators in between
-            key = self._key(tensor, since, need, self._least_us(tensor, since, need))
-            heappush(self.heap, (key, tensor, since, need))
-
-    def _least_us(self, tensor: int, since: int, need: int) -> float:
-        """Return a lower bound of the price in µs: on a free link, from inputs that are all resident.
-
-        The price itself is computed when the tensor's turn comes.
-        """
-        least_us = self.prices.link_price * (self._out_us(tensor) + self.in_us[tensor])
-        if since >= 0 and need < 2 * self.count:
-            version = self.columns.version_before(tensor, since // 2 + 1)
-            return min(least_us, self.columns.recomputations.us(tensor, version) + self.launch_us)
-        return least_us
-
-    def _key(self, tensor: int, since: int, need: int, us: float) -> float:
-        """Return the sort key of a candidate: the price per byte, the lower the longer the tensor is off the device."""
-        key = (us + 1e-3) / self.columns.bytes[tensor]
-        start, total_us = self.start_us, self.start_us[-1]
-        away_us = start[(need + 1) // 2 % self.count] - start[(since // 2 + 1) % self.count]
-        if since < 0 or need >= 2 * self.count:
-            away_us += total_us
-        return key / max(away_us / max(total_us, 1e-9), 1e-6) ** self.prices.duration_weight
-
-    # ---- prices ----
-
-    def _price(self, tensor: int, since: int, need: int) -> Price | None:
-        """Return the cheaper way to take the tensor off the device now; None if there is no way.
-
-        A tensor used right before the current operator, by a recomputation, cannot be swapped out before it.
-        """
-        swap_us = None if since == 2 * self.now - 1 else self._swap_us(tensor, since, need)
-        if since >= 0 and need < 2 * self.count:
-            version = self.columns.version_before(tensor, since // 2 + 1)
-            most_us = math.inf if swap_us is None else swap_us - self.launch_us
-            if self.columns.recomputations.us(tensor, version) <= most_us:
-                recipe = self.needs.recipe(tensor, version, (need + 1) // 2, self.now)
-                if recipe and self.needs.chain(tensor, recipe.inputs) <= self.prices.longest_chain:
-                    us = sum([self.columns.us[step] for step in recipe.steps]) + self.dearer.get((tensor, False), 0.0)
-                    if us <= most_us:
-                        return Price(us + self.launch_us, False, recipe.inputs)
-        return None if swap_us is None else Price(swap_us, True)
-
-    def _swap_us(self, tensor: int, since: int, need: int) -> float | None:
-        """Return the price of a swap in µs; None if the tensor would not be off the device at any operator."""
-        out_us = self._out_us(tensor)
-        landing = self._land(tensor, since, need, book=False)
-        if landing is None:
-            return None
-        stall_us = out_us - self.out.earliest(out_us, *self._leaving(since), book=False).us + landing.stall_us
-        besides_us = self.dearer.get((tensor, True), 0.0)
-        return stall_us + self.prices.link_price * (out_us + self.in_us[tensor]) + besides_us
-
-    def _out_us(self, tensor: int) -> float:
-        return 0.0 if tensor in self.copied else self.out_us[tensor]
-
-    def _leaving(self, since: int) -> tuple[int, int]:
-        """Return the first and the last operator during which a tensor used at `since` can be copied out."""
-        first = (since + 1) // 2 + 1
-        return (first + self.count, self.count - 1) if since < 0 else (first, self.now - 1)
-
-    def _land(self, tensor: int, since: int, need: int, book: bool = True) -> Landing | None:
-        """Return the latest swap-in that is in time; None if it would have to start before the tensor is freed."""
-        in_next = since >= 0 and need >= 2 * self.count
-        first = 0 if in_next else self.now
-        latest = need % (2 * self.count) // 2 - 1  # operator that can be overlapped with
-        if latest < first:
-            return None
-        us = self.in_us[tensor]
-        booked = self.into.latest(us, first + 1, latest, book)
-        return Landing(min(booked.first, latest + 1) - 1, us - booked.us)
-
-    # ---- leaving ----
+        interval = IdleInterval(tensor, since, until)
+        if tensor in self.freed_first and until >= 2 * self.count:
+            self._free_at_end(interval)
+        elif (until - 1) // 2 > since // 2:  # with operators in between
+            heappush(self.heap, (self.pricing.key(interval, self.pricing.least_us(interval)), interval))
 
     def _make_room(self) -> bool:
         """Take tensors off the device until the current operator, and the recomputations right before it, fit.
@@ -261,7 +165,7 @@ class _Sweep:
         """
         excess, step = self._excess()
         if excess > 0:
-            for tensor in self.repeats.used:
+            for tensor in self.recomputed.used:
                 if self.columns.made[tensor]:
                     self._offer(tensor, 2 * self.now - 1)
         while excess > 0:
@@ -278,42 +182,45 @@ class _Sweep:
         """
         columns, now = self.columns, self.now
         here = columns.memory[now] + self.level
-        most, step = here + columns.workspace[now], len(self.repeats.besides)
+        most, step = here + columns.workspace[now], len(self.recomputed.scratch_bytes)
         if step:
-            besides, repeated = self.repeats.peak(self._stays)
-            before = here - columns.created[now] + besides
+            above, highest = self.recomputed.peak(self._stays)
+            before = here - columns.created[now] + above
             if before > most:
-                most, step = before, repeated
+                most, step = before, highest
         return most - self.budget, step
 
     def _stays(self, tensor: int) -> bool:
         """Return whether the tensor is resident at the current operator."""
-        return tensor not in self.away and (self.columns.persistent[tensor] or self.needs.last[tensor] >= 2 * self.now)
+        is_needed = self.columns.persistent[tensor] or self.off.last[tensor] >= 2 * self.now
+        return is_needed and tensor not in self.off.tensors
 
     def _drop_cheapest(self, step: int) -> bool:
         """Take one tensor off the device that is resident at `step`; return False if none can leave."""
         in_use = []
-        found = False
-        while self.heap and not found:
-            key, tensor, since, until = entry = heappop(self.heap)
-            need = self.needs.next(tensor, since)
-            if tensor in self.away or need is None or need <= 2 * self.now:
+        dropped = False
+        while self.heap and not dropped:
+            key, queued = entry = heappop(self.heap)
+            tensor, since, _ = queued
+            until = self.off.idle.next_use(tensor, since)
+            if tensor in self.off.tensors or until is None or until <= 2 * self.now:
                 continue
-            if since == 2 * self.now - 1 and self.repeats.used[tensor] >= step:
+            if since == 2 * self.now - 1 and self.recomputed.used[tensor] >= step:
                 in_use.append(entry)
                 continue
-            price = self._price(tensor, since, need)
+            interval = IdleInterval(tensor, since, until)
+            price = self.pricing.price(interval, self.now)
             if price is None:
                 continue
-            current = self._key(tensor, since, need, price.us)
-            if (need != until or current > key * STALE) and self.heap and current > self.heap[0][0]:
-                heappush(self.heap, (current, tensor, since, need))
+            current = self.pricing.key(interval, price.us)
+            if (interval != queued or current > key * STALE) and self.heap and current > self.heap[0][0]:
+                heappush(self.heap, (current, interval))
                 continue
-            self._take_away(tensor, since, need, price)
-            found = True
+            self._take_away(interval, price)
+            dropped = True
         for entry in in_use:
             heappush(self.heap, entry)
-        return found
+        return dropped
 
     def _wait(self) -> bool:
         """Make the job wait for a transfer; return False if none can be waited for.
@@ -321,116 +228,117 @@ class _Sweep:
         A swap-out in flight then ends before the current operator, a swap-in starts after it.
         """
         leaving, coming = [], []
-        for absence in self.away.values():
-            if absence.freed >= self.now:
-                leaving.append(absence)
-            elif absence.swap and absence.back < self.now < absence.need // 2 < self.count:
-                coming.append(absence)
+        for off in self.off.tensors.values():
+            if off.freed >= self.now:
+                leaving.append(off)
+            elif off.by_swap and off.back < self.now < off.interval.deadline < self.count:
+                coming.append(off)
         if leaving:
-            absence = min(leaving, key=lambda absence: absence.freed)
-            last, absence.freed = absence.freed, self.now - 1
+            off = min(leaving, key=lambda off: off.freed)
+            last, off.freed = off.freed, self.now - 1
         elif coming:
-            absence = max(coming, key=lambda absence: absence.need)
-            last = absence.back = self.now
+            off = max(coming, key=lambda off: off.interval.until)
+            last = off.back = self.now
         else:
             return False
-        self._alter(self.now, last, -self.columns.bytes[absence.tensor])
+        self._alter(self.now, last, -self.columns.bytes[off.interval.tensor])
         return True
 
-    def _take_away(self, tensor: int, since: int, need: int, price: Price) -> None:
-        version = self.columns.version_before(tensor, since // 2 + 1) if since >= 0 else 0
-        absence = Absence(tensor, since, need, self.now - 1, (need - 1) // 2, price.swap, version, price.inputs)
-        if price.swap:
-            self._book(absence)
-        self.needs.leave(absence)
-        if need >= 2 * self.count:  # off the device at the iteration's start as well, which has been passed
-            self._alter(self.now, self.count - 1, -self.columns.bytes[tensor])
-            self._emit_swap(absence)
+    def _take_away(self, interval: IdleInterval, price: Price) -> None:
+        version = interval.version(self.columns) if interval.since >= 0 else 0
+        back = (interval.until - 1) // 2
+        off = OffDevice(interval, self.now - 1, back, price.by_swap, version, price.inputs)
+        if price.by_swap:
+            self._book(off)
+        self.off.take(off)
+        size = self.columns.bytes[interval.tensor]
+        if interval.until >= 2 * self.count:  # off the device at the iteration's start as well, which has been passed
+            self._alter(self.now, self.count - 1, -size)
+            self._emit_swap(off)
             return
-        self._alter(self.now, absence.back, -self.columns.bytes[tensor])
-        operator = (need + 1) // 2
-        self.due[operator].append(tensor)
-        for each in price.inputs:
-            self._require(each, operator)
+        self._alter(self.now, off.back, -size)
+        self.due[interval.next_user].append(interval.tensor)
+        for source in price.inputs:
+            self._require(source, interval.next_user)
 
-    def _book(self, absence: Absence) -> None:
+    def _book(self, off: OffDevice) -> None:
         """Book both transfers on the lanes."""
-        out_us = self._out_us(absence.tensor)
-        booked = self.out.earliest(out_us, *self._leaving(absence.since))
-        if absence.since < 0:
-            self.wrapped[absence.tensor] = booked.last if booked.us >= out_us else self.count - 1
-        landing = self._land(absence.tensor, absence.since, absence.need)
-        assert landing is not None
-        absence.back = landing.back
-        self.copied.add(absence.tensor)
+        tensor, since, until = off.interval
+        swap_out = self.slots.find_swap_out(off.interval, self.now, book=True)
+        if since < 0:
+            self.freed_first[tensor] = swap_out.last if swap_out.us >= self.slots.out_us(tensor) else self.count - 1
+        swap_in = self.slots.find_swap_in(tensor, until, self.now, book=True)
+        assert swap_in is not None
+        off.back = swap_in.back
+        self.slots.copied.add(tensor)
 
-    def _leave(self, tensor: int, since: int, need: int) -> None:
+    def _free_at_end(self, interval: IdleInterval) -> None:
         """Free a tensor that started off the device, after its last use in this iteration."""
-        operator = (since + 1) // 2
-        freed = max(self.wrapped[tensor], operator)
-        self.needs.leave(Absence(tensor, since, need, freed, 0, True, 0))
-        self._alter(freed + 1, self.count - 1, -self.columns.bytes[tensor])
+        freed = max(self.freed_first[interval.tensor], interval.last_user)
+        self.off.take(OffDevice(interval, freed, 0, True, 0))
+        self._alter(freed + 1, self.count - 1, -self.columns.bytes[interval.tensor])
 
     def _require(self, tensor: int, operator: int) -> None:
-        """Add a need: a recomputation right before `operator` reads the tensor.
+        """Add a use: a recomputation right before `operator` reads the tensor.
 
         So the tensor lives at least until then, and if it is off the device, it comes back earlier.
         """
-        place, size, last = 2 * operator - 1, self.columns.bytes[tensor], self.needs.last[tensor]
-        self.needs.add(tensor, operator)
+        position, size, last = 2 * operator - 1, self.columns.bytes[tensor], self.off.last[tensor]
+        self.off.require(tensor, operator)
         if not self.columns.persistent[tensor]:
             self._alter(last // 2 + 1, operator - 1, size)
-        absence = self.away.get(tensor)
-        if absence is None or absence.need <= place:
+        off = self.off.tensors.get(tensor)
+        if off is None or off.interval.until <= position:
             return
         back = operator - 1
-        if absence.swap:
-            landing = self._land(tensor, -1, place)
-            back = min(absence.back, max(absence.freed, landing.back if landing else operator - 2))
-        self._alter(back + 1, absence.back, size)
-        absence.back, absence.need = back, place
+        if off.by_swap:
+            swap_in = self.slots.find_swap_in(tensor, position, self.now, book=True)
+            back = min(off.back, max(off.freed, swap_in.back if swap_in else operator - 2))
+        self._alter(back + 1, off.back, size)
+        off.back, off.interval = back, off.interval._replace(until=position)
         self.due[operator].append(tensor)
-        recipe = None if absence.swap else self.needs.recipe(tensor, absence.version, operator, self.now)
-        for each in recipe.inputs if recipe else ():
-            self._require(each, operator)
+        recipe = None if off.by_swap else self.off.recipe(tensor, off.version, operator, self.now)
+        for source in recipe.inputs if recipe else ():
+            self._require(source, operator)
 
     # ---- coming back ----
 
-    def _come_back(self) -> Repeats:
+    def _bring_back(self) -> RecomputedGap:
         """Bring back the tensors due now, and return the recomputations right before the current operator."""
-        repeats = Repeats(self.columns)
-        away = [self.away[tensor] for tensor in dict.fromkeys(self.due[self.now]) if tensor in self.away]
-        due = [absence for absence in away if 2 * self.now - 1 <= absence.need <= 2 * self.now]
-        for absence in due:
-            if absence.swap:
-                del self.away[absence.tensor]
-                self._emit_swap(absence)
-        for absence in due:
-            if absence.tensor in self.away:
-                self._repeat(absence.tensor, absence.version, repeats)
-        return repeats
+        recomputed = RecomputedGap(self.columns)
+        tensors = self.off.tensors
+        due = [tensors[tensor] for tensor in dict.fromkeys(self.due[self.now]) if tensor in tensors]
+        due = [off for off in due if 2 * self.now - 1 <= off.interval.until <= 2 * self.now]
+        for off in due:
+            if off.by_swap:
+                del tensors[off.interval.tensor]
+                self._emit_swap(off)
+        for off in due:
+            if off.interval.tensor in tensors:
+                self._recompute(off.interval.tensor, off.version, recomputed)
+        return recomputed
 
-    def _repeat(self, tensor: int, version: int, repeats: Repeats) -> None:
+    def _recompute(self, tensor: int, version: int, recomputed: RecomputedGap) -> None:
         """Recompute a tensor, after those of its inputs that are missing."""
         recomputation = self.columns.recomputations.of(tensor, version)
         assert recomputation is not None  # else the tensor would not have been dropped
         for source, seen, is_statistic in recomputation.inputs:
-            if not is_statistic and source not in repeats.made and self._is_missing(source):
-                self._repeat(source, seen, repeats)
-        repeats.add(recomputation)
-        self.away.pop(tensor, None)
+            if not is_statistic and source not in recomputed.created and self._is_missing(source):
+                self._recompute(source, seen, recomputed)
+        recomputed.add(recomputation)
+        self.off.tensors.pop(tensor, None)
         self.outcome.events.append(Event(EventKind.RECOMPUTE, tensor, self.now - 1, self.now, version))
 
     def _is_missing(self, tensor: int) -> bool:
         """Return whether the tensor has to be recomputed: because it was dropped to that end, or is dead."""
-        if tensor in self.away:
-            return not self.away[tensor].swap
-        return not self.columns.persistent[tensor] and self.needs.last[tensor] < 2 * self.now - 1
+        if tensor in self.off.tensors:
+            return not self.off.tensors[tensor].by_swap
+        return not self.columns.persistent[tensor] and self.off.last[tensor] < 2 * self.now - 1
 
-    def _emit_swap(self, absence: Absence) -> None:
-        deadline = absence.need % (2 * self.count) // 2
-        if absence.since >= 0:  # else `run` adds it, at the last use
-            operator = (absence.since + 1) // 2
-            freed = max(absence.freed, operator)
-            self.outcome.events.append(Event(EventKind.SWAP_OUT, absence.tensor, operator, freed))
-        self.outcome.events.append(Event(EventKind.SWAP_IN, absence.tensor, min(absence.back, deadline - 1), deadline))
+    def _emit_swap(self, off: OffDevice) -> None:
+        tensor, since, until = off.interval
+        deadline = until % (2 * self.count) // 2
+        if since >= 0:  # else `run` adds it, at the last use
+            operator = off.interval.last_user
+            self.outcome.events.append(Event(EventKind.SWAP_OUT, tensor, operator, max(off.freed, operator)))
+        self.outcome.events.append(Event(EventKind.SWAP_IN, tensor, min(off.back, deadline - 1), deadline))

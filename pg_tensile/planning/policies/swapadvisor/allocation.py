@@ -56,20 +56,20 @@ def monotone(classes: Int64s) -> tuple[int, ...]:
     Where it falls, this element and all after it rise by as little as needed; then classes are numbered consecutively.
     """
     repaired = classes.astype(np.int64)
-    for place in range(1, len(repaired)):
-        if repaired[place] < repaired[place - 1]:
-            repaired[place:] += repaired[place - 1] - repaired[place]
+    for index in range(1, len(repaired)):
+        if repaired[index] < repaired[index - 1]:
+            repaired[index:] += repaired[index - 1] - repaired[index]
     return tuple(np.cumsum(np.diff(repaired, prepend=repaired[0]) > 0).tolist())
 
 
-def fitted(sizes: Int64s, classes: tuple[int, ...], places: Floats, budget_bytes: int) -> Allocation:
-    """Return the allocation of these classes, each with the mean of its sizes' `places` (CNT_EXT) as its count.
+def fitted(sizes: Int64s, classes: tuple[int, ...], slots: Floats, budget_bytes: int) -> Allocation:
+    """Return the allocation of these classes, each with the mean of its sizes' `slots` (CNT_EXT) as its count.
 
     Where the pool would exceed the budget, counts are reduced in inverse proportion to the size of the class: every
     class gives back the same number of bytes.
     """
     members = np.bincount(classes)
-    counts = np.maximum(np.rint(np.bincount(classes, weights=places) / members), 0.0)
+    counts = np.maximum(np.rint(np.bincount(classes, weights=slots) / members), 0.0)
     size = class_sizes(sizes, classes).astype(np.float64)
     while (excess := counts @ size - budget_bytes) > 0:
         held = counts > 0
@@ -79,22 +79,22 @@ def fitted(sizes: Int64s, classes: tuple[int, ...], places: Floats, budget_bytes
 
 
 def crossover(
-    sizes: Int64s, one: Allocation, other: Allocation, point: int, budget_bytes: int
+    sizes: Int64s, first: Allocation, second: Allocation, point: int, budget_bytes: int
 ) -> tuple[Allocation, Allocation]:
     """Return two children, which are repaired.
 
     Each has the classes and slots of the first `point` sizes from one parent and the rest from the other.
     """
     return (
-        _spliced(sizes, other, one, point, budget_bytes),
-        _spliced(sizes, one, other, point, budget_bytes),
+        _spliced(sizes, second, first, point, budget_bytes),
+        _spliced(sizes, first, second, point, budget_bytes),
     )
 
 
 def _spliced(sizes: Int64s, head: Allocation, tail: Allocation, point: int, budget_bytes: int) -> Allocation:
     classes = monotone(np.array(head.classes[:point] + tail.classes[point:], np.int64))
-    places = np.concatenate((extended(head)[:point], extended(tail)[point:]))
-    return fitted(sizes, classes, places, budget_bytes)
+    slots = np.concatenate((extended(head)[:point], extended(tail)[point:]))
+    return fitted(sizes, classes, slots, budget_bytes)
 
 
 def mutate(
@@ -112,8 +112,8 @@ def mutate(
     counts = np.array(allocation.counts, np.float64)
     drawn = random.normal(counts, np.maximum(LEAST_SPREAD, SPREAD * counts))
     counts = np.where(random.random(len(counts)) < rate, drawn, counts)
-    places = counts[list(allocation.classes)]
-    return fitted(sizes, tuple(np.cumsum(steps).tolist()), places, budget_bytes)
+    slots = counts[list(allocation.classes)]
+    return fitted(sizes, tuple(np.cumsum(steps).tolist()), slots, budget_bytes)
 
 
 def separate(trace: Trace, sizes: Int64s, budget_bytes: int) -> Allocation:

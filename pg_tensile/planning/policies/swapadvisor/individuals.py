@@ -21,11 +21,12 @@ from pg_tensile.planning.plan.memory import footprint_of
 from pg_tensile.planning.plan.order import in_order
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
-from pg_tensile.planning.policies.joint.planner import PRICES, Candidate, JobPlanner
+from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner
+from pg_tensile.planning.policies.joint.prices import PRICES
 from pg_tensile.planning.policies.swapadvisor import allocation, schedules
 from pg_tensile.planning.policies.swapadvisor.allocation import Allocation
 from pg_tensile.planning.policies.swapadvisor.planner import decide
-from pg_tensile.planning.policies.swapadvisor.remaking import remade
+from pg_tensile.planning.policies.swapadvisor.recompute import with_recomputations
 from pg_tensile.planning.policies.swapadvisor.schedules import WAITING, Graph
 from pg_tensile.planning.simulator.alone import evaluate
 from pg_tensile.planning.trace.trace import Int32s, Trace
@@ -65,7 +66,7 @@ class Scored(NamedTuple):
     us: float  # of an iteration; infinite if it has no plan
 
 
-class Made(NamedTuple):
+class TimedPlan(NamedTuple):
     """A plan of a captured trace, and the time of its iteration."""
 
     plan: Plan
@@ -86,26 +87,26 @@ class Breeder:
 
     # ---- plans ----
 
-    def make(self, individual: Individual) -> Made | None:
+    def make(self, individual: Individual) -> TimedPlan | None:
         """Return the individual's plan; None if it has none within the budget, or one with too many events."""
         ordered = in_order(self.trace, individual.order)
         if individual.prices is not None:
-            made = self._jointly(ordered, individual.prices)
+            planned = self._jointly(ordered, individual.prices)
         else:
-            made = self._swapping(ordered, individual)
-        if made is None or (self.most_events is not None and len(made.plan) > self.most_events):
+            planned = self._swapping(ordered, individual)
+        if planned is None or (self.most_events is not None and len(planned.plan) > self.most_events):
             return None
-        return made._replace(plan=Plan(made.plan.rows, 0, individual.order))
+        return planned._replace(plan=Plan(planned.plan.rows, 0, individual.order))
 
-    def _jointly(self, ordered: Trace, prices: int) -> Made | None:
+    def _jointly(self, ordered: Trace, prices: int) -> TimedPlan | None:
         """Return the plan of a pass of `joint`, or None."""
         try:
-            found = JobPlanner(ordered, self.profile).best(self.budget, PRICES[prices])
+            best = JobPlanner(ordered, self.profile).best(self.budget, PRICES[prices])
         except InvalidPlanError:  # a recomputation needs a tensor that has left
             return None
-        return Made(found.plan, found.us) if isinstance(found, Candidate) else None
+        return TimedPlan(best.plan, best.us) if isinstance(best, Candidate) else None
 
-    def _swapping(self, ordered: Trace, individual: Individual) -> Made | None:
+    def _swapping(self, ordered: Trace, individual: Individual) -> TimedPlan | None:
         """Return the swap planner's plan, or None.
 
         Where the iteration waits, it is the plan with recomputations, if that is faster.
@@ -114,14 +115,14 @@ class Breeder:
         if decided is None:
             return None
         sequence = AccessSequence(ordered, decided)
-        made = self._timed(sequence)
-        if made is not None and made.us > (1 + REPLANNED) * ordered.latency_us.sum():
-            other = self._timed(AccessSequence(ordered, remade(sequence, self.profile, self.budget)))
-            if other is not None and other.us < made.us:
-                return other
-        return made
+        planned = self._timed(sequence)
+        if planned is not None and planned.us > (1 + REPLANNED) * ordered.latency_us.sum():
+            mixed = self._timed(AccessSequence(ordered, with_recomputations(sequence, self.profile, self.budget)))
+            if mixed is not None and mixed.us < planned.us:
+                return mixed
+        return planned
 
-    def _timed(self, sequence: AccessSequence) -> Made | None:
+    def _timed(self, sequence: AccessSequence) -> TimedPlan | None:
         """Return the plan with its transfers scheduled; None if it exceeds the budget.
 
         Where the iteration waits, transfers are scheduled once more, for operators that run as late as the stalls make
@@ -130,25 +131,25 @@ class Breeder:
         if footprint_of(sequence).device_peak_bytes > self.budget:
             return None
         ordered, decided = sequence.trace, sequence.plan
-        made: Made | None = None
+        planned: TimedPlan | None = None
         for _ in range(2):
             plan = schedule(sequence, self.profile, self.budget)
-            found = evaluate(AccessSequence(ordered, plan), self.profile)
-            if made is None or found.iteration_us < made.us:
-                made = Made(plan, found.iteration_us)
-            if found.stalled_us.sum() <= REPLANNED * ordered.latency_us.sum():
+            evaluation = evaluate(AccessSequence(ordered, plan), self.profile)
+            if planned is None or evaluation.iteration_us < planned.us:
+                planned = TimedPlan(plan, evaluation.iteration_us)
+            if evaluation.stalled_us.sum() <= REPLANNED * ordered.latency_us.sum():
                 break
-            stalled_us = np.add.reduceat(found.stalled_us[1:], sequence.operator_step)  # in the gap of each operator
+            stalled_us = np.add.reduceat(evaluation.stalled_us[1:], sequence.operator_step)  # after each operator
             sequence = AccessSequence(ordered.with_latencies(ordered.latency_us + stalled_us), decided)
-        return made
+        return planned
 
     def score(self, individual: Individual) -> Scored:
         key = individual.key
         if key not in self._times:
             if len(self._times) >= REMEMBERED:
                 self._times.clear()
-            made = self.make(individual)
-            self._times[key] = np.inf if made is None else made.us
+            planned = self.make(individual)
+            self._times[key] = np.inf if planned is None else planned.us
         return Scored(individual, self._times[key])
 
     # ---- first individuals ----
@@ -161,7 +162,7 @@ class Breeder:
         """
         captured = np.arange(self.trace.operator_count, dtype=np.int32)
         greedy = [(int(part * self.budget), thrift, waiting) for part, thrift, waiting in GREEDY]
-        orders = [schedules.greedy(self.trace, self.graph, *each) for each in (*greedy, (None, 1.0, 1.0))]
+        orders = [schedules.greedy(self.trace, self.graph, *parameters) for parameters in (*greedy, (None, 1.0, 1.0))]
         orders += [captured, captured if start is None else start]
         distinct = list({order.tobytes(): order for order in orders}.values())
         separate = allocation.separate(self.trace, self.sizes, self.budget) if self.sizes.size else None
@@ -180,19 +181,19 @@ class Breeder:
 
     # ---- children ----
 
-    def breed(self, one: Individual, other: Individual, seed: tuple[int, ...]) -> list[Scored]:
+    def breed(self, first: Individual, second: Individual, seed: tuple[int, ...]) -> list[Scored]:
         """Return four children of two parents: two schedules, each with two allocations (5.1), mutated."""
         random = np.random.default_rng(seed)
-        orders = schedules.crossover(one.order, other.order, int(random.integers(1, len(one.order))))
-        allocations = [one.allocation, other.allocation]
-        if one.allocation is not None and other.allocation is not None:
+        orders = schedules.crossover(first.order, second.order, int(random.integers(1, len(first.order))))
+        allocations = [first.allocation, second.allocation]
+        if first.allocation is not None and second.allocation is not None:
             point = int(random.integers(0, len(self.sizes) + 1))
-            allocations = [*allocation.crossover(self.sizes, one.allocation, other.allocation, point, self.budget)]
-        planners = [(parent.distance, parent.prices) for parent in (one, other)]
+            allocations = [*allocation.crossover(self.sizes, first.allocation, second.allocation, point, self.budget)]
+        planners = [(parent.distance, parent.prices) for parent in (first, second)]
         children = []
         for order in orders:
-            for places, planner in zip(allocations, planners, strict=True):
-                children.append(self.score(self._mutated(Individual(order, places, *planner), random)))
+            for slots, planner in zip(allocations, planners, strict=True):
+                children.append(self.score(self._mutated(Individual(order, slots, *planner), random)))
         return children
 
     def _mutated(self, individual: Individual, random: np.random.Generator) -> Individual:
@@ -200,14 +201,14 @@ class Breeder:
         count = len(individual.order)
         rate = float(np.exp(random.uniform(np.log(min(1 / count, RATE)), np.log(RATE))))
         order = schedules.mutate(self.graph, individual.order, rate, random)
-        places, distance, prices = individual.allocation, individual.distance, individual.prices
-        if places is not None:
-            places = allocation.mutate(self.sizes, places, RATE, self.budget, random)
+        slots, distance, prices = individual.allocation, individual.distance, individual.prices
+        if slots is not None:
+            slots = allocation.mutate(self.sizes, slots, RATE, self.budget, random)
         turns = random.random(3) < RATE
         if turns[0]:
-            places = self._scattered(random)
+            slots = self._scattered(random)
         if turns[1]:
             distance = DISTANCES[random.integers(len(DISTANCES))]
         if turns[2]:
             prices = None if random.random() < 0.5 else int(random.integers(len(PRICES)))
-        return Individual(order, places, distance, prices)
+        return Individual(order, slots, distance, prices)

@@ -57,13 +57,13 @@ def decide(
     """
     walk = _Walk(trace, profile, budget_bytes, allocation, distance)
     first = walk.run(())
-    second = first and walk.run(first.there)
+    second = first and walk.run(first.resident)
     if first is None or second is None:
         return None
-    initial = (first.there - second.dropped) & second.there
-    outs = second.outs + [(tensor, walk.last_place[tensor]) for tensor in sorted(second.there - initial)]
+    initial = (first.resident - second.dropped) & second.resident
+    outs = second.outs + [(tensor, walk.final_use[tensor]) for tensor in sorted(second.resident - initial)]
     ins = second.ins + [
-        (tensor, walk.first_place[tensor]) for tensor in sorted(first.there - second.dropped - second.there)
+        (tensor, walk.first_use[tensor]) for tensor in sorted(first.resident - second.dropped - second.resident)
     ]
     rows = np.zeros(len(outs) + len(ins), EVENT_ROW)
     rows["kind"][: len(outs)], rows["kind"][len(outs) :] = EventKind.SWAP_OUT, EventKind.SWAP_IN
@@ -79,7 +79,7 @@ class _Decisions(NamedTuple):
     outs: list[tuple[int, int]]  # tensor, index of its last use
     ins: list[tuple[int, int]]  # tensor, index of the operator that needs it
     dropped: set[int]  # tensors resident at the start that had to leave before their first use
-    there: set[int]  # persistent tensors resident at the end
+    resident: set[int]  # persistent tensors resident at the end
 
 
 class _Walk:
@@ -91,8 +91,8 @@ class _Walk:
         self.size: list[int] = trace.tensor_bytes.tolist()
         self.persistent: list[bool] = trace.persistent.tolist()
         self.workspace: list[int] = trace.workspace_bytes.tolist()
-        self.first_place: list[int] = trace.tensor_first.tolist()
-        self.last_place: list[int] = trace.tensor_last.tolist()
+        self.first_use: list[int] = trace.tensor_first.tolist()
+        self.final_use: list[int] = trace.tensor_last.tolist()
         self.operators = list(_operators(trace))
         self.starts: list[float] = np.concatenate(([0.0], np.cumsum(trace.latency_us))).tolist()
         us = distance * (profile.transfer_latency_us + trace.tensor_bytes / profile.out_bytes_per_s * 1e6)
@@ -107,14 +107,14 @@ class _Walk:
         if allocation is not None:
             groups = np.array((*allocation.classes, 0))[np.searchsorted(distinct_sizes(trace), trace.tensor_bytes)]
         groups[trace.tensor_bytes < budget * SMALLEST] = self.groups
-        found: list[int] = groups.tolist()
-        return found
+        heap_of_tensor: list[int] = groups.tolist()
+        return heap_of_tensor
 
     def run(self, residents: Iterable[int]) -> _Decisions | None:
         """Walk through all operators, from these persistent tensors on the device; None if an operator does not fit."""
         size, persistent = self.size, self.persistent
-        self.there = [False] * len(size)
-        self.next_use = self.first_place.copy()
+        self.resident = [False] * len(size)
+        self.next_use = self.first_use.copy()
         self.last_use = [NEVER] * len(size)
         self.heaps: list[list[tuple[int, int]]] = [[] for _ in range(self.groups + 1)]
         self.held = [0] * len(self.heaps)
@@ -123,60 +123,60 @@ class _Walk:
         for tensor in residents:
             self._bring(tensor)
             heappush(self.heaps[self.heap_of[tensor]], (-self.next_use[tensor], tensor))
-        there, last_use, next_use = self.there, self.last_use, self.next_use
-        for place, accesses in enumerate(self.operators):
+        resident, last_use, next_use = self.resident, self.last_use, self.next_use
+        for operator, accesses in enumerate(self.operators):
             for tensor, _, _ in accesses:
-                if not there[tensor] and size[tensor]:
+                if not resident[tensor] and size[tensor]:
                     if self.counts:
-                        self._make_place(tensor, place)
+                        self._make_slot(tensor, operator)
                     if persistent[tensor] or last_use[tensor] != NEVER:
-                        self.decisions.ins.append((tensor, place))
+                        self.decisions.ins.append((tensor, operator))
                     self._bring(tensor)
-            while self.level + self.workspace[place] > self.budget:
-                if not self._drop_farthest(place):
+            while self.level + self.workspace[operator] > self.budget:
+                if not self._drop_farthest(operator):
                     return None
             for tensor, following, ends in accesses:
-                last_use[tensor] = place
+                last_use[tensor] = operator
                 next_use[tensor] = following
                 if ends:
                     self._remove(tensor)
                 elif size[tensor]:
                     heappush(self.heaps[self.heap_of[tensor]], (-following, tensor))
-        self.decisions.there.update(each for each in range(len(size)) if there[each] and persistent[each])
+        self.decisions.resident.update(t for t in range(len(size)) if resident[t] and persistent[t])
         return self.decisions
 
     def _bring(self, tensor: int) -> None:
-        self.there[tensor] = True
+        self.resident[tensor] = True
         self.level += self.size[tensor]
         self.held[self.heap_of[tensor]] += 1
 
     def _remove(self, tensor: int) -> None:
-        if self.there[tensor]:
-            self.there[tensor] = False
+        if self.resident[tensor]:
+            self.resident[tensor] = False
             self.level -= self.size[tensor]
             self.held[self.heap_of[tensor]] -= 1
 
     # ---- leaving ----
 
-    def _make_place(self, tensor: int, place: int) -> None:
+    def _make_slot(self, tensor: int, operator: int) -> None:
         """Evict one tensor of the same class if the class has no slot left; if none can leave, bytes decide."""
         group = self.heap_of[tensor]
         if group < len(self.counts) and self.held[group] >= self.counts[group]:
-            found = self._farthest(self.heaps[group], place)
-            if found is not None:
-                self._drop(found)
+            farthest = self._farthest(self.heaps[group], operator)
+            if farthest is not None:
+                self._drop(farthest)
 
-    def _drop_farthest(self, place: int) -> bool:
+    def _drop_farthest(self, operator: int) -> bool:
         """Evict the tensor, of any class, that is needed again last; return False if none can leave.
 
         Small tensors, which are in the last heap, leave only if there is no other.
         """
         *classes, small = self.heaps
         for heaps in (classes, [small]):
-            found = [(entry, heap) for heap in heaps if (entry := self._head(heap, place)) is not None]
-            if found:
-                _, heap = min(found, key=lambda each: each[0])
-                tensor = self._farthest(heap, place)
+            heads = [(entry, heap) for heap in heaps if (entry := self._head(heap, operator)) is not None]
+            if heads:
+                _, heap = min(heads, key=lambda head: head[0])
+                tensor = self._farthest(heap, operator)
                 assert tensor is not None
                 self._drop(tensor)
                 return True
@@ -189,25 +189,25 @@ class _Walk:
         else:
             self.decisions.outs.append((tensor, self.last_use[tensor]))
 
-    def _head(self, heap: list[tuple[int, int]], place: int) -> tuple[int, int] | None:
+    def _head(self, heap: list[tuple[int, int]], operator: int) -> tuple[int, int] | None:
         """Return the heap's entry of the resident tensor that is needed last.
 
-        None if none can leave before the operator at `place`.
+        None if none can leave before the operator at `operator`.
         """
         while heap:
             following, tensor = heap[0]
-            if self.there[tensor] and self.next_use[tensor] == -following:
-                return heap[0] if -following > place else None
+            if self.resident[tensor] and self.next_use[tensor] == -following:
+                return heap[0] if -following > operator else None
             heappop(heap)
         return None
 
-    def _farthest(self, heap: list[tuple[int, int]], place: int) -> int | None:
+    def _farthest(self, heap: list[tuple[int, int]], operator: int) -> int | None:
         """Remove and return the tensor that is needed last among those used long enough ago, or of all if none was."""
         passed: list[tuple[int, int]] = []
         chosen: tuple[int, int] | None = None
-        while len(passed) < LOOKS and (entry := self._head(heap, place)) is not None:
+        while len(passed) < LOOKS and (entry := self._head(heap, operator)) is not None:
             heappop(heap)
-            idle_us = self.starts[place] - self.starts[self.last_use[entry[1]] + 1]
+            idle_us = self.starts[operator] - self.starts[self.last_use[entry[1]] + 1]
             if idle_us >= self.away_us[entry[1]]:
                 chosen = entry
                 break
@@ -225,12 +225,12 @@ def _operators(trace: Trace) -> Iterator[list[tuple[int, int, bool]]]:
     The next use of a persistent tensor may be in the following iteration.
     """
     order, start = trace.access_by_tensor, trace.tensor_start
-    at = trace.access_operator[order].astype(np.int64)
-    following = np.append(at[1:], 0)
+    operator = trace.access_operator[order].astype(np.int64)
+    following = np.append(operator[1:], 0)
     used = np.flatnonzero(np.diff(start))
     last = start[used + 1] - 1
     following[last] = trace.tensor_first[used] + trace.operator_count
-    ends = np.zeros(len(at), np.bool_)
+    ends = np.zeros(len(operator), np.bool_)
     ends[last] = ~trace.persistent[used]
     column, dies = np.empty_like(following), np.empty_like(ends)
     column[order], dies[order] = following, ends

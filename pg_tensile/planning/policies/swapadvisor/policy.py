@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner, identity
-from pg_tensile.planning.policies.lru import check_shares, shares
+from pg_tensile.planning.policies.lru import check_shares, shares, working_sets
 from pg_tensile.planning.trace.trace import Trace
 
 POPULATION = 16
@@ -25,18 +25,16 @@ def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int 
     `budget_bytes`: None means the device's memory. Raises BudgetError with the smallest budget for which every job's
     largest operator fits into its share.
     """
-    check_shares(traces, profile, budget_bytes)
+    check_shares(traces, {job: working_sets(trace) for job, trace in traces.items()}, profile, budget_bytes)
     granted = shares(traces, profile, budget_bytes)
     jobs = max(1, len(traces))
     link = profile.with_link(profile.out_bytes_per_s / jobs, profile.in_bytes_per_s / jobs, profile.duplex_factor)
-    known: dict[tuple[Hashable, int], Plan] = {}
-    plans = {}
-    for job, trace in traces.items():
-        key = identity(trace), granted[job]
-        if key not in known:
-            known[key] = _plan(trace, link, granted[job])
-        plans[job] = known[key]
-    return plans
+    plans: dict[tuple[Hashable, int], Plan] = {}  # of distinct jobs
+    keys = {job: (identity(trace), granted[job]) for job, trace in traces.items()}
+    for job, key in keys.items():
+        if key not in plans:
+            plans[key] = _plan(traces[job], link, granted[job])
+    return {job: plans[key] for job, key in keys.items()}
 
 
 def _plan(trace: Trace, link: DeviceProfile, budget_bytes: int) -> Plan:
@@ -44,8 +42,7 @@ def _plan(trace: Trace, link: DeviceProfile, budget_bytes: int) -> Plan:
 
     best = JobPlanner(trace, link).best(budget_bytes)
     generations = min(MOST_GENERATIONS, OPERATORS // (POPULATION * trace.operator_count))
-    found = search(
-        trace, link, budget_bytes, generations=generations, processes=1, population=POPULATION,
-        start=best.plan if isinstance(best, Candidate) else None,
-    )  # fmt: skip
-    return found.plan
+    start = best.plan if isinstance(best, Candidate) else None
+    return search(
+        trace, link, budget_bytes, generations=generations, processes=1, population=POPULATION, start=start
+    ).plan

@@ -30,24 +30,24 @@ class Graph(NamedTuple):
 
     @classmethod
     def of(cls, trace: Trace) -> Graph:
-        found = dependencies(trace)
-        start, successor = found.successor_start.tolist(), found.successors.tolist()
-        waits_for = np.diff(found.predecessor_start).tolist()
+        needs = dependencies(trace)
+        start, successor = needs.successor_start.tolist(), needs.successors.tolist()
+        waits_for = np.diff(needs.predecessor_start).tolist()
         return cls(waits_for, [successor[begin:end] for begin, end in pairwise(start)])
 
 
-def crossover(one: Int32s, other: Int32s, point: int) -> tuple[Int32s, Int32s]:
+def crossover(first: Int32s, second: Int32s, point: int) -> tuple[Int32s, Int32s]:
     """Return two children: each begins with the first `point` operators of one parent.
 
     The rest is in the other's order. An operator's predecessors precede it in both parents, so they do in the children.
     """
-    return _spliced(other, one, point), _spliced(one, other, point)
+    return _spliced(second, first, point), _spliced(first, second, point)
 
 
 def _spliced(head: Int32s, tail: Int32s, point: int) -> Int32s:
-    left = np.ones(len(head), np.bool_)
-    left[head[:point]] = False
-    return np.concatenate((head[:point], tail[left[tail]]))
+    missing = np.ones(len(head), np.bool_)
+    missing[head[:point]] = False
+    return np.concatenate((head[:point], tail[missing[tail]]))
 
 
 def mutate(graph: Graph, order: Int32s, rate: float, random: np.random.Generator) -> Int32s:
@@ -66,14 +66,14 @@ def mutate(graph: Graph, order: Int32s, rate: float, random: np.random.Generator
     executed: list[int] = []
     for surprise, pick in zip(surprises, picks, strict=True):
         if surprise:
-            place = int(pick * len(ready))
-            taken = ready[place]
-            ready[place] = ready[-1]
+            index = int(pick * len(ready))
+            rank_taken = ready[index]
+            ready[index] = ready[-1]
             ready.pop()
             heapify(ready)
         else:
-            taken = heappop(ready)
-        operator = operators[taken]
+            rank_taken = heappop(ready)
+        operator = operators[rank_taken]
         executed.append(operator)
         for later in graph.successors[operator]:
             waits[later] -= 1
@@ -107,27 +107,28 @@ class _Greedy:
         start, tensor = trace.access_start.tolist(), trace.access_tensor.tolist()
         create = (trace.access_mode == Mode.CREATE).tolist()
         spans = list(pairwise(start))
-        self.reads = [[tensor[at] for at in range(*span) if not create[at]] for span in spans]
-        self.made = [[tensor[at] for at in range(*span) if create[at]] for span in spans]
-        self.created = [sum(self.size[each] for each in made) for made in self.made]
+        self.reads = [[tensor[access] for access in range(*span) if not create[access]] for span in spans]
+        self.outputs = [[tensor[access] for access in range(*span) if create[access]] for span in spans]
+        self.created_bytes = [sum(self.size[output] for output in outputs) for outputs in self.outputs]
         self.uses: list[int] = np.bincount(trace.access_tensor, minlength=trace.tensor_count).tolist()  # [m]: left
         self.persistent: list[bool] = trace.persistent.tolist()
         self.updates = [
-            phase == Phase.OPTIMIZER and not made for phase, made in zip(trace.phase.tolist(), self.made, strict=True)
+            phase == Phase.OPTIMIZER and not outputs
+            for phase, outputs in zip(trace.phase.tolist(), self.outputs, strict=True)
         ]
         self.capacity = capacity_bytes
-        self.there: dict[int, None] = {}  # resident tensors, least recently used first
+        self.resident: dict[int, None] = {}  # resident tensors, least recently used first
         self.level = 0
         if capacity_bytes is None:
-            self.there = dict.fromkeys(np.flatnonzero(trace.persistent).tolist())
+            self.resident = dict.fromkeys(np.flatnonzero(trace.persistent).tolist())
 
     def run(self) -> Int32s:
         waits = self.waits
         ready = [operator for operator, count in enumerate(waits) if not count]
         executed: list[int] = []
         while ready:
-            place = min(range(min(len(ready), WINDOW)), key=lambda place: self._cost(ready[place]))
-            operator = ready.pop(place)
+            cheapest = min(range(min(len(ready), WINDOW)), key=lambda index: self._cost(ready[index]))
+            operator = ready.pop(cheapest)
             executed.append(operator)
             self._execute(operator)
             for later in self.successors[operator]:
@@ -139,27 +140,27 @@ class _Greedy:
     def _cost(self, operator: int) -> float:
         if self.updates[operator]:
             return -MAX_BYTES
-        size, there, uses = self.size, self.there, self.uses
-        missing, made = 0.0, self.created[operator]
+        size, resident, uses = self.size, self.resident, self.uses
+        missing, added = 0.0, self.created_bytes[operator]
         for tensor in self.reads[operator]:
-            if tensor not in there:
+            if tensor not in resident:
                 missing += size[tensor]
             elif uses[tensor] == 1 and not self.persistent[tensor]:
-                made -= size[tensor]
+                added -= size[tensor]
         if missing and all(self.waits[later] > 1 for later in self.successors[operator]):
             missing *= self.waiting
-        return missing + self.thrift * made
+        return missing + self.thrift * added
 
     def _execute(self, operator: int) -> None:
-        for tensor in (*self.reads[operator], *self.made[operator]):
+        for tensor in (*self.reads[operator], *self.outputs[operator]):
             self.uses[tensor] -= 1
-            was_there = self.there.pop(tensor, self) is None
+            was_resident = self.resident.pop(tensor, self) is None
             if self.uses[tensor] or self.persistent[tensor]:
-                self.there[tensor] = None
-                self.level += 0 if was_there else self.size[tensor]
-            elif was_there:
+                self.resident[tensor] = None
+                self.level += 0 if was_resident else self.size[tensor]
+            elif was_resident:
                 self.level -= self.size[tensor]
-        while self.capacity is not None and self.level > self.capacity and self.there:
-            oldest = next(iter(self.there))
-            del self.there[oldest]
+        while self.capacity is not None and self.level > self.capacity and self.resident:
+            oldest = next(iter(self.resident))
+            del self.resident[oldest]
             self.level -= self.size[oldest]

@@ -108,11 +108,11 @@ def _evolve(
 
     Work in progress at the deadline does not count.
     """
-    alive = list(_until(deadline, spread("score", [(each,) for each in first])))
+    alive = list(_until(deadline, spread("score", [(individual,) for individual in first])))
     course.look(alive, 0)
     generation = 0
     while time.monotonic() < deadline and generation != generations and not course.is_perfect():
-        alive = [each for each in course.allowed(alive) if each.us < math.inf]
+        alive = [scored for scored in course.allowed(alive) if scored.us < math.inf]
         if not alive:
             return
         generation += 1
@@ -191,17 +191,17 @@ class _Course:
     def look(self, scored: Sequence[Scored], generation: int) -> None:
         """Take the fastest individual whose plan is allowed, if it is better than the best one."""
         self.evaluations += len(scored)
-        for each in sorted(scored, key=lambda each: each.us):
-            if each.us == math.inf or (self.best and each.us >= self.best.iteration_us * (1 - BETTER)):
+        for individual, us in sorted(scored, key=lambda candidate: candidate.us):
+            if us == math.inf or (self.best and us >= self.best.iteration_us * (1 - BETTER)):
                 return
-            made = self.breeder.make(each.individual)
-            assert made is not None
-            if not self.limits.allow(self.breeder.trace, made.plan):
-                self.refused.add(each.individual.key)
+            planned = self.breeder.make(individual)
+            assert planned is not None
+            if not self.limits.allow(self.breeder.trace, planned.plan):
+                self.refused.add(individual.key)
                 continue
-            peak_bytes = footprint(self.breeder.trace, made.plan).device_peak_bytes
+            peak_bytes = footprint(self.breeder.trace, planned.plan).device_peak_bytes
             now = time.monotonic() - self.began
-            self.best = Found(made.plan, made.us, peak_bytes, generation, self.evaluations, now)
+            self.best = Found(planned.plan, planned.us, peak_bytes, generation, self.evaluations, now)
             if self.tell is not None:
                 self.tell(self.best)
 
@@ -210,7 +210,7 @@ class _Course:
         return self.best is not None and self.best.iteration_us <= PERFECT * self.breeder.trace.latency_us.sum()
 
     def allowed(self, scored: Sequence[Scored]) -> list[Scored]:
-        return [each for each in scored if each.individual.key not in self.refused]
+        return [candidate for candidate in scored if candidate.individual.key not in self.refused]
 
     def result(self) -> Found:
         if self.best is None:
@@ -229,8 +229,8 @@ def _pairs(
     random = np.random.default_rng((seed, generation))
     pairs: list[tuple[Individual, Individual, tuple[int, ...]]] = []
     for number in range(count):
-        one, other = random.integers(len(alive), size=2).tolist()
-        pairs.append((alive[one].individual, alive[other].individual, (seed, generation, number)))
+        first, second = random.integers(len(alive), size=2).tolist()
+        pairs.append((alive[first].individual, alive[second].individual, (seed, generation, number)))
     return pairs
 
 
@@ -240,13 +240,13 @@ def _survivors(alive: Sequence[Scored], count: int, random: np.random.Generator)
     Those drawn have the largest logarithms of their weights plus Gumbel noise. Of individuals with the same genes, one
     counts.
     """
-    distinct = {each.individual.key: each for each in alive if each.us < math.inf}
-    ranked = sorted(distinct.values(), key=lambda each: each.us)
+    distinct = {scored.individual.key: scored for scored in alive if scored.us < math.inf}
+    ranked = sorted(distinct.values(), key=lambda scored: scored.us)
     if len(ranked) <= count:
         return ranked
-    slower = np.array([each.us / ranked[0].us - 1 for each in ranked[1:]])
+    slower = np.array([scored.us / ranked[0].us - 1 for scored in ranked[1:]])
     drawn = np.argsort(PRESSURE * slower - random.gumbel(size=len(slower)))[: count - 1]
-    return [ranked[0], *(ranked[1 + place] for place in sorted(drawn.tolist()))]
+    return [ranked[0], *(ranked[1 + index] for index in sorted(drawn.tolist()))]
 
 
 # ---- processes ----

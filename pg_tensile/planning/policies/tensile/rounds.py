@@ -20,10 +20,10 @@ import numpy as np
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan.plan import EventKind, Plan
-from pg_tensile.planning.policies.building_blocks.gaps import Gap, Gaps
-from pg_tensile.planning.policies.building_blocks.intervals import Cover
+from pg_tensile.planning.policies.building_blocks.cover import Cover
+from pg_tensile.planning.policies.building_blocks.idle import IdleInterval, IdleIntervals
 from pg_tensile.planning.policies.building_blocks.memory_profile import Peaks
-from pg_tensile.planning.policies.building_blocks.remaking import Remake, Remaking
+from pg_tensile.planning.policies.building_blocks.recompute import RecomputeChains
 from pg_tensile.planning.policies.coded import coded
 from pg_tensile.planning.policies.tensile.swaps import Link, Range, Swap, Swapping
 from pg_tensile.planning.trace.lists import Columns
@@ -71,7 +71,7 @@ def _rounds(jobs: list[Job], budget_bytes: int | None) -> None:
             if before - peaks[-1] < SMALL_GAIN * before:
                 return
         swapped = _take_first(jobs, Job.largest, Job.swap)
-        if not swapped and (fits or not _take_first(jobs, Job.most_valuable, Job.remake)):
+        if not swapped and (fits or not _take_first(jobs, Job.most_valuable, Job.recompute)):
             return
         peaks.append(sum(job.peak_bytes for job in jobs))
 
@@ -80,17 +80,17 @@ def _take_first(
     jobs: list[Job], first: Callable[[Job], Candidate | None], take: Callable[[Job, Candidate], bool]
 ) -> bool:
     """Take the first candidate of all jobs that can be taken; return False if none can."""
-    found = [(candidate, number) for number, job in enumerate(jobs) if (candidate := first(job)) is not None]
-    heapify(found)
-    while found:
-        candidate, number = found[0]
+    candidates = [(candidate, number) for number, job in enumerate(jobs) if (candidate := first(job)) is not None]
+    heapify(candidates)
+    while candidates:
+        candidate, number = candidates[0]
         if take(jobs[number], candidate):
             return True
         following = first(jobs[number])
         if following is None:
-            heappop(found)
+            heappop(candidates)
         else:
-            heapreplace(found, (following, number))
+            heapreplace(candidates, (following, number))
     return False
 
 
@@ -98,7 +98,7 @@ class Candidate(NamedTuple):
     """An idle interval in which a tensor could be off the device. The smallest candidate is taken first."""
 
     order: tuple[float, float]  # of a swap: -bytes, -µs of the interval; of a recomputation: -MSPS, 0
-    gap: Gap
+    interval: IdleInterval
     number: int  # unique, so that no two candidates are equal
 
 
@@ -108,16 +108,15 @@ class Job:
     def __init__(self, trace: Trace, link: Link) -> None:
         self.columns = columns = Columns(trace)
         self._peaks = Peaks(np.array(columns.memory) + trace.workspace_bytes)
-        self._above = list(columns.workspace)  # [n]: bytes by which an operator's peak exceeds its sample
-        self._gaps = Gaps(columns)
-        self._swapping = Swapping(columns, self._gaps, link)
-        self._remaking = Remaking(columns, self._gaps, self._swapping.swaps)
-        self._swaps, self._remakes = Candidates(columns.operators), Candidates(columns.operators)
-        self._remakes_offered = False
+        self._idle = IdleIntervals(columns)
+        self._swapping = Swapping(columns, self._idle, link)
+        self._chains = RecomputeChains(columns, self._idle, self._swapping.swaps)
+        self._swap_candidates, self._recompute_candidates = Candidates(columns.operators), Candidates(columns.operators)
+        self._recomputes_offered = False
         self._swapped: set[int] = set()  # tensors
-        self._remade: set[int] = set()  # tensors
+        self._recomputed: set[int] = set()  # tensors
         for tensor in range(len(columns.bytes)):
-            self._offer_swaps(self._gaps.of(tensor))
+            self._offer_swaps(self._idle.of(tensor))
 
     @property
     def peak_bytes(self) -> int:
@@ -125,8 +124,8 @@ class Job:
         return self._peaks.maximum()[0]
 
     def plan(self) -> Plan:
-        remakes = ((float("inf"), event) for event in self._remaking.events())
-        events = [*self._swapping.events(), *remakes]
+        recomputes = ((float("inf"), event) for event in self._chains.events())
+        events = [*self._swapping.events(), *recomputes]
         events.sort(key=lambda timed: (timed[1].trigger, timed[1].kind == EventKind.RECOMPUTE, timed[0]))
         return Plan.build(event for _, event in events)
 
@@ -134,115 +133,103 @@ class Job:
 
     def largest(self) -> Candidate | None:
         """Return the largest tensor at the peak that may be swapped, or None."""
-        return self._swaps.first(self._peaks.maximum()[1])
+        return self._swap_candidates.first(self._peaks.maximum()[1])
 
     def swap(self, candidate: Candidate) -> bool:
         """Swap the tensor at the peak, then in its following idle intervals; return False if the link has no room.
 
         A swap that does not reach the peak is not taken either, but stays a candidate.
         """
-        gap = candidate.gap
-        swap = self._swapping.look(gap)
-        self._swaps.remove(gap)
+        interval = candidate.interval
+        swap = self._swapping.find(interval)
+        self._swap_candidates.remove(interval)
         if swap is None:
             return False
         away = [(first, last) for first, last in swap.away(self.columns.operators) if first <= last]
         operator = self._peaks.maximum()[1]
         if not any(first <= operator <= last for first, last in away):
-            self._swaps.insert(candidate.order, gap, away)  # for another peak
+            self._swap_candidates.insert(candidate.order, interval, away)  # for another peak
             return False
         self._take(swap)
-        for each in self._swapping.rest(gap):
-            if each in self._swaps:
-                self._swaps.remove(each)
-                if (swap := self._swapping.look(each)) is not None:
+        for later in self._swapping.rest(interval):
+            if later in self._swap_candidates:
+                self._swap_candidates.remove(later)
+                if (swap := self._swapping.find(later)) is not None:
                     self._take(swap)
         return True
 
     def _take(self, swap: Swap) -> None:
-        self._swapped.add(swap.gap.tensor)
-        size = self.columns.bytes[swap.gap.tensor]
+        self._swapped.add(swap.interval.tensor)
+        size = self.columns.bytes[swap.interval.tensor]
         for first, last in self._swapping.book(swap):
             self._peaks.add(first, last, -size)
 
-    def _offer_swaps(self, gaps: Iterable[Gap]) -> None:
+    def _offer_swaps(self, intervals: Iterable[IdleInterval]) -> None:
         """Add as candidates the idle intervals that are long enough for both transfers."""
-        for gap in gaps:
-            size = self.columns.bytes[gap.tensor]
-            if size and (away := self._swapping.widest(gap)):
-                self._swaps.insert((-size, -self._swapping.duration_us(gap)), gap, away)
+        for interval in intervals:
+            size = self.columns.bytes[interval.tensor]
+            if size and (away := self._swapping.widest(interval)):
+                self._swap_candidates.insert((-size, -self._swapping.duration_us(interval)), interval, away)
 
     # ---- recomputations ----
 
     def most_valuable(self) -> Candidate | None:
         """Return the tensor at the peak with the largest MSPS, or None."""
-        if not self._remakes_offered:
-            self._remakes_offered = True
-            for tensor, made in enumerate(self.columns.made):
-                if made:
-                    self._offer_remakes(self._gaps.of(tensor))
-        return self._remakes.first(self._peaks.maximum()[1])
+        if not self._recomputes_offered:
+            self._recomputes_offered = True
+            for tensor, is_computed in enumerate(self.columns.made):
+                if is_computed:
+                    self._offer_recomputes(self._idle.of(tensor))
+        return self._recompute_candidates.first(self._peaks.maximum()[1])
 
-    def remake(self, candidate: Candidate) -> bool:
+    def recompute(self, candidate: Candidate) -> bool:
         """Recompute the tensor after the peak.
 
         Returns False if that is impossible, saves less per µs than before (it stays a candidate), or takes too much
         memory itself.
         """
-        gap = candidate.gap
-        self._remakes.remove(gap)
-        remake = None if gap.tensor in self._swapped else self._remaking.look(gap)
-        if remake is None:
+        interval = candidate.interval
+        self._recompute_candidates.remove(interval)
+        chain = None if interval.tensor in self._swapped else self._chains.find(interval)
+        if chain is None:
             return False
-        order = (self._minus_msps(gap, remake.us), 0.0)
+        order = (self._minus_msps(interval, chain.us), 0.0)
         if order > candidate.order:
-            self._remakes.insert(order, gap, [self._absence(gap)])
+            self._recompute_candidates.insert(order, interval, [interval.away_if_recomputed])
             return False
-        rise = self._rise(remake)
-        if self._peaks.maximum_in(remake.operator, remake.operator)[0] + rise >= self.peak_bytes:
+        operator, rise = interval.next_user, self._chains.rise(chain)
+        if self._peaks.maximum_in(operator, operator)[0] + rise >= self.peak_bytes:
             return False
-        self._apply(remake, rise)
+        self._recomputed.add(interval.tensor)
+        for other in self._idle.of(interval.tensor):
+            self._swap_candidates.remove(other)
+        self._peaks.add(*interval.away_if_recomputed, -self.columns.bytes[interval.tensor])
+        self._peaks.add(operator, operator, rise)
+        self._chains.add(chain)
+        for tensor in chain.inputs:
+            self._split(tensor, 2 * operator - 1)
         return True
 
-    def _apply(self, remake: Remake, rise: int) -> None:
-        tensor = remake.gap.tensor
-        self._remade.add(tensor)
-        for gap in self._gaps.of(tensor):
-            self._swaps.remove(gap)
-        self._peaks.add(*self._absence(remake.gap), -self.columns.bytes[tensor])
-        self._peaks.add(remake.operator, remake.operator, rise)
-        self._above[remake.operator] += rise
-        self._remaking.apply(remake)
-        place = 2 * remake.operator - 1
-        for each in remake.inputs:
-            whole = self._gaps.at(each, place)
-            assert whole is not None
-            self._swaps.remove(whole)
-            self._remakes.remove(whole)
-            parts = self._gaps.split(whole, place)
-            if each not in self._remade:
-                self._offer_swaps(parts)
-            self._offer_remakes(parts)
+    def _split(self, tensor: int, position: int) -> None:
+        """Replace the candidates for an idle interval by those for its parts before and after a new use."""
+        whole = self._idle.around(tensor, position)
+        assert whole is not None
+        self._swap_candidates.remove(whole)
+        self._recompute_candidates.remove(whole)
+        parts = self._idle.split(whole, position)
+        if tensor not in self._recomputed:
+            self._offer_swaps(parts)
+        self._offer_recomputes(parts)
 
-    def _rise(self, remake: Remake) -> int:
-        """Return the bytes by which the peak right before or at the operator rises."""
-        operator = remake.operator
-        above = max(self.columns.workspace[operator], remake.extra_bytes - self.columns.created[operator])
-        return above - self._above[operator]
+    def _offer_recomputes(self, intervals: Iterable[IdleInterval]) -> None:
+        for interval in intervals:
+            us = self._chains.least_us(interval)
+            first, last = interval.away_if_recomputed
+            if us is not None and self.columns.bytes[interval.tensor] and first <= last:
+                self._recompute_candidates.insert((self._minus_msps(interval, us), 0.0), interval, [(first, last)])
 
-    def _offer_remakes(self, gaps: Iterable[Gap]) -> None:
-        for gap in gaps:
-            us = self._remaking.least_us(gap)
-            first, last = self._absence(gap)
-            if us is not None and self.columns.bytes[gap.tensor] and first <= last:
-                self._remakes.insert((self._minus_msps(gap, us), 0.0), gap, [(first, last)])
-
-    def _minus_msps(self, gap: Gap, us: float) -> float:
-        return -self.columns.bytes[gap.tensor] / max(us, SHORTEST_US)
-
-    def _absence(self, gap: Gap) -> Range:
-        """Return the operators at which a tensor that is recomputed at the end of the interval is off the device."""
-        return (gap.since + 3) // 2, (gap.until - 1) // 2
+    def _minus_msps(self, interval: IdleInterval, us: float) -> float:
+        return -self.columns.bytes[interval.tensor] / max(us, SHORTEST_US)
 
 
 class Candidates:
@@ -250,20 +237,20 @@ class Candidates:
 
     def __init__(self, operators: int) -> None:
         self._cover = Cover[Candidate](operators)
-        self._of: dict[Gap, Candidate] = {}
+        self._of: dict[IdleInterval, Candidate] = {}
         self._number = 0
 
-    def __contains__(self, gap: Gap) -> bool:
-        return gap in self._of
+    def __contains__(self, interval: IdleInterval) -> bool:
+        return interval in self._of
 
-    def insert(self, order: tuple[float, float], gap: Gap, ranges: Iterable[Range]) -> None:
+    def insert(self, order: tuple[float, float], interval: IdleInterval, ranges: Iterable[Range]) -> None:
         self._number += 1
-        self._of[gap] = candidate = Candidate(order, gap, self._number)
+        self._of[interval] = candidate = Candidate(order, interval, self._number)
         self._cover.insert(candidate, ranges)
 
-    def remove(self, gap: Gap) -> None:
-        if gap in self._of:
-            self._cover.remove(self._of.pop(gap))
+    def remove(self, interval: IdleInterval) -> None:
+        if interval in self._of:
+            self._cover.remove(self._of.pop(interval))
 
     def first(self, operator: int) -> Candidate | None:
         return self._cover.first(operator)

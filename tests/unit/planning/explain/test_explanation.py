@@ -16,7 +16,7 @@ from pg_tensile.planning.explain.text import render
 from pg_tensile.planning.plan.memory import floor_bytes, footprint
 from pg_tensile.planning.plan.plan import EventKind
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
-from pg_tensile.planning.policies.joint import planner
+from pg_tensile.planning.policies.joint import policy as joint
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.text import duration, size
@@ -69,7 +69,7 @@ def test_what_fits_is_left_as_it_is(net: Trace) -> None:
 
 def test_numbers_are_those_of_the_plan_in_the_jobs_own_budget(net: Trace) -> None:
     budget = half(net)
-    plan = planner.plan({0: net}, SLOW, budget)[0]
+    plan = joint.plan({0: net}, SLOW, budget)[0]
     (timeline,) = simulate([SimulatedJob(net, plan)], SLOW)
     found = numbers(net, memory_budget=budget)
     assert found["memory"]["planned_bytes"] == timeline.device_peak_bytes <= budget

@@ -16,7 +16,8 @@ from pg_tensile.planning.plan.execution import validate
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import EventKind
 from pg_tensile.planning.policies import accudnn
-from pg_tensile.planning.policies.building_blocks.ready import FeatureMap, Layerwise, feature_maps
+from pg_tensile.planning.policies.accudnn import Layerwise, feature_maps
+from pg_tensile.planning.policies.building_blocks.idle import IdleInterval
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 from tests.unit.graphs import traces
@@ -45,7 +46,7 @@ def linear() -> Trace:
 
 
 def test_feature_maps_are_activations_that_backward_reads_again() -> None:
-    assert feature_maps(linear()) == [FeatureMap(A, 2, 6, 100), FeatureMap(B, 3, 5, 100)]
+    assert feature_maps(linear()) == [IdleInterval(A, 2 * 2, 2 * 6), IdleInterval(B, 2 * 3, 2 * 5)]
     assert len(feature_maps(network(5))) == 4  # what the last layer makes is read at once
 
 

@@ -15,6 +15,7 @@ from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile, Directi
 from pg_tensile.planning.plan.execution import AccessSequence, validate
 from pg_tensile.planning.plan.memory import floor_bytes, footprint
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
+from pg_tensile.planning.policies.building_blocks.idle import idle_intervals
 from pg_tensile.planning.policies.building_blocks.keep import (
     least_bytes,
     relaxed,
@@ -23,10 +24,13 @@ from pg_tensile.planning.policies.building_blocks.keep import (
 )
 from pg_tensile.planning.policies.building_blocks.link_time import Lane
 from pg_tensile.planning.policies.building_blocks.transfer_times import schedule
-from pg_tensile.planning.policies.joint import planner as joint
-from pg_tensile.planning.policies.joint.planner import JobPlanner, share_out
-from pg_tensile.planning.policies.joint.sweep import LONGEST_CHAIN, Prices, sweep
-from pg_tensile.planning.policies.swap_all import absences, swaps
+from pg_tensile.planning.policies.joint import planner, policy
+from pg_tensile.planning.policies.joint import share_out as share_out_module
+from pg_tensile.planning.policies.joint.planner import Candidate, JobPlanner
+from pg_tensile.planning.policies.joint.prices import LONGEST_CHAIN, Prices
+from pg_tensile.planning.policies.joint.share_out import Terms, UnplannableError, share_out
+from pg_tensile.planning.policies.joint.sweep import sweep
+from pg_tensile.planning.policies.swap_all import swaps
 from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate
 from pg_tensile.planning.trace.lists import Columns
 from pg_tensile.planning.trace.trace import Mode, Trace
@@ -71,10 +75,10 @@ def test_plans_keep_to_the_budget_are_valid_and_the_same_every_time(seed, operat
     trace = random_trace(Random(seed), operators, operators + 10)
     profile = RTX_A6000.with_link(link)
     budget = budget_of(trace, part)
-    plan = joint.plan({5: trace}, profile, budget)[5]
+    plan = policy.plan({5: trace}, profile, budget)[5]
     validate(trace, plan)
     assert device_peak(trace, plan) <= budget
-    assert joint.plan({5: Trace.from_bytes(trace.to_bytes())}, profile, budget)[5] == plan
+    assert policy.plan({5: Trace.from_bytes(trace.to_bytes())}, profile, budget)[5] == plan
 
 
 @given(
@@ -120,7 +124,7 @@ def test_jobs_fit_into_a_budget_together(seed, jobs, part):
     random = Random(seed)
     traces = {job * 3: random_trace(random, 16, 20) for job in range(jobs)}
     budget = sum(budget_of(trace, part) for trace in traces.values())
-    plans = joint.plan(traces, RTX_A6000, budget)
+    plans = policy.plan(traces, RTX_A6000, budget)
     assert plans.keys() == traces.keys()
     for job, plan in plans.items():
         validate(traces[job], plan)
@@ -132,34 +136,34 @@ def test_jobs_fit_into_a_budget_together(seed, jobs, part):
 
 def test_what_fits_is_left_alone():
     trace = network(6)
-    assert len(joint.plan({0: trace}, RTX_A6000, footprint(trace).device_peak_bytes)[0]) == 0
-    assert joint.plan({}, RTX_A6000, 1) == {} == joint.plan({}, RTX_A6000, None)
+    assert len(policy.plan({0: trace}, RTX_A6000, footprint(trace).device_peak_bytes)[0]) == 0
+    assert policy.plan({}, RTX_A6000, 1) == {} == policy.plan({}, RTX_A6000, None)
 
 
 def test_a_budget_that_is_impossible_is_refused_with_the_smallest_possible_one():
     trace = network(6)
     with pytest.raises(BudgetError, match="the budget is 1,000,000") as error:
-        joint.plan({0: trace}, RTX_A6000, 1_000_000)
+        policy.plan({0: trace}, RTX_A6000, 1_000_000)
     smallest = error.value.smallest_bytes
     assert smallest == floor_bytes(trace) and "backward" in error.value.operator
-    assert device_peak(trace, joint.plan({0: trace}, RTX_A6000, smallest)[0]) <= smallest
+    assert device_peak(trace, policy.plan({0: trace}, RTX_A6000, smallest)[0]) <= smallest
     with pytest.raises(BudgetError):
-        joint.plan({0: trace}, RTX_A6000, smallest - 1)
+        policy.plan({0: trace}, RTX_A6000, smallest - 1)
 
 
 def test_several_jobs_that_cannot_fit_are_refused_with_the_smallest_possible_budget():
     traces = {0: network(6), 1: network(3)}
     smallest = sum(floor_bytes(trace) for trace in traces.values())
     with pytest.raises(BudgetError) as error:
-        joint.plan(traces, RTX_A6000, smallest - 1)
+        policy.plan(traces, RTX_A6000, smallest - 1)
     assert error.value.smallest_bytes == smallest
-    plans = joint.plan(traces, RTX_A6000, smallest)
+    plans = policy.plan(traces, RTX_A6000, smallest)
     assert sum(device_peak(traces[job], plan) for job, plan in plans.items()) == smallest
 
 
 def test_more_memory_is_used_and_never_costs_time():
     trace = network(12)
-    plans = [joint.plan({0: trace}, RTX_A6000, budget_of(trace, step / 19))[0] for step in range(20)]
+    plans = [policy.plan({0: trace}, RTX_A6000, budget_of(trace, step / 19))[0] for step in range(20)]
     peaks = [device_peak(trace, plan) for plan in plans]
     times = [timeline(trace, plan).iteration_us for plan in plans]
     assert peaks == sorted(peaks) and len(set(peaks)) > 10
@@ -168,9 +172,9 @@ def test_more_memory_is_used_and_never_costs_time():
 
 def test_without_a_budget_memory_is_given_back_that_costs_hardly_any_time():
     trace = network(12)
-    plan = joint.plan({0: trace}, RTX_A6000, None)[0]
+    plan = policy.plan({0: trace}, RTX_A6000, None)[0]
     assert device_peak(trace, plan) < 0.8 * footprint(trace).device_peak_bytes
-    assert timeline(trace, plan).iteration_us <= joint.FREE * timeline(trace, Plan.build([])).iteration_us
+    assert timeline(trace, plan).iteration_us <= planner.FREE * timeline(trace, Plan.build([])).iteration_us
 
 
 # ---- the cheaper way ----
@@ -199,7 +203,7 @@ def chain(made_us: float) -> Trace:
 )
 def test_a_tensor_is_swapped_or_recomputed_whatever_costs_less(made_us, link, kind):
     trace, profile = chain(made_us), RTX_A6000.with_link(link)
-    plan = joint.plan({0: trace}, profile, 30 * MIB)[0]
+    plan = policy.plan({0: trace}, profile, 30 * MIB)[0]
     assert {event.tensor for event in plan.events if event.kind in (OUT, RECOMPUTE)} == {1}
     assert kind in kinds(plan) and len(kinds(plan) & {OUT, RECOMPUTE}) == 1
     cost = timeline(trace, plan, profile).iteration_us - timeline(trace, Plan.build([]), profile).iteration_us
@@ -217,7 +221,7 @@ def test_optimizer_state_is_away_until_it_is_needed():
         sizes=(MIB, MIB, 16 * MIB, MIB, 16 * MIB, MIB, MIB),
         persistent=2,
     )
-    plan = joint.plan({0: trace}, RTX_A6000, 24 * MIB)[0]
+    plan = policy.plan({0: trace}, RTX_A6000, 24 * MIB)[0]
     assert {event.tensor for event in plan.events} == {2}
     assert AccessSequence(trace, plan).boundary.device == {1}
     assert timeline(trace, plan).stall_us < 100
@@ -238,7 +242,7 @@ def test_a_parameter_leaves_ahead_where_the_link_will_be_full():
         persistent=1,
     )
     profile = RTX_A6000.with_link(16 * MIB / 0.005)
-    one = timeline(trace, joint.plan({0: trace}, profile, 36 * MIB)[0], profile)
+    one = timeline(trace, policy.plan({0: trace}, profile, 36 * MIB)[0], profile)
     assert one.stall_us < 100 and one.bytes_out < 40 * MIB  # each of the two is copied out once
     found = sweep(Columns(trace), profile, 36 * MIB, Prices(0.06, 0.3, 2))
     plan = schedule(AccessSequence(trace, Plan.build(found.events)), profile, 36 * MIB)
@@ -259,7 +263,7 @@ def test_a_chain_is_made_again_from_its_beginning():
         sizes=(MIB, 4 * MIB, 8 * MIB, 8 * MIB, 16 * MIB, MIB, MIB, MIB, MIB),
     )
     slow = RTX_A6000.with_link(1e8)
-    plan = joint.plan({0: trace}, slow, 27 * MIB)[0]
+    plan = policy.plan({0: trace}, slow, 27 * MIB)[0]
     assert kinds(plan) == {RECOMPUTE}
     assert timeline(trace, plan, slow).iteration_us <= timeline(trace, Plan.build([]), slow).iteration_us + 60
 
@@ -297,7 +301,7 @@ def ladder(links: int) -> Trace:
 def test_what_was_made_again_for_a_recomputation_goes_and_is_made_once_more(links):
     """There is room for one link beside what is large: of all others each is made again from the beginning."""
     trace, slow = ladder(links), RTX_A6000.with_link(1e8)
-    plan = joint.plan({0: trace}, slow, 26 * MIB)[0]
+    plan = policy.plan({0: trace}, slow, 26 * MIB)[0]
     assert kinds(plan) == {RECOMPUTE}
     assert timeline(trace, plan, slow).recomputes == links * (links - 1) // 2
 
@@ -404,7 +408,7 @@ def test_those_that_lose_the_most_get_the_most():
     assert lost <= sum(planner.within(budget // 2).us / planner.vanilla.us for planner in planners.values())
 
 
-def lost(planners: dict[int, JobPlanner], chosen: dict[int, joint.Candidate]) -> float:
+def lost(planners: dict[int, JobPlanner], chosen: dict[int, Candidate]) -> float:
     return sum(chosen[job].us / planner.vanilla.us - 1 for job, planner in planners.items())
 
 
@@ -413,7 +417,8 @@ def test_large_jobs_share_nearly_as_well_as_small_ones(monkeypatch):
     budget = sum(budget_of(trace, 0.25) for trace in traces)
     planners = {job: JobPlanner(trace, RTX_A6000, 0.25) for job, trace in enumerate(traces)}
     small = share_out(planners, budget)
-    monkeypatch.setattr(joint, "OPERATORS", 1)
+    monkeypatch.setattr(planner, "OPERATORS", 1)
+    monkeypatch.setattr(share_out_module, "OPERATORS", 1)
     planners = {job: JobPlanner(trace, RTX_A6000, 0.25) for job, trace in enumerate(traces)}
     large = share_out(planners, budget)
     assert sum(candidate.device_peak_bytes for candidate in large.values()) <= budget
@@ -426,7 +431,7 @@ def test_no_job_takes_more_than_it_may(seed, part, caps):
     random = Random(seed)
     traces = [random_trace(random, 16, 20) for _ in caps]
     planners = {job: JobPlanner(trace, RTX_A6000, 1 / 3) for job, trace in enumerate(traces)}
-    terms = {job: joint.Terms(budget_of(trace, caps[job])) for job, trace in enumerate(traces)}
+    terms = {job: Terms(budget_of(trace, caps[job])) for job, trace in enumerate(traces)}
     budget = sum(budget_of(trace, part) for trace in traces)
     chosen = share_out(planners, budget, terms)
     assert all(chosen[job].device_peak_bytes <= (terms[job].most_bytes or 0) for job in terms)
@@ -438,16 +443,16 @@ def test_what_a_job_is_given_anyway_counts():
     planners = {job: JobPlanner(trace, RTX_A6000, 0.5) for job, trace in traces.items()}
     whole = device_peak(traces[0], Plan.build([]))
     least = least_bytes(traces[1])
-    chosen = share_out(planners, whole + least, {0: joint.Terms(least_bytes=whole)})
+    chosen = share_out(planners, whole + least, {0: Terms(least_bytes=whole)})
     assert len(chosen[0].plan) == 0 and chosen[1].device_peak_bytes <= least
     with pytest.raises(BudgetError):
-        share_out(planners, whole + least - 1, {0: joint.Terms(least_bytes=whole)})
+        share_out(planners, whole + least - 1, {0: Terms(least_bytes=whole)})
 
 
 def test_the_heavier_job_loses_less():
     planners = {job: JobPlanner(network(12), RTX_A6000.with_link(2e9), 0.5) for job in (0, 1)}
     budget = 2 * budget_of(network(12), 0.4)
-    chosen = share_out(planners, budget, {0: joint.Terms(weight=1.0), 1: joint.Terms(weight=16.0)})
+    chosen = share_out(planners, budget, {0: Terms(weight=1.0), 1: Terms(weight=16.0)})
     assert chosen[1].us < chosen[0].us
 
 
@@ -474,7 +479,7 @@ def test_plans_have_no_more_events_than_they_may():
     limited = JobPlanner(trace, RTX_A6000, most_events=len(free.plan)).within(budget)
     assert len(limited.plan) <= len(free.plan)
     planners = {7: JobPlanner(trace, RTX_A6000, most_events=1)}
-    with pytest.raises(joint.UnplannableError, match="more events") as error:
+    with pytest.raises(UnplannableError, match="more events") as error:
         share_out(planners, budget)
     assert error.value.job == 7
 
@@ -482,7 +487,7 @@ def test_plans_have_no_more_events_than_they_may():
 def test_without_latencies_the_roofline_decides():
     trace = network(8)
     unknown = trace.with_latencies(np.zeros(trace.operator_count))
-    plan = joint.plan({0: unknown}, RTX_A6000, budget_of(trace, 0.5))[0]
+    plan = policy.plan({0: unknown}, RTX_A6000, budget_of(trace, 0.5))[0]
     validate(unknown, plan)
     assert len(plan) > 0
 
@@ -534,7 +539,7 @@ def test_transfers_start_in_time_where_there_is_room():
 
 def test_transfers_do_not_start_where_there_is_no_room():
     trace = chain(3000.0)
-    rows = swaps(trace, absences(trace))
+    rows = swaps(trace, idle_intervals(trace))
     least = device_peak(trace, rows)
     early = schedule(AccessSequence(trace, rows), RTX_A6000, least)
     validate(trace, early)

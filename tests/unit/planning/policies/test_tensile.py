@@ -19,7 +19,7 @@ from pg_tensile.planning.plan import memory
 from pg_tensile.planning.plan.execution import boundary, validate
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.policies import named_policy
-from pg_tensile.planning.policies.building_blocks.intervals import Cover
+from pg_tensile.planning.policies.building_blocks.cover import Cover
 from pg_tensile.planning.policies.building_blocks.link_slots import Timetable
 from pg_tensile.planning.policies.tensile import rounds as tensile
 from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate
@@ -404,8 +404,10 @@ def test_no_round_raises_the_peak_and_every_plan_keeps_to_the_peak_counted(probl
     assert peaks == sorted(peaks, reverse=True)
 
 
-def rounds(job: tensile.Job, remake: bool) -> Iterator[None]:
-    ways = [(tensile.Job.largest, tensile.Job.swap), (tensile.Job.most_valuable, tensile.Job.remake)][: 1 + remake]
+def rounds(job: tensile.Job, recompute: bool) -> Iterator[None]:
+    ways = [(tensile.Job.largest, tensile.Job.swap), (tensile.Job.most_valuable, tensile.Job.recompute)][
+        : 1 + recompute
+    ]
     while any(tensile._take_first([job], *way) for way in ways):
         yield
 

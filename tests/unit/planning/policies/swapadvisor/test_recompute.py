@@ -19,7 +19,7 @@ from pg_tensile.planning.policies.lru import least_bytes
 from pg_tensile.planning.policies.swapadvisor import individuals
 from pg_tensile.planning.policies.swapadvisor.individuals import Breeder, Individual
 from pg_tensile.planning.policies.swapadvisor.planner import decide
-from pg_tensile.planning.policies.swapadvisor.remaking import remade
+from pg_tensile.planning.policies.swapadvisor.recompute import with_recomputations
 from pg_tensile.planning.simulator.alone import evaluate
 from pg_tensile.planning.trace.trace import Mode, Trace
 from tests.unit.graphs import dice, random_order, traces
@@ -41,7 +41,7 @@ def events_of(trace: Trace, budget: int = 40) -> tuple[list[Event], list[Event]]
     """What is swapped, and then with recomputations; both valid."""
     plan = decide(trace, UNIT, budget, None, 0.0)
     assert plan is not None
-    other = remade(AccessSequence(trace, plan), UNIT, budget)
+    other = with_recomputations(AccessSequence(trace, plan), UNIT, budget)
     validate(trace, other)
     return list(plan.events), list(other.events)
 
@@ -179,7 +179,7 @@ def test_every_plan_stays_valid(trace, random, part):
     slow = UNIT.with_link(random.choice((1.0, 1e6, 1e9)))
     plan = decide(ordered, slow, budget, None, random.choice((0.0, 1.0)))
     assert plan is not None
-    other = remade(AccessSequence(ordered, plan), slow, budget)
+    other = with_recomputations(AccessSequence(ordered, plan), slow, budget)
     validate(ordered, other)
     if footprint(ordered, other).device_peak_bytes <= budget:
         timed = schedule(AccessSequence(ordered, other), slow, budget)

@@ -35,7 +35,7 @@ class Cover(Generic[Key]):
 
     def first(self, operator: int) -> Key | None:
         """Return the smallest key that covers `operator`, or None."""
-        found: Key | None = None
+        smallest: Key | None = None
         node, low, high = 1, 0, self._last
         while True:
             heap = self._heaps[node]
@@ -43,10 +43,10 @@ class Cover(Generic[Key]):
                 self._sort(node, low, high, heap)
             while heap and heap[0] not in self._present:
                 heappop(heap)
-            if heap and (found is None or heap[0] < found):
-                found = heap[0]
+            if heap and (smallest is None or heap[0] < smallest):
+                smallest = heap[0]
             if low == high:
-                return found
+                return smallest
             middle = (low + high) >> 1
             if operator <= middle:
                 node, high = 2 * node, middle

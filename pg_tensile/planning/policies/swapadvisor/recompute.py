@@ -25,17 +25,17 @@ CHEAP = 0.5  # most time of a recomputation, as a fraction of the time of the co
 OUT, IN = EventKind.SWAP_OUT.value, EventKind.SWAP_IN.value
 
 
-def remade(sequence: AccessSequence, profile: DeviceProfile, budget_bytes: int) -> Plan:
+def with_recomputations(sequence: AccessSequence, profile: DeviceProfile, budget_bytes: int) -> Plan:
     """Return the plan of `sequence` with recomputations in place of those swaps that cost more.
 
     The plan has swaps alone: tensors leave right after their last use and come back right before their next
-    (planner.decide). The memory that operators executed again take is estimated, so the caller has to check whether the
+    (planner.decide). The memory that recomputed operators take is estimated, so the caller has to check whether the
     plan keeps to the budget.
     """
-    remaking = _Remaking(sequence, profile, budget_bytes)
-    for pair in remaking.candidates():
-        remaking.try_out(pair)
-    return remaking.plan()
+    swaps = _Swaps(sequence, profile, budget_bytes)
+    for pair in swaps.candidates():
+        swaps.try_recomputing(pair)
+    return swaps.plan()
 
 
 class _Pair(NamedTuple):
@@ -48,7 +48,7 @@ class _Pair(NamedTuple):
     us: float  # with its launch
 
 
-class _Stay(NamedTuple):
+class _Residency(NamedTuple):
     """Residency of a tensor, from operator `first` to the gap after `last`.
 
     `event` is the swap-in that began it, or -1.
@@ -59,7 +59,9 @@ class _Stay(NamedTuple):
     event: int
 
 
-class _Remaking:
+class _Swaps:
+    """The swaps of a plan, some of which are replaced by recomputations."""
+
     def __init__(self, sequence: AccessSequence, profile: DeviceProfile, budget_bytes: int) -> None:
         trace = sequence.trace
         self.columns = Columns(trace)
@@ -73,16 +75,16 @@ class _Remaking:
         self.tensor: list[int] = self.rows["tensor"].tolist()
         self.trigger: list[int] = self.rows["trigger"].tolist()
         self.deadline: list[int] = self.rows["deadline"].tolist()
-        self.made: list[Event] = []
+        self.recomputes: list[Event] = []
         due = [*zip(self.kind, self.tensor, self.deadline, strict=True)]
-        brought = {(tensor, deadline): at for at, (kind, tensor, deadline) in enumerate(due) if kind == IN}
+        brought = {(tensor, deadline): event for event, (kind, tensor, deadline) in enumerate(due) if kind == IN}
         # a tensor that leaves is freed before the recomputations of the same gap
         leaves = {(tensor, deadline) for kind, tensor, deadline in due if kind == OUT}
-        self.stays: defaultdict[int, list[_Stay]] = defaultdict(list)  # of each tensor, ascending
+        self.residencies: defaultdict[int, list[_Residency]] = defaultdict(list)  # of each tensor, ascending
         columns = (sequence.interval_tensor, sequence.interval_first, sequence.interval_last)
         for tensor, first, last in sorted(zip(*(column.tolist() for column in columns), strict=True)):
             last -= (tensor, last) in leaves
-            self.stays[tensor].append(_Stay(first, last, brought.get((tensor, first), -1)))
+            self.residencies[tensor].append(_Residency(first, last, brought.get((tensor, first), -1)))
 
     def candidates(self) -> list[_Pair]:
         """Return the swaps whose tensors are cheaper recomputed, judged by operators and link alone, cheapest first."""
@@ -98,7 +100,7 @@ class _Remaking:
                     pairs.append(_Pair(tensor, out[tensor], event, recomputation, us))
         return sorted(pairs, key=lambda pair: pair.us / self.in_us[pair.tensor])
 
-    def try_out(self, pair: _Pair) -> None:
+    def try_recomputing(self, pair: _Pair) -> None:
         """Recompute the tensor in the last gap in which all its inputs can be resident.
 
         Nothing changes if that gap comes before the tensor has left, or if there is no room from then until it is
@@ -107,26 +109,26 @@ class _Remaking:
         needed = self.deadline[pair.back]
         recomputation = pair.recomputation
         inputs = dict.fromkeys(source.tensor for source in recomputation.inputs)
-        stays = [self._stay(tensor, needed) for tensor in inputs]
-        gap = min([needed - 1, *(stay.last for stay in stays)])
-        if gap <= self.deadline[pair.out] or any(stay.first > gap + (stay.event >= 0) for stay in stays):
+        residencies = [self._residency(tensor, needed) for tensor in inputs]
+        gap = min([needed - 1, *(r.last for r in residencies)])
+        if gap <= self.deadline[pair.out] or any(r.first > gap + (r.event >= 0) for r in residencies):
             return
-        earlier = [stay for stay in stays if stay.first == gap + 1]  # have to be swapped in one operator earlier
+        earlier = [r for r in residencies if r.first == gap + 1]  # have to be swapped in one operator earlier
         unchanged = recomputation.inputs_unchanged(lambda tensor: self.columns.version_before(tensor, gap + 1))
         if unchanged and self._take_room(pair, gap, earlier):
-            for stay in earlier:
-                self._come_earlier(stay)
+            for residency in earlier:
+                self._come_earlier(residency)
             self.keeps[[pair.out, pair.back]] = False
-            self.made.append(Event(EventKind.RECOMPUTE, pair.tensor, gap, needed, recomputation.version))
-            self._replace(pair.tensor, self._stay(pair.tensor, needed), gap + 1, -1)
+            self.recomputes.append(Event(EventKind.RECOMPUTE, pair.tensor, gap, needed, recomputation.version))
+            self._replace(pair.tensor, self._residency(pair.tensor, needed), gap + 1, -1)
 
-    def _take_room(self, pair: _Pair, gap: int, earlier: Iterable[_Stay]) -> bool:
-        """Take room for tensors that come earlier, for operators executed again, and for the tensor until it is needed.
+    def _take_room(self, pair: _Pair, gap: int, earlier: Iterable[_Residency]) -> bool:
+        """Take room for tensors that come earlier, for recomputed operators, and for the tensor until it is needed.
 
         Returns False if there is not enough.
         """
         size, workspace, memory = self.columns.bytes, self.columns.workspace, self.memory
-        moved = sum(size[self.tensor[stay.event]] for stay in earlier)
+        moved = sum(size[self.tensor[residency.event]] for residency in earlier)
         here, kept = memory[gap] + moved, memory[gap + 1 : self.deadline[pair.back]]
         most = max(here, here - workspace[gap] + size[pair.tensor] + pair.recomputation.scratch_bytes)
         if max(most, kept.max(initial=0) + size[pair.tensor]) > self.budget:
@@ -139,19 +141,18 @@ class _Remaking:
         """Return the resulting plan."""
         rows = self.rows.copy()
         rows["trigger"], rows["deadline"] = self.trigger, self.deadline
-        made = Plan.build(self.made).rows
-        return Plan(np.concatenate((rows[self.keeps], made)))
+        return Plan(np.concatenate((rows[self.keeps], Plan.build(self.recomputes).rows)))
 
-    def _stay(self, tensor: int, place: int) -> _Stay:
-        """Return the last residency that has begun at `place`, or an empty one."""
-        begun = [stay for stay in self.stays[tensor] if stay.first <= place]
-        return begun[-1] if begun else _Stay(place + 1, -1, -1)
+    def _residency(self, tensor: int, operator: int) -> _Residency:
+        """Return the last residency that has begun at `operator`, or an empty one."""
+        begun = [residency for residency in self.residencies[tensor] if residency.first <= operator]
+        return begun[-1] if begun else _Residency(operator + 1, -1, -1)
 
-    def _come_earlier(self, stay: _Stay) -> None:
-        self.deadline[stay.event] = stay.first - 1
-        self.trigger[stay.event] = stay.first - 2
-        self._replace(self.tensor[stay.event], stay, stay.first - 1, stay.event)
+    def _come_earlier(self, residency: _Residency) -> None:
+        self.deadline[residency.event] = residency.first - 1
+        self.trigger[residency.event] = residency.first - 2
+        self._replace(self.tensor[residency.event], residency, residency.first - 1, residency.event)
 
-    def _replace(self, tensor: int, stay: _Stay, first: int, event: int) -> None:
-        stays = self.stays[tensor]
-        stays[stays.index(stay)] = _Stay(first, stay.last, event)
+    def _replace(self, tensor: int, residency: _Residency, first: int, event: int) -> None:
+        residencies = self.residencies[tensor]
+        residencies[residencies.index(residency)] = _Residency(first, residency.last, event)

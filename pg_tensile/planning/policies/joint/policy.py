@@ -1,0 +1,29 @@
+"""The default policy: the least time for all jobs together that meets the budget.
+
+Each job is planned by `JobPlanner` with an equal part of the link; `share_out` divides the budget among the jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.plan.plan import Plan
+from pg_tensile.planning.policies.joint.planner import JobPlanner, identity
+from pg_tensile.planning.policies.joint.share_out import share_out
+from pg_tensile.planning.trace.trace import Trace
+
+
+def plan(traces: Mapping[int, Trace], profile: DeviceProfile, budget_bytes: int | None) -> dict[int, Plan]:
+    """Return the plans with which all jobs together lose the least time and fit the budget.
+
+    Every job has an equal part of the link. `budget_bytes`: None means that every job gives up the memory that costs it
+    under 2 % of its time. Raises BudgetError with the smallest budget that is possible.
+    """
+    distinct = {identity(trace): JobPlanner(trace, profile, 1 / len(traces)) for trace in traces.values()}
+    planners = {job: distinct[identity(trace)] for job, trace in traces.items()}
+    if budget_bytes is None:
+        chosen = {job: planner.for_free() for job, planner in planners.items()}
+    else:
+        chosen = share_out(planners, budget_bytes)
+    return {job: candidate.plan for job, candidate in chosen.items()}
