@@ -24,8 +24,11 @@ class Interrupts:
         return self
 
     def strike(self, number: int, frame: FrameType | None) -> None:
-        # from a callback of a weak reference nothing can be raised, either
-        if self.wanted and (frame is None or frame.f_code.co_filename != _weakrefset.__file__):
+        while frame is not None:  # from a callback of a weak reference and from __del__ nothing can be raised, either
+            if frame.f_code.co_filename == _weakrefset.__file__ or frame.f_code.co_name == "__del__":
+                return
+            frame = frame.f_back
+        if self.wanted:
             self.wanted = False
             raise KeyboardInterrupt
 
