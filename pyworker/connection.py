@@ -105,10 +105,10 @@ class Connection:
                 return frame
             if self.closed:
                 raise EOFError("the peer closed the connection")
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
+            remaining = None if deadline is None else deadline - time.monotonic()
+            if remaining is not None and remaining <= 0:
                 return None
-            _wait(self._socket, select.POLLIN, left)
+            _wait(self._socket, select.POLLIN, remaining)
 
     def poll(self) -> Frame | None:
         """Return the next frame if it has arrived, else None; never block.

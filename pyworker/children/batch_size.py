@@ -52,7 +52,7 @@ TIMED = 2
 LEAD_PART = 0.55  # share of the first epoch's rows, at most: enough for a lead with a sixteenth of them as a batch
 
 
-class Prospects:
+class SizePredictions:
     """Measurements and predictions of a job at every batch size.
 
     `latencies` returns those of a trace's operators, in µs, until some have been measured; `most_events` limits a plan;
@@ -93,11 +93,11 @@ class Prospects:
         self.measured_us.update(step_us)
         self.predict.correction = Correction()
         simulated = {size: self.predict(size) for size in sorted(self.measured_us)}
-        known = [candidate for candidate in simulated.values() if candidate.feasible]
+        feasible = [candidate for candidate in simulated.values() if candidate.feasible]
         self.predict.correction = Correction(
-            tuple(candidate.batch_size for candidate in known),
-            tuple(candidate.iteration_us for candidate in known),
-            tuple(self.measured_us[candidate.batch_size] for candidate in known),
+            tuple(candidate.batch_size for candidate in feasible),
+            tuple(candidate.iteration_us for candidate in feasible),
+            tuple(self.measured_us[candidate.batch_size] for candidate in feasible),
         )
 
     def add_workspaces(self, size: int, trace: Trace) -> None:
@@ -132,32 +132,32 @@ class Terms(NamedTuple):
         return scaled_learning_rate(self.learning_rate, BASE_BATCH, batch_size, self.law)
 
 
-def choose_within(prospects: Prospects, terms: Terms) -> Choice:
+def choose_within(predictions: SizePredictions, terms: Terms) -> Choice:
     """Return the best batch size as far as is known now. Raises BatchSizeError if none fits."""
     if terms.least is None:
         try:
-            return _choose_from(LEAST, prospects, terms)
+            return _choose_from(LEAST, predictions, terms)
         except BatchSizeError:
             pass  # a smaller one may fit
-    return _choose_from(terms.least or 1, prospects, terms)
+    return _choose_from(terms.least or 1, predictions, terms)
 
 
-def _choose_from(least: int, prospects: Prospects, terms: Terms) -> Choice:
-    rows = prospects.job.sizes.training_rows
+def _choose_from(least: int, predictions: SizePredictions, terms: Terms) -> Choice:
+    rows = predictions.job.sizes.training_rows
     most = min(rows, most_rows(rows) if terms.most is None else terms.most)
     try:
-        unstalled = prospects.predict.largest_without_stall(min(least, most), most)
+        unstalled = predictions.predict.largest_without_stall(min(least, most), most)
     except TensileError:  # the step cannot be traced
         unstalled = None
     return choose(
-        prospects.predict,
+        predictions.predict,
         rows,
         least,
         most,
-        budget_bytes=prospects.predict.budget_bytes,
+        budget_bytes=predictions.predict.budget_bytes,
         learning_rate=terms.learning_rate,
         law=terms.law,
-        first=[*sorted(prospects.measured_us), *([unstalled.batch_size] if unstalled else [])],
+        first=[*sorted(predictions.measured_us), *([unstalled.batch_size] if unstalled else [])],
     )
 
 
@@ -167,13 +167,13 @@ def lead_of(largest: int, least: int, rows: int) -> tuple[int, ...]:
     All are smaller if the steps would take more than LEAD_PART of the epoch; sizes below `least` are left out. Empty if
     the epoch is too short.
     """
-    parts = sum(2.0**-place for place in range(LEAD_SIZES))
+    parts = sum(2.0**-halvings for halvings in range(LEAD_SIZES))
     top = min(largest, int(rows * LEAD_PART / (LEAD_STEPS * parts)))
-    sizes = {top >> place for place in range(LEAD_SIZES)}
+    sizes = {top >> halvings for halvings in range(LEAD_SIZES)}
     return tuple(size for size in sorted(sizes) if size >= max(least, 2) for _ in range(LEAD_STEPS))
 
 
-class Watched:
+class TimedSteps:
     """The steps of a lead, measured and timed (training.Steps)."""
 
     def __init__(self, steps: PlannedSteps) -> None:
@@ -199,7 +199,7 @@ class Watched:
         return {size: statistics.median(times[-TIMED:]) for size, times in self._times_us.items()}
 
 
-class Begun(NamedTuple):
+class ChosenJob(NamedTuple):
     """Admitted job whose batch size is chosen.
 
     `choice` is what a checkpoint records of it; `state` is that after its lead, or None without one.
@@ -221,15 +221,15 @@ class Chooser:
         self._job = memory.job
         self._terms = Terms.of(channel.spec)
 
-    def run(self) -> Begun:
+    def run(self) -> ChosenJob:
         """Choose the batch size, and return the admitted job.
 
         Raises BatchSizeError, MemoryRefusedError, CaptureError, Stopped, TrainingError.
         """
         self._memory.choosing = True
-        self._say("choosing")
+        self._report_phase("choosing")
         memory = self._memory
-        prospects = Prospects(
+        predictions = SizePredictions(
             self._job,
             memory.profile,
             budget_bytes(self._channel.spec, memory.profile, memory.overhead_bytes),
@@ -237,31 +237,31 @@ class Chooser:
             lambda trace: memory.predicted(trace).latency_us,
             lambda: memory.listen("choosing"),
         )
-        state, lead = self._lead(prospects)
+        state, lead = self._lead(predictions)
         while True:
-            self._say("choosing")
-            choice = choose_within(prospects, self._terms)
+            self._report_phase("choosing")
+            choice = choose_within(predictions, self._terms)
             job = self._chosen(choice, lead)
-            report = described(choice, self._terms, prospects.measured_us)
+            report = described(choice, self._terms, predictions.measured_us)
             self._channel.send(FrameType.CHOICE, report | {"lead": lead, "device": str(self._job.device)})
             try:
                 steps = self._admit(job, capture_graphs(*job))
             except MemoryRefusedError as refusal:
-                self._heed(refusal, choice.batch_size, prospects)
+                self._lower_limits(refusal, choice.batch_size, predictions)
                 continue
             self._memory.choosing = False
             recorded = {"batch_size": choice.batch_size, "learning_rate": choice.learning_rate, "lead": lead}
-            return Begun(job, steps, recorded, state)
+            return ChosenJob(job, steps, recorded, state)
 
     # ---- the lead ----
 
-    def _lead(self, prospects: Prospects) -> tuple[Checkpoint | None, tuple[int, ...]]:
+    def _lead(self, predictions: SizePredictions) -> tuple[Checkpoint | None, tuple[int, ...]]:
         """Take the first steps and learn from them; return the state after them, and their rows.
 
         (None, ()) if the epoch is too short for a lead.
         """
         while True:
-            choice = choose_within(prospects, self._terms)
+            choice = choose_within(predictions, self._terms)
             lead = lead_of(choice.batch_size, self._terms.least or 1, self._job.sizes.training_rows)
             if not lead:
                 return None, ()
@@ -269,14 +269,14 @@ class Chooser:
             try:
                 steps = self._admit(job, capture_lead(*job))
             except MemoryRefusedError as refusal:
-                self._heed(refusal, max(lead), prospects)
+                self._lower_limits(refusal, max(lead), predictions)
                 continue
-            watched = Watched(steps)
-            state = self._take(job, watched)
-            prospects.learn(self._memory.leave(), watched.step_us())
+            timed = TimedSteps(steps)
+            state = self._take_lead(job, timed)
+            predictions.learn(self._memory.leave(), timed.step_us())
             return state, lead
 
-    def _take(self, job: Job, steps: Steps) -> Checkpoint:
+    def _take_lead(self, job: Job, steps: Steps) -> Checkpoint:
         trainer = self._trainer(job, steps)
         if not trainer.run_lead():
             raise Stopped(checkpoint=False)  # nothing is lost that a checkpoint would save
@@ -293,7 +293,7 @@ class Chooser:
         self._memory.job = job
         return self._memory.admit(graphs)
 
-    def _heed(self, refusal: MemoryRefusedError, size: int, prospects: Prospects) -> None:
+    def _lower_limits(self, refusal: MemoryRefusedError, size: int, predictions: SizePredictions) -> None:
         """Exclude the size that was refused; use the limit and the workspaces that are known now.
 
         Raises `refusal` if no smaller size is left.
@@ -301,11 +301,11 @@ class Chooser:
         if size <= (self._terms.least or 1):
             raise refusal
         self._terms = self._terms._replace(most=size - 1)
-        prospects.limit(refusal.budget_bytes)
+        predictions.limit(refusal.budget_bytes)
         for rows, trace in self._memory.sent().items():
-            prospects.add_workspaces(rows, trace)
+            predictions.add_workspaces(rows, trace)
 
-    def _say(self, phase: str) -> None:
+    def _report_phase(self, phase: str) -> None:
         self._channel.send(FrameType.PROGRESS, {"phase": phase})
 
 
@@ -329,8 +329,12 @@ def resumed(job: Job, chosen: dict[str, Any]) -> Job:
 def described(choice: Choice, terms: Terms, measured_us: Mapping[int, float]) -> dict[str, Any]:
     """Return a choice as a JSON object."""
     candidates = [
-        each._asdict() | {"learning_rate": terms.rate(each.batch_size), "measured_us": measured_us.get(each.batch_size)}
-        for each in choice.candidates
+        candidate._asdict()
+        | {
+            "learning_rate": terms.rate(candidate.batch_size),
+            "measured_us": measured_us.get(candidate.batch_size),
+        }
+        for candidate in choice.candidates
     ]
     best = choice.candidates[0]
     reason = (

@@ -80,7 +80,7 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     _report(channel, 0, 0)
     profile = measure(device)
     started = time.monotonic()
-    trained = [Workload.from_json(each) for each in spec["workloads"]]
+    trained = [Workload.from_json(workload) for workload in spec["workloads"]]
     captured, warnings = _capture(channel, trained, device, started + CAPTURING * seconds)
     with closing(runtime_device(device, profile)) as runtime:
         captured_s = time.monotonic() - started
@@ -183,13 +183,13 @@ def workloads(trained: list[Workload]) -> Iterator[Workload]:
     A variant has half or twice the batch size.
     """
     yield from trained
-    others = [
+    variants = [
         workload._replace(batch_size=size)
         for factor in (0.5, 2.0)
         for workload in trained
         if (size := int(workload.batch_size * factor)) > 0
     ]
-    for pair in zip_longest(others, standard_workloads()):
+    for pair in zip_longest(variants, standard_workloads()):
         yield from filter(None, pair)
 
 
@@ -225,8 +225,8 @@ def _tables() -> Iterator[Workload]:
         ([2048, 512], "relu", wide, 100, 512, "adamw"),
         ([128, 64], "relu", table, 3, 4096, "adamw"),
     ]
-    for place, (hidden, activation, inputs, outputs, batch, optimizer) in enumerate(shapes):
-        norm = ("none", "batch", "layer")[place % 3]
+    for index, (hidden, activation, inputs, outputs, batch, optimizer) in enumerate(shapes):
+        norm = ("none", "batch", "layer")[index % 3]
         architecture = {"type": "mlp", "hidden": hidden, "activation": activation, "norm": norm, "dropout": 0.1}
         yield _workload(architecture, inputs, outputs, batch, optimizer)
 
@@ -276,7 +276,7 @@ def _workload(
 def held_out_error(samples: list[Sample], profile: DeviceProfile) -> float | None:
     """Return the median relative error, on one call in `HELD_OUT`, of models trained without those calls.
 
-    None if there are no such calls, or no others.
+    None if either set of calls is empty.
     """
     from pg_tensile.planning.latency import mlp
 

@@ -59,7 +59,7 @@ def _import_libraries() -> None:
 
 
 class Prepared(NamedTuple):
-    """The data as the model takes it."""
+    """Preprocessed data of a job."""
 
     fitted: FittedPreprocessing
     dataset: Dataset
@@ -202,13 +202,13 @@ class Executor:
 
         assert self._memory is not None
         try:
-            begun = Chooser(self._channel, self._memory, trainer).run()
+            chosen = Chooser(self._channel, self._memory, trainer).run()
         except CaptureError as error:
             raise with_hint(error, chosen=True) from error
-        self._choice = begun.choice
-        run = trainer(begun.job, begun.steps)
-        if begun.state is not None:
-            run.resume(begun.state)
+        self._choice = chosen.choice
+        run = trainer(chosen.job, chosen.steps)
+        if chosen.state is not None:
+            run.resume(chosen.state)
         return run
 
     def _plan(self, job: Job) -> Steps:

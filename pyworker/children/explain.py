@@ -107,14 +107,14 @@ def _with_batch_size(channel: Channel, subject: _Subject) -> tuple[_Subject, dic
     """
     from pg_tensile.errors import CaptureError
     from pg_tensile.execution.training.graphs import Graphs, capture_step
-    from pyworker.children.batch_size import Prospects, Terms, choose_within, described
+    from pyworker.children.batch_size import SizePredictions, Terms, choose_within, described
 
     if subject.settings.batch_size:
         return subject, None
     channel.send(FrameType.PROGRESS, {"phase": "choosing"})
     terms, target, job = Terms.of(channel.spec), subject.target, _job(subject)
     try:
-        prospects = Prospects(
+        predictions = SizePredictions(
             job,
             target.profile,
             _budget_bytes(channel.spec, target),
@@ -122,12 +122,12 @@ def _with_batch_size(channel: Channel, subject: _Subject) -> tuple[_Subject, dic
             lambda trace: _predicted(channel, trace, target).latency_us,
             partial(channel.poll_early, "choosing"),
         )
-        choice = choose_within(prospects, terms)
+        choice = choose_within(predictions, terms)
         if target.name == "cpu":  # workspaces are measured here, as in the job's first steps
             step = capture_step(*job.with_batch_size(choice.batch_size))
             measured = _with_workspaces(channel, Graphs(step, None, None, None), target.profile).train.trace
-            prospects.add_workspaces(choice.batch_size, measured)
-            choice = choose_within(prospects, terms)
+            predictions.add_workspaces(choice.batch_size, measured)
+            choice = choose_within(predictions, terms)
     except CaptureError as error:
         raise with_hint(error, chosen=True) from error
     settings = replace(subject.settings, batch_size=choice.batch_size, learning_rate=choice.learning_rate)
@@ -165,11 +165,11 @@ def _target_device(spec: dict[str, Any]) -> _TargetDevice:
     except DeviceError as error:
         device, name = torch.device("cpu"), spec["device"]
         approximate = f"{error.message}; operators are the CPU's"
-    used = next((known for known in profiles if known.startswith("cuda")), None)
+    used = next((device for device in profiles if device.startswith("cuda")), None)
     if spec["device"] == "auto" and device.type == "cpu" and used is not None:
         name, approximate = used, f"jobs have used {used}, which is not there now; operators are the CPU's"
-    known = profiles.get(name)
-    profile = measure(device) if known is None else DeviceProfile(**known)
+    fields = profiles.get(name)
+    profile = measure(device) if fields is None else DeviceProfile(**fields)
     return _TargetDevice(device, name, profile, approximate)
 
 

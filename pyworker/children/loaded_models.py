@@ -103,14 +103,14 @@ class Version:
         if lowest < -1 or any(map(operator.ge, highest, limits)):
             raise Malformed("a request's category codes exceed their dictionary")
         codes_of_strings = [self._preprocessing.codes(number, strings) for number, strings in enumerate(dictionaries)]
-        tables = np.array([code for known in codes_of_strings for code in (*known, 0)], np.int64)
+        tables = np.array([code for known_codes in codes_of_strings for code in (*known_codes, 0)], np.int64)
         categories: list[CategoryInput] = []
         unknown = end = 0
-        for places, limit, known in zip(codes, limits, codes_of_strings, strict=True):
+        for indices, limit, known_codes in zip(codes, limits, codes_of_strings, strict=True):
             start, end = end, end + limit + 1
-            category = CategoryInput(places, tables[start:end])
-            if 0 in known:
-                unknown += int(((places >= 0) & (category.table[places] == 0)).sum())
+            category = CategoryInput(indices, tables[start:end])
+            if 0 in known_codes:
+                unknown += int(((indices >= 0) & (category.table[indices] == 0)).sum())
             categories.append(category)
         return categories, unknown
 

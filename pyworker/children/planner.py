@@ -44,7 +44,7 @@ def run(connection: Connection, hello: dict[str, Any]) -> None:
     while True:
         frame = connection.recv()
         assert frame is not None  # no time-out
-        planner.hear(frame)
+        planner.handle(frame)
 
 
 class Planner:
@@ -58,7 +58,7 @@ class Planner:
         self._statistics: dict[int, dict[int, Statistics]] = {}  # by job and tensor
         self._schedulers: dict[str, DeviceScheduler] = {}
 
-    def hear(self, frame: Frame) -> None:
+    def handle(self, frame: Frame) -> None:
         match frame.type:
             case FrameType.TRACE:
                 self._keep_trace(frame)
@@ -84,8 +84,8 @@ class Planner:
         latency_us = np.frombuffer(frame.buffers[0], "<f4").astype(np.float64)
         if trace is None or len(latency_us) != trace.operator_count:
             return  # of a trace that was replaced meanwhile
-        known = np.isfinite(latency_us) & (latency_us >= 0)
-        self._traces[frame.job] = trace.with_latencies(np.where(known, latency_us, trace.latency_us))
+        measured = np.isfinite(latency_us) & (latency_us >= 0)
+        self._traces[frame.job] = trace.with_latencies(np.where(measured, latency_us, trace.latency_us))
 
     def _keep_sparsity(self, frame: Frame) -> None:
         kinds = ("<i4", "<f4", "<f4", "<f4")
@@ -93,8 +93,8 @@ class Planner:
         self._statistics[frame.job] = {tensor: Statistics(*shares) for tensor, *shares in zip(*columns, strict=True)}
 
     def _forget(self, job: int) -> None:
-        for memory in (self._traces, self._faults, self._devices, self._statistics):
-            memory.pop(job, None)
+        for by_job in (self._traces, self._faults, self._devices, self._statistics):
+            by_job.pop(job, None)
 
     # ---- requests and answers ----
 
@@ -126,7 +126,7 @@ class Planner:
             "seconds": time.monotonic() - started,
             "totals_us": schedule.totals_us,
             "notes": [note._asdict() for note in schedule.notes],
-            "codings": {job: [each._asdict() for each in listed] for job, listed in schedule.codings.items()},
+            "codings": {job: [coding._asdict() for coding in codings] for job, codings in schedule.codings.items()},
             "jobs": answers,
         }
         self._connection.send(FrameType.SCHEDULED, header=header, buffers=buffers)
@@ -137,10 +137,10 @@ class Planner:
         if job["given"] is not None:
             known, granted, share = (job["given"][key] for key in ("known", "granted_bytes", "link_share"))
             given = Given(_plan(plans) if known else None, granted, share)
-        found = _plan(plans) if job.get("found") else None
+        searched = _plan(plans) if job.get("found") else None
         trace = self._traces.get(job["job"]) if job["traced"] else None
         statistics = self._statistics.get(job["job"], {})
-        return JobState(trace=trace, given=given, found=found, statistics=statistics, **fields)
+        return JobState(trace=trace, given=given, found=searched, statistics=statistics, **fields)
 
 
 def _plan(buffers: Iterator[Buffer]) -> Plan:
@@ -152,8 +152,8 @@ def _plan(buffers: Iterator[Buffer]) -> Plan:
 def _device(fields: dict[str, Any], held_bytes: int) -> DeviceState:
     ending = fields["ending_bytes"] + held_bytes
     times = fields.get("codec_times")
-    known = {"profile": DeviceProfile(**fields["profile"]), "codec_times": times and CodecTimes.from_json(times)}
-    return DeviceState(**fields | known | {"ending_bytes": ending})
+    objects = {"profile": DeviceProfile(**fields["profile"]), "codec_times": times and CodecTimes.from_json(times)}
+    return DeviceState(**fields | objects | {"ending_bytes": ending})
 
 
 def _answer(job: int, decision: Decision, buffers: list[Buffer | Any]) -> dict[str, Any]:

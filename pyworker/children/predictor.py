@@ -56,7 +56,7 @@ class Session:
 
 
 class Predictor:
-    """The epoll loop."""
+    """Server of predictions: an epoll loop over the supervisor, the listening socket and the sessions."""
 
     def __init__(self, supervisor: Connection, cache_bytes: int, listener: socket.socket) -> None:
         self._supervisor = supervisor
@@ -80,7 +80,7 @@ class Predictor:
                     self._serve(session)
                 elif fd == self._listener.fileno():
                     self._accept()
-                elif fd == self._supervisor.fileno() and self._hear_supervisor():
+                elif fd == self._supervisor.fileno() and self._receive_models():
                     return
 
     def _events(self) -> list[tuple[int, int]]:
@@ -204,7 +204,7 @@ class Predictor:
         elif session not in waiting:
             waiting.append(session)
 
-    def _hear_supervisor(self) -> bool:
+    def _receive_models(self) -> bool:
         """Receive models from the supervisor; return True after STOP or the end of the connection."""
         while (frame := self._supervisor.poll()) is not None:
             if frame.type == FrameType.STOP:
@@ -240,12 +240,12 @@ class Predictor:
         for session in self._waiting.pop(key, []):
             self._resume(session)
 
-    def _device_profile(self, known: dict[str, Any] | None) -> DeviceProfile:
-        """Return the host device's profile: `known` from the catalogue, or measured now if that is None."""
+    def _device_profile(self, fields: dict[str, Any] | None) -> DeviceProfile:
+        """Return the host device's profile: `fields` from the catalogue, or measured now if they are None."""
         from pg_tensile.execution.measuring.device import DeviceProfile, measure
 
         if self._profile is None:
-            self._profile = measure("cpu") if known is None else DeviceProfile(**known)
+            self._profile = measure("cpu") if fields is None else DeviceProfile(**fields)
         return self._profile
 
     def _report(self) -> None:

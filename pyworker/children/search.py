@@ -42,8 +42,8 @@ def run(connection: Connection, hello: dict[str, Any]) -> None:
     profile = _profile(request["profile"], request["link_share"])
     (before,) = simulate([SimulatedJob(trace, start)], profile)
     order_rows = -(-trace.operator_count * ORDER.itemsize // EVENT_ROW.itemsize)
-    teller = Teller(connection, frame.job, trace, before.iteration_us)
-    with teller:
+    reporter = Reporter(connection, frame.job, trace, before.iteration_us)
+    with reporter:
         best = search(
             trace,
             profile,
@@ -54,9 +54,9 @@ def run(connection: Connection, hello: dict[str, Any]) -> None:
             start=start,
             host_bytes=request["host_bytes"],
             most_events=max(0, request["plan_events"] - order_rows),
-            found=teller.hear,
+            found=reporter.keep,
         )
-    teller.tell(best, done=True)
+    reporter.report(best, done=True)
     connection.recv()  # waits until the scheduler ends the process
 
 
@@ -66,8 +66,8 @@ def timed(frame: Frame) -> Trace:
     latency_us = np.frombuffer(frame.buffers[1], "<f4").astype(np.float64)
     if len(latency_us) != trace.operator_count:
         return trace
-    known = np.isfinite(latency_us) & (latency_us >= 0)
-    return trace.with_latencies(np.where(known, latency_us, trace.latency_us))
+    measured = np.isfinite(latency_us) & (latency_us >= 0)
+    return trace.with_latencies(np.where(measured, latency_us, trace.latency_us))
 
 
 def _profile(given: dict[str, Any], share: float) -> DeviceProfile:
@@ -76,10 +76,10 @@ def _profile(given: dict[str, Any], share: float) -> DeviceProfile:
     return profile.with_share(share)
 
 
-class Teller:
+class Reporter:
     """Sends the best plan so far every INTERVAL_S, if there is a new one.
 
-    It uses a thread of its own, because the search calls `hear` only now and then.
+    It uses a thread of its own, because the search calls `keep` only now and then.
     """
 
     def __init__(self, connection: Connection, job: int, trace: Trace, first_us: float) -> None:
@@ -91,7 +91,7 @@ class Teller:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._repeat, daemon=True)
 
-    def __enter__(self) -> Teller:
+    def __enter__(self) -> Reporter:
         self._thread.start()
         return self
 
@@ -99,29 +99,29 @@ class Teller:
         self._over.set()
         self._thread.join()
 
-    def hear(self, found: Found) -> None:
-        self._newest = found
+    def keep(self, best: Found) -> None:
+        self._newest = best
 
     def _repeat(self) -> None:
-        told: Found | None = None
+        reported: Found | None = None
         while not self._over.wait(INTERVAL_S):
             newest = self._newest
-            if newest is not None and newest is not told:
-                self.tell(newest)
-                told = newest
+            if newest is not None and newest is not reported:
+                self.report(newest)
+                reported = newest
 
-    def tell(self, found: Found, done: bool = False) -> None:
-        worth = found.iteration_us < (1 - GAIN) * self._worth_us
+    def report(self, best: Found, done: bool = False) -> None:
+        worth = best.iteration_us < (1 - GAIN) * self._worth_us
         if worth:
-            self._worth_us = found.iteration_us
+            self._worth_us = best.iteration_us
         header = {
             "first_us": self._first_us,
-            "iteration_us": found.iteration_us,
-            "device_peak_bytes": found.device_peak_bytes,
-            "generation": found.generation,
-            "evaluations": found.evaluations,
+            "iteration_us": best.iteration_us,
+            "device_peak_bytes": best.device_peak_bytes,
+            "generation": best.generation,
+            "evaluations": best.evaluations,
             "worth": worth,
             "done": done,
         }
-        plan = found.plan.with_bytes(self._trace)
+        plan = best.plan.with_bytes(self._trace)
         self._connection.send(FrameType.FOUND, self._job, header=header, buffers=[plan.rows, plan.order_bytes])

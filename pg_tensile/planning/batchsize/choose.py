@@ -82,9 +82,9 @@ def choose(
     for `base_batch` rows.
 
     The search predicts a geometric ladder upwards as long as it fits (memory grows with the batch), the largest size
-    that fits and the sizes in `first`. It then refines around the best size, and fills the widest gaps until it has
-    `runners_up` alternatives, with at most `tries` predictions in all. A size that needs more than `budget_bytes` is
-    never chosen, whatever `predict` returns.
+    that fits and the sizes in `first`. It then refines around the best size, and fills the widest intervals until it
+    has `runners_up` alternatives, with at most `tries` predictions in all. A size that needs more than `budget_bytes`
+    is never chosen, whatever `predict` returns.
 
     Raises BatchSizeError if not even `least` rows fit, and OptionError as `scaled_learning_rate` does.
     """
@@ -94,14 +94,18 @@ def choose(
     search.climb(least, most)
     for size in first:
         if least <= size <= search.largest:
-            search.look(size)
+            search.try_size(size)
     search.refine()
     search.fill(runners_up + 1)
     chosen = search.chosen()
-    others = sorted(search.known.values(), key=lambda one: (not one.feasible, -one.samples_per_s, one.batch_size))
-    candidates = (chosen, *(one for one in others if one is not chosen))
+    ordered = sorted(search.candidates.values(), key=_rank)
+    candidates = (chosen, *(candidate for candidate in ordered if candidate is not chosen))
     rate = scaled_learning_rate(learning_rate, base_batch, chosen.batch_size, law)
     return Choice(chosen.batch_size, rate, candidates, law)
+
+
+def _rank(candidate: Candidate) -> tuple[bool, float, int]:
+    return not candidate.feasible, -candidate.samples_per_s, candidate.batch_size
 
 
 class _Search:
@@ -109,21 +113,21 @@ class _Search:
         self.predict = predict
         self.budget_bytes = budget_bytes
         self.tries = tries
-        self.known: dict[int, Candidate] = {}
+        self.candidates: dict[int, Candidate] = {}
         self.largest = 0  # largest size known to fit
 
-    def look(self, size: int) -> bool:
+    def try_size(self, size: int) -> bool:
         """Return whether the size fits; False for a size not yet predicted once the tries are used up."""
-        if size not in self.known:
-            if len(self.known) >= self.tries:
+        if size not in self.candidates:
+            if len(self.candidates) >= self.tries:
                 return False
-            found = self.predict(size)
-            if found.feasible and self.budget_bytes is not None and found.device_bytes > self.budget_bytes:
-                found = found._replace(feasible=False, samples_per_s=0.0, reason="its plan exceeds the budget")
-            self.known[size] = found
-            if found.feasible:
+            candidate = self.predict(size)
+            if candidate.feasible and self.budget_bytes is not None and candidate.device_bytes > self.budget_bytes:
+                candidate = candidate._replace(feasible=False, samples_per_s=0.0, reason="its plan exceeds the budget")
+            self.candidates[size] = candidate
+            if candidate.feasible:
                 self.largest = max(self.largest, size)
-        return self.known[size].feasible
+        return self.candidates[size].feasible
 
     def climb(self, least: int, most: int) -> None:
         """Double the size from `least` up to `most` or until it does not fit, then bisect for the largest that fits.
@@ -131,51 +135,52 @@ class _Search:
         Raises BatchSizeError if no size fits.
         """
         size = least
-        while (self.look(size) or not self.known[size].device_bytes) and size < most:
+        while (self.try_size(size) or not self.candidates[size].device_bytes) and size < most:
             size = min(2 * size, most)
         if not self.largest:
-            smallest = next((one for one in self.known.values() if one.device_bytes), self.known[least])
+            smallest = next((tried for tried in self.candidates.values() if tried.device_bytes), self.candidates[least])
             raise BatchSizeError(smallest.batch_size, smallest.device_bytes, self.budget_bytes, smallest.reason)
         low, high = self.largest, size
-        while low < high and (between := _between(low, high)) is not None and len(self.known) < self.tries:
-            if self.look(between):
+        while low < high and (between := _between(low, high)) is not None and len(self.candidates) < self.tries:
+            if self.try_size(between):
                 low = between
             else:
                 high = between
 
     def refine(self) -> None:
         """Try sizes between the best or the chosen size and its neighbours until no size worth trying is left."""
-        while len(self.known) < self.tries:
+        while len(self.candidates) < self.tries:
             sizes = self._sizes()
-            around = {sizes.index(one.batch_size) for one in (self.best(), self.chosen())}
-            pairs = {pair for at in around for pair in _pairs(sizes[max(at - 1, 0) : at + 2])}
+            centres = {sizes.index(candidate.batch_size) for candidate in (self.best(), self.chosen())}
+            pairs = {pair for index in centres for pair in _pairs(sizes[max(index - 1, 0) : index + 2])}
             between = {size for pair in pairs if (size := _between(*pair)) is not None}
             if not between:
                 return
             for size in sorted(between):
-                self.look(size)
+                self.try_size(size)
 
     def fill(self, count: int) -> None:
-        """Try sizes in the widest gaps until `count` feasible sizes are known."""
-        while len(sizes := self._sizes()) < count and len(self.known) < self.tries:
-            gaps = [pair for pair in _pairs(sizes) if pair[1] - pair[0] > 1]
-            if not gaps:
+        """Try sizes in the widest intervals until `count` feasible sizes are known."""
+        while len(sizes := self._sizes()) < count and len(self.candidates) < self.tries:
+            intervals = [pair for pair in _pairs(sizes) if pair[1] - pair[0] > 1]
+            if not intervals:
                 return
-            low, high = max(gaps, key=lambda pair: pair[1] / pair[0])
-            self.look(_between(low, high) or (low + high) // 2)
+            low, high = max(intervals, key=lambda pair: pair[1] / pair[0])
+            self.try_size(_between(low, high) or (low + high) // 2)
 
     def best(self) -> Candidate:
-        return max(self._feasible(), key=lambda one: one.samples_per_s)
+        return max(self._feasible(), key=lambda candidate: candidate.samples_per_s)
 
     def chosen(self) -> Candidate:
         enough = (1 - TIE) * self.best().samples_per_s
-        return min((one for one in self._feasible() if one.samples_per_s >= enough), key=lambda one: one.batch_size)
+        fast = (candidate for candidate in self._feasible() if candidate.samples_per_s >= enough)
+        return min(fast, key=lambda candidate: candidate.batch_size)
 
     def _feasible(self) -> list[Candidate]:
-        return [one for one in self.known.values() if one.feasible]
+        return [candidate for candidate in self.candidates.values() if candidate.feasible]
 
     def _sizes(self) -> list[int]:
-        return sorted(one.batch_size for one in self._feasible())
+        return sorted(candidate.batch_size for candidate in self._feasible())
 
 
 def _pairs(sizes: list[int]) -> list[tuple[int, int]]:

@@ -47,18 +47,18 @@ def largest_without_stall(
         return None
 
     def pinning(size: int) -> Pinning | None:
-        found = layerwise(size).pinning(budget_bytes)
-        return found if found is not None and not found.ready.stalled else None
+        pinned = layerwise(size).pinning(budget_bytes)
+        return pinned if pinned is not None and not pinned.ready.stalled else None
 
     size, above = largest, largest + 1
-    while (found := pinning(size)) is None and size > least:
+    while (unstalled := pinning(size)) is None and size > least:
         size, above = max(least, size - max(1, size // STEP)), size
-    if found is None:
+    if unstalled is None:
         return Unstalled(largest, 0, frozenset())
-    best = _last(size, above - 1, lambda each: pinning(each) is not None) or size
-    found = pinning(best)
-    assert found is not None
-    return Unstalled(largest, best, found.pinned)
+    best = _last(size, above - 1, lambda rows: pinning(rows) is not None) or size
+    unstalled = pinning(best)
+    assert unstalled is not None
+    return Unstalled(largest, best, unstalled.pinned)
 
 
 def _last(low: int, high: int, holds: Callable[[int], bool]) -> int | None:

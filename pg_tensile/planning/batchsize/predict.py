@@ -106,16 +106,16 @@ class Predictor:
             trace = self.timed_trace(size)
         except TensileError as error:
             return _infeasible(size, 0, error.message)
-        others = self.least_bytes(size) if self.least_bytes is not None else 0
-        if others > self.budget_bytes:
-            return _infeasible(size, others, "evaluation does not fit")
+        least = self.least_bytes(size) if self.least_bytes is not None else 0
+        if least > self.budget_bytes:
+            return _infeasible(size, least, "evaluation does not fit")
         planner = JobPlanner(trace, self.profile, self.share, self.most_events)
         if planner.least_bytes > self.budget_bytes:
             return _infeasible(size, planner.least_bytes, f"the most memory is needed by {planner.largest_operator()}")
         planned = planner.best(self.budget_bytes, self.passes)
         if isinstance(planned, Shortage):
             return _infeasible(size, 0, "every plan within the budget has too many events")
-        nbytes = max(planned.device_peak_bytes, others)
+        nbytes = max(planned.device_peak_bytes, least)
         us = self.correction(size, planned.us)
         rate = size / us * 1e6 if us > 0 else math.inf
         return Candidate(size, True, us, planned.stall_us, rate, nbytes, _described(planned))

@@ -65,11 +65,11 @@ def fit_curve(work: Floats, us: Floats, launch_us: float) -> Curve:
     """
     work, us = np.maximum(np.asarray(work, np.float64), 1.0), np.maximum(us, max(launch_us, SMALLEST_US))
     bins = np.round(np.log2(work) * BINS_PER_OCTAVE).astype(np.int64)
-    _, place = np.unique(bins, return_inverse=True)
-    members = [np.flatnonzero(place == each) for each in range(place.max() + 1)]
-    points = np.array([np.median(np.log(work[each])) for each in members])
-    times = np.array([np.median(np.log(us[each])) for each in members])
-    counts = np.array([len(each) for each in members], np.float64)
+    _, indices = np.unique(bins, return_inverse=True)
+    members = [np.flatnonzero(indices == index) for index in range(indices.max() + 1)]
+    points = np.array([np.median(np.log(work[samples])) for samples in members])
+    times = np.array([np.median(np.log(us[samples])) for samples in members])
+    counts = np.array([len(samples) for samples in members], np.float64)
     fitted = np.exp(never_falling(times, counts))
     return Curve(np.exp(points), np.maximum(fitted, launch_us), launch_us)  # logarithms round
 
@@ -83,8 +83,10 @@ def never_falling(values: Floats, weights: Floats) -> Floats:
     for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
         blocks.append((value, weight, 1))
         while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (low, one, first), (high, two, second) = blocks[-2:]
-            blocks[-2:] = [((low * one + high * two) / (one + two), one + two, first + second)]
+            (left, left_weight, left_count), (right, right_weight, right_count) = blocks[-2:]
+            weight = left_weight + right_weight
+            mean = (left * left_weight + right * right_weight) / weight
+            blocks[-2:] = [(mean, weight, left_count + right_count)]
     return np.repeat([mean for mean, _, _ in blocks], [count for _, _, count in blocks])
 
 
@@ -120,9 +122,9 @@ class Curves:
         if not curves:
             raise ValueError("no operator has been timed yet")
         by_curve = np.full(trace.operator_count, self.launch_us)
-        for target, places in _places(trace).items():
+        for target, operators in _operators(trace).items():
             if target in curves:
-                by_curve[places] = curves[target].time_us(work[places])
+                by_curve[operators] = curves[target].time_us(work[operators])
         own = self._own(trace)
         return by_curve if own is None else _continued(work, by_curve, *own, trace, curves)
 
@@ -132,9 +134,9 @@ class Curves:
             samples: defaultdict[str, list[tuple[Floats, Floats]]] = defaultdict(list)
             for iterations, skipped in ((self._measured, set()), (self._predicted, measured)):
                 for trace, latency_us in iterations:
-                    for target, places in _places(trace).items():
+                    for target, operators in _operators(trace).items():
                         if target not in skipped:
-                            samples[target].append((work_of(trace)[places], latency_us[places]))
+                            samples[target].append((work_of(trace)[operators], latency_us[operators]))
             for target, parts in samples.items():
                 work, us = (np.concatenate(column) for column in zip(*parts, strict=True))
                 self._curves[target] = fit_curve(work, us, self.launch_us)
@@ -146,9 +148,9 @@ class Curves:
         None means that no known trace has that structure.
         """
         own: dict[tuple[int, ...], tuple[Floats, Floats]] = {}
-        for other, latency_us in self._measured or self._predicted:
-            if has_structure(trace, other):
-                own[tuple(other.tensor_bytes.tolist())] = work_of(other), latency_us
+        for timed, latency_us in self._measured or self._predicted:
+            if has_structure(trace, timed):
+                own[tuple(timed.tensor_bytes.tolist())] = work_of(timed), latency_us
         if not own:
             return None
         work, us = (np.stack(column) for column in zip(*own.values(), strict=True))
@@ -162,28 +164,28 @@ def work_of(trace: Trace) -> Floats:
     return np.maximum(np.where(trace.flops > 0, trace.flops, nbytes), 1).astype(np.float64)
 
 
-def _places(trace: Trace) -> dict[str, np.ndarray]:
+def _operators(trace: Trace) -> dict[str, np.ndarray]:
     """Return the operators of each target."""
     order = np.argsort(trace.target.codes, kind="stable")
     parts = np.split(order, np.searchsorted(trace.target.codes[order], np.arange(1, len(trace.target.values))))
-    return {target: places for target, places in zip(trace.target.values, parts, strict=True) if places.size}
+    return {target: operators for target, operators in zip(trace.target.values, parts, strict=True) if operators.size}
 
 
 def _continued(
-    work: Floats, by_curve: Floats, known_work: Floats, known_us: Floats, trace: Trace, curves: dict[str, Curve]
+    work: Floats, by_curve: Floats, timed_work: Floats, timed_us: Floats, trace: Trace, curves: dict[str, Curve]
 ) -> Floats:
     """Return µs of each operator from its own times, interpolated on logarithmic scales.
 
     Beyond the sizes at which it was timed, its times follow the curve of its kind.
     """
-    found = np.empty_like(work)
-    edges = {target: curve.time_us for target, curve in curves.items()}
-    for place in range(len(work)):
-        at, counts = np.unique(known_work[:, place], return_counts=True)
-        us = np.array([np.median(known_us[known_work[:, place] == each, place]) for each in at])
+    times_us = np.empty_like(work)
+    curve_of = {target: curve.time_us for target, curve in curves.items()}
+    for operator in range(len(work)):
+        points, counts = np.unique(timed_work[:, operator], return_counts=True)
+        us = np.array([np.median(timed_us[timed_work[:, operator] == point, operator]) for point in points])
         us = np.exp(never_falling(np.log(np.maximum(us, SMALLEST_US)), counts.astype(np.float64)))
-        found[place] = np.exp(np.interp(np.log(work[place]), np.log(at), np.log(us)))
-        if not at[0] <= work[place] <= at[-1]:
-            edge = at[:1] if work[place] < at[0] else at[-1:]
-            found[place] *= by_curve[place] / edges[trace.target[place]](edge)[0]
-    return found
+        times_us[operator] = np.exp(np.interp(np.log(work[operator]), np.log(points), np.log(us)))
+        if not points[0] <= work[operator] <= points[-1]:
+            edge = points[:1] if work[operator] < points[0] else points[-1:]
+            times_us[operator] *= by_curve[operator] / curve_of[trace.target[operator]](edge)[0]
+    return times_us

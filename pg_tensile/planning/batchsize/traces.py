@@ -42,7 +42,7 @@ class Affine:
         low, high = values[0], values[-1]
         slope = (high - low) // (sizes[-1] - sizes[0])
         law = Affine(low - sizes[0] * slope, slope)
-        if np.any(slope < 0) or any(np.any(law.at(size) != each) for size, each in zip(sizes, values, strict=True)):
+        if np.any(slope < 0) or any(np.any(law.at(size) != row) for size, row in zip(sizes, values, strict=True)):
             raise CaptureError(f"{what} of the step do not grow evenly with the batch")
         return law
 
@@ -69,8 +69,8 @@ class BatchLaw:
             raise ValueError("a law needs two sizes and a third to be held against")
         of_sizes = [traces[size] for size in sizes]
         first = of_sizes[0]
-        for other in of_sizes[1:]:
-            if not has_structure(first, other) or not _same_strings(first, other):
+        for trace in of_sizes[1:]:
+            if not has_structure(first, trace) or not _same_strings(first, trace):
                 raise CaptureError("the step takes another way with another batch size")
         columns = {
             name: Affine.through(sizes, [getattr(trace, name) for trace in of_sizes], name.replace("_", " "))
@@ -149,25 +149,23 @@ class BatchTraces:
         Measurements with a different number of operators are ignored; without any, the trace's own workspaces are
         returned.
         """
-        known = {at: each for at, each in sorted(self._workspaces.items()) if len(each) == trace.operator_count}
-        if not known or size in known:
-            return known.get(size, trace.workspace_bytes)
-        below, above = (
-            max((at for at in known if at < size), default=0),
-            min((at for at in known if at > size), default=0),
-        )
+        usable = {rows: nbytes for rows, nbytes in self._workspaces.items() if len(nbytes) == trace.operator_count}
+        if not usable or size in usable:
+            return usable.get(size, trace.workspace_bytes)
+        below = max((rows for rows in usable if rows < size), default=0)
+        above = min((rows for rows in usable if rows > size), default=0)
         if not above:
-            return -(-known[below] * size // below)
+            return -(-usable[below] * size // below)
         if not below:
-            return known[above]
-        low, high = known[below], known[above]
+            return usable[above]
+        low, high = usable[below], usable[above]
         return low + -(-(high - low) * (size - below) // (above - below))
 
 
 def _same_strings(trace: Trace, other: Trace) -> bool:
     for name in SAME:
-        one, two = getattr(trace, name), getattr(other, name)
-        if one.values != two.values or not np.array_equal(one.codes, two.codes):
+        strings, others = getattr(trace, name), getattr(other, name)
+        if strings.values != others.values or not np.array_equal(strings.codes, others.codes):
             return False
     return np.array_equal(trace.shape_start, other.shape_start) and trace.device == other.device
 
@@ -184,10 +182,10 @@ def _signatures(
     texts, numbers = [], []
     for combination in combinations.tolist():
         parts = [INTEGER.split(column.values[code]) for column, code in zip(columns, combination, strict=True)]
-        if any(each[::2] != parts[0][::2] for each in parts):
+        if any(part[::2] != parts[0][::2] for part in parts):
             raise CaptureError("the operators' arguments are others with another batch size")
         texts.append(tuple(parts[0][::2]))
-        values = [np.array(each[1::2], np.int64) for each in parts]
+        values = [np.array(part[1::2], np.int64) for part in parts]
         numbers.append(Affine.through(sizes, values, "the operators' arguments"))
     return codes.reshape(-1), tuple(texts), tuple(numbers)
 

@@ -132,7 +132,7 @@ class Tensors:
 
 @dataclass(frozen=True)
 class PlanUse:
-    """What the plan does besides its memory and time; `link` is by direction."""
+    """Effects of the plan besides its memory and time; `link` is by direction."""
 
     link: dict[str, LinkUse]
     swapped: Tensors
@@ -141,7 +141,7 @@ class PlanUse:
 
 @dataclass(frozen=True)
 class NoPlan:
-    """The scheduler makes no plan for the job, for this reason (None if it has no room)."""
+    """Absence of a plan, and the scheduler's reason (None if the job is refused)."""
 
     unplanned: str | None
 

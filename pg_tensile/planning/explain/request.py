@@ -1,4 +1,4 @@
-"""What an explanation is made from: the requested job, and the load of its device by others."""
+"""Input of an explanation: the requested job, and the load of its device by others."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def assemble(
 def describe_samples(samples: Sequence[Sample], profile: DeviceProfile) -> Described:
     """Describe measured operators."""
     kinds, operands = describe_calls((sample.target, sample.signature) for sample in samples)
-    rows = [each[2:5] + each[6:] for each in samples]
+    rows = [sample[2:5] + sample[6:] for sample in samples]
     flops, traffic, load, reuse, before = np.array(rows, np.float64).reshape(-1, 5).T
     return assemble(kinds, operands, flops, traffic, profile, load, Caches(reuse, before))
 
@@ -194,10 +194,10 @@ def caches_of(trace: Trace) -> Caches:
     before[first] = np.where(trace.persistent[used], begin[last] - accessed[-1], np.nan)
     distance = np.empty_like(begin)
     distance[order] = np.log2(1.0 + begin - before)
-    known = np.isfinite(distance)
-    weight = np.maximum(size[known], 1.0)
-    total = np.bincount(operator[known], weight * distance[known], trace.operator_count)
-    reuse = total / np.maximum(1.0, np.bincount(operator[known], weight, trace.operator_count))
+    repeated = np.isfinite(distance)
+    weight = np.maximum(size[repeated], 1.0)
+    total = np.bincount(operator[repeated], weight * distance[repeated], trace.operator_count)
+    reuse = total / np.maximum(1.0, np.bincount(operator[repeated], weight, trace.operator_count))
     return Caches(reuse, np.append(0.0, _log(np.diff(accessed)[:-1])))
 
 
@@ -215,8 +215,8 @@ def _log(values: ArrayLike) -> NDArray[np.float64]:
 def _describe(target: str, signature: str) -> tuple[str, tuple[float, ...]]:
     arguments = parse(signature)
     row: list[float] = []
-    for place in range(TENSORS):
-        row += _numbers_of(arguments.operands[place] if place < len(arguments.operands) else None)
+    for index in range(TENSORS):
+        row += _numbers_of(arguments.operands[index] if index < len(arguments.operands) else None)
     present = [operand for operand in arguments.operands if operand is not None]
     row += [math.log2(1 + len(present)), math.log2(1 + sum(operand.elements for operand in present))]
     scalars = [_signed_log(number) for number in arguments.numbers[:SCALARS]]
@@ -256,10 +256,10 @@ def _kind(target: str, arguments: Arguments, present: list[Operand]) -> str:
 
 def _convolution(target: str, present: list[Operand]) -> list[str]:
     """Return what selects the library's algorithm: the kernel size, and whether it is grouped or depthwise."""
-    place = 1 if "backward" in target else 0  # the input; its weight follows
-    if len(present) < place + 2 or len(present[place].shape) < 3:
+    index = 1 if "backward" in target else 0  # of the input; its weight follows
+    if len(present) < index + 2 or len(present[index].shape) < 3:
         return []
-    image, weight = present[place].shape, present[place + 1].shape
+    image, weight = present[index].shape, present[index + 1].shape
     if len(weight) < 3 or weight[1] * 2 <= image[1]:
         return ["depthwise" if len(weight) > 1 and weight[1] == 1 else "grouped"]
     return ["1x1" if max(weight[2:]) == 1 else "kxk"]

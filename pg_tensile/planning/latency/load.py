@@ -44,8 +44,8 @@ class LoadMeter:
             return _nvml_utilisation(self._index)
         before, self._before = self._before, _processor_times()
         total = self._before.total - before.total
-        others = (self._before.busy - before.busy) - (self._before.own - before.own)
-        return min(1.0, max(0.0, others / total)) if total > 0 else 0.0
+        others_busy = (self._before.busy - before.busy) - (self._before.own - before.own)
+        return min(1.0, max(0.0, others_busy / total)) if total > 0 else 0.0
 
 
 def _processor_times() -> _Times:

@@ -56,8 +56,8 @@ class KindModel:
             for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
                 hidden = np.tanh(hidden @ weight + bias)
             output = (hidden @ self.weights[-1] + self.biases[-1])[:, 0].astype(np.float64)
-        known = np.clip(np.nan_to_num(output), -_MOST_RESIDUAL, _MOST_RESIDUAL)
-        return known / (1.0 + np.square(distance / FADING))
+        residual = np.clip(np.nan_to_num(output), -_MOST_RESIDUAL, _MOST_RESIDUAL)
+        return residual / (1.0 + np.square(distance / FADING))
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,8 +81,8 @@ class LatencyModels:
         latency = roofline.estimate(trace, profile)
         rates = self._rates(profile)
         factor = self._factors(describe(trace, rates, load))
-        known = np.isfinite(factor)
-        latency[known] = roofline_us(trace.flops, trace.operator_bytes, rates)[known] * factor[known]
+        modelled = np.isfinite(factor)
+        latency[modelled] = roofline_us(trace.flops, trace.operator_bytes, rates)[modelled] * factor[modelled]
         return latency
 
     def predict_samples(self, samples: Sequence[Sample], profile: DeviceProfile) -> NDArray[np.float64]:
@@ -163,12 +163,12 @@ def _fit(parameters: list[Floats32], inputs: Floats32, target: Floats32, random:
     for step in range(1, STEPS + 1):
         rate = LEARNING_RATE * (1 + np.cos(np.pi * step / STEPS)) / 2
         chosen = random.integers(0, len(target), BATCH) if len(target) > BATCH else slice(None)
-        for place, gradient in enumerate(_gradients(parameters, inputs[chosen], target[chosen])):
-            first[place] += 0.1 * (gradient - first[place])
-            second[place] += 0.01 * (gradient * gradient - second[place])
-            moved = (first[place] / (1 - 0.9**step)) / (np.sqrt(second[place] / (1 - 0.99**step)) + 1e-8)
-            decay = WEIGHT_DECAY if place < LAYERS else 0.0
-            parameters[place] -= (rate * (moved + decay * parameters[place])).astype(np.float32)
+        for index, gradient in enumerate(_gradients(parameters, inputs[chosen], target[chosen])):
+            first[index] += 0.1 * (gradient - first[index])
+            second[index] += 0.01 * (gradient * gradient - second[index])
+            moved = (first[index] / (1 - 0.9**step)) / (np.sqrt(second[index] / (1 - 0.99**step)) + 1e-8)
+            decay = WEIGHT_DECAY if index < LAYERS else 0.0
+            parameters[index] -= (rate * (moved + decay * parameters[index])).astype(np.float32)
 
 
 def _gradients(parameters: list[Floats32], inputs: Floats32, target: Floats32) -> list[Floats32]:

@@ -51,7 +51,7 @@ def decode(data: bytes) -> LatencyModels:
     if features != FEATURES:
         raise _damaged("it has another number of features")
     models = dict(_kind(reader) for _ in range(kinds))
-    if len(models) != kinds or reader.place != len(reader.payload):
+    if len(models) != kinds or reader.position != len(reader.payload):
         raise _damaged("it does not end where its networks do")
     return LatencyModels(*rates, models)
 
@@ -85,13 +85,13 @@ class _Reader:
 
     def __init__(self, payload: bytes) -> None:
         self.payload = payload
-        self.place = 0
+        self.position = 0
 
     def take(self, size: int) -> bytes:
-        if size > len(self.payload) - self.place:
+        if size > len(self.payload) - self.position:
             raise _damaged("they are longer than their bytes")
-        self.place += size
-        return self.payload[self.place - size : self.place]
+        self.position += size
+        return self.payload[self.position - size : self.position]
 
     def unpack(self, form: struct.Struct) -> tuple[Any, ...]:
         return form.unpack(self.take(form.size))

@@ -1,4 +1,4 @@
-"""What the memory scheduling decides from, and its decisions: the state of a device and of its jobs, and a schedule."""
+"""Types of the memory scheduling: the state of a device and of its jobs, the decisions, and a schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One round of decisions for all jobs of a device: what admission, planning and keeping share."""
+"""State of one round of decisions for all jobs of a device, shared by admission, planning and keeping."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job's executor sends to be kept: checkpoints, weights, measurements, a calibration. Standard library only."""
+"""Results that a job's executor sends: checkpoints, weights, measurements, a calibration. Standard library only."""
 
 from __future__ import annotations
 

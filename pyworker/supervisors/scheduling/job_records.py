@@ -1,6 +1,6 @@
-"""What the scheduler keeps of each job between two turns. Standard library only.
+"""Records that the scheduler keeps of each job between two turns. Standard library only.
 
-It only saves work, for everything that counts is in the catalogue and in shared memory.
+They only save work, for everything that counts is in the catalogue and in shared memory.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Plan(NamedTuple):
 
 @dataclass
 class JobRecord:
-    """What the planner has been sent of a job, and what was published for the job last."""
+    """State of a job: the data that the planner has been sent, and the plan that was published last."""
 
     captured: str  # the trace that the rest refers to
     sent: bool = False

@@ -1,4 +1,4 @@
-"""What the scheduler does with the planner's decisions: it publishes plans, and tells jobs why they have none.
+"""Execution of the planner's decisions: publication of plans, and reasons for jobs that have none.
 
 What shrinks is published first. The ledger refuses what does not fit yet; that is tried again whenever a job has
 acknowledged a smaller plan or has ended. So the grants of a device never exceed its budget, in whatever order things

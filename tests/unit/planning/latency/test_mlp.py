@@ -194,12 +194,14 @@ def test_models_come_back_as_they_were():
     assert len(model_bytes.encode(trained())) < 20_000
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_other_bytes_are_refused(data):
     with pytest.raises(MeasurementError, match="latency models"):
         model_bytes.decode(data)
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_damaged_bytes_are_refused(data):
     damaged = bytearray(small())
