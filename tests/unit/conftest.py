@@ -6,13 +6,13 @@ import torch
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Whatever tests before did with the number of threads: sums depend on it."""
+    """Set one thread, whatever earlier tests set: sums depend on the number of threads."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture
 def start():
-    """Makes executors of the small model; they are closed after the test."""
+    """Create executors of the small model, which are closed after the test."""
     from tests.unit.executing import starting
 
     with starting() as make:

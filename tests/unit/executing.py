@@ -1,4 +1,4 @@
-"""A small model with everything an executor has to get right, and how the tests execute it."""
+"""A small model with the features that executors must handle, and helpers that execute it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plan_of(policy: str, trace: Trace) -> Plan:
 
 
 class Net(nn.Module):
-    """Convolution, batch norm, an operator in place, dropout, a linear layer; a parameter that is never used."""
+    """Convolution, batch norm, an in-place operator, dropout, a linear layer, and a parameter that is never used."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,19 +68,19 @@ def captured_net(size: int = 4) -> Captured:
 @contextmanager
 def starting() -> Iterator[Callable[..., Executor]]:
     """Yield a function that makes executors of Net; they are closed afterwards."""
-    made: list[Executor | HostDevice] = []
+    closing: list[Executor | HostDevice] = []
 
     def make(policy: str | Plan = "none", budget: int | None = None, model=None, device=None, **options) -> Executor:
         captured = captured_net()
         plan = plan_of(policy, captured.trace) if isinstance(policy, str) else policy
         device = device or HostDevice(FAST, budget)
         executor = Executor(captured, model or net(), device, plan, **options)
-        made.extend((device, executor))
+        closing.extend((device, executor))
         return executor
 
     yield make
-    for each in reversed(made):
-        each.close()
+    for closable in reversed(closing):
+        closable.close()
 
 
 def eager(steps: int, seed: int = 1) -> tuple[EagerStep, list[Tensor]]:
@@ -161,5 +161,5 @@ def recorded(executor: Executor) -> IterationRecord:
     return executor.record
 
 
-def same(state: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    return state.keys() == other.keys() and all(torch.equal(state[name], other[name]) for name in state)
+def same(state: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return state.keys() == expected.keys() and all(torch.equal(state[name], expected[name]) for name in state)

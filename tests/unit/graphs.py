@@ -1,9 +1,9 @@
 """Random traces and plans for tests: hypothesis strategies, and the same from a plain `random.Random`.
 
 `traces()` draws small iterations with everything a trace can have. `valid_plans(trace)` draws plans that are valid by
-construction: it knows what is needed where, and decides for every stretch between two needs of a tensor whether it
-leaves and how it comes back. It asks nothing of what it is there to test. `broken(trace, plan)` changes a valid plan
-somewhere; nearly always that loses data (tests/unit/oracle.py says whether it does). Needs no torch.
+construction: for every interval between two needs of a tensor it decides whether the tensor leaves the device and how
+it comes back, without calling the code under test. `broken(trace, plan)` changes a valid plan, which nearly always
+loses data (tests/unit/oracle.py decides). Needs no torch.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ CREATED = (Kind.ACTIVATION, Kind.ACTIVATION, Kind.GRADIENT, Kind.TEMPORARY)
 
 
 def random_trace(random: Random, most_operators: int = 12, most_tensors: int = 14) -> Trace:
-    """Operators with any number of reads, outputs, in-place writes and statistics; persistent tensors of every kind,
-    some of them only read, some never used; tensors without bytes; all phases."""
+    """Draw a trace: operators with any number of reads, outputs, in-place writes and statistics; persistent tensors of
+    every kind, some only read, some never used; tensors without bytes; all phases."""
     tensors = [_tensor(random, kind) for kind in random.choices(list(Kind)[:4], k=random.randint(0, 4))]
     persistent = len(tensors)
     inputs = random.randint(0, 2) + (not tensors)
@@ -38,8 +38,8 @@ def random_trace(random: Random, most_operators: int = 12, most_tensors: int = 1
     operators = [Operator("placeholder", Phase.FORWARD, created)]
     frozen = {tensor for tensor in range(persistent) if random.random() < 0.4}
     count = random.randint(1, most_operators - 2)
-    for place in range(count):
-        phase = Phase(min(2, place * 4 // count))
+    for number in range(count):
+        phase = Phase(min(2, number * 4 // count))
         accesses = _accesses(random, tensors, frozen)
         if len(tensors) < most_tensors and (len(accesses) != 1 or accesses[0].mode is not Mode.WRITE):
             for _ in range(random.choice((0, 1, 1, 1, 2, 3))):
@@ -49,7 +49,7 @@ def random_trace(random: Random, most_operators: int = 12, most_tensors: int = 1
             accesses = [Access(random.randrange(len(tensors)), Mode.READ)]
         operators.append(
             Operator(
-                f"op{place}", phase, tuple(accesses), random=random.random() < 0.2,
+                f"op{number}", phase, tuple(accesses), random=random.random() < 0.2,
                 latency_us=random.choice((0.0, 1.5, 20.0)), workspace_bytes=random.choice((0, 0, 256)),
                 module=random.choice(("", "block")), signature=random.choice(("", "f32[4]")),
             )
@@ -65,10 +65,10 @@ def _tensor(random: Random, kind: Kind) -> Tensor:
 
 
 def _accesses(random: Random, tensors: list[Tensor], frozen: set[int]) -> list[Access]:
-    """Of one operator to tensors that exist: recent ones more often, as in a chain of layers."""
+    """Draw accesses of an operator to existing tensors, more often to recent ones, as in a chain of layers."""
     recent = range(max(0, len(tensors) - 4), len(tensors))
     created = [tensor for tensor in recent if tensors[tensor].kind > Kind.INPUT]
-    if created and random.random() < 0.25:  # as relu_ behind batch norm
+    if created and random.random() < 0.25:  # like relu_ after batch norm
         return [Access(random.choice(created), Mode.WRITE)]
     pool = list(dict.fromkeys(random.choices([*range(len(tensors)), *recent], k=random.randint(0, 4))))
     accesses = []
@@ -81,7 +81,7 @@ def _accesses(random: Random, tensors: list[Tensor], frozen: set[int]) -> list[A
 
 
 def dice() -> st.SearchStrategy[Random]:
-    """One draw for many decisions: hypothesis looks for small sizes and gives up on long sequences of draws."""
+    """Draw a generator for many decisions: hypothesis prefers small sizes and gives up on long sequences of draws."""
     return st.integers(0, 2**32 - 1).map(Random)
 
 
@@ -92,7 +92,7 @@ def traces(draw: st.DrawFn, most_operators: int = 12, most_tensors: int = 14) ->
 
 
 def random_order(random: Random, trace: Trace) -> list[int]:
-    """An order in which the operators may be executed: whatever is ready comes next."""
+    """Draw a valid order of the operators: one of those that are ready comes next."""
     needs = dependencies(trace)
     missing = np.diff(needs.predecessor_start).tolist()
     ready, order = [operator for operator, count in enumerate(missing) if not count], []
@@ -104,7 +104,7 @@ def random_order(random: Random, trace: Trace) -> list[int]:
     return order
 
 
-# ---- a small one, for examples ----
+# ---- a small trace for examples ----
 
 # A chain of three, forward and backward, and an update. Operators: 0 placeholder, 1 a = f(x, w), 2 norm: b = g(a) with
 # running statistics, 3 relu_ changes b, 4 c = h(b), 5 backward of h: reads c and b, makes d; 6 of g: reads a and d,
@@ -113,7 +113,7 @@ W, F, S, X, A, B, C, D, E = range(9)
 
 
 def chain() -> Trace:
-    """Nine tensors (W … E) and ten operators, as above."""
+    """Build a trace of nine tensors (W … E) and ten operators, as above."""
     tensors = [
         Tensor(10, Kind.PARAMETER, "fc.weight"),
         Tensor(11, Kind.PARAMETER, "fc.frozen"),
@@ -143,10 +143,10 @@ def chain() -> Trace:
 
 
 class Need(NamedTuple):
-    """Where a tensor has to be there: at operator `at` (`rank` < 0), or for the recompute event of that rank in the
-    gap after it."""
+    """A place where a tensor must be resident: at an operator (`rank` < 0), or for the recompute event of that rank in
+    the gap after it."""
 
-    at: int
+    operator: int
     rank: float = -1.0
 
     @property
@@ -155,17 +155,17 @@ class Need(NamedTuple):
 
     @property
     def last_trigger(self) -> int:
-        """Of a swap-in for this need."""
-        return self.at - 1
+        """The latest trigger of a swap-in for this need."""
+        return self.operator - 1
 
     @property
     def last_deadline(self) -> int:
-        return self.at
+        return self.operator
 
 
 @dataclass
 class Segment:
-    """One version of a tensor: from the operator that writes it (-1: the start) to the next that does."""
+    """A version of a tensor, from the operator that writes it (-1: the start) to the next that does."""
 
     tensor: int
     version: int
@@ -176,12 +176,12 @@ class Segment:
 
 @dataclass
 class Style:
-    """How often a stretch without need is used, and for what."""
+    """Probabilities: that an idle interval is used, and for what."""
 
     leave: float = 0.6
     swap: float = 1.0
     recompute: float = 1.0
-    eager: bool = False  # away for as long as possible
+    eager: bool = False  # off the device for as long as possible
 
 
 MIXED = Style()
@@ -190,9 +190,9 @@ RECOMPUTE_ALL = Style(leave=1.0, swap=0.0, eager=True)
 
 
 class Planner:
-    """Builds one valid plan. Segments are decided from the one written last to the one written first, because making
-    one again needs tensors written before it, which are then still undecided. In one gap, recompute events stand in
-    the order in which their tensors were written; an event's rank is its place among them."""
+    """Build a valid plan. Segments are decided from the last one written to the first: a recompute needs tensors that
+    were written earlier, which are then still undecided. In a gap, recompute events stand in the order in which
+    their tensors were written; an event's rank is its position among them."""
 
     def __init__(self, random: Random, trace: Trace, style: Style) -> None:
         self.random = random
@@ -206,21 +206,21 @@ class Planner:
             self._split(tensor)
 
     def _split(self, tensor: int) -> None:
-        """The segments of a tensor, with the needs of the operators."""
+        """Add the segments of a tensor, with the needs of the operators."""
         segment = Segment(tensor, 0, -1, None)
         self.segments[tensor, 0] = segment
-        for place, operator in enumerate(self.operators):
+        for index, operator in enumerate(self.operators):
             for access in operator.accesses:
                 if access.tensor != tensor:
                     continue
                 if access.mode is Mode.CREATE:
-                    segment.written = place
+                    segment.written = index
                 elif access.mode is Mode.READ:
-                    segment.needs.append(Need(place))
+                    segment.needs.append(Need(index))
                 else:
-                    segment.ends = Need(place)
-                    segment.needs.append(Need(place))
-                    segment = Segment(tensor, segment.version + 1, place, None)
+                    segment.ends = Need(index)
+                    segment.needs.append(Need(index))
+                    segment = Segment(tensor, segment.version + 1, index, None)
                     self.segments[tensor, segment.version] = segment
 
     def plan(self) -> Plan:
@@ -230,7 +230,7 @@ class Planner:
             for tensor in range(self.trace.tensor_count)
             if persistent[tensor] and self.style.swap and self.random.random() < self.style.leave
         }
-        # A tensor that nothing writes has its copy on the host for ever, if it has swap events at all.
+        # A tensor that nothing writes keeps its host copy, if it has swap events.
         self.copied: set[int] = set()
         for segment in sorted(self.segments.values(), key=self._turn):
             self._decide(segment)
@@ -240,7 +240,7 @@ class Planner:
     # ---- one segment ----
 
     def _turn(self, segment: Segment) -> tuple[int, bool]:
-        """The order of decisions. A repeated operator copies its statistics, so they come after what it makes."""
+        """Return the key of the order of decisions. A recompute copies statistics, so they come after its results."""
         return -segment.written, self._by_statistics(segment)
 
     def _by_statistics(self, segment: Segment) -> bool:
@@ -253,7 +253,7 @@ class Planner:
         needs = sorted(set(segment.needs))
         current = segment.written < 0 and (frozen or tensor in self.copied)
         swaps_before = len(self.events)
-        here = Need(segment.written) if segment.written >= 0 else Need(0, -0.5)  # from there on it may leave
+        here = Need(segment.written) if segment.written >= 0 else Need(0, -0.5)  # it may leave from there on
         if segment.written < 0 and persistent and tensor in self.off:
             deadline = self._arrive(tensor, 0, needs[0] if needs else Need(self.last))
             here = Need(deadline, -0.5)
@@ -274,10 +274,10 @@ class Planner:
             self._die(segment, here, current)
 
     def _between(self, segment: Segment, here: Need, need: Need, current: bool, at_end: bool = False) -> bool:
-        """Decides the stretch between two needs; returns whether there is a current host copy then."""
+        """Decide the interval between two needs; return True if a current host copy exists after it."""
         ways = []
         if self.random.random() < self.style.leave:
-            if here.at <= need.last_trigger - at_end and self.random.random() < self.style.swap:
+            if here.operator <= need.last_trigger - at_end and self.random.random() < self.style.swap:
                 ways.append("swap")
             if self.random.random() < self.style.recompute and not at_end:
                 gaps = self._recompute_gaps(segment, here, need)
@@ -288,7 +288,7 @@ class Planner:
             return self._swap(segment, here, need, current)
         gap = max(gaps) if self.style.eager else self.random.choice(gaps)
         self._recompute(segment, gap, need)
-        if here.at < gap or not here.in_gap:  # else it goes by itself
+        if here.operator < gap or not here.in_gap:  # else it is freed without an event
             return self._goes_before_recompute(segment, here, gap, current)
         return current
 
@@ -296,7 +296,7 @@ class Planner:
         tensor = segment.tensor
         at_end = need.rank >= 1e9
         latest = need.last_trigger
-        gone = here.at if self.style.eager else self.random.randint(here.at, latest)
+        gone = here.operator if self.style.eager else self.random.randint(here.operator, latest)
         how = self.random.choice(("out", "out", "release", "nothing")) if current and gone <= latest else "out"
         if how == "release":
             self._add(Event(EventKind.RELEASE, tensor, gone, gone), self._after(here, gone))
@@ -306,11 +306,11 @@ class Planner:
         return True
 
     def _swap_out(self, segment: Segment, here: Need, gone: int, latest: int) -> int:
-        """A swap-out that frees at about `gone`, at most at `latest`; returns where it frees."""
+        """Add a swap-out that frees at about `gone`, not after `latest`; return the operator after which it frees."""
         if not self.style.eager and self.random.random() < 0.5:
-            deadline = min(gone + 1, latest) if gone == here.at and here.in_gap else gone
+            deadline = min(gone + 1, latest) if gone == here.operator and here.in_gap else gone
             begin = self._earliest(segment, here)
-            if begin < deadline and (deadline > here.at or not here.in_gap):
+            if begin < deadline and (deadline > here.operator or not here.in_gap):
                 trigger = self.random.randint(begin, deadline - 1)
                 delay = self.random.choice((0, 0, 30))
                 event = Event(EventKind.SWAP_OUT, segment.tensor, trigger, deadline, delay_us=delay)
@@ -320,17 +320,17 @@ class Planner:
         return gone
 
     def _earliest(self, segment: Segment, here: Need) -> int:
-        """The first gap in which an asynchronous swap-out may begin: reads may come while it copies, but no other event
-        of the tensor and no write."""
+        """Return the first gap in which an asynchronous swap-out may begin: reads may overlap it, but no other event of
+        the tensor and no write."""
         busy = [
             max(event.trigger, event.deadline) if event.kind is not EventKind.RECOMPUTE else event.trigger + 1
             for _, _, event in self.events
-            if event.tensor == segment.tensor and event.trigger <= here.at
+            if event.tensor == segment.tensor and event.trigger <= here.operator
         ]
-        return min(here.at, max([segment.written, 0, *busy])) if busy else max(segment.written, 0)
+        return min(here.operator, max([segment.written, 0, *busy])) if busy else max(segment.written, 0)
 
     def _arrive(self, tensor: int, earliest: int, need: Need, rank: float = 0.0) -> int:
-        """A swap-in for `need`, triggered at `earliest` or later; returns its deadline."""
+        """Add a swap-in for `need`, triggered at `earliest` or later; return its deadline."""
         trigger = need.last_trigger if self.style.eager else self.random.randint(earliest, need.last_trigger)
         deadline = self.random.randint(trigger + 1, need.last_deadline)
         event = Event(EventKind.SWAP_IN, tensor, trigger, deadline, delay_us=self.random.choice((0, 0, 10)))
@@ -338,8 +338,8 @@ class Planner:
         return deadline
 
     def _leave_for_good(self, segment: Segment, here: Need, current: bool) -> bool:
-        """Off the device at the end of the iteration."""
-        gone = here.at if self.style.eager else self.random.randint(here.at, self.last)
+        """Free a persistent tensor that is not resident at the end of the iteration; return True."""
+        gone = here.operator if self.style.eager else self.random.randint(here.operator, self.last)
         how = self.random.choice(("out", "release", "nothing")) if current else "out"
         if how == "release":
             self._add(Event(EventKind.RELEASE, segment.tensor, gone, gone), self._after(here, gone))
@@ -348,10 +348,10 @@ class Planner:
         return True
 
     def _die(self, segment: Segment, here: Need, current: bool) -> None:
-        """After the last need of a tensor of this iteration: nothing, or events that are of no use and allowed."""
+        """Add nothing, or valid but useless events, after the last need of a tensor that is not persistent."""
         if self.random.random() < 0.8:
             return
-        gone = self.random.randint(here.at, self.last)
+        gone = self.random.randint(here.operator, self.last)
         if self.random.random() < 0.5:
             self._add(Event(EventKind.RELEASE, segment.tensor, gone, gone), self._after(here, gone))
         elif self.style.swap:
@@ -362,47 +362,48 @@ class Planner:
     # ---- recomputation ----
 
     def _recompute_gaps(self, segment: Segment, here: Need, need: Need) -> list[int]:
-        """Gaps in which the tensor can be made again: its writers may be repeated, what they read has not changed."""
+        """Return the gaps in which the tensor can be recomputed: its writers' inputs have not changed."""
         tensor, trace = segment.tensor, self.trace
         if trace.persistent[tensor] or trace.tensor_kind[tensor] == Kind.INPUT or self._by_statistics(segment):
             return []
         reads = []
         for writer in trace.writers(tensor, segment.version):
             seen = self._versions(writer)
-            for other, mode in self.operators[writer].accesses:
-                if other != tensor and mode is Mode.WRITE:
+            for read, mode in self.operators[writer].accesses:
+                if read != tensor and mode is Mode.WRITE:
                     return []
-                if other != tensor and mode in (Mode.READ, Mode.STATS):
-                    reads.append((other, seen[other] + (mode is Mode.STATS)))
-        last = need.at if need.in_gap else need.at - 1
-        gaps = range(here.at + here.in_gap, last + 1)
-        return [gap for gap in gaps if all(self._versions(gap + 1)[other] == version for other, version in reads)]
+                if read != tensor and mode in (Mode.READ, Mode.STATS):
+                    reads.append((read, seen[read] + (mode is Mode.STATS)))
+        last = need.operator if need.in_gap else need.operator - 1
+        gaps = range(here.operator + here.in_gap, last + 1)
+        return [gap for gap in gaps if all(self._versions(gap + 1)[read] == version for read, version in reads)]
 
-    def _versions(self, place: int) -> dict[int, int]:
-        """The version of every tensor before an operator."""
+    def _versions(self, operator_index: int) -> dict[int, int]:
+        """Return the version of every tensor before an operator."""
         versions = dict.fromkeys(range(self.trace.tensor_count), 0)
-        for operator in self.operators[:place]:
+        for operator in self.operators[:operator_index]:
             for tensor, mode in operator.accesses:
                 versions[tensor] += mode in (Mode.WRITE, Mode.STATS)
         return versions
 
     def _recompute(self, segment: Segment, gap: int, need: Need) -> None:
         tensor, rank = segment.tensor, float(segment.written)
-        deadline = need.at if need.at > gap else self.last
+        deadline = need.operator if need.operator > gap else self.last
         self._add(Event(EventKind.RECOMPUTE, tensor, gap, deadline, version=segment.version), rank)
         for writer in self.trace.writers(tensor, segment.version):
             seen = self._versions(writer)
-            for other, mode in self.operators[writer].accesses:
-                if other != tensor and mode in (Mode.READ, Mode.STATS):
-                    version = seen[other] + (mode is Mode.STATS)
-                    self.segments[other, version].needs.append(Need(gap, rank))
+            for read, mode in self.operators[writer].accesses:
+                if read != tensor and mode in (Mode.READ, Mode.STATS):
+                    version = seen[read] + (mode is Mode.STATS)
+                    self.segments[read, version].needs.append(Need(gap, rank))
 
     def _goes_before_recompute(self, segment: Segment, here: Need, gap: int, current: bool) -> bool:
-        """How a tensor leaves that is made again in `gap`: by itself, by a release, or by a swap-out all the same."""
+        """Free a tensor that is recomputed in `gap`: without an event, by a release or by a swap-out. Return True if a
+        current host copy exists."""
         latest = gap - 1 if here.in_gap or self.random.random() < 0.5 else gap
-        if latest < here.at or self.random.random() < 0.4:
+        if latest < here.operator or self.random.random() < 0.4:
             return current
-        gone = self.random.randint(here.at, latest)
+        gone = self.random.randint(here.operator, latest)
         if self.style.swap and self.random.random() < 0.3 and gone < gap:
             self._swap_out(segment, here, gone, gap - 1)
             return True
@@ -411,8 +412,8 @@ class Planner:
         return current
 
     def _after(self, here: Need, gap: int) -> float:
-        """A rank in `gap` behind the need `here`."""
-        return here.rank + 0.25 if here.in_gap and here.at == gap else -0.5
+        """Return a rank in `gap` after the need `here`."""
+        return here.rank + 0.25 if here.in_gap and here.operator == gap else -0.5
 
     def _add(self, event: Event, rank: float) -> None:
         self.events.append((event.trigger, rank, event))
@@ -430,7 +431,7 @@ def valid_plans(draw: st.DrawFn, trace: Trace) -> Plan:
 
 @st.composite
 def planned(draw: st.DrawFn, most_operators: int = 12, most_tensors: int = 14) -> tuple[Trace, Plan]:
-    """A trace and a valid plan for it."""
+    """Draw a trace and a valid plan for it."""
     trace = draw(traces(most_operators, most_tensors))
     return trace, draw(valid_plans(trace))
 
@@ -439,7 +440,7 @@ def planned(draw: st.DrawFn, most_operators: int = 12, most_tensors: int = 14) -
 
 
 def mutate(random: Random, trace: Trace, plan: Plan) -> Plan:
-    """One event dropped, doubled, moved or changed, or one added; mostly that loses data."""
+    """Drop, double, move or change an event, or add one; this mostly loses data."""
     events = list(plan.events)
     last = trace.operator_count - 1
     if not events or random.random() < 0.1:
@@ -450,8 +451,8 @@ def mutate(random: Random, trace: Trace, plan: Plan) -> Plan:
         deadline = trigger if kind is EventKind.RELEASE else random.randint(trigger, last)
         events.insert(random.randint(0, len(events)), Event(kind, tensor, trigger, deadline, version))
         return Plan.build(events)
-    place = random.randrange(len(events))
-    event = events.pop(place)
+    index = random.randrange(len(events))
+    event = events.pop(index)
     change = random.choice(("drop", "drop", "trigger", "deadline", "kind", "tensor", "version", "order", "double"))
     if change == "trigger":
         move = random.choice((-2, -1, 1, 2))
@@ -466,15 +467,15 @@ def mutate(random: Random, trace: Trace, plan: Plan) -> Plan:
     elif change == "version":
         event = event._replace(version=event.version + random.choice((-1, 1)))
     elif change == "double":
-        events.insert(place, event)
+        events.insert(index, event)
     if change != "drop":
-        events.insert(random.randint(0, len(events)) if change == "order" else place, event)
+        events.insert(random.randint(0, len(events)) if change == "order" else index, event)
     return Plan.build(events)
 
 
 @st.composite
 def broken(draw: st.DrawFn, trace: Trace, plan: Plan) -> Plan:
-    """One to three mutations of a valid plan; very rarely it is still valid."""
+    """Apply one to three mutations to a valid plan; very rarely it stays valid."""
     random = draw(dice())
     for _ in range(draw(st.sampled_from((1, 1, 1, 2, 3)))):
         plan = mutate(random, trace, plan)

@@ -1,4 +1,4 @@
-"""Small traces written down operator by operator, for tests whose answer is known by hand."""
+"""Small traces written operator by operator, for tests with answers worked out by hand."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase,
 
 
 def trace_of(*operators: tuple[float, dict[int, Mode]], sizes: tuple[int, ...], persistent: int = 0) -> Trace:
-    """An iteration of operators (µs, accesses) between placeholder and output, which take no time. Tensor 0 is the
-    batch, the next `persistent` ones are parameters."""
+    """Build an iteration of operators (µs, accesses) between placeholder and output, which take no time. Tensor 0 is
+    the batch, the next `persistent` ones are parameters."""
     kinds = [Kind.INPUT] + [Kind.PARAMETER] * persistent + [Kind.TEMPORARY] * (len(sizes) - 1 - persistent)
     rows = [Operator("placeholder", Phase.FORWARD, (Access(0, Mode.CREATE),))]
     for latency_us, accesses in operators:
@@ -18,7 +18,7 @@ def trace_of(*operators: tuple[float, dict[int, Mode]], sizes: tuple[int, ...], 
 
 
 def network(layers: int, activation_bytes: int = 1 << 20, latency_us: float = 100.0) -> Trace:
-    """A training step of a chain of layers, with an in-place operator in every second one: some 3.5 operators a layer.
+    """Build a training step of a chain of layers, every second with an in-place operator: 3.5 operators a layer.
     The backward operator of a layer reads what went in and what came out; the updates stand at the end."""
     tensors: list[Tensor] = []
     operators: list[Operator] = []
@@ -36,12 +36,12 @@ def network(layers: int, activation_bytes: int = 1 << 20, latency_us: float = 10
     moments = [tensor(Kind.OPTIMIZER_STATE, activation_bytes // 4) for _ in range(layers)]
     operator("placeholder", Phase.FORWARD, 0.0, {activations[0]: Mode.CREATE})
     for layer, weight in enumerate(weights):
-        made = tensor(Kind.ACTIVATION, activation_bytes)
+        output = tensor(Kind.ACTIVATION, activation_bytes)
         reads = {activations[-1]: Mode.READ, weight: Mode.READ}
-        operator("layer", Phase.FORWARD, latency_us, {**reads, made: Mode.CREATE})
+        operator("layer", Phase.FORWARD, latency_us, {**reads, output: Mode.CREATE})
         if layer % 2:
-            operator("relu_", Phase.FORWARD, latency_us / 10, {made: Mode.WRITE})
-        activations.append(made)
+            operator("relu_", Phase.FORWARD, latency_us / 10, {output: Mode.WRITE})
+        activations.append(output)
     incoming = tensor(Kind.TEMPORARY, activation_bytes)
     operator("loss", Phase.FORWARD, latency_us, {activations[-1]: Mode.READ, incoming: Mode.CREATE})
     gradients = []

@@ -1,4 +1,4 @@
-"""A slow interpreter of captured steps that is easy to believe: one call after the other, everything checked.
+"""A slow and simple interpreter of captured steps: it executes call after call and checks everything.
 
 What the trace says is held against what happens: layouts, sizes, which values share memory, which operators change
 which tensors, and that nothing is used before it is made or after its last access (it is thrown away then)."""
@@ -15,7 +15,7 @@ from pg_tensile.planning.trace.trace import Kind, Mode
 
 
 class Interpreter:
-    """Executes a captured step with the weights of `model`, which it copies. `watch`: compare the bytes of every tensor
+    """Execute a captured step with a copy of the weights of `model`. `watch`: compare the bytes of every tensor
     around every operator."""
 
     def __init__(self, captured: Captured, model: nn.Module, watch: bool = True) -> None:
@@ -34,12 +34,12 @@ class Interpreter:
             self._evaluate(view)
 
     def state(self) -> dict[str, Tensor]:
-        """Parameters and buffers by name."""
+        """Return parameters and buffers by name."""
         entries = (entry for entry in self.captured.persistents if entry.kind in (Kind.PARAMETER, Kind.BUFFER))
         return {entry.name: self._value(entry.slot) for entry in entries}
 
     def step(self, inputs: Sequence[Tensor], targets: Sequence[Tensor], learning_rate: float | None = None) -> Tensor:
-        """One iteration; returns the loss."""
+        """Execute an iteration and return the loss."""
         captured, trace = self.captured, self.trace
         assert captured.loss is not None and captured.learning_rate is not None
         if learning_rate is None:
@@ -85,7 +85,7 @@ class Interpreter:
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).numpy().tobytes()
 
     def _evaluate(self, call: Call) -> None:
-        """One call, whose results become values."""
+        """Execute a call and enter its results as values."""
         args, kwargs = (
             fill(call.args, self.values),
             {name: fill(item, self.values) for name, item in call.kwargs.items()},
@@ -98,7 +98,7 @@ class Interpreter:
                 self._define(slot, item, str(call.target))
 
     def _define(self, slot: int, tensor: Tensor, label: str = "") -> None:
-        """Enters a value, which must look as the capture said."""
+        """Enter a value and check that it has the captured type, shape and storage."""
         value = self.captured.values[slot]
         if value.tensor not in self.captured.unknown_sizes:
             strides = [
@@ -108,8 +108,8 @@ class Interpreter:
             layout = (tensor.dtype, tuple(tensor.shape), tuple(strides), tensor.storage_offset(), tensor.device)
             assert layout == value[1:], (label, value, layout)
         storage = tensor.untyped_storage()
-        known = self.storages.setdefault(value.tensor, storage)
-        assert known._cdata == storage._cdata, f"slot {slot} is not a view of tensor {value.tensor}"
+        entered = self.storages.setdefault(value.tensor, storage)
+        assert entered._cdata == storage._cdata, f"slot {slot} is not a view of tensor {value.tensor}"
         owner = self.owners.setdefault(storage._cdata, value.tensor)
         assert owner == value.tensor, f"slot {slot} is a view of tensor {owner}, not of {value.tensor}"
         self.values[slot] = tensor

@@ -11,7 +11,7 @@ from types import FrameType
 
 
 class Interrupts:
-    """Sends this thread KeyboardInterrupt at random moments, once each time that one is wanted."""
+    """Send this thread KeyboardInterrupt at a random moment after each request for one."""
 
     wanted = False
 

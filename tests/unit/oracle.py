@@ -1,9 +1,9 @@
-"""A slow interpreter of plans that is easy to believe: dictionaries, one thing after the other (docs/library.md).
+"""A slow and simple interpreter of plans, with dictionaries (docs/library.md).
 
-It knows nothing of plan/execution.py. `run` executes (trace, plan) by the rules, on values that are terms: what an
-operator makes is a hash of the operator and of the values that it has read, so whatever goes wrong shows in what comes
-after. It raises `Broken` where a rule is broken, an operator sees another value than it does without a plan, or the
-iteration does not end in the state in which it began. `perform` executes actions literally and knows no rules.
+It does not use plan/execution.py. `run` executes (trace, plan) by the rules on symbolic values: the result of an
+operator is a hash of the operator and of the values that it has read, so that errors propagate. It raises `Broken`
+where a rule is broken, an operator sees another value than without a plan, or the iteration does not end in the state
+in which it began. `perform` executes actions literally, without rules.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pg_tensile.planning.plan.plan import Boundary, Event, EventKind, Plan
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Trace
 
 Value = int
-LOST: Value = -1  # memory that nobody has written
+LOST: Value = -1  # memory that nothing has written
 
 
 class Broken(Exception):
-    """What the plan breaks, and the operator (-1: the plan as a whole)."""
+    """A broken rule, and the operator (-1: the plan as a whole)."""
 
     def __init__(self, operator: int, message: str) -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class Broken(Exception):
 
 
 class Moment(NamedTuple):
-    """One entry of the script of an iteration: what, on behalf of which event, at which operator."""
+    """An entry of the script of an iteration: the kind, its event (-1: none) and the operator."""
 
     what: str  # wait_in, step, let_go, wait_out, release, out, in, check
     event: int
@@ -54,25 +54,25 @@ def written(operator: int, tensor: int, reads: Sequence[Value]) -> Value:
 
 
 def results(operator: int, accesses: Sequence[Access], seen: dict[int, Value]) -> dict[int, Value]:
-    """What an operator leaves in the tensors that it creates or changes. Statistics feed themselves only."""
+    """Return the values of the tensors that an operator creates or changes. Statistics affect only themselves."""
     reads = [seen[tensor] for tensor, mode in accesses if mode in (Mode.READ, Mode.WRITE)]
-    made = {}
+    values = {}
     for tensor, mode in accesses:
         if mode is Mode.STATS:
-            made[tensor] = written(operator, tensor, [*reads, seen[tensor]])
+            values[tensor] = written(operator, tensor, [*reads, seen[tensor]])
         elif mode is not Mode.READ:
-            made[tensor] = written(operator, tensor, reads)
-    return made
+            values[tensor] = written(operator, tensor, reads)
+    return values
 
 
 def reference(trace: Trace) -> tuple[list[dict[int, Value]], dict[int, Value]]:
-    """What each operator sees and what every tensor holds at the end, with all memory there is."""
+    """Return the values that each operator sees and the final values of all tensors, with unlimited memory."""
     values = {tensor: start_value(tensor) for tensor in range(trace.tensor_count)}
     views = []
-    for place, operator in enumerate(trace.operators):
+    for index, operator in enumerate(trace.operators):
         seen = {tensor: values[tensor] for tensor, mode in operator.accesses if mode is not Mode.CREATE}
         views.append(seen)
-        values |= results(place, operator.accesses, seen)
+        values |= results(index, operator.accesses, seen)
     return views, values
 
 
@@ -80,17 +80,17 @@ def reference(trace: Trace) -> tuple[list[dict[int, Value]], dict[int, Value]]:
 
 
 def own_boundary(trace: Trace, plan: Plan) -> Boundary:
-    """The state between two iterations, read off the script."""
+    """Derive the state between two iterations from the script."""
     script = make_script(trace, plan)
     device, host = set(), set()
     for tensor in range(trace.tensor_count):
         if not trace.persistent[tensor]:
             continue
-        about = [moment for moment in script if concerns(trace, plan, moment, tensor)]
-        about = [moment for moment in about if moment.what != "wait_in"]
-        if not about or about[0].what != "in":
+        moments = [moment for moment in script if concerns(trace, plan, moment, tensor)]
+        moments = [moment for moment in moments if moment.what != "wait_in"]
+        if not moments or moments[0].what != "in":
             device.add(tensor)
-        marks = [mark for moment in about for mark in (marks_of(trace, moment, tensor))]
+        marks = [mark for moment in moments for mark in (marks_of(trace, moment, tensor))]
         if "write" in marks:
             changes = [mark for mark in marks if mark in ("write", "out")]
             if changes[-1] == "out":
@@ -104,20 +104,20 @@ def marks_of(trace: Trace, moment: Moment, tensor: int) -> list[str]:
     if moment.what in ("out", "in"):
         return [moment.what]
     if moment.what == "step" and moment.event < 0:
-        modes = [mode for other, mode in trace.operators[moment.operator].accesses if other == tensor]
+        modes = [mode for accessed, mode in trace.operators[moment.operator].accesses if accessed == tensor]
         return ["write"] if modes and modes[0] in (Mode.WRITE, Mode.STATS) else []
     return []
 
 
 def concerns(trace: Trace, plan: Plan, moment: Moment, tensor: int) -> bool:
-    """Whether a moment is a need or a making of the tensor."""
+    """True if a moment needs or creates the tensor."""
     if moment.what in ("let_go", "check"):
         return False
     if moment.what != "step":
         return plan.events[moment.event].tensor == tensor
     target = plan.events[moment.event].tensor if moment.event >= 0 else None
-    for other, mode in trace.operators[moment.operator].accesses:
-        if other == tensor and (target is None or other == target or mode in (Mode.READ, Mode.STATS)):
+    for accessed, mode in trace.operators[moment.operator].accesses:
+        if accessed == tensor and (target is None or accessed == target or mode in (Mode.READ, Mode.STATS)):
             return True
     return False
 
@@ -129,69 +129,70 @@ def makes(trace: Trace, plan: Plan, moment: Moment, tensor: int) -> bool:
 
 
 def make_script(trace: Trace, plan: Plan) -> list[Moment]:
-    """Everything that an iteration does, in order; numbers that mean nothing are skipped (`run` refuses them first)."""
+    """Return the moments of an iteration in order; events with invalid numbers are skipped."""
     events = list(enumerate(plan.events))
     script: list[Moment] = []
     for operator in range(trace.operator_count):
-        for place, event in events:
+        for number, event in events:
             if event.kind is EventKind.SWAP_IN and event.deadline == operator:
-                script.append(Moment("wait_in", place, operator))
+                script.append(Moment("wait_in", number, operator))
         script += [Moment("step", -1, operator), Moment("let_go", -1, operator)]
-        for place, event in events:
+        for number, event in events:
             if event.kind is EventKind.SWAP_OUT and event.trigger < event.deadline == operator:
-                script.append(Moment("wait_out", place, operator))
+                script.append(Moment("wait_out", number, operator))
         stretch: list[tuple[int, Event]] = []
-        for place, event in events:
+        for number, event in events:
             if event.trigger != operator:
                 continue
             if event.kind is EventKind.RECOMPUTE:
                 script += gap(stretch)
                 stretch = []
-                script += recompute(trace, place, event)
+                script += recompute(trace, number, event)
             else:
-                stretch.append((place, event))
+                stretch.append((number, event))
         script += gap(stretch)
     return script
 
 
 def gap(stretch: list[tuple[int, Event]]) -> list[Moment]:
-    """A stretch without recompute events: what frees goes first."""
+    """Order events between two recompute events: those that free memory go first."""
     script = []
-    for place, event in stretch:
+    for number, event in stretch:
         if event.kind is EventKind.RELEASE:
-            script.append(Moment("release", place, event.trigger))
+            script.append(Moment("release", number, event.trigger))
         elif event.kind is EventKind.SWAP_OUT:
-            script.append(Moment("out", place, event.trigger))
-    for place, event in stretch:
+            script.append(Moment("out", number, event.trigger))
+    for number, event in stretch:
         if event.kind is EventKind.SWAP_OUT and event.deadline == event.trigger:
-            script.append(Moment("wait_out", place, event.trigger))
-    return script + [Moment("in", place, event.trigger) for place, event in stretch if event.kind is EventKind.SWAP_IN]
+            script.append(Moment("wait_out", number, event.trigger))
+    swap_ins = [(number, event) for number, event in stretch if event.kind is EventKind.SWAP_IN]
+    return script + [Moment("in", number, event.trigger) for number, event in swap_ins]
 
 
-def recompute(trace: Trace, place: int, event: Event) -> list[Moment]:
-    script = [Moment("check", place, event.trigger)]
+def recompute(trace: Trace, number: int, event: Event) -> list[Moment]:
+    script = [Moment("check", number, event.trigger)]
     if repeatable(trace, event) is None:
         for writer in trace.writers(event.tensor, event.version):
-            script += [Moment("step", place, writer), Moment("let_go", -1, writer)]
+            script += [Moment("step", number, writer), Moment("let_go", -1, writer)]
     return script
 
 
 def version_there(trace: Trace, tensor: int, operator: int) -> int:
-    """How often operators up to this one have changed the tensor; -1: it does not exist yet."""
-    modes = [mode for each in trace.operators[: operator + 1] for other, mode in each.accesses if other == tensor]
+    """Count the changes of the tensor by operators up to this one; -1: it does not exist yet."""
+    modes = [mode for row in trace.operators[: operator + 1] for accessed, mode in row.accesses if accessed == tensor]
     changes = sum(mode in (Mode.WRITE, Mode.STATS) for mode in modes)
     return changes if trace.persistent[tensor] or Mode.CREATE in modes else -1
 
 
 def repeatable(trace: Trace, event: Event) -> str | None:
-    """Why a recompute event cannot be executed, whatever is where."""
+    """Return why a recompute event can never be executed, None if it can."""
     if trace.persistent[event.tensor] or trace.tensor_kind[event.tensor] == Kind.INPUT:
         return "no operator that can be repeated creates it"
     if version_there(trace, event.tensor, event.trigger) != event.version or event.version < 0:
         return "another version"
     for writer in trace.writers(event.tensor, event.version):
-        for other, mode in trace.operators[writer].accesses:
-            if mode is Mode.WRITE and other != event.tensor:
+        for accessed, mode in trace.operators[writer].accesses:
+            if mode is Mode.WRITE and accessed != event.tensor:
                 return "writes another tensor"
     return None
 
@@ -225,12 +226,12 @@ class Machine:
         self.operators = list(trace.operators)
 
     def run(self) -> Outcome:
-        for place, moment in enumerate(self.script):
+        for index, moment in enumerate(self.script):
             event = self.plan.events[moment.event] if moment.event >= 0 else None
             if moment.what == "step":
                 self.step(moment, event)
             elif moment.what == "let_go":
-                self.let_go(place)
+                self.let_go(index)
             else:
                 assert event is not None
                 getattr(self, moment.what)(moment, event)
@@ -250,17 +251,17 @@ class Machine:
             own = target is None or tensor == target
             if mode is Mode.CREATE:
                 if own and tensor in self.device:
-                    self.fail(moment, "made while it is there")
+                    self.fail(moment, "created while it is resident")
                 scratch += 0 if own else int(self.trace.tensor_bytes[tensor])
-            elif mode is Mode.STATS and not own:  # a copy of whatever they are now
+            elif mode is Mode.STATS and not own:  # a copy of their current values
                 scratch += int(self.trace.tensor_bytes[tensor])
                 seen[tensor] = self.access(moment, tensor, False)
             else:
                 seen[tensor] = self.access(moment, tensor, target is None and mode is not Mode.READ)
                 if seen[tensor] != self.views[operator][tensor]:
                     self.fail(moment, f"sees another value of {tensor}")
-        made = results(operator, accesses, seen)
-        for tensor, value in made.items():
+        values = results(operator, accesses, seen)
+        for tensor, value in values.items():
             if target is None or tensor == target:
                 self.device[tensor] = value
                 if target is None:
@@ -275,17 +276,17 @@ class Machine:
             self.fail(moment, f"{tensor} is being copied out")
         if tensor not in self.device:
             if not (self.passive and tensor in self.host):
-                self.fail(moment, f"{tensor} is not there")
+                self.fail(moment, f"{tensor} is not resident")
             self.device[tensor] = self.host[tensor]
             self.outcome.passive.append((len(self.outcome.steps), tensor))
         return self.device[tensor]
 
-    def let_go(self, place: int) -> None:
-        """What is dead goes: nothing needs it before it is made again or the iteration ends."""
+    def let_go(self, index: int) -> None:
+        """Free dead tensors: nothing needs them before they are created again or the iteration ends."""
         for tensor in list(self.device):
             if tensor in self.arriving or tensor in self.leaving:
                 continue
-            coming = (moment for moment in self.script[place:] if concerns(self.trace, self.plan, moment, tensor))
+            coming = (moment for moment in self.script[index:] if concerns(self.trace, self.plan, moment, tensor))
             following = next(coming, None)
             if following is None:
                 dead = tensor not in self.boundary.device
@@ -304,12 +305,12 @@ class Machine:
         self.device.pop(event.tensor, None)
 
     def free(self, moment: Moment, event: Event) -> bool:
-        """Checks what swap-out and release need; False if there is nothing to do (passive only)."""
+        """Check the conditions of swap-out and release; return False if the tensor is not resident (passive only)."""
         tensor = event.tensor
         if tensor in self.arriving or tensor in self.leaving:
             self.fail(moment, "in flight")
         if tensor not in self.device and not (self.passive and tensor in self.host):
-            self.fail(moment, "not there")
+            self.fail(moment, "not resident")
         return tensor in self.device
 
     def release(self, moment: Moment, event: Event) -> None:
@@ -336,9 +337,9 @@ class Machine:
     def come(self, moment: Moment, event: Event) -> None:
         tensor = event.tensor
         if tensor in self.device or tensor in self.arriving:
-            self.fail(moment, "there already")
+            self.fail(moment, "already resident")
         if tensor in self.leaving or tensor not in self.host:
-            self.fail(moment, "nothing to bring in")
+            self.fail(moment, "no host copy to swap in")
         self.device[tensor] = self.host[tensor]
         self.arriving.add(tensor)
         self.outcome.copies.append(moment.event)
@@ -365,7 +366,7 @@ class Machine:
 
 
 def run(trace: Trace, plan: Plan, initial: Boundary | None = None, passive: bool = False) -> Outcome:
-    """Executes one iteration; raises Broken."""
+    """Execute one iteration. Raises Broken."""
     return Machine(trace, plan, initial, passive).run()
 
 
@@ -373,7 +374,7 @@ def run(trace: Trace, plan: Plan, initial: Boundary | None = None, passive: bool
 
 
 def perform(trace: Trace, plan: Plan, actions: Sequence[Action], steps: Sequence[int], begin: Boundary) -> Outcome:
-    """Executes actions as a runtime would; raises Broken when an operator sees another value than without a plan."""
+    """Execute actions as a runtime does. Raises Broken if an operator sees another value than without a plan."""
     device = {tensor: start_value(tensor) for tensor in begin.device}
     host = {tensor: start_value(tensor) for tensor in begin.host}
     views, finals = reference(trace)
@@ -391,7 +392,7 @@ def perform(trace: Trace, plan: Plan, actions: Sequence[Action], steps: Sequence
         elif kind is ActionKind.COPY_IN:
             assert tensor not in device
             arriving[tensor] = host[tensor]
-            device[tensor] = LOST  # until somebody has waited
+            device[tensor] = LOST  # until WAIT_IN
             outcome.copies.append(event)
         elif kind is ActionKind.WAIT_IN:
             device[tensor] = arriving.pop(tensor)
@@ -399,7 +400,7 @@ def perform(trace: Trace, plan: Plan, actions: Sequence[Action], steps: Sequence
             host[tensor] = device[tensor]
             outcome.copies.append(event)
         elif kind is ActionKind.WAIT_OUT:
-            assert device.pop(tensor) == host[tensor]  # nothing has written it since
+            assert device.pop(tensor) == host[tensor]  # unchanged since the copy
         else:
             del device[tensor]
     assert not arriving
@@ -412,7 +413,7 @@ def perform(trace: Trace, plan: Plan, actions: Sequence[Action], steps: Sequence
 
 
 def step_events(trace: Trace, plan: Plan, steps: Sequence[int]) -> list[int]:
-    """The recompute event of every step, -1: the operator itself."""
+    """Return the recompute event of every step, -1 for the operator itself."""
     owners = [moment.event for moment in make_script(trace, plan) if moment.what == "step"]
     assert len(owners) == len(steps)
     return owners

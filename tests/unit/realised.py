@@ -1,7 +1,7 @@
-"""Random traces as steps that can be executed: every operator a small function of bytes, with views and random numbers.
+"""Random traces as executable steps: every operator is a small function of bytes, with views and random numbers.
 
-What an operator makes depends on everything that it reads, byte by byte, so whatever goes wrong shows in what comes
-after; and every execution is logged with a digest of what it saw.
+The results of an operator depend on every byte that it reads, so that errors propagate; every execution is logged with
+a digest of its inputs.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ SPEC = StepSpec(lambda outputs: outputs, OptimizerSpec("sgd", 0.1))
 
 
 class Stops(Exception):
-    """Raised by an operator."""
+    """The error that a failing operator raises."""
 
 
 class Log:
-    """Operators executed, with digests of what they saw. `fails_after`: that many more operators, then one raises."""
+    """Executed operators with digests of their inputs. `fails_after`: number of operators before one raises."""
 
     def __init__(self) -> None:
         self.entries: list[tuple[int, int]] = []
         self.fails_after: int | None = None
 
-    def add(self, place: int, seen: int) -> None:
+    def add(self, operator: int, seen: int) -> None:
         if self.fails_after is not None:
             self.fails_after -= 1
             if self.fails_after < 0:
                 self.fails_after = None
-                raise Stops(f"operator {place}")
-        self.entries.append((place, seen))
+                raise Stops(f"operator {operator}")
+        self.entries.append((operator, seen))
 
     def take(self) -> dict[int, set[int]]:
-        """The digests of each operator since the last time."""
+        """Return the digests of each operator since the last call."""
         digests: dict[int, set[int]] = {}
-        for place, seen in self.entries:
-            digests.setdefault(place, set()).add(seen)
+        for operator, seen in self.entries:
+            digests.setdefault(operator, set()).add(seen)
         self.entries.clear()
         return digests
 
 
 class Realised(NamedTuple):
-    """A trace (with the learning rate as one tensor more) as a step, and the log of its operators' executions."""
+    """A trace with an additional tensor for the learning rate as a step, and the log of its executions."""
 
     captured: Captured
     log: Log
@@ -69,7 +69,7 @@ class Realised(NamedTuple):
         return self.captured.trace
 
     def model(self) -> nn.Module:
-        """A model with the same weights each time."""
+        """Build a model, with the same weights in each call."""
         generator = torch.Generator().manual_seed(7)
         model = nn.Module()
         for persistent in self.captured.persistents:
@@ -87,7 +87,7 @@ class Realised(NamedTuple):
 
 
 def observable(trace: Trace) -> Trace:
-    """Much the same trace, in which nothing can be wrong unseen: every tensor has some bytes, and all that are not
+    """Adapt a trace so that no error stays unseen: every tensor has some bytes, and all that are not
     persistent are changed by what reads them."""
 
     def seen(access: Access) -> Access:
@@ -99,7 +99,7 @@ def observable(trace: Trace) -> Trace:
 
 
 def with_learning_rate(trace: Trace) -> Trace:
-    """The same trace, in which the placeholder makes a learning rate as well."""
+    """Return the trace with a learning rate that the placeholder creates."""
     rate = trace.tensor_count
     first, *others = trace.operators
     first = first._replace(accesses=(*first.accesses, Access(rate, Mode.CREATE)))
@@ -108,8 +108,8 @@ def with_learning_rate(trace: Trace) -> Trace:
 
 
 def realise(trace: Trace, random: Random, view_share: float = 0.6) -> Realised:
-    """`trace`: of `with_learning_rate`; all other tensors are bytes. `random` decides what is used through a view,
-    `view_share`: how many tensors have any."""
+    """Build a step. `trace`: result of `with_learning_rate`; all other tensors are bytes. `random` decides which
+    tensors are used through views; `view_share` is the share of tensors that have any."""
     return _Builder(trace, random, view_share).build()
 
 
@@ -130,8 +130,8 @@ class _Builder:
         for tensor, row in enumerate(trace.tensors):
             self._add_slots(tensor, row.bytes, is_rate=tensor == rate)
         operators = [CapturedOperator(None, self._created_views(0))]
-        for place in range(1, trace.operator_count - 1):
-            operators.append(CapturedOperator(self._call(place), self._created_views(place)))
+        for operator_index in range(1, trace.operator_count - 1):
+            operators.append(CapturedOperator(self._call(operator_index), self._created_views(operator_index)))
         operators.append(CapturedOperator(None))
         loss, *outputs = [self.random.choice(self.shown[a.tensor]) for a in trace.operators[-1].accesses]
         persistents = [self._persistent(t) for t in range(trace.tensor_count) if trace.persistent[t]]
@@ -141,7 +141,7 @@ class _Builder:
             operators=tuple(operators),
             values=tuple(self.values),
             persistents=tuple(persistents),
-            persistent_views=tuple(view for each in persistents for view in self.views[each.tensor]),
+            persistent_views=tuple(view for persistent in persistents for view in self.views[persistent.tensor]),
             inputs=tuple(self.whole[tensor] for tensor in inputs),
             learning_rate=self.whole[rate],
             loss=loss,
@@ -172,8 +172,8 @@ class _Builder:
                 column = self._slot(tensor, torch.uint8, (size - half, 1), (1, 1), half)
                 self.views[tensor].append(Call(aten.unsqueeze.default, (Slot(part), 1), {}, (column,)))
 
-    def _created_views(self, place: int) -> tuple[Call, ...]:
-        accesses = self.trace.operators[place].accesses
+    def _created_views(self, operator: int) -> tuple[Call, ...]:
+        accesses = self.trace.operators[operator].accesses
         return tuple(view for access in accesses if access.mode is Mode.CREATE for view in self.views[access.tensor])
 
     def _persistent(self, tensor: int) -> Persistent:
@@ -185,26 +185,26 @@ class _Builder:
             return Persistent(tensor, slot, kind, constant=torch.arange(size).to(torch.uint8))
         return Persistent(tensor, slot, kind, f"t{tensor}")
 
-    def _call(self, place: int) -> Call:
-        operator = self.trace.operators[place]
+    def _call(self, operator_index: int) -> Call:
+        operator = self.trace.operators[operator_index]
         of: dict[Mode, list[int]] = {mode: [] for mode in Mode}
         for tensor, mode in operator.accesses:
             of[mode].append(tensor)
         arguments = tuple([Slot(self.random.choice(self.shown[t])) for t in of[mode]] for mode in list(Mode)[:3])
         sizes = [int(self.trace.tensor_bytes[tensor]) for tensor in of[Mode.CREATE]]
-        function = make_function(place, operator, sizes, self.log)
+        function = make_function(operator_index, operator, sizes, self.log)
         return Call(function, arguments, {}, tuple(self.whole[tensor] for tensor in of[Mode.CREATE]))
 
 
-def make_function(place: int, operator: Operator, sizes: list[int], log: Log) -> Callable[..., list[Tensor]]:
-    """reads, statistics and writes → what the operator creates."""
+def make_function(operator_index: int, operator: Operator, sizes: list[int], log: Log) -> Callable[..., list[Tensor]]:
+    """Return the function of an operator, from reads, statistics and writes to its results."""
 
     def function(reads: list[Tensor], statistics: list[Tensor], writes: list[Tensor]) -> list[Tensor]:
         seen = [digest(tensor) for tensor in (*reads, *writes)]
         if operator.random:
             seen.append(int(torch.randint(0, 1 << 30, ())))
-        number = hash((place, *seen)) & 0xFFFFFFFF
-        log.add(place, number)
+        number = hash((operator_index, *seen)) & 0xFFFFFFFF
+        log.add(operator_index, number)
         for which, tensor in enumerate(writes):
             tensor.copy_(pattern(number, 1000 + which, tensor.numel()).view(tensor.shape))
         for tensor in statistics:  # depend on themselves, and nothing else depends on them
@@ -221,20 +221,20 @@ def digest(tensor: Tensor) -> int:
 
 
 def pattern(number: int, which: int, size: int) -> Tensor:
-    """Bytes that depend on all of `number`, and are others for another `which`."""
+    """Return bytes that depend on all bits of `number` and on `which`."""
     generator = torch.Generator().manual_seed(hash((number, which)) & 0xFFFFFFFF)
     return torch.randint(0, 256, (size,), generator=generator).to(torch.uint8)
 
 
 class Seen(NamedTuple):
-    """What happened in one iteration."""
+    """Observations of one iteration."""
 
-    digests: dict[int, set[int]]  # operator → what it saw, each time that it was executed
+    digests: dict[int, set[int]]  # operator → digests of its inputs in each execution
     results: list[Tensor]  # the loss and the outputs
 
 
 def execute_plainly(realised: Realised, iterations: int) -> tuple[list[Seen], dict[int, Tensor]]:
-    """Every operator once an iteration, with all the memory there is: what it saw, and the persistent tensors."""
+    """Execute iterations with unlimited memory; return their observations and the final persistent tensors."""
     captured, model = realised.captured, realised.model()
     values: list[Tensor] = [torch.empty(0)] * len(captured.values)
     for persistent in captured.persistents:
@@ -251,7 +251,7 @@ def execute_plainly(realised: Realised, iterations: int) -> tuple[list[Seen], di
             _evaluate(operator.views, values)
         results = [values[slot].clone() for slot in (captured.loss, *captured.outputs)]
         seen.append(Seen(realised.log.take(), results))
-    return seen, {each.tensor: values[each.slot] for each in captured.persistents}
+    return seen, {persistent.tensor: values[persistent.slot] for persistent in captured.persistents}
 
 
 def _start(persistent: Persistent, captured: Captured, model: nn.Module) -> Tensor:
@@ -266,7 +266,7 @@ def _start(persistent: Persistent, captured: Captured, model: nn.Module) -> Tens
 def _evaluate(calls: object, values: list[Tensor]) -> None:
     def resolve(item: object) -> object:
         if isinstance(item, list):
-            return [resolve(each) for each in item]
+            return [resolve(entry) for entry in item]
         return values[item.index] if isinstance(item, Slot) else item
 
     for call in calls:  # type: ignore[attr-defined]

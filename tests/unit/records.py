@@ -1,4 +1,4 @@
-"""Records of jobs, made by hand of a trace and a plan as pg_tensile.client.record makes them of a database."""
+"""Records of jobs built from a trace and a plan, like those that pg_tensile.client.record reads from a database."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ HOSTILE = "</script></title><b id=evil onclick='x()'>\"\\u003c&amp;\x00\x1b[31m\
 
 
 def record(planned: Planned | None = None, **changes: Any) -> JobRecord:
-    """A record; `changes` are columns of the job, or fields of the record."""
+    """Build a record; `changes` are columns of the job or fields of the record."""
     fields: dict[str, Any] = {
         "read_at": SUBMITTED + timedelta(minutes=5),
         "progress": None,
@@ -94,7 +94,7 @@ def record(planned: Planned | None = None, **changes: Any) -> JobRecord:
 
 
 def planned_of(trace: Trace, plan: Plan = NO_EVENTS, profile: DeviceProfile = RTX_A6000) -> Planned:
-    """What the scheduler publishes of a plan."""
+    """Build the plan's columns as the scheduler publishes them."""
     sequence = AccessSequence(trace, plan)
     held = sequence.footprint + trace.workspace_bytes[sequence.operators]
     without = AccessSequence(trace, NO_EVENTS).footprint + trace.workspace_bytes
@@ -116,7 +116,7 @@ def planned_of(trace: Trace, plan: Plan = NO_EVENTS, profile: DeviceProfile = RT
 
 
 def saving(layers: int = 12, share: float = 0.6, policy: str = "joint", generation: int = 3) -> Planned:
-    """A plan that needs that share of the memory that a chain of layers takes, or as little as the policy can."""
+    """Build a plan of a chain of layers for a share of its memory, or for the least that the policy reaches."""
     trace = network(layers)
     budget = int(footprint(trace).device_peak_bytes * share)
     plan = POLICIES[policy]({0: trace}, RTX_A6000, budget)[0]
@@ -124,11 +124,11 @@ def saving(layers: int = 12, share: float = 0.6, policy: str = "joint", generati
 
 
 def line(numbers: dict[str, Any], event: str = "planned", seconds: float = 2.5, **columns: Any) -> dict[str, Any]:
-    """Of the scheduler's log."""
+    """Build a line of the scheduler's log."""
     details = {name: number for name, number in numbers.items() if name != "generation"}
-    found = {"id": 1, "at": SUBMITTED + timedelta(seconds=seconds), "event": event, "job": 7, "device": "cpu"}
-    found |= {"generation": numbers.get("generation"), "reason": "job 7 has come"}
-    return found | {"details": details | {"link_share": 1.0, "events": 4}} | columns
+    row = {"id": 1, "at": SUBMITTED + timedelta(seconds=seconds), "event": event, "job": 7, "device": "cpu"}
+    row |= {"generation": numbers.get("generation"), "reason": "job 7 has come"}
+    return row | {"details": details | {"link_share": 1.0, "events": 4}} | columns
 
 
 def metrics(epochs: int) -> list[dict[str, Any]]:
@@ -142,7 +142,7 @@ def metrics(epochs: int) -> list[dict[str, Any]]:
 
 
 def latency(trace: Trace) -> list[dict[str, Any]]:
-    """Every operator that takes time was measured, and predicted a tenth too long."""
+    """Build latencies: all operators that take time are measured, and predicted a tenth too long."""
     rows = []
     for number, us in enumerate(trace.latency_us.tolist()):
         measured = us or None
@@ -163,19 +163,19 @@ def latency(trace: Trace) -> list[dict[str, Any]]:
 
 
 def facts_in(page: str) -> dict[str, Any]:
-    """The numbers of a page; fails on what is not JSON, such as NaN."""
-    found = re.findall(r'<script type="application/json" id="facts">(.*?)</script>', page, re.DOTALL)
-    assert len(found) == 1
+    """Parse the numbers of a page; fail on invalid JSON such as NaN."""
+    scripts = re.findall(r'<script type="application/json" id="facts">(.*?)</script>', page, re.DOTALL)
+    assert len(scripts) == 1
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
-    facts: dict[str, Any] = json.loads(found[0], parse_constant=refuse)
+    facts: dict[str, Any] = json.loads(scripts[0], parse_constant=refuse)
     return facts
 
 
 def relabelled(trace: Trace, label: str) -> Trace:
-    """The same trace; all names, modules, sources and targets between the first and the last say `label`."""
+    """Set names, modules, sources and targets to `label`, except of the first and last operator; return the trace."""
     operators = list(trace.operators)
     tensors = [tensor._replace(name=label, dtype=label) for tensor in trace.tensors]
     inner = [operator._replace(target=label, module=label, source=label) for operator in operators[1:-1]]
@@ -183,5 +183,5 @@ def relabelled(trace: Trace, label: str) -> Trace:
 
 
 def fractional(trace: Trace, seed: int = 0) -> Trace:
-    """The same trace with latencies that no clock has."""
+    """Return the trace with latencies that no clock measures."""
     return trace.with_latencies(np.random.default_rng(seed).uniform(0.01, 40.0, trace.operator_count))

@@ -1,4 +1,4 @@
-"""Rows for tests, as the feed would send them: Python values in, frames' buffers out (docs/internals.md)."""
+"""Rows for tests, encoded as the feed does: from Python values to buffers of frames (docs/internals.md)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Rows:
         return len(next(iter(self.columns.values()))[1])
 
     def frames(self, order: Sequence[int] | None = None, size: int = 100) -> Iterator[tuple[int, list[bytes]]]:
-        """Rows and buffers of each ROWS frame, with the rows in `order`; text is coded in order of appearance."""
+        """Return rows and buffers of each ROWS frame, rows in `order`; text is coded in order of appearance."""
         rows = list(range(self.count) if order is None else order)
         self.dictionaries = {name: {} for name, (kind, _) in self.columns.items() if kind == "text"}
         for start in range(0, len(rows), size):
@@ -52,7 +52,7 @@ class Rows:
             yield len(chosen), buffers
 
     def dictionary_buffers(self) -> list[bytes]:
-        """Of ROWS_END, after all frames."""
+        """Return the buffers of ROWS_END, after all frames."""
         buffers = []
         for codes in self.dictionaries.values():
             strings = [text.encode() for text in codes]
@@ -104,7 +104,7 @@ def _bitmap(bits: Any) -> bytes:
 
 
 def every_type(count: int, seed: int = 0) -> Rows:
-    """Rows with a column of every element type, with nulls, and a target that depends on some of them."""
+    """Build rows with a column of every element type, with nulls, and a target that depends on some of them."""
     rng = np.random.default_rng(seed)
 
     def some(values: Sequence[Any]) -> list[Any]:

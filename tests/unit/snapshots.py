@@ -1,4 +1,4 @@
-"""Made-up snapshots of servers, for the tests of `pg-tensile top`."""
+"""Invented snapshots of servers for the tests of `pg-tensile top`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUEUED: dict[str, Any] = dict.fromkeys(LIVE) | {"state": "queued", "attempts": 0
 
 
 def new_job(number: int = 1, **changes: Any) -> Job:
-    """One that trains, half way through its seventh epoch of twenty."""
+    """Build a job that trains, half way through epoch 7 of 20."""
     numbers: dict[str, Any] = {
         "job": number,
         "model": f"model {number}",

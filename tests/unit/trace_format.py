@@ -1,4 +1,4 @@
-"""Chrome's "Trace Event Format" as its readers take it: what they drop or draw wrongly fails here.
+"""Checks of Chrome's "Trace Event Format": events that its readers drop or draw wrongly fail.
 
 Readers count nanoseconds in whole numbers; on a thread, slices may contain each other and never cross; the two ends of
 an arrow share id, category and name, and each lies in a slice of its thread.
@@ -26,7 +26,7 @@ METADATA = {"process_name": "name", "thread_name": "name", "thread_sort_index": 
 
 
 def read(text: str) -> dict[str, Any]:
-    """The document, checked."""
+    """Parse a document and check it."""
 
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
@@ -72,13 +72,13 @@ def nanoseconds(us: float) -> int:
 
 
 def by_thread(events: list[Event]) -> dict[tuple[int, int], list[tuple[int, int]]]:
-    """Beginning and end of each slice in ns, by process and thread, in the order of the file."""
-    found = defaultdict(list)
+    """Return beginning and end of each slice in ns, by process and thread, in the order of the file."""
+    threads = defaultdict(list)
     for event in events:
         if event["ph"] == "X":
             begin = nanoseconds(event["ts"])
-            found[event["pid"], event["tid"]].append((begin, begin + nanoseconds(event["dur"])))
-    return found
+            threads[event["pid"], event["tid"]].append((begin, begin + nanoseconds(event["dur"])))
+    return threads
 
 
 def check_nesting(slices: list[tuple[int, int]]) -> None:
@@ -95,9 +95,9 @@ def check_arrows(events: list[Event], slices: dict[tuple[int, int], list[tuple[i
     ended = set()
     for event in events:
         if event["ph"] in ("s", "f"):
-            at = nanoseconds(event["ts"])
+            time_ns = nanoseconds(event["ts"])
             own = slices[event["pid"], event["tid"]]
-            assert any(begin <= at <= end for begin, end in own), f"an arrow ends in no slice: {event}"
+            assert any(begin <= time_ns <= end for begin, end in own), f"an arrow ends in no slice: {event}"
         if event["ph"] == "s":
             assert event["id"] not in begun
             begun[event["id"]] = event
@@ -110,7 +110,7 @@ def check_arrows(events: list[Event], slices: dict[tuple[int, int], list[tuple[i
 
 
 def of(document: dict[str, Any], phase: str, lane: str | None = None) -> list[Event]:
-    """The events of a phase, in a lane."""
+    """Return the events of a phase in a lane."""
     events = document["traceEvents"]
     threads = {
         event["args"]["name"]: event["tid"] for event in events if event["ph"] == "M" and event["name"] == "thread_name"

@@ -1,4 +1,4 @@
-"""An unrolled recurrent network, written down operator by operator: every layer's weights are used at each time."""
+"""An unrolled recurrent network, written operator by operator: each layer's weights are used at each time step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ READ, WRITE, CREATE = Mode.READ, Mode.WRITE, Mode.CREATE
 def unrolled(
     layers: int, steps: int, weight_bytes: int = 1 << 20, hidden_bytes: int = 1 << 12, us: float = 100.0
 ) -> Trace:
-    """A training step as frameworks capture it: time after time, in each all layers; gradients are accumulated. The
+    """Build a training step as frameworks capture it: all layers for each time step; gradients are accumulated. The
     loss is of the last output."""
     network = _Network(weight_bytes, hidden_bytes, us)
     return network.training_step(layers, steps)
@@ -56,26 +56,26 @@ class _Network:
         return Trace.build(self.operators, self.tensors)
 
     def backward(self, outgoing: int, weights, x, gates, hidden) -> dict[int, int]:
-        """The gradient of each layer's weights."""
+        """Return the gradient of each layer's weights."""
         layers, steps = len(weights), len(x)
         coming: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         coming[layers - 1, steps - 1].append(outgoing)
         gradients: dict[int, int] = {}
         for step in reversed(range(steps)):
             for layer in reversed(range(layers)):
-                made = self.tensor(Kind.TEMPORARY, 4 * self.hidden)
+                gradient = self.tensor(Kind.TEMPORARY, 4 * self.hidden)
                 reads = [*coming[layer, step], gates[layer, step]]
-                self.run("cell_backward", Phase.BACKWARD, self.us / 10, reads, [made])
-                goes_to = [place for place in ((layer - 1, step), (layer, step - 1)) if min(place) >= 0]
+                self.run("cell_backward", Phase.BACKWARD, self.us / 10, reads, [gradient])
+                goes_to = [cell for cell in ((layer - 1, step), (layer, step - 1)) if min(cell) >= 0]
                 passed = [self.tensor(Kind.TEMPORARY, self.hidden) for _ in goes_to]
-                for place, tensor in zip(goes_to, passed, strict=True):
-                    coming[place].append(tensor)
+                for cell, tensor in zip(goes_to, passed, strict=True):
+                    coming[cell].append(tensor)
                 if passed:
-                    self.run("gates_backward", Phase.BACKWARD, self.us, [made, weights[layer]], passed)
+                    self.run("gates_backward", Phase.BACKWARD, self.us, [gradient, weights[layer]], passed)
                 below = hidden[layer - 1, step] if layer else x[step]
                 if layer in gradients:
-                    self.run("accumulate", Phase.BACKWARD, self.us, [made, below], writes=[gradients[layer]])
+                    self.run("accumulate", Phase.BACKWARD, self.us, [gradient, below], writes=[gradients[layer]])
                 else:
                     gradients[layer] = self.tensor(Kind.GRADIENT, self.weight)
-                    self.run("weights_backward", Phase.BACKWARD, self.us, [made, below], [gradients[layer]])
+                    self.run("weights_backward", Phase.BACKWARD, self.us, [gradient, below], [gradients[layer]])
         return gradients

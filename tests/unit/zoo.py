@@ -1,4 +1,4 @@
-"""Small models that train in moments and between them do what models do: for the tests of capture and of the runtime.
+"""Small models that train in moments and cover the habits of real ones, for tests of capture and runtime.
 
 `NAMED` has those that a plan must never change a bit of (narrow versions of well-known networks, and one for each way
 of handling tensors that is easily got wrong); `OTHERS` what else people build. Every case is made anew when asked for,
@@ -25,7 +25,7 @@ Loss = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """A model with a batch. `inputs` and `targets` make tensors from a generator."""
+    """A model with a batch; `inputs` and `targets` build tensors with a generator."""
 
     model: Callable[[], nn.Module]
     inputs: Callable[[], tuple[Tensor, ...]]
@@ -34,7 +34,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)  # of StepSpec
 
     def make(self, seed: int = 0) -> tuple[nn.Module, tuple[Tensor, ...], tuple[Tensor, ...], StepSpec]:
-        """A new model, inputs, targets and step."""
+        """Build a new model, inputs, targets and step."""
         torch.manual_seed(seed)
         model = self.model()
         optimizer = OptimizerSpec("adamw", 1e-3)
@@ -42,7 +42,7 @@ class Case:
 
 
 def thin(model: nn.Module, factor: int) -> nn.Module:
-    """The same network with `factor` times fewer channels, and a pooling at its end for images of any size."""
+    """Return the network with 1/`factor` of the channels and a final pooling for images of any size."""
 
     def less(channels: int) -> int:
         return channels if channels <= 3 else max(1, channels // factor)
@@ -98,7 +98,7 @@ def regressed(
     inputs_type: torch.dtype = torch.float32,
     **options: Any,
 ) -> tuple[str, Case]:
-    """A model whose output is pulled towards a fixed pattern, whatever its shape."""
+    """A model trained towards a fixed pattern of any shape."""
     return name, Case(model, lambda: (torch.randn(shape or (4, 8), dtype=inputs_type),), tuple, towards_waves, options)
 
 
@@ -183,7 +183,7 @@ class GCN(nn.Module):
 
 
 class Shared(nn.Module):
-    """One weight in three places, and frozen ones."""
+    """A weight shared by three layers, and frozen weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -267,7 +267,7 @@ class InPlace(nn.Module):
 
 
 class Views(nn.Module):
-    """Views that are used long after the last direct use of what they show."""
+    """Views that are used long after the last direct use of their bases."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -285,7 +285,7 @@ class Views(nn.Module):
 
 
 class BatchNormNet(nn.Module):
-    """Statistics, also frozen ones, and a group without them."""
+    """Batch norms with statistics, with frozen statistics, and a group norm without them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Habits that the named models of zoo.py do not have: what people do with state, outputs, losses and optimizers."""
+"""Models with habits that those of zoo.py do not have: uses of state, outputs, losses and optimizers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def checkpointed(self: Any, x: Tensor) -> Tensor:
 
 
 def penalised(self: Any, x: Tensor) -> Tensor:
-    """A gradient inside the forward pass, as gradient penalties have it."""
+    """A gradient within the forward pass, as in gradient penalties."""
     x = x.detach().requires_grad_()
     y = torch.tanh(self.inner(x)).sum()
     (slope,) = torch.autograd.grad(y, x, create_graph=True)

@@ -13,7 +13,7 @@ from tests.unit.zoo import Case, regressed, towards_waves
 
 
 class Of(nn.Module):
-    """A module whose forward is a function of itself; its submodules and parameters are given by name."""
+    """A module whose forward is a given function of the module; submodules and parameters are given by name."""
 
     def __init__(self, forward: Any, **parts: Any) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Of(nn.Module):
 
 
 def of(forward: Any, **parts: Any) -> Any:
-    """Makes such a module each time; `parts` are called."""
+    """Return a function that builds such a module; it calls the `parts`."""
     return lambda: Of(forward, **{name: part() for name, part in parts.items()})
 
 

@@ -1,4 +1,4 @@
-"""Whatever the code and the documents cite exists: papers, pages, sections of pages."""
+"""Citations in code and documents resolve: papers, pages, sections and files."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ SECTION = re.compile(r'(?<!["\w])docs/([\w-]+\.md)(?:, "([^"]+)")?')
 FILE = re.compile(r"(?<![\w/.*<>-])((?:\w+/)*\w+\.py)\b(?!\w)")
 EXAMPLES = {"model.py", "file.py", "net.py", "nets.py", "longest.py", "test_longest.py"}  # of users
 CITING = ("docs", "pg_tensile", "pyworker", "sql")
-# what earlier citations named, none of which is in the repository
+# names of earlier citations that are not in the repository
 GONE = re.compile(r"\bdesign\.md\b|\b\w+-notes\.md\b|\b(?:tensile|cswap|accudnn|swapadvisor)\.txt\b")
 
 
 def headings(path: Path) -> list[str]:
-    """Texts of a document's headings, without the marks of code."""
+    """Return the texts of a document's headings, without backticks."""
     neighbours = pairwise(tokens(path))
     return [inline.content.replace("`", "") for opening, inline in neighbours if opening.type == "heading_open"]
 
 
 def joined(path: Path) -> str:
-    """A file's text with each run of white space and comment marks as one space, so that citations may be wrapped."""
+    """Return a file's text with each run of white space and comment marks as a space: citations may be wrapped."""
     return re.sub(r"\s+(?:[#*] |-- |// )?\s*", " ", path.read_text())
 
 
 def unresolved(path: Path, papers: set[str]) -> list[str]:
-    """Citations of a file that lead nowhere."""
+    """Return the citations of a file that do not resolve."""
     text = joined(path)
-    found = [*GONE.findall(text), *(set(PAPER.findall(text)) - papers)]
+    citations = [*GONE.findall(text), *(set(PAPER.findall(text)) - papers)]
     for page, section in SECTION.findall(text):
         target = REPOSITORY / "docs" / page
         named = section.replace("`", "")
         if not target.exists() or not any(heading.startswith(named) for heading in headings(target)):
-            found.append(f"docs/{page}, {section}")
+            citations.append(f"docs/{page}, {section}")
     if path.relative_to(REPOSITORY).parts[0] in CITING and path.name != "pg_tensile--0.1.0.sql":
-        found += [file for file in set(FILE.findall(path.read_text())) if not exists(file)]
-    return found
+        citations += [file for file in set(FILE.findall(path.read_text())) if not exists(file)]
+    return citations
 
 
 def exists(file: str) -> bool:
@@ -63,11 +63,11 @@ def exists(file: str) -> bool:
 
 def test_citations_resolve() -> None:
     papers = set(headings(PAPERS))
-    found = {path.name: unresolved(path, papers) for path in SOURCES if path != Path(__file__)}
-    assert {name: citations for name, citations in found.items() if citations} == {}
+    unresolved_citations = {path.name: unresolved(path, papers) for path in SOURCES if path != Path(__file__)}
+    assert {name: citations for name, citations in unresolved_citations.items() if citations} == {}
 
 
 def test_papers_are_cited() -> None:
-    """Else the test above would find nothing wrong in nothing."""
+    """Check that the patterns of the test above match."""
     cited = {name for path in SOURCES if path.suffix == ".py" for name in PAPER.findall(joined(path))}
     assert {"TENSILE", "SwapAdvisor", "CSWAP", "AccUDNN"} <= cited

@@ -1,4 +1,4 @@
-"""What documents say is true: links lead somewhere, errors exist, the example of a policy is one."""
+"""Documents are correct: links resolve, errors exist, and the example of a policy works."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def test_links_lead_somewhere(document: Path) -> None:
     for link in links(document):
         if re.match(r"https?:", link):
             continue
-        place, _, anchor = link.partition("#")
-        target = (document.parent / place).resolve() if place else document
+        page, _, anchor = link.partition("#")
+        target = (document.parent / page).resolve() if page else document
         assert target.exists(), f"{document.name}: {link}"
         assert not anchor or anchor in anchors(target), f"{document.name}: {link}"
 
 
 def test_there_are_documents_and_links() -> None:
-    """Else the test above would find nothing wrong in nothing."""
+    """Check that the test above sees links."""
     for name in ("README.md", "docs/tutorial.md", "docs/architecture.md", "docs/operations.md", "docs/policies.md"):
         path = REPOSITORY / name
         assert path in DOCUMENTS and links(path), name
@@ -71,7 +71,7 @@ def test_statements_are_split_as_psql_does() -> None:
 
 
 def sqlstates() -> set[str]:
-    """All that the sources name, by their codes or by their names in C and in PL/pgSQL."""
+    """Return all SQLSTATEs in the sources, given as codes or as names in C and PL/pgSQL."""
     command = [os.environ.get("PG_CONFIG", "pg_config"), "--includedir-server"]
     folder = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     macro = r"^#define (ERRCODE_\w+) MAKE_SQLSTATE\('(.)','(.)','(.)','(.)','(.)'\)"
@@ -99,7 +99,7 @@ def test_sqlstates_have_names() -> None:
 
 
 def test_messages_in_operations_are_those_of_the_sources() -> None:
-    """In the first column of the tables, with … for what differs from case to case."""
+    """Return the messages in the first column of the tables, with … for varying parts."""
     sources = [path.read_text() for path in (*C_SOURCES, *SQL_SOURCES, *WORKER_SOURCES, *LIBRARY_SOURCES)]
     joined = re.sub(r'(?<!\\)"\n\s*"', "", "\n".join(sources))  # adjacent literals are one
     said = joined.replace("''", "'").replace('\\"', '"').replace("\\'", "'")
@@ -115,7 +115,7 @@ def test_messages_in_operations_are_those_of_the_sources() -> None:
 
 @pytest.fixture(scope="module")
 def example() -> Callable[..., Any]:
-    """The function of the module that docs/policies.md has."""
+    """Return the function of the module in docs/policies.md."""
     (block,) = (block for block in blocks(REPOSITORY / "docs" / "policies.md", "python") if block.note == "the example")
     module: dict[str, Any] = {"__name__": "example"}
     exec(compile(block.text, "docs/policies.md", "exec"), module)

@@ -70,12 +70,12 @@ def part_of_page(name: str, kind: str) -> str:
 def test_tables_are_what_the_results_say(path: Path, tmp_path: Path) -> None:
     name, _, kind = path.stem.partition("-")
     if name == "db":
-        made = bench_db.page_part(json.loads(path.read_text()))
+        section = bench_db.page_part(json.loads(path.read_text()))
     elif name == "soak":
-        made = soak.section(json.loads(path.read_text()))
+        section = soak.section(json.loads(path.read_text()))
     else:
-        made = page_part(MODULES[name].BENCHMARK, path, tmp_path / kind)
-    assert part_of_page(name, kind) == made.strip()
+        section = page_part(MODULES[name].BENCHMARK, path, tmp_path / kind)
+    assert part_of_page(name, kind) == section.strip()
 
 
 def test_parts_without_results_have_no_numbers() -> None:
@@ -89,14 +89,14 @@ def test_parts_without_results_have_no_numbers() -> None:
 
 def revisions(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
-        for key, each in value.items():
-            if key == "revision" and isinstance(each, str):
-                yield each.rstrip("+")
+        for key, item in value.items():
+            if key == "revision" and isinstance(item, str):
+                yield item.rstrip("+")
             else:
-                yield from revisions(each)
+                yield from revisions(item)
     elif isinstance(value, list):
-        for each in value:
-            yield from revisions(each)
+        for item in value:
+            yield from revisions(item)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -105,9 +105,9 @@ def test_results_are_of_revisions_in_the_history(path: Path) -> None:
     shallow = subprocess.run([*git, "rev-parse", "--is-shallow-repository"], capture_output=True, text=True)
     if shallow.returncode or shallow.stdout.strip() != "false":
         pytest.skip("the history is not here")
-    found = set(revisions(json.loads(path.read_text())))
-    assert found
-    for revision in found:
+    names = set(revisions(json.loads(path.read_text())))
+    assert names
+    for revision in names:
         done = subprocess.run([*git, "merge-base", "--is-ancestor", revision, "HEAD"], capture_output=True, text=True)
         assert done.returncode == 0, f"{path.name}: {revision} {done.stderr}"
 
@@ -116,13 +116,13 @@ def test_results_are_of_revisions_in_the_history(path: Path) -> None:
 
 
 def looked_up(name: str, path: str) -> float:
-    """The number at a path of a file of results; `[column=value,…]` chooses the one row that has these values."""
+    """Return the number at a path of a file of results; `[column=value,…]` selects the only row with these values."""
     value: Any = json.loads((RESULTS / f"{name}.json").read_text())
     for step in path.split("/"):
         key, _, conditions = step.partition("[")
         value = value[key]
         if conditions:
-            wanted = dict(each.split("=", 1) for each in conditions.rstrip("]").split(","))
+            wanted = dict(condition.split("=", 1) for condition in conditions.rstrip("]").split(","))
             (value,) = (row for row in value if all(as_text(row[column]) == text for column, text in wanted.items()))
     assert isinstance(value, int | float) and not isinstance(value, bool), path
     return float(value)
@@ -133,7 +133,7 @@ def as_text(value: Any) -> str:
 
 
 def says(number: str, unit: str, value: float) -> bool:
-    """Whether the number is the value, to the digits that it has. Percent are of 1; all else has the file's unit."""
+    """True if the number is the value rounded to its digits. Percentages are of 1; others have the file's unit."""
     digits = len(number.partition(".")[2])
     return f"{100 * value if unit == '%' else value:,.{digits}f}" == number
 
@@ -161,7 +161,7 @@ def test_references_are_held_against_the_file() -> None:
 
 
 class Claim(NamedTuple):
-    """A number with a unit and no reference, and the sentence that it stands in."""
+    """A number with a unit and no reference, and its sentence."""
 
     number: str
     unit: str
@@ -201,28 +201,28 @@ def folded(node: ast.AST) -> float | None:
 
 @cache
 def constants() -> set[float]:
-    """Numbers in the sources: products and shifts of them in Python, what is written in C and SQL."""
-    found: set[float] = set()
+    """Return numbers in the sources: literals, and in Python their products and shifts."""
+    numbers: set[float] = set()
     for folder in ("pg_tensile", "pyworker", "scripts"):
         for path in REPOSITORY.glob(f"{folder}/**/*.py"):
-            found |= {value for node in ast.walk(ast.parse(path.read_text())) if (value := folded(node)) is not None}
+            numbers |= {value for node in ast.walk(ast.parse(path.read_text())) if (value := folded(node)) is not None}
     for path in (*REPOSITORY.glob("pg_tensile/csrc/*.[ch]"), *REPOSITORY.glob("sql/parts/*.sql")):
-        found |= {float(each) for each in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.])", path.read_text())}
-    return found
+        numbers |= {float(literal) for literal in re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.])", path.read_text())}
+    return numbers
 
 
 def declared(claim: Claim, page: Path) -> bool:
-    """Whether sources have it, as it is written or in the base unit, or a code block of the page does."""
+    """True if the sources contain it, as written or in the base unit, or a code block of the page does."""
     value = float(claim.number.replace(",", ""))
     in_base = value * UNITS[claim.unit]
-    if value in constants() or any(abs(in_base - each) <= 1e-9 * abs(in_base) for each in constants()):
+    if value in constants() or any(abs(in_base - constant) <= 1e-9 * abs(in_base) for constant in constants()):
         return True
     blocks = " ".join(re.findall(r"^```.*?^```|`[^`\n]*`", page.read_text(), flags=re.DOTALL | re.MULTILINE))
     return re.search(rf"(?<![\d.]){re.escape(claim.number)}(?![\d.])", blocks) is not None
 
 
 # docs/sql.md repeats the comments of the SQL surface and the ranges of settings, which other tests compare
-@pytest.mark.parametrize("document", [each for each in DOCUMENTS if each.name != "sql.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize("document", [path for path in DOCUMENTS if path.name != "sql.md"], ids=lambda path: path.name)
 def test_no_number_is_without_a_source(document: Path) -> None:
     for claim in claims(document):
         allowed = STATED.search(claim.sentence) or (not claim.strict and declared(claim, document))
@@ -235,7 +235,7 @@ def test_measurements_without_a_source_are_seen(tmp_path: Path) -> None:
         "# Page\n\nIt waits for 30 s, and takes 47.31 ms.\n\n"
         "| a | 12.3 %<!-- db-host: jobs[jobs=1]/x --> |\n\n## Measured\n\nAt most 2 % more: the paper has 5 %.\n"
     )
-    found = {f"{each.number} {each.unit}": each for each in claims(page)}
-    assert set(found) == {"30 s", "47.31 ms", "2 %", "5 %"}
-    assert declared(found["30 s"], page) and not declared(found["47.31 ms"], page)
-    assert found["2 %"].strict and not found["30 s"].strict
+    unsourced = {f"{claim.number} {claim.unit}": claim for claim in claims(page)}
+    assert set(unsourced) == {"30 s", "47.31 ms", "2 %", "5 %"}
+    assert declared(unsourced["30 s"], page) and not declared(unsourced["47.31 ms"], page)
+    assert unsourced["2 %"].strict and not unsourced["30 s"].strict

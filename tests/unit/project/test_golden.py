@@ -1,4 +1,4 @@
-"""Plans, timelines, an explanation and a report page, compared with hashes of what they have been.
+"""Plans, timelines, an explanation and a report page, compared with hashes of earlier ones.
 
 A change that is to leave behaviour as it is leaves these hashes as they are. One that is to alter it writes them anew,
 and its commit says why:
@@ -49,7 +49,7 @@ MB = 1 << 20
 
 
 def rounded(value: Any) -> Any:
-    """JSON of a value, with nine digits of each float."""
+    """Return JSON of a value, with nine digits of each float."""
     if isinstance(value, np.ndarray):
         return rounded(value.tolist())
     if isinstance(value, float):
@@ -70,21 +70,21 @@ def digest(value: bytes | Any) -> str:
 
 
 def cases(policy: str) -> dict[str, dict[int, Trace]]:
-    """Jobs by the case's name: random traces alone, chains of layers alone and two at a time."""
+    """Return jobs by name of the case: random traces, chains of layers, and pairs of them."""
     count = SEARCHED_TRACES if policy == "swapadvisor" else RANDOM_TRACES
-    found = {f"random {seed}": {1: random_trace(Random(seed), 8 + seed % 17, 24)} for seed in range(count)}
-    return found | {"network": {1: network(8)}, "two networks": {1: network(5), 2: network(8, 1 << 19)}}
+    traces = {f"random {seed}": {1: random_trace(Random(seed), 8 + seed % 17, 24)} for seed in range(count)}
+    return traces | {"network": {1: network(8)}, "two networks": {1: network(5), 2: network(8, 1 << 19)}}
 
 
 def budgets(traces: dict[int, Trace]) -> tuple[int | None, ...]:
-    """None, half of what could be saved, and nearly as little as swapping everything takes."""
+    """Return budgets: none, half of the possible saving, and almost the minimum of swapping everything."""
     most = sum(footprint(trace).device_peak_bytes for trace in traces.values())
     least = sum(least_bytes(trace) for trace in traces.values())
     return None, (most + least) // 2, least + (most - least) // 10
 
 
 def plans(policy: str, traces: dict[int, Trace]) -> Iterator[dict[int, Plan] | str]:
-    """For each budget the plans, or the error."""
+    """Return the plans, or the error, for each budget."""
     for budget in budgets(traces):
         try:
             yield POLICIES[policy](traces, SLOW_LINK, budget)
@@ -93,8 +93,8 @@ def plans(policy: str, traces: dict[int, Trace]) -> Iterator[dict[int, Plan] | s
 
 
 def hashes_of(policy: str) -> dict[str, list[str]]:
-    """By case: of the plans, and of the timelines of all jobs under them."""
-    found = {}
+    """Return by case the hashes of the plans and of the timelines of all jobs under them."""
+    hashes = {}
     for name, traces in cases(policy).items():
         written: list[Any] = []
         timelines: list[Any] = []
@@ -105,8 +105,8 @@ def hashes_of(policy: str) -> dict[str, list[str]]:
             written.append({job: planned[job].to_bytes().hex() for job in traces})
             jobs = [SimulatedJob(traces[job], planned[job], start_us=100.0 * job) for job in traces]
             timelines.append([vars(timeline) for timeline in simulate(jobs, SLOW_LINK)])
-        found[name] = [digest(written), digest(timelines)]
-    return found
+        hashes[name] = [digest(written), digest(timelines)]
+    return hashes
 
 
 def explanation_hashes() -> dict[str, str]:
@@ -119,16 +119,16 @@ def explanation_hashes() -> dict[str, str]:
         "waits": (request, Admission(budget, 0, 1, 0, budget // 2, ahead=(Ahead(True, budget // 2, 9.0),))),
         "swaps all": (request._replace(policy="swap_all"), Admission(1 << 40)),
     }
-    found = {}
+    hashes = {}
     for name, (asked, admission) in wanted.items():
         explanation = explain(asked, {"train": trace, "evaluate": network(3)}, RTX_A6000.with_link(2e9), admission)
-        found[name] = digest([explanation.to_json(), render(explanation)])
-    return found
+        hashes[name] = digest([explanation.to_json(), render(explanation)])
+    return hashes
 
 
 def page_hashes() -> dict[str, str]:
-    """Of a report: its facts, and its HTML without scripts, styles, white space around tags, version numbers and what
-    Bokeh numbers."""
+    """Return hashes of a report: its facts, and its HTML without scripts, styles, white space around tags, versions
+    and what Bokeh numbers."""
     html = page.render(record(saving(share=0.5)))
     facts = facts_in(html)
     for version in facts.pop("versions").values():

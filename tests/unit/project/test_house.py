@@ -1,4 +1,4 @@
-"""The house: versions agree, dependencies point one way, what is installed can be read, documents list what exists."""
+"""The house: versions agree, dependencies point one way, installed files are readable, documents are complete."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ SUPERVISORS = ["controller", "scheduler", "worker", "inference", "explain"]
 
 
 def make(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
-    """Runs make without the flags of a make that may have started the tests."""
+    """Run make without the flags of a make that may have started the tests."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "MFLAGS"))}
     command = ["make", "-C", str(REPOSITORY), "--no-print-directory", *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, **options)
 
 
 def imports(path: Path) -> set[str]:
-    """Full names of the modules that a file imports anywhere."""
-    found = set()
+    """Return full names of the modules that a file imports anywhere."""
+    modules = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            modules |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return modules
 
 
 def test_versions_agree():
@@ -60,7 +60,7 @@ def test_planning_does_not_import_torch():
 
 @pytest.mark.parametrize("name", SUPERVISORS)
 def test_supervisors_need_the_standard_library_only(name):
-    """Imported by the system's Python without site-packages, as PL/Python may have none."""
+    """The system's Python imports them without site-packages, which PL/Python may lack."""
     module = f"pyworker.supervisors.{name}"
     program = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); import {module}; print(*sys.modules)"
     done = subprocess.run(["/usr/bin/python3", "-I", "-S", "-c", program], capture_output=True, text=True)
@@ -126,7 +126,7 @@ sudo() { return 1; }
 
 
 def test_the_demo_is_set_up_without_what_only_tests_need(tmp_path):
-    """On a machine without Chromium, and without a network."""
+    """The machine has no Chromium and no network."""
     missing = tmp_path / "missing.sh"
     missing.write_text(WITHOUT_CHROMIUM)
     environment = {**os.environ, "BASH_ENV": str(missing)}

@@ -24,52 +24,52 @@ PLANNING = (
 
 
 def modules() -> dict[str, Path]:
-    """All modules of the library and of what imports it, by full name."""
-    found = {}
+    """Return paths of all modules of the library and of its importers by full name."""
+    paths = {}
     for top in ("pg_tensile", "pyworker", "benchmarks", "scripts"):
         for path in (REPOSITORY / top).rglob("*.py"):
             parts = path.relative_to(REPOSITORY).with_suffix("").parts
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+            paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
-def imported(path: Path, known: Iterable[str]) -> Iterator[str]:
-    """Modules of `known` that a file imports, anywhere in it."""
+def imported(path: Path, names: Iterable[str]) -> Iterator[str]:
+    """Yield the modules of `names` that a file imports anywhere."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in known)
+            yield from (alias.name for alias in node.names if alias.name in names)
         elif isinstance(node, ast.ImportFrom):
             assert node.module and not node.level, f"{path}: a relative import"
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                yield full if full in known else node.module
+                yield full if full in names else node.module
 
 
 @pytest.fixture(scope="module")
 def graph() -> dict[str, set[str]]:
-    known = modules()
-    return {name: {other for other in imported(path, known) if other in known} - {name} for name, path in known.items()}
+    names = modules()
+    return {name: set(imported(path, names)) & names.keys() - {name} for name, path in names.items()}
 
 
 def wing(module: str) -> int:
-    """Number of a module's wing; 0 is the lowest."""
+    """Return the number of a module's wing; 0 is the lowest."""
     name = module.split(".")[1]
     return next(number for number, names in enumerate(WINGS) if name in names)
 
 
 def cycles(graph: Mapping[str, set[str]]) -> Iterator[frozenset[str]]:
-    """Sets of modules that import each other, directly or not: each is as large as it can be."""
-    left = {name: set(others) for name, others in graph.items()}
+    """Yield the maximal sets of modules that import each other, directly or not."""
+    remaining = {name: set(imports) for name, imports in graph.items()}
     while True:
         try:
-            TopologicalSorter(left).prepare()
+            TopologicalSorter(remaining).prepare()
             return
         except CycleError as error:
             start = error.args[1][0]
-        reached, back = closure(left, start), closure(transposed(left), start)
+        reached, back = closure(remaining, start), closure(transposed(remaining), start)
         yield frozenset(reached & back)
         for name in reached & back:
-            left[name] -= reached & back
+            remaining[name] -= reached & back
 
 
 def closure(graph: Mapping[str, set[str]], start: str) -> set[str]:
@@ -82,11 +82,11 @@ def closure(graph: Mapping[str, set[str]], start: str) -> set[str]:
 
 
 def transposed(graph: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {name: set() for name in graph}
-    for name, others in graph.items():
-        for other in others:
-            found[other].add(name)
-    return found
+    importers: dict[str, set[str]] = {name: set() for name in graph}
+    for name, imports in graph.items():
+        for module in imports:
+            importers[module].add(name)
+    return importers
 
 
 def test_no_modules_import_each_other(graph: dict[str, set[str]]) -> None:
@@ -95,7 +95,7 @@ def test_no_modules_import_each_other(graph: dict[str, set[str]]) -> None:
 
 def test_wings_import_lower_wings_only(graph: dict[str, set[str]]) -> None:
     library = {name for name in graph if name.startswith("pg_tensile.")}
-    assert {(name, other) for name in library for other in graph[name] & library if wing(other) > wing(name)} == set()
+    assert {(name, used) for name in library for used in graph[name] & library if wing(used) > wing(name)} == set()
 
 
 def test_packages_of_planning_import_lower_ones_only(graph: dict[str, set[str]]) -> None:
@@ -106,8 +106,8 @@ def test_packages_of_planning_import_lower_ones_only(graph: dict[str, set[str]])
 
 
 def test_the_library_imports_nothing_that_imports_it(graph: dict[str, set[str]]) -> None:
-    outside = {(name, other) for name, others in graph.items() for other in others if name.startswith("pg_tensile")}
-    assert {(name, other) for name, other in outside if not other.startswith("pg_tensile")} == set()
+    outside = {(name, used) for name, imports in graph.items() for used in imports if name.startswith("pg_tensile")}
+    assert {(name, used) for name, used in outside if not used.startswith("pg_tensile")} == set()
 
 
 def test_cycles_are_found() -> None:

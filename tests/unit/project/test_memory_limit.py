@@ -1,4 +1,4 @@
-"""Limits of control groups, in folders laid out as the kernel does it. Files as in containers and on machines."""
+"""Limits of control groups, in folders like the kernel's, of containers and of machines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def lay_out(root: Path, cgroup: str, mounts: list[str], files: dict[str, str]) -
 
 
 def test_version_2_in_a_container(tmp_path):
-    """With a namespace of its own, a container is at the top of what it sees."""
+    """A container with a namespace of its own is the root of the tree that it sees."""
     assert memory_bytes(lay_out(tmp_path, "0::/", [V2.format(top="/")], {"memory.max": "268435456"})) == 256 << 20
 
 
@@ -71,5 +71,5 @@ def test_the_machines_memory_where_there_are_no_control_groups(tmp_path):
 
 def test_nothing_else_asks_the_machine_for_its_memory():
     command = ["grep", "-rl", "--include=*.py", "SC_PHYS_PAGES", "pg_tensile", "pyworker", "benchmarks", "scripts"]
-    found = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout.split()
-    assert found == ["pg_tensile/memory_limit.py"]
+    files = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True).stdout.split()
+    assert files == ["pg_tensile/memory_limit.py"]

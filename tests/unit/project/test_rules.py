@@ -32,23 +32,23 @@ def default(field: Field[Any]) -> Any:
 
 
 def rules() -> list[dict[str, Any]]:
-    """All of them, those inside others as well."""
-    found: list[dict[str, Any]] = []
-    left = [*ARCHITECTURES.values(), OPTIONS, *RULES["shared"].values()]
-    while left:
-        found.append(rule := left.pop())
-        left += [*rule.get("properties", {}).values(), *([rule["items"]] if "items" in rule else [])]
-    return found
+    """Return all rules, nested ones included."""
+    collected: list[dict[str, Any]] = []
+    pending = [*ARCHITECTURES.values(), OPTIONS, *RULES["shared"].values()]
+    while pending:
+        collected.append(rule := pending.pop())
+        pending += [*rule.get("properties", {}).values(), *([rule["items"]] if "items" in rule else [])]
+    return collected
 
 
 @pytest.mark.parametrize("name", TYPES)
 def test_an_architecture_has_the_fields_and_defaults_of_its_rules(name: str) -> None:
     properties = ARCHITECTURES[name]["properties"]
-    known = {field.name: default(field) for field in fields(TYPES[name])}
-    required = [key for key, value in known.items() if value is MISSING]
+    default_values = {field.name: default(field) for field in fields(TYPES[name])}
+    required = [key for key, value in default_values.items() if value is MISSING]
     assert required == ARCHITECTURES[name].get("required", [])
     assert {key: rule.get("default") for key, rule in properties.items() if key not in required} == {
-        key: value for key, value in known.items() if key not in required
+        key: value for key, value in default_values.items() if key not in required
     }
 
 
@@ -96,7 +96,7 @@ def test_wrong_options_name_the_key() -> None:
 
 
 def test_the_file_is_plain_text() -> None:
-    """It is compiled into the library, and the same in every server encoding."""
+    """The file is compiled into the library and must be valid in every server encoding."""
     text = (REPOSITORY / "pg_tensile" / "rules.json").read_bytes()
     assert text.isascii() and json.loads(text) == RULES
 
@@ -111,19 +111,19 @@ def test_the_reference_lists_every_architecture_and_option() -> None:
 
 
 def test_events_and_codecs_are_those_of_the_shim() -> None:
-    """The names of a plan's kinds of events and codecs, by the numbers in its rows."""
+    """Kinds of events and codecs have the same names by number in C and in the library."""
     source = (REPOSITORY / "pg_tensile" / "csrc" / "plan.c").read_text()
 
     def names(array: str) -> list[str]:
-        found = re.search(rf"{array}\[\] = {{NULL, (.+?)}};", source)
-        assert found is not None
-        return [name.strip('"') for name in found[1].split(", ")]
+        definition = re.search(rf"{array}\[\] = {{NULL, (.+?)}};", source)
+        assert definition is not None
+        return [name.strip('"') for name in definition[1].split(", ")]
 
     assert names("event_kinds") == [kind.label for kind in EventKind]
     assert names("codecs") == list(CODECS[1:])
 
 
 def test_a_child_checks_the_options_of_its_job() -> None:
-    """They may have been stored by another version."""
+    """Stored options may come from another version."""
     with pytest.raises(OptionError, match='key "momentum" in the options: 1'):
         job_settings({"options": {"momentum": 1}})
