@@ -27,7 +27,7 @@ from pg_tensile.planning.policies.swapadvisor import allocation, schedules
 from pg_tensile.planning.policies.swapadvisor.allocation import Allocation
 from pg_tensile.planning.policies.swapadvisor.planner import decide
 from pg_tensile.planning.policies.swapadvisor.recompute import with_recomputations
-from pg_tensile.planning.policies.swapadvisor.schedules import WAITING, Graph
+from pg_tensile.planning.policies.swapadvisor.schedules import WAITING, DependencyLists
 from pg_tensile.planning.simulator.alone import evaluate
 from pg_tensile.planning.trace.trace import Int32s, Trace
 
@@ -81,7 +81,7 @@ class Breeder:
         self.profile = profile
         self.budget = budget_bytes
         self.most_events = most_events
-        self.graph = Graph.of(self.trace)
+        self.dependencies = DependencyLists.of(self.trace)
         self.sizes = allocation.distinct_sizes(self.trace)
         self._times: dict[tuple[object, ...], float] = {}
 
@@ -162,7 +162,9 @@ class Breeder:
         """
         captured = np.arange(self.trace.operator_count, dtype=np.int32)
         greedy = [(int(part * self.budget), thrift, waiting) for part, thrift, waiting in GREEDY]
-        orders = [schedules.greedy(self.trace, self.graph, *parameters) for parameters in (*greedy, (None, 1.0, 1.0))]
+        orders = [
+            schedules.greedy(self.trace, self.dependencies, *parameters) for parameters in (*greedy, (None, 1.0, 1.0))
+        ]
         orders += [captured, captured if start is None else start]
         distinct = list({order.tobytes(): order for order in orders}.values())
         separate = allocation.separate(self.trace, self.sizes, self.budget) if self.sizes.size else None
@@ -200,7 +202,7 @@ class Breeder:
         """Return a mutation at a random rate between one gene of a schedule and RATE, to try local and far changes."""
         count = len(individual.order)
         rate = float(np.exp(random.uniform(np.log(min(1 / count, RATE)), np.log(RATE))))
-        order = schedules.mutate(self.graph, individual.order, rate, random)
+        order = schedules.mutate(self.dependencies, individual.order, rate, random)
         slots, distance, prices = individual.allocation, individual.distance, individual.prices
         if slots is not None:
             slots = allocation.mutate(self.sizes, slots, RATE, self.budget, random)

@@ -22,14 +22,14 @@ WAITING = 1.5  # factor on the missing bytes of an operator whose successors all
 WINDOW = 48  # ready operators that the greedy scheduler considers, the earliest captured ones
 
 
-class Graph(NamedTuple):
+class DependencyLists(NamedTuple):
     """Dependencies of n operators, as lists, which loops read faster."""
 
     waits_for: list[int]  # [n]: number of operators that each one depends on
     successors: list[list[int]]  # [n]: operators that depend on each one
 
     @classmethod
-    def of(cls, trace: Trace) -> Graph:
+    def of(cls, trace: Trace) -> DependencyLists:
         needs = dependencies(trace)
         start, successor = needs.successor_start.tolist(), needs.successors.tolist()
         waits_for = np.diff(needs.predecessor_start).tolist()
@@ -50,7 +50,7 @@ def _spliced(head: Int32s, tail: Int32s, point: int) -> Int32s:
     return np.concatenate((head[:point], tail[missing[tail]]))
 
 
-def mutate(graph: Graph, order: Int32s, rate: float, random: np.random.Generator) -> Int32s:
+def mutate(lists: DependencyLists, order: Int32s, rate: float, random: np.random.Generator) -> Int32s:
     """Return a mutated schedule: a scheduler's run that mostly takes the ready operator that comes first in `order`.
 
     With probability `rate` it takes any of those that are ready.
@@ -59,7 +59,7 @@ def mutate(graph: Graph, order: Int32s, rate: float, random: np.random.Generator
     rank = np.empty(len(operators), np.int64)
     rank[order] = np.arange(len(operators))
     ranks: list[int] = rank.tolist()
-    waits = graph.waits_for.copy()
+    waits = lists.waits_for.copy()
     ready = [ranks[operator] for operator, count in enumerate(waits) if not count]
     heapify(ready)
     surprises, picks = (random.random(len(operators)) < rate).tolist(), random.random(len(operators)).tolist()
@@ -75,14 +75,16 @@ def mutate(graph: Graph, order: Int32s, rate: float, random: np.random.Generator
             rank_taken = heappop(ready)
         operator = operators[rank_taken]
         executed.append(operator)
-        for later in graph.successors[operator]:
+        for later in lists.successors[operator]:
             waits[later] -= 1
             if not waits[later]:
                 heappush(ready, ranks[later])
     return np.array(executed, np.int32)
 
 
-def greedy(trace: Trace, graph: Graph, capacity_bytes: int | None, thrift: float, waiting: float = WAITING) -> Int32s:
+def greedy(
+    trace: Trace, lists: DependencyLists, capacity_bytes: int | None, thrift: float, waiting: float = WAITING
+) -> Int32s:
     """Return a schedule in which the ready operator that costs the fewest bytes always comes next.
 
     Its cost is the bytes that it reads and that are no longer on the device, and `thrift` (0 … 1) times the bytes that
@@ -94,13 +96,15 @@ def greedy(trace: Trace, graph: Graph, capacity_bytes: int | None, thrift: float
     `capacity_bytes`: what the device holds, the most recently used tensors, so operators that share weights come
     together; None means that it holds everything, so memory alone counts.
     """
-    return _Greedy(trace, graph, capacity_bytes, thrift, waiting).run()
+    return _Greedy(trace, lists, capacity_bytes, thrift, waiting).run()
 
 
 class _Greedy:
-    def __init__(self, trace: Trace, graph: Graph, capacity_bytes: int | None, thrift: float, waiting: float) -> None:
-        self.successors = graph.successors
-        self.waits = graph.waits_for.copy()  # [n]: operators still to be executed before each one
+    def __init__(
+        self, trace: Trace, lists: DependencyLists, capacity_bytes: int | None, thrift: float, waiting: float
+    ) -> None:
+        self.successors = lists.successors
+        self.waits = lists.waits_for.copy()  # [n]: operators still to be executed before each one
         self.thrift = thrift
         self.waiting = waiting
         self.size: list[int] = trace.tensor_bytes.tolist()

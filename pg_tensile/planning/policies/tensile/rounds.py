@@ -201,8 +201,8 @@ class Job:
         if self._peaks.maximum_in(operator, operator)[0] + rise >= self.peak_bytes:
             return False
         self._recomputed.add(interval.tensor)
-        for other in self._idle.of(interval.tensor):
-            self._swap_candidates.remove(other)
+        for idle in self._idle.of(interval.tensor):
+            self._swap_candidates.remove(idle)
         self._peaks.add(*interval.away_if_recomputed, -self.columns.bytes[interval.tensor])
         self._peaks.add(operator, operator, rise)
         self._chains.add(chain)

@@ -17,7 +17,7 @@ from pg_tensile.execution.capture import OptimizerSpec, StepSpec, capture
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.order import check_order, in_order
 from pg_tensile.planning.policies.swapadvisor import schedules
-from pg_tensile.planning.policies.swapadvisor.schedules import Graph, crossover, greedy, mutate
+from pg_tensile.planning.policies.swapadvisor.schedules import DependencyLists, crossover, greedy, mutate
 from pg_tensile.planning.trace.trace import Phase
 from tests.unit.graphs import dice, random_order, traces
 from tests.unit.unrolled import unrolled
@@ -49,7 +49,7 @@ def test_crossover_of_the_papers_figure():
 @settings(max_examples=60, deadline=None)
 def test_mutants_are_schedules(trace, random, rate):
     (order,) = orders(random, trace, 1)
-    mutant = mutate(Graph.of(trace), order, rate, np.random.default_rng(random.randrange(1 << 30)))
+    mutant = mutate(DependencyLists.of(trace), order, rate, np.random.default_rng(random.randrange(1 << 30)))
     check_order(trace, mutant)
     if rate == 0:
         assert mutant.tolist() == order.tolist()
@@ -58,7 +58,7 @@ def test_mutants_are_schedules(trace, random, rate):
 def test_a_mutation_changes_some_places_and_follows_the_schedule_elsewhere():
     trace = unrolled(layers=4, steps=6)
     order = np.arange(trace.operator_count, dtype=np.int32)
-    mutants = [mutate(Graph.of(trace), order, 0.02, np.random.default_rng(seed)) for seed in range(5)]
+    mutants = [mutate(DependencyLists.of(trace), order, 0.02, np.random.default_rng(seed)) for seed in range(5)]
     pairs = {(one, one + 1) for one in range(trace.operator_count - 1)}
     for mutant in mutants:
         kept = len(pairs & set(pairwise(mutant.tolist())))
@@ -73,12 +73,12 @@ def test_a_mutation_changes_some_places_and_follows_the_schedule_elsewhere():
 )
 @settings(max_examples=60, deadline=None)
 def test_greedy_schedules_are_schedules(trace, capacity, thrift):
-    check_order(trace, greedy(trace, Graph.of(trace), capacity, thrift))
+    check_order(trace, greedy(trace, DependencyLists.of(trace), capacity, thrift))
 
 
 def test_greedy_updates_parameters_as_soon_as_it_can_and_needs_less_memory():
     trace = unrolled(layers=6, steps=2)
-    ordered = in_order(trace, greedy(trace, Graph.of(trace), None, 1.0))
+    ordered = in_order(trace, greedy(trace, DependencyLists.of(trace), None, 1.0))
     assert footprint(ordered).peak_bytes < 0.8 * footprint(trace).peak_bytes
     updates = np.flatnonzero(ordered.phase == Phase.OPTIMIZER)
     assert updates[0] < trace.operator_count - len(updates)
@@ -93,7 +93,7 @@ def switches(trace) -> int:
 @pytest.mark.parametrize("thrift", [0.0, 1.0])
 def test_greedy_uses_shared_weights_together(thrift):
     trace = unrolled(layers=6, steps=8)
-    ordered = in_order(trace, greedy(trace, Graph.of(trace), footprint(trace).device_peak_bytes // 8, thrift))
+    ordered = in_order(trace, greedy(trace, DependencyLists.of(trace), footprint(trace).device_peak_bytes // 8, thrift))
     assert switches(trace) > 80
     assert switches(ordered) < 30
 
@@ -101,7 +101,7 @@ def test_greedy_uses_shared_weights_together(thrift):
 def test_a_window_bounds_what_the_greedy_scheduler_looks_at(monkeypatch):
     monkeypatch.setattr(schedules, "WINDOW", 1)
     trace = unrolled(layers=3, steps=3)
-    check_order(trace, greedy(trace, Graph.of(trace), 0, 0.0))
+    check_order(trace, greedy(trace, DependencyLists.of(trace), 0, 0.0))
 
 
 def test_greedy_leaves_weights_alone_that_nothing_can_go_on_with():
@@ -114,7 +114,7 @@ def test_greedy_leaves_weights_alone_that_nothing_can_go_on_with():
     capacity = footprint(trace).device_peak_bytes // 8
 
     def first_uses(waiting: float) -> list[int]:
-        ordered = in_order(trace, greedy(trace, Graph.of(trace), capacity, 0.0, waiting))
+        ordered = in_order(trace, greedy(trace, DependencyLists.of(trace), capacity, 0.0, waiting))
         accesses = ordered.access_tensor.tolist()
         return [accesses.index(weight) for weight in weights]
 
