@@ -43,15 +43,17 @@ def saturating(size: int, half: float, stalls_from: float) -> float:
 def test_chosen_batch_is_as_good_as_the_best_of_all(rows: int, half: float, stalls_from: float, row_bytes: int) -> None:
     predict = candidates(lambda size: saturating(size, half, stalls_from), row_bytes)
     choice = choose(predict, rows, most=rows, budget_bytes=BUDGET)
-    everything = [one for size in range(1, rows + 1) if (one := predict(size)).feasible]
-    best = max(one.samples_per_s for one in everything)
+    everything = [candidate for size in range(1, rows + 1) if (candidate := predict(size)).feasible]
+    best = max(candidate.samples_per_s for candidate in everything)
     assert choice.candidates[0].samples_per_s >= (1 - TIE) ** 2 * best
     assert choice.candidates[0].device_bytes <= BUDGET
     assert choice.batch_size <= rows
-    known = [one for one in choice.candidates if one.feasible]
-    assert len(known) >= min(13, len(everything))
-    assert [one.samples_per_s for one in known[1:]] == sorted((one.samples_per_s for one in known[1:]), reverse=True)
-    assert len({one.batch_size for one in choice.candidates}) == len(choice.candidates)
+    feasible = [candidate for candidate in choice.candidates if candidate.feasible]
+    assert len(feasible) >= min(13, len(everything))
+    assert [candidate.samples_per_s for candidate in feasible[1:]] == sorted(
+        (candidate.samples_per_s for candidate in feasible[1:]), reverse=True
+    )
+    assert len({candidate.batch_size for candidate in choice.candidates}) == len(choice.candidates)
 
 
 def test_smallest_of_equally_fast_batches_is_chosen() -> None:
@@ -85,7 +87,7 @@ def test_what_does_not_fit_is_never_chosen_whatever_is_predicted() -> None:
 
     choice = choose(predict, 1000, budget_bytes=BUDGET)
     assert choice.batch_size == 3
-    assert [one.batch_size for one in choice.candidates if not one.feasible] == [4]
+    assert [candidate.batch_size for candidate in choice.candidates if not candidate.feasible] == [4]
 
 
 def test_sizes_that_the_model_cannot_be_trained_with_are_passed_over() -> None:
@@ -110,9 +112,9 @@ def test_learning_rate_of_equation_9() -> None:
 
 @given(st.floats(1e-6, 0.99), st.integers(1, 4096), st.integers(1, 4096))
 def test_learning_rate_stays_between_none_and_linear(rate: float, base: int, batch: int) -> None:
-    found = scaled_learning_rate(rate, base, batch)
+    scaled = scaled_learning_rate(rate, base, batch)
     low, high = sorted((rate, scaled_learning_rate(rate, base, batch, "linear")))
-    assert low * (1 - 1e-9) <= found <= high * (1 + 1e-9)
+    assert low * (1 - 1e-9) <= scaled <= high * (1 + 1e-9)
     assert scaled_learning_rate(rate, base, batch, "linear") == pytest.approx(rate * batch / base)
     assert scaled_learning_rate(rate, base, batch, "none") == rate
 

@@ -24,8 +24,8 @@ def layers(batch: int, widths: tuple[int, ...] = (1000, 30_000, 200_000), factor
     """Multiplications of so many flops a row each, and an operator that moves bytes alone."""
     tensors = [Tensor(4 * batch, Kind.INPUT), *(Tensor(4 * batch, Kind.ACTIVATION) for _ in range(len(widths) + 1))]
     rows = [Operator("placeholder", Phase.FORWARD, (Access(0, Mode.CREATE),), latency_us=5.0)]
-    for place, width in enumerate(widths):
-        accesses = (Access(place, Mode.READ), Access(place + 1, Mode.CREATE))
+    for index, width in enumerate(widths):
+        accesses = (Access(index, Mode.READ), Access(index + 1, Mode.CREATE))
         flops = batch * width
         rows.append(
             Operator("mm", Phase.FORWARD, accesses, flops=flops, bytes=8 * batch, latency_us=true_us(flops, factor))
@@ -39,7 +39,7 @@ def layers(batch: int, widths: tuple[int, ...] = (1000, 30_000, 200_000), factor
 
 def test_a_known_curve_is_found_again() -> None:
     work = np.geomspace(1e3, 1e9, 200)
-    curve = fit_curve(work, np.array([true_us(each) for each in work]), LAUNCH_US)
+    curve = fit_curve(work, np.array([true_us(flops) for flops in work]), LAUNCH_US)
     for each in np.geomspace(1e4, 1e11, 50):
         assert float(curve.time_us(np.array(each))) == pytest.approx(true_us(each), rel=0.1)
     assert SATURATED_AT / 1.5 < curve.saturation < SATURATED_AT * 1.5
@@ -48,10 +48,10 @@ def test_a_known_curve_is_found_again() -> None:
 
 def test_an_outlier_changes_little() -> None:
     work = np.repeat(np.geomspace(1e5, 1e8, 11), 5)
-    us = np.array([true_us(each) for each in work])
+    us = np.array([true_us(flops) for flops in work])
     us[7] *= 50
     curve = fit_curve(work, us, LAUNCH_US)
-    assert np.allclose(curve.time_us(work), [true_us(each) for each in work], rtol=0.05)
+    assert np.allclose(curve.time_us(work), [true_us(flops) for flops in work], rtol=0.05)
 
 
 samples = st.lists(st.tuples(st.floats(0, 1e15), st.floats(0, 1e9)), min_size=1, max_size=30)

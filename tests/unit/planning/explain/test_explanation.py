@@ -57,32 +57,32 @@ def numbers(
 
 
 def test_what_fits_is_left_as_it_is(net: Trace) -> None:
-    found = numbers(net)
+    result = numbers(net)
     vanilla = footprint(net).device_peak_bytes
-    assert found["memory"]["vanilla_bytes"] == found["memory"]["planned_bytes"] == vanilla
-    assert found["memory"]["least_bytes"] == least_bytes(net)
-    assert found["memory"]["floor_bytes"] == floor_bytes(net)
-    assert found["swapped"]["tensors"] == found["recomputed"]["tensors"] == 0
-    assert found["time"]["planned_us"] == found["time"]["vanilla_us"]
-    assert found["start"]["when"] == "now"
+    assert result["memory"]["vanilla_bytes"] == result["memory"]["planned_bytes"] == vanilla
+    assert result["memory"]["least_bytes"] == least_bytes(net)
+    assert result["memory"]["floor_bytes"] == floor_bytes(net)
+    assert result["swapped"]["tensors"] == result["recomputed"]["tensors"] == 0
+    assert result["time"]["planned_us"] == result["time"]["vanilla_us"]
+    assert result["start"]["when"] == "now"
 
 
 def test_numbers_are_those_of_the_plan_in_the_jobs_own_budget(net: Trace) -> None:
     budget = half(net)
     plan = joint.plan({0: net}, SLOW, budget)[0]
     (timeline,) = simulate([SimulatedJob(net, plan)], SLOW)
-    found = numbers(net, memory_budget=budget)
-    assert found["memory"]["planned_bytes"] == timeline.device_peak_bytes <= budget
-    assert found["time"]["planned_us"] == pytest.approx(timeline.iteration_us)
-    assert found["time"]["stall_us"] == pytest.approx(timeline.stall_us)
-    assert found["link"]["out"]["bytes"] == timeline.bytes_out > 0
-    assert found["link"]["in"]["load"] == pytest.approx(timeline.bytes_in / 2e9 / timeline.iteration_us * 1e6)
+    result = numbers(net, memory_budget=budget)
+    assert result["memory"]["planned_bytes"] == timeline.device_peak_bytes <= budget
+    assert result["time"]["planned_us"] == pytest.approx(timeline.iteration_us)
+    assert result["time"]["stall_us"] == pytest.approx(timeline.stall_us)
+    assert result["link"]["out"]["bytes"] == timeline.bytes_out > 0
+    assert result["link"]["in"]["load"] == pytest.approx(timeline.bytes_in / 2e9 / timeline.iteration_us * 1e6)
     swapped = {event.tensor for event in plan.events if event.kind == EventKind.SWAP_OUT}
     remade = {event.tensor for event in plan.events if event.kind == EventKind.RECOMPUTE}
-    assert found["swapped"]["tensors"] == len(swapped) > 0
-    assert found["recomputed"]["tensors"] == len(remade) > 0
-    assert found["swapped"]["bytes"] == net.tensor_bytes[list(swapped)].sum()
-    assert {row["tensor"] for row in found["swapped"]["largest"]} <= swapped
+    assert result["swapped"]["tensors"] == len(swapped) > 0
+    assert result["recomputed"]["tensors"] == len(remade) > 0
+    assert result["swapped"]["bytes"] == net.tensor_bytes[list(swapped)].sum()
+    assert {row["tensor"] for row in result["swapped"]["largest"]} <= swapped
 
 
 def test_the_largest_tensors_come_first_and_are_away_between_their_uses(net: Trace) -> None:
@@ -97,10 +97,10 @@ def test_the_largest_tensors_come_first_and_are_away_between_their_uses(net: Tra
 
 
 def test_the_device_is_the_budget_where_the_job_has_none(net: Trace) -> None:
-    found = numbers(net, admission=Admission(half(net) + 100), overhead_bytes=100)
-    assert found["memory"]["budget_bytes"] == half(net)
-    assert found["memory"]["budget_of"] == "device"
-    assert found["memory"]["planned_bytes"] <= half(net)
+    result = numbers(net, admission=Admission(half(net) + 100), overhead_bytes=100)
+    assert result["memory"]["budget_bytes"] == half(net)
+    assert result["memory"]["budget_of"] == "device"
+    assert result["memory"]["planned_bytes"] <= half(net)
 
 
 def test_the_hungriest_graph_decides_what_is_possible(net: Trace) -> None:
@@ -136,12 +136,12 @@ def test_an_overhead_counts_against_the_device_and_not_against_the_jobs_budget(n
 @pytest.mark.parametrize("of_the_job", [True, False])
 def test_what_cannot_fit_never_starts_and_says_which_operator_is_too_large(net: Trace, of_the_job: bool) -> None:
     short = least_bytes(net) - 1
-    found = numbers(net, memory_budget=short) if of_the_job else numbers(net, admission=Admission(short))
-    assert found["start"]["when"] == "never"
-    assert "the most is needed by operator" in found["start"]["why"]
-    assert ("memory_budget" in found["start"]["why"]) == of_the_job
-    assert "planned_bytes" not in found["memory"]
-    assert "swapped" not in found
+    result = numbers(net, memory_budget=short) if of_the_job else numbers(net, admission=Admission(short))
+    assert result["start"]["when"] == "never"
+    assert "the most is needed by operator" in result["start"]["why"]
+    assert ("memory_budget" in result["start"]["why"]) == of_the_job
+    assert "planned_bytes" not in result["memory"]
+    assert "swapped" not in result
 
 
 def test_a_model_in_training_waits_for_its_job(net: Trace) -> None:
@@ -168,20 +168,20 @@ def test_a_model_in_training_waits_for_its_job(net: Trace) -> None:
 def test_how_long_it_waits_at_most(net: Trace, ahead: list[Ahead], expected: float | None) -> None:
     """The device has 40 MB; the job needs 20 MB of them."""
     running = [job for job in ahead if job.running]
-    taken = sum(job.least_bytes for job in running)
-    admission = Admission(40 * MB, 0, len(running), len(ahead) - len(running), taken, ahead=tuple(ahead))
+    held = sum(job.least_bytes for job in running)
+    admission = Admission(40 * MB, 0, len(running), len(ahead) - len(running), held, ahead=tuple(ahead))
     explanation = explained(net, policy="none", claim_bytes=20 * MB, admission=admission)
-    found = explanation.to_json()
-    assert (found["start"]["when"], found["start"]["wait_s"]) == ("later", expected)
-    assert "ahead" not in found["admission"]
+    result = explanation.to_json()
+    assert (result["start"]["when"], result["start"]["wait_s"]) == ("later", expected)
+    assert "ahead" not in result["admission"]
     said = "nobody can tell when" if expected is None else "in at most "
     assert said in render(explanation)[-1]
 
 
 def test_an_eager_job_needs_what_it_claims(net: Trace) -> None:
-    found = numbers(net, policy="none", claim_bytes=2 * MB, admission=Admission(2 * MB))
-    assert found["start"]["when"] == "now"
-    assert "planned_bytes" not in found["memory"]
+    result = numbers(net, policy="none", claim_bytes=2 * MB, admission=Admission(2 * MB))
+    assert result["start"]["when"] == "now"
+    assert "planned_bytes" not in result["memory"]
     assert numbers(net, policy="none", claim_bytes=2 * MB, admission=Admission(MB))["start"]["when"] == "never"
 
 
@@ -202,7 +202,7 @@ def test_text_says_what_the_plan_does(net: Trace) -> None:
 
 def test_numbers_of_memory_and_time_stand_under_each_other(net: Trace) -> None:
     text = render(explained(net, memory_budget=half(net)))
-    ends = [found.end() for line in text[4:9] if (found := re.search(r"\d (?=MB|ms)", line))]
+    ends = [match.end() for line in text[4:9] if (match := re.search(r"\d (?=MB|ms)", line))]
     assert len(ends) == 5
     assert len(set(ends)) == 1
     table = [line for line in text if line.startswith("    ")]

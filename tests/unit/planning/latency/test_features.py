@@ -166,40 +166,40 @@ def test_every_operator_of_a_trace_is_described_as_by_itself(trace):
     described = describe(trace, RTX_A6000, 0.5)
     assert described.features.shape == (trace.operator_count, FEATURES)
     caches = np.asarray(caches_of(trace)).T.tolist()
-    for place, operator in enumerate(trace.operators):
-        sample = Sample(operator.target, operator.signature, operator.flops, operator.bytes, 0.5, 1.0, *caches[place])
+    for index, operator in enumerate(trace.operators):
+        sample = Sample(operator.target, operator.signature, operator.flops, operator.bytes, 0.5, 1.0, *caches[index])
         alone = describe_samples([sample], RTX_A6000)
-        assert described.kinds[described.codes[place]] == alone.kinds[0]
-        assert (described.features[place] == alone.features[0]).all()
+        assert described.kinds[described.codes[index]] == alone.kinds[0]
+        assert (described.features[index] == alone.features[0]).all()
 
 
 def caches_one_by_one(trace: Trace) -> list[tuple[float, float]]:
     """`caches_of`, by going through two iterations."""
     operators = list(trace.operators)
-    sizes = [sum(trace.tensors[access.tensor].bytes for access in each.accesses) for each in operators]
+    sizes = [sum(trace.tensors[access.tensor].bytes for access in operator.accesses) for operator in operators]
     accessed = 0
     seen: dict[int, tuple[int, int]] = {}  # tensor → iteration, bytes accessed until then
-    found = []
+    indicators = []
     for iteration in range(2):
-        for place, operator in enumerate(operators):
-            known = {}
+        for index, operator in enumerate(operators):
+            distances = {}
             for access in operator.accesses:
                 tensor = trace.tensors[access.tensor]
                 if access.tensor in seen and (trace.persistent[access.tensor] or seen[access.tensor][0] == iteration):
-                    known[access.tensor] = (max(1, tensor.bytes), math.log2(1 + accessed - seen[access.tensor][1]))
+                    distances[access.tensor] = (max(1, tensor.bytes), math.log2(1 + accessed - seen[access.tensor][1]))
                 seen[access.tensor] = (iteration, accessed)
-            weight = sum(size for size, _ in known.values())
-            reuse = sum(size * distance for size, distance in known.values()) / max(1, weight)
-            found.append((reuse, math.log2(1 + sizes[place - 1]) if place else 0.0))
-            accessed += sizes[place]
-    return found[len(operators) :]
+            weight = sum(size for size, _ in distances.values())
+            reuse = sum(size * distance for size, distance in distances.values()) / max(1, weight)
+            indicators.append((reuse, math.log2(1 + sizes[index - 1]) if index else 0.0))
+            accessed += sizes[index]
+    return indicators[len(operators) :]
 
 
 @settings(deadline=None)
 @given(traces())
 def test_what_caches_may_have_is_told_by_two_iterations(trace):
     expected = caches_one_by_one(trace)
-    assert np.asarray(caches_of(trace)).T.tolist() == [pytest.approx(each) for each in expected]
+    assert np.asarray(caches_of(trace)).T.tolist() == [pytest.approx(pair) for pair in expected]
 
 
 def test_calls_that_repeat_keep_their_places():

@@ -205,12 +205,12 @@ def test_other_bytes_are_refused(data):
 @given(st.data())
 def test_damaged_bytes_are_refused(data):
     damaged = bytearray(small())
-    place = data.draw(st.integers(0, len(damaged) - 1))
-    damaged[place] ^= data.draw(st.integers(1, 255))
+    position = data.draw(st.integers(0, len(damaged) - 1))
+    damaged[position] ^= data.draw(st.integers(1, 255))
     with pytest.raises(MeasurementError, match="latency models"):
         model_bytes.decode(bytes(damaged))
     with pytest.raises(MeasurementError, match="latency models"):
-        model_bytes.decode(small()[:place])
+        model_bytes.decode(small()[:position])
 
 
 @settings(deadline=None)
@@ -219,8 +219,8 @@ def test_hostile_numbers_are_refused_or_predict_finite_ones(data):
     """With a checksum that is right."""
     payload = bytearray(opened(small()))
     for _ in range(data.draw(st.integers(1, 4))):
-        place = data.draw(st.integers(0, len(payload) - 1))
-        payload[place : place + 4] = data.draw(st.binary(min_size=4, max_size=4))
+        position = data.draw(st.integers(0, len(payload) - 1))
+        payload[position : position + 4] = data.draw(st.binary(min_size=4, max_size=4))
     try:
         models = model_bytes.decode(sealed(bytes(payload)))
     except MeasurementError:

@@ -66,8 +66,8 @@ class Granting:
         self.child.send(FrameType.PLAN, {"generation": generation, **granted}, [plan.rows.tobytes(), plan.order_bytes])
 
     def graphs(self) -> list[dict[str, int]]:
-        """Of each trace: names and rows."""
-        return [{each["name"]: each["rows"] for each in frame.header["graphs"]} for frame in self.traces]
+        """Names and rows of each trace."""
+        return [{graph["name"]: graph["rows"] for graph in frame.header["graphs"]} for frame in self.traces]
 
 
 def begin(start: Start, rows: Rows | None = None, **spec: Any) -> Child:  # noqa: F811
@@ -89,9 +89,9 @@ def test_it_trains_a_lead_then_with_the_size_that_it_chose(start: Start) -> None
     assert graphs[-1]["train"] == chosen
     first, *others = choice["candidates"]
     assert first["batch_size"] == chosen and first["feasible"] and len(others) >= 2
-    speeds = [each["samples_per_s"] for each in others if each["feasible"]]
+    speeds = [candidate["samples_per_s"] for candidate in others if candidate["feasible"]]
     assert speeds == sorted(speeds, reverse=True)
-    measured = {each["batch_size"] for each in choice["candidates"] if each["measured_us"]}
+    measured = {candidate["batch_size"] for candidate in choice["candidates"] if candidate["measured_us"]}
     assert measured and measured <= set(lead)
     assert version["metrics"]["epoch"] == 2
     epoch = [header for header in server.child.headers(FrameType.METRICS) if header["split"] == "training"]
@@ -112,14 +112,14 @@ def test_the_learning_rate_follows_the_law(start: Start, law: str, rate: float |
 
 def checkpoints(child: Child) -> list[tuple[bytes, dict[str, Any]]]:
     """Those that came whole."""
-    found, parts = [], []
+    weights, parts = [], []
     for frame in child.seen:
         if frame.type == FrameType.STATE and frame.header["kind"] == "checkpoint":
             parts.append(bytes(frame.buffers[0]))
             if frame.header["last"]:
-                found.append((b"".join(parts), frame.header["meta"]))
+                weights.append((b"".join(parts), frame.header["meta"]))
                 parts = []
-    return found
+    return weights
 
 
 def test_a_resumed_job_keeps_its_choice_and_ends_with_the_same_bits(start: Start) -> None:  # noqa: F811
@@ -154,10 +154,10 @@ def test_the_bits_are_those_of_the_same_batches_without_a_plan(start: Start) -> 
     second = trainer(job, steps)
     assert second.resume(state) is None
     second.run()
-    found = safetensors.torch.load(server.child.weights())
+    weights = safetensors.torch.load(server.child.weights())
     expected = checkpoint.model_tensors(steps.model)
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], expected[name]) for name in found)
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in weights)
 
 
 def trainer(job: Case, steps: Steps) -> Trainer:
@@ -174,8 +174,8 @@ def test_less_memory_makes_a_smaller_batch(start: Start) -> None:  # noqa: F811
     assert tight.until(FrameType.DONE).type == FrameType.DONE
     assert tight.choices[-1]["batch_size"] < free.choices[0]["batch_size"]
     assert tight.choices[-1]["candidates"][0]["device_bytes"] <= budget
-    refused = [each for each in tight.choices[-1]["candidates"] if not each["feasible"]]
-    assert refused and all(each["device_bytes"] > budget and each["reason"] for each in refused)
+    refused = [candidate for candidate in tight.choices[-1]["candidates"] if not candidate["feasible"]]
+    assert refused and all(candidate["device_bytes"] > budget and candidate["reason"] for candidate in refused)
 
 
 def test_what_is_refused_is_not_tried_again(start: Start) -> None:  # noqa: F811

@@ -88,7 +88,7 @@ class Child:
         self.send(FrameType.JOB, spec, [] if models is None else [models])
         if checkpoint is not None:
             send_state(self.connection, 1, 0, "checkpoint", checkpoint)
-        columns = [{"name": each.name, "type": each.type, "target": each.target} for each in rows.header]
+        columns = [{"name": column.name, "type": column.type, "target": column.target} for column in rows.header]
         self.send(FrameType.COLUMNS, {"columns": columns})
         for count, buffers in rows.frames():
             self.send(FrameType.ROWS, {"rows": count}, buffers)
@@ -147,9 +147,9 @@ def grant(frame: Frame, generation: int, part: float, spare: int = 1 << 16) -> t
     """A plan for a TRACE frame: with this part of the memory between the least and what a run without plan takes."""
     header, first = frame.header, traces_of(frame)[0]
     budget = int(header["least_bytes"] + part * (header["vanilla_bytes"] - header["least_bytes"]))
-    found = JobPlanner(first, DeviceProfile(**header["profile"])).within(budget)
-    granted = {"planned_bytes": found.device_peak_bytes, "granted_bytes": budget + spare, "link_share": 1.0}
-    return {"generation": generation, **granted}, [found.plan.rows.tobytes(), found.plan.order_bytes]
+    candidate = JobPlanner(first, DeviceProfile(**header["profile"])).within(budget)
+    granted = {"planned_bytes": candidate.device_peak_bytes, "granted_bytes": budget + spare, "link_share": 1.0}
+    return {"generation": generation, **granted}, [candidate.plan.rows.tobytes(), candidate.plan.order_bytes]
 
 
 def finish(child: Child) -> dict[str, Any]:
@@ -192,7 +192,7 @@ def test_the_trace_describes_every_graph_and_the_first_one_for_people(start: Cal
     assert header["persistent_bytes"] == first.tensor_bytes[first.persistent].sum()
     assert header["least_bytes"] < header["vanilla_bytes"] and header["overhead_bytes"] == 0
     tables = json.loads(bytes(frame.buffers[4]))
-    assert [row["target"] for row in tables["operators"]] == [each.target for each in first.operators]
+    assert [row["target"] for row in tables["operators"]] == [operator.target for operator in first.operators]
     assert sum(row["bytes"] for row in tables["tensors"]) == first.tensor_bytes.sum()
     weight = next(row for row in tables["tensors"] if row["name"] == "dense.0.weight")
     assert weight["kind"] == "parameter" and weight["shape"][0] == 32
@@ -213,15 +213,15 @@ def test_latencies_are_those_under_the_load_at_admission(
     without = traces_of(start().until(FrameType.TRACE))[0]
     usual = list(zip(without.operators, roofline.estimate(without, PROFILE), strict=True))[1:-1]
     samples = [
-        Sample(each.target, each.signature, each.flops, each.bytes, load, us * (1 + 2 * load))
+        Sample(operator.target, operator.signature, operator.flops, operator.bytes, load, us * (1 + 2 * load))
         for load in (0.0, 0.5, 1.0)
-        for each, us in usual
+        for operator, us in usual
     ]
     models = train(samples, PROFILE)
     monkeypatch.setattr(LoadMeter, "read", lambda meter: 0.8)
-    found = traces_of(start(models=model_bytes.encode(models)).until(FrameType.TRACE))[0]
-    np.testing.assert_allclose(found.latency_us, models.predict(without, PROFILE, 0.8), rtol=1e-6)
-    assert found.latency_us.sum() > 1.3 * models.predict(without, PROFILE, 0.0).sum()
+    predicted = traces_of(start(models=model_bytes.encode(models)).until(FrameType.TRACE))[0]
+    np.testing.assert_allclose(predicted.latency_us, models.predict(without, PROFILE, 0.8), rtol=1e-6)
+    assert predicted.latency_us.sum() > 1.3 * models.predict(without, PROFILE, 0.0).sum()
 
 
 def test_a_grant_too_small_for_the_workspaces_is_asked_for_again(start: Callable[..., Child]) -> None:

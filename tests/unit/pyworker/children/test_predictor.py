@@ -309,8 +309,8 @@ def test_models_make_room_when_the_device_has_none(predictor: Process, connect: 
         answer(predictor.receive(session))
     ask(session, numbers[2], small.request([0]))  # there
     answer(predictor.receive(session))
-    taken = predictor.receive(predictor.supervisor)
-    assert taken.type == FrameType.PROGRESS and 0 < taken.header["model_bytes"] < 2 * len(small.weights)
+    progress = predictor.receive(predictor.supervisor)
+    assert progress.type == FrameType.PROGRESS and 0 < progress.header["model_bytes"] < 2 * len(small.weights)
     ask(session, numbers[1], small.request([0]))  # gone
     predictor.give(numbers[1], small)
     answer(predictor.receive(session))
@@ -331,20 +331,24 @@ def test_a_version_within_a_memory_budget_is_another_model(
     version, number, session = Version(rows, architecture), next(NUMBERS), connect()
     one, many = version.request([5]), version.request(list(range(32)))
     assert small < len(version.weights) or architecture is TRANSFORMER
-    found = []
+    outputs = []
     for budget in (0, small, 10 * len(version.weights)):
         ask(session, number, (one[0] | {"memory_budget": budget}, one[1]))
         assert predictor.give(number, version, keep_bytes=0) == budget
         answers = [answer(predictor.receive(session))]
         ask(session, number, (many[0] | {"memory_budget": budget}, many[1]))
         answers.append(answer(predictor.receive(session)))
-        found.append([parts[1].tobytes() + parts[2].tobytes() + parts[3].tobytes() for parts in answers])
-        taken = predictor.receive(predictor.supervisor)
-        assert taken.type == FrameType.PROGRESS
-        assert taken.header["model_bytes"] == budget if budget else taken.header["model_bytes"] >= len(version.weights)
-        (shown,) = taken.header["models"]
+        outputs.append([parts[1].tobytes() + parts[2].tobytes() + parts[3].tobytes() for parts in answers])
+        progress = predictor.receive(predictor.supervisor)
+        assert progress.type == FrameType.PROGRESS
+        assert (
+            progress.header["model_bytes"] == budget
+            if budget
+            else progress.header["model_bytes"] >= len(version.weights)
+        )
+        (shown,) = progress.header["models"]
         assert (shown["version"], shown["memory_budget"] or 0) == (number, budget)
-    whole, within, roomy = found
+    whole, within, roomy = outputs
     assert roomy == whole and within[0] == whole[0]
 
 
@@ -362,9 +366,9 @@ def test_a_memory_budget_that_is_too_small_names_the_least(
     refused = asked_with(100)
     assert (refused.type, refused.header["sqlstate"]) == (FrameType.ERROR, "53200")
     message = r"the model needs at least ([\d,]+) bytes of device memory, but may have 100"
-    found = re.fullmatch(message, refused.header["message"])
-    assert found and refused.header["hint"]
-    least = int(found[1].replace(",", ""))
+    match = re.fullmatch(message, refused.header["message"])
+    assert match and refused.header["hint"]
+    least = int(match[1].replace(",", ""))
     assert asked_with(least - 1).type == FrameType.ERROR
     assert answer(asked_with(least))
 
@@ -466,8 +470,8 @@ def test_an_idle_session_makes_room_when_no_descriptor_is_left(
     idle = connect()
     before = resource.prlimit(pid, limit)
     try:
-        taken = set(map(int, os.listdir(f"/proc/{pid}/fd")))
-        resource.prlimit(pid, limit, (min(set(range(len(taken) + 1)) - taken), before[1]))
+        descriptors = set(map(int, os.listdir(f"/proc/{pid}/fd")))
+        resource.prlimit(pid, limit, (min(set(range(len(descriptors) + 1)) - descriptors), before[1]))
         session = connect()
     finally:
         resource.prlimit(pid, limit, before)

@@ -49,11 +49,11 @@ class Steps:
 
 @pytest.mark.parametrize(("compression", "asked"), [("auto", [1, 2, 3]), ("none", [0, 0, 0])])
 def test_zeros_are_counted_again_soon_after_the_first_step(compression, asked):
-    steps, found = Steps(), []
+    steps, counts = Steps(), []
     client = CompressionClient(None, torch.device("cpu"), compression)  # type: ignore[arg-type]  # nothing is sent
     client.begin(steps)  # type: ignore[arg-type]
     for until in (5, 50, 500):
         while client._ticks < until:
             client.tick()
-        found.append(steps.asked)
-    assert found == asked
+        counts.append(steps.asked)
+    assert counts == asked
