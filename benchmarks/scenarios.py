@@ -127,8 +127,8 @@ class Results:
 
     def rows(self, section: str) -> list[tuple[str, Row]]:
         """Return (title, row) of everything measured in a section."""
-        named = [(name.partition(": "), each) for name, each in self.scenarios.items()]
-        return [(title, row) for (found, _, title), each in named if found == section for row in each["rows"]]
+        mine = [(name.partition(": "), scenario["rows"]) for name, scenario in self.scenarios.items()]
+        return [(title, row) for (of_section, _, title), rows in mine if of_section == section for row in rows]
 
     def save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

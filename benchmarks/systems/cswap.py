@@ -143,9 +143,7 @@ def compare(case: Prepared, name: str, rounds: int) -> Iterator[Row]:
     }  # fmt: skip
     try:
         plain = make(case.trace)
-        packed = {
-            each: plan_compressed(make, case.trace, case.profile, each, case.sparsity) for each in ("auto", "zvc")
-        }
+        packed = {how: plan_compressed(make, case.trace, case.profile, how, case.sparsity) for how in ("auto", "zvc")}
     except TensileError as error:
         yield {**common, "compression": "none", "error": error.message}
         return
@@ -157,14 +155,14 @@ def compare(case: Prepared, name: str, rounds: int) -> Iterator[Row]:
     coded = case.trace.with_coding(coding)
     records = recorded(case, {**plans, CODED: with_codecs(coded, plain)}, rounds)
     accuracy = decision_accuracy(case, plain, coded, records["none"], records.pop(CODED))
-    measured = {name: measures(each) for name, each in records.items()}
+    measured = {name: measures(own) for name, own in records.items()}
     oracle = oracle_ratio(case.trace, case.profile, plain, case.sparsity)
     for compression, plan in plans.items():
         (timeline,) = simulate([SimulatedJob(case.trace.with_coding(codings[compression]), plan)], case.profile)
-        found = measured[compression]
-        ratios = {f"{what}_ratio": ratio(found[what], measured["none"][what]) for what in found}
+        mine = measured[compression]
+        ratios = {f"{what}_ratio": ratio(mine[what], measured["none"][what]) for what in mine}
         yield {
-            **common, "compression": compression, "error": None, **found, **ratios, **accuracy,
+            **common, "compression": compression, "error": None, **mine, **ratios, **accuracy,
             "oracle_ratio": oracle,
             "vanilla_ms": statistics.median(base.step_ms), "simulated_ms": timeline.iteration_us / 1e3,
             "codecs": codecs_of(plan), "bit_identical": difference(base, turns[compression]) is None,

@@ -234,8 +234,8 @@ class Jobs:
         self._alike = list(range(len(options)))  # index of the first identical job
         self._pipes = [mine for mine, _ in pairs]
         self._processes = [
-            context.Process(target=serve, args=(theirs, each), daemon=True)
-            for (_, theirs), each in zip(pairs, options, strict=True)
+            context.Process(target=serve, args=(theirs, own_options), daemon=True)
+            for (_, theirs), own_options in zip(pairs, options, strict=True)
         ]
         self._theirs = [theirs for _, theirs in pairs]
 
@@ -267,7 +267,7 @@ class Jobs:
                 same = (earlier.vanilla.fingerprint, earlier.early.fingerprint) == graphs
                 if same and self._options[before] == options:
                     traces = (earlier.vanilla, earlier.early)
-                    self._call(job, "take_over", *((each.latency_us, each.workspace_bytes) for each in traces))
+                    self._call(job, "take_over", *((trace.latency_us, trace.workspace_bytes) for trace in traces))
                     self._alike[job] = before
                     measured.append(earlier)
                     break
