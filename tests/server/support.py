@@ -121,6 +121,11 @@ def settle(conn: Connection, wait_until: Wait, job: int, seconds: float = 30) ->
     wait_until(lambda: no_workers(conn), what="the worker exits")
 
 
+def finish(conn: Connection, job: int, timeout: str = "90 s") -> None:
+    """Wait for the job; raise its error."""
+    assert value(conn, "SELECT wait_for_job(%s, %s::interval)", job, timeout) == "finished"
+
+
 def phase(conn: Connection, job: int) -> str | None:
     """Return the job's phase in shared memory, None without a worker."""
     name: str | None = value(conn, "SELECT phase FROM tensile.progress WHERE job = %s", job)

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from tests.server.refusals import refused
-from tests.server.support import Connection, Row, Wait, executor_pid, register, submit, value
+from tests.server.support import Connection, Row, Wait, executor_pid, finish, register, submit, value
 from tests.server.test_explain import explain, explained
 
 ROWS = 2000
@@ -30,11 +30,7 @@ def choose(conn: Connection, model: str = "m", **arguments: Any) -> int:
     return submit(conn, model, CNN, **(JOB | arguments))
 
 
-def finish(conn: Connection, job: int) -> None:
-    assert value(conn, "SELECT wait_for_job(%s, '90 s')", job) == "finished"
-
-
-def test_a_job_chooses_and_says_so(db: Connection, job_row: Row) -> None:
+def test_a_job_chooses_its_batch_size_and_reports_it(db: Connection, job_row: Row) -> None:
     job = choose(db)
     finish(db, job)
     row = job_row(db, job)
@@ -134,7 +130,7 @@ def test_explain_shows_the_choice_and_the_runners_up(db: Connection) -> None:
     assert "choice" not in explained(db, query=QUERY)
 
 
-def test_more_rows_than_there_are(db: Connection) -> None:
+def test_a_batch_larger_than_the_table(db: Connection) -> None:
     register(db, "m", CNN)
     options = {"batch_size_range": [5000, 6000]}
     refused("22000", "batch_size is 5000", "at most", lambda: explain(db, query=QUERY, batch_size=0, options=options))

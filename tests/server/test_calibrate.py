@@ -13,7 +13,7 @@ from pg_tensile.execution.data.preprocessing import Preprocessing
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency import model_bytes
 from tests.server.refusals import refused
-from tests.server.support import Connection, Wait, executor_pid, python_model, register, state, submit, value
+from tests.server.support import Connection, Wait, executor_pid, finish, python_model, register, state, submit, value
 
 MIXED = """
     SELECT i AS number, nullif(i, 3) AS sometimes, i % 2 = 0 AS flag, 'c' || i % 7 AS category, 'd' || i AS wide,
@@ -32,10 +32,6 @@ def calibrate(conn: Connection, seconds: int = 3) -> int:
     return int(value(conn, "SELECT tensile.calibrate(%s)", seconds))
 
 
-def finished(conn: Connection, job: int) -> None:
-    assert value(conn, "SELECT wait_for_job(%s, '5 min')", job) == "finished"
-
-
 @pytest.fixture(autouse=True)
 def uncalibrated(db: Connection) -> None:
     db.execute("DELETE FROM tensile.latency_models")
@@ -48,7 +44,7 @@ def test_a_fresh_database_is_calibrated(db: Connection, wait_until: Wait) -> Non
     phase, step, steps = wait_until(lambda: db.execute(progress, (job,)).fetchone(), 120)
     assert phase == "calibrating"
     assert 0 < step <= steps
-    finished(db, job)
+    finish(db, job, "5 min")
     row = db.execute("SELECT device, models, kinds, samples, error, job FROM tensile.latency_models").fetchone()
     assert row is not None
     device, models, kinds, samples, error, by = row
@@ -62,7 +58,7 @@ def test_a_fresh_database_is_calibrated(db: Connection, wait_until: Wait) -> Non
     assert (profile.flops_per_s, profile.bytes_per_s) == (decoded.flops_per_s, decoded.bytes_per_s)
 
 
-def test_it_takes_its_memory_from_the_ledger(db: Connection, wait_until: Wait) -> None:
+def test_calibration_takes_its_memory_from_the_ledger(db: Connection, wait_until: Wait) -> None:
     granted = "SELECT granted_bytes, budget_bytes FROM tensile.devices WHERE name = 'cpu'"
     job = calibrate(db, 600)
     held, budget = wait_until(lambda: db.execute(granted + " AND granted_bytes > 0").fetchone(), 120)
@@ -73,18 +69,18 @@ def test_it_takes_its_memory_from_the_ledger(db: Connection, wait_until: Wait) -
 
 
 @pytest.mark.long
-def test_on_a_small_device_it_makes_do_with_what_there_is(fresh_cluster: Any, wait_until: Wait) -> None:
+def test_a_calibration_fits_into_a_small_device(fresh_cluster: Any, wait_until: Wait) -> None:
     """Long: a calibration on a server of its own, which measures for seconds."""
     cluster = fresh_cluster({"pg_tensile.device_memory": "16MB"})
     with cluster.superuser() as conn:
         job = calibrate(conn, 3)
         row = "SELECT granted_bytes FROM tensile.devices WHERE name = 'cpu' AND granted_bytes > 0"
         assert wait_until(lambda: conn.execute(row).fetchone(), 120) == (16 << 20,)
-        finished(conn, job)
+        finish(conn, job, "5 min")
 
 
-def test_jobs_and_explanations_use_its_result(db: Connection) -> None:
-    finished(db, calibrate(db))
+def test_jobs_and_explanations_use_the_result_of_calibration(db: Connection) -> None:
+    finish(db, calibrate(db), "5 min")
     register(db, "m")
     query = "SELECT 1.5 * i AS a, i % 3 AS y FROM generate_series(1, 200) i"
     lines = db.execute("SELECT explain_training('m', %s, 'y')", (query,)).fetchall()
@@ -95,7 +91,7 @@ def test_jobs_and_explanations_use_its_result(db: Connection) -> None:
 
 
 @pytest.mark.long
-def test_trained_models_are_among_what_is_measured(db: Connection, cluster: Any) -> None:
+def test_calibration_measures_trained_models(db: Connection, cluster: Any) -> None:
     """Sizes are those of the library; models that can no longer be built are omitted.
 
     Long: it measures for 16 seconds.
@@ -121,20 +117,20 @@ def test_trained_models_are_among_what_is_measured(db: Connection, cluster: Any)
         sizes = (inputs["numeric"], tuple(inputs["cardinalities"]), tuple(map(tuple, inputs["arrays"])))
         assert sizes == tuple(expected)
     job = calibrate(db, 16)
-    finished(db, job)
+    finish(db, job, "5 min")
     warnings = value(db, "SELECT warnings FROM tensile.jobs WHERE id = %s", job)
     assert len(warnings) == 1
     assert "type python was not measured" in warnings[0]
     assert "ValueError" in warnings[0]
 
 
-def test_one_at_a_time(db: Connection) -> None:
+def test_only_one_calibration_runs_at_a_time(db: Connection) -> None:
     job = calibrate(db, 600)
     error = refused("55006", "being calibrated", "wait_for_job", lambda: calibrate(db))
     assert f"Job {job}" in (error.diag.message_detail or "")
 
 
-def test_cancel_ends_it(db: Connection, wait_until: Wait) -> None:
+def test_cancel_ends_a_calibration(db: Connection, wait_until: Wait) -> None:
     job = calibrate(db, 600)
     executor = wait_until(lambda: executor_pid(db, job))
     assert executor
@@ -156,17 +152,17 @@ def test_a_stop_of_the_server_interrupts_it_and_it_starts_over(
     cluster.stop("fast")
     cluster.start()
     with cluster.connect() as conn:
-        finished(conn, job)
+        finish(conn, job, "5 min")
         assert value(conn, "SELECT attempts FROM tensile.jobs WHERE id = %s", job) == 2
         assert state(conn, job) == "finished"
 
 
 @pytest.mark.parametrize("seconds", [0, -5, 86401])
-def test_a_time_that_makes_no_sense(db: Connection, seconds: int) -> None:
+def test_an_invalid_time_is_refused(db: Connection, seconds: int) -> None:
     refused("22023", f"out of range: {seconds}", "86400", lambda: calibrate(db, seconds))
 
 
-def test_null_is_no_time(db: Connection) -> None:
+def test_a_null_time_is_refused(db: Connection) -> None:
     refused("22004", "device_seconds", "value", lambda: db.execute("SELECT tensile.calibrate(NULL)"))
 
 
@@ -177,7 +173,9 @@ def test_waiting_in_the_same_transaction_is_refused(db: Connection) -> None:
     assert value(db, "SELECT count(*) FROM tensile.jobs") == 0
 
 
-def test_it_is_not_for_everybody(db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]) -> None:
+def test_calibration_needs_a_privilege(
+    db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]
+) -> None:
     role = roles("user")
     conn = connect(role)
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for function calibrate"):
@@ -187,5 +185,5 @@ def test_it_is_not_for_everybody(db: Connection, roles: Callable[..., str], conn
     with pytest.raises(psycopg.errors.InsufficientPrivilege):
         conn.execute("SELECT tensile._calibration_workloads()")
     db.execute(f"GRANT EXECUTE ON FUNCTION tensile.calibrate(int) TO {role}")
-    finished(conn, calibrate(conn))
+    finish(conn, calibrate(conn), "5 min")
     assert value(conn, "SELECT count(*) FROM tensile.latency_models") == 1

@@ -32,8 +32,6 @@ from tests.server.support import (
     worker_pid,
 )
 
-# -- cancelling -------------------------------------------------------------------------------------------------------
-
 
 def test_cancel_a_queued_job(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     with fresh_cluster({"pg_tensile.max_jobs": 1}).connect() as db:
@@ -94,7 +92,7 @@ def test_pg_cancel_backend_cancels_the_job(db: Connection, wait_until: Wait, mom
 
 
 @pytest.mark.parametrize("call", ["set_job_priority(%s, 5)", "tensile._notify(%s)", "tensile._notify_stop(%s)"])
-def test_what_does_not_end_a_job_that_loads_does_not_disturb_it(
+def test_calls_that_do_not_end_a_loading_job_do_not_disturb_it(
     db: Connection, wait_until: Wait, job_row: Row, call: str
 ) -> None:
     """The last call interrupts the query without a reason: the query runs again within the same attempt."""

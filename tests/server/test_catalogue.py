@@ -36,17 +36,17 @@ def new_job(tx: Connection) -> NewJob:
         insert = (
             f"INSERT INTO tensile.jobs (submitted_at, {names}) VALUES (clock_timestamp() - %(age)s::interval, {marks})"
         )
-        return int(one(tx, f"{insert} RETURNING id", columns | {"age": age}))
+        return int(scalar(tx, f"{insert} RETURNING id", columns | {"age": age}))
 
     return insert
 
 
 @pytest.fixture
 def model(tx: Connection) -> int:
-    return int(one(tx, "SELECT register_model('late', %(a)s)", {"a": Jsonb({"type": "mlp"})}))
+    return int(scalar(tx, "SELECT register_model('late', %(a)s)", {"a": Jsonb({"type": "mlp"})}))
 
 
-def one(conn: Connection, query: str, parameters: dict[str, object] | None = None) -> Any:
+def scalar(conn: Connection, query: str, parameters: dict[str, object] | None = None) -> Any:
     row = conn.execute(query, parameters).fetchone()
     assert row is not None
     return row[0]
@@ -70,7 +70,7 @@ def queue(conn: Connection) -> list[int]:
     return [job for (job,) in conn.execute("SELECT job FROM tensile._queue_next()")]
 
 
-# -- who is next ------------------------------------------------------------------------------------------------------
+# -- order of the queue -----------------------------------------------------------------------------------------------
 
 
 def test_priority_first_then_age(tx: Connection, new_job: NewJob) -> None:
@@ -80,7 +80,7 @@ def test_priority_first_then_age(tx: Connection, new_job: NewJob) -> None:
     assert tx.execute("SELECT job FROM tensile._queue_next(2)").fetchall() == [(urgent,), (old,)]
 
 
-def test_nobody_starves(tx: Connection, new_job: NewJob) -> None:
+def test_ageing_prevents_starvation(tx: Connection, new_job: NewJob) -> None:
     """300 s in the queue (pg_tensile.ageing) are worth a step of priority."""
     patient, urgent = new_job(age="901 s"), new_job(priority=3)
     assert queue(tx) == [patient, urgent]
@@ -113,9 +113,9 @@ def test_how_long_until_a_job_may_start(tx: Connection, new_job: NewJob) -> None
 # -- starting ---------------------------------------------------------------------------------------------------------
 
 
-def test_starting_and_back(tx: Connection, new_job: NewJob, model: int) -> None:
+def test_a_job_starts_and_returns_to_the_queue(tx: Connection, new_job: NewJob, model: int) -> None:
     job = new_job(model=model)
-    owner = one(tx, "SELECT oid FROM pg_roles WHERE rolname = 'postgres'")
+    owner = scalar(tx, "SELECT oid FROM pg_roles WHERE rolname = 'postgres'")
     assert call(tx, "_job_starting", job) == owner
     assert columns(tx, job, "state", "attempts") == ("starting", 1)
     assert call(tx, "_job_starting", job) is None
@@ -175,7 +175,7 @@ def test_faults_are_retried_with_growing_pauses_and_then_fail(tx: Connection, ne
         tx.execute("UPDATE tensile.jobs SET state = 'running' WHERE id = %s", (job,))
         call(tx, "_interrupt_job", job, "killed", True, "line 1")
         assert columns(tx, job, "state", "retries", "reason", "traceback") == ("interrupted", fault, "killed", "line 1")
-        seconds = one(
+        seconds = scalar(
             tx, f"SELECT extract(epoch FROM not_before - clock_timestamp())::float8 FROM tensile.jobs WHERE id = {job}"
         )
         assert pause - 0.5 < seconds <= pause
@@ -197,7 +197,7 @@ def test_stops_are_not_faults(tx: Connection, new_job: NewJob, model: int, state
 @pytest.mark.parametrize("state", ["starting", "running", "waiting"])
 def test_a_cancelled_job_is_not_continued(tx: Connection, new_job: NewJob, model: int, state: str) -> None:
     job = new_job(state, model=model)
-    assert one(tx, f"SELECT cancel_job({job})") is True
+    assert scalar(tx, f"SELECT cancel_job({job})") is True
     assert columns(tx, job, "state", "cancel_requested") == (state, True)
     call(tx, "_reap", job, "its worker ended", True)
     assert columns(tx, job, "state", "reason") == ("cancelled", "cancelled by cancel_job")
@@ -219,12 +219,12 @@ def test_an_interrupted_job_leaves_nothing_unfinished(tx: Connection, new_job: N
     )
     call(tx, "_interrupt_job", job, "its executor died", retry)
     assert columns(tx, job, "state", "version") == ("interrupted", None)
-    assert one(tx, "SELECT array_agg(generation) FROM tensile.checkpoints") == [1]
-    assert one(tx, "SELECT count(*) FROM tensile.model_versions") == 0
+    assert scalar(tx, "SELECT array_agg(generation) FROM tensile.checkpoints") == [1]
+    assert scalar(tx, "SELECT count(*) FROM tensile.model_versions") == 0
 
 
 @pytest.mark.parametrize(("state", "kept"), [("failed", [1]), ("cancelled", []), ("finished", [])])
-def test_what_becomes_of_checkpoints_and_half_written_versions(
+def test_only_failed_jobs_keep_a_checkpoint_and_only_finished_ones_a_version(
     tx: Connection, new_job: NewJob, model: int, state: str, kept: list[int]
 ) -> None:
     job = new_job("running", model=model)
@@ -241,8 +241,8 @@ def test_what_becomes_of_checkpoints_and_half_written_versions(
     assert [generation for (generation,) in generations] == kept
     version = 1 if state == "finished" else None
     assert columns(tx, job, "state", "version") == (state, version)
-    assert one(tx, "SELECT max(version) FROM tensile.model_versions") == version
-    assert one(tx, "SELECT deployed_version FROM tensile.models") == version
+    assert scalar(tx, "SELECT max(version) FROM tensile.model_versions") == version
+    assert scalar(tx, "SELECT deployed_version FROM tensile.models") == version
     call(tx, "_end_job", job, "failed", "XX000", "too late")
     assert columns(tx, job, "state") == (state,)
 
@@ -257,7 +257,7 @@ def test_a_new_version_is_deployed_unless_told_otherwise(tx: Connection, new_job
             (model, version, job),
         )
         call(tx, "_end_job", job, "finished")
-        deployed.append(one(tx, "SELECT deployed_version FROM tensile.models"))
+        deployed.append(scalar(tx, "SELECT deployed_version FROM tensile.models"))
     assert deployed == [None, 2, 2]
 
 
@@ -287,9 +287,9 @@ def test_retention_drops_the_oldest_versions_when_one_is_complete(
         tx.execute("INSERT INTO tensile.model_weights VALUES (%s, 0, 'weights')", row)
         call(tx, "_end_job", job, "finished")
     versions = "SELECT array_agg(version ORDER BY version) FROM tensile.model_versions"
-    assert one(tx, versions) == left
-    assert one(tx, "SELECT count(*) FROM tensile.model_weights") == len(left)
-    assert one(tx, "SELECT array_agg(version ORDER BY version) FROM tensile.jobs") == [1, 2, 3, 4, 5]
+    assert scalar(tx, versions) == left
+    assert scalar(tx, "SELECT count(*) FROM tensile.model_weights") == len(left)
+    assert scalar(tx, "SELECT array_agg(version ORDER BY version) FROM tensile.jobs") == [1, 2, 3, 4, 5]
 
 
 def test_a_job_cannot_finish_without_a_version(tx: Connection, new_job: NewJob, model: int) -> None:

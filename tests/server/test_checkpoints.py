@@ -18,6 +18,7 @@ from tests.server.support import (
     Connection,
     Wait,
     executor_pid,
+    finish,
     python_model,
     register,
     state,
@@ -27,11 +28,6 @@ from tests.server.support import (
 )
 
 WIDE = {"type": "mlp", "hidden": [3000, 3000]}  # weights of 36 MB: three chunks
-
-
-def finish(conn: Connection, job: int) -> None:
-    """Wait for the job; raise its error."""
-    assert value(conn, "SELECT wait_for_job(%s, '90 s')", job) == "finished"
 
 
 @pytest.fixture
@@ -109,7 +105,7 @@ def refusal(conn: Connection, sql: str) -> str:
     return str(error.value)
 
 
-def test_weights_are_written_as_they_come_and_nobody_sees_them_before_the_end(
+def test_weights_are_written_as_they_arrive_and_visible_only_at_the_end(
     db: Connection, held: Connection, wait_until: Wait, roles: Callable[..., str], connect: Callable[..., Connection]
 ) -> None:
     """An executor that dies while it sends weights leaves none; the next attempt stores the version."""
@@ -140,7 +136,7 @@ def test_weights_are_written_as_they_come_and_nobody_sees_them_before_the_end(
     assert value(owner, "SELECT deployed_version FROM tensile.models") == 1
 
 
-def test_a_model_that_is_dropped_while_its_weights_come_ends_its_job(
+def test_dropping_a_model_while_its_weights_arrive_ends_its_job(
     db: Connection, held: Connection, wait_until: Wait, job_row: Callable[..., Any]
 ) -> None:
     job = submit(db, "m", WIDE, epochs=1)
@@ -168,10 +164,10 @@ def test_a_job_that_stores_more_than_allowed_fails(
         assert value(db, "SELECT count(*) FROM tensile.checkpoint_chunks") == 0
 
 
-# -- what the training query leaves in its session --------------------------------------------------------------------
+# -- session state of the training query ------------------------------------------------------------------------------
 
 
-def test_what_a_query_leaves_in_the_session_goes_when_its_rows_are_there(db: Connection, wait_until: Wait) -> None:
+def test_session_state_of_the_query_is_reset_after_its_rows(db: Connection, wait_until: Wait) -> None:
     """Checked in the worker's session by a trigger of its next statement, and in pg_locks while it trains."""
     db.execute(
         """
@@ -211,7 +207,7 @@ def test_what_a_query_leaves_in_the_session_goes_when_its_rows_are_there(db: Con
         ("CREATE TEMP TABLE left_over (x int)", "cannot execute CREATE TABLE in a read-only transaction"),
     ],
 )
-def test_other_things_that_sessions_keep_cannot_be_made(db: Connection, command: str, message: str) -> None:
+def test_other_session_objects_cannot_be_created(db: Connection, command: str, message: str) -> None:
     db.execute(
         f"CREATE FUNCTION litter() RETURNS float8 LANGUAGE plpgsql AS $$ BEGIN EXECUTE '{command}'; RETURN 0; END $$"
     )
@@ -224,7 +220,7 @@ def test_other_things_that_sessions_keep_cannot_be_made(db: Connection, command:
 
 
 @pytest.mark.long
-def test_ended_jobs_go_after_their_retention_unless_their_version_exists(
+def test_ended_jobs_are_deleted_after_their_retention_unless_their_version_exists(
     fresh_cluster: Callable[..., Any], wait_until: Wait
 ) -> None:
     """Long: the controller looks for ended jobs twice a minute."""

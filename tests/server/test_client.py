@@ -294,7 +294,7 @@ def test_ctrl_c_ends_the_waiting_and_nothing_else(
 
     def strike() -> None:
         with server.connect() as conn:
-            wait_until(lambda: value(conn, idle, pid), what="a look")
+            wait_until(lambda: value(conn, idle, pid), what="a poll")
         os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -320,7 +320,7 @@ def test_other_threads_use_the_client_meanwhile(client: Client, endless: Job) ->
         assert [task.result() for task in waiting] == ["cancelled", "cancelled"]
 
 
-def test_who_may_look_and_who_may_act(server: Any, trained: int, endless: Job) -> None:
+def test_privileges_to_see_and_to_change_jobs(server: Any, trained: int, endless: Job) -> None:
     number = endless.number
     with connect(server.dsn(user="mallory")) as mallory, pytest.raises(ServerError, match="somebody else's") as caught:
         mallory.job(number)
@@ -339,7 +339,7 @@ def test_who_may_look_and_who_may_act(server: Any, trained: int, endless: Job) -
             watcher.predict(MODEL, QUERY)
 
 
-# -- what is refused --------------------------------------------------------------------------------------------------
+# -- refusals ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_failed_job_raises_its_own_error(client: Client) -> None:
@@ -375,7 +375,7 @@ def test_a_failed_job_raises_its_own_error(client: Client) -> None:
         ({"model": "\ud800"}, "a text cannot be sent"),
     ],
 )
-def test_what_the_server_refuses(client: Client, arguments: dict[str, Any], message: str) -> None:
+def test_errors_of_the_server_are_raised(client: Client, arguments: dict[str, Any], message: str) -> None:
     given = {"model": MODEL, "query": QUERY, "target": TARGET} | arguments
     jobs = len(client.jobs())
     submits: list[Callable[..., object]] = [client.train, client.explain]

@@ -95,7 +95,7 @@ def lab(module_cluster: Any, wait_until: Wait) -> Iterator[Lab]:
     lab.conn.close()
 
 
-def test_what_is_compressed_is_shown_and_changes_no_result(lab: Lab) -> None:
+def test_compressed_tensors_are_shown_and_change_no_result(lab: Lab) -> None:
     """This includes a job whose executor is killed."""
     assert value(lab.conn, "SELECT count(*) FROM tensile.codec_times") == 0
     job = lab.submit(compression="auto")
@@ -127,7 +127,7 @@ def test_what_is_compressed_is_shown_and_changes_no_result(lab: Lab) -> None:
     assert lab.losses(plain) == losses
 
 
-def test_jobs_on_one_link_each_compress_as_they_were_told_to(lab: Lab) -> None:
+def test_jobs_on_one_link_compress_by_their_own_options(lab: Lab) -> None:
     compressing, plain = lab.submit(compression="zvc"), lab.submit(compression="none")
     assert {row[4] for row in lab.await_compressed(compressing)} == {"zvc"}
     lab.await_epochs(plain, 2)

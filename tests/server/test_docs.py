@@ -161,7 +161,7 @@ def described(server: Any) -> Iterator[Connection]:
         yield conn
 
 
-def test_the_sql_reference_is_what_the_catalogues_say(described: Connection) -> None:
+def test_the_sql_reference_agrees_with_the_catalogue(described: Connection) -> None:
     assert REFERENCE.exists(), f"run {COMMAND}"
     assert REFERENCE.read_text() == render(described), f"run {COMMAND}"
 

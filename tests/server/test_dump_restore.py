@@ -10,20 +10,14 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from tests.server.support import Connection
+from tests.server.support import Connection, value
 
 TRAIN = "SELECT train_model('wave', 'SELECT x, sin(x) AS y FROM generate_series(0, 6, 0.01) x', 'y', epochs => 2)"
 PREDICTIONS = "SELECT x, predict('wave', ARRAY[x::float8]) FROM generate_series(-1, 7) x ORDER BY x"
 
 
-def one(conn: Connection, query: str) -> Any:
-    row = conn.execute(query).fetchone()
-    assert row is not None
-    return row[0]
-
-
 def train(conn: Connection) -> None:
-    assert one(conn, f"SELECT wait_for_job({one(conn, TRAIN)}, '90 s')") == "finished"
+    assert value(conn, f"SELECT wait_for_job({value(conn, TRAIN)}, '90 s')") == "finished"
 
 
 def tool(cluster: Any, name: str, *arguments: str, user: str = "postgres", stdin: str = "") -> str:
@@ -107,22 +101,22 @@ def test_a_restored_model_predicts_the_same_numbers(source: Any, restored: Any) 
 
 def test_restoring_starts_no_job(restored: Any) -> None:
     with restored.connect() as conn:
-        assert one(conn, "SELECT count(*) FROM tensile.jobs WHERE ended_at IS NULL") == 0
-        assert one(conn, "SELECT count(*) FROM tensile.checkpoints") == 0
-        assert one(conn, "SELECT count(*) FROM tensile.epochs WHERE job = 1000") == 0
+        assert value(conn, "SELECT count(*) FROM tensile.jobs WHERE ended_at IS NULL") == 0
+        assert value(conn, "SELECT count(*) FROM tensile.checkpoints") == 0
+        assert value(conn, "SELECT count(*) FROM tensile.epochs WHERE job = 1000") == 0
 
 
 def test_owners_are_found_by_name(source: Any, restored: Any) -> None:
     oid = "SELECT owner::bigint FROM tensile.models"
     with source.connect() as old, restored.connect() as new:
-        assert one(old, oid) != one(new, oid) == one(new, "SELECT 'alice'::regrole::oid::bigint")
-        assert one(new, "SELECT owner::regrole::text FROM tensile.jobs") == "alice"
+        assert value(old, oid) != value(new, oid) == value(new, "SELECT 'alice'::regrole::oid::bigint")
+        assert value(new, "SELECT owner::regrole::text FROM tensile.jobs") == "alice"
     with restored.connect(user="alice") as conn:
-        assert one(conn, "SELECT count(*) FROM tensile.model_weights") == 1
+        assert value(conn, "SELECT count(*) FROM tensile.model_weights") == 1
         conn.execute("SELECT revoke_model('wave', 'public')")
 
 
-def test_a_missing_role_loses_nothing_and_gives_nobody_its_rights(restored: Any) -> None:
+def test_a_missing_role_loses_no_rows_and_grants_no_rights(restored: Any) -> None:
     with restored.connect() as conn:
         assert conn.execute(
             "SELECT grantee, privilege FROM tensile.model_grants WHERE grantee_name = 'bob'"
@@ -136,15 +130,15 @@ def test_a_missing_role_loses_nothing_and_gives_nobody_its_rights(restored: Any)
         conn.execute(TRAIN)
 
 
-def test_work_goes_on_where_it_was(restored: Any) -> None:
+def test_a_restored_database_continues_training(restored: Any) -> None:
     with restored.connect(user="alice") as conn:
-        last = one(conn, "SELECT max(id) FROM tensile.jobs")
+        last = value(conn, "SELECT max(id) FROM tensile.jobs")
         train(conn)
-        assert one(conn, "SELECT max(id) FROM tensile.jobs") > last
+        assert value(conn, "SELECT max(id) FROM tensile.jobs") > last
         versions = conn.execute("SELECT version FROM tensile.model_versions ORDER BY id").fetchall()
         assert versions == [(1,), (2,)]
-        assert one(conn, "SELECT deployed_version FROM tensile.models") == 2
-        assert one(conn, "SELECT register_model('next', '{\"type\": \"mlp\"}')") > one(
+        assert value(conn, "SELECT deployed_version FROM tensile.models") == 2
+        assert value(conn, "SELECT register_model('next', '{\"type\": \"mlp\"}')") > value(
             conn, "SELECT id FROM tensile.models WHERE name = 'wave'"
         )
 

@@ -30,12 +30,12 @@ from tests.server.support import (
     worker_pid,
 )
 
-# -- the ground is pulled away ----------------------------------------------------------------------------------------
+# -- dropped objects and revoked privileges ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("moment", ["loading", "training"])
 @pytest.mark.parametrize("drop", ["extension", "database", "role"])
-def test_what_a_running_job_needs_is_dropped(
+def test_dropping_the_extension_database_or_role_ends_a_running_job(
     fresh_cluster: Callable[..., Any], wait_until: Wait, drop: str, moment: str
 ) -> None:
     query = SLOW_ROWS if moment == "loading" else ROWS
@@ -67,7 +67,7 @@ def test_what_a_running_job_needs_is_dropped(
     assert not any(command_line in command for command in cluster.processes().values())
 
 
-def test_a_worker_that_cannot_connect_says_why(
+def test_a_worker_that_cannot_connect_fails_its_job_with_the_reason(
     impatient_db: Connection, impatient: Any, wait_until: Wait, job_row: Row
 ) -> None:
     with impatient.connect("template1") as elsewhere:
@@ -82,7 +82,7 @@ def test_a_worker_that_cannot_connect_says_why(
     assert (state(impatient_db, job), job_row(impatient_db, job)["error"]) == ("failed", error)
 
 
-def test_a_role_without_connect_is_told(
+def test_a_job_of_a_role_without_connect_fails(
     impatient_db: Connection, impatient: Any, wait_until: Wait, job_row: Row
 ) -> None:
     impatient_db.execute("CREATE ROLE bob LOGIN IN ROLE tensile_user")
@@ -99,7 +99,7 @@ def test_a_role_without_connect_is_told(
         impatient_db.execute("DELETE FROM tensile.jobs; DELETE FROM tensile.models; DROP ROLE bob")
 
 
-# -- what children may take -------------------------------------------------------------------------------------------
+# -- limits of children -----------------------------------------------------------------------------------------------
 
 
 def nice(pid: int) -> int:
@@ -187,7 +187,7 @@ def test_absurd_numbers_of_an_executor_fail_its_own_job_only(
         assert value(db, "SELECT wait_for_job(%s)", honest) == "finished"
 
 
-# -- a Python that cannot ---------------------------------------------------------------------------------------------
+# -- an unusable Python -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

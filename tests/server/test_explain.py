@@ -64,7 +64,7 @@ def backend(conn: Connection) -> int:
     return int(value(conn, "SELECT pg_backend_pid()"))
 
 
-# -- what it says -----------------------------------------------------------------------------------------------------
+# -- contents ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_job_is_explained_and_nothing_is_stored(db: Connection) -> None:
@@ -81,7 +81,7 @@ def test_a_job_is_explained_and_nothing_is_stored(db: Connection) -> None:
     assert not children(backend(db))
 
 
-def test_its_numbers_are_those_of_the_data_and_the_model(db: Connection) -> None:
+def test_the_numbers_of_an_explanation_are_those_of_data_and_model(db: Connection) -> None:
     register(db, "m")
     explanation = explained(db, validation=0.25)
     assert explanation["training_rows"] + explanation["validation_rows"] == 400
@@ -109,7 +109,7 @@ def test_a_budget_makes_a_plan(db: Connection, architecture: dict[str, Any], que
     assert explanation["start"]["when"] == "now"
 
 
-def test_what_never_fits_names_the_operator(db: Connection) -> None:
+def test_a_model_that_never_fits_names_the_operator(db: Connection) -> None:
     register(db, "m", {"type": "cnn", "channels": [8, 16]})
     start = explained(db, query=IMAGES, memory_budget="10kB")["start"]
     assert start["when"] == "never"
@@ -144,7 +144,7 @@ def test_a_model_that_is_being_trained(db: Connection, wait_until: Wait) -> None
     assert (start["when"], start["why"]) == ("later", f"the model is being trained by job {job}")
 
 
-def test_it_waits_for_memory_that_others_need(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+def test_an_explanation_waits_for_memory_that_others_need(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     cluster = fresh_cluster({"pg_tensile.device_memory": "64MB"})
     with cluster.connect() as conn:
         job = submit(conn, "large", {"type": "mlp", "hidden": [8]}, epochs=FOREVER, policy="none", memory_budget="62MB")
@@ -163,13 +163,13 @@ def test_it_waits_for_memory_that_others_need(fresh_cluster: Callable[..., Any],
         conn.execute("SELECT cancel_job(%s)", (job,))
 
 
-def test_calibrated_or_not(db: Connection) -> None:
+def test_an_explanation_without_a_calibration_says_so(db: Connection) -> None:
     register(db, "m")
     assert explained(db)["calibrated"] is False
     assert "tensile.calibrate()" in "\n".join(explain(db))
 
 
-# -- as whom it reads -------------------------------------------------------------------------------------------------
+# -- privileges of the query ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -394,7 +394,7 @@ def test_several_sessions_explain_at_once(db: Connection, connect: Callable[...,
     assert len({lines[0] for lines in explanations}) == 1
 
 
-def test_it_takes_a_job_slot_and_gives_it_back(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+def test_an_explanation_takes_a_job_slot_and_gives_it_back(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     cluster = fresh_cluster({"pg_tensile.max_jobs": 1})
     with cluster.connect() as db, cluster.connect() as conn:
         running = submit(db, "busy", python_model(), epochs=FOREVER)
@@ -430,10 +430,10 @@ def test_it_takes_a_job_slot_and_gives_it_back(fresh_cluster: Callable[..., Any]
         assert value(db, "SELECT wait_for_job(%s, '60 s')", waits) == "finished", "the slot is free again"
 
 
-# -- what a user may not do with it -----------------------------------------------------------------------------------
+# -- attacks ----------------------------------------------------------------------------------------------------------
 
 
-def test_nobody_starts_an_executor_with_a_spec_of_their_own(user: Connection) -> None:
+def test_sessions_cannot_start_an_executor_with_their_own_spec(user: Connection) -> None:
     spec = Jsonb({"architecture": {"type": "python", "source": "import os; os.abort()"}, "options": {}})
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for function _explain"):
         user.execute("SELECT tensile._explain(%s, '/tmp')", (spec,))

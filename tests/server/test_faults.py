@@ -36,7 +36,7 @@ from tests.server.support import (
     worker_pid,
 )
 
-# -- deaths from within -----------------------------------------------------------------------------------------------
+# -- deaths of the executor by its own code ---------------------------------------------------------------------------
 
 
 DEATHS = {
@@ -74,7 +74,7 @@ def test_the_executor_dies(
         assert "Fatal Python error" in row["traceback"]
 
 
-def test_an_exit_that_takes_its_time_is_an_exit(impatient_db: Connection, wait_until: Wait, job_row: Row) -> None:
+def test_a_slow_exit_is_reported_as_an_exit(impatient_db: Connection, wait_until: Wait, job_row: Row) -> None:
     """The connection stays open while the process lives, as with libraries that are slow to tear down."""
     slowly = "import atexit\natexit.register(time.sleep, 4)\nsys.exit(3)"
     job = submit(impatient_db, "m", python_model(on_forward=f"if not self.training: exec({slowly!r})"))
@@ -83,7 +83,7 @@ def test_an_exit_that_takes_its_time_is_an_exit(impatient_db: Connection, wait_u
     assert (row["state"], row["error"]) == ("failed", "executor exited with status 3")
 
 
-# -- deaths from without ----------------------------------------------------------------------------------------------
+# -- deaths of the executor by signals --------------------------------------------------------------------------------
 
 
 MOMENTS: dict[str, tuple[dict[str, Any], Callable[[Connection, int], Any]]] = {
@@ -114,7 +114,7 @@ def test_the_executor_is_killed(
     assert not alive(pid)
 
 
-def test_what_the_executor_started_dies_with_it(impatient_db: Connection, wait_until: Wait, job_row: Row) -> None:
+def test_children_of_the_executor_die_with_it(impatient_db: Connection, wait_until: Wait, job_row: Row) -> None:
     """The grandchild also keeps the connection open."""
     model = python_model(on_build="if os.fork() == 0: time.sleep(600)\nos.kill(os.getpid(), signal.SIGKILL)")
     job = submit(impatient_db, "m", model)
@@ -182,7 +182,7 @@ def test_a_job_that_always_dies_is_given_up(fresh_cluster: Callable[..., Any], w
         assert row["error"] == DEATHS["sys.exit"][1]
 
 
-def test_a_job_goes_on_from_its_checkpoint_after_a_death(
+def test_a_job_resumes_from_its_checkpoint_after_a_fault(
     db: Connection, cluster: Any, wait_until: Wait, job_row: Row
 ) -> None:
     """The second attempt runs only the remaining epochs."""
@@ -208,10 +208,10 @@ def test_a_job_goes_on_from_its_checkpoint_after_a_death(
     assert 60 <= first_attempt <= 61
 
 
-# -- the supervisor dies ----------------------------------------------------------------------------------------------
+# -- death of the supervisor ------------------------------------------------------------------------------------------
 
 
-def test_a_killed_supervisor_takes_its_executor_along_and_the_job_goes_on(
+def test_a_killed_supervisor_ends_its_executor_and_the_job_resumes(
     fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row
 ) -> None:
     cluster = fresh_cluster({"restart_after_crash": "on"})
@@ -272,7 +272,7 @@ def test_a_killed_predictor_comes_back_and_leaks_nothing(db: Connection, wait_un
     assert connections(supervisor) == opened
 
 
-def test_a_predictor_that_cannot_start_says_so_once(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+def test_a_predictor_that_cannot_start_is_logged_once(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     cluster = fresh_cluster()
     with cluster.connect() as db:
         job = submit(db, "m", MLP, epochs=1)

@@ -74,7 +74,7 @@ def test_a_parallel_scan_feeds_the_same_rows(recorder: Recorder) -> None:
     assert sorted(together.values("x")) == list(range(1, 100_001))
 
 
-def test_equal_numbers_have_equal_hashes_and_others_not(recorder: Recorder) -> None:
+def test_only_equal_numbers_have_equal_hashes(recorder: Recorder) -> None:
     other_nan = struct.unpack(">d", bytes.fromhex("fff8000000000001"))[0]
     assert math.isnan(other_nan)
     recorder.conn.execute("CREATE TABLE floats (n int, x float8, a float8[], y int)")
@@ -97,7 +97,7 @@ def test_null_empty_and_position_make_different_hashes(recorder: Recorder) -> No
     assert len(set(recording.rows.hashes.tolist())) == 10
 
 
-# -- what does not fit, and what goes wrong ----------------------------------------------------------------------------
+# -- limits and errors -------------------------------------------------------------------------------------------------
 
 
 def test_a_million_distinct_strings_are_enough(recorder: Recorder) -> None:
@@ -143,7 +143,7 @@ def test_an_executor_that_takes_no_data_is_given_up(recorder: Recorder, wait_unt
 
         pid = wait_until(executor, what="the executor")
         phase = "SELECT count(*) FROM tensile._progress() WHERE job = %s AND phase = 'loading'"
-        wait_until(lambda: conn.execute(phase, (job,)).fetchone() == (1,), what="rows on their way")
+        wait_until(lambda: conn.execute(phase, (job,)).fetchone() == (1,), what="rows in the socket")
         os.kill(pid, signal.SIGSTOP)
         sqlstate, message, _, _ = recorder.end(job)
     finally:

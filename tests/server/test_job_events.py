@@ -24,8 +24,6 @@ from tests.server.support import (
     worker_pid,
 )
 
-# -- who hears of it --------------------------------------------------------------------------------------------------
-
 
 def lines(cluster: Any) -> list[str]:
     """Return the lines on jobs in the server's log, without varying numbers."""
@@ -74,7 +72,7 @@ def test_the_log_has_a_line_for_each_turn_of_a_job(
         assert not any(line.startswith(f"job {quiet} ") for line in lines(cluster)[1:])
 
 
-def test_who_listens_hears_of_every_end_and_nothing_more(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+def test_every_end_of_a_job_is_notified_and_nothing_else(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     cluster = fresh_cluster({"pg_tensile.max_retries": 0})
     with cluster.connect() as db:
         db.execute("CREATE ROLE anybody LOGIN; CREATE ROLE leaver LOGIN IN ROLE tensile_user")

@@ -52,7 +52,7 @@ def test_a_job_trains_and_leaves_a_version(db: Connection, job_row: Row, wait_un
     stored = value(db, "SELECT sum(octet_length(data)) FROM tensile.model_weights")
     assert stored > 0 and stored == value(db, "SELECT weight_bytes FROM tensile.model_versions WHERE job = %s", job)
     assert value(db, "SELECT count(*) FROM tensile.checkpoints WHERE job = %s", job) == 0
-    wait_until(lambda: no_workers(db), what="the worker leaves")
+    wait_until(lambda: no_workers(db), what="the worker exits")
     assert value(db, "SELECT count(*) FROM tensile._progress()") == 0
 
 
@@ -144,7 +144,7 @@ def test_waiting_processes_do_not_compute(db: Connection, wait_until: Wait) -> N
         ),
     ],
 )
-def test_data_that_cannot_be_trained_on_fails_the_job_and_says_why(
+def test_unsuitable_data_fails_the_job_with_the_reason(
     db: Connection, wait_until: Wait, job_row: Row, query: str, sqlstate: str, message: str
 ) -> None:
     job = submit(db, "m", MLP, query=query, options={"task": "classification"})

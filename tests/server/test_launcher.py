@@ -24,9 +24,6 @@ from tests.server.support import Connection, Wait, value
 FATAL = r"\] +FATAL"  # logged by background processes
 
 
-# -- the launcher -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", [LAUNCHER, CONTROLLER, SCHEDULER])
 def test_a_terminated_process_comes_back(fresh_cluster: Callable[..., Any], wait_until: Wait, kind: str) -> None:
     cluster = fresh_cluster()
@@ -45,16 +42,18 @@ def test_processes_come_and_go_with_the_extension(fresh_cluster: Callable[..., A
         wait_until(lambda: LAUNCHER in processes(conn))
         for _ in range(2):
             conn.execute("CREATE EXTENSION pg_tensile CASCADE")
-            wait_until(lambda: running_in(conn, "postgres") == BOTH, what="they start when CREATE EXTENSION commits")
+            wait_until(
+                lambda: running_in(conn, "postgres") == BOTH, what="processes start when CREATE EXTENSION commits"
+            )
             conn.execute("DROP EXTENSION pg_tensile")
-            wait_until(lambda: not running_in(conn, "postgres"), what="they end after DROP EXTENSION")
+            wait_until(lambda: not running_in(conn, "postgres"), what="processes end after DROP EXTENSION")
         with conn.transaction(force_rollback=True):
             conn.execute("CREATE EXTENSION pg_tensile")
         assert not running_in(conn, "postgres")
     assert not re.search("ERROR|FATAL|LOG: +pg_tensile", cluster.log())
 
 
-def test_a_missing_database_is_said_once(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+def test_a_missing_database_is_logged_once(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     cluster = fresh_cluster({"pg_tensile.database": "later"}, extension=False)
     complaint = 'pg_tensile waits for database "later", which does not exist'
     wait_until(lambda: complaint in cluster.log())
@@ -66,11 +65,11 @@ def test_a_missing_database_is_said_once(fresh_cluster: Callable[..., Any], wait
         conn.execute("CREATE DATABASE later")
     with cluster.connect("later") as conn:
         conn.execute("CREATE EXTENSION pg_tensile CASCADE")
-        wait_until(lambda: running_in(conn, "later") == BOTH, what="found when CREATE EXTENSION commits")
+        wait_until(lambda: running_in(conn, "later") == BOTH, what="processes start when CREATE EXTENSION commits")
     assert cluster.log().count(complaint) == 1
 
 
-def test_a_database_that_takes_no_connections_is_said_once(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+def test_a_database_without_connections_is_logged_once(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
     cluster = fresh_cluster({"pg_tensile.database": "template0"}, extension=False)
     wait_until(lambda: 'database "template0", which does not accept connections' in cluster.log())
     assert not re.search(FATAL, cluster.log())
@@ -103,7 +102,7 @@ def test_another_database_after_a_reload(fresh_cluster: Callable[..., Any], wait
             assert len(processes(conn)) == 3
         cluster.configure({"pg_tensile.database": ""})
         cluster.reload()
-        wait_until(lambda: set(processes(conn)) == {LAUNCHER}, what="an empty name stops them")
+        wait_until(lambda: set(processes(conn)) == {LAUNCHER}, what="an empty name stops the processes")
 
 
 def test_an_error_that_stays_is_logged_once(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
@@ -181,7 +180,7 @@ def test_idle_processes_sleep(fresh_cluster: Callable[..., Any], wait_until: Wai
             ),
         )
 
-        def woken() -> dict[int, str]:
+        def switches() -> dict[int, str]:
             """Return voluntary context switches by pid: one for each time that a process went to sleep."""
             lines = (Path(f"/proc/{pid}/status").read_text() for pid in pids)
             return {
@@ -189,10 +188,10 @@ def test_idle_processes_sleep(fresh_cluster: Callable[..., Any], wait_until: Wai
                 for pid, line in zip(pids, lines, strict=True)
             }
 
-        def sleeps() -> bool:
+        def all_sleep() -> bool:
             """True if no process wakes up for two seconds; statistics of earlier work are reported once."""
-            before = woken()
+            before = switches()
             value(conn, "SELECT pg_sleep(2)")
-            return woken() == before
+            return switches() == before
 
-        wait_until(sleeps, what="nobody wakes up for two seconds")
+        wait_until(all_sleep, what="no process wakes up for two seconds")

@@ -39,7 +39,7 @@ def test_devices_show_their_jobs_and_what_they_use(stage: Stage, job: int, secon
     assert device(stage.alice, "cuda:8", "budget_bytes, granted_bytes, jobs") == (1000, 0, 1)
 
 
-def test_devices_that_nobody_uses_make_room(stage: Stage, job: int) -> None:
+def test_unused_devices_make_room(stage: Stage, job: int) -> None:
     for number in range(40):  # more than the ledger holds, but never two at once
         use_device(stage, job, f"device {number}")
     assert device(stage.alice, "device 39", "jobs") == (1,)
@@ -62,7 +62,7 @@ MOST = 1 << 50  # bytes; no device has more
         pytest.param("'cuda:7', 1000, 1, 'Infinity', 0", id="an infinite rate"),
     ],
 )
-def test_numbers_that_no_device_has_are_refused_and_change_nothing(stage: Stage, job: int, numbers: str) -> None:
+def test_impossible_numbers_of_a_device_are_refused_and_change_nothing(stage: Stage, job: int, numbers: str) -> None:
     """A child's report on its device affects all jobs on it. The slot keeps its device and its grant."""
     use_device(stage, job, "cuda:7", 1_000_000, overhead=300)
     publish(stage, job, [], 6000)
@@ -85,7 +85,7 @@ def test_the_largest_numbers_do_not_overflow_the_sums(stage: Stage, job: int, se
     assert device(stage.alice, "cuda:7", columns) == (2 * MOST, 0, 0)
 
 
-def test_a_device_too_many_changes_nothing(new_cluster: Callable[..., Any], wait_until: Wait) -> None:
+def test_a_device_beyond_the_limit_changes_nothing(new_cluster: Callable[..., Any], wait_until: Wait) -> None:
     """The ledger holds 16 devices; the job that registers the seventeenth keeps its own."""
     cluster = new_cluster({"pg_tensile.max_jobs": 17, "max_worker_processes": 30, "pg_tensile.plan_events": 1024})
     stage = Stage(cluster, wait_until)
@@ -130,7 +130,7 @@ def test_a_grant_that_does_not_fit_is_not_published(stage: Stage, job: int, seco
     assert granted(stage, "cuda:0") == 1000
 
 
-def test_who_shrinks_goes_first(stage: Stage, job: int, second: int) -> None:
+def test_memory_of_a_shrinking_job_is_free_after_its_acknowledgement(stage: Stage, job: int, second: int) -> None:
     """The memory of the larger plan is not free until the executor has done an iteration under the smaller one."""
     for number in (job, second):
         use_device(stage, number, "cuda:0", 1000)
@@ -165,7 +165,7 @@ def test_the_end_of_a_job_gives_its_memory_back(stage: Stage, job: int, second: 
     assert publish(stage, second, [], 900) == 1
 
 
-def test_a_lower_limit_stops_growth_and_nothing_else(stage: Stage, job: int, wait_until: Wait) -> None:
+def test_a_lower_limit_stops_only_growth(stage: Stage, job: int, wait_until: Wait) -> None:
     def limit(memory: str) -> None:
         stage.cluster.configure({"pg_tensile.device_memory": memory})
         stage.cluster.reload()
@@ -232,7 +232,7 @@ def inference(stage: Stage) -> Any:
     stage.conn.execute("UPDATE tensile.models SET deployed_version = NULL; DELETE FROM tensile.model_versions")
 
 
-def test_the_predictor_takes_what_there_is_room_for(stage: Stage, job: int, inference: str, wait_until: Wait) -> None:
+def test_the_predictor_takes_the_memory_that_is_free(stage: Stage, job: int, inference: str, wait_until: Wait) -> None:
     def ask(least: int, wanted: int) -> Any:
         sql = f"SELECT tensile._inference_memory('cuda:0', 1000, {least}, {wanted}) AS bytes"
         return stage.order(inference, sql)[0]["bytes"]
@@ -257,7 +257,7 @@ def test_the_predictor_takes_what_there_is_room_for(stage: Stage, job: int, infe
     assert publish(stage, job, [], 950) == 3
 
 
-def test_what_wakes_the_scheduler(stage: Stage, planned: int) -> None:
+def test_plans_jobs_and_reloads_wake_the_scheduler(stage: Stage, planned: int) -> None:
     publish(stage, planned, [], 100)
     stage.woken("scheduler", lambda: acknowledge(stage, planned, 1))
     stage.woken("scheduler", lambda: stage.conn.execute("SELECT tensile._notify(%s)", (planned,)))
@@ -269,7 +269,7 @@ def test_the_worker_is_woken_by_a_plan(stage: Stage, planned: int) -> None:
     stage.woken(planned, lambda: publish(stage, planned, []))
 
 
-def test_an_acknowledgement_wakes_those_who_wait_for_a_change(stage: Stage, planned: int) -> None:
+def test_an_acknowledgement_wakes_sessions_that_wait_for_a_change(stage: Stage, planned: int) -> None:
     publish(stage, planned, [])
     stage.alice.execute("SELECT tensile._wait_for_change(0)")
     acknowledge(stage, planned, 1)

@@ -19,10 +19,8 @@ from tests.server.stage import (
 )
 from tests.server.support import Connection, Wait, register, state, value
 
-# -- settings and loading ---------------------------------------------------------------------------------------------
 
-
-def test_without_preload_it_says_what_to_do(fresh_cluster: Callable[..., Any]) -> None:
+def test_without_preload_create_extension_gives_a_hint(fresh_cluster: Callable[..., Any]) -> None:
     cluster = fresh_cluster({"shared_preload_libraries": ""}, extension=False)
     with cluster.connect() as conn, pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState) as caught:
         conn.execute("CREATE EXTENSION pg_tensile CASCADE")
@@ -87,7 +85,7 @@ def test_processes_wait_for_their_version(other_version: Any, wait_until: Wait) 
         version = value(conn, "SELECT tensile._version()")
         conn.execute("UPDATE pg_extension SET extversion = %s WHERE extname = 'pg_tensile'", (version,))
         conn.execute("SELECT tensile._notify(0)")
-        wait_until(lambda: running_in(conn, "postgres") == BOTH, what="they start")
+        wait_until(lambda: running_in(conn, "postgres") == BOTH, what="the processes start")
 
 
 def test_python_files_of_another_version_are_refused(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
@@ -95,7 +93,7 @@ def test_python_files_of_another_version_are_refused(fresh_cluster: Callable[...
     cluster = fresh_cluster()
     with cluster.connect() as conn:
         asleep = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = ANY(%s) AND wait_event_type = 'Extension'"
-        wait_until(lambda: value(conn, asleep, list(BOTH)) == len(BOTH), what="they have looked at the version")
+        wait_until(lambda: value(conn, asleep, list(BOTH)) == len(BOTH), what="the processes have checked the version")
         register(conn, "m")
         conn.execute("CREATE OR REPLACE FUNCTION tensile._version() RETURNS text LANGUAGE sql AS $$SELECT '0.0.1'$$")
         job = train(conn)

@@ -36,7 +36,7 @@ def test_jobs_share_a_device_and_their_weights_are_those_without_plans(
     assert value(lab.conn, events, jobs) > 0
 
 
-def test_a_job_too_many_waits_and_priorities_say_who_is_next(lab: Lab) -> None:
+def test_a_job_beyond_the_limit_waits_and_priorities_decide_the_next(lab: Lab) -> None:
     """Set memory for the minimal plans of two networks, not of three."""
     least = lab.sizes["mlp"].least
     lab.set_memory(2.8 * least)
@@ -82,7 +82,7 @@ def test_only_its_owner_changes_a_jobs_priority_while_it_goes_on(lab: Lab) -> No
     assert value(lab.conn, "SELECT set_job_priority(%s, 1)", job) is False
 
 
-def test_a_job_that_can_never_fit_is_told_a_batch_size_that_does(lab: Lab) -> None:
+def test_a_job_that_never_fits_gets_a_hint_with_a_batch_size_that_does(lab: Lab) -> None:
     lab.set_memory(0.8 * lab.sizes["mlp"].least)
     job = lab.submit("mlp", epochs=1)
     with pytest.raises(psycopg.Error) as refused:

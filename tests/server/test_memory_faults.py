@@ -15,7 +15,7 @@ from tests.server.stage import SCHEDULER, processes, terminate
 from tests.server.support import FOREVER, alive, children, executor_pid, steps, value
 
 
-def test_memory_of_a_killed_job_goes_to_one_that_waits_and_all_end_with_their_weights(lab: Lab) -> None:
+def test_memory_of_a_killed_job_goes_to_a_waiting_one_and_weights_stay_the_same(lab: Lab) -> None:
     """Set memory for the minimal plans of two networks, not of three."""
     lab.set_memory(2.8 * lab.sizes["mlp"].least)
     with lab.watch():
@@ -86,7 +86,7 @@ def test_a_planner_that_ends_while_it_plans(lab: Lab, end: str) -> None:
 
 
 @pytest.mark.long
-def test_jobs_go_on_without_a_scheduler_and_the_next_one_goes_on_where_it_was(lab: Lab) -> None:
+def test_jobs_run_without_a_scheduler_and_the_next_one_continues(lab: Lab) -> None:
     lab.set_memory(0.62 * lab.vanilla(["mlp", "cnn"]))
     first = lab.submit("cnn", epochs=FOREVER)
     lab.await_training(first)

@@ -14,7 +14,7 @@ from tests.server.support import FOREVER, value
 pytestmark = pytest.mark.long
 
 
-def test_a_model_for_prediction_has_its_memory_beside_jobs(lab: Lab) -> None:
+def test_a_model_for_prediction_gets_memory_beside_jobs(lab: Lab) -> None:
     model = lab.submit("mlp", 1)
     assert lab.digest(model) == lab.weights["mlp", 1]
     ask = f"SELECT predict_class('{lab.column(model, 'model_name')}', i) FROM images i WHERE id = 7"

@@ -13,7 +13,7 @@ from tests.server.cast import Cast, current_user, denied, insert_job
 from tests.server.refusals import refused
 from tests.server.support import SMALL_MLP, Connection, value
 
-# -- other people's models --------------------------------------------------------------------------------------------
+# -- models of other roles --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_code_needs_pg_execute_server_program(db: Connection, play: Cast) -> Non
     play.mallory.execute("SELECT register_model('new', %s)", (Jsonb({"type": "python", "source": "x"}),))
 
 
-# -- other people's jobs ----------------------------------------------------------------------------------------------
+# -- jobs of other roles ----------------------------------------------------------------------------------------------
 
 
 def test_jobs_of_others(db: Connection, play: Cast) -> None:
@@ -150,7 +150,7 @@ def test_a_job_belongs_to_the_current_user(db: Connection, play: Cast) -> None:
         play.mallory.execute("RESET ROLE")
 
 
-# -- data that the submitter may not read ------------------------------------------------------------------------------
+# -- unreadable data, at submission ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -178,9 +178,7 @@ def mallorys_model(play: Cast) -> Cast:
         ),
     ],
 )
-def test_what_may_not_be_read_is_refused_at_submission(
-    db: Connection, mallorys_model: Cast, setup: str, query: str
-) -> None:
+def test_unreadable_data_is_refused_at_submission(db: Connection, mallorys_model: Cast, setup: str, query: str) -> None:
     if setup:
         db.execute(setup)
     denied(partial(mallorys_model.mallory.execute, "SELECT train_model('m', %s, 'y')", (query,)), "permission denied")
@@ -225,7 +223,7 @@ def test_submitting_runs_nothing_with_the_rights_of_the_extensions_owner(mallory
         assert strangers == []
 
 
-# -- jobs that really run: what only the worker can see ---------------------------------------------------------------
+# -- unreadable data, in the worker -----------------------------------------------------------------------------------
 
 
 def failed(conn: Connection, query: str, target: str = "y") -> psycopg.Error:

@@ -38,7 +38,7 @@ def test_progress_is_live_and_null_leaves_a_number_as_it_is(stage: Stage, job: i
     assert progress(stage.alice, job)[0] == "ä" * 15, "cut to 31 bytes, never within a character"
 
 
-def test_progress_and_plan_are_for_the_owner_and_those_who_may_see_all(stage: Stage, job: int) -> None:
+def test_progress_and_plan_are_visible_to_the_owner_and_pg_read_all_stats(stage: Stage, job: int) -> None:
     use_device(stage, job, "cpu")
     publish(stage, job, [event(1)])
     for user, seen in (("alice", 1), ("watcher", 1), ("postgres", 1), ("mallory", 0)):
@@ -170,7 +170,7 @@ def test_the_next_job_does_not_inherit_a_plan_nor_numbers(stage: Stage, planned:
         *("less than nothing", "no number", "more than the link"),
     ],
 )
-def test_what_is_no_plan_is_refused_and_the_old_one_stays(stage: Stage, planned: int, call: str, sqlstate: str) -> None:
+def test_an_invalid_plan_is_refused_and_the_old_one_stays(stage: Stage, planned: int, call: str, sqlstate: str) -> None:
     generation = publish(stage, planned, [event(4, 9)] * 1024)
     assert generation is not None
     with pytest.raises(psycopg.errors.lookup(sqlstate)):
@@ -185,7 +185,7 @@ def test_a_plan_for_a_job_without_a_worker_or_device_is_refused(stage: Stage, jo
             publish(stage, nobody, [event(4)])
 
 
-def test_nobody_sees_half_a_plan(stage: Stage, planned: int) -> None:
+def test_readers_never_see_half_a_plan(stage: Stage, planned: int) -> None:
     """The scheduler replaces the plan as fast as it can; all events of a plan have the same tensor."""
     writer = " ".join(f"PERFORM {plan_call(planned, [event(4, number)] * 1000)};" for number in (1, 2))
     unread = "NOT EXISTS (SELECT FROM stage.endings WHERE process = 'reader')"

@@ -26,6 +26,7 @@ from psycopg.types.json import Jsonb
 from pyworker.connection import Connection as FrameConnection
 from pyworker.version import VERSION
 from pyworker.wire import FrameType
+from tests.server.refusals import refusal
 from tests.server.support import Connection, register, submit, value
 
 FLIGHTS = """
@@ -96,18 +97,10 @@ def predictor_pid(server: Any) -> int:
     return pids[0]
 
 
-def refusal(conn: Connection, sql: str, *parameters: Any) -> tuple[str | None, str, str]:
-    """Return SQLSTATE, message and hint of the error that the statement raises."""
-    with pytest.raises(psycopg.Error) as caught:
-        conn.execute(sql, parameters)
-    diag = caught.value.diag
-    return diag.sqlstate, diag.message_primary or "", diag.message_hint or ""
-
-
 # -- answers ---------------------------------------------------------------------------------------------------------
 
 
-def test_every_way_to_ask_gives_the_same_answer(conn: Connection) -> None:
+def test_all_functions_give_the_same_prediction(conn: Connection) -> None:
     rows = conn.execute(f"""
         SELECT predict('numbers', f), predict('numbers', ARRAY[s.hour, s.distance, s.wind, s.weekend::int]::float8[]),
                predict('numbers', to_jsonb(s)), r.prediction
@@ -122,7 +115,7 @@ def test_every_way_to_ask_gives_the_same_answer(conn: Connection) -> None:
         assert rows_prediction == pytest.approx(whole_row, rel=1e-5)
 
 
-def test_every_kind_of_feature_goes_through_every_way(conn: Connection) -> None:
+def test_all_functions_take_every_kind_of_feature(conn: Connection) -> None:
     rows = conn.execute(f"""
         SELECT predict('delay', f), predict('delay', to_jsonb(s)), r.prediction
         FROM flights f
@@ -210,7 +203,7 @@ def test_categories_never_seen_are_counted(conn: Connection) -> None:
     assert (after[0] - before[0], after[1] - before[1]) == (11, 11)
 
 
-def test_features_come_from_anything_of_their_kind(conn: Connection) -> None:
+def test_features_accept_all_types_of_their_kind(conn: Connection) -> None:
     answers = conn.execute("""
         SELECT predict('delay', x) FROM (SELECT 5::int8 AS hour, 7.5::numeric AS distance, 2::float4 AS wind,
             true AS weekend, '2024-01-05'::date AS departure, 'UA'::char(4) AS carrier,
@@ -228,7 +221,7 @@ def test_features_come_from_anything_of_their_kind(conn: Connection) -> None:
 # -- refusals --------------------------------------------------------------------------------------------------------
 
 
-def test_a_missing_feature_is_named_with_what_was_probably_meant(conn: Connection) -> None:
+def test_a_missing_feature_is_named_with_a_similar_name(conn: Connection) -> None:
     row = "SELECT predict('numbers', x) FROM (SELECT 1 AS hour, 2 AS distnace, 3 AS wind, true AS weekend) x"
     assert refusal(conn, row) == ("42703", 'feature "distance" is missing', 'Did you mean "distnace"?')
     query = "SELECT 1 AS hour, 2 AS distance, true AS weekend, 5 AS extra"
@@ -353,7 +346,7 @@ def test_an_error_in_the_query_ends_only_that_call(conn: Connection) -> None:
     assert math.isfinite(value(conn, "SELECT predict('numbers', f) FROM flights f LIMIT 1"))
 
 
-def test_it_sees_what_the_transaction_did_and_runs_as_the_caller(conn: Connection, role: str) -> None:
+def test_predict_rows_sees_the_transaction_and_runs_as_the_caller(conn: Connection, role: str) -> None:
     with conn.transaction(force_rollback=True):
         conn.execute("UPDATE flights SET hour = 0")
         hours = conn.execute("SELECT * FROM predict_rows('numbers', 'SELECT * FROM flights LIMIT 3')").fetchall()
@@ -475,7 +468,7 @@ def test_a_call_notices_that_its_row_type_changed(conn: Connection) -> None:
     conn.execute("DROP TABLE changing")
 
 
-def test_it_works_beside_parallel_workers(conn: Connection) -> None:
+def test_predictions_work_beside_parallel_workers(conn: Connection) -> None:
     conn.execute("SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0; SET min_parallel_table_scan_size = 0")
     conn.execute(
         "SET debug_parallel_query = on" if conn.info.server_version >= 160000 else "SET force_parallel_mode = on"
@@ -488,12 +481,12 @@ def test_it_works_beside_parallel_workers(conn: Connection) -> None:
     assert value(conn, query) == pytest.approx(parallel)
 
 
-# -- what goes wrong on the way --------------------------------------------------------------------------------------
+# -- faults ----------------------------------------------------------------------------------------------------------
 
 ASK = "SELECT predict('numbers', f) FROM flights f WHERE id = %s"
 
 
-def test_a_predictor_that_died_while_idle_is_replaced_without_a_word(
+def test_a_predictor_that_died_while_idle_is_replaced_silently(
     conn: Connection, server: Any, wait_until: Callable[..., Any]
 ) -> None:
     server.expect("predictor was killed by signal 9")

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
+from tests.server.refusals import refusal
 from tests.server.support import Connection, Wait, submit, value
 
 ROWS = """
@@ -48,14 +48,6 @@ def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
 def conn(server: Any) -> Iterator[Connection]:
     with server.connect() as connection:
         yield connection
-
-
-def refusal(conn: Connection, sql: str, *parameters: Any) -> tuple[str | None, str, str]:
-    """Return SQLSTATE, message and hint of the error that the statement raises."""
-    with pytest.raises(psycopg.Error) as caught:
-        conn.execute(sql, parameters)
-    diag = caught.value.diag
-    return diag.sqlstate, diag.message_primary or "", diag.message_hint or ""
 
 
 def inference_bytes(conn: Connection) -> int:
@@ -108,7 +100,7 @@ def test_predict_rows_gives_the_same_digits_in_the_same_batches(conn: Connection
 
 
 @pytest.mark.parametrize("budget", ["0", "-1", "-5MB", "abc", "", "1.5 parsecs", "9223372036854775808"])
-def test_budgets_that_are_no_sizes_are_refused_as_train_model_does(conn: Connection, budget: str) -> None:
+def test_invalid_budgets_are_refused_as_by_train_model(conn: Connection, budget: str) -> None:
     expected = refusal(
         conn, "SELECT train_model('numbers', 'SELECT a, y FROM points', 'y', memory_budget => %s)", budget
     )
@@ -134,7 +126,7 @@ def test_a_budget_that_is_too_small_or_more_than_there_is(conn: Connection) -> N
     assert value(conn, ask, "1MB") == value(conn, ask, None)  # the session goes on
 
 
-def test_the_budget_is_what_the_model_takes_of_the_device(conn: Connection, wait_until: Wait) -> None:
+def test_the_budget_is_the_device_memory_of_the_model(conn: Connection, wait_until: Wait) -> None:
     ask = "SELECT predict('numbers', '{1,2,3}'::float8[], %s)"
     value(conn, ask, BUDGET)
     before = inference_bytes(conn)
@@ -170,9 +162,7 @@ def test_loaded_models_are_shown_with_their_budgets_to_those_who_may_see_the_mod
         conn.execute("RESET ROLE; DROP ROLE stranger")
 
 
-def test_a_models_own_budget_holds_for_everybody_who_does_not_say_otherwise(
-    conn: Connection, server: Any, wait_until: Wait
-) -> None:
+def test_a_models_budget_is_the_default_of_all_sessions(conn: Connection, server: Any, wait_until: Wait) -> None:
     ask = "SELECT predict('numbers', '{1,2,3}'::float8[])"
     expected = value(conn, ask)
     shown = "SELECT memory_budget FROM tensile.models WHERE name = 'numbers'"
@@ -222,7 +212,7 @@ def test_sessions_with_and_without_budgets_do_not_disturb_each_other(server: Any
     assert answers == [expected] * 6
 
 
-def test_models_that_cannot_be_captured_say_so(conn: Connection) -> None:
+def test_models_that_cannot_be_captured_fail_with_the_reason(conn: Connection) -> None:
     source = """
 import torch
 class Model(torch.nn.Linear):

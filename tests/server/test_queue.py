@@ -19,8 +19,6 @@ from tests.server.support import (
     value,
 )
 
-# -- the queue --------------------------------------------------------------------------------------------------------
-
 
 def order_of_start(conn: Connection, jobs: list[int]) -> list[int]:
     rows = conn.execute("SELECT id FROM tensile.jobs WHERE id = ANY(%s) ORDER BY started_at", (jobs,)).fetchall()
@@ -59,7 +57,7 @@ def test_never_more_jobs_than_max_jobs(fresh_cluster: Callable[..., Any], wait_u
         assert max(seen) == 2
 
 
-def test_without_a_background_worker_a_job_stays_queued_and_says_so_once(
+def test_without_a_background_worker_a_job_stays_queued_and_logs_it_once(
     fresh_cluster: Callable[..., Any], wait_until: Wait
 ) -> None:
     # launcher, controller, scheduler and logical replication launcher leave one

@@ -12,8 +12,6 @@ from tests.server.support import SMALL_MLP, Connection, train_late
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-# -- register_model ---------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     ("architecture", "message", "hint"),

@@ -171,7 +171,7 @@ def test_a_browser_shows_the_numbers_of_sql(lab: Lab, planned: int, tmp_path: Pa
 # -- trace events -----------------------------------------------------------------------------------------------------
 
 
-def test_the_trace_events_add_up_to_what_sql_says(lab: Lab, planned: int, tmp_path: Path) -> None:
+def test_the_trace_events_add_up_to_the_numbers_of_sql(lab: Lab, planned: int, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     assert run(lab, "trace", planned, path) == 0
     document = trace_format.read(path.read_text("utf-8"))
@@ -195,7 +195,7 @@ def test_the_trace_events_add_up_to_what_sql_says(lab: Lab, planned: int, tmp_pa
     assert document["otherData"]["versions"]["PostgreSQL"] == value(lab.conn, "SHOW server_version")
 
 
-def test_perfetto_finds_what_sql_says(lab: Lab, planned: int, tmp_path: Path) -> None:
+def test_perfetto_shows_the_numbers_of_sql(lab: Lab, planned: int, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     assert run(lab, "trace", planned, path) == 0
     browser = Browser(tmp_path)
@@ -219,7 +219,7 @@ def test_perfetto_finds_what_sql_says(lab: Lab, planned: int, tmp_path: Path) ->
     assert moved == {"out": published["out_bytes"], "in": published["in_bytes"]}
 
 
-def test_it_can_be_written_to_stdout(lab: Lab, planned: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_can_be_written_to_stdout(lab: Lab, planned: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(lab, "trace", planned, "-") == 0
     assert trace_format.read(capsys.readouterr().out)["otherData"]["job"] == planned
 
@@ -277,7 +277,7 @@ def test_a_failed_job_shows_its_error_as_text(lab: Lab, tmp_path: Path) -> None:
     assert "What went wrong" in text
 
 
-# -- what goes wrong --------------------------------------------------------------------------------------------------
+# -- errors -----------------------------------------------------------------------------------------------------------
 
 
 def refused(lab: Lab, capsys: pytest.CaptureFixture[str], command: str, *arguments: Any, **where: Any) -> str:
@@ -300,13 +300,13 @@ def test_without_a_server(
 
 
 @pytest.mark.parametrize("command", ["report", "trace"])
-def test_without_such_a_job(lab: Lab, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_job_is_refused(lab: Lab, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no job 987654" in refused(lab, capsys, command, 987654, tmp_path / "file")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("command", ["report", "trace"])
-def test_somebody_elses_job(
+def test_a_job_of_another_role_is_refused(
     lab: Lab, planned: int, command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lab.conn.execute("DROP ROLE IF EXISTS mallory")
@@ -330,13 +330,13 @@ def test_a_file_that_cannot_be_written(
     assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
 
 
-def test_what_is_no_common_file_stays_what_it_is(lab: Lab, planned: int, tmp_path: Path) -> None:
+def test_a_trace_is_written_through_pipes_and_links(lab: Lab, planned: int, tmp_path: Path) -> None:
     pipe, link, file = (tmp_path / name for name in ("pipe", "link", "file"))
     os.mkfifo(pipe)
     link.symlink_to(file)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
-        fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 1 << 20)  # all of it: nobody reads meanwhile
+        fcntl.fcntl(reader, fcntl.F_SETPIPE_SZ, 1 << 20)  # room for the whole trace: nothing reads meanwhile
         assert run(lab, "trace", planned, pipe) == 0
         assert run(lab, "trace", planned, link) == 0
         assert os.read(reader, 1 << 20).decode().startswith('{"traceEvents":[')
@@ -346,5 +346,5 @@ def test_what_is_no_common_file_stays_what_it_is(lab: Lab, planned: int, tmp_pat
     assert trace_format.read(file.read_text("utf-8"))["otherData"]["job"] == planned
 
 
-def test_a_job_that_is_no_number(lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_id_that_is_no_number(lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert '"late" is no job number' in refused(lab, capsys, "report", "late", tmp_path / "file")

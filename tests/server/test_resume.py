@@ -24,8 +24,6 @@ from tests.server.support import (
     worker_pid,
 )
 
-# -- stopping and going on --------------------------------------------------------------------------------------------
-
 
 def resumable(conn: Connection, name: str = "m", epochs: int = 40, **options: Any) -> int:
     """Submit a job that takes some seconds, too few for a checkpoint unless options ask for one."""
@@ -41,7 +39,7 @@ def epochs_done(conn: Connection, job: int) -> int:
     return value(conn, "SELECT coalesce(max(epoch), 0) FROM tensile.epoch_metrics WHERE job = %s", job)
 
 
-def test_a_worker_that_is_stopped_leaves_a_checkpoint_and_the_job_goes_on(
+def test_a_stopped_worker_leaves_a_checkpoint_and_the_job_resumes(
     db: Connection, cluster: Any, wait_until: Wait, job_row: Row
 ) -> None:
     job = resumable(db)
@@ -78,7 +76,7 @@ def test_an_interrupted_job_ends_with_the_numbers_of_an_undisturbed_one(
 
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
-def test_a_job_goes_on_after_the_server_was_stopped(
+def test_a_job_resumes_after_a_stop_of_the_server(
     fresh_cluster: Callable[..., Any], wait_until: Wait, mode: str
 ) -> None:
     cluster = fresh_cluster()

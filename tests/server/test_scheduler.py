@@ -210,7 +210,7 @@ def test_a_second_job_makes_the_first_one_smaller_before_it_begins(play):
     assert len([line for line in play.log("planned") if line[1] == second_job.number]) == 2
 
 
-def test_what_cannot_run_is_refused_and_what_must_wait_is_told_why(play):
+def test_impossible_jobs_are_refused_and_waiting_ones_get_the_reason(play):
     huge = network(4, activation_bytes=64 << 20)
     job = play.job()
     job.send_trace(huge)
@@ -254,7 +254,7 @@ def test_an_executor_that_measured_more_gets_another_plan(play):
     assert again["granted_bytes"] <= budget(play)
 
 
-def test_only_lasting_changes_of_latency_are_looked_at(play):
+def test_only_lasting_changes_of_latency_cause_a_new_plan(play):
     def come() -> str:
         """Return the reason of the plans after the arrival of a job that needs almost no memory."""
         before = len(play.log("scheduled"))
@@ -294,7 +294,7 @@ def test_a_planner_that_dies_is_replaced_and_jobs_keep_their_plans(play):
     assert play.granted() <= budget(play)
 
 
-def test_a_scheduler_that_dies_goes_on_where_it_was(play):
+def test_a_scheduler_that_dies_continues_with_its_plans(play):
     first_job, second_job = play.job(), play.job()
     first_job.send_trace()
     first = first_job.follow()

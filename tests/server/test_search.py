@@ -100,7 +100,7 @@ def lab(module_cluster: Any, wait_until: Wait) -> Iterator[Searching]:
 
 
 @pytest.mark.parametrize("seconds", [0, 0.5, 86401, "soon", None, True])
-def test_a_search_time_that_is_none_is_refused_at_submission(lab: Searching, seconds: Any) -> None:
+def test_an_invalid_search_time_is_refused_at_submission(lab: Searching, seconds: Any) -> None:
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="search_time") as refused:
         lab.train(search_time=seconds)
     assert "at least 1 and at most 86400" in (refused.value.diag.message_hint or "")

@@ -86,7 +86,7 @@ def test_public_may_execute_what_is_listed_here_and_nothing_else(play: Cast) -> 
     assert {name for (name,) in rows} == OPEN | WORKERS_ONLY.keys()
 
 
-def test_nothing_is_for_everybody(
+def test_no_function_is_executable_by_public(
     db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]
 ) -> None:
     outsider = connect(roles("outsider", member_of=()))
@@ -169,7 +169,7 @@ def test_functions_of_the_controller_and_the_owner(play: Cast, call: str) -> Non
 
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("statement", ["INSERT INTO {} DEFAULT VALUES", "DELETE FROM {}", "TRUNCATE {} CASCADE"])
-def test_nobody_writes_tables(play: Cast, table: str, statement: str) -> None:
+def test_users_cannot_write_tables(play: Cast, table: str, statement: str) -> None:
     name = sql.Identifier("tensile", table)
     for conn in (play.mallory, play.bob, play.alice):
         denied(partial(conn.execute, sql.SQL(statement).format(name)))
@@ -177,12 +177,12 @@ def test_nobody_writes_tables(play: Cast, table: str, statement: str) -> None:
         denied(partial(conn.execute, "SELECT nextval('tensile.scheduler_log_id_seq')"))
 
 
-def test_nobody_updates_tables(play: Cast) -> None:
+def test_users_cannot_update_tables(play: Cast) -> None:
     for change in ("models SET owner_name = current_user", "jobs SET priority = 1000", "model_weights SET data = ''"):
         denied(partial(play.mallory.execute, f"UPDATE tensile.{change}"))
 
 
-def test_who_sees_which_rows(play: Cast) -> None:
+def test_tables_show_visible_rows_only(play: Cast) -> None:
     def seen(conn: Connection) -> set[str]:
         return {table for table in TABLES if value(conn, f"SELECT count(*) FROM tensile.{table}")}
 
@@ -193,7 +193,7 @@ def test_who_sees_which_rows(play: Cast) -> None:
     assert seen(play.bob) == {"models", "model_versions", "jobs", "epochs", "metrics"} | of_jobs | OF_THE_MACHINE
 
 
-def test_who_sees_what_through_the_views(play: Cast) -> None:
+def test_views_show_rows_of_visible_jobs_only(play: Cast) -> None:
     for conn, visible in ((play.alice, 1), (play.bob, 1), (play.mallory, 0)):
         for view in ("progress", "epoch_metrics", "latency", "footprint", "compression", "search"):
             assert value(conn, f"SELECT count(*) FROM tensile.{view}") == visible

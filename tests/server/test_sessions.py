@@ -19,7 +19,7 @@ SUBMISSION = """
 """
 
 
-def test_what_is_trained_does_not_depend_on_how_floats_are_printed(
+def test_training_does_not_depend_on_extra_float_digits(
     db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]
 ) -> None:
     def loss(role: str) -> float:
@@ -33,7 +33,7 @@ def test_what_is_trained_does_not_depend_on_how_floats_are_printed(
     assert loss(terse) == loss(plain)
 
 
-def test_what_is_explained_does_not_depend_on_how_floats_are_printed(db: Connection) -> None:
+def test_explanations_do_not_depend_on_extra_float_digits(db: Connection) -> None:
     register(db, "m")
     db.execute("SET extra_float_digits = -15")
     assert float(value(db, SUBMISSION, RATE)) == RATE

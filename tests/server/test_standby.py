@@ -125,7 +125,7 @@ def test_a_standby_predicts_follows_its_primary_and_trains_when_promoted(
         wait_until(lambda: ("m", 3) in {row[:2] for row in down.execute(loaded)})
 
 
-def test_a_backup_has_nothing_of_ours_and_says_nothing(
+def test_a_backup_contains_no_files_of_the_extension_and_logs_nothing(
     fresh_cluster: Callable[..., TestCluster], clusters_folder: Path
 ) -> None:
     """The socket lies beside the server's, or, if that is elsewhere, among its temporary files."""
@@ -167,7 +167,7 @@ def test_a_backup_has_nothing_of_ours_and_says_nothing(
         shutil.rmtree(folder)
 
 
-def test_a_socket_that_a_crash_left_is_replaced_and_one_of_another_user_is_not_used(
+def test_a_stale_socket_is_replaced_and_a_foreign_one_is_not_used(
     fresh_cluster: Callable[..., TestCluster],
 ) -> None:
     server = fresh_cluster()

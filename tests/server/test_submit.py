@@ -214,7 +214,7 @@ def test_budgets_are_stored_in_bytes(flights: Connection, text: str | None, size
         assert flights.execute("SELECT memory_budget FROM tensile.jobs WHERE id = %s", (job,)).fetchone() == (size,)
 
 
-def test_what_a_job_remembers(flights: Connection) -> None:
+def test_a_job_stores_its_arguments_and_settings(flights: Connection) -> None:
     flights.execute("SET TimeZone = 'Europe/Paris'; SET DateStyle = 'German'; SET IntervalStyle = 'iso_8601'")
     with flights.transaction(force_rollback=True):
         job = train_late(flights, epochs=3, priority=-7, options=Jsonb({"clip": 1}))

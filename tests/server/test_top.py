@@ -90,7 +90,7 @@ def test_once_prints_the_view(stage: Stage, waiting: int, running: int, capsys: 
     assert "needs at least" in narrow and "\x1b" not in narrow
 
 
-def test_json_says_what_sql_says(stage: Stage, waiting: int, running: int, capsys: Any) -> None:
+def test_json_has_the_numbers_of_sql(stage: Stage, waiting: int, running: int, capsys: Any) -> None:
     output = document(stage, capsys)
     columns = (
         *("job", "model", "owner", "state", "reason", "pid", "phase", "epoch", "epochs", "step", "steps", "loss"),
@@ -113,13 +113,13 @@ def test_json_says_what_sql_says(stage: Stage, waiting: int, running: int, capsy
     assert abs(output["at"] - time.time()) < 60
 
 
-def test_numbers_that_are_none_are_null(stage: Stage, job: int, capsys: Any) -> None:
+def test_missing_numbers_are_null(stage: Stage, job: int, capsys: Any) -> None:
     stage.order(job, "SELECT tensile._report('training', 1, 10, 1, 10, 'NaN', 'Infinity', 1, 1, 1, 1, 0, NULL)")
     (output,) = document(stage, capsys)["jobs"]
     assert output["loss"] is None and output["samples_per_s"] is None and output["step"] == 1
 
 
-def test_losses_and_pace_of_earlier_epochs_are_there_at_once(
+def test_losses_and_pace_of_earlier_epochs_are_shown_at_once(
     stage: Stage, running: int, capsys: Any, monkeypatch: Any
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -136,7 +136,7 @@ def test_losses_and_pace_of_earlier_epochs_are_there_at_once(
     assert "█▄▃▂" in line and " 38s " in line  # 3.5 epochs, when 5.5 took 60 s
 
 
-def test_who_sees_which_jobs(stage: Stage, running: int, capsys: Any) -> None:
+def test_the_view_shows_visible_jobs_only(stage: Stage, running: int, capsys: Any) -> None:
     seen = {user: document(stage, capsys, user)["jobs"] for user in ("alice", "watcher", "postgres", "mallory")}
     assert {user: [job["job"] for job in jobs] for user, jobs in seen.items()} == {
         "alice": [running],
@@ -205,7 +205,7 @@ def live(stage: Stage, wait_until: Wait) -> Iterator[Callable[..., Terminal]]:
 
 
 @pytest.mark.parametrize(("keys", "status"), [("q", 0), ("\x03", 0), (signal.SIGTERM, 143)], ids=str)
-def test_it_ends_and_leaves_the_terminal_as_it_was(
+def test_the_view_ends_and_restores_the_terminal(
     live: Callable[..., Terminal], running: int, keys: str | signal.Signals, status: int
 ) -> None:
     terminal = live()
@@ -284,7 +284,7 @@ def test_c_cancels_after_a_question(
     terminal.until("q quit", without="is being cancelled")  # after a while
 
 
-def test_a_cancel_that_is_refused_is_said_and_the_view_goes_on(
+def test_a_refused_cancel_is_shown_and_the_view_continues(
     stage: Stage, live: Callable[..., Terminal], running: int
 ) -> None:
     terminal = live("watcher")
@@ -351,7 +351,7 @@ def test_the_server_goes_away_and_comes_back(fresh_cluster: Callable[..., Any], 
         terminal.await_restored()
 
 
-# -- what it costs ----------------------------------------------------------------------------------------------------
+# -- cost -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -371,7 +371,7 @@ def crowd(stage: Stage, wait_until: Wait) -> Iterator[list[int]]:
 
 @pytest.mark.long
 @pytest.mark.timeout(180)
-def test_a_refresh_takes_the_server_less_than_a_hundredth_of_a_second(stage: Stage, crowd: list[int]) -> None:
+def test_a_refresh_takes_less_than_ten_milliseconds_of_the_server(stage: Stage, crowd: list[int]) -> None:
     """That is less than 1 % of a core at one refresh a second. The first refreshes, which plan the query, do not count.
 
     Long: many refreshes are averaged.

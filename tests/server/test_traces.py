@@ -115,7 +115,7 @@ def test_priority_grows_while_a_job_is_not_done(stage: Stage, traced: int) -> No
     assert 2 <= stage.order("scheduler", "SELECT priority FROM tensile._schedule_jobs()")[0]["priority"] < 2.2
 
 
-def test_a_refused_job_is_told(stage: Stage, traced: int) -> None:
+def test_a_refused_job_sees_the_refusal(stage: Stage, traced: int) -> None:
     refusal = {"budget_bytes": 1000, "least_bytes": 2000, "operator": "it's addmm"}
     with_status = "SELECT tensile._job_status() AS s, tensile._job_refusal() AS r"
     assert stage.order(traced, with_status) == [{"s": "ok", "r": None}]
@@ -139,7 +139,7 @@ def test_a_waiting_job_can_be_cancelled_and_interrupted(stage: Stage, traced: in
     stage.cluster.configure({"pg_tensile.database": "postgres"})
     stage.cluster.reload()
     again = "SELECT attempts FROM tensile.jobs WHERE id = %s AND state = 'running'"
-    wait_until(lambda: value(stage.conn, again, traced) == 2, what="reaped and started again")
+    wait_until(lambda: value(stage.conn, again, traced) == 2, what="the next worker")
     assert rows_of(stage.conn, traced) == set(), "what the attempt before has found out is of no use"
     trace(stage, traced, TABLES)
     assert state(stage.conn, traced) == "waiting"
@@ -156,10 +156,10 @@ def test_a_job_that_is_executed_eagerly_has_no_graphs(stage: Stage, job: int) ->
         assert value(stage.alice, f"SELECT count(*) FROM tensile.{view} WHERE job = %s", job) == 0
 
 
-# -- what there is to see ---------------------------------------------------------------------------------------------
+# -- tables and views -------------------------------------------------------------------------------------------------
 
 
-def test_a_trace_is_kept_as_it_came(stage: Stage, traced: int) -> None:
+def test_a_trace_is_stored_unchanged(stage: Stage, traced: int) -> None:
     columns = (
         "device, revision, policy, fingerprint, overhead_bytes, persistent_bytes, parameters, vanilla_bytes,"
         " least_bytes, largest_operator, graphs, traces"
@@ -249,7 +249,7 @@ def test_five_thousand_operators_are_stored_and_shown(stage: Stage, job: int) ->
     assert value(stage.alice, "SELECT sum(samples) FROM tensile.latency WHERE job = %s", job) == 5000
 
 
-# -- how long it stays ------------------------------------------------------------------------------------------------
+# -- retention --------------------------------------------------------------------------------------------------------
 
 
 def test_the_last_jobs_trace_stays_until_a_later_one_of_its_model_ends(stage: Stage, traced: int) -> None:
@@ -271,7 +271,7 @@ def test_the_last_jobs_trace_stays_until_a_later_one_of_its_model_ends(stage: St
     assert rows_of(stage.conn, later) == set()
 
 
-def test_nothing_stays_of_a_model_that_is_dropped(stage: Stage, wait_until: Wait) -> None:
+def test_dropping_a_model_deletes_its_traces(stage: Stage, wait_until: Wait) -> None:
     stage.alice.execute("""SELECT register_model('short', '{"type": "mlp"}')""")
     first = stage.job("short")
     trace(stage, first, TABLES)
@@ -315,7 +315,7 @@ def test_a_profile_is_measured_once(stage: Stage, traced: int) -> None:
         *(("launch_us", number) for number in (-1, 1e9)),
     ],
 )
-def test_a_profile_that_no_device_has_counts_for_nobody(stage: Stage, traced: int, field: str, number: object) -> None:
+def test_an_impossible_profile_is_not_stored(stage: Stage, traced: int, field: str, number: object) -> None:
     """The first profile would count for the jobs of all roles."""
     with pytest.raises(psycopg.errors.InvalidParameterValue, match=f'{field} of device "cuda:3" cannot be'):
         trace(stage, traced, revision=2, device="cuda:3", profile=PROFILE | {field: number})
@@ -355,10 +355,10 @@ def test_a_calibration_is_a_job_without_a_model(stage: Stage, traced: int) -> No
     assert given == [{"device": "cpu", "m": "0102"}]
 
 
-# -- who sees it ------------------------------------------------------------------------------------------------------
+# -- visibility -------------------------------------------------------------------------------------------------------
 
 
-def test_who_sees_a_jobs_memory(stage: Stage, traced: int) -> None:
+def test_a_jobs_memory_is_visible_to_its_owner_and_pg_read_all_stats(stage: Stage, traced: int) -> None:
     latency(stage, traced, "{0,5,2,1}")
     footprint(stage, traced)
     stage.order(traced, "SELECT tensile._job_log('rejected', 'too large', 3)")
@@ -373,7 +373,7 @@ def test_who_sees_a_jobs_memory(stage: Stage, traced: int) -> None:
                 assert bool(value(conn, f"SELECT count(*) FROM tensile.{view}")) == sees_job, (user, view)
 
 
-def test_traces_of_other_jobs_are_out_of_a_workers_reach(stage: Stage, traced: int) -> None:
+def test_a_worker_cannot_change_traces_of_other_jobs(stage: Stage, traced: int) -> None:
     """Workers run as their users; the functions identify the job by the process."""
     with stage.cluster.connect(user="mallory") as conn:
         conn.execute("""SELECT register_model('hers', '{"type": "mlp"}')""")

@@ -17,7 +17,7 @@ import torch
 from pg_tensile.execution import models
 from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Features, Inputs, Kind, Preprocessing
 from pg_tensile.execution.training import checkpoint
-from tests.server.support import MLP, Connection, Row, Wait, executor_pid, python_model, steps, submit, value
+from tests.server.support import MLP, Connection, Row, Wait, executor_pid, finish, python_model, steps, submit, value
 
 # The class and the quantity are functions of every kind of feature; a twentieth of the values is null
 EVERYTHING = """
@@ -78,11 +78,6 @@ def tables(db: Connection) -> Connection:
     return db
 
 
-def finish(conn: Connection, job: int, timeout: str = "60 s") -> None:
-    """Wait for the job; raise its error."""
-    assert value(conn, "SELECT wait_for_job(%s, %s::interval)", job, timeout) == "finished"
-
-
 def last_metrics(conn: Connection, job: int, split: str = "validation") -> dict[str, Any]:
     names = ("epoch", "samples", "loss", "accuracy", "f1", "rmse", "r2", "seconds")
     row = conn.execute(
@@ -129,7 +124,7 @@ def test_each_architecture_learns_from_sql_and_predicts(
     assert right > least
 
 
-def test_validation_is_apart_and_counted(tables: Connection) -> None:
+def test_validation_rows_are_separate_and_counted(tables: Connection) -> None:
     job = submit(tables, "m", MLP, query=QUERY.format(target="class"), target="class", validation=0.25)
     finish(tables, job)
     training, validation = (last_metrics(tables, job, split)["samples"] for split in ("training", "validation"))
@@ -261,14 +256,14 @@ def test_the_targets_type_or_the_option_decides_the_task(
     assert {name for name in ("accuracy", "f1", "rmse", "r2") if metrics[name] is not None} == set(present)
 
 
-def test_rows_without_a_target_are_skipped_and_told(tables: Connection, job_row: Row) -> None:
+def test_rows_without_a_target_are_skipped_and_reported(tables: Connection, job_row: Row) -> None:
     query = "SELECT f_float4, CASE WHEN id > 100 THEN class END AS class FROM everything"
     job = submit(tables, "m", MLP, query=query, target="class")
     finish(tables, job)
     assert job_row(tables, job)["warnings"] == ['100 of 800 rows were skipped: their "class" is null']
 
 
-# ---- mistakes that only the executor can see ----
+# ---- mistakes found by the executor -------------
 
 
 @pytest.mark.parametrize(
@@ -361,7 +356,7 @@ def test_a_loss_that_is_not_finite_stops_the_job_at_that_step(db: Connection, jo
     assert 1 <= meta["epoch"] <= epochs  # the last good one is kept
 
 
-# ---- how runs end ----
+# ---- ends of jobs ----
 
 
 def test_early_stopping_keeps_the_best_epoch(db: Connection) -> None:
@@ -416,9 +411,7 @@ def test_a_killed_job_resumes_to_the_same_bits(tables: Connection, wait_until: W
     assert metrics[0] == metrics[1] and len(metrics[0]) == 50
 
 
-def test_a_job_that_finds_other_data_starts_over_and_says_so(
-    tables: Connection, wait_until: Wait, job_row: Row
-) -> None:
+def test_a_job_with_changed_data_starts_over_and_reports_it(tables: Connection, wait_until: Wait, job_row: Row) -> None:
     arguments = LONG | {"query": QUERY.format(target="class"), "target": "class"}
     job = submit(tables, "m", SLOW, **arguments)
     wait_until(lambda: steps(tables, job) > 100, what="steps")

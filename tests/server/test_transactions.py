@@ -17,8 +17,6 @@ from tests.server.stage import (
 )
 from tests.server.support import Connection, Wait, register, value
 
-# -- what a transaction tells -----------------------------------------------------------------------------------------
-
 
 @pytest.fixture
 def quiet(fresh_cluster: Callable[..., Any], wait_until: Wait) -> Any:
@@ -51,7 +49,7 @@ class Sleeper(threading.Thread):
         return bool(value(conn, "SELECT wait_event_type = 'Extension' FROM pg_stat_activity WHERE pid = %s", self.pid))
 
 
-def test_a_commit_wakes_those_who_wait_and_a_rollback_does_not(quiet: Any, wait_until: Wait) -> None:
+def test_a_commit_wakes_waiting_sessions_and_a_rollback_does_not(quiet: Any, wait_until: Wait) -> None:
     with quiet.connect() as conn, quiet.connect() as other:
         sleeper = Sleeper(other, 60_000)
         wait_until(lambda: sleeper.sleeps(conn))
@@ -72,7 +70,7 @@ def test_a_commit_wakes_those_who_wait_and_a_rollback_does_not(quiet: Any, wait_
         assert sleeper.seconds is not None
 
 
-def test_a_change_between_looking_and_waiting_is_not_missed(quiet: Any) -> None:
+def test_a_change_between_polling_and_waiting_is_not_missed(quiet: Any) -> None:
     with quiet.connect() as conn, quiet.connect() as other:
         conn.execute("SELECT tensile._wait_for_change(60000)")  # the first call returns at once: nobody has looked yet
         other.execute("SELECT tensile._notify(7)")
@@ -128,7 +126,7 @@ def test_prepare_transaction_is_refused_after_a_change(quiet: Any) -> None:
         conn.execute("COMMIT PREPARED 'p'")
 
 
-def test_models_are_served_in_the_one_database_only(quiet: Any) -> None:
+def test_models_are_served_in_one_database_only(quiet: Any) -> None:
     """Versions have the same ids in other databases, so the predictor would answer with another model."""
     preprocessing = '{"task": "regression", "features": [{"name": "x", "kind": "numeric", "type": "float8"}]}'
     with quiet.connect() as conn:

@@ -16,8 +16,6 @@ from tests.server.support import Connection, train_late
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-# -- waiting and cancelling -------------------------------------------------------------------------------------------
-
 
 def test_waiting_in_the_transaction_that_submitted(flights: Connection) -> None:
     with flights.transaction(force_rollback=True):
@@ -96,7 +94,7 @@ def test_wait_times_out(flights: Connection, job_in_state: Callable[..., int]) -
 
 
 @pytest.mark.parametrize(("deadline", "least"), [("NULL", 0.9), ("now() + '50 ms'", 0.02), ("now()", 0)])
-def test_who_waits_sleeps(db: Connection, deadline: str, least: float) -> None:
+def test_a_waiting_session_sleeps(db: Connection, deadline: str, least: float) -> None:
     """Without a change it waits a second, or until the deadline."""
     db.execute("SELECT tensile._wait_round(now())")  # the first one in a session returns at once
     start = time.perf_counter()
@@ -104,7 +102,7 @@ def test_who_waits_sleeps(db: Connection, deadline: str, least: float) -> None:
     assert time.perf_counter() - start >= least
 
 
-def test_cancel_wakes_the_one_who_waits(
+def test_cancel_wakes_a_waiting_session(
     flights: Connection,
     connect: Callable[..., Connection],
     job_in_state: Callable[..., int],

@@ -23,8 +23,6 @@ from tests.server.stage import (
 )
 from tests.server.support import Wait, register, state, value
 
-# -- scheduler and workers that do as the test orders -----------------------------------------------------------------
-
 
 def test_a_worker_knows_its_job_and_runs_as_the_submitter(stage: Stage, job: int) -> None:
     assert stage.order(job, "SELECT tensile._my_job() AS j, current_user AS c, session_user AS s") == [
@@ -52,7 +50,7 @@ ROLE_SETTINGS = {  # what the role has set → what its worker has
 }
 
 
-def test_what_a_role_sets_for_its_sessions_does_not_reach_the_supervisor(stage: Stage) -> None:
+def test_settings_of_a_role_do_not_reach_the_supervisor(stage: Stage) -> None:
     existing = {name for (name,) in stage.conn.execute("SELECT name FROM pg_settings").fetchall()} | {"role"}
     settings = {name: values for name, values in ROLE_SETTINGS.items() if name in existing}
     assert settings.keys() >= ROLE_SETTINGS.keys() - {"transaction_timeout"}  # of version 17 and later
@@ -102,7 +100,7 @@ def test_calls_of_other_processes_are_refused(stage: Stage, job: int) -> None:
             stage.conn.execute(f"SELECT tensile.{call}")
 
 
-def test_a_wait_says_what_ended_it(stage: Stage, job: int, wait_until: Wait) -> None:
+def test_a_wait_reports_what_ended_it(stage: Stage, job: int, wait_until: Wait) -> None:
     start = time.monotonic()
     assert stage.order("scheduler", "WAIT 0; WAIT 50") == [{"bits": 8}]  # 0: whatever has happened before
     assert time.monotonic() - start >= 0.05
@@ -114,9 +112,7 @@ def test_a_wait_says_what_ended_it(stage: Stage, job: int, wait_until: Wait) -> 
     assert answer[0]["bits"] == 4
 
 
-def test_a_wake_up_is_not_lost_while_the_process_waits_for_something_else(
-    stage: Stage, job: int, wait_until: Wait
-) -> None:
+def test_a_wake_up_during_another_wait_is_not_lost(stage: Stage, job: int, wait_until: Wait) -> None:
     """pg_sleep resets the latch."""
     number = stage.place(job, "WAIT 0; SELECT pg_sleep(0.5); WAIT 10000")
     time.sleep(0.2)
@@ -125,7 +121,7 @@ def test_a_wake_up_is_not_lost_while_the_process_waits_for_something_else(
     assert answer[0]["bits"] == 4
 
 
-def test_a_cancel_request_and_a_stop_that_come_together_are_both_told(stage: Stage, job: int, wait_until: Wait) -> None:
+def test_simultaneous_cancel_and_stop_are_both_reported(stage: Stage, job: int, wait_until: Wait) -> None:
     """SIGSTOP holds the process in its wait until both signals are pending."""
     number = stage.place(job, "WAIT 0; SELECT pg_advisory_lock(7); WAIT 60000")
     waits = (
@@ -163,7 +159,9 @@ def test_a_cancel_request_outside_of_python_reaches_the_supervisor(
         pid = wait_until(lambda: value(conn, sleeps, SCHEDULER))
         assert value(conn, "SELECT pg_cancel_backend(%s)", pid)
         wait_until(lambda: value(conn, "SELECT count(*) FROM seen WHERE bits & 64 > 0") == 1)
-        wait_until(lambda: value(conn, "SELECT count(*) FROM seen WHERE bits & 64 = 0") > 1, what="it goes on")
+        wait_until(
+            lambda: value(conn, "SELECT count(*) FROM seen WHERE bits & 64 = 0") > 1, what="steps after the request"
+        )
         assert processes(conn)[SCHEDULER][0] == pid
     assert "ERROR" not in cluster.log()
 
@@ -229,7 +227,7 @@ def test_a_process_of_a_dropped_extension_writes_nothing_into_the_next_one(
                 assert train(conn) == old
             conn.execute("SELECT pg_advisory_unlock(8)")
             gone = "SELECT count(*) = 0 FROM pg_stat_activity WHERE pid = %s"
-            wait_until(lambda: value(conn, gone, pid), what="it leaves")
+            wait_until(lambda: value(conn, gone, pid), what="the old process exits")
             assert value(conn, written) == 0
             conn.execute("SELECT cancel_job(%s)", (old,))
             assert "PANIC" not in stage.cluster.log()
@@ -258,7 +256,7 @@ def test_a_terminated_worker_that_does_not_come_to_a_wait_dies(stage: Stage, job
     stage.conn.execute("UPDATE stage.orders SET answer = '[]' WHERE id = %s", (number,))
 
 
-def test_a_worker_whose_role_is_dropped_is_told(stage: Stage, wait_until: Wait) -> None:
+def test_a_worker_whose_role_is_dropped_ends(stage: Stage, wait_until: Wait) -> None:
     stage.conn.execute("CREATE ROLE leaver LOGIN IN ROLE tensile_user")
     with stage.cluster.connect(user="leaver") as conn:
         register(conn, "leaves")

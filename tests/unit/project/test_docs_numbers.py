@@ -67,7 +67,7 @@ def part_of_page(name: str, kind: str) -> str:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_tables_are_what_the_results_say(path: Path, tmp_path: Path) -> None:
+def test_tables_agree_with_the_results(path: Path, tmp_path: Path) -> None:
     name, _, kind = path.stem.partition("-")
     if name == "db":
         section = bench_db.page_part(json.loads(path.read_text()))
@@ -148,7 +148,7 @@ def test_referenced_numbers_are_in_the_results(document: Path) -> None:
         assert says(number, unit, looked_up(name, path)), f"{number} {unit}: {name} has {looked_up(name, path)}"
 
 
-def test_references_are_held_against_the_file() -> None:
+def test_references_are_compared_with_the_file() -> None:
     assert says("19.1", "%", 0.190712) and not says("19.2", "%", 0.190712)
     assert says("1,214", "ms", 1213.6) and not says("1,214", "ms", 1214.6)
     assert looked_up("db-host", "bench_predict/p50_us") == 234

@@ -78,7 +78,7 @@ def test_every_setting_is_documented():
         assert described == defined, document
 
 
-def test_make_tells_what_is_missing_without_the_servers_headers():
+def test_make_reports_missing_server_headers():
     done = make("all", "PG_CONFIG=/nonexistent/pg_config")
     assert done.returncode != 0
     assert "PostgreSQL's server headers are missing" in done.stderr
