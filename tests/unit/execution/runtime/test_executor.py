@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -374,23 +372,3 @@ def test_workspaces_count_in_the_budget_once_they_are_known(start):
         assert info.value.in_use + info.value.requested == peak.peak_bytes + 1000
     with opened(peak.peak_bytes + 1000) as device, Executor(with_workspaces, net(), device) as executor:
         run(executor, 1)
-
-
-def test_going_through_a_program_costs_less_than_eager_pytorch():
-    """A model of many small operators, so that next to nothing but the way to call them takes time."""
-
-    def make() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Sequential(*(layer for _ in range(40) for layer in (nn.Linear(8, 8), nn.Tanh())))
-
-    spec, x = StepSpec(lambda output: output.square().sum(), OptimizerSpec("adamw")), torch.randn(2, 8)
-    reference = EagerStep(make(), spec)
-    times: tuple[list[float], list[float]] = ([], [])
-    with opened() as device, Executor(capture(make(), [x], [], spec), make(), device) as executor:
-        for _ in range(30):
-            for step, seconds in zip((lambda: reference.step([x], []), lambda: executor.step([x])), times, strict=True):
-                begin = time.process_time()
-                step()
-                seconds.append(time.process_time() - begin)
-    # each beside the eager step right before it: how fast the machine is changes meanwhile
-    assert statistics.median(ours / eager for eager, ours in zip(*times, strict=True)) <= 1.0

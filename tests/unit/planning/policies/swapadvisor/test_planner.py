@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from random import Random
 
@@ -173,14 +172,6 @@ def test_classes_decide_and_the_budget_binds_whatever_the_counts():
     plans = [planned(trace, UNIT, budget, Allocation((0,) * len(sizes), (count,))) for count in (1, 2, 4, 100)]
     assert all(footprint(trace, plan).device_peak_bytes <= budget for plan in plans)
     assert len({plan.rows.tobytes() for plan in plans}) > 1
-
-
-def test_plans_are_made_quickly():
-    trace = network(570)
-    budget = footprint(trace).device_peak_bytes // 4
-    began = time.process_time()
-    assert plan_swaps(trace, RTX_A6000, budget) is not None
-    assert time.process_time() - began < 0.5  # 0.03 s; the machine may be busy
 
 
 # ---- what they cost ----
