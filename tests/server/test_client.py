@@ -36,7 +36,7 @@ SCHEMA = "Odd %s; schema - (1)"
 MODEL = "a \"model\"; '%s' -- [red]\\ <b>"
 QUERY = f'SELECT a AS "100%", b AS "it\'s", c, y AS "the ""answer"";" FROM ({ROWS}) r'
 TARGET = 'the "answer";'
-DEEP = {"type": "mlp", "hidden": [128, 128, 128, 64]}  # can do with a part of its memory
+DEEP = {"type": "mlp", "hidden": [128, 128, 128, 64]}  # its minimum is well below its memory without a plan
 SETTINGS: dict[str, Any] = {"batch_size": 50, "validation": 0.25}
 EPOCHS = 20
 

@@ -49,7 +49,7 @@ FLIGHTS = f"""
                        options => '{{"task": "classification"}}');
     SELECT wait_for_job(1);
 """
-# Columns that say what they are; all others have a comment.
+# Columns with self-explanatory names; all others have a comment.
 SELF_EXPLANATORY = {
     *("id", "name", "job", "model", "version", "owner", "owner_name", "grantor_name", "device", "state", "reason"),
     *("architecture", "description", "query", "target", "epochs", "batch_size", "optimizer"),

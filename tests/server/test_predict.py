@@ -493,7 +493,7 @@ def test_a_predictor_that_died_while_idle_is_replaced_silently(
     before = value(conn, ASK, 7)
     pid = predictor_pid(server)
     os.kill(pid, signal.SIGKILL)
-    # reaped: until its last thread has ended, its connections take requests
+    # reaped: its connections accept requests until its last thread has ended
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), what="the predictor's end")
     assert value(conn, ASK, 7) == before
     assert predictor_pid(server) != pid
@@ -611,7 +611,7 @@ def impostor(server: Any) -> Iterator[Callable[[dict[str, Any]], None]]:
         listener.bind(str(path))
         path.chmod(0o777)
         ours = os.geteuid()
-        os.seteuid(server.data.stat().st_uid)  # sessions talk to their own user only
+        os.seteuid(server.data.stat().st_uid)  # sessions accept processes of their own user only
         stack.callback(os.seteuid, ours)
         listener.listen()
         os.seteuid(ours)
