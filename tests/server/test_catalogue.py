@@ -1,6 +1,6 @@
 """The bookkeeping functions: transitions between states of jobs, and the order of the queue.
 
-Each test makes its jobs in a transaction that is rolled back, so that no controller ever sees them.
+Each test inserts its jobs in a transaction that is rolled back, so that no controller sees them.
 """
 
 from __future__ import annotations

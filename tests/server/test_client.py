@@ -1,7 +1,7 @@
 """The Python client against a server whose schema, models, columns and queries have names that need quoting.
 
-alice owns the models; one job has finished, another trains for ever. mallory may do nothing with them, a watcher may
-look. Tests that stop a server have one of their own.
+alice owns the models; one job has finished, another one never ends. mallory has no privileges on them, watcher may see
+them. Tests that stop a server use their own.
 """
 
 from __future__ import annotations

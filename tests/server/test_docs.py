@@ -1,8 +1,8 @@
-"""The SQL examples of the documents, executed in order in a new database for each document; and the SQL
-reference is what the catalogues say.
+"""The SQL examples of the documents, executed in order in a new database for each document; and the SQL reference
+agrees with the catalogue.
 
-How a block is treated, the comment before it says (tests/documents.py). Documents WITH_FLIGHTS use the tables of the
-demo: they get them here, and what needs a job's end waits for it, as a reader would.
+The comment before a block says how it is treated (tests/documents.py). Documents WITH_FLIGHTS use the tables of the
+demo, which are created here; statements that need the end of a job wait for it.
 """
 
 from __future__ import annotations

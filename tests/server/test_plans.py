@@ -183,9 +183,9 @@ def test_an_invalid_plan_is_refused_and_the_old_one_stays(stage: Stage, planned:
 
 
 def test_a_plan_for_a_job_without_a_worker_or_device_is_refused(stage: Stage, job: int) -> None:
-    for nobody in (1_000_000, job):
+    for unknown_job in (1_000_000, job):
         with pytest.raises(psycopg.errors.UndefinedObject):
-            publish(stage, nobody, [event(4)])
+            publish(stage, unknown_job, [event(4)])
 
 
 def test_readers_never_see_half_a_plan(stage: Stage, planned: int) -> None:

@@ -1,7 +1,7 @@
 """predict, predict_class and predict_rows: answers, refusals and faults.
 
-One cluster for the file, with small models trained once; predictions are checked against each other (every way to ask
-must give the same answer) and against what the data say.
+One cluster for the file, with small models trained once; predictions are compared with each other (all functions must
+give the same answer) and with the data.
 """
 
 from __future__ import annotations
@@ -590,8 +590,7 @@ def test_a_session_leaves_no_open_files_behind(conn: Connection, server: Any) ->
 
 @pytest.fixture
 def impostor(server: Any) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """`impostor(header)`: one that takes the predictor's place for a session, greets it, and answers its request with
-    that ERROR."""
+    """`impostor(header)`: replace the predictor for a session: greet it and answer its request with this ERROR."""
     path = server.folder / f".s.pg_tensile.{server.port}"
     aside = path.with_name("aside")
     threads: list[threading.Thread] = []

@@ -87,10 +87,10 @@ def test_the_numbers_of_the_plan_are_those_of_sql(lab: Lab, planned: int, tmp_pa
 
 def test_the_tensors_are_those_of_sql(lab: Lab, planned: int, tmp_path: Path) -> None:
     facts = reported(lab, planned, tmp_path / "report.html")
-    known = {row["tensor"]: row for row in rows(lab, "SELECT * FROM tensile.tensors WHERE job = %s", planned)}
+    tensors = {row["tensor"]: row for row in rows(lab, "SELECT * FROM tensile.tensors WHERE job = %s", planned)}
     assert facts["tensors"]
     for row in facts["tensors"]:
-        tensor = known[row["tensor"]]
+        tensor = tensors[row["tensor"]]
         for name in ("name", "kind", "dtype", "shape", "bytes"):
             assert row[name] == tensor[name], name
     assert sum(row["bytes"] * row["out"] for row in facts["tensors"]) == facts["summary"]["out_bytes"]

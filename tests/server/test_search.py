@@ -33,7 +33,7 @@ class Branches(nn.Module):
 
     def forward(self, x):
         large = [torch.sin((x * (1 + branch)) @ self.wide) for branch in range(8)]
-        return self.head(torch.stack([each.amax(1) for each in large], 1))
+        return self.head(torch.stack([branch.amax(1) for branch in large], 1))
 
 def build(n_inputs, n_outputs):
     return Branches(n_inputs, n_outputs)

@@ -1,6 +1,6 @@
 """`pg-tensile top` against a real server: it prints the numbers of SQL, and its keys take effect.
 
-Workers and scheduler do as the tests order (stage.py), so that the numbers are known.
+Workers and scheduler execute SQL of the tests (stage.py), so that the numbers are known.
 """
 
 from __future__ import annotations

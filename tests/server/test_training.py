@@ -177,8 +177,8 @@ def inputs(preprocessing: Preprocessing, rows: list[dict[str, Any]]) -> Inputs:
 
 
 def test_prediction_computes_the_features_that_training_saw(tables: Connection) -> None:
-    """With a learning rate of almost 0, the training loss is the loss of the model that predicts, so every
-    feature of every row must have been the same in both, and the same as the library makes of the rows."""
+    """With a learning rate of almost 0, the training loss is the loss of the model that predicts, so every feature of
+    every row must be the same in both, and the same as the library computes from the rows."""
     query = QUERY.format(target="class")
     job = submit(
         tables, "m", MLP, query=query, target="class", learning_rate=1e-30, validation=0.0, epochs=1, batch_size=64
