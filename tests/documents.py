@@ -3,7 +3,7 @@
 A comment directly before a code block says how a test treats it:
 
     <!-- setup: SQL -->              is executed before the block
-    <!-- until N rows -->            its one query is repeated until it returns so many rows
+    <!-- until N rows -->            its query is repeated until it returns N rows
     <!-- no rows -->                 its queries return nothing, on a server where all is well
     <!-- not executed: reason -->    rare: how many there are is part of the test
 """

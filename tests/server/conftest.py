@@ -11,7 +11,7 @@ from tests.server.cast import Cast, insert_job
 from tests.server.pressure import Lab
 from tests.server.recording import Recorder, install_recorder
 from tests.server.stage import Stage, use_device
-from tests.server.support import SMALL_MLP, Connection, Wait, no_workers, value
+from tests.server.support import SMALL_MLP, Connection, Wait, no_workers, register, value
 
 
 @pytest.fixture(scope="module")
@@ -178,3 +178,14 @@ def recorder(new_cluster: Callable[..., Any]) -> Iterator[Recorder]:
             yield Recorder(cluster, conn, folder)
     finally:
         cluster.end()
+
+
+@pytest.fixture
+def grantee(db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]) -> Connection:
+    """A connection of an ordinary role with a grant on model m, in the test's schema."""
+    register(db, "m")
+    role = roles("user")
+    db.execute("SELECT grant_model('m', %s, 'train')", (role,))
+    conn = connect(role)
+    conn.execute(f"SET search_path = {value(db, 'SELECT current_schema()')}, public")
+    return conn

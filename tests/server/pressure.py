@@ -1,6 +1,7 @@
 """Real jobs on a device that is too small for them, for the tests of memory.
 
-The networks are small and deep: a step takes a millisecond or two, and a plan can do with a third of the memory.
+The networks are small and deep: a step takes one or two milliseconds, and plans need as little as a third of the
+memory.
 """
 
 from __future__ import annotations

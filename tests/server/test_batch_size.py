@@ -1,4 +1,4 @@
-"""batch_size => 0: the job chooses its batch size, says so, keeps it, and explain_training tells beforehand."""
+"""batch_size => 0: the job chooses its batch size, reports and keeps it, and explain_training predicts it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests.server.explaining import explain, explained
 from tests.server.refusals import refused
 from tests.server.support import Connection, Row, Wait, executor_pid, finish, register, submit, value
-from tests.server.test_explain import explain, explained
 
 ROWS = 2000
 QUERY = f"""

@@ -1,4 +1,4 @@
-"""tensile.calibrate(): a job whose result is what the device's operators take."""
+"""tensile.calibrate(): a job that measures the latencies of the device's operators."""
 
 from __future__ import annotations
 

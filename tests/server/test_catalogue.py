@@ -1,6 +1,6 @@
 """The bookkeeping functions: transitions between states of jobs, and the order of the queue.
 
-Each test makes its jobs in a transaction that is rolled back, so that no controller ever sees them.
+Each test inserts its jobs in a transaction that is rolled back, so that no controller sees them.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def test_a_job_starts_and_returns_to_the_queue(tx: Connection, new_job: NewJob, 
     assert call(tx, "_job_requeue", job, "no worker is free") is True
     assert columns(tx, job, "state", "attempts", "reason") == ("queued", 0, "no worker is free")
     call(tx, "_job_starting", job)
-    assert call(tx, "_job_requeue", job, "no worker is free") is False  # said already
+    assert call(tx, "_job_requeue", job, "no worker is free") is False  # already stored
     tx.execute("UPDATE tensile.jobs SET state = 'interrupted', attempts = 2 WHERE id = %s", (job,))
     call(tx, "_job_starting", job)
     call(tx, "_job_requeue", job, "no worker is free")
@@ -163,7 +163,7 @@ def test_a_calibration_needs_no_model(tx: Connection, new_job: NewJob) -> None:
     assert columns(tx, job, "state") == ("starting",)
     call(tx, "_end_job", job, "finished")
     assert columns(tx, job, "state", "version") == ("finished", None)
-    new_job(kind="calibrate", model_name="")  # the next one
+    new_job(kind="calibrate", model_name="")  # the next in the queue
 
 
 # -- interrupted ------------------------------------------------------------------------------------------------------
@@ -268,7 +268,7 @@ def test_a_new_version_is_deployed_unless_told_otherwise(tx: Connection, new_job
         (1, [], [5]),
         (3, [], [3, 4, 5]),
         (9, [], [1, 2, 3, 4, 5]),
-        (2, [2], [2, 4, 5]),  # the deployed one is kept besides
+        (2, [2], [2, 4, 5]),  # the deployed version is kept in addition
         (2, [2, 5], [4, 5]),
     ],
 )

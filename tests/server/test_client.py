@@ -1,7 +1,7 @@
 """The Python client against a server whose schema, models, columns and queries have names that need quoting.
 
-alice owns the models; one job has finished, another trains for ever. mallory may do nothing with them, a watcher may
-look. Tests that stop a server have one of their own.
+alice owns the models; one job has finished, another one never ends. mallory has no privileges on them, watcher may see
+them. Tests that stop a server use their own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SCHEMA = "Odd %s; schema - (1)"
 MODEL = "a \"model\"; '%s' -- [red]\\ <b>"
 QUERY = f'SELECT a AS "100%", b AS "it\'s", c, y AS "the ""answer"";" FROM ({ROWS}) r'
 TARGET = 'the "answer";'
-DEEP = {"type": "mlp", "hidden": [128, 128, 128, 64]}  # can do with a part of its memory
+DEEP = {"type": "mlp", "hidden": [128, 128, 128, 64]}  # its minimum is well below its memory without a plan
 SETTINGS: dict[str, Any] = {"batch_size": 50, "validation": 0.25}
 EPOCHS = 20
 

@@ -59,7 +59,7 @@ def test_demo_runs_twice_and_goes_away(clusters_folder, cluster):
         assert "336,776 flights" in first
         assert first.count("late_arrival   5/5") == 2 and first.count("digit         24/24") == 2
         assert len(table_rows(first, "model")) >= 8 and "The same, to the bit" in first
-        # The plan is seen at work: the first job takes much less than it would. The second one may be over by then.
+        # The first job takes much less memory than without a plan. The second may have ended by then.
         late = table_rows(first, "model")[0]
         assert late[0] == "late_arrival"
         vanilla, planned, peak = (megabytes(cell) for cell in late[1:4])

@@ -1,8 +1,8 @@
-"""The SQL examples of the documents, executed in order in a new database for each document; and the SQL
-reference is what the catalogues say.
+"""The SQL examples of the documents, executed in order in a new database for each document; and the SQL reference
+agrees with the catalogue.
 
-How a block is treated, the comment before it says (tests/documents.py). Documents WITH_FLIGHTS use the tables of the
-demo: they get them here, and what needs a job's end waits for it, as a reader would.
+The comment before a block says how it is treated (tests/documents.py). Documents WITH_FLIGHTS use the tables of the
+demo, which are created here; statements that need the end of a job wait for it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FLIGHTS = f"""
                        options => '{{"task": "classification"}}');
     SELECT wait_for_job(1);
 """
-# Columns that say what they are; all others have a comment.
+# Columns with self-explanatory names; all others have a comment.
 SELF_EXPLANATORY = {
     *("id", "name", "job", "model", "version", "owner", "owner_name", "grantor_name", "device", "state", "reason"),
     *("architecture", "description", "query", "target", "epochs", "batch_size", "optimizer"),

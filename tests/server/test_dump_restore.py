@@ -35,7 +35,7 @@ def tool(cluster: Any, name: str, *arguments: str, user: str = "postgres", stdin
 
 @pytest.fixture(scope="module")
 def source(new_cluster: Callable[..., Any]) -> Iterator[Any]:
-    """alice has a trained model that bob and everybody may use, a version nobody finished, and a job that waits."""
+    """alice has a trained model that bob and PUBLIC may use, an unfinished version, and a job that waits."""
     cluster = new_cluster()
     with cluster.connect() as conn:
         conn.execute("CREATE ROLE bob LOGIN IN ROLE tensile_user; CREATE ROLE alice LOGIN IN ROLE tensile_user")

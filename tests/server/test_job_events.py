@@ -83,7 +83,7 @@ def test_every_end_of_a_job_is_notified_and_nothing_else(fresh_cluster: Callable
                 register(theirs, "theirs")
                 with theirs.transaction():
                     dropped = submit(theirs, "theirs")
-                    # before the controller hears of it
+                    # before the controller is notified
                     db.execute("ALTER ROLE leaver NOLOGIN")
             wait_until(lambda: ended(db, dropped))
             good = submit(db, "m")

@@ -58,7 +58,7 @@ def test_a_missing_database_is_logged_once(fresh_cluster: Callable[..., Any], wa
     complaint = 'pg_tensile waits for database "later", which does not exist'
     wait_until(lambda: complaint in cluster.log())
     with cluster.connect() as conn:
-        for memory in ("1GB", "2GB"):  # each reload wakes the launcher for another look
+        for memory in ("1GB", "2GB"):  # each reload wakes the launcher
             cluster.configure({"pg_tensile.device_memory": memory})
             cluster.reload()
             wait_until(lambda: value(conn, "SHOW pg_tensile.device_memory") == memory)  # noqa: B023
@@ -169,7 +169,7 @@ def test_idle_processes_sleep(fresh_cluster: Callable[..., Any], wait_until: Wai
     with cluster.connect() as conn:
         wait_until(lambda: running_in(conn, "postgres") == BOTH)
         pids = [pid for pid, _ in processes(conn).values()]
-        wait_until(  # until they have started altogether
+        wait_until(  # until all of them have started
             lambda: (
                 value(
                     conn,

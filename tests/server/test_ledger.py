@@ -24,7 +24,7 @@ def device(conn: Connection, name: str, columns: str) -> Any:
 
 def test_devices_show_their_jobs_and_what_they_use(stage: Stage, job: int, second: int) -> None:
     use_device(stage, job, "cuda:7", 3_000_000_000, overhead=300)
-    stage.order(second, "SELECT tensile._register_device('cuda:7', 500, 1, 1, 40)")  # the first one's word counts
+    stage.order(second, "SELECT tensile._register_device('cuda:7', 500, 1, 1, 40)")  # the first registration decides
     everything = "total_bytes, budget_bytes, granted_bytes, in_use_bytes, inference_bytes, jobs, utilisation"
     assert device(stage.alice, "cuda:7", everything) == (3_000_000_000, 1 << 30, 340, 0, 0, 2, None)
     assert device(stage.alice, "cuda:7", "out_bytes_per_s, in_bytes_per_s") == (5e9, 6e9)
@@ -40,7 +40,7 @@ def test_devices_show_their_jobs_and_what_they_use(stage: Stage, job: int, secon
 
 
 def test_unused_devices_make_room(stage: Stage, job: int) -> None:
-    for number in range(40):  # more than the ledger holds, but never two at once
+    for number in range(40):  # more than the ledger holds, one after the other
         use_device(stage, job, f"device {number}")
     assert device(stage.alice, "device 39", "jobs") == (1,)
     for bad in ("'', 1, 1, 1, 0", "'x', 0, 1, 1, 0", "'x', 1, 0, 1, 0", "'x', 1, 1, 'NaN', 0", "'x', 1, 1, 1, -1"):
@@ -100,7 +100,7 @@ def test_a_device_beyond_the_limit_changes_nothing(new_cluster: Callable[..., An
             use_device(stage, jobs[15], "one too many")
         assert device(stage.alice, "cuda:15", "jobs, granted_bytes") == (2, 500 + 25 + 26)
         publish(stage, jobs[3], [], 500)
-        use_device(stage, jobs[3], "another")  # it is alone on its device, whose place the new one takes
+        use_device(stage, jobs[3], "another")  # the only job on its device, whose entry the new one replaces
         assert device(stage.alice, "another", "jobs, granted_bytes") == (1, 0)
         assert device(stage.alice, "cuda:3", "jobs") is None
     finally:
@@ -138,12 +138,12 @@ def test_memory_of_a_shrinking_job_is_free_after_its_acknowledgement(stage: Stag
     assert publish(stage, second, [], 300) == 1
     assert publish(stage, job, [], 400) == 2
     assert publish(stage, second, [], 600) is None
-    acknowledge(stage, job, 1)  # it has the new plan in hand, but this is of the old one
+    acknowledge(stage, job, 1)  # for the old plan, although the new one is published
     assert publish(stage, second, [], 600) is None
     acknowledge(stage, job, 2)
     assert granted(stage, "cuda:0") == 700
     assert publish(stage, second, [], 600) == 2
-    assert publish(stage, job, [], 500) is None, "it has to wait in turn"
+    assert publish(stage, job, [], 500) is None, "now this job has to wait"
 
 
 def test_grants_are_listed_for_the_scheduler(stage: Stage, job: int, second: int) -> None:
@@ -243,7 +243,7 @@ def test_the_predictor_takes_the_memory_that_is_free(stage: Stage, job: int, inf
     assert device(stage.alice, "cuda:0", "granted_bytes, inference_bytes") == (500, 500)
     assert publish(stage, job, [], 451) is None
     assert ask(100, 200) == 200
-    assert ask(700, 700) is None, "but jobs are planned into what that leaves"
+    assert ask(700, 700) is None, "but the rest is reserved for jobs"
     memory = "SELECT inference_bytes AS i FROM tensile._device_memory() WHERE device = 'cuda:0'"
     assert stage.order("scheduler", memory) == [{"i": 700}]
     assert publish(stage, job, [], 451) is None

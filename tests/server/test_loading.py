@@ -75,7 +75,7 @@ def test_processes_wait_for_their_version(other_version: Any, wait_until: Wait) 
     complaint = 'LOG: +extension "pg_tensile" has version 0.0.1, but'
     wait_until(lambda: len(re.findall(complaint, other_version.log())) == len(BOTH))
     with other_version.connect() as conn:
-        for memory in ("1GB", "2GB"):  # each CREATE EXTENSION and reload wakes the launcher for another look
+        for memory in ("1GB", "2GB"):  # each CREATE EXTENSION and reload wakes the launcher
             other_version.configure({"pg_tensile.device_memory": memory})
             other_version.reload()
             conn.execute("SELECT tensile._notify(0)")

@@ -69,7 +69,7 @@ def test_only_its_owner_changes_a_jobs_priority_while_it_goes_on(lab: Lab) -> No
     lab.conn.execute("CREATE ROLE mallory LOGIN IN ROLE tensile_user")
     with lab.cluster.connect(user="mallory") as mallory, pytest.raises(psycopg.errors.UndefinedObject) as denied:
         mallory.execute("SELECT set_job_priority(%s, 1)", (job,))
-    assert denied.value.diag.message_primary == f"job {job} does not exist"  # as far as others are told
+    assert denied.value.diag.message_primary == f"job {job} does not exist"  # in messages to other roles
     for number, priority, sqlstate, message in (
         (0, 1, "42704", "job 0 does not exist"),
         (job, 1_000_000, "22023", "priority"),
@@ -118,7 +118,7 @@ def test_the_plan_in_sql_is_the_plan_that_is_executed(lab: Lab) -> None:
         assert 0 < shown["in_bytes"] == moved["swap_in"] and 0 < shown["out_bytes"] <= moved["swap_out"]
         steps = last.steps - first.steps
         assert last.bytes_swapped - first.bytes_swapped == steps * (shown["in_bytes"] + shown["out_bytes"])
-        assert last.passive_swap_ins == first.passive_swap_ins  # whatever comes in was planned to
+        assert last.passive_swap_ins == first.passive_swap_ins  # all swap-ins are planned
         peak = value(lab.conn, "SELECT device_peak_bytes FROM tensile.progress WHERE job = %s", job)
         granted = "SELECT max((details->>'granted_bytes')::bigint) FROM tensile.scheduler_log WHERE job = %s"
         assert shown["planned_bytes"] <= peak <= value(lab.conn, granted, job)

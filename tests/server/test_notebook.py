@@ -53,7 +53,7 @@ def check(notebook: dict[str, Any]) -> None:
     for drawn in ("plt.subplots", "drawstyle"):
         assert len(shown(notebook, drawn, "image/png")) > 5000
     assert re.search("swap_out|recompute", shown(notebook, "job.plan()", "text/html"))
-    assert shown(notebook, "job.latency()", "text/html").count("aten.") >= 5  # of the eight slowest
+    assert shown(notebook, "job.latency()", "text/html").count("aten.") >= 5  # among the eight slowest
     frame = shown(notebook, "job.report()", "text/html")
     assert frame.startswith("<iframe ") and "<!doctype html" in unescape(frame).lower()
     share = re.search(r"([0-9.]+)% of the images", shown(notebook, "pd.crosstab", "stream"))

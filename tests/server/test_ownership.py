@@ -49,7 +49,7 @@ def test_training_and_predicting_need_a_grant(db: Connection, play: Cast) -> Non
     assert value(play.mallory, "SELECT count(*) FROM tensile.model_weights") == 0
     refused("42501", 'permission denied for model "late"', "train", train)
     play.alice.execute("SELECT grant_model('late', 'public', 'train')")
-    refused("55006", "is being trained", "cancel_job", train)  # alice's job, so this time the grant was good
+    refused("55006", "is being trained", "cancel_job", train)  # alice's job runs, so the grant is valid
 
     play.alice.execute("SELECT revoke_model('late', 'public', 'train'), revoke_model('late', %s)", (mallory,))
     refused("42501", 'permission denied for model "late"', "grant_model", train)

@@ -138,7 +138,7 @@ def same(received: Any, expected: Any) -> bool:
     return bool(received == expected)
 
 
-# The last value of each type that has a limit, all at once, and a row of nulls
+# A row with the limits of all types that have one, and a row of nulls
 EXTREMES: list[Any] = [None] * len(TYPES)
 
 

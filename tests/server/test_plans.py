@@ -64,7 +64,7 @@ def test_a_published_plan_arrives_at_the_worker_and_in_sql(stage: Stage, planned
         " tensor_name, trigger_name FROM tensile.plan WHERE job = %s ORDER BY sequence",
         (planned,),
     ).fetchall()
-    assert rows[0] == (first, 0, "swap_out", 5, 1, 10, 250, 12, 1 << 40, None, None)  # the job has sent no names
+    assert rows[0] == (first, 0, "swap_out", 5, 1, 10, 250, 12, 1 << 40, None, None)  # the job has stored no names
     assert [row[2] for row in rows] == ["swap_out", "swap_in", "recompute", "release"]
 
 
@@ -80,7 +80,10 @@ def test_an_order_travels_behind_the_events_and_sql_shows_captured_operators(sta
     )
     assert fetched == [{"e": b"".join(events).hex(), "o": order.hex()}]
     sql = "SELECT trigger_operator, deadline_operator FROM tensile.plan WHERE job = %s ORDER BY sequence"
-    assert stage.alice.execute(sql, (planned,)).fetchall() == [(2, 1), (3, 7)]  # a place that there is not stays
+    assert stage.alice.execute(sql, (planned,)).fetchall() == [
+        (2, 1),
+        (3, 7),
+    ]  # indices beyond the order stay unchanged
     publish(stage, planned, events)
     assert stage.alice.execute(sql, (planned,)).fetchall() == [(1, 2), (3, 7)]
 
@@ -131,7 +134,7 @@ def test_the_next_job_does_not_inherit_a_plan_nor_numbers(stage: Stage, planned:
     assert progress(stage.alice, following) == NOTHING
     assert fetch(stage, following, 0) == [None]
     use_device(stage, following, "cpu")
-    assert publish(stage, following, [], granted=1000) == 1, "with the memory of the job before"
+    assert publish(stage, following, [], granted=1000) == 1, "with the memory of the previous job"
     stage.end(following)
 
 
@@ -180,9 +183,9 @@ def test_an_invalid_plan_is_refused_and_the_old_one_stays(stage: Stage, planned:
 
 
 def test_a_plan_for_a_job_without_a_worker_or_device_is_refused(stage: Stage, job: int) -> None:
-    for nobody in (1_000_000, job):
+    for unknown_job in (1_000_000, job):
         with pytest.raises(psycopg.errors.UndefinedObject):
-            publish(stage, nobody, [event(4)])
+            publish(stage, unknown_job, [event(4)])
 
 
 def test_readers_never_see_half_a_plan(stage: Stage, planned: int) -> None:

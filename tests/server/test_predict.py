@@ -1,7 +1,7 @@
 """predict, predict_class and predict_rows: answers, refusals and faults.
 
-One cluster for the file, with small models trained once; predictions are checked against each other (every way to ask
-must give the same answer) and against what the data say.
+One cluster for the file, with small models trained once; predictions are compared with each other (all functions must
+give the same answer) and with the data.
 """
 
 from __future__ import annotations
@@ -493,7 +493,7 @@ def test_a_predictor_that_died_while_idle_is_replaced_silently(
     before = value(conn, ASK, 7)
     pid = predictor_pid(server)
     os.kill(pid, signal.SIGKILL)
-    # reaped: until its last thread has ended, its connections take requests
+    # reaped: its connections accept requests until its last thread has ended
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), what="the predictor's end")
     assert value(conn, ASK, 7) == before
     assert predictor_pid(server) != pid
@@ -590,8 +590,7 @@ def test_a_session_leaves_no_open_files_behind(conn: Connection, server: Any) ->
 
 @pytest.fixture
 def impostor(server: Any) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """`impostor(header)`: one that takes the predictor's place for a session, greets it, and answers its request with
-    that ERROR."""
+    """`impostor(header)`: replace the predictor for a session: greet it and answer its request with this ERROR."""
     path = server.folder / f".s.pg_tensile.{server.port}"
     aside = path.with_name("aside")
     threads: list[threading.Thread] = []
@@ -611,7 +610,7 @@ def impostor(server: Any) -> Iterator[Callable[[dict[str, Any]], None]]:
         listener.bind(str(path))
         path.chmod(0o777)
         ours = os.geteuid()
-        os.seteuid(server.data.stat().st_uid)  # sessions talk to their own user only
+        os.seteuid(server.data.stat().st_uid)  # sessions accept processes of their own user only
         stack.callback(os.seteuid, ours)
         listener.listen()
         os.seteuid(ours)

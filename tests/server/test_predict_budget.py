@@ -20,10 +20,10 @@ ROWS = """
            (ARRAY['ant', 'bee', 'cow'])[i % 3 + 1] AS animal
     FROM generate_series(1, 200) i
 """
-# Not what the predictor computes with numpy, whose digits are others than PyTorch's
+# Excludes models that the predictor computes with numpy, whose digits differ from PyTorch's
 NUMBERS = {"type": "mlp", "hidden": [256, 256, 256], "norm": "layer"}
 IMAGES = {"type": "cnn", "channels": [8, 32], "hidden": [256, 256, 256], "norm": "batch"}
-BUDGET = "700kB"  # of weights that take 0.5 and 1.1 MB
+BUDGET = "700kB"  # the weights take 0.5 and 1.1 MB
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,7 @@ def test_a_budget_that_is_too_small_or_more_than_there_is(conn: Connection) -> N
     sqlstate, message, hint = refusal(conn, ask, "2GB")
     assert sqlstate == "22023" and "device_memory" in hint
     assert message == 'a memory_budget of 2,147,483,648 bytes is more than the 1,073,741,824 of device "cpu"'
-    assert value(conn, ask, "1MB") == value(conn, ask, None)  # the session goes on
+    assert value(conn, ask, "1MB") == value(conn, ask, None)  # the session continues
 
 
 def test_the_budget_is_the_device_memory_of_the_model(conn: Connection, wait_until: Wait) -> None:
@@ -132,7 +132,7 @@ def test_the_budget_is_the_device_memory_of_the_model(conn: Connection, wait_unt
     before = inference_bytes(conn)
     value(conn, ask, "123456 kB")
     wait_until(lambda: inference_bytes(conn) - before == 123456 * 1024)
-    value(conn, ask, "1000 MB")  # for which others go
+    value(conn, ask, "1000 MB")  # which evicts other models
     wait_until(lambda: 1000 * 1024**2 <= inference_bytes(conn) < 1024**3)
     assert value(conn, ask, BUDGET) == value(conn, ask, None)
 

@@ -82,15 +82,15 @@ def test_the_numbers_of_the_plan_are_those_of_sql(lab: Lab, planned: int, tmp_pa
     shown = facts["iteration"]
     assert (shown["out"]["bytes"], shown["in"]["bytes"]) == (published["out_bytes"], published["in_bytes"])
     assert shown["repeated_steps"] == published["recomputes"]
-    assert summary["out_bytes"] + summary["recomputes"] > 0  # the plan does something
+    assert summary["out_bytes"] + summary["recomputes"] > 0  # the plan is not empty
 
 
 def test_the_tensors_are_those_of_sql(lab: Lab, planned: int, tmp_path: Path) -> None:
     facts = reported(lab, planned, tmp_path / "report.html")
-    known = {row["tensor"]: row for row in rows(lab, "SELECT * FROM tensile.tensors WHERE job = %s", planned)}
+    tensors = {row["tensor"]: row for row in rows(lab, "SELECT * FROM tensile.tensors WHERE job = %s", planned)}
     assert facts["tensors"]
     for row in facts["tensors"]:
-        tensor = known[row["tensor"]]
+        tensor = tensors[row["tensor"]]
         for name in ("name", "kind", "dtype", "shape", "bytes"):
             assert row[name] == tensor[name], name
     assert sum(row["bytes"] * row["out"] for row in facts["tensors"]) == facts["summary"]["out_bytes"]
@@ -326,7 +326,9 @@ def test_a_file_that_cannot_be_written(
     for path in (tmp_path / "missing" / "file", tmp_path / "folder"):
         said = refused(lab, capsys, command, planned, path)
         assert f"{path} cannot be written" in said and "-o" in said
-        assert f"{path} cannot be written" in refused(lab, capsys, command, 1 << 40, path)  # said before all else
+        assert f"{path} cannot be written" in refused(
+            lab, capsys, command, 1 << 40, path
+        )  # checked before anything else
     assert [path.name for path in tmp_path.rglob("*")] == ["folder"]
 
 

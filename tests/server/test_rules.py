@@ -22,7 +22,7 @@ from tests.server.support import Connection, value
 # jsonb takes no NUL and no surrogates
 TEXTS = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=12)
 NAMES = st.from_regex(r"[A-Za-z_.:0-9 \nä]{1,12}", fullmatch=True)
-VALUE = re.compile(r'(?<=")( in the options)?: .*', re.DOTALL)  # where a message quotes it
+VALUE = re.compile(r'(?<=")( in the options)?: .*', re.DOTALL)  # a value quoted in a message
 NUMBERS = st.integers(-(10**40), 10**40) | st.floats(allow_nan=False, allow_infinity=False) | st.integers(-2, 20)
 ANYTHING = st.recursive(
     st.none() | st.booleans() | NUMBERS | TEXTS,
@@ -106,7 +106,7 @@ def test_random_architectures(db: Connection, architecture: Any) -> None:
 
 @RANDOM
 @given(options=st.one_of(*[objects(OPTIONS)] * 9, ANYTHING))
-@example(options={"search_time": [2.1255059605588164e-124]})  # which jsonb prints with all its zeros
+@example(options={"search_time": [2.1255059605588164e-124]})  # jsonb prints it with all zeros
 def test_random_options(db: Connection, options: Any) -> None:
     agreed(db, "_check_options", check_options, json.dumps(options))
 
@@ -114,7 +114,7 @@ def test_random_options(db: Connection, options: Any) -> None:
 @pytest.mark.parametrize(
     ("key", "number", "accepted"),
     [
-        ("dropout", "0.99999999999999999999999999", False),  # which readers of JSON take for 1
+        ("dropout", "0.99999999999999999999999999", False),  # readers of JSON round it to 1
         ("dropout", "0.9999999999999999", True),
         ("dropout", "1e-400", True),
         ("dropout", "1e400", False),

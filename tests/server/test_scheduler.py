@@ -1,5 +1,8 @@
-"""The scheduler and its planner in a real server. Workers do as the test says (stage.py): each is a job that has sent
-the trace of a small network, and reads and acknowledges plans as an executor would."""
+"""The scheduler and its planner in a real server.
+
+Workers execute SQL of the tests (stage.py): a job has sent the trace of a small network, and reads and acknowledges
+plans as an executor does.
+"""
 
 from __future__ import annotations
 
@@ -199,7 +202,7 @@ def test_a_second_job_makes_the_first_one_smaller_before_it_begins(play):
     second = first_job.plan(first["generation"])
     assert second["granted_bytes"] < first["granted_bytes"]
     play.wait_until(lambda: "given memory back" in second_job.reason(), what=lambda: second_job.reason())
-    assert play.granted() == first["granted_bytes"]  # until the first one has acknowledged
+    assert play.granted() == first["granted_bytes"]  # until the first job acknowledges
     assert state(play.conn, second_job.number) == "waiting"
     first_job.follow(first["generation"])
     beside = second_job.follow()
@@ -271,9 +274,11 @@ def test_only_lasting_changes_of_latency_cause_a_new_plan(play):
     assert come() == f"job {job.number + 1} has come"
     job.send_latency(1.3)
     assert play.await_log("scheduled", 3)[2] == f"latency of job {job.number} has changed by 30%"
-    job.send_latency(1.2)  # not far from what was looked at last
+    job.send_latency(1.2)  # close to the latency that was checked last
     assert come() == f"job {job.number + 2} has come"
-    assert len([line for line in play.log("planned") if line[1] == job.number]) == 1  # it was as good as a new one
+    assert (
+        len([line for line in play.log("planned") if line[1] == job.number]) == 1
+    )  # the old plan is as good as a new one
     job.send_latency(0.01)
     assert job.follow(first["generation"])["plan"] != first["plan"]
 
@@ -302,7 +307,7 @@ def test_a_scheduler_that_dies_continues_with_its_plans(play):
     terminate(play.conn, SCHEDULER)
     play.wait_until(lambda: not alive(pid), what="the planner ends with the scheduler")
     second_job.send_trace()
-    smaller = first_job.follow(first["generation"])  # the launcher starts it again after some seconds
+    smaller = first_job.follow(first["generation"])  # the launcher restarts the scheduler after some seconds
     beside = second_job.follow()
     assert smaller["granted_bytes"] + beside["granted_bytes"] == play.granted() <= budget(play)
 
@@ -327,7 +332,7 @@ def test_a_job_keeps_its_plan_when_it_rejects_another_until_the_jobs_change(play
     assert value(play.conn, footprint, first_job.number) == again["generation"]
     beside = second_job.follow()
     assert first["granted_bytes"] + beside["granted_bytes"] == play.granted() <= budget(play)
-    third = play.job()  # now it is asked again
+    third = play.job()  # the first job gets another smaller plan
     third.send_trace(None, claim=1)
     assert first_job.follow(again["generation"])["granted_bytes"] < first["granted_bytes"]
     assert second_job.follow(beside["generation"])["granted_bytes"] > beside["granted_bytes"]

@@ -34,7 +34,7 @@ class Branches(nn.Module):
 
     def forward(self, x):
         large = [torch.sin((x * (1 + branch)) @ self.wide) for branch in range(8)]
-        return self.head(torch.stack([each.amax(1) for each in large], 1))
+        return self.head(torch.stack([branch.amax(1) for branch in large], 1))
 
 def build(n_inputs, n_outputs):
     return Branches(n_inputs, n_outputs)
@@ -55,7 +55,7 @@ class Searching(Lab):
         self.budgets = {name: self.budget(name, architecture) for name, architecture in ARCHITECTURES.items()}
         self.plain = self.train(policy="none")
         self.plain_digest = self.digest(self.plain)
-        # Over such a link swaps take longer than a step, however slow the machine is at the moment. Where the plan that
+        # Over such a link swaps take longer than a step, however slow the machine is. Where the plan that
         # a search starts from hides them behind operators, nothing can be better, and the search ends at once.
         slow = """'{"out_bytes_per_s": 1e6, "in_bytes_per_s": 1e6}'"""
         self.conn.execute(f"UPDATE tensile.device_profiles SET profile = profile || {slow}")

@@ -1,7 +1,7 @@
 """Privileges of functions and tables: mallory has a login and a schema of her own.
 
-alice owns a model with a version and jobs; bob is a member of pg_read_all_stats. Rows that no worker should touch are
-inserted by the superuser. What mallory does must fail with 42501 (or show nothing), and change nothing.
+alice owns a model with a version and jobs; bob is a member of pg_read_all_stats. The superuser inserts rows that no
+worker may touch. Attempts of mallory must fail with 42501 (or show nothing) and change nothing.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def test_a_standby_predicts_follows_its_primary_and_trains_when_promoted(
         assert answers(down) == second == answers(other)
         up.execute("SELECT set_model_memory_budget('m', '1 MB')")
         catch_up(up, down, wait_until)
-        second = answers(up)  # computed by PyTorch now, whose last digits are others
+        second = answers(up)  # computed by PyTorch, with other last digits
         assert answers(down) == second
         wait_until(lambda: ("m", 2, 1 << 20) in {row[:3] for row in down.execute(loaded)})
         up.execute("CREATE ROLE stranger LOGIN IN ROLE tensile_user")
@@ -117,7 +117,7 @@ def test_a_standby_predicts_follows_its_primary_and_trains_when_promoted(
         value(down, "SELECT pg_promote()")
         assert not value(down, "SELECT pg_is_in_recovery()")
         assert answers(down) == second
-        assert answers(other) == second  # it has not asked since the memory budget was set
+        assert answers(other) == second  # its first prediction since the memory budget was set
         train(down, seed=8)
         third = answers(down)
         assert third not in (first, second) and third == answers(other)
@@ -181,7 +181,7 @@ def test_a_stale_socket_is_replaced_and_a_foreign_one_is_not_used(
     with server.connect() as conn:
         assert answers(conn) == expected
     if os.geteuid() != 0:
-        return  # no other user to be
+        return  # there is no second user
     server.restart()
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as impostor, server.connect() as conn:

@@ -1,6 +1,6 @@
 """`pg-tensile top` against a real server: it prints the numbers of SQL, and its keys take effect.
 
-Workers and scheduler do as the tests order (stage.py), so that the numbers are known.
+Workers and scheduler execute SQL of the tests (stage.py), so that the numbers are known.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def test_losses_and_pace_of_earlier_epochs_are_shown_at_once(
         stage.conn.execute("INSERT INTO tensile.metrics VALUES (%s, %s, 'training', 'loss', %s)", loss)
     assert main(command(stage, "--once")[3:]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if " training " in line]
-    assert "█▄▃▂" in line and " 38s " in line  # 3.5 epochs, when 5.5 took 60 s
+    assert "█▄▃▂" in line and " 38s " in line  # 3.5 remaining epochs, after 5.5 in 60 s
 
 
 def test_the_view_shows_visible_jobs_only(stage: Stage, running: int, capsys: Any) -> None:
@@ -269,7 +269,7 @@ def test_c_cancels_after_a_question(
 ) -> None:
     terminal = live()
     terminal.until(f"▸{running:3} m ")
-    terminal.send("cy")  # typed ahead: no answer to a question that nobody has seen
+    terminal.send("cy")  # typed ahead: no answer to a question that is not yet shown
     terminal.until(f"Cancel job {running}? y cancels it")
     terminal.send("n")
     terminal.until("q quit")
@@ -281,7 +281,7 @@ def test_c_cancels_after_a_question(
     terminal.until(f"Job {running} is being cancelled.")
     wait_until(lambda: state(stage.conn, running) == "cancelled")
     terminal.until("No open jobs", "0 running, 0 waiting")
-    terminal.until("q quit", without="is being cancelled")  # after a while
+    terminal.until("q quit", without="is being cancelled")  # the message disappears
 
 
 def test_a_refused_cancel_is_shown_and_the_view_continues(
@@ -306,7 +306,9 @@ def test_details_stay_when_the_job_has_ended(
     terminal.send("\r")
     terminal.until("plan 1 by joint")
     stage.conn.execute("SELECT tensile._end_job(%s, 'failed', '22000', 'no rows', 'Ask for some.')", (running,))
-    stage.conn.execute("UPDATE tensile.jobs SET cancel_requested = true WHERE id = %s", (running,))  # for its worker
+    stage.conn.execute(
+        "UPDATE tensile.jobs SET cancel_requested = true WHERE id = %s", (running,)
+    )  # the worker reads it
     terminal.until("failed", "no rows (22000)", "Ask for some.", "0 running, 0 waiting")
     terminal.send("\x1b")
     terminal.until("No open jobs")
@@ -336,7 +338,7 @@ def test_the_server_goes_away_and_comes_back(fresh_cluster: Callable[..., Any], 
         for mode in ("fast", "immediate"):
             cluster.stop(mode)
             terminal.until("trying again: cannot connect", "No open jobs")
-            terminal.send("?")  # keys work meanwhile
+            terminal.send("?")  # keys work while the server is down
             terminal.until("cancel the selected job")
             terminal.send("\x1b")
             cluster.start()

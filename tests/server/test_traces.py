@@ -1,6 +1,6 @@
 """The catalogue of a job's memory, written by workers and scheduler: contents, visibility and retention.
 
-Workers and scheduler do as the tests order (stage.py), so that every call comes from the process that may make it.
+Workers and scheduler execute SQL of the tests (stage.py), so that each call comes from a process that may make it.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def test_a_waiting_job_can_be_cancelled_and_interrupted(stage: Stage, traced: in
     stage.cluster.reload()
     again = "SELECT attempts FROM tensile.jobs WHERE id = %s AND state = 'running'"
     wait_until(lambda: value(stage.conn, again, traced) == 2, what="the next worker")
-    assert rows_of(stage.conn, traced) == set(), "what the attempt before has found out is of no use"
+    assert rows_of(stage.conn, traced) == set(), "rows of the previous attempt are deleted"
     trace(stage, traced, TABLES)
     assert state(stage.conn, traced) == "waiting"
     stage.cancel(traced)
@@ -202,7 +202,7 @@ def test_latencies_are_shown_by_operator(stage: Stage, traced: int) -> None:
     )
     rows = stage.alice.execute(view, (traced,)).fetchall()
     assert rows[1] == (1, "aten.addmm.default", None, None, None, None, None), "before anything was measured"
-    latency(stage, traced, "{0,5,NaN}")  # and one is missing
+    latency(stage, traced, "{0,5,NaN}")  # NaN and a missing value
     assert stage.alice.execute(view, (traced,)).fetchall() == [
         (0, "placeholder", 0, 0, 0, 2, None),
         (1, "aten.addmm.default", 4, 5, 5, 2, 0.2),
@@ -221,7 +221,7 @@ def test_the_footprint_is_shown_by_step(stage: Stage, traced: int) -> None:
         (traced, 0, 0, "placeholder", 100, 100),
         (traced, 1, 1, addmm, 200, 300),
         (traced, 2, 2, "aten.relu.default", 300, 500),
-        (traced, 3, 1, addmm, 200, None),  # recomputed: a step that there is not without a plan
+        (traced, 3, 1, addmm, 200, None),  # recomputed: a step that does not exist without a plan
         (traced, 4, 3, "output", 100, None),
     ]
     footprint(stage, traced, generation=2)
@@ -231,7 +231,7 @@ def test_the_footprint_is_shown_by_step(stage: Stage, traced: int) -> None:
     )
     row = stage.alice.execute(f"SELECT {columns} FROM tensile.footprints WHERE job = %s", (traced,)).fetchone()
     assert row == (2, 12, 10, 300, 306, 50, 60, 70, 0.5, 1)
-    footprint(stage, 1_000_000)  # a job that is gone
+    footprint(stage, 1_000_000)  # a deleted job
 
 
 def test_five_thousand_operators_are_stored_and_shown(stage: Stage, job: int) -> None:
@@ -341,7 +341,7 @@ def test_a_calibration_is_a_job_without_a_model(stage: Stage, traced: int) -> No
         calibration = value(stage.conn, CALIBRATION)
         stage.conn.execute("SELECT tensile._notify(%s)", (calibration,))
     with pytest.raises(psycopg.errors.UniqueViolation):
-        stage.conn.execute(CALIBRATION)  # one at a time
+        stage.conn.execute(CALIBRATION)  # only one calibration may wait
     assert stage.order(calibration, "SELECT tensile._job_status() AS s") == [{"s": "ok"}]
     stage.order(calibration, f"SELECT {DONE}, tensile._job_end('finished')")
     assert state(stage.alice, calibration) == "finished"

@@ -177,8 +177,8 @@ def inputs(preprocessing: Preprocessing, rows: list[dict[str, Any]]) -> Inputs:
 
 
 def test_prediction_computes_the_features_that_training_saw(tables: Connection) -> None:
-    """With a learning rate of almost 0, the training loss is the loss of the model that predicts, so every
-    feature of every row must have been the same in both, and the same as the library makes of the rows."""
+    """With a learning rate of almost 0, the training loss is the loss of the model that predicts, so every feature of
+    every row must be the same in both, and the same as the library computes from the rows."""
     query = QUERY.format(target="class")
     job = submit(
         tables, "m", MLP, query=query, target="class", learning_rate=1e-30, validation=0.0, epochs=1, batch_size=64
@@ -194,7 +194,9 @@ def test_prediction_computes_the_features_that_training_saw(tables: Connection) 
     ).fetchone()
     assert version is not None
     preprocessing = Preprocessing.from_json(version[1])
-    assert {feature.name: feature.nulls for feature in preprocessing.features}["f_float8"] == 42  # NaN and infinity too
+    assert {feature.name: feature.nulls for feature in preprocessing.features}[
+        "f_float8"
+    ] == 42  # NaN and infinity included
     model = models.build(models.parse(version[0]), preprocessing.model_inputs, preprocessing.outputs).eval()
     checkpoint.load_model(model, checkpoint.from_bytes(weights(tables, job)))
     microseconds = "(extract(epoch FROM {0}) - 946684800) * 1000000 AS {0}"
@@ -353,7 +355,7 @@ def test_a_loss_that_is_not_finite_stops_the_job_at_that_step(db: Connection, jo
     (epochs,) = {value(db, "SELECT max(epoch) FROM tensile.epoch_metrics WHERE job = %s", job)}
     assert epochs >= 2
     meta = value(db, "SELECT meta FROM tensile.checkpoints WHERE job = %s", job)
-    assert 1 <= meta["epoch"] <= epochs  # the last good one is kept
+    assert 1 <= meta["epoch"] <= epochs  # the last valid checkpoint is kept
 
 
 # ---- ends of jobs ----

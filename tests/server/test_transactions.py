@@ -72,12 +72,12 @@ def test_a_commit_wakes_waiting_sessions_and_a_rollback_does_not(quiet: Any, wai
 
 def test_a_change_between_polling_and_waiting_is_not_missed(quiet: Any) -> None:
     with quiet.connect() as conn, quiet.connect() as other:
-        conn.execute("SELECT tensile._wait_for_change(60000)")  # the first call returns at once: nobody has looked yet
+        conn.execute("SELECT tensile._wait_for_change(60000)")  # the first call of a session returns at once
         other.execute("SELECT tensile._notify(7)")
         conn.execute("SET statement_timeout = '30 s'; SELECT tensile._wait_for_change(60000)")
         start = time.monotonic()
         conn.execute("SELECT tensile._wait_for_change(200)")
-        assert time.monotonic() - start >= 0.2, "the change is told twice"
+        assert time.monotonic() - start >= 0.2, "the change is reported twice"
 
 
 def test_waiting_for_a_change_can_be_cancelled(quiet: Any, wait_until: Wait) -> None:

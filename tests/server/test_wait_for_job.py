@@ -96,7 +96,7 @@ def test_wait_times_out(flights: Connection, job_in_state: Callable[..., int]) -
 @pytest.mark.parametrize(("deadline", "least"), [("NULL", 0.9), ("now() + '50 ms'", 0.02), ("now()", 0)])
 def test_a_waiting_session_sleeps(db: Connection, deadline: str, least: float) -> None:
     """Without a change it waits a second, or until the deadline."""
-    db.execute("SELECT tensile._wait_round(now())")  # the first one in a session returns at once
+    db.execute("SELECT tensile._wait_round(now())")  # the first call of a session returns at once
     start = time.perf_counter()
     db.execute(f"SELECT tensile._wait_round({deadline})")
     assert time.perf_counter() - start >= least

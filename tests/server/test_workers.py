@@ -30,7 +30,7 @@ def test_a_worker_knows_its_job_and_runs_as_the_submitter(stage: Stage, job: int
     ]
 
 
-ROLE_SETTINGS = {  # what the role has set → what its worker has
+ROLE_SETTINGS = {  # setting of the role → setting of its worker
     "search_path": ("public", "pg_catalog, pg_temp"),
     "default_transaction_read_only": ("on", "off"),
     "default_transaction_isolation": ("serializable", "read committed"),
@@ -102,7 +102,7 @@ def test_calls_of_other_processes_are_refused(stage: Stage, job: int) -> None:
 
 def test_a_wait_reports_what_ended_it(stage: Stage, job: int, wait_until: Wait) -> None:
     start = time.monotonic()
-    assert stage.order("scheduler", "WAIT 0; WAIT 50") == [{"bits": 8}]  # 0: whatever has happened before
+    assert stage.order("scheduler", "WAIT 0; WAIT 50") == [{"bits": 8}]  # 0: clears earlier events
     assert time.monotonic() - start >= 0.05
 
     number = stage.place(job, "WAIT 0; WAIT 10000")
@@ -215,7 +215,7 @@ def test_a_process_of_a_dropped_extension_writes_nothing_into_the_next_one(
         with stage.cluster.connect() as conn:
             conn.execute("SELECT pg_advisory_lock(8)")
             # The wait ends the transaction, whose locks DROP EXTENSION would wait for. A table that is locked for the
-            # first time, as one that DROP has locked, makes the process hear of the new extension.
+            # first time, as one that DROP has locked, makes the process see the new extension.
             look = "PERFORM 1 FROM stage.endings"
             body = f"WAIT 0; DO $$BEGIN PERFORM pg_advisory_xact_lock(8);{look};{write};END$$"
             stage.place(old if process == "worker" else process, body)
@@ -264,7 +264,7 @@ def test_a_worker_whose_role_is_dropped_ends(stage: Stage, wait_until: Wait) -> 
     stage.order(job, "SELECT 1 AS one")
     stage.conn.execute("DROP ROLE leaver")
     wait_until(lambda: worker(stage, job) is None)
-    assert endings(stage, job) in ([32], [])  # [] if its own ending could not be written any more
+    assert endings(stage, job) in ([32], [])  # [] if it could no longer write its ending
 
 
 def test_a_job_whose_worker_cannot_connect_does_not_stay_in_starting(stage: Stage, wait_until: Wait) -> None:

@@ -19,7 +19,7 @@ def trace_of(*operators: tuple[float, dict[int, Mode]], sizes: tuple[int, ...], 
 
 def network(layers: int, activation_bytes: int = 1 << 20, latency_us: float = 100.0) -> Trace:
     """Build a training step of a chain of layers, every second with an in-place operator: 3.5 operators a layer.
-    The backward operator of a layer reads what went in and what came out; the updates stand at the end."""
+    The backward operator of a layer reads its input and its output; the updates stand at the end."""
     tensors: list[Tensor] = []
     operators: list[Operator] = []
 

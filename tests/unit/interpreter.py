@@ -1,7 +1,7 @@
 """A slow and simple interpreter of captured steps: it executes call after call and checks everything.
 
-What the trace says is held against what happens: layouts, sizes, which values share memory, which operators change
-which tensors, and that nothing is used before it is made or after its last access (it is thrown away then)."""
+It compares the trace with the execution: layouts, sizes, values that share memory, tensors that operators change, and
+that no tensor is used before its creation or after its last access, when it is deleted."""
 
 from __future__ import annotations
 

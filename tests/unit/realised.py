@@ -94,8 +94,8 @@ def observable(trace: Trace) -> Trace:
         hidden = access.mode == Mode.STATS and not trace.persistent[access.tensor]
         return Access(access.tensor, Mode.WRITE) if hidden else access
 
-    operators = [each._replace(accesses=tuple(map(seen, each.accesses))) for each in trace.operators]
-    return Trace.build(operators, [each._replace(bytes=max(each.bytes, 64)) for each in trace.tensors], trace.device)
+    operators = [row._replace(accesses=tuple(map(seen, row.accesses))) for row in trace.operators]
+    return Trace.build(operators, [row._replace(bytes=max(row.bytes, 64)) for row in trace.tensors], trace.device)
 
 
 def with_learning_rate(trace: Trace) -> Trace:

@@ -1,8 +1,7 @@
 """Small models that train in moments and cover the habits of real ones, for tests of capture and runtime.
 
-`NAMED` has those that a plan must never change a bit of (narrow versions of well-known networks, and one for each way
-of handling tensors that is easily got wrong); `OTHERS` what else people build. Every case is made anew when asked for,
-from the seed given.
+`NAMED` has models for bitwise comparisons (narrow versions of well-known networks, and one for each error-prone way of
+handling tensors); `OTHERS` has further habits. Every case is built anew from the given seed.
 """
 
 from __future__ import annotations

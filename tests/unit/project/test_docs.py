@@ -30,7 +30,7 @@ C_SOURCES = sorted(REPOSITORY.glob("pg_tensile/csrc/*.c"))
 SQL_SOURCES = sorted(REPOSITORY.glob("sql/**/*.sql"))
 WORKER_SOURCES = sorted(REPOSITORY.glob("pyworker/**/*.py"))
 LIBRARY_SOURCES = sorted(REPOSITORY.glob("pg_tensile/**/*.py"))
-NEVER_SEEN = {"39P01"}  # of a private trigger function that nobody may call
+NEVER_SEEN = {"39P01"}  # raised by a private trigger function that cannot be called
 # SQLSTATEs that are written down as such: five digits or capitals, a digit among them; '' is a quote in a text
 CODE = re.compile(r"""(?<!')["']((?=[A-Z]*[0-9])[0-9A-Z]{5})["']""")
 
@@ -107,7 +107,7 @@ def test_messages_in_operations_are_those_of_the_sources() -> None:
     assert len(messages) > 20
     for message in messages:
         for part in filter(None, (part.strip() for part in message.split("…"))):
-            assert part in said, f"{message}: nobody says {part!r}"
+            assert part in said, f"{message}: {part!r} is in no source"
 
 
 # ---- the policy -----------------------------------------------------------------------------------------------------

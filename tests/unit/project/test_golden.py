@@ -1,7 +1,6 @@
 """Plans, timelines, an explanation and a report page, compared with hashes of earlier ones.
 
-A change that is to leave behaviour as it is leaves these hashes as they are. One that is to alter it writes them anew,
-and its commit says why:
+A change that keeps behaviour keeps these hashes. A change of behaviour rewrites them, and its commit says why:
 
     .venv/bin/python -m tests.unit.project.test_golden
 

@@ -1,0 +1,202 @@
+"""Sessions of explain_training: cancellation, job slots, isolation and leftovers."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from tests.server.explaining import backend, explain, explained
+from tests.server.support import (
+    FOREVER,
+    ROWS,
+    Connection,
+    Wait,
+    alive,
+    children,
+    phase,
+    python_model,
+    register,
+    submit,
+    value,
+)
+
+# -- ends -------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def explaining(conn: Connection, **arguments: Any) -> Iterator[list[BaseException]]:
+    """Call explain_training in a thread, which appends its error to `errors`."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            explain(conn, **arguments)
+        except psycopg.Error as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield errors
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+SLOW_QUERY = f"SELECT q.*, pg_sleep(1) IS NULL AS slow FROM ({ROWS}) q"
+
+
+@pytest.mark.parametrize("busy_with", ["query", "model"])
+def test_cancel_ends_the_executor_at_once(
+    db: Connection, connect: Callable[..., Connection], wait_until: Wait, busy_with: str
+) -> None:
+    register(db, "m", python_model(on_build="time.sleep(1000)" if busy_with == "model" else ""))
+    conn = connect()
+    conn.execute(f"SET search_path = {value(db, 'SELECT current_schema()')}, public")
+    pid = backend(conn)
+    with explaining(conn, query=SLOW_QUERY if busy_with == "query" else ROWS) as errors:
+        executor = wait_until(lambda: next(iter(children(pid)), None))
+        wait_until(lambda: value(db, "SELECT wait_event FROM pg_stat_activity WHERE pid = %s", pid) is not None)
+        time.sleep(1)  # until the query or the model's code runs
+        db.execute("SELECT pg_cancel_backend(%s)", (pid,))
+    (error,) = errors
+    assert isinstance(error, psycopg.errors.QueryCanceled)
+    assert "user request" in str(error)
+    wait_until(lambda: not alive(executor))
+    assert value(conn, "SELECT 1") == 1
+
+
+def test_statement_timeout(db: Connection) -> None:
+    register(db, "m", python_model(on_build="time.sleep(1000)"))
+    db.execute("SET statement_timeout = '3s'")
+    with pytest.raises(psycopg.errors.QueryCanceled, match="statement timeout"):
+        explain(db)
+    db.execute("RESET statement_timeout")
+    assert not children(backend(db))
+
+
+def test_the_executor_ends_with_its_session(
+    db: Connection, connect: Callable[..., Connection], wait_until: Wait
+) -> None:
+    register(db, "m", python_model(on_build="time.sleep(1000)"))
+    conn = connect()
+    pid = backend(conn)
+    with explaining(conn) as errors:
+        executor = wait_until(lambda: next(iter(children(pid)), None))
+        db.execute("SELECT pg_terminate_backend(%s)", (pid,))
+    assert len(errors) == 1
+    wait_until(lambda: not alive(executor))
+
+
+def test_several_sessions_explain_at_once(db: Connection, connect: Callable[..., Connection]) -> None:
+    register(db, "m")
+    sessions = [connect() for _ in range(3)]
+    explanations: list[list[str]] = []
+    threads = [threading.Thread(target=lambda conn=conn: explanations.append(explain(conn))) for conn in sessions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(explanations) == 3
+    assert len({lines[0] for lines in explanations}) == 1
+
+
+def test_an_explanation_takes_a_job_slot_and_gives_it_back(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    cluster = fresh_cluster({"pg_tensile.max_jobs": 1})
+    with cluster.connect() as db, cluster.connect() as conn:
+        running = submit(db, "busy", python_model(), epochs=FOREVER)
+        register(db, "m", python_model(on_build="time.sleep(1000)"))
+        register(db, "wrong", python_model(on_build="raise ValueError('no')"))
+        wait_until(lambda: phase(db, running) == "training")
+        with pytest.raises(psycopg.errors.InsufficientResources, match="no job slot is free") as caught:
+            explain(conn)
+        assert "pg_tensile.max_jobs" in (caught.value.diag.message_hint or "")
+        db.execute("SELECT cancel_job(%s)", (running,))
+        for _ in range(2):  # an error frees the slot
+
+            def refused() -> bool:
+                try:
+                    explain(conn, "wrong")
+                except psycopg.errors.InsufficientResources:
+                    return False  # the job's worker is exiting
+                except psycopg.Error as error:
+                    assert "no" in str(error)
+                return True
+
+            wait_until(refused)
+        pid = backend(conn)
+        with explaining(conn) as errors:
+            wait_until(lambda: next(iter(children(pid)), None))
+            waits = submit(db, "waits", python_model())
+            with cluster.connect() as other, pytest.raises(psycopg.errors.InsufficientResources):
+                explain(other)
+            assert value(db, "SELECT state FROM tensile.jobs WHERE id = %s", waits) == "queued"
+            assert value(db, "SELECT count(*) FROM tensile._progress()") == 0
+            db.execute("SELECT pg_terminate_backend(%s)", (pid,))
+        assert len(errors) == 1
+        assert value(db, "SELECT wait_for_job(%s, '60 s')", waits) == "finished", "the slot is free again"
+
+
+# -- attacks ----------------------------------------------------------------------------------------------------------
+
+
+def test_sessions_cannot_start_an_executor_with_their_own_spec(grantee: Connection) -> None:
+    spec = Jsonb({"architecture": {"type": "python", "source": "import os; os.abort()"}, "options": {}})
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for function _explain"):
+        grantee.execute("SELECT tensile._explain(%s, '/tmp')", (spec,))
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for function _explain_training"):
+        grantee.execute(
+            "SELECT tensile._explain_training(0, 'm', '', '', 1, 1, 'sgd', 1, 0, 0, NULL, NULL, 0, '{}', '')"
+        )
+    for private in ("tensile._explain_wait(-1, 0, false)", "tensile._explain_feed(0)"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            grantee.execute(f"SELECT {private}")
+
+
+@pytest.mark.parametrize(
+    ("attempt", "sqlstate"),
+    [
+        ("tensile._explain_wait(-1, 0, false)", "42501"),
+        ("tensile._explain_feed(3)", "42501"),
+        ("explain_training('m', 'SELECT 1 AS a, 2 AS y', 'y')", "55000"),
+    ],
+)
+def test_the_query_of_an_explanation_cannot_use_what_the_explanation_may(
+    grantee: Connection, attempt: str, sqlstate: str
+) -> None:
+    body = sql.Literal(f"BEGIN PERFORM {attempt}; RETURN 1; END")
+    grantee.execute(sql.SQL("CREATE FUNCTION attempt() RETURNS int LANGUAGE plpgsql AS {}").format(body))
+    with pytest.raises(psycopg.Error) as caught:
+        explain(grantee, query=f"SELECT attempt() AS z, q.* FROM ({ROWS}) q")
+    assert caught.value.sqlstate == sqlstate
+
+
+def test_others_jobs_are_not_shown(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
+    """The sums include other roles' jobs without naming them."""
+    with fresh_cluster().connect() as conn:
+        job = submit(conn, "secret_model", {"type": "mlp", "hidden": [8]}, epochs=FOREVER)
+        wait_until(lambda: phase(conn, job) == "training")
+        conn.execute("CREATE ROLE mallory LOGIN IN ROLE tensile_user")
+        register(conn, "m")
+        conn.execute("SELECT grant_model('m', 'mallory', 'train')")
+        conn.execute("SET ROLE mallory")
+        explanation = explained(conn)
+        conn.execute("RESET ROLE")
+        conn.execute("SELECT cancel_job(%s)", (job,))
+    assert explanation["admission"]["running"] == 1
+    assert "secret_model" not in json.dumps(explanation)
+
+
+def test_nothing_is_left_in_the_file_system(db: Connection, cluster: Any) -> None:
+    register(db, "m")
+    explain(db)
+    assert os.listdir(cluster.data / "base" / "pgsql_tmp") == []
+    assert not (cluster.data / "pg_tensile").exists()
