@@ -1,4 +1,7 @@
-"""The paper's tables and figures, and what stands beside them, as the command measures them."""
+"""The paper's tables and figures, and what stands beside them, as the command measures them.
+
+Long: experiments are run as the command runs them, in processes of their own.
+"""
 
 from __future__ import annotations
 
@@ -27,6 +30,8 @@ from pg_tensile.tools.bench.options import DeviceChoice
 from pg_tensile.tools.bench.progress import Progress
 from pg_tensile.tools.cli.bench import parse
 from pg_tensile.tools.cli.main import main
+
+pytestmark = pytest.mark.long
 
 HOST = DeviceChoice("host")
 TINY = (*networks.SMALL_RESNET.arguments(2), "--rounds", "1", "--warmup", "0", "--iterations", "1", "--light")

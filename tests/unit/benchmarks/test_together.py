@@ -1,4 +1,7 @@
-"""Several jobs at once: real processes, each with a model of its own."""
+"""Several jobs at once: real processes, each with a model of its own.
+
+Long: each test starts processes that import PyTorch and train.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,8 @@ from pg_tensile.tools.bench.options import CHECKPOINT, SAVE_ON_CPU, VANILLA, Ben
 from pg_tensile.tools.bench.progress import Progress
 from pg_tensile.tools.cli.bench import parse
 from tests.unit.graphs import chain
+
+pytestmark = pytest.mark.long
 
 MODELS = '''
 import os

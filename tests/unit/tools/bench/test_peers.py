@@ -1,4 +1,7 @@
-"""PyTorch's own means of saving memory in `pg-tensile bench`: what they take, whether they are right, how they fail."""
+"""PyTorch's own means of saving memory in `pg-tensile bench`: what they take, whether they are right, how they fail.
+
+Long: each test trains under several means, in processes of their own.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,8 @@ from pg_tensile.tools.bench.contenders import same_bits
 from pg_tensile.tools.bench.peers import HostSaver, PeakObserver, blocks, gradient_difference
 from pg_tensile.tools.bench.workload import find_callable
 from pg_tensile.tools.cli.main import main
+
+pytestmark = pytest.mark.long
 
 MODELS = '''
 """Networks of blocks; most of what a step takes are activations."""
