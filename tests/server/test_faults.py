@@ -48,8 +48,8 @@ DEATHS = {
 }
 
 
-# Each death in training, and one in each other phase. sys.exit while the model is built is an error of the architecture,
-# like any exception there.
+# Each death in training, and one in each other phase. sys.exit while the model is built is an error of the
+# architecture, like any exception there.
 @pytest.mark.parametrize(
     ("death", "moment"),
     [*product(DEATHS, ["training"]), ("SIGKILL", "building"), ("SIGKILL", "validating"), ("sys.exit", "validating")],
