@@ -174,7 +174,7 @@ def lead_of(largest: int, least: int, rows: int) -> tuple[int, ...]:
 
 
 class TimedSteps:
-    """The steps of a lead, measured and timed (training.Steps)."""
+    """The steps of a lead, measured and timed (trainer.Steps)."""
 
     def __init__(self, steps: PlannedSteps) -> None:
         self.model = steps.model

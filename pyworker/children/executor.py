@@ -74,7 +74,7 @@ class Prepared(NamedTuple):
 
 
 class Executor:
-    """One job that is trained; also the run's observer (`pg_tensile.execution.training.trainer.Observer`)."""
+    """One job that is trained; also the run's observer (`pg_tensile.execution.training.observer.Observer`)."""
 
     def __init__(self, channel: Channel, libraries: Future[None]) -> None:
         self._channel = channel

@@ -15,7 +15,7 @@ class Request(NamedTuple):
     `uncaptured` is the reason why there are no graphs. `calibrated` means that latencies come from the device's models,
     `workspaces` that the traces have them, and `approximate` is the reason why the numbers are not the device's.
     `choice` is that of the batch size, if it was left open: `batch_size, learning_rate, law, base_rate, candidates`
-    (fields of batchsize.Candidate, the chosen one first). `compression` of swaps is auto or a codec; None means none.
+    (fields of choose.Candidate, the chosen one first). `compression` of swaps is auto or a codec; None means none.
     """
 
     model: str
