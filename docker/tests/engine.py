@@ -23,7 +23,7 @@ HOST_NETWORK = bool(os.environ["PG_TENSILE_HOST_NETWORK"])  # containers listen 
 
 
 def call(*arguments: str, timeout: float = 60) -> str:
-    """What the engine prints; a test fails when the engine does."""
+    """Return the output of the engine; the test fails if the engine does."""
     done = subprocess.run([ENGINE, *arguments], capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, f"{ENGINE} {' '.join(arguments)}: {done.stderr or done.stdout}"
     return done.stdout
@@ -81,7 +81,7 @@ class Server:
         return self.healthy()
 
     def healthy(self) -> bool:
-        """What the image's health check says: asked by Docker each second, by hand with Podman."""
+        """Return the result of the image's health check, which Docker runs each second and Podman on request."""
         if ENGINE == "docker":
             return self.inspect("State.Health.Status") == "healthy"
         return subprocess.run([ENGINE, "healthcheck", "run", self.name], capture_output=True).returncode == 0

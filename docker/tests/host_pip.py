@@ -1,4 +1,4 @@
-"""What pip is told on this machine, as mounts for the build of an image: the index, local wheels, the CA bundle.
+"""This machine's configuration of pip as mounts for the build of an image: the index, local wheels, the CA bundle.
 
     python docker/tests/host_pip.py FOLDER
 

@@ -46,7 +46,7 @@ def setting(value: str) -> tuple[str, ...]:
 
 
 def history(server: Server, epochs: int) -> str:
-    """What is known of the second job's first epochs, with the time at which it was written."""
+    """Return the rows of the second job's first epochs, with the times at which they were written."""
     return server.psql(f"SELECT * FROM tensile.epoch_metrics WHERE job = 2 AND epoch <= {epochs} ORDER BY epoch, split")
 
 
@@ -96,7 +96,7 @@ def server() -> Iterator[Server]:
 
 
 class Before(NamedTuple):
-    """What was so before the server was killed."""
+    """State of the database before the server was killed."""
 
     predictions: str
     checkpoint: int  # epochs that the second job's checkpoint had

@@ -1,4 +1,4 @@
-"""What the demo sends to the server: tables, models, training, and questions about them."""
+"""SQL of the demo: tables, models, training, and queries about them."""
 
 from __future__ import annotations
 

@@ -374,7 +374,7 @@ def crowd(stage: Stage, wait_until: Wait) -> Iterator[list[int]]:
 @pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_refresh_takes_less_than_ten_milliseconds_of_the_server(stage: Stage, crowd: list[int]) -> None:
-    """That is less than 1 % of a core at one refresh a second. The first refreshes, which plan the query, do not count.
+    """Less than 1 % of a core at one refresh a second. The first refreshes, which plan the query, do not count.
 
     Long: many refreshes are averaged.
     """

@@ -1,5 +1,5 @@
-"""What only a clone of the repository has, in its folder benchmarks/: the paper's experiments, and the search for the
-best plan of a small trace, which is the policy `optimum` of the command."""
+"""Parts of the command that only a clone of the repository has, in its folder benchmarks/: the paper's experiments, and
+the search for the best plan of a small trace, which is the policy `optimum`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make bench` tells: who is ahead, and the tables."""
+"""Output of `make bench`: the leading method, and the tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the benchmarks hold against their rows, and how a run goes on where it was."""
+"""Checks of benchmarks' rows, and continuation of a stopped run."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_bench_core_sees_what_does_not_hold():
 
 
 def tensile_row(**values: Any) -> dict[str, Any]:
-    """Of a network of the paper's, as bench-tensile reads it."""
+    """Return the row of one of the paper's networks, as bench-tensile reads it."""
     row = Row("m", "joint", "host", 16, label="joint", budget="73%", latencies="measured", keywords={"lanes": 1})
     memory = {"vanilla_peak_bytes": 1000, "peak_bytes": 725, "device_peak_bytes": 730, "budget_bytes": 730}
     times = {"step_ms_median": 1149.0, "vanilla_step_ms_median": 1000.0, "bit_identical": True}

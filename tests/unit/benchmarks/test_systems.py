@@ -1,4 +1,4 @@
-"""What the benchmarks of three more systems and of the server hold against their rows."""
+"""Checks of the rows of the benchmarks of three more systems and of the server."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_goals_in_the_server_that_are_missed_are_seen() -> None:
 
 
 def test_results_and_pages_are_no_change_of_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a benchmark writes while it runs does not make its revision one with changes."""
+    """Files that a benchmark writes while it runs do not count as changes of its revision."""
     paths = [tmp_path / name for name in ("benchmarks/results/a.json", "docs/page.md", "benchmarks/a.py")]
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -316,7 +316,7 @@ def at_rest(processes: Jobs) -> list[int]:
 
 
 def left_over(processes: Jobs, before: list[int]) -> list[int]:
-    """How many threads there are that were not there before, once there are none, or after ten seconds."""
+    """Return the number of new threads, as soon as it is 0, or after ten seconds."""
     ends = time.monotonic() + 10
     while any(left := [max(0, now - then) for now, then in zip(threads(processes), before, strict=True)]):
         if time.monotonic() > ends:

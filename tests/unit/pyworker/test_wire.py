@@ -37,7 +37,7 @@ def stream(*sent: Frame) -> bytes:
 
 
 def decoded(data: bytes, cuts: list[int] | None = None) -> list[Frame]:
-    """What a decoder makes of `data` received in pieces of the sizes in `cuts`, then the rest."""
+    """Return the frames that a decoder reads from `data`, received in pieces of the sizes in `cuts`, then the rest."""
     decoder = Decoder()
     found = []
     position = 0

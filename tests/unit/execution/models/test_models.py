@@ -69,7 +69,7 @@ def images(count: int = 400) -> Rows:
 
 
 def sentences(count: int = 400) -> Rows:
-    """How many tokens are 7?"""
+    """Return sentences labelled with the number of tokens that are 7."""
     tokens = [RNG.integers(1, 9, RNG.integers(1, 12)).tolist() for _ in range(count)]
     return Rows({"t": ("int4[]", tokens), "y": ("float8", [row.count(7) / len(row) for row in tokens])})
 

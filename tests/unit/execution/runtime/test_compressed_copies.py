@@ -203,7 +203,7 @@ class Rectified(nn.Module):
 
 
 def test_an_executor_tells_how_sparse_what_it_swaps_out_is():
-    """Of an activation of 8 MiB, which is sampled, and of all others that are swapped out."""
+    """Its statistics cover an activation of 8 MiB, which is sampled, and all others that are swapped out."""
     torch.manual_seed(0)
     model, x, y = Rectified(), torch.randn(512, 64), torch.randint(0, 10, (512,))
     spec = StepSpec(F.cross_entropy, OptimizerSpec("sgd", 0.0))

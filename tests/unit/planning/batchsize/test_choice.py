@@ -17,7 +17,7 @@ BUDGET = 1_000_000
 
 
 def candidates(samples_per_s: Callable[[int], float], row_bytes: int) -> Callable[[int], Candidate]:
-    """What is predicted for a job of that throughput, whose memory grows with the batch."""
+    """Return the predictions for a job of that throughput, whose memory grows with the batch."""
 
     def predict(size: int) -> Candidate:
         nbytes, rate = 1000 + row_bytes * size, samples_per_s(size)

@@ -27,7 +27,7 @@ CONVOLUTION, RELU = "aten.convolution.default", "aten.relu.default"
 
 
 def convolution(batch: int, channels: int, filters: int, size: int, load: float = 0.0) -> Sample:
-    """Of 3 × 3: the more channels, the closer to the device's rate; slower under load."""
+    """Return a sample of a 3 × 3 convolution: more channels come closer to the device's rate, load slows it down."""
     flops = 2 * batch * channels * filters * size * size * 9
     traffic = 4 * (batch * (channels + filters) * size * size + channels * filters * 9)
     efficiency = 0.8 * channels / (channels + 60) * filters / (filters + 30)
@@ -117,7 +117,7 @@ def test_far_from_what_was_measured_the_roofline_stands():
 
 
 def test_a_device_measured_again_is_predicted_alike():
-    """What the models know does not change with another measurement of its rates."""
+    """Models are independent of another measurement of the device's rates."""
     trace = trace_of(shapes((2,), (16,), (0.0,)))
     again = replace(DEVICE, flops_per_s=2e11, bytes_per_s=1e10, launch_us=9.0)
     assert trained().predict(trace, DEVICE)[1:-1] == pytest.approx(trained().predict(trace, again)[1:-1])

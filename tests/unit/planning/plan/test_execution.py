@@ -1,4 +1,5 @@
-"""What a plan means: steps, residency, actions by hand on a small chain; on random graphs as the oracle says."""
+"""Meaning of a plan: steps, residency and actions, worked out by hand on a small chain and compared with the oracle on
+random graphs."""
 
 from __future__ import annotations
 

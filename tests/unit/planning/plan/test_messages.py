@@ -1,4 +1,4 @@
-"""What a plan breaks: every way, by operator, tensor and event, in words."""
+"""Messages about invalid plans: every way to break one, by operator, tensor and event."""
 
 from __future__ import annotations
 

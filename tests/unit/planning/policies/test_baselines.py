@@ -158,7 +158,7 @@ def test_what_several_layers_read_goes_with_the_last_of_them():
 
 
 def test_operators_of_a_module_are_one_layer():
-    """What a layer makes and reads itself is none of its inputs; its input goes while all of its operators run."""
+    """A tensor that a layer creates and reads is not one of its inputs; its input is swapped while all its operators run."""
     trace = iteration(
         ("block", "matmul", 1, {0: READ, 1: READ, 2: CREATE}),
         ("block", "mask", 1, {2: READ, 3: CREATE}),

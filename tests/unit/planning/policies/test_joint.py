@@ -527,7 +527,7 @@ def test_a_lane_gives_every_time_once_and_the_nearest_first(us, requests):
 
 
 def test_transfers_start_in_time_where_there_is_room():
-    """What leaves and comes back on the spot gets the time that nothing else needs."""
+    """Transfers that must end where they begin get the time that no other transfer needs."""
     trace = chain(3000.0)
     rows = relaxed_swap_all(trace, 30 * MIB)
     assert rows is not None and timeline(trace, rows).stall_us > 1000

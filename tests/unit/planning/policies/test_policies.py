@@ -1,4 +1,4 @@
-"""What holds for all policies, and the simple ones: none, swap_all, recompute_all."""
+"""Properties of all policies, and the simple policies: none, swap_all, recompute_all."""
 
 from __future__ import annotations
 
@@ -253,5 +253,5 @@ def test_the_steps_of_an_iteration_are_bounded():
 
 
 def repeated(trace: Trace) -> int:
-    """How many steps of recompute_all's plan repeat an operator."""
+    """Return the number of steps of recompute_all's plan that execute an operator again."""
     return len(AccessSequence(trace, planned("recompute_all", trace)).steps) - trace.operator_count

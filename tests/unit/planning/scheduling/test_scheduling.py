@@ -120,7 +120,7 @@ def crowds(draw: st.DrawFn) -> tuple[DeviceState, list[JobState]]:
 
 
 def check(state: DeviceState, jobs: list[JobState], schedule: Schedule) -> None:
-    """What must hold of every schedule of jobs that have nothing yet."""
+    """Check the properties of every schedule of jobs without grants."""
     assert schedule.decisions.keys() == {each.job for each in jobs}
     overheads = sum(each.overhead_bytes for each in jobs)
     total = 0

@@ -94,7 +94,7 @@ class Process:
         return frame
 
     def asked(self) -> Frame:
-        """What the predictor asks its supervisor for, behind what it says about its memory."""
+        """Return the predictor's next request to its supervisor, after its reports about memory."""
         while (frame := self.receive(self.supervisor)).type == FrameType.PROGRESS:
             pass
         return frame

@@ -9,7 +9,7 @@ from pyworker.version import VERSION
 
 
 class Plpy:
-    """What a supervisor needs of PL/Python where it asks for no tables."""
+    """Part of PL/Python that a supervisor needs as long as it reads no tables."""
 
     SPIError = RuntimeError
 

@@ -1,4 +1,4 @@
-"""What only a clone has, asked for where there is only the installed library."""
+"""Requests for parts that only a clone has, where only the library is installed."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class Clock(oracle.Machine):
         super().wait_out(moment, event)
 
     def out(self, moment: oracle.Moment, event: Event) -> None:
-        """What needs no copy and goes at once goes before anything is waited for."""
+        """A tensor that is freed at once without a copy leaves before any wait."""
         super().out(moment, event)
         if event.deadline == event.trigger and moment.event not in self.outcome.copies:
             super().wait_out(moment, event)

@@ -38,7 +38,7 @@ LARGEST = 5_000_000  # bytes of a page about 13,000 operators
 
 
 class Page(HTMLParser):
-    """What a browser makes of a page, as far as that can be told without one; fails where tags do not close."""
+    """Page as a browser would read it, as far as a parser can tell; fails where tags do not close."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)

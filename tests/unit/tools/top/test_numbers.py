@@ -1,4 +1,4 @@
-"""What `pg-tensile top` makes of numbers: rates, times to go, JSON, and texts and pictures of fixed widths."""
+"""Numbers in `pg-tensile top`: rates, remaining times, JSON, and texts and bars of fixed widths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.snapshots import HOSTILE, MB, NOW, QUEUED, new_job, new_snapshot
 
 
 def course(*samples, **always):
-    """Of a job that said these things, each with a heartbeat as `at`."""
+    """Return the history of a job that reported these values, each with a heartbeat as `at`."""
     found = Course()
     for sample in samples:
         at = sample.pop("at")

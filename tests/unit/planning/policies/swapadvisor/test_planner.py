@@ -110,7 +110,7 @@ def test_parameters_that_are_there_at_the_end_are_there_at_the_start():
 
 
 def test_a_class_takes_the_place_of_its_own():
-    """Of two small tensors and a large one that is needed last, a small one makes room for a third in its class."""
+    """A small tensor makes room for a third one of its class, not the large tensor that is needed last."""
     makes = [(10, {tensor: CREATE}) for tensor in (1, 2, 3, 4)]
     reads = [(10, {tensor: READ}) for tensor in (4, 2, 1, 3)]
     trace = trace_of(*makes, *reads, sizes=(0, 10, 10, 20, 10))

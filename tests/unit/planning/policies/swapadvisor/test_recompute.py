@@ -38,7 +38,7 @@ def lstm(*backward: dict[int, Mode], tanh_us: float = 1.0, forward: tuple[dict[i
 
 
 def events_of(trace: Trace, budget: int = 40) -> tuple[list[Event], list[Event]]:
-    """What is swapped, and then with recomputations; both valid."""
+    """Return the events of the swapping plan, and of the plan with recomputations; check both."""
     plan = decide(trace, UNIT, budget, None, 0.0)
     assert plan is not None
     other = with_recomputations(AccessSequence(trace, plan), UNIT, budget)
