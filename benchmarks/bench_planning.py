@@ -20,8 +20,9 @@ import numpy as np
 from benchmarks.tables import show_table
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.plan import memory
-from pg_tensile.planning.plan.execution import AccessSequence, validate
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
+from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import named_policy
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pg_tensile.planning.plan.execution import validate
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
+from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.trace.trace import Kind, Mode, Trace
 
 

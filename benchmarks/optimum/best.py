@@ -13,7 +13,7 @@ from pg_tensile.errors import BudgetError, InvalidPlanError, TensileError
 from pg_tensile.planning.bounds import check_budget, least_us
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency import roofline
-from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.memory import footprint_of
 from pg_tensile.planning.plan.plan import NO_EVENTS, EventKind, Plan
 from pg_tensile.planning.policies.building_blocks.transfer_times import schedule

@@ -8,7 +8,7 @@ import numpy as np
 
 from pg_tensile.planning.device.link import swap_us
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
-from pg_tensile.planning.trace.recompute import Recomputations
+from pg_tensile.planning.trace.recomputations import Recomputations
 from pg_tensile.planning.trace.trace import Mode, Trace
 
 

@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks.optimum.choices import Choices
 from benchmarks.optimum.rows import INFINITE, Rows, Solved
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
-from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.plan import EventKind, Plan
 from pg_tensile.planning.trace.trace import Trace
 

@@ -35,8 +35,8 @@ from pg_tensile.planning.compression.codec import Codec
 from pg_tensile.planning.compression.coding import Coding
 from pg_tensile.planning.compression.sparsity import coded_bytes
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.codecs import with_codecs
-from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, EventKind, Plan
 from pg_tensile.planning.policies import POLICIES

@@ -2,7 +2,7 @@
  * convert.c: SQL types that models can be trained on, and the conversions of
  * their values to float64 numbers and UTF-8 text.
  *
- * Training (pack_column.c) and prediction (features_tuple.c) convert values
+ * Training (training_column.c) and prediction (predict_features_tuple.c) convert values
  * with the same functions, so that a model sees the same numbers.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.

@@ -3,7 +3,7 @@
  * (tensile._feed) or in the session of explain_training (explain.c).
  *
  * The query runs with a DestReceiver that packs every row into a chunk
- * (pack.c) and writes every full chunk to the executor's socket (wire.c).  No
+ * (training_rows.c) and writes every full chunk to the executor's socket (wire.c).  No
  * row is kept.  The worker commits right afterwards, so that the snapshot
  * lives no longer than this call.
  *
@@ -37,7 +37,7 @@
 
 #include "explain.h"
 #include "guc.h"
-#include "pack.h"
+#include "training_rows.h"
 #include "process.h"
 #include "query.h"
 #include "slot.h"

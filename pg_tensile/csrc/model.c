@@ -35,7 +35,7 @@
 #include "utils/syscache.h"
 
 #include "extension.h"
-#include "features.h"
+#include "predict_features.h"
 #include "model.h"
 #include "models_generation.h"
 #include "owner.h"

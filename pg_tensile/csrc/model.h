@@ -6,7 +6,7 @@
 #ifndef TENSILE_MODEL_H
 #define TENSILE_MODEL_H
 
-#include "features.h"
+#include "predict_features.h"
 
 typedef enum ModelTask
 {

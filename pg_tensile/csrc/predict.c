@@ -25,7 +25,7 @@
 #include "utils/typcache.h"
 
 #include "compat.h"
-#include "features.h"
+#include "predict_features.h"
 #include "model.h"
 #include "models_generation.h"
 #include "owner.h"

@@ -2,7 +2,7 @@
  * predict_rows.c: predictions for every row of a query, in chunks.
  *
  * The query runs read only, as the caller, with a DestReceiver that packs its
- * rows (features.c).  A full chunk is sent while the predictor computes the
+ * rows (predict_features.c).  A full chunk is sent while the predictor computes the
  * one before, so at most two are under way.  Sending also receives
  * (predict_client_exchange), so that neither side blocks the other.
  *
@@ -27,7 +27,7 @@
 #include "utils/tuplestore.h"
 
 #include "extension.h"
-#include "features.h"
+#include "predict_features.h"
 #include "model.h"
 #include "owner.h"
 #include "predict_client.h"

@@ -13,10 +13,10 @@ from pg_tensile.errors import BudgetError
 from pg_tensile.planning.device.link import swap_us
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
 from pg_tensile.planning.latency import roofline
-from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.memory import floor_bytes
 from pg_tensile.planning.plan.plan import NO_EVENTS
-from pg_tensile.planning.trace.recompute import recomputable_versions
+from pg_tensile.planning.trace.recomputations import recomputable_versions
 from pg_tensile.planning.trace.trace import Bools, Floats, Int64s, Trace
 
 STRETCHES = 16  # of an iteration; in each, the operator that exceeds the peak by the most bytes gives a bound

@@ -8,9 +8,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from pg_tensile.planning.plan.execution import validate
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
+from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.trace.trace import Trace
 from pg_tensile.text import size
 from tests.server.pressure import BATCH_SIZE, STEPS, Lab, Sample

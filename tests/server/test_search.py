@@ -12,8 +12,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from pg_tensile.planning.plan.execution import validate
 from pg_tensile.planning.plan.plan import Plan
+from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.trace.trace import Trace
 from tests.server.pressure import Lab, Wait
 from tests.server.stage import processes

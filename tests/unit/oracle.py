@@ -1,6 +1,6 @@
 """A slow and simple interpreter of plans, with dictionaries (docs/library.md).
 
-It does not use plan/execution.py. `run` executes (trace, plan) by the rules on symbolic values: the result of an
+It does not use plan/access_sequence.py. `run` executes (trace, plan) by the rules on symbolic values: the result of an
 operator is a hash of the operator and of the values that it has read, so that errors propagate. It raises `Broken`
 where a rule is broken, an operator sees another value than without a plan, or the iteration does not end in the state
 in which it began. `perform` executes actions literally, without rules.

@@ -11,7 +11,7 @@ import numpy as np
 
 from pg_tensile.client.record import JobRecord, Planned
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
-from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.policies import POLICIES

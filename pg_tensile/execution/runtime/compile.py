@@ -14,8 +14,8 @@ import numpy as np
 
 from pg_tensile.execution.runtime.functions import Functions
 from pg_tensile.execution.runtime.program import ALLOCATE, Instruction, Program, Work
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.actions import Action, ActionKind
-from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.memory import Arena
 from pg_tensile.planning.plan.plan import EventKind
 from pg_tensile.planning.trace.trace import Kind, Mode, Trace

@@ -13,7 +13,7 @@ from pg_tensile.execution.runtime.functions import Functions, Values
 from pg_tensile.execution.runtime.measure import Measurement
 from pg_tensile.execution.runtime.metering import Meters
 from pg_tensile.execution.runtime.program import Program
-from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.following import transient_events
 from pg_tensile.planning.plan.memory import host_arena
 from pg_tensile.planning.plan.plan import Boundary, Plan

@@ -10,8 +10,8 @@ import numpy as np
 
 from pg_tensile.execution.runtime.swapper import Moved, Waited
 from pg_tensile.planning.device.profile import Direction
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.codecs import staging_bytes
-from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.trace.trace import Int32s, Int64s
 
 

@@ -29,7 +29,7 @@ from pg_tensile.execution.training.observer import Memory
 from pg_tensile.execution.training.settings import Settings
 from pg_tensile.execution.training.trainer import StepResult, StepsState
 from pg_tensile.planning.compression.sparsity import Statistics
-from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.following import following_plan
 from pg_tensile.planning.plan.memory import footprint, footprint_of
 from pg_tensile.planning.plan.plan import Plan

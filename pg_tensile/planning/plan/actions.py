@@ -1,7 +1,7 @@
 """Actions of (trace, plan), in the order in which a runtime executes them, and the transfers that they add up to.
 
-This is a part of execution.py, which defines the meaning: each action follows from an item and the state before or
-after it (residency.py), and stands in a slot of the item's step.
+This is a part of access_sequence.py, which defines the meaning: each action follows from an item and the state before
+or after it (residency.py), and stands in a slot of the item's step.
 """
 
 from __future__ import annotations

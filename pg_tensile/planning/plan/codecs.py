@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pg_tensile.planning.compression.coding import STAGING_BYTES
-from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.plan import EventKind, Plan
 from pg_tensile.planning.trace.trace import Trace
 

@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 
 from pg_tensile.errors import InvalidPlanError
-from pg_tensile.planning.plan.execution import AccessSequence, validate
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.memory import host_arena
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
+from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.trace.trace import Trace
 
 HOME_ALIGNMENT = 512  # bytes

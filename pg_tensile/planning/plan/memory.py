@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pg_tensile.planning.plan.access_sequence import AccessSequence, HostCopies
 from pg_tensile.planning.plan.codecs import staging_bytes
-from pg_tensile.planning.plan.execution import AccessSequence, HostCopies
 from pg_tensile.planning.plan.plan import NO_EVENTS, Plan
 from pg_tensile.planning.trace.trace import Int32s, Int64s, Trace
 

@@ -1,7 +1,7 @@
 """Messages for plans that are not valid on a trace, in a user's words.
 
-execution.py finds the first problem; this module describes it: the operator, the tensor, and why the tensor is not in
-the required state.
+access_sequence.py finds the first problem; this module describes it: the operator, the tensor, and why the tensor is
+not in the required state.
 """
 
 from __future__ import annotations

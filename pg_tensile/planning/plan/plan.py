@@ -1,8 +1,8 @@
 """Plans: which tensors are swapped, recomputed and released, and after which operators (TENSILE, section III-A).
 
 A plan consists of a generation, a list of events and an optional order of the operators; docs/library.md defines
-their meaning. Events are stored as the 32-byte rows of the plan table in shared memory, sorted by trigger. execution.py
-decides what a plan means on a trace and whether it may be executed.
+their meaning. Events are stored as the 32-byte rows of the plan table in shared memory, sorted by trigger.
+access_sequence.py decides what a plan means on a trace, validation.py whether it may be executed.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ Each tensor has a sequence of items (it is created, read, written, swapped, …)
 long as there is no problem, the state after an item follows from the item, from whether a swap of the tensor is in
 flight, and from the kind of the next item (a tensor that is not needed before it is recomputed or swapped in is freed).
 So all states are computed at once, by sorting and by sums over segments, without a loop over operators; and the first
-item that its state does not permit is the first problem. This is a part of execution.py, which defines the meaning.
+item that its state does not permit is the first problem. This is a part of access_sequence.py, which defines
+the meaning.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pg_tensile.planning.plan.plan import CODECS, EventKind, Plan
 from pg_tensile.planning.trace.columns import starts
-from pg_tensile.planning.trace.recompute import recomputable_versions
+from pg_tensile.planning.trace.recomputations import recomputable_versions
 from pg_tensile.planning.trace.trace import Int8s, Int32s, Int64s, Kind, Trace
 
 MAX_RECOMPUTED = 1 << 22  # accesses of all recompute steps together: bounds the memory that a plan can make us allocate

@@ -20,7 +20,7 @@ from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from pg_tensile.planning.policies.building_blocks.idle import IdleInterval, idle_intervals
 from pg_tensile.planning.trace.lists import Columns, Use
-from pg_tensile.planning.trace.recompute import Recomputations, recomputable_versions
+from pg_tensile.planning.trace.recomputations import Recomputations, recomputable_versions
 from pg_tensile.planning.trace.trace import Mode, Trace
 
 STEPS_PER_USE = 32  # recomputed steps that one use of one tensor may take

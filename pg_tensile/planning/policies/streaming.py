@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pg_tensile.planning.device.profile import Direction
-from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.policies.building_blocks.idle import idle_intervals
 from pg_tensile.planning.policies.building_blocks.keep import relaxed
 from pg_tensile.planning.policies.building_blocks.transfer_times import schedule

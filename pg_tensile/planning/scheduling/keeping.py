@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 
 from pg_tensile.errors import InvalidPlanError, PlanError
-from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.memory import footprint_of
 from pg_tensile.planning.plan.plan import NO_EVENTS, EventKind, Plan
 from pg_tensile.planning.scheduling.decisions import Failed, JobState, Kept, Planned

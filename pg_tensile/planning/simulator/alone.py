@@ -12,7 +12,7 @@ import numpy as np
 
 from pg_tensile.planning.device.link import Copy, Link, Request
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
-from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.trace.trace import Floats, Int64s
 
 

@@ -17,7 +17,7 @@ from pg_tensile.errors import InvalidPlanError, SimulationError
 from pg_tensile.planning.device.link import Copy, copy_stretch, copy_us, moved_bytes
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
 from pg_tensile.planning.latency import roofline
-from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.plan import Boundary, EventKind, Plan
 from pg_tensile.planning.trace.trace import Trace
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pg_tensile.planning.trace.recompute import Recomputations
+from pg_tensile.planning.trace.recomputations import Recomputations
 from pg_tensile.planning.trace.trace import Kind, Mode, Trace
 
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from pg_tensile.errors import SimulationError
 from pg_tensile.planning.device.profile import DeviceProfile
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.actions import ActionKind
-from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.memory import footprint_of
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate

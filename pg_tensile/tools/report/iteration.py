@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pg_tensile.errors import InvalidPlanError, TensileError
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.actions import ActionKind
-from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.simulator.simulator import Timeline
 from pg_tensile.planning.trace.trace import Trace

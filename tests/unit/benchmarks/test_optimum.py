@@ -18,10 +18,10 @@ from pg_tensile.errors import BudgetError, InvalidPlanError
 from pg_tensile.planning.bounds import least_us
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile, Direction
 from pg_tensile.planning.latency import roofline
-from pg_tensile.planning.plan.execution import validate
 from pg_tensile.planning.plan.memory import floor_bytes, footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.plan.steps import version_after
+from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.simulator.simulator import SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Kind, Mode, Trace

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import EventKind, Plan
 from pg_tensile.planning.policies.building_blocks.idle import idle_intervals

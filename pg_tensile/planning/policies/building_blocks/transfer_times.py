@@ -16,7 +16,7 @@ import numpy as np
 
 from pg_tensile.planning.device.link import swap_us
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
-from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.plan import EventKind, Plan
 
 AHEAD = 0.25  # fraction of its own time by which a swap-in is requested earlier than needed, where there is room

@@ -15,7 +15,7 @@ import numpy as np
 
 from pg_tensile.planning.device.link import copy_us, moved_bytes
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
-from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.plan import Plan
 from pg_tensile.planning.simulator.simulator import Timeline
 from pg_tensile.planning.trace.trace import Trace

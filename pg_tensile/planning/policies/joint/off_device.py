@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from pg_tensile.planning.policies.building_blocks.idle import IdleInterval, IdleIntervals
-from pg_tensile.planning.policies.building_blocks.recompute import LONGEST_RECOMPUTATION
+from pg_tensile.planning.policies.building_blocks.recompute_chains import LONGEST_RECOMPUTATION
 from pg_tensile.planning.trace.lists import Columns
 
 SMALL_INPUT = 4  # an input is kept for a recomputation if the tensor recomputed is at least this many times as large

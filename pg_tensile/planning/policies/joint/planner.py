@@ -22,8 +22,8 @@ from pg_tensile.errors import BudgetError
 from pg_tensile.planning.device.link import swap_us
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
 from pg_tensile.planning.latency import roofline
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.codecs import reserved_bytes, with_codecs
-from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.following import host_bytes
 from pg_tensile.planning.plan.memory import floor_bytes, footprint_of
 from pg_tensile.planning.plan.plan import NO_EVENTS, EventKind, Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pg_tensile.planning.trace.lists import Columns
-from pg_tensile.planning.trace.recompute import Recomputation
+from pg_tensile.planning.trace.recomputations import Recomputation
 
 
 class RecomputedGap:

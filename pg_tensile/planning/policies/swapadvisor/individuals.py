@@ -16,7 +16,7 @@ import numpy as np
 from pg_tensile.errors import InvalidPlanError
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency import roofline
-from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.memory import footprint_of
 from pg_tensile.planning.plan.order import in_order
 from pg_tensile.planning.plan.plan import Plan

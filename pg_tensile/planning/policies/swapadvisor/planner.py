@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pg_tensile.planning.device.profile import DeviceProfile
-from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.memory import footprint_of
 from pg_tensile.planning.plan.plan import EVENT_ROW, EventKind, Plan
 from pg_tensile.planning.policies.building_blocks.transfer_times import schedule

@@ -15,10 +15,10 @@ import numpy as np
 
 from pg_tensile.planning.device.link import swap_us
 from pg_tensile.planning.device.profile import DeviceProfile, Direction
-from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from pg_tensile.planning.trace.lists import Columns
-from pg_tensile.planning.trace.recompute import Recomputation
+from pg_tensile.planning.trace.recomputations import Recomputation
 
 CHEAP = 0.5  # most time of a recomputation, as a fraction of the time of the copy in
 

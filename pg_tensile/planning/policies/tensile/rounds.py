@@ -23,7 +23,7 @@ from pg_tensile.planning.plan.plan import EventKind, Plan
 from pg_tensile.planning.policies.building_blocks.cover import Cover
 from pg_tensile.planning.policies.building_blocks.idle import IdleInterval, IdleIntervals
 from pg_tensile.planning.policies.building_blocks.memory_profile import Peaks
-from pg_tensile.planning.policies.building_blocks.recompute import RecomputeChains
+from pg_tensile.planning.policies.building_blocks.recompute_chains import RecomputeChains
 from pg_tensile.planning.policies.coded import coded
 from pg_tensile.planning.policies.tensile.swaps import Link, Range, Swap, Swapping
 from pg_tensile.planning.trace.lists import Columns

@@ -19,7 +19,7 @@ from pg_tensile.errors import ExecutorError, OutOfDeviceMemoryError
 from pg_tensile.execution.runtime import loaded_graph as graph_module
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.host import HostDevice
-from pg_tensile.planning.plan.execution import AccessSequence, boundary
+from pg_tensile.planning.plan.access_sequence import AccessSequence, boundary
 from pg_tensile.planning.plan.following import host_bytes
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary

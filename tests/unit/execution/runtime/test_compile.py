@@ -16,8 +16,8 @@ from pg_tensile.execution.runtime.functions import Functions
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.runtime.program import ALLOCATE, Program
 from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.actions import ActionKind
-from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.memory import host_arena
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace

@@ -18,7 +18,7 @@ from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.runtime.measure import Meter, StorageObserver
 from pg_tensile.execution.runtime.state import training_state
-from pg_tensile.planning.plan.execution import AccessSequence, boundary
+from pg_tensile.planning.plan.access_sequence import AccessSequence, boundary
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS
 from tests.unit.executing import (

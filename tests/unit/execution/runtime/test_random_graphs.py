@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pg_tensile.execution.capture import Captured
 from pg_tensile.execution.runtime.executor import Executor
-from pg_tensile.planning.plan.execution import AccessSequence
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Trace
 from tests.unit.executing import (
     opened,

@@ -17,10 +17,11 @@ from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.runtime.record import IterationRecord
 from pg_tensile.execution.runtime.state import TrainingState
 from pg_tensile.planning.device.profile import RTX_A6000
+from pg_tensile.planning.plan.access_sequence import AccessSequence, boundary
 from pg_tensile.planning.plan.actions import ActionKind
-from pg_tensile.planning.plan.execution import AccessSequence, boundary, validate
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, Plan
+from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.trace.trace import Kind, Trace
 from tests.unit.graphs import mutate, random_plan, random_trace
 from tests.unit.oracle import Broken, perform

@@ -17,9 +17,10 @@ from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capt
 from pg_tensile.execution.capture.eager import EagerStep
 from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.state import counterparts
-from pg_tensile.planning.plan.execution import AccessSequence, boundary, validate
+from pg_tensile.planning.plan.access_sequence import AccessSequence, boundary
 from pg_tensile.planning.plan.following import following_plan, host_bytes, plan_around, reuse_plan
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
+from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.trace.trace import Kind, Trace
 from tests.unit.executing import (
     SIMPLE,

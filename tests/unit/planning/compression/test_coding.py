@@ -12,9 +12,9 @@ from pg_tensile.planning.compression.coding import CHUNK_BYTES, STAGING_BYTES, C
 from pg_tensile.planning.device.link import copy_us, moved_bytes, swap_us
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile, Direction
 from pg_tensile.planning.plan.codecs import has_codecs, with_codecs
-from pg_tensile.planning.plan.execution import validate
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import CODECS, NO_EVENTS, Event, EventKind, Plan
+from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.simulator.simulator import PlanChange, SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from benchmarks import bench_planning
 from pg_tensile.errors import InvalidPlanError
 from pg_tensile.planning.plan import memory as peak
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.actions import ActionKind
-from pg_tensile.planning.plan.execution import AccessSequence
 from pg_tensile.planning.plan.memory import Arena, HostCopy
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
 from pg_tensile.planning.trace.trace import Trace

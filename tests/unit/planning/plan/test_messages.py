@@ -7,9 +7,9 @@ import re
 import pytest
 
 from pg_tensile.errors import InvalidPlanError
-from pg_tensile.planning.plan.execution import validate
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from pg_tensile.planning.plan.steps import MAX_RECOMPUTED
+from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.trace.trace import Access, Kind, Operator, Phase, Tensor, Trace
 from tests.unit.graphs import CREATE, READ, WRITE, A, B, C, D, E, F, S, W, X, chain
 

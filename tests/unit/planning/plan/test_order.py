@@ -16,11 +16,12 @@ from pg_tensile.execution.runtime.executor import Executor
 from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.explain.numbers import recomputed_tensors, swapped_tensors
-from pg_tensile.planning.plan.execution import AccessSequence, boundary, validate
+from pg_tensile.planning.plan.access_sequence import AccessSequence, boundary
 from pg_tensile.planning.plan.following import host_bytes, reuse_plan, transient_events
 from pg_tensile.planning.plan.memory import footprint, host_arena, live_tensors
 from pg_tensile.planning.plan.order import as_executed, check_order, dependencies, in_order
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
+from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.simulator.simulator import PlanChange, SimulatedJob, simulate
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace

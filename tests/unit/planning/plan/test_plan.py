@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pg_tensile.errors import InvalidPlanError, PlanError
-from pg_tensile.planning.plan.execution import boundary, validate
+from pg_tensile.planning.plan.access_sequence import boundary
 from pg_tensile.planning.plan.plan import EVENT_ROW, NO_EVENTS, Boundary, Event, EventKind, Plan
+from pg_tensile.planning.plan.validation import validate
 from tests.repository import REPOSITORY
 from tests.unit import graphs
 from tests.unit.graphs import A, F, S, W, chain

@@ -21,8 +21,9 @@ from pg_tensile.execution.runtime.state import training_state
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan import memory
-from pg_tensile.planning.plan.execution import AccessSequence, boundary, validate
+from pg_tensile.planning.plan.access_sequence import AccessSequence, boundary
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
+from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import capuchin, lru, vdnn
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.simulator.simulator import SimulatedJob, Timeline, simulate
@@ -158,7 +159,7 @@ def test_what_several_layers_read_goes_with_the_last_of_them():
 
 
 def test_operators_of_a_module_are_one_layer():
-    """A tensor that a layer creates and reads is not one of its inputs; its input is swapped while all its operators run."""
+    """A tensor that a layer creates and reads is not its input; its input is swapped while all its operators run."""
     trace = iteration(
         ("block", "matmul", 1, {0: READ, 1: READ, 2: CREATE}),
         ("block", "mask", 1, {2: READ, 3: CREATE}),

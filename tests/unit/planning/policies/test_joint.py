@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from pg_tensile.errors import BudgetError
 from pg_tensile.planning.device.profile import RTX_A6000, DeviceProfile, Direction
-from pg_tensile.planning.plan.execution import AccessSequence, validate
+from pg_tensile.planning.plan.access_sequence import AccessSequence
 from pg_tensile.planning.plan.memory import floor_bytes, footprint
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
+from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies.building_blocks.idle import idle_intervals
 from pg_tensile.planning.policies.building_blocks.keep import (
     least_bytes,

@@ -17,9 +17,9 @@ from pg_tensile.execution.runtime.host import HostDevice
 from pg_tensile.execution.runtime.measure import Meter, StorageObserver, allocator_peak
 from pg_tensile.execution.runtime.program import ALLOCATE
 from pg_tensile.planning.device.profile import A100_40GB
-from pg_tensile.planning.plan.execution import validate
 from pg_tensile.planning.plan.memory import footprint, host_arena
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
+from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.trace.trace import Trace
 from tests.swaps import delayed_swaps

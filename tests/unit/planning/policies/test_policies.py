@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from pg_tensile.errors import InvalidPlanError, UnknownPolicyError
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.plan import memory
-from pg_tensile.planning.plan.execution import AccessSequence, boundary, validate
+from pg_tensile.planning.plan.access_sequence import AccessSequence, boundary
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
+from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import POLICIES, named_policy, recompute_all
 from pg_tensile.planning.trace.trace import Kind, Mode, Trace
 from tests.unit.graphs import traces

@@ -12,9 +12,9 @@ from pg_tensile.planning.compression.codec_times import CodecTimes, Sample, fit
 from pg_tensile.planning.compression.coding import STAGING_BYTES
 from pg_tensile.planning.compression.sparsity import Statistics
 from pg_tensile.planning.device.profile import RTX_A6000
-from pg_tensile.planning.plan.execution import validate
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import EventKind, Plan
+from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.scheduling.decisions import DeviceState, Given, JobState, Kept, Planned, Schedule
 from pg_tensile.planning.scheduling.device_scheduler import DeviceScheduler

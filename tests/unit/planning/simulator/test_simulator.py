@@ -14,8 +14,8 @@ from pg_tensile.errors import InvalidPlanError, SimulationError
 from pg_tensile.planning.device.profile import RTX_A6000, Direction
 from pg_tensile.planning.latency import roofline
 from pg_tensile.planning.plan import memory
+from pg_tensile.planning.plan.access_sequence import AccessSequence, boundary
 from pg_tensile.planning.plan.actions import ActionKind
-from pg_tensile.planning.plan.execution import AccessSequence, boundary
 from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, Event, EventKind, Plan
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.simulator.simulator import (

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from pg_tensile.planning.device.profile import RTX_A6000
-from pg_tensile.planning.plan.execution import validate
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.plan import Plan
+from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
 from pg_tensile.planning.trace.trace import Trace
 from pyworker.child import FD_VARIABLE, PARENT_VARIABLE

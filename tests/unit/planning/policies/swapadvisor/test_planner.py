@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from pg_tensile.planning.device.profile import RTX_A6000
 from pg_tensile.planning.latency import roofline
-from pg_tensile.planning.plan.execution import AccessSequence, boundary, validate
+from pg_tensile.planning.plan.access_sequence import AccessSequence, boundary
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.order import in_order
 from pg_tensile.planning.plan.plan import EventKind, Plan
+from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.policies.lru import least_bytes
 from pg_tensile.planning.policies.swapadvisor.allocation import Allocation, distinct_sizes, scattered

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 
 from pg_tensile.errors import BudgetError, InvalidPlanError, SearchError
 from pg_tensile.planning.device.profile import RTX_A6000
-from pg_tensile.planning.plan.execution import validate
 from pg_tensile.planning.plan.following import host_bytes
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.plan.order import check_order
 from pg_tensile.planning.plan.plan import NO_EVENTS, Event, EventKind, Plan
+from pg_tensile.planning.plan.validation import validate
 from pg_tensile.planning.policies import POLICIES
 from pg_tensile.planning.policies.lru import least_bytes
 from pg_tensile.planning.policies.swapadvisor.individuals import Breeder, Individual, Scored

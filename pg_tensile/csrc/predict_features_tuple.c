@@ -1,5 +1,5 @@
 /*
- * features_tuple.c: features given as columns of a tuple.
+ * predict_features_tuple.c: features given as columns of a tuple.
  *
  * Each feature has a column of the same name, and a conversion that depends
  * on the column's type and the feature's kind.  Both are looked up once for a
@@ -19,7 +19,7 @@
 
 #include "compat.h"
 #include "convert.h"
-#include "features.h"
+#include "predict_features.h"
 #include "query.h"
 
 static void

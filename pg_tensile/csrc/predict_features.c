@@ -1,10 +1,10 @@
 /*
- * features.c: batches of feature rows in the predict layout
+ * predict_features.c: batches of feature rows in the predict layout
  * (docs/internals.md, "Features").
  *
  * A batch holds rows of a model's features grouped by kind: a matrix of
  * float64, codes of categories with a dictionary of the batch, and arrays.
- * Rows come from tuples (features_tuple.c) or jsonb (features_jsonb.c).  The
+ * Rows come from tuples (predict_features_tuple.c) or jsonb (predict_features_jsonb.c).  The
  * predictor applies what was fitted in training, so nothing here depends on a
  * model's weights, only on the names and kinds of its features.
  *
@@ -20,7 +20,7 @@
 #include "utils/memutils.h"
 
 #include "dictionary.h"
-#include "features.h"
+#include "predict_features.h"
 #include "wire.h"
 
 /* ---- rows ---- */

@@ -1,10 +1,10 @@
 /*
- * pack_column.h: the columns of a training chunk.
+ * training_column.h: the columns of a training chunk.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
-#ifndef TENSILE_PACK_COLUMN_H
-#define TENSILE_PACK_COLUMN_H
+#ifndef TENSILE_TRAINING_COLUMN_H
+#define TENSILE_TRAINING_COLUMN_H
 
 #include "access/tupdesc.h"
 

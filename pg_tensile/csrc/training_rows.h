@@ -1,10 +1,10 @@
 /*
- * pack.h: chunks of training rows (docs/internals.md, "Training columns").
+ * training_rows.h: chunks of training rows (docs/internals.md, "Training columns").
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
-#ifndef TENSILE_PACK_H
-#define TENSILE_PACK_H
+#ifndef TENSILE_TRAINING_ROWS_H
+#define TENSILE_TRAINING_ROWS_H
 
 #include "access/tupdesc.h"
 #include "executor/tuptable.h"

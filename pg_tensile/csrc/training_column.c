@@ -1,8 +1,8 @@
 /*
- * pack_column.c: the columns of a training chunk.
+ * training_column.c: the columns of a training chunk.
  *
  * Every column has a function that stores one value at its native width and
- * returns 64 bits of its content, of which the row's hash is made (pack.c).
+ * returns 64 bits of its content, of which the row's hash is made (training_rows.c).
  * Equal values have equal bits, whatever their dictionary code or row.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
@@ -23,7 +23,7 @@
 #include "compat.h"
 #include "convert.h"
 #include "dictionary.h"
-#include "pack_column.h"
+#include "training_column.h"
 
 static int
 wire_width(const char *wire_type)

@@ -1,7 +1,7 @@
 /*
- * pack.c: chunks of training rows (docs/internals.md, "Training columns").
+ * training_rows.c: chunks of training rows (docs/internals.md, "Training columns").
  *
- * A chunk of rows is packed column by column (pack_column.c).  The content of
+ * A chunk of rows is packed column by column (training_column.c).  The content of
  * a row's values, mixed with the numbers of their columns, makes the row's
  * hash, which depends neither on the order of rows nor on dictionary codes.
  * The child orders, splits and fingerprints rows by it.
@@ -20,8 +20,8 @@
 #include "utils/memutils.h"
 
 #include "dictionary.h"
-#include "pack.h"
-#include "pack_column.h"
+#include "training_rows.h"
+#include "training_column.h"
 #include "wire.h"
 
 TrainingPacker *

@@ -1,11 +1,11 @@
 /*
- * features.h: batches of feature rows in the predict layout
+ * predict_features.h: batches of feature rows in the predict layout
  * (docs/internals.md, "Features").
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
-#ifndef TENSILE_FEATURES_H
-#define TENSILE_FEATURES_H
+#ifndef TENSILE_PREDICT_FEATURES_H
+#define TENSILE_PREDICT_FEATURES_H
 
 #include "access/tupdesc.h"
 #include "lib/stringinfo.h"

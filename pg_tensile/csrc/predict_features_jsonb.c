@@ -1,8 +1,8 @@
 /*
- * features_jsonb.c: features given as a jsonb object.
+ * predict_features_jsonb.c: features given as a jsonb object.
  *
  * The object has one key for each feature, and no others.  Values become the
- * same numbers and strings as those of columns do (features_tuple.c).
+ * same numbers and strings as those of columns do (predict_features_tuple.c).
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
@@ -15,7 +15,7 @@
 #include "utils/timestamp.h"
 
 #include "convert.h"
-#include "features.h"
+#include "predict_features.h"
 #include "query.h"
 
 static const char *

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from pg_tensile.planning.plan.plan import Event, EventKind, Plan
 from pg_tensile.planning.plan.steps import Layout, lay_out
-from pg_tensile.planning.trace.recompute import Input, Recomputations, recomputable_versions, scratch_bytes
+from pg_tensile.planning.trace.recomputations import Input, Recomputations, recomputable_versions, scratch_bytes
 from pg_tensile.planning.trace.trace import Mode, Trace
 from tests.unit.graphs import A, B, C, D, E, F, S, W, X, chain, dice, random_trace
 from tests.unit.handmade import trace_of

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from benchmarks import bench_planning
 from pg_tensile.errors import InvalidPlanError
+from pg_tensile.planning.plan.access_sequence import AccessSequence, boundary
 from pg_tensile.planning.plan.actions import REQUESTING, WAITING, ActionKind
-from pg_tensile.planning.plan.execution import AccessSequence, boundary
 from pg_tensile.planning.plan.plan import NO_EVENTS, Boundary, Event, EventKind, Plan
 from pg_tensile.planning.trace.trace import Access, Kind, Mode, Operator, Phase, Tensor, Trace
 from tests.repository import REPOSITORY

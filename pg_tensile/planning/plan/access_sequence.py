@@ -37,7 +37,7 @@ from pg_tensile.planning.plan.residency import (
     track,
 )
 from pg_tensile.planning.plan.steps import FaultyEvent, Layout, find_fault, lay_out
-from pg_tensile.planning.trace.recompute import scratch_bytes
+from pg_tensile.planning.trace.recomputations import scratch_bytes
 from pg_tensile.planning.trace.trace import Bools, Int32s, Int64s, Trace
 
 
@@ -336,16 +336,6 @@ def boundary(trace: Trace, plan: Plan) -> Boundary:
     Raises InvalidPlanError if an event names an unknown tensor or operator.
     """
     return AccessSequence(trace, plan).boundary
-
-
-def validate(trace: Trace, plan: Plan, initial_state: Boundary | None = None, passive: bool = False) -> None:
-    """Raise InvalidPlanError, naming the first operator, tensor and event at which `plan` fails, unless it is valid.
-
-    The iteration starts from `initial_state`; None means the plan's own boundary state, in which every iteration ends.
-    With `passive`, tensors that are only on the host are swapped in when they are needed, as in the first iteration
-    after a change of plan.
-    """
-    AccessSequence(trace, plan, initial_state, passive).check()
 
 
 def _set(flags: Bools) -> frozenset[int]:

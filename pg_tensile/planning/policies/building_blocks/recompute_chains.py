@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pg_tensile.planning.plan.plan import Event, EventKind
 from pg_tensile.planning.policies.building_blocks.idle import IdleInterval, IdleIntervals
 from pg_tensile.planning.trace.lists import Columns
-from pg_tensile.planning.trace.recompute import Recomputation
+from pg_tensile.planning.trace.recomputations import Recomputation
 
 # Operators that one recomputation may execute, with those of its missing inputs: bounds the time that planning takes.
 # How the number was found is not recorded; `python -m benchmarks.bench_methods` measures its effect.
