@@ -271,7 +271,7 @@ def test_a_plan_that_loses_the_only_copy_is_refused(planned):
 
 def test_planning_needs_no_torch():
     """Nor does whoever draws graphs for tests."""
-    planning = ", ".join(f"pg_tensile.planning.{name}" for name in ("plan.execution", "plan.memory", "trace.format"))
+    planning = ", ".join(f"pg_tensile.planning.{name}" for name in ("plan.validation", "plan.memory", "trace.format"))
     modules = f"{planning}, tests.unit.graphs"
     program = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=REPOSITORY)
