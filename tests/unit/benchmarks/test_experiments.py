@@ -156,7 +156,7 @@ def test_a_case_that_does_not_run_is_a_row(tmp_path: Path) -> None:
 # ---- beside the best plan -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("network", networks.TINY[::3], ids=lambda network: network.title)
+@pytest.mark.parametrize("network", networks.TINY, ids=lambda network: network.title)
 def test_the_best_plan_can_be_searched_for(network, tmp_path):
     path = tmp_path / "rows.json"
     policies = ("--policies", "none,joint:budget=70%,optimum:budget=70%:limit_s=2", "--early-update")

@@ -119,6 +119,16 @@ class Flat(nn.Module):
         return self.head(x).kthvalue(7, 1).values
 
 
+def undecided():
+    """Another network in the first process than in all others."""
+    try:
+        with open("first", "x") as file:
+            file.write(str(os.getpid()))
+    except FileExistsError:
+        pass
+    return Net(4 if Path("first").read_text() == str(os.getpid()) else 5)
+
+
 def broken():
     raise ValueError("no such thing")
 '''
@@ -282,6 +292,16 @@ def test_a_peer_that_cannot_be_had_in_one_job_is_out_with_all(folder):
 # ---- the processes --------------------------------------------------------------------------------------------------
 
 
+def test_a_peer_that_fails_beside_others_is_out_and_the_others_go_on(folder):
+    names = "none,peer:checkpoint,swap_all"
+    jobs = [job("nets.py:Blocks", asked=names), job("nets.py:Tired")]
+    rows: list[Any] = run_together(jobs, jobs[0].policies, 2, 3, Progress())
+    none, tired, swapped = rows
+    assert tired.error == "job 2 failed: RuntimeError: I am tired" and tired.peak_bytes is None
+    for row in (none, swapped):
+        assert row.error is None and row.bit_identical and len(row.round_ms) == 2
+
+
 def ready(processes: Jobs) -> list[Measured]:
     measured = processes.measure()
     processes.share_link(RTX_A6000)
@@ -357,6 +377,13 @@ def test_jobs_that_are_the_same_are_measured_once(folder):
         assert vanilla.device_peak_bytes > vanilla.peak_bytes  # the workspaces are known in every process
         saved = processes.inspect(PEERS[1])
         assert saved[1] is saved[0] is not saved[2]
+
+
+def test_jobs_with_other_graphs_are_measured_each(folder):
+    with Jobs([job("nets.py:undecided"), job("nets.py:undecided")]) as processes:
+        first, second = processes.measure()
+    assert first.vanilla.fingerprint != second.vanilla.fingerprint
+    assert first.step_ms != second.step_ms and second.vanilla.latency_us[1:-1].min() > 0
 
 
 def test_a_job_that_cannot_be_measured_is_named(folder):
