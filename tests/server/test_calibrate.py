@@ -39,6 +39,7 @@ def uncalibrated(db: Connection) -> None:
 
 
 def test_a_fresh_database_is_calibrated(db: Connection, wait_until: Wait) -> None:
+    """Takes seconds: it measures for six."""
     job = calibrate(db, 6)
     progress = "SELECT phase, step, steps FROM tensile.progress WHERE job = %s AND step > 0"
     phase, step, steps = wait_until(lambda: db.execute(progress, (job,)).fetchone(), 120)
@@ -59,6 +60,7 @@ def test_a_fresh_database_is_calibrated(db: Connection, wait_until: Wait) -> Non
 
 
 def test_calibration_takes_its_memory_from_the_ledger(db: Connection, wait_until: Wait) -> None:
+    """Takes seconds: the workloads are prepared before memory is taken."""
     granted = "SELECT granted_bytes, budget_bytes FROM tensile.devices WHERE name = 'cpu'"
     job = calibrate(db, 600)
     held, budget = wait_until(lambda: db.execute(granted + " AND granted_bytes > 0").fetchone(), 120)
@@ -80,6 +82,7 @@ def test_a_calibration_fits_into_a_small_device(fresh_cluster: Any, wait_until: 
 
 
 def test_jobs_and_explanations_use_the_result_of_calibration(db: Connection) -> None:
+    """Takes seconds: it measures for three, then trains."""
     finish(db, calibrate(db), "5 min")
     register(db, "m")
     query = "SELECT 1.5 * i AS a, i % 3 AS y FROM generate_series(1, 200) i"
@@ -176,6 +179,7 @@ def test_waiting_in_the_same_transaction_is_refused(db: Connection) -> None:
 def test_calibration_needs_a_privilege(
     db: Connection, roles: Callable[..., str], connect: Callable[..., Connection]
 ) -> None:
+    """Takes seconds: it measures for three."""
     role = roles("user")
     conn = connect(role)
     with pytest.raises(psycopg.errors.InsufficientPrivilege, match="permission denied for function calibrate"):

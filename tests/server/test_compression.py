@@ -96,7 +96,10 @@ def lab(module_cluster: Any, wait_until: Wait) -> Iterator[Lab]:
 
 
 def test_compressed_tensors_are_shown_and_change_no_result(lab: Lab) -> None:
-    """This includes a job whose executor is killed."""
+    """This includes a job whose executor is killed.
+
+    Takes seconds: codecs are measured, and the job is killed and trained again without plans.
+    """
     assert value(lab.conn, "SELECT count(*) FROM tensile.codec_times") == 0
     job = lab.submit(compression="auto")
     rows = lab.await_compressed(job)

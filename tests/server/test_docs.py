@@ -128,6 +128,7 @@ def patient(document: Path, conn: Connection, wait_until: Wait) -> Iterator[Bloc
     [pytest.param(path, id=path.stem, marks=[pytest.mark.long] * (path.name in LONG)) for path in WITH_SQL],
 )
 def test_examples_work(document: Path, enter: Callable[[str], Connection], wait_until: Wait) -> None:
+    """Takes seconds: a reader's jobs are trained."""
     conn = enter(document.stem.lower())
     examples: Iterator[Block] = iter(blocks(document, "sql"))
     if not any("CREATE EXTENSION" in block.text for block in blocks(document, "sql")):

@@ -150,6 +150,7 @@ def test_a_child_that_takes_too_much_memory_fails_its_job(
 def test_an_executor_that_ignores_a_refusal_is_killed(
     fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row
 ) -> None:
+    """Takes seconds: the time-out of the executor passes."""
     cluster = fresh_cluster({"pg_tensile.executor_timeout": "8s"})
     deaf = """
         from pyworker.children import memory

@@ -101,6 +101,7 @@ MOMENTS: dict[str, tuple[dict[str, Any], Callable[[Connection, int], Any]]] = {
 def test_the_executor_is_killed(
     impatient_db: Connection, bystander: Connection, wait_until: Wait, job_row: Row, moment: str
 ) -> None:
+    """Takes seconds: the query that loads is slow on purpose, and is executed again."""
     arguments, when = MOMENTS[moment]
     with undisturbed(impatient_db, bystander):
         job = submit(impatient_db, "m", python_model(on_forward="if not self.training: time.sleep(0.7)"), **arguments)
@@ -122,6 +123,7 @@ def test_children_of_the_executor_die_with_it(impatient_db: Connection, wait_unt
 
 
 def test_a_hanging_executor_is_killed(fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row) -> None:
+    """Takes seconds: the time-out of the executor passes."""
     cluster = fresh_cluster({"pg_tensile.max_retries": 0, "pg_tensile.executor_timeout": "6s"})
     with cluster.connect() as db:
         job = submit(db, "m", MLP, epochs=FOREVER)

@@ -86,7 +86,10 @@ def test_the_largest_numbers_do_not_overflow_the_sums(stage: Stage, job: int, se
 
 
 def test_a_device_beyond_the_limit_changes_nothing(new_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    """The ledger holds 16 devices; the job that registers the seventeenth keeps its own."""
+    """The ledger holds 16 devices; the job that registers the seventeenth keeps its own.
+
+    Takes seconds: seventeen workers start.
+    """
     cluster = new_cluster({"pg_tensile.max_jobs": 17, "max_worker_processes": 30, "pg_tensile.plan_events": 1024})
     stage = Stage(cluster, wait_until)
     try:

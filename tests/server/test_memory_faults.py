@@ -16,7 +16,10 @@ from tests.server.support import FOREVER, alive, children, executor_pid, steps, 
 
 
 def test_memory_of_a_killed_job_goes_to_a_waiting_one_and_weights_stay_the_same(lab: Lab) -> None:
-    """Set memory for the minimal plans of two networks, not of three."""
+    """Set memory for the minimal plans of two networks, not of three.
+
+    Takes seconds: three jobs train to their end, one of them twice.
+    """
     lab.set_memory(2.8 * lab.sizes["mlp"].least)
     with lab.watch():
         jobs = [lab.submit("mlp", seed, options={"checkpoint_interval": 0}) for seed in (1, 2, 1)]

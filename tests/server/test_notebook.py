@@ -97,6 +97,7 @@ def test_the_notebook_in_the_repository_is_a_run_of_its_source() -> None:
 def test_the_notebook_runs_and_shows_what_the_one_in_the_repository_shows(
     cluster: Any, db: Connection, tmp_path: Path
 ) -> None:
+    """Takes seconds: it starts a kernel and trains."""
     schema = value(db, "SELECT current_schema")
     server = {"PGHOST": str(cluster.folder), "PGPORT": str(cluster.port), "PGUSER": "postgres"}
     server |= {"PGDATABASE": "postgres", "PGOPTIONS": f"-c search_path={schema},public"}

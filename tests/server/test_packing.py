@@ -162,6 +162,7 @@ for _name, _value in {
 @example(rows=[])
 @example(rows=[tuple(EXTREMES), (None,) * len(TYPES)])
 def test_every_value_of_every_type_arrives(types: Recorder, rows: list[tuple[Any, ...]]) -> None:
+    """Takes seconds: each example is a job."""
     types.conn.execute("TRUNCATE everything")
     values = ", ".join(f"%s::{kind.sql}" for kind in TYPES)
     with types.conn.cursor() as cursor:

@@ -61,6 +61,7 @@ def test_without_a_background_worker_a_job_stays_queued_and_logs_it_once(
     fresh_cluster: Callable[..., Any], wait_until: Wait
 ) -> None:
     # one is free beside launcher, controller, scheduler and logical replication launcher
+    """Takes seconds: the controller tries several times."""
     cluster = fresh_cluster({"max_worker_processes": 5, "max_parallel_workers": 0})
     with cluster.connect() as db:
         first = submit(db, "first", MLP, epochs=FOREVER)

@@ -107,7 +107,10 @@ def test_a_fast_stop_while_a_job_loads(fresh_cluster: Callable[..., Any], wait_u
 
 
 def test_a_fast_stop_saves_what_no_checkpoint_had(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    """The job is stopped within its first epoch, without a checkpoint so far."""
+    """The job is stopped within its first epoch, without a checkpoint so far.
+
+    Takes seconds: the server is restarted.
+    """
     cluster = fresh_cluster({"pg_tensile.checkpoint_interval": 0})
     with cluster.connect() as db:
         job = submit(db, "m", python_model(on_forward="time.sleep(0.01)"), epochs=1, batch_size=1)

@@ -354,7 +354,10 @@ def test_the_grant_of_a_plan_that_is_rejected_is_given_back(play):
 
 
 def test_a_trace_that_no_planner_survives_is_set_aside(play):
-    """The planner ends with an error for a device with a wrong description."""
+    """The planner ends with an error for a device with a wrong description.
+
+    Takes seconds: the planner is restarted after growing pauses.
+    """
     deadly, sound = play.job(), play.job()
     deadly.send_trace(device="cuda:0", described=profile() | {"unheard_of": 1})
     assert "planner died" in play.await_log("planner")[2]

@@ -202,6 +202,7 @@ class Unchecked(AccessSequence):
 @settings(MANY, max_examples=250)
 @given(randoms)
 def test_what_a_plan_loses_is_refused_and_shows_when_it_is_executed_all_the_same(random):
+    """Takes seconds: many plans are executed."""
     realised = realise(with_learning_rate(observable(random_trace(random))), random, view_share=0.0)
     trace = realised.trace
     plan = mutate(random, trace, random_plan(random, trace))

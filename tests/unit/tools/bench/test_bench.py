@@ -216,7 +216,10 @@ def test_early_updates_leave_vanilla_as_it_is(folder):
 
 
 def test_compressed_swaps_move_less_and_change_no_bit(folder, monkeypatch):
-    """The same plan without, with a codec for all, and with what is advised; codecs are measured once, on one size."""
+    """The same plan without, with a codec for all, and with what is advised; codecs are measured once, on one size.
+
+    Takes seconds: codecs are measured.
+    """
     calibrate = cache(partial(compression.calibrate, sizes=(1 << 18,), word_bytes=(4,)))
     monkeypatch.setattr(compression, "calibrate", calibrate)
     monkeypatch.setattr(measured, "CODEC_SECONDS", 0.1)
