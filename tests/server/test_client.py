@@ -206,7 +206,7 @@ def test_models_and_jobs_are_listed(client: Client, trained: int) -> None:
 
 
 def test_versions_are_dropped_on_demand_and_by_a_retention(client: Client) -> None:
-    """Takes seconds: five versions are trained."""
+    """Takes seconds: several versions are trained."""
     client.register("kept", MLP)
 
     def train() -> None:

@@ -118,7 +118,7 @@ def test_a_model_that_is_being_trained(db: Connection, wait_until: Wait) -> None
 
 
 def test_an_explanation_waits_for_memory_that_others_need(fresh_cluster: Callable[..., Any], wait_until: Wait) -> None:
-    """Takes seconds: two jobs run until they have plans."""
+    """Takes seconds: a job trains for epochs while models are explained."""
     cluster = fresh_cluster({"pg_tensile.device_memory": "64MB"})
     with cluster.connect() as conn:
         job = submit(conn, "large", {"type": "mlp", "hidden": [8]}, epochs=FOREVER, policy="none", memory_budget="62MB")

@@ -101,7 +101,7 @@ MOMENTS: dict[str, tuple[dict[str, Any], Callable[[Connection, int], Any]]] = {
 def test_the_executor_is_killed(
     impatient_db: Connection, bystander: Connection, wait_until: Wait, job_row: Row, moment: str
 ) -> None:
-    """Takes seconds: the query that loads is slow on purpose, and is executed again."""
+    """Takes seconds: the query is slow on purpose, and a death in loading is noticed when it has rows to send."""
     arguments, when = MOMENTS[moment]
     with undisturbed(impatient_db, bystander):
         job = submit(impatient_db, "m", python_model(on_forward="if not self.training: time.sleep(0.7)"), **arguments)

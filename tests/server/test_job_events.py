@@ -34,7 +34,7 @@ def lines(cluster: Any) -> list[str]:
 def test_the_log_has_a_line_for_each_turn_of_a_job(
     fresh_cluster: Callable[..., Any], wait_until: Wait, job_row: Row
 ) -> None:
-    """Takes seconds: five jobs end in five ways."""
+    """Takes seconds: three jobs end in three ways, one after two attempts."""
     cluster = fresh_cluster({"pg_tensile.max_retries": 1})
     with cluster.connect() as db:
         owner = f'owner="{db.info.user}"'

@@ -392,7 +392,7 @@ def kill(conn: Connection, wait_until: Wait, job: int, after_steps: int) -> None
 
 
 def test_a_killed_job_resumes_to_the_same_bits(tables: Connection, wait_until: Wait, job_row: Row) -> None:
-    """Takes seconds: three trainings."""
+    """Takes seconds: the same job is trained twice, once with two deaths."""
     arguments = LONG | {"query": QUERY.format(target="class"), "target": "class"}
     whole = submit(tables, "whole", SLOW, **arguments)
     finish(tables, whole)

@@ -70,7 +70,7 @@ def test_names_are_shown_as_they_are(perfetto, name):
 
 
 def test_a_large_iteration_is_read_as_a_whole(browser):
-    """Takes seconds: Perfetto reads tens of thousands of events."""
+    """Takes seconds: Perfetto reads an iteration of thirteen thousand operators."""
     held = saving(layers=3_700, share=1.0, policy="swap_all")
     with Perfetto(browser) as perfetto:
         perfetto.read(render(record(held)))
