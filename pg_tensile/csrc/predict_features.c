@@ -72,19 +72,6 @@ feature_batch_full(const FeatureBatch *batch)
 }
 
 void
-feature_batch_start_row(FeatureBatch *batch)
-{
-	const FeatureSet *set = batch->set;
-
-	for (int i = 0; i < set->nscalars; i++)
-		batch->scalars[(Size) i * batch->capacity + batch->row] = get_float8_nan();
-	for (int i = 0; i < set->ncategories; i++)
-		batch->codes[(Size) i * batch->capacity + batch->row] = -1;
-	for (int i = 0; i < set->narrays; i++)
-		batch->arrays[i].lengths[batch->row] = -1;
-}
-
-void
 feature_batch_clear(FeatureBatch *batch)
 {
 	batch->row = 0;
@@ -93,14 +80,6 @@ feature_batch_clear(FeatureBatch *batch)
 	for (int i = 0; i < batch->set->narrays; i++)
 		batch->arrays[i].elements.used = 0;
 	MemoryContextReset(batch->scratch);
-}
-
-void
-feature_set_number(FeatureBatch *batch, int feature, double value)
-{
-	Size		index = batch->set->features[feature].index;
-
-	batch->scalars[index * batch->capacity + batch->row] = value;
 }
 
 void
