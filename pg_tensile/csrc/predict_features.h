@@ -94,7 +94,7 @@ extern void feature_batch_clear(FeatureBatch *batch);
 
 /*
  * Makes every feature of the current row null.  Inlined, like the next, because
- * every value of a prediction passes here: calls took 7 % of predict_rows.
+ * every value of a prediction passes here.
  */
 static inline void
 feature_batch_start_row(FeatureBatch *batch)
