@@ -22,6 +22,7 @@ from pg_tensile.planning.device.profile import DeviceProfile
 from pyworker.children.channel import Channel
 from pyworker.children.job import (
     Job,
+    job_recipe,
     job_settings,
     least_batch_size,
     overhead_bytes,
@@ -53,6 +54,7 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     architecture = models.parse(spec["architecture"])
     split = Split(spec["seed"], spec["validation"])
     fitted = fit(store, split, spec["options"].get("task"), models.token_limits(architecture))
+    spec.update(job_recipe(spec, fitted))
     check_batch_size(least_batch_size(spec), fitted)
     subject, choice = _with_batch_size(channel, _build(channel, fitted))
     request = _request(spec, subject)._replace(choice=choice)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from pg_tensile.execution.data.fitting import FittedPreprocessing
     from pg_tensile.execution.data.preprocessing import Task
     from pg_tensile.execution.training.graphs import Sizes
     from pg_tensile.execution.training.settings import Settings
@@ -36,8 +37,19 @@ class Job(NamedTuple):
         return self._replace(settings=replace(self.settings, batch_size=batch_size))
 
 
+def job_recipe(spec: dict[str, Any], fitted: FittedPreprocessing) -> dict[str, Any]:
+    """Return the fields of a recipe for the job's spec, those that the spec gives included."""
+    from pg_tensile.execution.training.recipe import Explicit, Subject, recipe
+
+    preprocessing = fitted.preprocessing
+    architecture = spec["architecture"]["type"]
+    subject = Subject(architecture, preprocessing.task, fitted.training_rows, len(preprocessing.features))
+    patience = (spec["options"].get("early_stopping") or {}).get("patience")
+    return recipe(subject, Explicit(spec["batch_size"], spec["learning_rate"], patience))._asdict()
+
+
 def job_settings(spec: dict[str, Any]) -> Settings:
-    """Return the library's settings for the job's spec. Raises OptionError."""
+    """Return the library's settings for the job's spec with its recipe. Raises OptionError."""
     from pg_tensile.execution.training.settings import EarlyStopping, Settings
     from pg_tensile.rules import check_options
 
@@ -53,7 +65,7 @@ def job_settings(spec: dict[str, Any]) -> Settings:
         weight_decay=options.get("weight_decay"),
         momentum=options.get("momentum"),
         clip=options.get("clip"),
-        early_stopping=None if stopping is None else EarlyStopping(**stopping),
+        early_stopping=None if stopping is None else EarlyStopping(**{"patience": spec["patience"]} | stopping),
         checkpoint_interval_s=spec["checkpoint_interval_s"],
         compression=options.get("compression", "none"),
     )
