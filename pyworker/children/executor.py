@@ -265,7 +265,9 @@ class Executor:
         assert self._memory is not None
         settings = self._memory.job.settings
         chosen = {"batch_size": settings.batch_size, "learning_rate": settings.learning_rate}
-        return chosen | {"epochs": outcome.metrics["epoch"]}
+        schedule = {"learning_rate_schedule": settings.learning_rate_schedule}
+        course = {"epochs": outcome.epochs, "stopped": outcome.reason}
+        return chosen | schedule | {"keep": settings.keep} | course
 
     # ---- observing ----
 

@@ -182,7 +182,7 @@ def _request(spec: dict[str, Any], subject: _Subject) -> Request:
 
     fitted, target = subject.fitted, subject.target
     state = state_bytes(subject.model, subject.settings)
-    architecture = spec["architecture"]
+    architecture, stopping = spec["architecture"], subject.settings.early_stopping
     return Request(
         model=spec["model"],
         architecture=architecture.get("callable", architecture["type"]),
@@ -203,6 +203,8 @@ def _request(spec: dict[str, Any], subject: _Subject) -> Request:
         open_job_s=spec["open_job_s"],
         approximate=target.approximate,
         compression=None if subject.settings.compression == "none" else subject.settings.compression,
+        learning_rate=subject.settings.learning_rate,
+        patience=stopping.patience if stopping else None,
     )
 
 

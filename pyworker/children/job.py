@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pg_tensile.execution.data.fitting import FittedPreprocessing
     from pg_tensile.execution.data.preprocessing import Task
     from pg_tensile.execution.training.graphs import Sizes
-    from pg_tensile.execution.training.settings import Settings
+    from pg_tensile.execution.training.settings import EarlyStopping, Settings
     from pg_tensile.planning.device.profile import DeviceProfile
     from pg_tensile.planning.trace.trace import Trace
 
@@ -44,18 +44,19 @@ def job_recipe(spec: dict[str, Any], fitted: FittedPreprocessing) -> dict[str, A
     preprocessing = fitted.preprocessing
     architecture = spec["architecture"]["type"]
     subject = Subject(architecture, preprocessing.task, fitted.training_rows, len(preprocessing.features))
-    patience = (spec["options"].get("early_stopping") or {}).get("patience")
-    return recipe(subject, Explicit(spec["batch_size"], spec["learning_rate"], patience))._asdict()
+    options = spec["options"]
+    patience = options.get("early_stopping", {}).get("patience")
+    explicit = Explicit(spec["batch_size"], spec["learning_rate"], patience, options.get("learning_rate_schedule"))
+    return recipe(subject, explicit)._asdict()
 
 
 def job_settings(spec: dict[str, Any]) -> Settings:
     """Return the library's settings for the job's spec with its recipe. Raises OptionError."""
-    from pg_tensile.execution.training.settings import EarlyStopping, Settings
+    from pg_tensile.execution.training.settings import Settings
     from pg_tensile.rules import check_options
 
     options = spec["options"]
     check_options(options)
-    stopping = options.get("early_stopping")
     return Settings(
         epochs=spec["epochs"],
         batch_size=spec["batch_size"],
@@ -65,10 +66,24 @@ def job_settings(spec: dict[str, Any]) -> Settings:
         weight_decay=options.get("weight_decay"),
         momentum=options.get("momentum"),
         clip=options.get("clip"),
-        early_stopping=None if stopping is None else EarlyStopping(**{"patience": spec["patience"]} | stopping),
+        early_stopping=_early_stopping(spec),
         checkpoint_interval_s=spec["checkpoint_interval_s"],
         compression=options.get("compression", "none"),
+        keep=options.get("keep", "best"),
+        max_time_s=spec["max_time_s"],
+        learning_rate_schedule=spec["learning_rate_schedule"],
     )
+
+
+def _early_stopping(spec: dict[str, Any]) -> EarlyStopping | None:
+    """Return the rule of early stopping, or None: by default it is on where the best epoch is kept."""
+    from pg_tensile.execution.training.settings import EarlyStopping
+
+    options = spec["options"]
+    off = "early_stopping" not in options and options.get("keep", "best") == "last"
+    if off or spec["patience"] == 0:
+        return None
+    return EarlyStopping(spec["patience"], options.get("early_stopping", {}).get("min_delta", 0.0))
 
 
 def least_batch_size(spec: dict[str, Any]) -> int:

@@ -93,7 +93,10 @@ def submit(conn: Connection, model: str, architecture: dict[str, Any] | None = N
         if architecture["type"] == "python":
             arguments = {"policy": "none"} | arguments
     arguments = SMALL_JOB | arguments
-    arguments["options"] = Jsonb(arguments["options"])
+    options = arguments["options"]
+    if "early_stopping" not in options:  # every epoch is trained
+        options = {"keep": "last"} | options
+    arguments["options"] = Jsonb(options)
     named = ", ".join(f"{key} => %({key})s" for key in arguments)
     row = conn.execute(f"SELECT train_model(%(model)s, {named})", arguments | {"model": model}).fetchone()
     assert row is not None

@@ -11,7 +11,6 @@ from tests.server.explaining import explain
 from tests.server.refusals import refused
 from tests.server.support import ROWS, Connection, Row, finish, register, submit, train_late, value
 
-
 QUERY = "SELECT distance, carrier, late FROM flights"
 
 

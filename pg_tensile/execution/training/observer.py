@@ -44,10 +44,14 @@ class EpochMetrics(NamedTuple):
 class Outcome(NamedTuple):
     """Outcome of a run; `stopped` means that it ended on request.
 
-    `metrics`, as JSON, are those of the epoch whose weights the model has; of the last complete epoch if stopped."""
+    `metrics`, as JSON, are those of the epoch whose weights the model has; of the last complete epoch if stopped.
+    `epochs` counts those that ended. `reason` is why the run ended: epochs, early_stopping or max_time; None if it was
+    stopped."""
 
     stopped: bool
     metrics: dict[str, Any]
+    epochs: int = 0
+    reason: str | None = None
 
 
 class StopTraining(Exception):

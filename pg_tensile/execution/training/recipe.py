@@ -1,4 +1,4 @@
-"""Recipe of a training: batch size, learning rate and patience where a job leaves them open.
+"""Recipe of a training: batch size, learning rate, its schedule and patience where a job leaves them open.
 
 A pure function of what is known when the rows have been read, so that `explain_training` and a resumed job find the
 same values as the job itself. The numbers are in the tables at the top.
@@ -16,6 +16,9 @@ LEARNING_RATE = 1e-3  # of the other types
 STEPS = 64  # of an epoch, about, as long as the batch size is within its bounds
 BATCH_SIZES = (32, 1024)
 PATIENCE = 16  # epochs
+SCHEDULE = "constant"  # of the learning rate; or plateau: it falls when the loss has not improved for a while
+PLATEAU_EPOCHS = 5
+PLATEAU_FACTOR = 0.3
 
 
 class Subject(NamedTuple):
@@ -33,6 +36,7 @@ class Explicit(NamedTuple):
     batch_size: int | None = None
     learning_rate: float | None = None
     patience: int | None = None
+    learning_rate_schedule: str | None = None
 
 
 OPEN = Explicit()
@@ -44,15 +48,17 @@ class Recipe(NamedTuple):
     batch_size: int
     learning_rate: float
     patience: int
+    learning_rate_schedule: str = SCHEDULE
 
 
 def recipe(subject: Subject, explicit: Explicit = OPEN) -> Recipe:
     """Return the values for a job, those that it has given included."""
-    batch_size, learning_rate, patience = explicit
+    batch_size, learning_rate, patience, schedule = explicit
     return Recipe(
         batch_size_for(subject.training_rows) if batch_size is None else batch_size,
         LEARNING_RATES.get(subject.architecture, LEARNING_RATE) if learning_rate is None else learning_rate,
         PATIENCE if patience is None else patience,
+        schedule or SCHEDULE,
     )
 
 

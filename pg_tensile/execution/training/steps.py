@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -49,9 +50,9 @@ class EagerSteps:
         self.evaluation_rows = evaluation_rows
         self._eager = EagerStep(model, step_spec(settings, task), one_group=True)
 
-    def train(self, batch: Batch) -> StepResult:
+    def train(self, batch: Batch, learning_rate: float | None = None) -> StepResult:
         self._switch(True)
-        loss, (outputs,) = self._eager.step([batch.features], [batch.target])
+        loss, (outputs,) = self._eager.step([batch.features], [batch.target], learning_rate)
         return StepResult(outputs, loss.item())
 
     def evaluate(self, batch: Batch) -> StepResult:
@@ -133,8 +134,8 @@ class PlannedSteps:
 
     # ---- steps ----
 
-    def train(self, batch: Batch) -> StepResult:
-        result = self._execute(self._executor.step, True, batch)
+    def train(self, batch: Batch, learning_rate: float | None = None) -> StepResult:
+        result = self._execute(partial(self._executor.step, learning_rate=learning_rate), True, batch)
         self.generation = self._executor.plan.generation
         return result
 

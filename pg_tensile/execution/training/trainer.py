@@ -1,8 +1,10 @@
-"""Training of a model on a dataset: the loop, its metrics, early stopping, checkpoints and resuming.
+"""Training of a model on a dataset: the loop, its metrics, checkpoints and resuming.
 
 A run is a pure function of dataset, architecture and settings: generators are seeded, the batches' order follows from
 (seed, epoch), and a checkpoint holds everything on which the next step depends. So a run that is resumed at any step
 ends with the same bits as one that was not interrupted (on the CPU, with the same number of threads).
+
+Which epoch's model is kept and when a run ends is decided in course.py.
 
 The loop executes its steps through `Steps` (steps.py): eagerly, or by an executor under a plan. It reports to an
 `Observer` and polls it between steps for a request to stop. A loss that is not finite stops the run, and neither the
@@ -28,6 +30,7 @@ from pg_tensile.execution.data.preprocessing import Preprocessing
 from pg_tensile.execution.training import checkpoint as ckpt
 from pg_tensile.execution.training.checkpoint import Checkpoint
 from pg_tensile.execution.training.checkpoint_schedule import CheckpointSchedule
+from pg_tensile.execution.training.course import Course
 from pg_tensile.execution.training.epoch_sums import EpochSums
 from pg_tensile.execution.training.observer import EpochMetrics, Memory, Observer, Outcome, Progress, StopTraining
 from pg_tensile.execution.training.settings import Settings
@@ -62,7 +65,8 @@ class Steps(Protocol):
     batch_device: torch.device
     evaluation_rows: int
 
-    def train(self, batch: Batch) -> StepResult: ...
+    def train(self, batch: Batch, learning_rate: float | None = None) -> StepResult:
+        """Take one training step; `learning_rate` None means that of the settings."""
 
     def evaluate(self, batch: Batch) -> StepResult:
         """Compute outputs and loss in evaluation mode, without an update."""
@@ -104,7 +108,7 @@ class Trainer:
         self._step = 0  # steps done in the current epoch
         self._seconds = 0.0  # spent in the current epoch, including the time before a resume
         self._sums = self._new_sums()
-        self._best: Best | None = None
+        self._course = Course(settings)
         self._last_metrics: dict[str, Any] = {}
         self._report_at = 0.0
         self._reported_at = time.monotonic()
@@ -114,31 +118,35 @@ class Trainer:
     # ---- running ----
 
     def run(self) -> Outcome:
-        """Train until the last epoch, early stopping or a stop request.
+        """Train until the last epoch, early stopping, the end of the time or a stop request.
 
-        Unless it was stopped, the run closes its steps, and the model has its final weights: with early stopping those
-        of the best epoch. Raises TrainingError."""
+        Unless it was stopped, the run closes its steps, and the model has its final weights: those of the best epoch,
+        or of the last one. Raises TrainingError."""
         self._schedule.start()
+        course = self._course
+        course.begin()
         try:
-            while not self._is_done():
+            while (reason := course.end(self._epoch)) is None:
                 self._run_epoch()
-                if self._schedule.due and not self._is_done():
+                if self._schedule.due and course.end(self._epoch) is None:
                     self.save()
         except StopTraining as stop:
             if stop.checkpoint:
                 self.save()
-            return Outcome(True, self._last_metrics)
+            return Outcome(True, self._last_metrics, self._epoch)
         self._steps.close()
-        model = self._steps.model
-        if self._best is not None:
-            ckpt.load_model(model, self._best.tensors)
+        model, kept = self._steps.model, course.kept
+        if kept is not None:
+            ckpt.load_model(model, kept.tensors)
         self._check_weights(dict(model.named_parameters()))
-        return Outcome(False, self._last_metrics if self._best is None else self._best.metrics)
+        metrics = self._last_metrics if kept is None else kept.metrics
+        return Outcome(False, metrics, self._epoch, reason)
 
     def run_lead(self) -> bool:
         """Execute only the steps of `settings.lead`, without checkpoints; return False if a stop was requested.
 
         A run with the same lead and any batch size can then continue from `state`. Raises TrainingError."""
+        self._course.begin()
         try:
             self._take(itertools.islice(self._batches.epoch(0), len(self._settings.lead)))
         except StopTraining:
@@ -146,8 +154,10 @@ class Trainer:
         return True
 
     def _run_epoch(self) -> None:
+        """Run the rest of the epoch. One that the end of the time cuts short counts only if it is the first."""
         self._take(self._batches.epoch(self._epoch, self._step))
-        self._finish_epoch(self._sums.result(), self._evaluate())
+        if self._epoch == 0 or self._step == self._batches.steps(self._epoch):
+            self._finish_epoch(self._sums.result(), self._evaluate())
 
     def _take(self, batches: Iterable[Batch]) -> None:
         started = time.monotonic() - self._seconds
@@ -161,9 +171,11 @@ class Trainer:
             if self._settings.checkpoint_interval_s > 0 and self._schedule.due:
                 self.save()
             self._observer.poll()
+            if self._course.time_is_up:
+                return
 
     def _train_step(self, batch: Batch) -> None:
-        outputs, loss = self._steps.train(batch)
+        outputs, loss = self._steps.train(batch, self._course.learning_rate)
         if not math.isfinite(loss):
             raise _not_finite(f"the loss became {loss}", self._total_steps() + 1)
         self._sums.add(outputs, batch.target, loss)
@@ -198,23 +210,9 @@ class Trainer:
             "training": training.to_json(),
             "validation": None if validation is None else validation.metrics.to_json(),
         }
-        self._consider(decisive.loss)
+        self._course.epoch_ended(self._epoch + 1, decisive.loss, self._last_metrics, lambda: self._steps.state().model)
         self._epoch, self._step, self._seconds = self._epoch + 1, 0, 0.0
         self._sums = self._new_sums()
-
-    def _consider(self, loss: float) -> None:
-        """Keep a copy of the model if early stopping is on and the model is the best so far."""
-        stopping = self._settings.early_stopping
-        if stopping is None:
-            return
-        if self._best is None or loss < self._best.loss - stopping.min_delta:
-            tensors = {name: tensor.detach().clone() for name, tensor in self._steps.state().model.items()}
-            self._best = Best(loss, self._epoch + 1, self._last_metrics, tensors)
-
-    def _is_done(self) -> bool:
-        stopping, best = self._settings.early_stopping, self._best
-        exhausted = stopping is not None and best is not None and self._epoch - best.epoch >= stopping.patience
-        return exhausted or self._epoch >= self._settings.epochs
 
     def _new_sums(self) -> EpochSums:
         preprocessing = self._preprocessing
@@ -259,7 +257,7 @@ class Trainer:
         """Return everything on which the rest of the run depends.
 
         Its tensors may be those in use, so it has to be stored before the next step."""
-        best, steps = self._best, self._steps.state()
+        kept, steps = self._course.kept, self._steps.state()
         checkpoint = Checkpoint(
             {
                 "fingerprint": self._dataset.fingerprint,
@@ -270,14 +268,14 @@ class Trainer:
                 "samples": self._sums.samples,
                 "loss_sum": self._sums.loss_sum,
                 "metrics": self._last_metrics,
-                "best": None if best is None else {"loss": best.loss, "epoch": best.epoch, "metrics": best.metrics},
+                **self._course.to_json(),
             }
         )
         checkpoint.put("model", steps.model)
         checkpoint.put("optimizer", steps.optimizer)
         checkpoint.put("sums", self._sums.tensors())
-        if best is not None:
-            checkpoint.put("best", best.tensors)
+        if kept is not None:
+            checkpoint.put("best", kept.tensors)
         ckpt.generator_states(checkpoint)
         return checkpoint
 
@@ -294,9 +292,7 @@ class Trainer:
         self._epoch, self._step, self._seconds = meta["epoch"], meta["step"], meta["seconds"]
         self._sums.restore(checkpoint.get("sums"), meta["samples"], meta["loss_sum"], device)
         self._last_metrics = meta["metrics"]
-        if meta["best"] is not None:
-            tensors = {name: tensor.to(device) for name, tensor in checkpoint.get("best").items()}
-            self._best = Best(tensors=tensors, **meta["best"])
+        self._course.restore(meta, checkpoint.get("best"), device)
         ckpt.restore_generators(checkpoint)
         return None
 
@@ -309,15 +305,6 @@ def disagreement(meta: dict[str, Any], fingerprint: str, identity: dict[str, Any
     if meta["identity"] != identity:
         return "the architecture or the settings changed since the checkpoint was made, so training started over"
     return None
-
-
-class Best(NamedTuple):
-    """Best epoch (from 1) so far, by validation loss (training loss without validation), and the model after it."""
-
-    loss: float
-    epoch: int
-    metrics: dict[str, Any]
-    tensors: dict[str, Tensor]
 
 
 def _not_finite(what: str, step: int) -> NotFiniteError:

@@ -89,10 +89,14 @@ def _subject_lines(explanation: Explanation) -> list[_Line]:
 
 
 def _choice_lines(explanation: Explanation) -> list[_Line]:
-    """Return the chosen batch size, and those that it was compared with."""
-    choice = explanation.request.choice
+    """Return the chosen batch size and those that it was compared with; without a choice, the learning rate."""
+    request = explanation.request
+    choice = request.choice
     if choice is None:
-        return []
+        if request.learning_rate is None:
+            return []
+        stops = f", until {_count(request.patience, 'epoch')} bring nothing better" if request.patience else ""
+        return [_Line("Training", f"learning rate {request.learning_rate:.4g}{stops}")]
     scaled = "" if choice["law"] == "none" else f", scaled ({choice['law']}) from {choice['base_rate']:g} for 64 rows"
     lines = [_Line("Batch size", f"{choice['batch_size']:,} rows, learning rate {choice['learning_rate']:.4g}{scaled}")]
     for index, candidate in enumerate(choice["candidates"][:COMPARED]):

@@ -22,10 +22,11 @@ from pg_tensile.execution.data.batches import Batches
 from pg_tensile.execution.data.dataset import Table
 from pg_tensile.execution.data.metrics import MetricSums
 from pg_tensile.execution.data.preprocessing import Features, Task
-from pg_tensile.execution.training import checkpoint
+from pg_tensile.execution.training import checkpoint, course
 from pg_tensile.execution.training import trainer as training
 from pg_tensile.execution.training.checkpoint import Checkpoint
 from pg_tensile.execution.training.observer import EpochMetrics, Progress, StopTraining
+from pg_tensile.execution.training.recipe import PLATEAU_FACTOR
 from pg_tensile.execution.training.settings import EarlyStopping, Settings, check_batch_size, check_model
 from pg_tensile.execution.training.steps import EagerSteps
 from pg_tensile.execution.training.trainer import Trainer
@@ -342,8 +343,132 @@ def test_early_stopping_returns_the_best_model() -> None:
 def test_min_delta_counts_only_real_improvements(prepared: Prepared) -> None:
     recorder = Recorder()
     run, _ = trainer(prepared, recorder, epochs=50, learning_rate=1e-6, early_stopping=EarlyStopping(2, 0.5))
-    assert run.run().metrics["epoch"] == 1
-    assert max(epoch.epoch for epoch in recorder.epochs) == 3
+    outcome = run.run()
+    assert (outcome.epochs, outcome.reason) == (3, "early_stopping")
+    losses = [epoch.metrics.loss or math.nan for epoch in recorder.epochs if epoch.split == "validation"]
+    assert losses[2] < losses[0]
+    assert outcome.metrics["epoch"] == int(np.argmin(losses)) + 1  # of improvements that do not count, too
+
+
+@pytest.mark.parametrize("keep", ["best", "last"])
+def test_the_model_is_the_best_epochs_or_the_last_ones(keep: str) -> None:
+    recorder = Recorder()
+    options: dict[str, Any] = {"epochs": 12, "learning_rate": 0.05, "keep": keep}
+    run, model = trainer(noise(64), recorder, {"type": "mlp", "hidden": [64]}, **options)
+    outcome = run.run()
+    losses = [epoch.metrics.loss or math.nan for epoch in recorder.epochs if epoch.split == "validation"]
+    epoch = int(np.argmin(losses)) + 1 if keep == "best" else 12
+    assert (outcome.reason, outcome.epochs, outcome.metrics["epoch"]) == ("epochs", 12, epoch)
+    assert int(np.argmin(losses)) + 1 < 12
+    again, other = trainer(
+        noise(64), Recorder(), {"type": "mlp", "hidden": [64]}, **(options | {"epochs": epoch, "keep": "last"})
+    )
+    again.run()
+    assert weights(other) == weights(model)
+
+
+class Ticking:
+    """A clock that goes on by a second whenever somebody looks."""
+
+    def __init__(self) -> None:
+        self._now = itertools.count()
+
+    def __call__(self) -> float:
+        return float(next(self._now))
+
+
+def limited(prepared: Prepared, recorder: Recorder, seconds: float, **settings: Any) -> tuple[Trainer, nn.Module]:
+    """A run of at most `seconds` looks at the clock."""
+    run, model = trainer(prepared, recorder, epochs=50, max_time_s=seconds, **settings)
+    run._course._clock = Ticking()
+    return run, model
+
+
+@pytest.mark.parametrize("keep", ["best", "last"])
+def test_an_unfinished_epoch_does_not_count_at_the_end_of_the_time(prepared: Prepared, keep: str) -> None:
+    recorder = Recorder()
+    run, model = limited(prepared, recorder, 25, keep=keep)
+    outcome = run.run()
+    assert outcome.reason == "max_time" and outcome.epochs == 2
+    assert recorder.progresses[-1].epoch == 3 and max(epoch.epoch for epoch in recorder.epochs) == 2
+    shorter = uninterrupted(prepared, epochs=outcome.metrics["epoch"], keep="last")
+    assert weights(model) == shorter[0]
+
+
+def test_the_first_epoch_counts_even_if_it_is_unfinished(prepared: Prepared) -> None:
+    recorder = Recorder()
+    run, model = limited(prepared, recorder, 1)
+    before = weights(model)
+    outcome = run.run()
+    assert outcome.reason == "max_time" and outcome.epochs == outcome.metrics["epoch"] == 1
+    assert outcome.metrics["training"]["samples"] == 32 and outcome.metrics["validation"]["samples"] > 32
+    assert weights(model) != before
+
+
+@pytest.mark.parametrize("stop_after", [2, 11, 13, 17])
+def test_the_time_goes_on_after_a_resume(prepared: Prepared, stop_after: int) -> None:
+    whole = limited(prepared, Recorder(), 25)
+    expected = whole[0].run()
+    first = Recorder(stop_after)
+    assert limited(prepared, first, 25)[0].run().stopped
+    run, model = limited(prepared, Recorder(), 25)
+    assert run.resume(Checkpoint.from_bytes(*first.checkpoints[-1])) is None
+    outcome = run.run()
+    assert outcome.reason == "max_time" and 1 <= outcome.epochs <= expected.epochs
+    assert weights(model) == uninterrupted(prepared, epochs=outcome.metrics["epoch"], keep="last")[0]
+    spent = Recorder()
+    over, _ = limited(prepared, spent, first.checkpoints[-1][1]["trained_s"])  # nothing is left
+    over.resume(Checkpoint.from_bytes(*first.checkpoints[-1]))
+    assert over.run().epochs == max(1, first.checkpoints[-1][1]["epoch"])
+
+
+def test_a_checkpoint_of_an_earlier_version_is_resumed(prepared: Prepared) -> None:
+    """It knows the best epoch only, and only with early stopping."""
+    expected, _ = uninterrupted(prepared, early_stopping=EarlyStopping(9))
+    first = Recorder(stop_after=12)
+    trainer(prepared, first, early_stopping=EarlyStopping(9))[0].run()
+    data, meta = first.checkpoints[-1]
+    known = {key: value for key, value in meta.items() if key not in ("improved", "reductions", "trained_s")}
+    run, model = trainer(prepared, Recorder(), early_stopping=EarlyStopping(9))
+    assert run.resume(Checkpoint.from_bytes(data, known)) is None
+    run.run()
+    assert weights(model) == expected
+
+
+@pytest.mark.parametrize("stop_after", [3, 15, 40])
+def test_a_plateau_lowers_the_learning_rate_and_a_resumed_run_goes_on_with_it(
+    stop_after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(course, "PLATEAU_EPOCHS", 2)
+    options: dict[str, Any] = {"epochs": 20, "learning_rate": 0.05, "learning_rate_schedule": "plateau"}
+    architecture = {"type": "mlp", "hidden": [64]}
+    rates: list[float | None] = []
+
+    def run_of(recorder: Recorder) -> tuple[Trainer, nn.Module]:
+        run, model = trainer(noise(64), recorder, architecture, **options)
+        train = run._steps.train
+        monkeypatch.setattr(run._steps, "train", lambda batch, rate: rates.append(rate) or train(batch, rate))
+        return run, model
+
+    run, model = run_of(Recorder())
+    run.run()
+    expected = list(rates)
+    assert expected[0] is None and expected == sorted(expected, key=lambda rate: -(rate or 1.0))
+    assert {rate for rate in expected if rate} >= {0.05 * PLATEAU_FACTOR, 0.05 * PLATEAU_FACTOR**2}
+    rates.clear()
+    first = Recorder(stop_after)
+    assert run_of(first)[0].run().stopped
+    resumed, other = run_of(Recorder())
+    resumed.resume(Checkpoint.from_bytes(*first.checkpoints[-1]))
+    resumed.run()
+    assert rates == expected and weights(other) == weights(model)
+
+
+def test_unknown_words_in_settings_are_refused() -> None:
+    for name in ("keep", "learning_rate_schedule", "compression"):
+        with pytest.raises(TrainingError, match=f'no {name} "median"') as error:
+            Settings(1, 1, **cast(Any, {name: "median"}))
+        assert error.value.hint
 
 
 def test_without_validation_the_training_loss_decides() -> None:
