@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pg_tensile.errors import CaptureError, DataError
 from pg_tensile.execution.data.dataset import Dataset, RowStore, prepare
-from pg_tensile.execution.data.fitting import FittedPreprocessing, Split, fit
+from pg_tensile.execution.data.fitting import FittedPreprocessing
+from pg_tensile.execution.data.splits import Split, described, share_warnings
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency.load import LoadMeter
 from pyworker.children.channel import Channel, Stopped
-from pyworker.children.job import Job, job_settings, least_batch_size, with_hint
+from pyworker.children.job import Job, fit_rows, job_settings, with_hint
 from pyworker.connection import Connection
 from pyworker.wire import FrameType
 
@@ -111,20 +112,15 @@ class Executor:
     # ---- preparing ----
 
     def _prepare(self, store: RowStore) -> Prepared:
-        from pg_tensile.execution import models
-        from pg_tensile.execution.training.settings import check_batch_size
-
         spec = self._spec
-        split = Split(spec["seed"], spec["validation"])
-        fitted = fit(store, split, spec["options"].get("task"), models.token_limits(models.parse(spec["architecture"])))
-        check_batch_size(least_batch_size(spec), fitted)
+        fitted = fit_rows(store, spec)
         size = len(json.dumps(fitted.preprocessing.to_json()))
         if size > MAX_PREPROCESSING:
             hint = "Leave out text columns that are nearly unique, or shorten their strings."
             message = f"the distinct strings of all features take {size} bytes, more than {MAX_PREPROCESSING}"
             raise DataError(message, hint=hint)
         self._warn(store, fitted)
-        return Prepared(fitted, prepare(store, fitted, split, spec["dataset_cache_bytes"], spec["spool_directory"]))
+        return Prepared(fitted, prepare(store, fitted, spec["dataset_cache_bytes"], spec["spool_directory"]))
 
     def _build(self, prepared: Prepared) -> Job:
         """Return the job with its model, built on the CPU from generators seeded with the job's seed."""
@@ -164,6 +160,8 @@ class Executor:
             self._warnings.append(f'{fitted.skipped_rows} of {store.rows} rows were skipped: their "{target}" is null')
         if self._spec["validation"] > 0 and fitted.validation_rows == 0:
             self._warnings.append("no row fell into the validation part, so there are no validation metrics")
+        rows = fitted.training_rows, fitted.validation_rows
+        self._warnings += share_warnings(fitted.division, Split.of(self._spec), *rows)
 
     # ---- training ----
 
@@ -242,7 +240,12 @@ class Executor:
         fitted = prepared.fitted
         preprocessing = fitted.preprocessing.to_json()
         rows = {"training": fitted.training_rows, "validation": fitted.validation_rows, "skipped": fitted.skipped_rows}
-        version = {"task": preprocessing["task"], "preprocessing": preprocessing | {"rows": rows}}
+        split = described(fitted.division, fitted.training_rows, fitted.validation_rows)
+        version = {
+            "task": preprocessing["task"],
+            "preprocessing": preprocessing | {"rows": rows},
+            "training": {"split": split},
+        }
         self._channel.send(
             FrameType.VERSION, version | {"metrics": outcome.metrics, "fingerprint": prepared.dataset.fingerprint}
         )

@@ -9,11 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pg_tensile.errors import CaptureError
+from pg_tensile.execution.data.fitting import FittedPreprocessing, fit
+from pg_tensile.execution.data.splits import Split
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from pg_tensile.execution.data.dataset import RowStore
     from pg_tensile.execution.data.preprocessing import Task
     from pg_tensile.execution.training.graphs import Sizes
     from pg_tensile.execution.training.settings import Settings
@@ -34,6 +37,19 @@ class Job(NamedTuple):
 
     def with_batch_size(self, batch_size: int) -> Job:
         return self._replace(settings=replace(self.settings, batch_size=batch_size))
+
+
+def fit_rows(store: RowStore, spec: dict[str, Any]) -> FittedPreprocessing:
+    """Return the preprocessing fitted to a job's rows.
+
+    Raises DataError, also if its training rows do not fill one batch."""
+    from pg_tensile.execution import models
+    from pg_tensile.execution.training.settings import check_batch_size
+
+    tokens = models.token_limits(models.parse(spec["architecture"]))
+    fitted = fit(store, Split.of(spec), spec["options"].get("task"), tokens)
+    check_batch_size(least_batch_size(spec), fitted)
+    return fitted
 
 
 def job_settings(spec: dict[str, Any]) -> Settings:

@@ -3,12 +3,11 @@
 Phases: `RowStore.add` takes chunks as they arrive, in any order of the scan. When half of the cache is full, they
 become a *run*: sorted by row hash and moved to a packed file. `finish` sorts the rest; from then on `RowStore.blocks`
 returns all rows in hash order, any number of times: the runs are cut at the same hash values and merged block by block,
-so the result depends neither on the arrival order nor on the number of runs. `fitting.fit` reads the blocks twice,
-`prepare` a third time to fill the tables.
+so the result depends neither on the arrival order nor on the number of runs. `fitting.fit` reads the blocks twice (and
+a few times more to divide them by a column), `prepare` once more to fill the tables.
 
 Order and split depend on content and seed alone: rows are ordered by the hash of their content and dictionary codes by
-their strings, and a hash of (row hash, seed) assigns each row to training or validation, so equal rows are on the same
-side.
+their strings, and splits.py assigns each row to training or validation.
 
 Memory: at most about one and a half times the cache, plus a block. Tables larger than the cache are packed files, too.
 All files are mapped into memory and have no name from the start, so none is left behind however the process ends; their
@@ -39,7 +38,7 @@ from pg_tensile.execution.data.columns import (
     decode_dictionary,
     take,
 )
-from pg_tensile.execution.data.fitting import FittedPreprocessing, Split
+from pg_tensile.execution.data.fitting import FittedPreprocessing
 from pg_tensile.execution.data.preprocessing import Features
 
 HASHES = 1 << 64
@@ -191,9 +190,7 @@ class Dataset:
     spooled: bool  # the tables are mapped files, not memory
 
 
-def prepare(
-    store: RowStore, fitted: FittedPreprocessing, split: Split, cache_bytes: int, spool_directory: str
-) -> Dataset:
+def prepare(store: RowStore, fitted: FittedPreprocessing, cache_bytes: int, spool_directory: str) -> Dataset:
     """Preprocess all rows with a target and divide them into the training and the validation table.
 
     The tables are in mapped files in `spool_directory` if both together exceed `cache_bytes`."""
@@ -208,7 +205,7 @@ def prepare(
         block = fitted.with_target(block)
         features = preprocessing.apply(fitted.inputs(block))
         arrays = [*features.flat(), fitted.encode_target(block)]
-        validation = split.validation_rows(block.hashes)
+        validation = fitted.division.validation_rows(block)
         for side, chosen in enumerate((np.flatnonzero(~validation), np.flatnonzero(validation))):
             end = filled[side] + len(chosen)
             for target, source in zip(flat[side], arrays, strict=True):

@@ -16,6 +16,7 @@ class Request(NamedTuple):
     `workspaces` that the traces have them, and `approximate` is the reason why the numbers are not the device's.
     `choice` is that of the batch size, if it was left open: `batch_size, learning_rate, law, base_rate, candidates`
     (fields of choose.Candidate, the chosen one first). `compression` of swaps is auto or a codec; None means none.
+    `split` describes the division of the rows: `by, column, threshold, training_rows, validation_rows`.
     """
 
     model: str
@@ -41,6 +42,7 @@ class Request(NamedTuple):
     approximate: str | None = None
     choice: Mapping[str, Any] | None = None
     compression: str | None = None
+    split: Mapping[str, Any] | None = None
 
 
 class Ahead(NamedTuple):

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from pg_tensile.errors import DataError
 from pg_tensile.execution.data import fitters
 from pg_tensile.execution.data.dataset import Table
-from pg_tensile.execution.data.fitting import Split
 from pg_tensile.execution.data.preprocessing import (
     ArraysInput,
     CategoryInput,
@@ -25,6 +24,7 @@ from pg_tensile.execution.data.preprocessing import (
     Task,
     TokenLimits,
 )
+from pg_tensile.execution.data.splits import RandomDivision
 from tests.unit.rows import Prepared, Rows, every_type
 
 DAY = 86_400_000_000
@@ -83,7 +83,7 @@ def test_statistics_are_those_of_the_training_rows() -> None:
     prepared = rows.prepare(validation=0.3)
     (feature,) = prepared.fitted.preprocessing.features
     (block,) = prepared.store.blocks()
-    split = Split(0, 0.3).validation_rows(block.hashes)
+    split = RandomDivision(0, 0.3).validation_rows(block)
     x, nulls = block.columns[0].data[~split], block.columns[0].nulls[~split]
     assert prepared.fitted.training_rows == len(x) and prepared.fitted.validation_rows == split.sum()
     assert feature.nulls == nulls.sum() > 0
@@ -293,8 +293,8 @@ def test_a_constant_target_has_a_regression() -> None:
 
 def test_everything_in_validation_is_an_error() -> None:
     rows = Rows({"x": ("int4", [1] * 12), "y": ("int4", [2] * 12)})
-    (row_hash,) = {int(h) for block in rows.store().blocks() for h in block.hashes}
-    seed = next(s for s in range(1000) if Split(s, 0.5).validation_rows(np.array([row_hash], np.uint64))[0])
+    (block,) = rows.store().blocks()
+    seed = next(s for s in range(1000) if RandomDivision(s, 0.5).validation_rows(block).any())
     with pytest.raises(DataError, match="all 12 rows fell into the validation part"):
         rows.prepare(validation=0.5, seed=seed)
 
