@@ -253,6 +253,11 @@ class Preprocessing:
     def _codes(self) -> tuple[dict[str, int], ...]:
         return tuple({text: code for code, text in enumerate(f.categories or (), 1)} for f in self.categories)
 
+    @cached_property
+    def label_numbers(self) -> NDArray[np.float64] | None:
+        """Numbers that the labels stand for, [labels]; None if they are no numbers."""
+        return None if self.label_values is None else np.array(self.label_values, np.float64)
+
     @property
     def outputs(self) -> int:
         """Width of the model's output."""
