@@ -237,8 +237,12 @@ class Executor:
 
     def _send_version(self, outcome: Outcome, prepared: Prepared) -> None:
         """Describe the version that the weights belong to, which are sent next."""
+        from pg_tensile.execution.training.uncertainty import derive
+
         fitted = prepared.fitted
-        preprocessing = fitted.preprocessing.to_json()
+        calibrate = self._spec["options"].get("calibrate", True)
+        derived = derive(fitted.preprocessing, outcome.validation, calibrate)
+        preprocessing = derived.preprocessing.to_json()
         rows = {"training": fitted.training_rows, "validation": fitted.validation_rows, "skipped": fitted.skipped_rows}
         split = described(fitted.division, fitted.training_rows, fitted.validation_rows)
         version = {
@@ -247,7 +251,9 @@ class Executor:
             "training": {"split": split},
         }
         self._channel.send(
-            FrameType.VERSION, version | {"metrics": outcome.metrics, "fingerprint": prepared.dataset.fingerprint}
+            FrameType.VERSION,
+            version
+            | {"metrics": outcome.metrics, "fingerprint": prepared.dataset.fingerprint, "training": derived.notes},
         )
 
     # ---- observing ----

@@ -30,6 +30,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from pg_tensile.errors import DataError
+from pg_tensile.execution.data.calibration import Calibration
+from pg_tensile.execution.data.conformal import Conformal
 
 # Standardised training values are never larger (at most the square root of the number of rows). The limit only prevents
 # an extreme value at prediction time from becoming infinite in float32.
@@ -191,13 +193,15 @@ class Target:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """A fitted preprocessing; `features` are in the order of the query's columns."""
+    """A fitted preprocessing: features in the query's order; `calibration` and `conformal` follow from validation."""
 
     task: Task
     target: Target
     labels: tuple[str, ...] | None
     label_values: tuple[float, ...] | None
     features: tuple[Feature, ...]
+    calibration: Calibration | None = None
+    conformal: Conformal | None = None
 
     # Cached, because `apply` would otherwise compute these again for every single row that is predicted.
 
@@ -253,6 +257,11 @@ class Preprocessing:
     def _codes(self) -> tuple[dict[str, int], ...]:
         return tuple({text: code for code, text in enumerate(f.categories or (), 1)} for f in self.categories)
 
+    @cached_property
+    def label_numbers(self) -> NDArray[np.float64] | None:
+        """Numbers that the labels stand for, [labels]; None if they are no numbers."""
+        return None if self.label_values is None else np.array(self.label_values, np.float64)
+
     @property
     def outputs(self) -> int:
         """Width of the model's output."""
@@ -299,6 +308,8 @@ class Preprocessing:
             "labels": self.labels,
             "label_values": self.label_values,
             "features": [feature.to_json() for feature in self.features],
+            "calibration": None if self.calibration is None else self.calibration._asdict(),
+            "conformal": None if self.conformal is None else self.conformal.to_json(),
         }
 
     @staticmethod
@@ -309,6 +320,8 @@ class Preprocessing:
             None if value["labels"] is None else tuple(value["labels"]),
             None if value["label_values"] is None else tuple(value["label_values"]),
             tuple(Feature.from_json(feature) for feature in value["features"]),
+            Calibration(**value["calibration"]) if value.get("calibration") else None,
+            Conformal.from_json(value["conformal"]) if value.get("conformal") else None,
         )
 
 
