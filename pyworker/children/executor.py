@@ -248,13 +248,11 @@ class Executor:
         version = {
             "task": preprocessing["task"],
             "preprocessing": preprocessing | {"rows": rows},
-            "training": {"split": split},
+            "metrics": outcome.metrics,
+            "fingerprint": prepared.dataset.fingerprint,
+            "training": derived.notes | {"split": split},
         }
-        self._channel.send(
-            FrameType.VERSION,
-            version
-            | {"metrics": outcome.metrics, "fingerprint": prepared.dataset.fingerprint, "training": derived.notes},
-        )
+        self._channel.send(FrameType.VERSION, version)
 
     # ---- observing ----
 

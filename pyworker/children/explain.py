@@ -134,7 +134,8 @@ def _job(subject: _Subject) -> Job:
     from pg_tensile.execution.training.graphs import Sizes
 
     fitted, preprocessing = subject.fitted, subject.fitted.preprocessing
-    sizes = Sizes(fitted.training_rows, fitted.validation_rows, tuple(preprocessing.layout()))
+    rows = fitted.training_rows, fitted.validation_rows
+    sizes = Sizes(*rows, tuple(preprocessing.layout()), fitted.weights is not None)
     return Job(subject.model, subject.settings, preprocessing.task, sizes, subject.target.device)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pg_tensile.errors import CaptureError
 from pg_tensile.execution.data.fitting import FittedPreprocessing, fit
 from pg_tensile.execution.data.splits import Split
+from pg_tensile.execution.data.weights import Weighting
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +48,8 @@ def fit_rows(store: RowStore, spec: dict[str, Any]) -> FittedPreprocessing:
     from pg_tensile.execution.training.settings import check_batch_size
 
     tokens = models.token_limits(models.parse(spec["architecture"]))
-    fitted = fit(store, Split.of(spec), spec["options"].get("task"), tokens)
+    options = spec["options"]
+    fitted = fit(store, Split.of(spec), options.get("task"), tokens, Weighting.of(options))
     check_batch_size(least_batch_size(spec), fitted)
     return fitted
 

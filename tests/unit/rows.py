@@ -14,6 +14,7 @@ from pg_tensile.execution.data.dataset import Dataset, RowStore, prepare
 from pg_tensile.execution.data.fitting import FittedPreprocessing, fit
 from pg_tensile.execution.data.preprocessing import TokenLimits
 from pg_tensile.execution.data.splits import Split
+from pg_tensile.execution.data.weights import Weighting
 
 
 class Prepared(NamedTuple):
@@ -76,9 +77,10 @@ class Rows:
         order: Sequence[int] | None = None,
         split_by: str | None = None,
         flagged: bool = False,
+        weighting: Weighting | None = None,
     ) -> Prepared:
         store, split = self.store(order), Split(seed, validation, split_by, flagged)
-        fitted = fit(store, split, task, tokens)
+        fitted = fit(store, split, task, tokens, weighting or Weighting())
         return Prepared(store, fitted, prepare(store, fitted, self.cache_bytes, self.spool_directory))
 
     def _hash(self, row: int) -> int:

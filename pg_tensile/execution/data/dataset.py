@@ -165,10 +165,13 @@ class RowStore:
 
 
 class Table(NamedTuple):
-    """Preprocessed rows: features as numpy arrays and the target, float32 [rows] or int64 labels [rows]."""
+    """Preprocessed rows: features as numpy arrays and the target, float32 [rows] or int64 labels [rows].
+
+    `weight`: float32 [rows], or None if every row counts the same."""
 
     features: Features
     target: NDArray[Any]
+    weight: NDArray[np.float32] | None = None
 
     @property
     def rows(self) -> int:
@@ -177,7 +180,13 @@ class Table(NamedTuple):
     @property
     def row_bytes(self) -> int:
         """Bytes of one row."""
-        return sum(_row_bytes(array) for array in (*self.features.flat(), self.target))
+        return sum(_row_bytes(array) for array in self.arrays)
+
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        """Flat features, the target, and the weight if there is one."""
+        weight = [] if self.weight is None else [self.weight]
+        return [*self.features.flat(), self.target, *weight]
 
 
 @dataclass(frozen=True)
@@ -197,6 +206,8 @@ def prepare(store: RowStore, fitted: FittedPreprocessing, cache_bytes: int, spoo
     preprocessing = fitted.preprocessing
     counts = (fitted.training_rows, fitted.validation_rows)
     layout = preprocessing.layout()
+    if fitted.weights is not None:
+        layout.append(((), np.float32))
     total = sum(counts) * sum(np.dtype(dtype).itemsize * int(np.prod(shape)) for shape, dtype in layout)
     directory = spool_directory if total > cache_bytes else None
     flat = [allocate([((rows, *shape), dtype) for shape, dtype in layout], directory) for rows in counts]
@@ -204,14 +215,18 @@ def prepare(store: RowStore, fitted: FittedPreprocessing, cache_bytes: int, spoo
     for block in store.blocks():
         block = fitted.with_target(block)
         features = preprocessing.apply(fitted.inputs(block))
-        arrays = [*features.flat(), fitted.encode_target(block)]
+        target = fitted.encode_target(block)
+        arrays = [*features.flat(), target]
+        if fitted.weights is not None:
+            arrays.append(fitted.weights.of(block, target))
         validation = fitted.division.validation_rows(block)
         for side, chosen in enumerate((np.flatnonzero(~validation), np.flatnonzero(validation))):
             end = filled[side] + len(chosen)
-            for target, source in zip(flat[side], arrays, strict=True):
-                target[filled[side] : end] = source[chosen]
+            for part, source in zip(flat[side], arrays, strict=True):
+                part[filled[side] : end] = source[chosen]
             filled[side] = end
-    tables = [Table(Features.from_flat(arrays[:-1]), arrays[-1]) for arrays in flat]
+    width = len(preprocessing.layout()) - 1  # of the features
+    tables = [Table(Features.from_flat(arrays[:width]), *arrays[width:]) for arrays in flat]
     return Dataset(tables[0], tables[1], store.fingerprint, directory is not None)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,9 @@ from pg_tensile.execution.data.preprocessing import (
 )
 from pg_tensile.execution.data.roles import Roles
 from pg_tensile.execution.data.splits import Division, Rows, Split, divide, no_target
+from pg_tensile.execution.data.weights import Weighting, Weights, fit_weights
 
+NO_WEIGHTS = Weighting()
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?([eE][-+]?\d+)?")
 
 
@@ -65,11 +67,11 @@ class FittedPreprocessing:
     label_codes: NDArray[np.int64] | None  # text targets: label by sorted dictionary code, −1 if it is no label
     roles: Roles
     division: Division
+    weights: Weights | None = None
 
     def with_target(self, chunk: Chunk) -> Chunk:
         """Return the chunk without the rows that have no target."""
-        has_target = self.roles.has_target(chunk)
-        return chunk if has_target.all() else take(chunk, np.flatnonzero(has_target))
+        return self.roles.with_target(chunk)
 
     def inputs(self, chunk: Chunk) -> Inputs:
         """Return the chunk's features in the form of a PREDICT frame."""
@@ -96,16 +98,22 @@ class FittedPreprocessing:
         return labels.astype(np.int64 if preprocessing.task == Task.MULTICLASS else np.float32)
 
 
-def fit(rows: Rows, split: Split, task: str | None = None, tokens: TokenLimits | None = None) -> FittedPreprocessing:
+def fit(
+    rows: Rows,
+    split: Split,
+    task: str | None = None,
+    tokens: TokenLimits | None = None,
+    weighting: Weighting = NO_WEIGHTS,
+) -> FittedPreprocessing:
     """Fit all features on the training rows, and the labels on all rows with a target.
 
     `task`: regression or classification; None means classification for text and boolean targets, else regression.
     `tokens`: integer arrays are tokens with these limits; None means that they are numbers. Raises DataError if there
-    is no target or no training row, if the rows cannot be divided, if the target has only one value or too many labels,
-    and for columns that cannot be used.
+    is no target or no training row, if the rows cannot be divided or weighted, if the target has only one value or too
+    many labels, and for columns that cannot be used.
     """
     columns = rows.columns
-    roles = Roles.of(columns, split.by, None, split.flagged)
+    roles = Roles.of(columns, split.by, weighting.column, split.flagged)
     classify = _is_classification(columns[roles.target], task)
     division = divide(rows, split, roles)
     used = (roles.target, *roles.features)
@@ -127,7 +135,9 @@ def fit(rows: Rows, split: Split, task: str | None = None, tokens: TokenLimits |
     preprocessing = _preprocessing(columns, roles, fitters, classify)
     counts = (known_rows - validation_rows, validation_rows, rows.rows - known_rows)
     tables = _tables(rows, roles, preprocessing)
-    return FittedPreprocessing(preprocessing, columns, *counts, *tables, roles, division)
+    fitted = FittedPreprocessing(preprocessing, columns, *counts, *tables, roles, division)
+    labels = len(preprocessing.labels or ())
+    return replace(fitted, weights=fit_weights(rows, roles, division, weighting, labels, fitted.encode_target))
 
 
 def _check_sides(division: Division, known_rows: int, validation_rows: int) -> None:

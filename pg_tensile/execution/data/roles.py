@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pg_tensile.errors import DataError
-from pg_tensile.execution.data.columns import INTEGER_TYPES, Chunk, Column
+from pg_tensile.execution.data.columns import INTEGER_TYPES, Chunk, Column, take
 
 FLAG = "tensile_validation"  # column that says whether a row comes from the validation query
 WEIGHT_TYPES = INTEGER_TYPES | {"float4", "float8"}
@@ -64,6 +64,11 @@ class Roles(NamedTuple):
         if values.data.dtype.kind == "f":
             return ~values.nulls & np.isfinite(values.data)
         return ~values.nulls
+
+    def with_target(self, block: Chunk) -> Chunk:
+        """Return the block without the rows that have no target."""
+        has_target = self.has_target(block)
+        return block if has_target.all() else take(block, np.flatnonzero(has_target))
 
 
 def _index(columns: Sequence[Column], name: str, role: str) -> int:

@@ -170,7 +170,7 @@ class Trainer:
         outputs, loss = self._steps.train(batch)
         if not math.isfinite(loss):
             raise _not_finite(f"the loss became {loss}", self._total_steps() + 1)
-        self._sums.add(outputs, batch.target, loss)
+        self._sums.add(outputs, batch.target, loss, batch.weight)
         self._step += 1
         self._trained += batch.rows
 
@@ -183,7 +183,7 @@ class Trainer:
         sums, self._evaluated = self._new_sums(), ValidationSample()
         for batch in self._validation.in_order(self._steps.evaluation_rows):
             outputs, loss = self._steps.evaluate(batch)
-            sums.add(outputs, batch.target, loss)
+            sums.add(outputs, batch.target, loss, batch.weight)
             self._evaluated.add(outputs, batch.target)
             now = time.monotonic()
             if now >= self._report_at:
@@ -276,6 +276,7 @@ class Trainer:
                 "seconds": self._seconds,
                 "samples": self._sums.samples,
                 "loss_sum": self._sums.loss_sum,
+                "weight_sum": self._sums.weight_sum,
                 "metrics": self._last_metrics,
                 "best": None if best is None else {"loss": best.loss, "epoch": best.epoch, "metrics": best.metrics},
             }
@@ -300,7 +301,7 @@ class Trainer:
         self._steps.load(StepsState(checkpoint.get("model"), checkpoint.get("optimizer")))
         device = self._steps.batch_device
         self._epoch, self._step, self._seconds = meta["epoch"], meta["step"], meta["seconds"]
-        self._sums.restore(checkpoint.get("sums"), meta["samples"], meta["loss_sum"], device)
+        self._sums.restore(checkpoint.get("sums"), meta, device)
         self._sample = ValidationSample(checkpoint.get("validation"))
         self._last_metrics = meta["metrics"]
         if meta["best"] is not None:
