@@ -49,7 +49,8 @@ def fit_rows(store: RowStore, spec: dict[str, Any]) -> FittedPreprocessing:
 
     tokens = models.token_limits(models.parse(spec["architecture"]))
     options = spec["options"]
-    fitted = fit(store, Split.of(spec), options.get("task"), tokens, Weighting.of(options))
+    transform = options.get("target_transform", "none")
+    fitted = fit(store, Split.of(spec), options.get("task"), tokens, Weighting.of(options), transform)
     check_batch_size(least_batch_size(spec), fitted)
     return fitted
 

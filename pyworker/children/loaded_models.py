@@ -99,11 +99,12 @@ class Version:
         tables = np.array([code for known_codes in codes_of_strings for code in (*known_codes, 0)], np.int64)
         categories: list[CategoryInput] = []
         unknown = end = 0
-        for indices, limit, known_codes in zip(codes, limits, codes_of_strings, strict=True):
+        for number, (indices, limit, known_codes) in enumerate(zip(codes, limits, codes_of_strings, strict=True)):
             start, end = end, end + limit + 1
             category = CategoryInput(indices, tables[start:end])
-            if 0 in known_codes:
-                unknown += int(((indices >= 0) & (category.table[indices] == 0)).sum())
+            unknown_strings = self._preprocessing.unknown(number, known_codes)
+            if True in unknown_strings:
+                unknown += int(np.array([*unknown_strings, False])[indices].sum())
             categories.append(category)
         return categories, unknown
 

@@ -78,9 +78,10 @@ class Rows:
         split_by: str | None = None,
         flagged: bool = False,
         weighting: Weighting | None = None,
+        transform: str = "none",
     ) -> Prepared:
         store, split = self.store(order), Split(seed, validation, split_by, flagged)
-        fitted = fit(store, split, task, tokens, weighting or Weighting())
+        fitted = fit(store, split, task, tokens, weighting or Weighting(), transform)
         return Prepared(store, fitted, prepare(store, fitted, self.cache_bytes, self.spool_directory))
 
     def _hash(self, row: int) -> int:

@@ -52,7 +52,7 @@ def predictions(outputs: NDArray[np.float64], preprocessing: Preprocessing) -> N
 def target_values(encoded: NDArray[np.float64], preprocessing: Preprocessing) -> NDArray[np.float64]:
     """Return values in the target's unit for encoded ones (a regression's outputs or targets)."""
     target = preprocessing.target
-    return encoded * target.std + target.mean
+    return target.original(encoded * target.std + target.mean)
 
 
 def interval(

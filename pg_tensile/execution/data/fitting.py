@@ -28,9 +28,11 @@ from pg_tensile.execution.data.columns import (
     take,
 )
 from pg_tensile.execution.data.fitters import (
+    MAX_STRINGS_BYTES,
     ArrayFitter,
     CategoryFitter,
     NumberFitter,
+    TargetFitter,
     TokenFitter,
     ValueFitter,
     check_labels,
@@ -41,13 +43,13 @@ from pg_tensile.execution.data.preprocessing import (
     Inputs,
     Preprocessing,
     Scaling,
-    Target,
     Task,
     TokenLimits,
     standardise,
 )
 from pg_tensile.execution.data.roles import Roles
 from pg_tensile.execution.data.splits import Division, Rows, Split, divide, no_target
+from pg_tensile.execution.data.targets import Target
 from pg_tensile.execution.data.weights import Weighting, Weights, fit_weights
 
 NO_WEIGHTS = Weighting()
@@ -90,7 +92,8 @@ class FittedPreprocessing:
         values = chunk.columns[self.roles.target]
         if preprocessing.task == Task.REGRESSION:
             target = preprocessing.target
-            return standardise(float_values(values), Scaling.of(target.mean, target.std)).astype(np.float32)
+            x = target.transformed(float_values(values))
+            return standardise(x, Scaling.of(target.mean, target.std)).astype(np.float32)
         if self.label_codes is not None:
             labels = self.label_codes[values.data]
         else:
@@ -104,20 +107,23 @@ def fit(
     task: str | None = None,
     tokens: TokenLimits | None = None,
     weighting: Weighting = NO_WEIGHTS,
+    transform: str = "none",
 ) -> FittedPreprocessing:
     """Fit all features on the training rows, and the labels on all rows with a target.
 
     `task`: regression or classification; None means classification for text and boolean targets, else regression.
-    `tokens`: integer arrays are tokens with these limits; None means that they are numbers. Raises DataError if there
-    is no target or no training row, if the rows cannot be divided or weighted, if the target has only one value or too
-    many labels, and for columns that cannot be used.
+    `tokens`: integer arrays are tokens with these limits; None means that they are numbers. `transform` of a
+    regression's target: none, log, quantile or auto. Raises DataError if there is no target or no training row, if the
+    rows cannot be divided or weighted, if the target has only one value or too many labels, and for columns that cannot
+    be used.
     """
     columns = rows.columns
     roles = Roles.of(columns, split.by, weighting.column, split.flagged)
     classify = _is_classification(columns[roles.target], task)
     division = divide(rows, split, roles)
-    used = (roles.target, *roles.features)
-    fitters = {index: _fitter(columns[index], rows.dictionaries[index] or [], classify, tokens) for index in used}
+    used_text = sum(columns[index].type == "text" for index in roles.features)
+    fitters = {index: _fitter(columns[index], rows.dictionaries[index], used_text, tokens) for index in roles.features}
+    fitters[roles.target] = _target_fitter(columns[roles.target], rows.dictionaries[roles.target], classify, transform)
     known_rows = validation_rows = 0
     for block in rows.blocks():
         has_target = roles.has_target(block)
@@ -163,12 +169,22 @@ def _is_classification(target: Column, task: str | None) -> bool:
     return task == "classification" if task is not None else target.type in ("text", "bool")
 
 
-def _fitter(column: Column, strings: Sequence[str], classify: bool, tokens: TokenLimits | None) -> Any:
+def _fitter(column: Column, strings: Sequence[str] | None, text_columns: int, tokens: TokenLimits | None) -> Any:
+    """Return the fitter of a feature; `text_columns` share the bytes for strings."""
     if column.type == "text":
-        return CategoryFitter(column, strings)
+        return CategoryFitter(column, strings or [], MAX_STRINGS_BYTES // text_columns)
     if column.is_array:
         return TokenFitter(column, tokens) if tokens is not None and column.type in TOKEN_TYPES else ArrayFitter(column)
-    return ValueFitter(column) if column.target and classify else NumberFitter(column)
+    return NumberFitter(column)
+
+
+def _target_fitter(column: Column, strings: Sequence[str] | None, classify: bool, transform: str) -> Any:
+    if not classify:
+        return TargetFitter(column, transform)
+    if transform in ("log", "quantile"):
+        hint = "Leave target_transform out, or set the option task to regression."
+        raise DataError(f"target_transform {transform} is for a regression, but this is a classification", hint=hint)
+    return CategoryFitter(column, strings or []) if column.type == "text" else ValueFitter(column)
 
 
 def _observe(
