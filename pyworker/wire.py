@@ -61,6 +61,7 @@ class FrameType(IntEnum):
     LOAD = 22
     MODEL = 23
     VERSION = 24
+    SETTINGS = 25
     SCHEDULE = 30
     SCHEDULED = 31
     SEARCH = 32

@@ -69,16 +69,18 @@ SETTINGS = """
 # What an argument or a column of a result means, the same in all functions that have it
 ARGUMENTS = {
     "architecture": "object with the `type` and its keys: [architectures](#architectures)",
-    "batch_size": "rows per step, 1 to 10000000; 0: [chosen automatically](training.md#the-batch-size)",
+    "batch_size": "rows per step, 1 to 10000000; null: chosen by the number of rows; 0:"
+    " [chosen by plans](training.md#the-batch-size)",
     "description": "description of the model, for readers",
     "device_seconds": "duration of the measurements in seconds, 1 to 86400",
-    "epochs": "passes over the training rows, 1 to 1000000",
+    "epochs": "passes over the training rows, at most: 1 to 1000000",
     "features": "row, object, or array of numbers in the order of the training query",
     "grantee": "role, or `public`",
     "job": "number of the job, as returned by `train_model`",
     "keep_versions": "number of versions, 1 or more; null: all",
     "label": "most probable class; null for a regression",
-    "learning_rate": "step size of the optimizer, above 0",
+    "learning_rate": "step size of the optimizer, above 0; null: chosen by the architecture",
+    "max_time": "longest time of training; null: no limit",
     "memory_budget": "device memory for a job, or for predictions with a model, such as `2GB`; null: for a job what the"
     " device has, for a prediction the model's own budget, or else no limit",
     "model": "name of the model",
@@ -96,10 +98,12 @@ ARGUMENTS = {
     "role": "new owner of the model",
     "row_number": "number of the query's row, from 1",
     "seed": "seed of random numbers: equal seeds and rows give equal weights, on one machine with as many threads",
+    "split_by": "column of the query by which rows are divided into training and validation; null: by their content",
     "state": "final state of the job: `finished` or `cancelled`",
     "target": "column of the query that the model learns to predict",
     "timeout": "longest time to wait; null: no limit",
     "validation": "share of rows not used for training but for validation after each epoch: 0 or more, less than 1",
+    "validation_query": "one SELECT like `query`, with the same columns: the rows for validation, in place of a share",
     "version": "number of the version, 1 for a model's first",
 }
 

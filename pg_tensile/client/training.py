@@ -16,6 +16,7 @@ type, TrainingFailed if a job has failed.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any] | str  # a dict, or JSON as text
 SETTINGS = (
     *("epochs", "batch_size", "optimizer", "learning_rate", "validation", "seed", "policy", "memory_budget"),
-    *("priority", "options"),
+    *("priority", "options", "split_by", "validation_query", "max_time"),
 )
 
 JOBS_OF_ROLE = """
@@ -139,10 +140,13 @@ class Client:
         memory_budget: str | int | None = None,
         priority: int | None = None,
         options: Json | None = None,
+        split_by: str | None = None,
+        validation_query: str | None = None,
+        max_time: timedelta | float | str | None = None,
     ) -> Job:
         """Submit a job that trains the model on the rows of a query, and return at once (SQL: train_model).
 
-        `memory_budget` is a size such as "2GB", or a number of bytes."""
+        `memory_budget` is a size such as "2GB", or a number of bytes; `max_time` an interval, or seconds."""
         settings = {
             "epochs": epochs,
             "batch_size": batch_size,
@@ -154,6 +158,9 @@ class Client:
             "memory_budget": memory_budget,
             "priority": priority,
             "options": options,
+            "split_by": split_by,
+            "validation_query": validation_query,
+            "max_time": max_time,
         }
         return Job(self._session, self._submitted("train_model", model, query, target, settings)[0])
 

@@ -48,8 +48,7 @@ PG_FUNCTION_INFO_V1(tensile_explain_wait);
 
 typedef struct Explanation
 {
-	const char *query;
-	const char *target;
+	TrainingQuery training;
 	const char *search_path;
 	bool		feeding;		/* the query runs */
 } Explanation;
@@ -101,8 +100,7 @@ tensile_explain_feed(PG_FUNCTION_ARGS)
 	current->feeding = true;
 	PG_TRY();
 	{
-		rows = tensile_feed_session(PG_GETARG_INT32(0), current->query, current->target,
-									current->search_path);
+		rows = tensile_feed_session(PG_GETARG_INT32(0), &current->training, current->search_path);
 	}
 	PG_FINALLY();
 	{
@@ -193,8 +191,7 @@ tensile_explain_training(PG_FUNCTION_ARGS)
 				 errmsg("explain_training cannot be called by a training query"),
 				 errhint("Call it by itself.")));
 	tensile_check_submission(fcinfo);
-	explanation.query = text_to_cstring(PG_GETARG_TEXT_PP(TENSILE_ARG_QUERY));
-	explanation.target = text_to_cstring(PG_GETARG_TEXT_PP(TENSILE_ARG_TARGET));
+	explanation.training = tensile_training_query(fcinfo);
 	explanation.search_path = pstrdup(namespace_search_path);
 	spec = tensile_forward_submission(fcinfo);
 

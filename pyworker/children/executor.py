@@ -23,7 +23,7 @@ from pg_tensile.execution.data.splits import Split, described, share_warnings
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency.load import LoadMeter
 from pyworker.children.channel import Channel, Stopped
-from pyworker.children.job import Job, fit_rows, job_settings, with_hint
+from pyworker.children.job import Job, fit_rows, job_recipe, job_settings, least_batch_size, with_hint
 from pyworker.connection import Connection
 from pyworker.wire import FrameType
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 OTHER_KINDS = {"calibrate": "pyworker.children.calibrate", "explain": "pyworker.children.explain"}
 MAX_PREPROCESSING = 12 << 20  # bytes of JSON, which has to fit into a frame's header
+State = tuple[bytes, dict[str, Any]]  # of a checkpoint: its safetensors file and meta
 IDENTITY = ("architecture", "target", "validation", "batch_size", "optimizer", "learning_rate", "seed")
 
 
@@ -80,6 +81,8 @@ class Executor:
     def __init__(self, channel: Channel, libraries: Future[None]) -> None:
         self._channel = channel
         self._spec = channel.spec
+        self._identity = {key: self._spec[key] for key in IDENTITY}  # with what the job leaves open, as None
+        self._recipe: dict[str, Any] = {}
         self._libraries = libraries
         self._load = LoadMeter()
         self._memory: MemoryClient | None = None
@@ -93,7 +96,8 @@ class Executor:
         checkpoint = channel.receive_checkpoint()
         store = channel.receive_rows()
         channel.wait_for(self._libraries, "preparing")
-        prepared = self._prepare(store)
+        checkpoint = self._own_checkpoint(checkpoint, store.fingerprint)
+        prepared = self._prepare(store, None if checkpoint is None else checkpoint[1].get("recipe"))
         del store
         from pg_tensile.execution.training import checkpoint as ckpt
 
@@ -111,15 +115,34 @@ class Executor:
 
     # ---- preparing ----
 
-    def _prepare(self, store: RowStore) -> Prepared:
+    def _own_checkpoint(self, checkpoint: State | None, fingerprint: str) -> State | None:
+        """Return the checkpoint, or None, with a warning, if it belongs to other data or settings."""
+        from pg_tensile.execution.training.trainer import disagreement
+
+        reason = None if checkpoint is None else disagreement(checkpoint[1], fingerprint, self._identity)
+        if reason is None:
+            return checkpoint
+        self._warnings.append(reason)
+        return None
+
+    def _prepare(self, store: RowStore, recorded: dict[str, Any] | None) -> Prepared:
+        """Fit and apply the preprocessing; complete the spec by the recipe, or by the one that a checkpoint records."""
+        from pg_tensile.execution.training.settings import check_batch_size
+
         spec = self._spec
         fitted = fit_rows(store, spec)
+        self._recipe = recorded or job_recipe(spec, fitted)
+        spec.update(self._recipe)
+        check_batch_size(least_batch_size(spec), fitted)
         size = len(json.dumps(fitted.preprocessing.to_json()))
         if size > MAX_PREPROCESSING:
             hint = "Leave out text columns that are nearly unique, or shorten their strings."
             message = f"the distinct strings of all features take {size} bytes, more than {MAX_PREPROCESSING}"
             raise DataError(message, hint=hint)
         self._warn(store, fitted)
+        if spec["batch_size"]:  # otherwise CHOICE has the settings
+            chosen = {key: self._recipe[key] for key in ("batch_size", "learning_rate")}
+            self._channel.send(FrameType.SETTINGS, chosen)
         return Prepared(fitted, prepare(store, fitted, spec["dataset_cache_bytes"], spec["spool_directory"]))
 
     def _build(self, prepared: Prepared) -> Job:
@@ -171,22 +194,16 @@ class Executor:
         load = self._load if job.device.type == "cpu" else LoadMeter("cuda", job.device.index or 0)
         return MemoryClient(self._channel, job, profile, load)
 
-    def _begin(self, job: Job, prepared: Prepared, checkpoint: tuple[bytes, dict[str, Any]] | None) -> Trainer:
+    def _begin(self, job: Job, prepared: Prepared, checkpoint: State | None) -> Trainer:
         """Return the run, at its beginning or in the checkpoint's state."""
         from pg_tensile.execution.training import checkpoint as ckpt
-        from pg_tensile.execution.training.trainer import Trainer, disagreement
+        from pg_tensile.execution.training.trainer import Trainer
 
         dataset, preprocessing = prepared.dataset, prepared.fitted.preprocessing
-        identity = {key: self._spec[key] for key in IDENTITY}
 
         def trainer(job: Job, steps: Steps) -> Trainer:
-            return Trainer(job.settings, steps, dataset, preprocessing, self, identity)
+            return Trainer(job.settings, steps, dataset, preprocessing, self, self._identity)
 
-        if checkpoint is not None:
-            reason = disagreement(checkpoint[1], dataset, identity)
-            if reason is not None:
-                self._warnings.append(reason)
-                checkpoint = None
         state = None if checkpoint is None else ckpt.Checkpoint.from_bytes(*checkpoint)
         if self._spec["batch_size"]:
             run = trainer(job, self._plan(job))
@@ -250,9 +267,16 @@ class Executor:
             "preprocessing": preprocessing | {"rows": rows},
             "metrics": outcome.metrics,
             "fingerprint": prepared.dataset.fingerprint,
-            "training": derived.notes | {"split": split},
+            "training": derived.notes | self._training(outcome) | {"split": split},
         }
         self._channel.send(FrameType.VERSION, version)
+
+    def _training(self, outcome: Outcome) -> dict[str, Any]:
+        """Return the settings and the course of the training, for `model_versions.training`."""
+        assert self._memory is not None
+        settings = self._memory.job.settings
+        chosen = {"batch_size": settings.batch_size, "learning_rate": settings.learning_rate}
+        return chosen | {"epochs": outcome.metrics["epoch"]}
 
     # ---- observing ----
 
@@ -270,6 +294,7 @@ class Executor:
 
     def checkpoint(self, checkpoint: Checkpoint, written: Callable[[float], None]) -> None:
         choice = {"choice": self._choice} if self._choice else {}
+        choice["recipe"] = self._recipe
         self._channel.checkpoint_stored = written
         meta = checkpoint.meta | {"threads": self._channel.threads} | choice
         self._channel.send_state("checkpoint", checkpoint.to_bytes(), meta)

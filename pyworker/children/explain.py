@@ -24,7 +24,9 @@ from pyworker.children.channel import Channel
 from pyworker.children.job import (
     Job,
     fit_rows,
+    job_recipe,
     job_settings,
+    least_batch_size,
     overhead_bytes,
     with_hint,
     with_predicted_latencies,
@@ -45,11 +47,14 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     """Run the explanation: the rest of the process after JOB."""
     store = channel.receive_rows()
     channel.wait_for(libraries, "preparing")
+    from pg_tensile.execution.training.settings import check_batch_size
     from pg_tensile.planning.explain.numbers import explain
     from pg_tensile.planning.explain.text import render
 
     spec = channel.spec
     fitted = fit_rows(store, spec)
+    spec.update(job_recipe(spec, fitted))
+    check_batch_size(least_batch_size(spec), fitted)
     subject, choice = _with_batch_size(channel, _build(channel, fitted))
     request = _request(spec, subject)._replace(choice=choice)
     traces, request = _traces(channel, subject, request)

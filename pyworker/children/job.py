@@ -41,22 +41,28 @@ class Job(NamedTuple):
 
 
 def fit_rows(store: RowStore, spec: dict[str, Any]) -> FittedPreprocessing:
-    """Return the preprocessing fitted to a job's rows.
-
-    Raises DataError, also if its training rows do not fill one batch."""
+    """Return the preprocessing fitted to a job's rows. Raises DataError."""
     from pg_tensile.execution import models
-    from pg_tensile.execution.training.settings import check_batch_size
 
     tokens = models.token_limits(models.parse(spec["architecture"]))
     options = spec["options"]
     transform = options.get("target_transform", "none")
-    fitted = fit(store, Split.of(spec), options.get("task"), tokens, Weighting.of(options), transform)
-    check_batch_size(least_batch_size(spec), fitted)
-    return fitted
+    return fit(store, Split.of(spec), options.get("task"), tokens, Weighting.of(options), transform)
+
+
+def job_recipe(spec: dict[str, Any], fitted: FittedPreprocessing) -> dict[str, Any]:
+    """Return the fields of a recipe for the job's spec, those that the spec gives included."""
+    from pg_tensile.execution.training.recipe import Explicit, Subject, recipe
+
+    preprocessing = fitted.preprocessing
+    architecture = spec["architecture"]["type"]
+    subject = Subject(architecture, preprocessing.task, fitted.training_rows, len(preprocessing.features))
+    patience = (spec["options"].get("early_stopping") or {}).get("patience")
+    return recipe(subject, Explicit(spec["batch_size"], spec["learning_rate"], patience))._asdict()
 
 
 def job_settings(spec: dict[str, Any]) -> Settings:
-    """Return the library's settings for the job's spec. Raises OptionError."""
+    """Return the library's settings for the job's spec with its recipe. Raises OptionError."""
     from pg_tensile.execution.training.settings import EarlyStopping, Settings
     from pg_tensile.rules import check_options
 
@@ -72,7 +78,7 @@ def job_settings(spec: dict[str, Any]) -> Settings:
         weight_decay=options.get("weight_decay"),
         momentum=options.get("momentum"),
         clip=options.get("clip"),
-        early_stopping=None if stopping is None else EarlyStopping(**stopping),
+        early_stopping=None if stopping is None else EarlyStopping(**{"patience": spec["patience"]} | stopping),
         checkpoint_interval_s=spec["checkpoint_interval_s"],
         compression=options.get("compression", "none"),
     )

@@ -37,6 +37,7 @@ CREATE TABLE tensile.model_versions (
     rows          bigint,
     weight_bytes  bigint,
     created_at    timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
+    training      jsonb,
     UNIQUE (model, version)
 );
 CREATE INDEX model_versions_of_job ON tensile.model_versions (job);
@@ -51,6 +52,9 @@ COMMENT ON COLUMN tensile.model_versions.metrics IS
 COMMENT ON COLUMN tensile.model_versions.rows IS 'number of rows returned by the training query';
 COMMENT ON COLUMN tensile.model_versions.weight_bytes IS
     'size of the weights in bytes; null while they are being written';
+COMMENT ON COLUMN tensile.model_versions.training IS
+    'settings and course of the training: {"batch_size", "learning_rate", "epochs", "stopped"}; "stopped" is the '
+    'reason for its end: epochs, early_stopping or max_time';
 
 CREATE TABLE tensile.model_weights (
     version bigint REFERENCES tensile.model_versions ON DELETE CASCADE,
@@ -94,9 +98,9 @@ CREATE TABLE tensile.jobs (
     query            text NOT NULL,
     target           text NOT NULL,
     epochs           int NOT NULL,
-    batch_size       int NOT NULL,
+    batch_size       int,
     optimizer        text NOT NULL,
-    learning_rate    float8 NOT NULL,
+    learning_rate    float8,
     validation       float8 NOT NULL,
     seed             bigint NOT NULL,
     policy           text,
@@ -126,6 +130,10 @@ CREATE TABLE tensile.jobs (
     detail           text,
     traceback        text,
     warnings         text[],
+    chosen_learning_rate float8,
+    split_by         text,
+    validation_query text,
+    max_time         interval,
     CHECK ((state OPERATOR(pg_catalog.=) ANY (ARRAY['finished', 'failed', 'cancelled']))
            OPERATOR(pg_catalog.=) (ended_at IS NOT NULL))
 );
@@ -149,11 +157,19 @@ COMMENT ON COLUMN tensile.jobs.not_before IS
 COMMENT ON COLUMN tensile.jobs.rows IS 'number of rows returned by the query';
 COMMENT ON COLUMN tensile.jobs.warnings IS 'problems that did not stop the job, such as skipped rows';
 COMMENT ON COLUMN tensile.jobs.batch_size IS
-    'requested batch size; 0: chosen automatically, see chosen_batch_size';
+    'requested batch size; null: chosen by the number of rows, 0: chosen by plans; see chosen_batch_size';
 COMMENT ON COLUMN tensile.jobs.learning_rate IS
-    'requested learning rate; for batches of 64 rows if the batch size is chosen automatically';
+    'requested learning rate; for batches of 64 rows if the batch size is chosen by plans; null: chosen '
+    'automatically, see chosen_learning_rate';
 COMMENT ON COLUMN tensile.jobs.chosen_batch_size IS
-    'batch size chosen automatically; its learning rate is in batch_sizes; null: none was chosen (yet)';
+    'batch size chosen automatically; null: none was chosen (yet)';
+COMMENT ON COLUMN tensile.jobs.chosen_learning_rate IS
+    'learning rate chosen automatically, or for the chosen batch size; null: none was chosen (yet)';
+COMMENT ON COLUMN tensile.jobs.split_by IS
+    'column of the query by which rows are divided into training and validation; null: by their content';
+COMMENT ON COLUMN tensile.jobs.validation_query IS
+    'query of the rows for validation; null: a share of the rows of the training query';
+COMMENT ON COLUMN tensile.jobs.max_time IS 'longest time of training; null: no limit';
 COMMENT ON COLUMN tensile.jobs.memory_budget IS
     'device memory available to the job, in bytes; null: no limit but the device''s';
 COMMENT ON COLUMN tensile.jobs.settings IS

@@ -47,13 +47,14 @@ COMMENT ON FUNCTION @extschema@.set_model_retention(text, int) IS
     'version; null: all; for the model''s owner';
 
 CREATE FUNCTION @extschema@.train_model(model text, query text, target text,
-        epochs int DEFAULT 10, batch_size int DEFAULT 64, optimizer text DEFAULT 'adamw',
-        learning_rate float8 DEFAULT 1e-3, validation float8 DEFAULT 0.2, seed bigint DEFAULT 0,
+        epochs int DEFAULT 200, batch_size int DEFAULT NULL, optimizer text DEFAULT 'adamw',
+        learning_rate float8 DEFAULT NULL, validation float8 DEFAULT 0.2, seed bigint DEFAULT 0,
         policy text DEFAULT NULL, memory_budget text DEFAULT NULL, priority int DEFAULT 0,
-        options jsonb DEFAULT '{}') RETURNS bigint
+        options jsonb DEFAULT '{}', split_by text DEFAULT NULL, validation_query text DEFAULT NULL,
+        max_time interval DEFAULT NULL) RETURNS bigint
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_train_model';
 COMMENT ON FUNCTION @extschema@.train_model(text, text, text, int, int, text, float8, float8, bigint, text, text, int,
-                                            jsonb) IS
+                                            jsonb, text, text, interval) IS
     'submit a job that trains a model on the rows of a query; return the number of the job, which starts at '
     'commit; for the model''s owner and roles granted ''train''';
 CREATE FUNCTION @extschema@.cancel_job(job bigint) RETURNS bool

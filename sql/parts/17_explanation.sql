@@ -6,15 +6,16 @@
 -- and what its admission depends on. The rows of the query are read as the caller.
 CREATE FUNCTION tensile._explain_training(caller oid, model text, query text, target text, epochs int, batch_size int,
                                           optimizer text, learning_rate float8, validation float8, seed bigint,
-                                          policy text, memory_budget text, priority int, options jsonb,
-                                          search_path text) RETURNS jsonb
+                                          policy text, memory_budget text, priority int, options jsonb, split_by text,
+                                          validation_query text, max_time interval, search_path text) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
 AS $$
 DECLARE
     format text := tensile._explanation_format(options);
     job_options jsonb := CASE WHEN jsonb_typeof(options) = 'object' THEN options - 'format' ELSE options END;
     m tensile.models := tensile._check_submission(caller, model, epochs, batch_size, optimizer, learning_rate,
-                                                  validation, policy, priority, job_options);
+                                                  validation, policy, priority, job_options, split_by,
+                                                  validation_query, max_time);
     budget bigint := tensile._parse_budget(memory_budget);
     open_job bigint := (SELECT j.id FROM tensile.jobs j WHERE j.model = m.id AND j.ended_at IS NULL);
 BEGIN
@@ -24,6 +25,8 @@ BEGIN
         'optimizer', optimizer, 'learning_rate', learning_rate, 'validation', validation, 'seed', seed,
         'policy', coalesce(policy, current_setting('pg_tensile.policy')),
         'memory_budget', budget, 'options', job_options,
+        'split_by', split_by, 'validation_query', validation_query IS NOT NULL,
+        'max_time_s', extract(epoch FROM max_time),
         'profiles', (SELECT coalesce(jsonb_object_agg(p.device, p.profile), '{}') FROM tensile.device_profiles p),
         'open_job', open_job, 'open_job_s', tensile._remaining_s(open_job), 'admission', tensile._admission(priority));
 END $$;
@@ -111,12 +114,13 @@ CREATE FUNCTION tensile._explain_wait(fd int, timeout_ms int, writable bool) RET
     LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_explain_wait';
 
 CREATE FUNCTION @extschema@.explain_training(model text, query text, target text,
-        epochs int DEFAULT 10, batch_size int DEFAULT 64, optimizer text DEFAULT 'adamw',
-        learning_rate float8 DEFAULT 1e-3, validation float8 DEFAULT 0.2, seed bigint DEFAULT 0,
+        epochs int DEFAULT 200, batch_size int DEFAULT NULL, optimizer text DEFAULT 'adamw',
+        learning_rate float8 DEFAULT NULL, validation float8 DEFAULT 0.2, seed bigint DEFAULT 0,
         policy text DEFAULT NULL, memory_budget text DEFAULT NULL, priority int DEFAULT 0,
-        options jsonb DEFAULT '{}') RETURNS SETOF text
+        options jsonb DEFAULT '{}', split_by text DEFAULT NULL, validation_query text DEFAULT NULL,
+        max_time interval DEFAULT NULL) RETURNS SETOF text
     LANGUAGE C COST 1000 AS 'MODULE_PATHNAME', 'tensile_explain_training';
 COMMENT ON FUNCTION @extschema@.explain_training(text, text, text, int, int, text, float8, float8, bigint, text, text,
-                                                 int, jsonb) IS
+                                                 int, jsonb, text, text, interval) IS
     'show what train_model with the same arguments would require, its memory plan, and whether it would '
     'start; train nothing; for roles that may train the model';

@@ -244,7 +244,7 @@ CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
            j.sqlstate, j.error, j.hint,
            coalesce(j.chosen_batch_size, CASE WHEN j.batch_size OPERATOR(pg_catalog.<>) 0 THEN j.batch_size END)
                AS batch_size,
-           coalesce(b.learning_rate, j.learning_rate) AS learning_rate
+           coalesce(j.chosen_learning_rate, j.learning_rate) AS learning_rate
     FROM tensile.jobs j
          LEFT JOIN LATERAL (SELECT x.epoch, x.loss FROM tensile.epoch_metrics x
                             WHERE x.job OPERATOR(pg_catalog.=) j.id AND x.split OPERATOR(pg_catalog.=) 'training'
@@ -252,7 +252,6 @@ CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
          LEFT JOIN LATERAL (SELECT x.loss, x.accuracy, x.f1, x.rmse, x.r2 FROM tensile.epoch_metrics x
                             WHERE x.job OPERATOR(pg_catalog.=) j.id AND x.split OPERATOR(pg_catalog.=) 'validation'
                             ORDER BY x.epoch DESC LIMIT 1) v ON true
-         LEFT JOIN tensile.batch_sizes b ON b.job OPERATOR(pg_catalog.=) j.id AND b.chosen
     WHERE j.ended_at IS NOT NULL;
 COMMENT ON VIEW tensile.job_history IS
     'ended jobs with their waiting and running times, and the metrics of their last epoch';
@@ -263,7 +262,8 @@ COMMENT ON COLUMN tensile.job_history.attempts IS 'number of attempts: workers s
 COMMENT ON COLUMN tensile.job_history.rows IS 'number of rows returned by the query';
 COMMENT ON COLUMN tensile.job_history.batch_size IS
     'rows per step; null: none was chosen before the job ended';
-COMMENT ON COLUMN tensile.job_history.learning_rate IS 'learning rate of the training';
+COMMENT ON COLUMN tensile.job_history.learning_rate IS
+    'learning rate of the training; null: none was chosen before the job ended';
 COMMENT ON COLUMN tensile.job_history.epochs IS 'number of finished epochs';
 COMMENT ON COLUMN tensile.job_history.training_loss IS 'training loss of the last epoch';
 COMMENT ON COLUMN tensile.job_history.validation_loss IS

@@ -295,7 +295,7 @@ class Trainer:
 
         Returns None if it was resumed. Raises CheckpointError if it is damaged."""
         meta = checkpoint.meta
-        reason = disagreement(meta, self._dataset, self._identity)
+        reason = disagreement(meta, self._dataset.fingerprint, self._identity)
         if reason is not None:
             return reason
         self._steps.load(StepsState(checkpoint.get("model"), checkpoint.get("optimizer")))
@@ -311,9 +311,9 @@ class Trainer:
         return None
 
 
-def disagreement(meta: dict[str, Any], dataset: Dataset, identity: dict[str, Any]) -> str | None:
+def disagreement(meta: dict[str, Any], fingerprint: str, identity: dict[str, Any]) -> str | None:
     """Return the reason why a checkpoint does not belong to such a run, or None if it does."""
-    if meta["fingerprint"] != dataset.fingerprint:
+    if meta["fingerprint"] != fingerprint:
         rows = meta["fingerprint"].partition(":")[0]
         return f"the data changed since the checkpoint of {rows} rows was made, so training started over"
     if meta["identity"] != identity:

@@ -11,7 +11,7 @@ from pyworker.supervisors.server import Server
 # Columns of the job's row that the header has unchanged
 COPIED = (
     *("attempt", "architecture", "target", "epochs", "batch_size", "optimizer", "learning_rate", "validation", "seed"),
-    *("policy", "memory_budget", "options"),
+    *("policy", "memory_budget", "options", "split_by", "max_time_s"),
 )
 
 
@@ -33,6 +33,7 @@ def job_spec(server: Server, job: int, row: dict[str, Any], threads: int) -> dic
         "workloads": json.loads(workloads),
         "latency_weight": float(server.setting("pg_tensile.latency_weight")),
         **{key: row[key] for key in COPIED},
+        "validation_query": row["validation_query"] is not None,  # the rows carry the flag column
         **_settings(server, threads),
         "checkpoint_interval_s": interval,
         "resume": row["checkpoint"],

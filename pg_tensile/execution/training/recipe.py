@@ -1,0 +1,63 @@
+"""Recipe of a training: batch size, learning rate and patience where a job leaves them open.
+
+A pure function of what is known when the rows have been read, so that `explain_training` and a resumed job find the
+same values as the job itself. The numbers are in the tables at the top.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from pg_tensile.execution.data.preprocessing import Task
+
+LEARNING_RATES = {"mlp": 2e-3, "tabular": 2e-3}  # by type of architecture
+LEARNING_RATE = 1e-3  # of the other types
+STEPS = 64  # of an epoch, about, as long as the batch size is within its bounds
+BATCH_SIZES = (32, 1024)
+PATIENCE = 16  # epochs
+
+
+class Subject(NamedTuple):
+    """What a recipe depends on: type of the architecture, task, and size of the data."""
+
+    architecture: str
+    task: Task
+    training_rows: int
+    features: int
+
+
+class Explicit(NamedTuple):
+    """Values given by the job, which a recipe keeps; None: left open. Batch size 0: plans choose it."""
+
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    patience: int | None = None
+
+
+OPEN = Explicit()
+
+
+class Recipe(NamedTuple):
+    """Values to train with; `patience` is that of early stopping, in epochs. Batch size 0: plans choose it."""
+
+    batch_size: int
+    learning_rate: float
+    patience: int
+
+
+def recipe(subject: Subject, explicit: Explicit = OPEN) -> Recipe:
+    """Return the values for a job, those that it has given included."""
+    batch_size, learning_rate, patience = explicit
+    return Recipe(
+        batch_size_for(subject.training_rows) if batch_size is None else batch_size,
+        LEARNING_RATES.get(subject.architecture, LEARNING_RATE) if learning_rate is None else learning_rate,
+        PATIENCE if patience is None else patience,
+    )
+
+
+def batch_size_for(rows: int) -> int:
+    """Return the power of two nearest to a STEPS-th of the rows within BATCH_SIZES, and not more than the rows."""
+    least, most = BATCH_SIZES
+    nearest = 2 ** round(math.log2(max(rows, 1) / STEPS)) if rows > STEPS else 1
+    return max(1, min(max(least, min(nearest, most)), rows))
