@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pg_tensile.errors import CaptureError, DataError
 from pg_tensile.execution.data.dataset import Dataset, RowStore, prepare
-from pg_tensile.execution.data.fitting import FittedPreprocessing, Split, fit
+from pg_tensile.execution.data.fitting import FittedPreprocessing
+from pg_tensile.execution.data.splits import Split, described, share_warnings
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency.load import LoadMeter
 from pyworker.children.channel import Channel, Stopped
-from pyworker.children.job import Job, job_recipe, job_settings, least_batch_size, with_hint
+from pyworker.children.job import Job, fit_rows, job_recipe, job_settings, least_batch_size, with_hint
 from pyworker.connection import Connection
 from pyworker.wire import FrameType
 
@@ -126,12 +127,10 @@ class Executor:
 
     def _prepare(self, store: RowStore, recorded: dict[str, Any] | None) -> Prepared:
         """Fit and apply the preprocessing; complete the spec by the recipe, or by the one that a checkpoint records."""
-        from pg_tensile.execution import models
         from pg_tensile.execution.training.settings import check_batch_size
 
         spec = self._spec
-        split = Split(spec["seed"], spec["validation"])
-        fitted = fit(store, split, spec["options"].get("task"), models.token_limits(models.parse(spec["architecture"])))
+        fitted = fit_rows(store, spec)
         self._recipe = recorded or job_recipe(spec, fitted)
         spec.update(self._recipe)
         check_batch_size(least_batch_size(spec), fitted)
@@ -144,7 +143,7 @@ class Executor:
         if spec["batch_size"]:  # otherwise CHOICE has the settings
             chosen = {key: self._recipe[key] for key in ("batch_size", "learning_rate")}
             self._channel.send(FrameType.SETTINGS, chosen)
-        return Prepared(fitted, prepare(store, fitted, split, spec["dataset_cache_bytes"], spec["spool_directory"]))
+        return Prepared(fitted, prepare(store, fitted, spec["dataset_cache_bytes"], spec["spool_directory"]))
 
     def _build(self, prepared: Prepared) -> Job:
         """Return the job with its model, built on the CPU from generators seeded with the job's seed."""
@@ -184,6 +183,8 @@ class Executor:
             self._warnings.append(f'{fitted.skipped_rows} of {store.rows} rows were skipped: their "{target}" is null')
         if self._spec["validation"] > 0 and fitted.validation_rows == 0:
             self._warnings.append("no row fell into the validation part, so there are no validation metrics")
+        rows = fitted.training_rows, fitted.validation_rows
+        self._warnings += share_warnings(fitted.division, Split.of(self._spec), *rows)
 
     # ---- training ----
 
@@ -253,12 +254,22 @@ class Executor:
 
     def _send_version(self, outcome: Outcome, prepared: Prepared) -> None:
         """Describe the version that the weights belong to, which are sent next."""
+        from pg_tensile.execution.training.uncertainty import derive
+
         fitted = prepared.fitted
-        preprocessing = fitted.preprocessing.to_json()
+        calibrate = self._spec["options"].get("calibrate", True)
+        derived = derive(fitted.preprocessing, outcome.validation, calibrate)
+        preprocessing = derived.preprocessing.to_json()
         rows = {"training": fitted.training_rows, "validation": fitted.validation_rows, "skipped": fitted.skipped_rows}
-        version = {"task": preprocessing["task"], "preprocessing": preprocessing | {"rows": rows}}
-        version |= {"metrics": outcome.metrics, "fingerprint": prepared.dataset.fingerprint}
-        self._channel.send(FrameType.VERSION, version | {"training": self._training(outcome)})
+        split = described(fitted.division, fitted.training_rows, fitted.validation_rows)
+        version = {
+            "task": preprocessing["task"],
+            "preprocessing": preprocessing | {"rows": rows},
+            "metrics": outcome.metrics,
+            "fingerprint": prepared.dataset.fingerprint,
+            "training": derived.notes | self._training(outcome) | {"split": split},
+        }
+        self._channel.send(FrameType.VERSION, version)
 
     def _training(self, outcome: Outcome) -> dict[str, Any]:
         """Return the settings and the course of the training, for `model_versions.training`."""

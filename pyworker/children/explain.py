@@ -16,12 +16,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pg_tensile.execution.data.fitting import FittedPreprocessing, Split, fit
+from pg_tensile.execution.data.fitting import FittedPreprocessing
+from pg_tensile.execution.data.splits import described
 from pg_tensile.memory_limit import memory_bytes
 from pg_tensile.planning.device.profile import DeviceProfile
 from pyworker.children.channel import Channel
 from pyworker.children.job import (
     Job,
+    fit_rows,
     job_recipe,
     job_settings,
     least_batch_size,
@@ -45,15 +47,12 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     """Run the explanation: the rest of the process after JOB."""
     store = channel.receive_rows()
     channel.wait_for(libraries, "preparing")
-    from pg_tensile.execution import models
     from pg_tensile.execution.training.settings import check_batch_size
     from pg_tensile.planning.explain.numbers import explain
     from pg_tensile.planning.explain.text import render
 
     spec = channel.spec
-    architecture = models.parse(spec["architecture"])
-    split = Split(spec["seed"], spec["validation"])
-    fitted = fit(store, split, spec["options"].get("task"), models.token_limits(architecture))
+    fitted = fit_rows(store, spec)
     spec.update(job_recipe(spec, fitted))
     check_batch_size(least_batch_size(spec), fitted)
     subject, choice = _with_batch_size(channel, _build(channel, fitted))
@@ -140,7 +139,8 @@ def _job(subject: _Subject) -> Job:
     from pg_tensile.execution.training.graphs import Sizes
 
     fitted, preprocessing = subject.fitted, subject.fitted.preprocessing
-    sizes = Sizes(fitted.training_rows, fitted.validation_rows, tuple(preprocessing.layout()))
+    rows = fitted.training_rows, fitted.validation_rows
+    sizes = Sizes(*rows, tuple(preprocessing.layout()), fitted.weights is not None)
     return Job(subject.model, subject.settings, preprocessing.task, sizes, subject.target.device)
 
 
@@ -194,6 +194,7 @@ def _request(spec: dict[str, Any], subject: _Subject) -> Request:
         training_rows=fitted.training_rows,
         validation_rows=fitted.validation_rows,
         skipped_rows=fitted.skipped_rows,
+        split=described(fitted.division, fitted.training_rows, fitted.validation_rows),
         parameters=sum(parameter.numel() for parameter in subject.model.parameters()),
         state_bytes=state,
         claim_bytes=spec["memory_budget"] or state,

@@ -9,12 +9,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pg_tensile.errors import CaptureError
+from pg_tensile.execution.data.fitting import FittedPreprocessing, fit
+from pg_tensile.execution.data.splits import Split
+from pg_tensile.execution.data.weights import Weighting
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from pg_tensile.execution.data.fitting import FittedPreprocessing
+    from pg_tensile.execution.data.dataset import RowStore
     from pg_tensile.execution.data.preprocessing import Task
     from pg_tensile.execution.training.graphs import Sizes
     from pg_tensile.execution.training.settings import EarlyStopping, Settings
@@ -35,6 +38,16 @@ class Job(NamedTuple):
 
     def with_batch_size(self, batch_size: int) -> Job:
         return self._replace(settings=replace(self.settings, batch_size=batch_size))
+
+
+def fit_rows(store: RowStore, spec: dict[str, Any]) -> FittedPreprocessing:
+    """Return the preprocessing fitted to a job's rows. Raises DataError."""
+    from pg_tensile.execution import models
+
+    tokens = models.token_limits(models.parse(spec["architecture"]))
+    options = spec["options"]
+    transform = options.get("target_transform", "none")
+    return fit(store, Split.of(spec), options.get("task"), tokens, Weighting.of(options), transform)
 
 
 def job_recipe(spec: dict[str, Any], fitted: FittedPreprocessing) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Features, Inputs, Preprocessing, Task
+from pg_tensile.execution.data.answers import Answers, answers
+from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Features, Inputs, Preprocessing
 from pyworker.wire import Frame
 
 if TYPE_CHECKING:
@@ -38,15 +39,6 @@ class Malformed(Exception):
     hint = "The server's library and the predictor disagree; run make install and restart the server."
 
 
-class Answer(NamedTuple):
-    """Contents of a PREDICTION frame; docs/internals.md, "Features (PREDICT)"."""
-
-    unknown: int
-    prediction: NDArray[np.float64]  # [rows]
-    probability: NDArray[np.float64]  # [rows]
-    label: NDArray[np.int32]  # [rows]
-
-
 class Version:
     """A version with its preprocessing.
 
@@ -63,14 +55,15 @@ class Version:
         self._numbers = len(preprocessing.numbers)
         self._categories = len(preprocessing.categories)
         self._arrays = len(preprocessing.arrays)
-        values = preprocessing.label_values
-        self._label_values = np.array(values, np.float64) if values is not None else None
 
-    def predict(self, frame: Frame) -> Answer:
-        """Return the answer to a PREDICT frame. Raises Malformed, or DataError for arrays of a wrong length."""
+    def predict(self, frame: Frame) -> tuple[Answers, int]:
+        """Return the answers to a PREDICT frame, and the number of categories never seen in training.
+
+        Raises Malformed, or DataError for arrays of a wrong length."""
         inputs, unknown = self._inputs(frame)
         features = self._preprocessing.apply(inputs)
-        return self._answer(self._execute(features, inputs.rows).astype(np.float64), unknown)
+        outputs = self._execute(features, inputs.rows).astype(np.float64)
+        return answers(outputs, self._preprocessing), unknown
 
     def _execute(self, features: Features, rows: int) -> NDArray[Any]:
         """Return the model's outputs [rows, outputs]."""
@@ -106,11 +99,12 @@ class Version:
         tables = np.array([code for known_codes in codes_of_strings for code in (*known_codes, 0)], np.int64)
         categories: list[CategoryInput] = []
         unknown = end = 0
-        for indices, limit, known_codes in zip(codes, limits, codes_of_strings, strict=True):
+        for number, (indices, limit, known_codes) in enumerate(zip(codes, limits, codes_of_strings, strict=True)):
             start, end = end, end + limit + 1
             category = CategoryInput(indices, tables[start:end])
-            if 0 in known_codes:
-                unknown += int(((indices >= 0) & (category.table[indices] == 0)).sum())
+            unknown_strings = self._preprocessing.unknown(number, known_codes)
+            if True in unknown_strings:
+                unknown += int(np.array([*unknown_strings, False])[indices].sum())
             categories.append(category)
         return categories, unknown
 
@@ -123,29 +117,6 @@ class Version:
         if len(array.lengths) != rows or array.lengths.clip(min=0).sum(dtype=np.int64) != len(array.elements):
             raise Malformed(f"a request's array elements do not fit {rows} rows")
         return array
-
-    def _answer(self, outputs: NDArray[np.float64], unknown: int) -> Answer:
-        """Return the answer for the model's outputs [rows, outputs]."""
-        rows = len(outputs)
-        task = self._preprocessing.task
-        if task == Task.REGRESSION:
-            target = self._preprocessing.target
-            prediction = outputs[:, 0] * target.std + target.mean
-            return Answer(unknown, prediction, np.full(rows, np.nan), np.full(rows, -1, np.int32))
-        if task == Task.BINARY:
-            positive = _sigmoid(outputs[:, 0])
-            label = positive > 0.5
-            return Answer(unknown, positive, np.where(label, positive, 1.0 - positive), label.astype(np.int32))
-        odds = np.exp(outputs - outputs.max(axis=1, keepdims=True))
-        label = outputs.argmax(axis=1)
-        values = self._label_values
-        prediction = values[label] if values is not None else np.full(rows, np.nan)
-        return Answer(unknown, prediction, odds.max(axis=1) / odds.sum(axis=1), label.astype(np.int32))
-
-
-def _sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return 1 / (1 + e^−x), with x clipped to ±700 against overflow: beyond, it is 0 or 1 to within 1e-304."""
-    return 1.0 / (1.0 + np.exp(np.minimum(np.maximum(-x, -700.0), 700.0)))
 
 
 class LoadedModel(Version):

@@ -2,7 +2,7 @@
 
 `fit` reads the rows twice: first ranges and counts, then sums of values scaled by these ranges to −1…1, so that large
 numbers do not overflow and a large mean does not cancel the variance. All statistics are float64 and taken from the
-training rows alone; which rows these are depends only on their content and the seed (`Split`).
+training rows alone; splits.py decides which rows these are.
 
 Needs numpy only.
 """
@@ -10,9 +10,9 @@ Needs numpy only.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,9 +28,11 @@ from pg_tensile.execution.data.columns import (
     take,
 )
 from pg_tensile.execution.data.fitters import (
+    MAX_STRINGS_BYTES,
     ArrayFitter,
     CategoryFitter,
     NumberFitter,
+    TargetFitter,
     TokenFitter,
     ValueFitter,
     check_labels,
@@ -41,33 +43,17 @@ from pg_tensile.execution.data.preprocessing import (
     Inputs,
     Preprocessing,
     Scaling,
-    Target,
     Task,
     TokenLimits,
     standardise,
 )
+from pg_tensile.execution.data.roles import Roles
+from pg_tensile.execution.data.splits import Division, Rows, Split, divide, no_target
+from pg_tensile.execution.data.targets import Target
+from pg_tensile.execution.data.weights import Weighting, Weights, fit_weights
 
+NO_WEIGHTS = Weighting()
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?([eE][-+]?\d+)?")
-
-
-class Split(NamedTuple):
-    """Assignment of rows to training or validation; about `fraction` of them (0 ≤ fraction < 1) are for validation."""
-
-    seed: int
-    fraction: float
-
-    def validation_rows(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return whether each row [rows] belongs to validation: a function of its hash and the seed alone."""
-        salt = _mix(np.array([self.seed & 0xFFFFFFFFFFFFFFFF], np.uint64))
-        return _mix(hashes ^ salt) < np.uint64(int(self.fraction * 2.0**64))
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the splitmix64 hash of each number."""
-    x = x + np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 @dataclass(frozen=True)
@@ -81,15 +67,17 @@ class FittedPreprocessing:
     skipped_rows: int
     tables: tuple[NDArray[np.int64], ...]  # for each category: its codes by sorted dictionary code, then 0 for null
     label_codes: NDArray[np.int64] | None  # text targets: label by sorted dictionary code, −1 if it is no label
+    roles: Roles
+    division: Division
+    weights: Weights | None = None
 
     def with_target(self, chunk: Chunk) -> Chunk:
         """Return the chunk without the rows that have no target."""
-        has_target = _has_target(self.columns, chunk)
-        return chunk if has_target.all() else take(chunk, np.flatnonzero(has_target))
+        return self.roles.with_target(chunk)
 
     def inputs(self, chunk: Chunk) -> Inputs:
         """Return the chunk's features in the form of a PREDICT frame."""
-        features = [(c, v) for c, v in zip(self.columns, chunk.columns, strict=True) if not c.target]
+        features = [(self.columns[index], chunk.columns[index]) for index in self.roles.features]
         numbers = [float_values(v) for c, v in features if c.type != "text" and not c.is_array]
         text = [v.data for c, v in features if c.type == "text"]
         arrays = [ArraysInput(np.where(v.nulls, -1, v.lengths), float_elements(v)) for c, v in features if c.is_array]
@@ -101,10 +89,11 @@ class FittedPreprocessing:
 
         The chunk must have no row without a target (`with_target`)."""
         preprocessing = self.preprocessing
-        values = chunk.columns[[column.target for column in self.columns].index(True)]
+        values = chunk.columns[self.roles.target]
         if preprocessing.task == Task.REGRESSION:
             target = preprocessing.target
-            return standardise(float_values(values), Scaling.of(target.mean, target.std)).astype(np.float32)
+            x = target.transformed(float_values(values))
+            return standardise(x, Scaling.of(target.mean, target.std)).astype(np.float32)
         if self.label_codes is not None:
             labels = self.label_codes[values.data]
         else:
@@ -112,54 +101,62 @@ class FittedPreprocessing:
         return labels.astype(np.int64 if preprocessing.task == Task.MULTICLASS else np.float32)
 
 
-def _has_target(columns: Sequence[Column], chunk: Chunk) -> NDArray[np.bool_]:
-    """Return whether each row [rows] has a target: not null and, if it is a float, finite."""
-    values = chunk.columns[[column.target for column in columns].index(True)]
-    if values.data.dtype.kind == "f":
-        return ~values.nulls & np.isfinite(values.data)
-    return ~values.nulls
-
-
-class Rows(Protocol):
-    """Interface of the rows that `fit` reads; `dataset.RowStore` implements it."""
-
-    columns: tuple[Column, ...]
-    rows: int
-    dictionaries: list[list[str] | None]
-
-    def blocks(self) -> Iterable[Chunk]: ...
-
-
-def fit(rows: Rows, split: Split, task: str | None = None, tokens: TokenLimits | None = None) -> FittedPreprocessing:
+def fit(
+    rows: Rows,
+    split: Split,
+    task: str | None = None,
+    tokens: TokenLimits | None = None,
+    weighting: Weighting = NO_WEIGHTS,
+    transform: str = "none",
+) -> FittedPreprocessing:
     """Fit all features on the training rows, and the labels on all rows with a target.
 
     `task`: regression or classification; None means classification for text and boolean targets, else regression.
-    `tokens`: integer arrays are tokens with these limits; None means that they are numbers. Raises DataError if there
-    is no target or no training row, if there is only one label or too many, and for columns that cannot be used.
+    `tokens`: integer arrays are tokens with these limits; None means that they are numbers. `transform` of a
+    regression's target: none, log, quantile or auto. Raises DataError if there is no target or no training row, if the
+    rows cannot be divided or weighted, if the target has only one value or too many labels, and for columns that cannot
+    be used.
     """
     columns = rows.columns
-    target = next(column for column in columns if column.target)
-    classify = _is_classification(target, task)
-    fitters = [_fitter(column, rows.dictionaries[i] or [], classify, tokens) for i, column in enumerate(columns)]
+    roles = Roles.of(columns, split.by, weighting.column, split.flagged)
+    classify = _is_classification(columns[roles.target], task)
+    division = divide(rows, split, roles)
+    used_text = sum(columns[index].type == "text" for index in roles.features)
+    fitters = {index: _fitter(columns[index], rows.dictionaries[index], used_text, tokens) for index in roles.features}
+    fitters[roles.target] = _target_fitter(columns[roles.target], rows.dictionaries[roles.target], classify, transform)
     known_rows = validation_rows = 0
     for block in rows.blocks():
-        has_target = _has_target(columns, block)
-        validation = split.validation_rows(block.hashes) & has_target
+        has_target = roles.has_target(block)
+        validation = division.validation_rows(block) & has_target
         known_rows += int(has_target.sum())
         validation_rows += int(validation.sum())
         _observe(columns, fitters, block, has_target, validation, classify)
     if known_rows == 0:
-        raise DataError(f'the target "{target.name}" is null in all {rows.rows} rows', hint="Choose another target.")
+        raise no_target(rows, roles)
+    _check_sides(division, known_rows, validation_rows)
+    for block in rows.blocks():
+        training = take(block, np.flatnonzero(roles.has_target(block) & ~division.validation_rows(block)))
+        for index, fitter in fitters.items():
+            fitter.observe_again(training.columns[index])
+    preprocessing = _preprocessing(columns, roles, fitters, classify)
+    counts = (known_rows - validation_rows, validation_rows, rows.rows - known_rows)
+    tables = _tables(rows, roles, preprocessing)
+    fitted = FittedPreprocessing(preprocessing, columns, *counts, *tables, roles, division)
+    labels = len(preprocessing.labels or ())
+    return replace(fitted, weights=fit_weights(rows, roles, division, weighting, labels, fitted.encode_target))
+
+
+def _check_sides(division: Division, known_rows: int, validation_rows: int) -> None:
+    """Raise DataError if no row is left to train on, or if a validation query has no row with a target."""
+    if division.by == "query" and validation_rows == 0:
+        hint = "Check the WHERE clause of validation_query, or leave it out."
+        raise DataError("the validation query returned no row with a target", hint=hint)
     if validation_rows == known_rows:
+        if division.by == "query":
+            hint = "Check the query's WHERE clause and joins."
+            raise DataError("the training query returned no row with a target", hint=hint)
         hint = "Select more distinct rows, or set validation to 0."
         raise DataError(f"all {known_rows} rows fell into the validation part", hint=hint)
-    for block in rows.blocks():
-        training = take(block, np.flatnonzero(_has_target(columns, block) & ~split.validation_rows(block.hashes)))
-        for fitter, values in zip(fitters, training.columns, strict=True):
-            fitter.observe_again(values)
-    preprocessing = _preprocessing(columns, fitters, classify)
-    counts = (known_rows - validation_rows, validation_rows, rows.rows - known_rows)
-    return FittedPreprocessing(preprocessing, columns, *counts, *_tables(rows, preprocessing))
 
 
 def _is_classification(target: Column, task: str | None) -> bool:
@@ -172,17 +169,27 @@ def _is_classification(target: Column, task: str | None) -> bool:
     return task == "classification" if task is not None else target.type in ("text", "bool")
 
 
-def _fitter(column: Column, strings: Sequence[str], classify: bool, tokens: TokenLimits | None) -> Any:
+def _fitter(column: Column, strings: Sequence[str] | None, text_columns: int, tokens: TokenLimits | None) -> Any:
+    """Return the fitter of a feature; `text_columns` share the bytes for strings."""
     if column.type == "text":
-        return CategoryFitter(column, strings)
+        return CategoryFitter(column, strings or [], MAX_STRINGS_BYTES // text_columns)
     if column.is_array:
         return TokenFitter(column, tokens) if tokens is not None and column.type in TOKEN_TYPES else ArrayFitter(column)
-    return ValueFitter(column) if column.target and classify else NumberFitter(column)
+    return NumberFitter(column)
+
+
+def _target_fitter(column: Column, strings: Sequence[str] | None, classify: bool, transform: str) -> Any:
+    if not classify:
+        return TargetFitter(column, transform)
+    if transform in ("log", "quantile"):
+        hint = "Leave target_transform out, or set the option task to regression."
+        raise DataError(f"target_transform {transform} is for a regression, but this is a classification", hint=hint)
+    return CategoryFitter(column, strings or []) if column.type == "text" else ValueFitter(column)
 
 
 def _observe(
     columns: Sequence[Column],
-    fitters: Sequence[Any],
+    fitters: Mapping[int, Any],
     block: Chunk,
     has_target: NDArray[np.bool_],
     validation: NDArray[np.bool_],
@@ -191,17 +198,19 @@ def _observe(
     """Observe one block in the first pass: features of training rows, labels and array lengths of all known rows."""
     training = take(block, np.flatnonzero(has_target & ~validation))
     rest = take(block, np.flatnonzero(validation))
-    for column, fitter, values, others in zip(columns, fitters, training.columns, rest.columns, strict=True):
-        fitter.observe(values)
-        if column.target and classify:
-            fitter.observe(others)
+    for index, fitter in fitters.items():
+        fitter.observe(training.columns[index])
+        if columns[index].target and classify:
+            fitter.observe(rest.columns[index])
         elif isinstance(fitter, ArrayFitter):
-            fitter.observe_lengths(others)
+            fitter.observe_lengths(rest.columns[index])
 
 
-def _preprocessing(columns: Sequence[Column], fitters: Sequence[Any], classify: bool) -> Preprocessing:
-    features = tuple(f.feature() for c, f in zip(columns, fitters, strict=True) if not c.target)
-    column, fitter = next((c, f) for c, f in zip(columns, fitters, strict=True) if c.target)
+def _preprocessing(
+    columns: Sequence[Column], roles: Roles, fitters: Mapping[int, Any], classify: bool
+) -> Preprocessing:
+    features = tuple(fitters[index].feature() for index in roles.features)
+    column, fitter = columns[roles.target], fitters[roles.target]
     if not classify:
         return Preprocessing(Task.REGRESSION, fitter.target(), None, None, features)
     labels, values = _labels(column, fitter)
@@ -229,12 +238,13 @@ def _labels(column: Column, fitter: Any) -> tuple[tuple[str, ...], tuple[float, 
     return tuple(str(kind(value)).removesuffix(".0") for value in values), values
 
 
-def _tables(rows: Rows, preprocessing: Preprocessing) -> tuple[tuple[NDArray[np.int64], ...], NDArray[np.int64] | None]:
+def _tables(
+    rows: Rows, roles: Roles, preprocessing: Preprocessing
+) -> tuple[tuple[NDArray[np.int64], ...], NDArray[np.int64] | None]:
     """Return `tables` and `label_codes` of a `FittedPreprocessing`."""
-    text = [(c, rows.dictionaries[i] or []) for i, c in enumerate(rows.columns) if c.type == "text"]
-    strings = [dictionary for column, dictionary in text if not column.target]
+    strings = [rows.dictionaries[index] or [] for index in roles.features if rows.columns[index].type == "text"]
     tables = tuple(np.array([*preprocessing.codes(i, dictionary), 0], np.int64) for i, dictionary in enumerate(strings))
-    target = next((dictionary for column, dictionary in text if column.target), None)
+    target = rows.dictionaries[roles.target]
     if target is None:
         return tables, None
     label_of = {label: number for number, label in enumerate(preprocessing.labels or ())}

@@ -52,14 +52,14 @@ class EagerSteps:
 
     def train(self, batch: Batch, learning_rate: float | None = None) -> StepResult:
         self._switch(True)
-        loss, (outputs,) = self._eager.step([batch.features], [batch.target], learning_rate)
+        loss, (outputs,) = self._eager.step([batch.features], batch.targets, learning_rate)
         return StepResult(outputs, loss.item())
 
     def evaluate(self, batch: Batch) -> StepResult:
         self._switch(False)
         with torch.inference_mode():
             outputs = self.model(batch.features)
-            return StepResult(outputs, self._eager.spec.loss(outputs, batch.target).item())
+            return StepResult(outputs, self._eager.spec.loss(outputs, *batch.targets).item())
 
     def _switch(self, training: bool) -> None:
         if self.model.training != training:
@@ -143,7 +143,7 @@ class PlannedSteps:
         return self._execute(self._executor.evaluate, False, batch)
 
     def _execute(self, execute: Callable[..., Executed | EvaluationResult], trains: bool, batch: Batch) -> StepResult:
-        inputs, targets = batch.features.flat(), (batch.target,)
+        inputs, targets = batch.features.flat(), batch.targets
         graph = self._by_rows[trains, batch.rows]
         while True:
             shortage: OutOfDeviceMemoryError | None = None

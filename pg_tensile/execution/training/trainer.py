@@ -34,6 +34,7 @@ from pg_tensile.execution.training.course import Course
 from pg_tensile.execution.training.epoch_sums import EpochSums
 from pg_tensile.execution.training.observer import EpochMetrics, Memory, Observer, Outcome, Progress, StopTraining
 from pg_tensile.execution.training.settings import Settings
+from pg_tensile.execution.training.validation_sample import ValidationSample
 
 REPORT_INTERVAL_S = 0.2
 
@@ -110,6 +111,8 @@ class Trainer:
         self._sums = self._new_sums()
         self._course = Course(settings)
         self._last_metrics: dict[str, Any] = {}
+        self._evaluated = ValidationSample()  # of the last validation
+        self._sample = ValidationSample()  # of the epoch whose weights the model will have
         self._report_at = 0.0
         self._reported_at = time.monotonic()
         self._trained = 0  # rows, since the last report
@@ -140,7 +143,7 @@ class Trainer:
             ckpt.load_model(model, kept.tensors)
         self._check_weights(dict(model.named_parameters()))
         metrics = self._last_metrics if kept is None else kept.metrics
-        return Outcome(False, metrics, self._epoch, reason)
+        return Outcome(False, metrics, self._epoch, reason, self._sample.tensors())
 
     def run_lead(self) -> bool:
         """Execute only the steps of `settings.lead`, without checkpoints; return False if a stop was requested.
@@ -178,7 +181,7 @@ class Trainer:
         outputs, loss = self._steps.train(batch, self._course.learning_rate)
         if not math.isfinite(loss):
             raise _not_finite(f"the loss became {loss}", self._total_steps() + 1)
-        self._sums.add(outputs, batch.target, loss)
+        self._sums.add(outputs, batch.target, loss, batch.weight)
         self._step += 1
         self._trained += batch.rows
 
@@ -188,10 +191,11 @@ class Trainer:
             return None
         started = time.monotonic()
         self._report("validating", started)
-        sums = self._new_sums()
+        sums, self._evaluated = self._new_sums(), ValidationSample()
         for batch in self._validation.in_order(self._steps.evaluation_rows):
             outputs, loss = self._steps.evaluate(batch)
-            sums.add(outputs, batch.target, loss)
+            sums.add(outputs, batch.target, loss, batch.weight)
+            self._evaluated.add(outputs, batch.target)
             now = time.monotonic()
             if now >= self._report_at:
                 self._report("validating", now)
@@ -211,6 +215,8 @@ class Trainer:
             "validation": None if validation is None else validation.metrics.to_json(),
         }
         self._course.epoch_ended(self._epoch + 1, decisive.loss, self._last_metrics, lambda: self._steps.state().model)
+        if self._course.kept is None or self._course.kept.epoch == self._epoch + 1:
+            self._sample = self._evaluated
         self._epoch, self._step, self._seconds = self._epoch + 1, 0, 0.0
         self._sums = self._new_sums()
 
@@ -267,6 +273,7 @@ class Trainer:
                 "seconds": self._seconds,
                 "samples": self._sums.samples,
                 "loss_sum": self._sums.loss_sum,
+                "weight_sum": self._sums.weight_sum,
                 "metrics": self._last_metrics,
                 **self._course.to_json(),
             }
@@ -274,6 +281,7 @@ class Trainer:
         checkpoint.put("model", steps.model)
         checkpoint.put("optimizer", steps.optimizer)
         checkpoint.put("sums", self._sums.tensors())
+        checkpoint.put("validation", self._sample.tensors())
         if kept is not None:
             checkpoint.put("best", kept.tensors)
         ckpt.generator_states(checkpoint)
@@ -290,7 +298,8 @@ class Trainer:
         self._steps.load(StepsState(checkpoint.get("model"), checkpoint.get("optimizer")))
         device = self._steps.batch_device
         self._epoch, self._step, self._seconds = meta["epoch"], meta["step"], meta["seconds"]
-        self._sums.restore(checkpoint.get("sums"), meta["samples"], meta["loss_sum"], device)
+        self._sums.restore(checkpoint.get("sums"), meta, device)
+        self._sample = ValidationSample(checkpoint.get("validation"))
         self._last_metrics = meta["metrics"]
         self._course.restore(meta, checkpoint.get("best"), device)
         ckpt.restore_generators(checkpoint)

@@ -17,6 +17,7 @@ class Request(NamedTuple):
     `choice` is that of the batch size, if it was left open: `batch_size, learning_rate, law, base_rate, candidates`
     (fields of choose.Candidate, the chosen one first). `compression` of swaps is auto or a codec; None means none.
     `patience` is that of early stopping in epochs, None without it.
+    `split` describes the division of the rows: `by, column, threshold, training_rows, validation_rows`.
     """
 
     model: str
@@ -44,6 +45,7 @@ class Request(NamedTuple):
     compression: str | None = None
     learning_rate: float | None = None
     patience: int | None = None
+    split: Mapping[str, Any] | None = None
 
 
 class Ahead(NamedTuple):

@@ -76,8 +76,9 @@ def _subject_lines(explanation: Explanation) -> list[_Line]:
     request, graph = explanation.request, explanation.graph
     skipped = f", {request.skipped_rows:,} without a target" if request.skipped_rows else ""
     rows = f"{request.training_rows:,} to train on, {request.validation_rows:,} to validate with{skipped}"
+    split = [] if request.split is None or not request.validation_rows else [_Line("Split", _split(request.split))]
     state = f"{size(request.state_bytes)} with gradients and optimizer state"
-    lines = [_Line("Rows", rows), _Line("Model", f"{_count(request.parameters, 'parameter')}, {state}")]
+    lines = [_Line("Rows", rows), *split, _Line("Model", f"{_count(request.parameters, 'parameter')}, {state}")]
     if graph is not None:
         phases = ", ".join(f"{count:,} {phase}" for phase, count in graph.phases.items() if count)
         lines.append(_Line("Graph", f"{graph.operators:,} operators ({phases}), {graph.tensors:,} tensors"))
@@ -86,6 +87,17 @@ def _subject_lines(explanation: Explanation) -> list[_Line]:
     if request.approximate is not None:
         lines.append(_Line("", f"approximate: {request.approximate}"))
     return lines
+
+
+def _split(split: Mapping[str, Any]) -> str:
+    """Return the division of the rows in words."""
+    column = split["column"]
+    return {
+        "random": "random, by a hash of each row",
+        "time": f'by time: rows validate from {split["threshold"]} on (column "{column}")',
+        "group": f'by group: all rows of a group are on one side (column "{column}")',
+        "query": "the rows of the validation query validate",
+    }[split["by"]]
 
 
 def _choice_lines(explanation: Explanation) -> list[_Line]:
