@@ -81,9 +81,11 @@ class Mixture:
         self._numbers = (row.numeric, np.array(numbers, np.float64).reshape(-1, 1))
         self._categories: list[tuple[CategoryInput, int]] = []
         for number, (feature, category) in enumerate(zip(preprocessing.categories, row.categories, strict=True)):
-            code = 0 if feature.mode is None else preprocessing.codes(number, [feature.mode])[0]
-            table = np.append(category.table[:-1], [code, 0])
-            self._categories.append((CategoryInput(category.places, table), len(table) - 2))
+            average = -1  # null
+            if feature.mode is not None:
+                table = np.append(category.table[:-1], [*preprocessing.codes(number, [feature.mode]), 0])
+                category, average = CategoryInput(category.places, table), len(table) - 2
+            self._categories.append((category, average))
         self._arrays = [
             (array, np.full(f.length or 0, np.nan) if f.tokens is None else np.empty(0))
             for f, array in zip(preprocessing.arrays, row.arrays, strict=True)
