@@ -175,8 +175,11 @@ class CategoryFitter:
         categories = categories[: int(np.searchsorted(sizes, self._most_bytes, side="right"))]
         many = distinct > MAX_CATEGORIES or len(categories) < frequent
         buckets = HASH_BUCKETS if many else int(len(categories) < distinct)
-        nulls = int(self._counts[0])
-        return Feature(self._column.name, Kind.CATEGORY, "text", nulls, categories=tuple(categories), buckets=buckets)
+        nulls, most = int(self._counts[0]), int(self._counts.argmax())
+        mode = self._strings[most - 1] if most else None
+        return Feature(
+            self._column.name, Kind.CATEGORY, "text", nulls, categories=tuple(categories), buckets=buckets, mode=mode
+        )
 
     def labels(self) -> list[str]:
         return [self._strings[code] for code in np.flatnonzero(self._counts[1:]).tolist()]

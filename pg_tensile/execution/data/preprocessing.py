@@ -169,6 +169,7 @@ class Feature:
     hour: bool = False  # timestamps: whether some are not at midnight
     length: int | None = None  # arrays: elements per row
     categories: tuple[str, ...] | None = None
+    mode: str | None = None  # categories: the most frequent one, None if that is null
     tokens: tuple[int, ...] | None = None
     low: float | None = None  # numbers and timestamps: range of the training rows
     high: float | None = None
@@ -212,7 +213,6 @@ class Preprocessing:
     conformal: Conformal | None = None
 
     # Cached, because `apply` would otherwise compute these again for every single row that is predicted.
-
     @cached_property
     def numbers(self) -> tuple[Feature, ...]:
         """Numeric and timestamp features: the rows of `Inputs.numeric`."""
