@@ -1,5 +1,5 @@
 /*
- * explain.h: explain_training, and what a session may do while it runs.
+ * explain.h: the rows of the query of explain_training.
  *
  * Copyright (c) 2026, the pg_tensile developers.  PostgreSQL License.
  */
@@ -7,15 +7,9 @@
 #define TENSILE_EXPLAIN_H
 
 /*
- * Does this session run the supervisor of explain_training, and no user code?
+ * Runs the query, read only, as the current user.  Sends its rows to the
+ * socket and returns their number (feed.c).
  */
-extern bool tensile_explaining(void);
-
-/*
- * Runs the query with this search_path, read only, as the current user.  Sends
- * its rows to the socket and returns their number (feed.c).
- */
-extern int64 tensile_feed_session(int fd, const char *query, const char *target,
-								  const char *search_path);
+extern int64 tensile_feed_session(int fd, const char *query, const char *target);
 
 #endif

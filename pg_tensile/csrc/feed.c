@@ -266,16 +266,9 @@ feed_socket(int fd, int64 job, const char *query, const char *target)
 }
 
 int64
-tensile_feed_session(int fd, const char *query, const char *target, const char *search_path)
+tensile_feed_session(int fd, const char *query, const char *target)
 {
-	int			nest_level = NewGUCNestLevel();
-	int64		rows;
-
-	(void) set_config_option("search_path", search_path, PGC_USERSET, PGC_S_SESSION,
-							 GUC_ACTION_SAVE, true, 0, false);
-	rows = feed_socket(fd, 0, query, target);
-	AtEOXact_GUC(false, nest_level);
-	return rows;
+	return feed_socket(fd, 0, query, target);
 }
 
 /*

@@ -1,6 +1,25 @@
 ------------------------------------------------------------------------------------------------------------------------
--- Explaining a training
+-- Executors in the caller's session: explaining a training
 ------------------------------------------------------------------------------------------------------------------------
+
+-- The supervisor, called only by public functions (csrc/session_run.c), as the caller and in the caller's transaction.
+-- `result` has the values of all columns of each row.
+CREATE FUNCTION tensile._session_run(spec jsonb, folder text, OUT result text[], OUT sqlstate text, OUT message text,
+                                     OUT hint text, OUT detail text, OUT traceback text)
+    LANGUAGE plpython3u SET search_path = pg_catalog, pg_temp
+AS $$
+import sys
+if folder not in sys.path:
+    sys.path.insert(0, folder)
+from pyworker.supervisors import session_run
+return session_run.run(plpy, spec)
+$$;
+CREATE FUNCTION tensile._session_feed(fd int) RETURNS bigint
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_session_feed';
+CREATE FUNCTION tensile._session_wait(fd int, timeout_ms int, writable bool) RETURNS int
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_session_wait';
+CREATE FUNCTION tensile._session_check(function text) RETURNS void
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_session_check';
 
 -- Make the same checks as train_model, and return the input of the executor: the job's spec (docs/internals.md)
 -- and what its admission depends on. The rows of the query are read as the caller.
@@ -93,22 +112,6 @@ CREATE FUNCTION tensile._explain_latency_models() RETURNS TABLE (device text, mo
 AS $$
     SELECT m.device, m.models FROM tensile.latency_models m
 $$;
-
--- The supervisor, called only by explain_training, as the caller and in the caller's transaction
-CREATE FUNCTION tensile._explain(spec jsonb, folder text, OUT lines text[], OUT sqlstate text, OUT message text,
-                                 OUT hint text, OUT detail text, OUT traceback text)
-    LANGUAGE plpython3u SET search_path = pg_catalog, pg_temp
-AS $$
-import sys
-if folder not in sys.path:
-    sys.path.insert(0, folder)
-from pyworker.supervisors import explain
-return explain.run(plpy, spec)
-$$;
-CREATE FUNCTION tensile._explain_feed(fd int) RETURNS bigint
-    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_explain_feed';
-CREATE FUNCTION tensile._explain_wait(fd int, timeout_ms int, writable bool) RETURNS int
-    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_explain_wait';
 
 CREATE FUNCTION @extschema@.explain_training(model text, query text, target text,
         epochs int DEFAULT 10, batch_size int DEFAULT 64, optimizer text DEFAULT 'adamw',
