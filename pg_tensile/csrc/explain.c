@@ -14,7 +14,7 @@
 #include "fmgr.h"
 #include "utils/builtins.h"
 
-#include "explain.h"
+#include "feed.h"
 #include "session_run.h"
 #include "submit.h"
 

@@ -60,10 +60,17 @@ class Version:
         """Return the answers to a PREDICT frame, and the number of categories never seen in training.
 
         Raises Malformed, or DataError for arrays of a wrong length."""
-        inputs, unknown = self._inputs(frame)
-        features = self._preprocessing.apply(inputs)
-        outputs = self._execute(features, inputs.rows).astype(np.float64)
+        inputs, unknown = self.inputs(frame)
+        outputs = self.outputs(inputs).astype(np.float64)
         return answers(outputs, self._preprocessing), unknown
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return self._preprocessing
+
+    def outputs(self, inputs: Inputs) -> NDArray[Any]:
+        """Return the model's outputs [rows, outputs]. Raises DataError for arrays of a wrong length."""
+        return self._execute(self._preprocessing.apply(inputs), inputs.rows)
 
     def _execute(self, features: Features, rows: int) -> NDArray[Any]:
         """Return the model's outputs [rows, outputs]."""
@@ -72,7 +79,10 @@ class Version:
     def close(self) -> None:
         """Release resources that are not memory."""
 
-    def _inputs(self, frame: Frame) -> tuple[Inputs, int]:
+    def inputs(self, frame: Frame) -> tuple[Inputs, int]:
+        """Return the features in a PREDICT frame, and the number of categories never seen in training.
+
+        Raises Malformed."""
         rows, buffers = frame.header.get("rows"), frame.buffers
         if not isinstance(rows, int) or rows < 0 or len(buffers) != 2 + 2 * self._arrays:
             raise Malformed(f"a request has {len(buffers)} buffers and {rows} rows")

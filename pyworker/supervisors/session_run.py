@@ -140,8 +140,28 @@ async def _open_explanation(
     child.queue(FrameType.JOB, header=header, buffers=[row["models"] for row in models])
 
 
+async def _open_evaluation(
+    server: Server, child: Child, request: dict[str, Any], threads: int, result: _Result
+) -> None:
+    """Send the JOB frame of evaluate_model or feature_importance, then the weights, each chunk when the one before has
+    left, so that the model is never whole in the server process."""
+    child.queue(FrameType.JOB, header=session_spec(server, request, threads) | {"latency_models": []})
+    sent = seq = 0
+    while sent < request["weight_bytes"]:
+        chunk = server.call("tensile._session_weights(int8,int4)", request["version"], seq)
+        if chunk is None:
+            raise Failure("42704", "this version of the model does not exist any more", hint="Use another one.")
+        sent += len(chunk)
+        header = {"kind": "weights", "seq": seq, "last": sent >= request["weight_bytes"], "meta": None}
+        child.queue(FrameType.STATE, header=header, buffers=[chunk])
+        del chunk
+        await _drain(child, result)
+        seq += 1
+
+
 OPENINGS: dict[str, Callable[[Server, Child, dict[str, Any], int, _Result], Awaitable[None]]] = {
     "explain": _open_explanation,
+    "evaluate": _open_evaluation,
 }
 
 
