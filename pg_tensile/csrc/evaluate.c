@@ -218,7 +218,7 @@ send_chunk(EvaluationReceiver *receiver)
 
 	CHECK_FOR_INTERRUPTS();
 	initStringInfo(&header);
-	nbuffers = feature_batch_frame(receiver->batch, 0, &header, &buffers);
+	nbuffers = feature_batch_frame(receiver->batch, 0, NULL, &header, &buffers);
 	feed_send_frame(&receiver->writer, receiver->fd, FRAME_PREDICT, 0, header.data, header.len,
 					buffers, nbuffers);
 	resetStringInfo(&header);

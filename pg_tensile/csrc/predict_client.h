@@ -31,6 +31,8 @@ typedef struct Predictions
 	const double *prediction;
 	const double *probability;
 	const int32 *label;
+	int			nextras;		/* what the request wished for besides */
+	const WireBuffer *extras;
 } Predictions;
 
 extern void predict_client_init(PredictClient *client, MemoryContext context);

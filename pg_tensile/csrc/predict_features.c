@@ -194,8 +194,8 @@ compact(void *matrix, int count, int rows, int capacity, Size width)
 }
 
 int
-feature_batch_frame(FeatureBatch *batch, int64 memory_budget, StringInfo header,
-					WireBuffer **buffers)
+feature_batch_frame(FeatureBatch *batch, int64 memory_budget, const char *wish,
+					StringInfo header, WireBuffer **buffers)
 {
 	const FeatureSet *set = batch->set;
 	WireBuffer *next = palloc(sizeof(WireBuffer) * (2 + 2 * set->narrays));
@@ -207,10 +207,12 @@ feature_batch_frame(FeatureBatch *batch, int64 memory_budget, StringInfo header,
 			appendStringInfoCharMacro(header, ',');
 		append_dictionary(header, &batch->dictionaries[i]);
 	}
+	appendStringInfoCharMacro(header, ']');
 	if (memory_budget > 0)
-		appendStringInfo(header, "],\"memory_budget\":" INT64_FORMAT "}", memory_budget);
-	else
-		appendStringInfoString(header, "]}");
+		appendStringInfo(header, ",\"memory_budget\":" INT64_FORMAT, memory_budget);
+	if (wish != NULL)
+		appendStringInfo(header, ",%s", wish);
+	appendStringInfoCharMacro(header, '}');
 
 	*buffers = next;
 	*next++ = compact(batch->scalars, set->nscalars, batch->row, batch->capacity, sizeof(double));

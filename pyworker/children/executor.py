@@ -240,12 +240,18 @@ class Executor:
 
     def _send_version(self, outcome: Outcome, prepared: Prepared) -> None:
         """Describe the version that the weights belong to, which are sent next."""
+        from pg_tensile.execution.training.uncertainty import derive
+
         fitted = prepared.fitted
-        preprocessing = fitted.preprocessing.to_json()
+        calibrate = self._spec["options"].get("calibrate", True)
+        derived = derive(fitted.preprocessing, outcome.validation, calibrate)
+        preprocessing = derived.preprocessing.to_json()
         rows = {"training": fitted.training_rows, "validation": fitted.validation_rows, "skipped": fitted.skipped_rows}
         version = {"task": preprocessing["task"], "preprocessing": preprocessing | {"rows": rows}}
         self._channel.send(
-            FrameType.VERSION, version | {"metrics": outcome.metrics, "fingerprint": prepared.dataset.fingerprint}
+            FrameType.VERSION,
+            version
+            | {"metrics": outcome.metrics, "fingerprint": prepared.dataset.fingerprint, "training": derived.notes},
         )
 
     # ---- observing ----

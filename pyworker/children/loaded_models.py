@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pg_tensile.execution.data.answers import Answers, answers
+from pg_tensile.execution.data.answers import Answers, answers, explained, interval
+from pg_tensile.execution.data.attributions import attributions
 from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Features, Inputs, Preprocessing
 from pyworker.wire import Frame
 
@@ -39,6 +40,14 @@ class Malformed(Exception):
     hint = "The server's library and the predictor disagree; run make install and restart the server."
 
 
+class Reply(NamedTuple):
+    """Contents of a PREDICTION frame; docs/internals.md, "Features (PREDICT)"."""
+
+    unknown: int  # categories never seen in training
+    answers: Answers
+    extras: tuple[NDArray[np.float64], ...] = ()  # lower and upper bounds [rows], or attributions [features]
+
+
 class Version:
     """A version with its preprocessing.
 
@@ -56,21 +65,29 @@ class Version:
         self._categories = len(preprocessing.categories)
         self._arrays = len(preprocessing.arrays)
 
-    def predict(self, frame: Frame) -> tuple[Answers, int]:
-        """Return the answers to a PREDICT frame, and the number of categories never seen in training.
-
-        Raises Malformed, or DataError for arrays of a wrong length."""
+    def predict(self, frame: Frame) -> Reply:
+        """Return the reply to a PREDICT frame. Raises Malformed, DataError."""
         inputs, unknown = self.inputs(frame)
-        outputs = self.outputs(inputs).astype(np.float64)
-        return answers(outputs, self._preprocessing), unknown
+        outputs = self.outputs(inputs)
+        reply = Reply(unknown, answers(outputs, self._preprocessing))
+        coverage = frame.header.get("coverage")
+        if coverage is not None:
+            return reply._replace(extras=interval(outputs, self._preprocessing, coverage))
+        if frame.header.get("explain"):
+            return reply._replace(extras=(self._attributions(inputs, int(reply.answers.label[0])),))
+        return reply
+
+    def outputs(self, inputs: Inputs) -> NDArray[np.float64]:
+        """Return the model's outputs [rows, outputs]. Raises DataError for arrays of a wrong length."""
+        return self._execute(self._preprocessing.apply(inputs), inputs.rows).astype(np.float64)
+
+    def _attributions(self, inputs: Inputs, label: int) -> NDArray[np.float64]:
+        preprocessing = self._preprocessing
+        return attributions(preprocessing, inputs, lambda mixed: explained(self.outputs(mixed), preprocessing, label))
 
     @property
     def preprocessing(self) -> Preprocessing:
         return self._preprocessing
-
-    def outputs(self, inputs: Inputs) -> NDArray[Any]:
-        """Return the model's outputs [rows, outputs]. Raises DataError for arrays of a wrong length."""
-        return self._execute(self._preprocessing.apply(inputs), inputs.rows)
 
     def _execute(self, features: Features, rows: int) -> NDArray[Any]:
         """Return the model's outputs [rows, outputs]."""

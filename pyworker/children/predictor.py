@@ -179,11 +179,11 @@ class Predictor:
 
     def _predict(self, session: Session, frame: Frame, model: Version) -> None:
         try:
-            answers, unknown = model.predict(frame)
+            unknown, answers, extras = model.predict(frame)
         except Exception as error:  # anything that a user's model raises is that request's error
             self._send(session, FrameType.ERROR, frame.job, child.error_header(error))
             return
-        self._send(session, FrameType.PREDICTION, frame.job, None, (_INT64.pack(unknown), *answers))
+        self._send(session, FrameType.PREDICTION, frame.job, None, (_INT64.pack(unknown), *answers, *extras))
 
     def _send(
         self, session: Session, type: FrameType, job: int, header: dict[str, Any] | None, buffers: tuple[Any, ...] = ()

@@ -94,3 +94,36 @@ COMMENT ON FUNCTION @extschema@.predict_class(text, jsonb, text) IS
     'predict the most probable class for an object {"feature": value, ...}';
 COMMENT ON FUNCTION @extschema@.predict_rows(text, text, text) IS
     'predict for every row of a query, in batches';
+CREATE FUNCTION @extschema@.predict_interval(model text, features record, coverage float8 DEFAULT 0.9,
+                                             memory_budget text DEFAULT NULL,
+                                             OUT lower float8, OUT prediction float8, OUT upper float8)
+    LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_interval_record';
+CREATE FUNCTION @extschema@.predict_interval(model text, features float8[], coverage float8 DEFAULT 0.9,
+                                             memory_budget text DEFAULT NULL,
+                                             OUT lower float8, OUT prediction float8, OUT upper float8)
+    LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_interval_array';
+CREATE FUNCTION @extschema@.predict_interval(model text, features jsonb, coverage float8 DEFAULT 0.9,
+                                             memory_budget text DEFAULT NULL,
+                                             OUT lower float8, OUT prediction float8, OUT upper float8)
+    LANGUAGE C STABLE PARALLEL RESTRICTED COST 1000 AS 'MODULE_PATHNAME', 'tensile_predict_interval_jsonb';
+COMMENT ON FUNCTION @extschema@.predict_interval(text, record, float8, text) IS
+    'predict for a row, with columns matched by name, with an interval in which the target lies with the '
+    'probability `coverage`; for regressions';
+COMMENT ON FUNCTION @extschema@.predict_interval(text, float8[], float8, text) IS
+    'predict for features in the order of the training query, with an interval in which the target lies with the '
+    'probability `coverage`; for regressions';
+COMMENT ON FUNCTION @extschema@.predict_interval(text, jsonb, float8, text) IS
+    'predict for an object {"feature": value, ...}, with an interval in which the target lies with the '
+    'probability `coverage`; for regressions';
+CREATE FUNCTION @extschema@.explain_prediction(model text, features record, memory_budget text DEFAULT NULL)
+    RETURNS TABLE (feature text, value text, attribution float8)
+    LANGUAGE C STABLE PARALLEL RESTRICTED COST 100000 ROWS 20 AS 'MODULE_PATHNAME', 'tensile_explain_prediction_record';
+CREATE FUNCTION @extschema@.explain_prediction(model text, features jsonb, memory_budget text DEFAULT NULL)
+    RETURNS TABLE (feature text, value text, attribution float8)
+    LANGUAGE C STABLE PARALLEL RESTRICTED COST 100000 ROWS 20 AS 'MODULE_PATHNAME', 'tensile_explain_prediction_jsonb';
+COMMENT ON FUNCTION @extschema@.explain_prediction(text, record, text) IS
+    'attribute the prediction for a row, with columns matched by name, to the features; the attribution without a feature '
+    'is the prediction for average features, and all together are the prediction';
+COMMENT ON FUNCTION @extschema@.explain_prediction(text, jsonb, text) IS
+    'attribute the prediction for an object {"feature": value, ...}, to the features; the attribution without a feature '
+    'is the prediction for average features, and all together are the prediction';

@@ -44,7 +44,10 @@ GRANT EXECUTE ON ROUTINE
     @extschema@.predict(text, record, text), @extschema@.predict(text, float8[], text),
     @extschema@.predict(text, jsonb, text), @extschema@.predict_class(text, record, text),
     @extschema@.predict_class(text, float8[], text), @extschema@.predict_class(text, jsonb, text),
-    @extschema@.predict_rows, @extschema@.evaluate_model, @extschema@.feature_importance
+    @extschema@.predict_rows, @extschema@.evaluate_model, @extschema@.feature_importance,
+    @extschema@.predict_interval(text, record, float8, text), @extschema@.predict_interval(text, float8[], float8, text),
+    @extschema@.predict_interval(text, jsonb, float8, text),
+    @extschema@.explain_prediction(text, record, text), @extschema@.explain_prediction(text, jsonb, text)
     TO tensile_user;
 -- A fresh installation only: an upgrade revokes nothing.
 REVOKE EXECUTE ON ROUTINE
@@ -56,7 +59,10 @@ REVOKE EXECUTE ON ROUTINE
     @extschema@.predict(text, record, text), @extschema@.predict(text, float8[], text),
     @extschema@.predict(text, jsonb, text), @extschema@.predict_class(text, record, text),
     @extschema@.predict_class(text, float8[], text), @extschema@.predict_class(text, jsonb, text),
-    @extschema@.predict_rows, @extschema@.evaluate_model, @extschema@.feature_importance
+    @extschema@.predict_rows, @extschema@.evaluate_model, @extschema@.feature_importance,
+    @extschema@.predict_interval(text, record, float8, text), @extschema@.predict_interval(text, float8[], float8, text),
+    @extschema@.predict_interval(text, jsonb, float8, text),
+    @extschema@.explain_prediction(text, record, text), @extschema@.explain_prediction(text, jsonb, text)
     FROM PUBLIC;
 
 -- Wake the launcher when this transaction commits.

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pg_tensile.errors import DataError
 from pg_tensile.execution.data.preprocessing import Preprocessing, Task
 
 
@@ -31,6 +32,7 @@ def answers(outputs: NDArray[np.float64], preprocessing: Preprocessing) -> Answe
     rows = len(outputs)
     if preprocessing.task == Task.REGRESSION:
         return Answers(predictions(outputs, preprocessing), np.full(rows, np.nan), np.full(rows, -1, np.int32))
+    outputs = _calibrated(outputs, preprocessing)
     if preprocessing.task == Task.BINARY:
         positive = sigmoid(outputs[:, 0])
         label = positive > 0.5
@@ -53,13 +55,45 @@ def target_values(encoded: NDArray[np.float64], preprocessing: Preprocessing) ->
     return encoded * target.std + target.mean
 
 
+def explained(outputs: NDArray[np.float64], preprocessing: Preprocessing, label: int) -> NDArray[np.float64]:
+    """Return what attributions explain, [rows]: a regression's prediction, else the probability of a label.
+
+    That is `labels[1]` of two labels, else `label`."""
+    if preprocessing.task == Task.REGRESSION:
+        return predictions(outputs, preprocessing)
+    return probabilities(outputs, preprocessing)[:, 1 if preprocessing.task == Task.BINARY else label]
+
+
+def interval(
+    outputs: NDArray[np.float64], preprocessing: Preprocessing, coverage: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the lower and upper bounds [rows], in the target's unit, between which targets lie with this probability.
+
+    Raises DataError if the model is no regression, or its validation rows are too few for the coverage."""
+    if preprocessing.task != Task.REGRESSION:
+        hint = "Use predict_rows, which returns the probability of the label."
+        raise DataError("the model predicts labels, which have no interval", hint=hint)
+    if preprocessing.conformal is None:
+        hint = "Train it again with validation above 0."
+        raise DataError("the model was trained without validation rows, from which intervals are derived", hint=hint)
+    radius = preprocessing.conformal.radius(coverage)
+    encoded = outputs[:, 0]
+    return target_values(encoded - radius, preprocessing), target_values(encoded + radius, preprocessing)
+
+
 def probabilities(outputs: NDArray[np.float64], preprocessing: Preprocessing) -> NDArray[np.float64]:
     """Return a classifier's probabilities [rows, labels] for outputs [rows, outputs]."""
+    outputs = _calibrated(outputs, preprocessing)
     if preprocessing.task == Task.BINARY:
         positive = sigmoid(outputs[:, 0])
         return np.stack((1.0 - positive, positive), axis=1)
     odds = np.exp(outputs - outputs.max(axis=1, keepdims=True))
     return odds / odds.sum(axis=1, keepdims=True)
+
+
+def _calibrated(outputs: NDArray[np.float64], preprocessing: Preprocessing) -> NDArray[np.float64]:
+    calibration = preprocessing.calibration
+    return outputs if calibration is None else calibration.apply(outputs)
 
 
 def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:

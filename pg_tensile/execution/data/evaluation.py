@@ -59,7 +59,7 @@ class EvaluatedRows:
         """Add rows with the model's outputs [rows, outputs]. Raises DataError if they exceed the limit."""
         has_target = ~missing(chunk, self._columns[0])
         groups = _groups(chunk)
-        self._outputs.append(outputs[has_target])
+        self._outputs.append(_compact(outputs[has_target]))
         self._values.append(target_values(chunk, self._columns[0])[has_target])
         self._groups.append(groups[has_target])
         self._skipped.append(groups[~has_target])
@@ -116,6 +116,12 @@ class EvaluatedRows:
             result.append(row("calibration_frequency", frequency, quantile))
             result.append(row("calibration_rows", rows, quantile))
         return result
+
+
+def _compact(outputs: NDArray[Any]) -> NDArray[Any]:
+    """Return the outputs as float32 if that loses nothing, as for all models that compute in float32."""
+    compact = outputs.astype(np.float32)
+    return compact if (compact == outputs).all() else outputs
 
 
 def _members(groups: NDArray[Any], count: int) -> Iterator[tuple[int, NDArray[np.intp]]]:

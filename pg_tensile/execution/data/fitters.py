@@ -111,7 +111,9 @@ class CategoryFitter:
     def feature(self) -> Feature:
         kept = _most_frequent(self._counts[1:], MAX_CATEGORIES)
         categories = tuple(self._strings[code] for code in kept.tolist())
-        return Feature(self._column.name, Kind.CATEGORY, "text", int(self._counts[0]), categories=categories)
+        nulls, most = int(self._counts[0]), int(self._counts.argmax())
+        mode = self._strings[most - 1] if most else None
+        return Feature(self._column.name, Kind.CATEGORY, "text", nulls, categories=categories, mode=mode)
 
     def labels(self) -> list[str]:
         return [self._strings[code] for code in np.flatnonzero(self._counts[1:]).tolist()]

@@ -30,6 +30,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from pg_tensile.errors import DataError
+from pg_tensile.execution.data.calibration import Calibration
+from pg_tensile.execution.data.conformal import Conformal
 
 # Standardised training values are never larger (at most the square root of the number of rows). The limit only prevents
 # an extreme value at prediction time from becoming infinite in float32.
@@ -164,6 +166,7 @@ class Feature:
     hour: bool = False  # timestamps: whether some are not at midnight
     length: int | None = None  # arrays: elements per row
     categories: tuple[str, ...] | None = None
+    mode: str | None = None  # categories: the most frequent one, None if that is null
     tokens: tuple[int, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -191,16 +194,17 @@ class Target:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """A fitted preprocessing; `features` are in the order of the query's columns."""
+    """A fitted preprocessing: features in the query's order; `calibration` and `conformal` follow from validation."""
 
     task: Task
     target: Target
     labels: tuple[str, ...] | None
     label_values: tuple[float, ...] | None
     features: tuple[Feature, ...]
+    calibration: Calibration | None = None
+    conformal: Conformal | None = None
 
     # Cached, because `apply` would otherwise compute these again for every single row that is predicted.
-
     @cached_property
     def numbers(self) -> tuple[Feature, ...]:
         """Numeric and timestamp features: the rows of `Inputs.numeric`."""
@@ -304,6 +308,8 @@ class Preprocessing:
             "labels": self.labels,
             "label_values": self.label_values,
             "features": [feature.to_json() for feature in self.features],
+            "calibration": None if self.calibration is None else self.calibration._asdict(),
+            "conformal": None if self.conformal is None else self.conformal.to_json(),
         }
 
     @staticmethod
@@ -314,6 +320,8 @@ class Preprocessing:
             None if value["labels"] is None else tuple(value["labels"]),
             None if value["label_values"] is None else tuple(value["label_values"]),
             tuple(Feature.from_json(feature) for feature in value["features"]),
+            Calibration(**value["calibration"]) if value.get("calibration") else None,
+            Conformal.from_json(value["conformal"]) if value.get("conformal") else None,
         )
 
 

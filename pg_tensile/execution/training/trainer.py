@@ -31,6 +31,7 @@ from pg_tensile.execution.training.checkpoint_schedule import CheckpointSchedule
 from pg_tensile.execution.training.epoch_sums import EpochSums
 from pg_tensile.execution.training.observer import EpochMetrics, Memory, Observer, Outcome, Progress, StopTraining
 from pg_tensile.execution.training.settings import Settings
+from pg_tensile.execution.training.validation_sample import ValidationSample
 
 REPORT_INTERVAL_S = 0.2
 
@@ -106,6 +107,8 @@ class Trainer:
         self._sums = self._new_sums()
         self._best: Best | None = None
         self._last_metrics: dict[str, Any] = {}
+        self._evaluated = ValidationSample()  # of the last validation
+        self._sample = ValidationSample()  # of the epoch whose weights the model will have
         self._report_at = 0.0
         self._reported_at = time.monotonic()
         self._trained = 0  # rows, since the last report
@@ -133,7 +136,8 @@ class Trainer:
         if self._best is not None:
             ckpt.load_model(model, self._best.tensors)
         self._check_weights(dict(model.named_parameters()))
-        return Outcome(False, self._last_metrics if self._best is None else self._best.metrics)
+        metrics = self._last_metrics if self._best is None else self._best.metrics
+        return Outcome(False, metrics, self._sample.tensors())
 
     def run_lead(self) -> bool:
         """Execute only the steps of `settings.lead`, without checkpoints; return False if a stop was requested.
@@ -176,10 +180,11 @@ class Trainer:
             return None
         started = time.monotonic()
         self._report("validating", started)
-        sums = self._new_sums()
+        sums, self._evaluated = self._new_sums(), ValidationSample()
         for batch in self._validation.in_order(self._steps.evaluation_rows):
             outputs, loss = self._steps.evaluate(batch)
             sums.add(outputs, batch.target, loss)
+            self._evaluated.add(outputs, batch.target)
             now = time.monotonic()
             if now >= self._report_at:
                 self._report("validating", now)
@@ -199,6 +204,8 @@ class Trainer:
             "validation": None if validation is None else validation.metrics.to_json(),
         }
         self._consider(decisive.loss)
+        if self._best is None or self._best.epoch == self._epoch + 1:
+            self._sample = self._evaluated
         self._epoch, self._step, self._seconds = self._epoch + 1, 0, 0.0
         self._sums = self._new_sums()
 
@@ -276,6 +283,7 @@ class Trainer:
         checkpoint.put("model", steps.model)
         checkpoint.put("optimizer", steps.optimizer)
         checkpoint.put("sums", self._sums.tensors())
+        checkpoint.put("validation", self._sample.tensors())
         if best is not None:
             checkpoint.put("best", best.tensors)
         ckpt.generator_states(checkpoint)
@@ -293,6 +301,7 @@ class Trainer:
         device = self._steps.batch_device
         self._epoch, self._step, self._seconds = meta["epoch"], meta["step"], meta["seconds"]
         self._sums.restore(checkpoint.get("sums"), meta["samples"], meta["loss_sum"], device)
+        self._sample = ValidationSample(checkpoint.get("validation"))
         self._last_metrics = meta["metrics"]
         if meta["best"] is not None:
             tensors = {name: tensor.to(device) for name, tensor in checkpoint.get("best").items()}
