@@ -13,6 +13,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,11 +28,13 @@ Numbers = NDArray[np.float64]
 class Classified(NamedTuple):
     """Rows of a classification.
 
-    actual: classes [rows]; probabilities: [rows, labels], each row adds up to 1; predicted: classes [rows]."""
+    actual: classes [rows]; probabilities: [rows, labels], each row adds up to 1; predicted: classes [rows]; weight:
+    [rows], None if all rows count the same."""
 
     actual: NDArray[np.integer[Any]]
     probabilities: Numbers
     predicted: NDArray[np.integer[Any]]
+    weight: Numbers | None = None
 
     @property
     def labels(self) -> int:
@@ -44,10 +47,11 @@ class Classified(NamedTuple):
 
 
 class Estimated(NamedTuple):
-    """Rows of a regression: targets and predictions [rows] in the target's unit."""
+    """Rows of a regression: targets and predictions [rows] in the target's unit, and weights [rows] or None."""
 
     actual: Numbers
     predicted: Numbers
+    weight: Numbers | None = None
 
 
 class Bin(NamedTuple):
@@ -94,13 +98,13 @@ def _scikit_learn() -> Iterator[None]:
 def _accuracy(data: Classified) -> float:
     from sklearn import metrics
 
-    return float(metrics.accuracy_score(data.actual, data.predicted))
+    return float(metrics.accuracy_score(data.actual, data.predicted, sample_weight=data.weight))
 
 
 def _balanced_accuracy(data: Classified) -> float:
     from sklearn import metrics
 
-    return float(metrics.balanced_accuracy_score(data.actual, data.predicted))
+    return float(metrics.balanced_accuracy_score(data.actual, data.predicted, sample_weight=data.weight))
 
 
 def _of_classes(name: str) -> Callable[[Classified], float]:
@@ -111,8 +115,10 @@ def _of_classes(name: str) -> Callable[[Classified], float]:
 
         function = getattr(metrics, f"{name}_score")
         if data.labels == 2:
-            return float(function(data.actual, data.predicted, labels=[1], average=None, zero_division=np.nan)[0])
-        return float(function(data.actual, data.predicted, average="macro", zero_division=0.0))
+            of_class = {"labels": [1], "average": None, "zero_division": np.nan}
+            return float(function(data.actual, data.predicted, **of_class, sample_weight=data.weight)[0])
+        macro = {"average": "macro", "zero_division": 0.0}
+        return float(function(data.actual, data.predicted, **macro, sample_weight=data.weight))
 
     return score
 
@@ -122,7 +128,7 @@ def _mcc(data: Classified) -> float | None:
 
     if (data.actual == data.actual[0]).all() or (data.predicted == data.predicted[0]).all():
         return None
-    return float(metrics.matthews_corrcoef(data.actual, data.predicted))
+    return float(metrics.matthews_corrcoef(data.actual, data.predicted, sample_weight=data.weight))
 
 
 def _log_loss(data: Classified) -> float | None:
@@ -130,7 +136,8 @@ def _log_loss(data: Classified) -> float | None:
 
     if not data.has_only_labels:
         return None
-    return float(metrics.log_loss(data.actual, data.probabilities, labels=range(data.labels)))
+    labels = range(data.labels)
+    return float(metrics.log_loss(data.actual, data.probabilities, labels=labels, sample_weight=data.weight))
 
 
 def _brier(data: Classified) -> float | None:
@@ -138,9 +145,10 @@ def _brier(data: Classified) -> float | None:
 
     if not data.has_only_labels:
         return None
+    weight = {"sample_weight": data.weight}
     if data.labels == 2:
-        return float(metrics.brier_score_loss(data.actual, data.probabilities[:, 1], pos_label=1))
-    return float(metrics.brier_score_loss(data.actual, data.probabilities, labels=range(data.labels)))
+        return float(metrics.brier_score_loss(data.actual, data.probabilities[:, 1], pos_label=1, **weight))
+    return float(metrics.brier_score_loss(data.actual, data.probabilities, labels=range(data.labels), **weight))
 
 
 def _ranking(name: str) -> Callable[[Classified], float | None]:
@@ -152,7 +160,7 @@ def _ranking(name: str) -> Callable[[Classified], float | None]:
         classes = np.unique(data.actual)
         if len(classes) < 2 or not data.has_only_labels:
             return None
-        function = getattr(metrics, name)
+        function = partial(getattr(metrics, name), sample_weight=data.weight)
         if data.labels == 2:
             return float(function(data.actual, data.probabilities[:, 1]))
         return float(np.mean([function(data.actual == label, data.probabilities[:, label]) for label in classes]))
@@ -210,7 +218,7 @@ def _error(name: str) -> Callable[[Estimated], float]:
     def score(data: Estimated) -> float:
         from sklearn import metrics
 
-        return float(getattr(metrics, name)(data.actual, data.predicted))
+        return float(getattr(metrics, name)(data.actual, data.predicted, sample_weight=data.weight))
 
     return score
 
@@ -220,7 +228,7 @@ def _r2(data: Estimated) -> float | None:
 
     if (data.actual == data.actual[0]).all():
         return None
-    return float(metrics.r2_score(data.actual, data.predicted))
+    return float(metrics.r2_score(data.actual, data.predicted, sample_weight=data.weight))
 
 
 def _mape(data: Estimated) -> float | None:

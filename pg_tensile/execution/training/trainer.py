@@ -180,7 +180,7 @@ class Trainer:
             return None
         started = time.monotonic()
         self._report("validating", started)
-        sums, self._evaluated = self._new_sums(), ValidationSample()
+        sums, self._evaluated = self._new_sums(ranks=True), ValidationSample()
         for batch in self._validation.in_order(self._steps.evaluation_rows):
             outputs, loss = self._steps.evaluate(batch)
             sums.add(outputs, batch.target, loss)
@@ -223,9 +223,8 @@ class Trainer:
         exhausted = stopping is not None and best is not None and self._epoch - best.epoch >= stopping.patience
         return exhausted or self._epoch >= self._settings.epochs
 
-    def _new_sums(self) -> EpochSums:
-        preprocessing = self._preprocessing
-        return EpochSums(MetricSums(preprocessing.task, len(preprocessing.labels or ()), preprocessing.target.std))
+    def _new_sums(self, ranks: bool = False) -> EpochSums:
+        return EpochSums(MetricSums(self._preprocessing, ranks))
 
     def _total_steps(self) -> int:
         before = self._batches.steps(0) + (self._epoch - 1) * self._batches.steps(1) if self._epoch else 0
@@ -276,6 +275,7 @@ class Trainer:
                 "seconds": self._seconds,
                 "samples": self._sums.samples,
                 "loss_sum": self._sums.loss_sum,
+                "weight_sum": self._sums.weight_sum,
                 "metrics": self._last_metrics,
                 "best": None if best is None else {"loss": best.loss, "epoch": best.epoch, "metrics": best.metrics},
             }
@@ -300,7 +300,7 @@ class Trainer:
         self._steps.load(StepsState(checkpoint.get("model"), checkpoint.get("optimizer")))
         device = self._steps.batch_device
         self._epoch, self._step, self._seconds = meta["epoch"], meta["step"], meta["seconds"]
-        self._sums.restore(checkpoint.get("sums"), meta["samples"], meta["loss_sum"], device)
+        self._sums.restore(checkpoint.get("sums"), meta, device)
         self._sample = ValidationSample(checkpoint.get("validation"))
         self._last_metrics = meta["metrics"]
         if meta["best"] is not None:
