@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pg_tensile.execution.data.answers import predictions, probabilities, target_values
 from pg_tensile.execution.data.preprocessing import Preprocessing, Task
-from pg_tensile.execution.data.scores import Classified, score
+from pg_tensile.execution.data.scores import Classified, rankings
 
 RANKED_ROWS = 100_000
 RANKED_OUTPUTS = 1 << 19  # each label is ranked by itself
@@ -166,5 +166,4 @@ class MetricSums:
         chances = probabilities(np.concatenate(outputs).astype(np.float64), self._preprocessing)
         weight = None if weights[0] is None else np.concatenate(weights)
         actual = np.concatenate(target).astype(np.int64)
-        data = Classified(actual, chances, actual, weight)
-        return {name: score(name, data) for name in ("roc_auc", "pr_auc")}
+        return rankings(Classified(actual, chances, actual, weight))

@@ -182,6 +182,30 @@ CLASSIFICATION: Mapping[str, Callable[[Any], float | None]] = {
 }
 
 
+def rankings(data: Classified) -> dict[str, float | None]:
+    """Return roc_auc and pr_auc, computed together: for few rows, several times as fast as `score`."""
+    none = {"roc_auc": None, "pr_auc": None}
+    classes = np.unique(data.actual)
+    if len(classes) < 2 or not data.has_only_labels or not np.isfinite(data.probabilities).all():
+        return dict(none)
+    areas = []
+    with _scikit_learn():
+        from sklearn import metrics
+
+        for label in [1] if data.labels == 2 else classes.tolist():
+            sweep = metrics.confusion_matrix_at_thresholds(
+                data.actual == label, data.probabilities[:, label], sample_weight=data.weight
+            )
+            _, false, _, true, _ = sweep
+            if false[-1] <= 0 or true[-1] <= 0:
+                return dict(none)
+            recall, precision = true / true[-1], true / (true + false)
+            roc = metrics.auc(np.append(0.0, false / false[-1]), np.append(0.0, recall))
+            areas.append((roc, float(np.diff(recall, prepend=0.0) @ precision)))
+    roc_auc, pr_auc = np.mean(areas, axis=0).tolist()
+    return {"roc_auc": roc_auc, "pr_auc": pr_auc}
+
+
 def confusion(data: Classified) -> list[tuple[int, int, int]]:
     """Return (actual, predicted, rows) for all pairs of classes that occur together."""
     if len(data.actual) == 0:
