@@ -52,7 +52,7 @@ class FrameType(IntEnum):
     DONE = 13
     ERROR = 14
     REFUSE = 15
-    EXPLANATION = 16
+    RESULT = 16
     SPARSITY = 17
     CHOICE = 18
     SAVED = 19

@@ -29,7 +29,8 @@ METRICS = Shape(
     ("epoch", "split"),
     {"epoch": INTEGER, "split": TEXT, "samples": OPTIONAL}
     | dict.fromkeys(("loss", "accuracy", "f1", "rmse", "r2", "seconds"), REAL)
-    | {"at": TIME},
+    | {"at": TIME}
+    | dict.fromkeys(("roc_auc", "log_loss", "mae"), REAL),
 )
 PLAN = Shape(
     ("sequence",),

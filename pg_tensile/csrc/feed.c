@@ -35,7 +35,7 @@
 #include "utils/memutils.h"
 #include "utils/portal.h"
 
-#include "explain.h"
+#include "feed.h"
 #include "guc.h"
 #include "training_rows.h"
 #include "process.h"
@@ -64,16 +64,21 @@ typedef struct FeedReceiver
 PG_FUNCTION_INFO_V1(tensile_feed);
 PG_FUNCTION_INFO_V1(tensile_take_interrupt);
 
-/*
- * Lets a whole frame wait in the socket while the executor decodes the one
- * before.  The kernel may allow less.
- */
-static void
-widen_socket(int fd)
+void
+feed_widen_socket(int fd)
 {
 	int			size = SEND_BUFFER;
 
 	(void) setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &size, sizeof(size));
+}
+
+void
+feed_send_frame(FrameWriter *writer, int fd, FrameType type, int64 job, const char *header,
+				Size header_length, const WireBuffer *buffers, int nbuffers)
+{
+	long		timeout_ms = tensile_executor_timeout > 0 ? tensile_executor_timeout * 1000L : -1;
+
+	wire_send(writer, fd, EXECUTOR, timeout_ms, type, job, header, header_length, buffers, nbuffers);
 }
 
 /* Sends a frame, whose header is in the server's encoding. */
@@ -83,11 +88,10 @@ feed_send(FeedReceiver *receiver, FrameType type, const StringInfo json, const W
 {
 	char	   *utf8 = pg_server_to_any(json->data, json->len, PG_UTF8);
 	Size		length = utf8 == json->data ? json->len : strlen(utf8);
-	long		timeout_ms = tensile_executor_timeout > 0 ? tensile_executor_timeout * 1000L : -1;
 
 	receiver->sending = true;
-	wire_send(&receiver->writer, receiver->fd, EXECUTOR, timeout_ms, type, receiver->job,
-			  utf8, length, buffers, nbuffers);
+	feed_send_frame(&receiver->writer, receiver->fd, type, receiver->job, utf8, length,
+					buffers, nbuffers);
 	receiver->sending = false;
 }
 
@@ -259,23 +263,16 @@ feed_socket(int fd, int64 job, const TrainingQuery *training)
 	};
 
 	frame_writer_init(&receiver.writer, CurrentMemoryContext);
-	widen_socket(fd);
+	feed_widen_socket(fd);
 	tensile_set_read_only();
 	feed_query(&receiver);
 	return receiver.packer->total_rows;
 }
 
 int64
-tensile_feed_session(int fd, const TrainingQuery *training, const char *search_path)
+tensile_feed_session(int fd, const TrainingQuery *training)
 {
-	int			nest_level = NewGUCNestLevel();
-	int64		rows;
-
-	(void) set_config_option("search_path", search_path, PGC_USERSET, PGC_S_SESSION,
-							 GUC_ACTION_SAVE, true, 0, false);
-	rows = feed_socket(fd, 0, training);
-	AtEOXact_GUC(false, nest_level);
-	return rows;
+	return feed_socket(fd, 0, training);
 }
 
 /*

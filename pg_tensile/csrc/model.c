@@ -51,7 +51,8 @@ static uint64 cached_generation;
 #define MODEL_QUERY \
 	"SELECT m.owner, m.owner_name::text, v.id, v.task, v.preprocessing, m.id, m.memory_budget " \
 	"FROM tensile.models m LEFT JOIN tensile.model_versions v " \
-	"ON v.model = m.id AND v.version = m.deployed_version AND v.weight_bytes IS NOT NULL " \
+	"ON v.model = m.id AND v.version = coalesce($2, m.deployed_version) " \
+	"AND v.weight_bytes IS NOT NULL " \
 	"WHERE m.name = $1"
 #define GRANTS_QUERY \
 	"SELECT grantee, grantee_name::text FROM tensile.model_grants " \
@@ -163,6 +164,10 @@ read_labels(PredictModel *model, JsonbContainer *preprocessing)
 static void
 read_preprocessing(PredictModel *model, const char *task, Jsonb *preprocessing)
 {
+	JsonbContainer *target = required_key(&preprocessing->root, "target",
+										  jbvBinary)->val.binary.data;
+
+	model->target = string_of(required_key(target, "name", jbvString), model->context);
 	model->task = strcmp(task, "regression") == 0 ? TASK_REGRESSION
 		: strcmp(task, "binary") == 0 ? TASK_BINARY : TASK_MULTICLASS;
 	read_features(model, required_list(&preprocessing->root, "features"));
@@ -211,25 +216,30 @@ read_role(SPITupleTable *table, int row, MemoryContext context)
 	};
 }
 
+/* `nulls` is as for SPI_execute_with_args. */
 static uint64
-spi_select(const char *query, Oid type, Datum argument)
+spi_select(const char *query, int nargs, Oid *types, Datum *arguments, const char *nulls)
 {
-	if (SPI_execute_with_args(query, 1, &type, &argument, NULL, true, 0) != SPI_OK_SELECT)
+	if (SPI_execute_with_args(query, nargs, types, arguments, nulls, true, 0) != SPI_OK_SELECT)
 		elog(ERROR, "could not read the catalogue of models");
 	return SPI_processed;
 }
 
 /*
- * Fills in the model; the version is NO_MODEL or NO_VERSION if there is none.
+ * Fills in the model with this version, or with the deployed one (0); the
+ * version is NO_MODEL or NO_VERSION if there is none.
  */
 static void
-read_model(PredictModel *model)
+read_model(PredictModel *model, int32 version)
 {
+	Oid			types[] = {TEXTOID, INT4OID};
+	Datum		arguments[] = {CStringGetTextDatum(model->name), Int32GetDatum(version)};
+	Oid			id_type = INT8OID;
 	SPITupleTable *table;
-	int64		id;
+	Datum		id;
 	bool		no_version;
 
-	if (spi_select(MODEL_QUERY, TEXTOID, CStringGetTextDatum(model->name)) == 0)
+	if (spi_select(MODEL_QUERY, 2, types, arguments, version == 0 ? " n" : "  ") == 0)
 	{
 		model->version = NO_MODEL;
 		return;
@@ -242,10 +252,10 @@ read_model(PredictModel *model)
 	else
 		read_preprocessing(model, SPI_getvalue(table->vals[0], table->tupdesc, 4),
 						   DatumGetJsonbP(spi_value(table, 0, 5, NULL)));
-	id = DatumGetInt64(spi_value(table, 0, 6, NULL));
+	id = spi_value(table, 0, 6, NULL);
 	model->memory_budget = DatumGetInt64(spi_value(table, 0, 7, NULL));
 
-	model->ngrants = (int) spi_select(GRANTS_QUERY, INT8OID, Int64GetDatum(id));
+	model->ngrants = (int) spi_select(GRANTS_QUERY, 1, &id_type, &id, NULL);
 	model->grants = MemoryContextAlloc(model->context, sizeof(ModelRole) * Max(model->ngrants, 1));
 	for (int i = 0; i < model->ngrants; i++)
 		model->grants[i] = read_role(SPI_tuptable, i, model->context);
@@ -274,7 +284,7 @@ unknown_model(const char *name)
 
 /* Calls read_model with the rights, search_path and snapshot that it needs. */
 static void
-read_model_as_owner(PredictModel *model)
+read_model_as_owner(PredictModel *model, int32 version)
 {
 	Oid			user;
 	int			security_context;
@@ -286,7 +296,7 @@ read_model_as_owner(PredictModel *model)
 	SetUserIdAndSecContext(catalogue_owner(), security_context | SECURITY_LOCAL_USERID_CHANGE);
 	PushActiveSnapshot(IsInParallelMode() ? GetActiveSnapshot() : GetLatestSnapshot());
 	SPI_connect();
-	read_model(model);
+	read_model(model, version);
 	SPI_finish();
 	PopActiveSnapshot();
 	SetUserIdAndSecContext(user, security_context);
@@ -296,15 +306,20 @@ read_model_as_owner(PredictModel *model)
 }
 
 PredictModel *
-predict_model_load(const char *name, MemoryContext parent)
+predict_model_load_version(const char *name, int32 version, MemoryContext parent)
 {
 	MemoryContext context = AllocSetContextCreate(parent, "pg_tensile model", ALLOCSET_SMALL_SIZES);
 	PredictModel *model = MemoryContextAllocZero(context, sizeof(PredictModel));
 
 	model->context = context;
 	model->name = MemoryContextStrdup(context, name);
-	read_model_as_owner(model);
+	read_model_as_owner(model, version);
 	predict_model_check_privilege(model);
+	if (model->version == NO_VERSION && version != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("model \"%s\" has no version %d", name, version),
+				 errhint("See tensile.model_versions.")));
 	if (model->version == NO_VERSION)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
@@ -312,6 +327,12 @@ predict_model_load(const char *name, MemoryContext parent)
 				 errhint("Train it with train_model and wait for the job, "
 						 "or choose a version with deploy_model.")));
 	return model;
+}
+
+PredictModel *
+predict_model_load(const char *name, MemoryContext parent)
+{
+	return predict_model_load_version(name, 0, parent);
 }
 
 /* ---- the cache ---- */

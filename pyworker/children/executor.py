@@ -4,7 +4,8 @@ Phases: JOB (and the checkpoint to resume from), COLUMNS, ROWS … ROWS_END, whi
 preprocessing, capturing and waiting for memory (memory.py), training, and at the end the weights and DONE. A STOP is
 honoured in every phase: between frames, between blocks of rows, between steps (channel.py).
 
-A job of another kind is handed on: calibrations to calibrate.py, those of explain_training to explain.py.
+A job of another kind is handed on: calibrations to calibrate.py, those of explain_training to explain.py, and those of
+evaluate_model and feature_importance to evaluate.py.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from pg_tensile.execution.training.trainer import Steps, Trainer
     from pyworker.children.memory import MemoryClient
 
-OTHER_KINDS = {"calibrate": "pyworker.children.calibrate", "explain": "pyworker.children.explain"}
+OTHER_KINDS = {kind: f"pyworker.children.{kind}" for kind in ("calibrate", "explain", "evaluate")}
 MAX_PREPROCESSING = 12 << 20  # bytes of JSON, which has to fit into a frame's header
 State = tuple[bytes, dict[str, Any]]  # of a checkpoint: its safetensors file and meta
 IDENTITY = ("architecture", "target", "validation", "batch_size", "optimizer", "learning_rate", "seed")
@@ -93,6 +94,7 @@ class Executor:
         """Train, from the rows to the weights."""
         channel = self._channel
         profile = channel.background.submit(self._measure_device)
+        channel.background.submit(importlib.import_module, "sklearn.metrics")  # for the first validation
         checkpoint = channel.receive_checkpoint()
         store = channel.receive_rows()
         channel.wait_for(self._libraries, "preparing")

@@ -3,8 +3,8 @@
 Phases: the rows, as for training; preprocessing fitted to them, because sizes follow from it (categories, lengths of
 arrays); the model, which stays on the CPU; its graphs, with predicted latencies; the plan that the scheduler would make
 if the job had the device to itself. Workspaces are measured if the device is the host, as the job itself would do: on
-another device that takes memory that has not been granted. One EXPLANATION frame ends it, with the numbers as JSON
-(planning/explain/numbers.py) and as lines of text. An error that would fail the job while it starts fails the
+another device that takes memory that has not been granted. One RESULT frame ends it, with the numbers as JSON
+(planning/explain/numbers.py) or as lines of text. An error that would fail the job while it starts fails the
 explanation in the same way.
 """
 
@@ -60,7 +60,8 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     traces, request = _traces(channel, subject, request)
     channel.send(FrameType.PROGRESS, {"phase": "planning"})
     explanation = explain(request, traces, subject.target.profile, _admission(spec, subject.target))
-    channel.send(FrameType.EXPLANATION, {"explanation": explanation.to_json(), "lines": render(explanation)})
+    lines = render(explanation) if spec["format"] == "text" else [explanation.to_json()]
+    channel.send(FrameType.RESULT, {"rows": [[line] for line in lines], "last": True})
 
 
 class _TargetDevice(NamedTuple):

@@ -67,8 +67,8 @@ class Version:
 
     def predict(self, frame: Frame) -> Reply:
         """Return the reply to a PREDICT frame. Raises Malformed, DataError."""
-        inputs, unknown = self._inputs(frame)
-        outputs = self._outputs(inputs)
+        inputs, unknown = self.inputs(frame)
+        outputs = self.outputs(inputs)
         reply = Reply(unknown, answers(outputs, self._preprocessing))
         coverage = frame.header.get("coverage")
         if coverage is not None:
@@ -77,12 +77,17 @@ class Version:
             return reply._replace(extras=(self._attributions(inputs, int(reply.answers.label[0])),))
         return reply
 
-    def _outputs(self, inputs: Inputs) -> NDArray[np.float64]:
+    def outputs(self, inputs: Inputs) -> NDArray[np.float64]:
+        """Return the model's outputs [rows, outputs]. Raises DataError for arrays of a wrong length."""
         return self._execute(self._preprocessing.apply(inputs), inputs.rows).astype(np.float64)
 
     def _attributions(self, inputs: Inputs, label: int) -> NDArray[np.float64]:
         preprocessing = self._preprocessing
-        return attributions(preprocessing, inputs, lambda mixed: explained(self._outputs(mixed), preprocessing, label))
+        return attributions(preprocessing, inputs, lambda mixed: explained(self.outputs(mixed), preprocessing, label))
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return self._preprocessing
 
     def _execute(self, features: Features, rows: int) -> NDArray[Any]:
         """Return the model's outputs [rows, outputs]."""
@@ -91,7 +96,10 @@ class Version:
     def close(self) -> None:
         """Release resources that are not memory."""
 
-    def _inputs(self, frame: Frame) -> tuple[Inputs, int]:
+    def inputs(self, frame: Frame) -> tuple[Inputs, int]:
+        """Return the features in a PREDICT frame, and the number of categories never seen in training.
+
+        Raises Malformed."""
         rows, buffers = frame.header.get("rows"), frame.buffers
         if not isinstance(rows, int) or rows < 0 or len(buffers) != 2 + 2 * self._arrays:
             raise Malformed(f"a request has {len(buffers)} buffers and {rows} rows")

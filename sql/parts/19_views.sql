@@ -209,19 +209,24 @@ COMMENT ON COLUMN tensile.loaded_models.host_bytes IS
     'bytes of the weights in host memory, besides those on the device';
 
 CREATE VIEW tensile.epoch_metrics WITH (security_invoker = true) AS
-    SELECT e.job, e.epoch, e.split, e.samples, m.loss, m.accuracy, m.f1, m.rmse, m.r2, e.seconds, e.at
+    SELECT e.job, e.epoch, e.split, e.samples, m.loss, m.accuracy, m.f1, m.rmse, m.r2, e.seconds, e.at,
+           m.roc_auc, m.log_loss, m.mae
     FROM tensile.epochs e
          CROSS JOIN LATERAL (
              SELECT pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'loss') AS loss,
                     pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'accuracy') AS accuracy,
                     pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'f1') AS f1,
                     pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'rmse') AS rmse,
-                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'r2') AS r2
+                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'r2') AS r2,
+                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'roc_auc') AS roc_auc,
+                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'log_loss') AS log_loss,
+                    pg_catalog.max(x.value) FILTER (WHERE x.metric OPERATOR(pg_catalog.=) 'mae') AS mae
              FROM tensile.metrics x
              WHERE x.job OPERATOR(pg_catalog.=) e.job AND x.epoch OPERATOR(pg_catalog.=) e.epoch
                AND x.split OPERATOR(pg_catalog.=) e.split) m;
 COMMENT ON VIEW tensile.epoch_metrics IS
-    'training and validation metrics of every epoch, one column each; null if not applicable to the task';
+    'training and validation metrics of every epoch, one column each; null if not applicable to the task; metrics has '
+    'others';
 COMMENT ON COLUMN tensile.epoch_metrics.epoch IS 'number of the epoch, from 1';
 COMMENT ON COLUMN tensile.epoch_metrics.split IS 'training (summed up during the epoch) or validation (after it)';
 COMMENT ON COLUMN tensile.epoch_metrics.samples IS 'number of rows behind the metrics';
@@ -235,6 +240,10 @@ COMMENT ON COLUMN tensile.epoch_metrics.r2 IS
     'share of the target''s variance that is explained: 1 is perfect, 0 as good as the mean';
 COMMENT ON COLUMN tensile.epoch_metrics.seconds IS 'duration in seconds';
 COMMENT ON COLUMN tensile.epoch_metrics.at IS 'end time';
+COMMENT ON COLUMN tensile.epoch_metrics.roc_auc IS
+    'probability that a row of a class gets a higher probability of it than a row of another class; validation only';
+COMMENT ON COLUMN tensile.epoch_metrics.log_loss IS 'cross-entropy of the probabilities';
+COMMENT ON COLUMN tensile.epoch_metrics.mae IS 'mean absolute error, in the target''s unit';
 
 CREATE VIEW tensile.job_history WITH (security_invoker = true) AS
     SELECT j.id AS job, j.model_name AS model, j.owner_name AS owner, j.state, j.version, j.submitted_at, j.started_at,

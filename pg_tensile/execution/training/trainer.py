@@ -191,7 +191,7 @@ class Trainer:
             return None
         started = time.monotonic()
         self._report("validating", started)
-        sums, self._evaluated = self._new_sums(), ValidationSample()
+        sums, self._evaluated = self._new_sums(ranks=True), ValidationSample()
         for batch in self._validation.in_order(self._steps.evaluation_rows):
             outputs, loss = self._steps.evaluate(batch)
             sums.add(outputs, batch.target, loss, batch.weight)
@@ -220,9 +220,8 @@ class Trainer:
         self._epoch, self._step, self._seconds = self._epoch + 1, 0, 0.0
         self._sums = self._new_sums()
 
-    def _new_sums(self) -> EpochSums:
-        preprocessing = self._preprocessing
-        return EpochSums(MetricSums(preprocessing.task, len(preprocessing.labels or ()), preprocessing.target.std))
+    def _new_sums(self, ranks: bool = False) -> EpochSums:
+        return EpochSums(MetricSums(self._preprocessing, ranks))
 
     def _total_steps(self) -> int:
         before = self._batches.steps(0) + (self._epoch - 1) * self._batches.steps(1) if self._epoch else 0

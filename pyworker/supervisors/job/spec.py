@@ -40,8 +40,8 @@ def job_spec(server: Server, job: int, row: dict[str, Any], threads: int) -> dic
     }
 
 
-def explanation_spec(server: Server, request: dict[str, Any], threads: int) -> dict[str, Any]:
-    """Return the header for explain_training, whose request is made by tensile._explain_training."""
+def session_spec(server: Server, request: dict[str, Any], threads: int) -> dict[str, Any]:
+    """Return the header for an executor in a session (session_run.py), without those of its buffers."""
     return {
         **request,
         **_settings(server, threads),
@@ -49,6 +49,7 @@ def explanation_spec(server: Server, request: dict[str, Any], threads: int) -> d
         "checkpoint_interval_s": 0,
         "latency_weight": 1.0,
         "workloads": None,
+        "resume": None,
     }
 
 

@@ -12,7 +12,6 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from sklearn import metrics as sk
 from torch import nn
 
 from pg_tensile.errors import ArchitectureError, DataError, NotFiniteError, TrainingError
@@ -20,8 +19,7 @@ from pg_tensile.execution import models
 from pg_tensile.execution.data import batches
 from pg_tensile.execution.data.batches import Batches
 from pg_tensile.execution.data.dataset import Table
-from pg_tensile.execution.data.metrics import MetricSums
-from pg_tensile.execution.data.preprocessing import Features, Task
+from pg_tensile.execution.data.preprocessing import Features
 from pg_tensile.execution.training import checkpoint, course
 from pg_tensile.execution.training import trainer as training
 from pg_tensile.execution.training.checkpoint import Checkpoint
@@ -152,47 +150,6 @@ def test_order_does_not_touch_the_global_generators() -> None:
 
 
 # ---- metrics ----
-
-
-@pytest.mark.parametrize("labels", [2, 5])
-def test_classification_metrics_are_scikit_learns(labels: int) -> None:
-    rng = np.random.default_rng(labels)
-    actual = rng.integers(0, labels - (labels > 2), 500)  # one label never occurs
-    outputs = rng.normal(size=(500, labels if labels > 2 else 1)).astype(np.float32)
-    outputs[:, -1] -= 100 * (labels > 2)  # nor is predicted
-    task = Task.BINARY if labels == 2 else Task.MULTICLASS
-    sums = MetricSums(task, labels, 1.0)
-    for start in range(0, 500, 77):
-        sums.add(outputs[start : start + 77], actual[start : start + 77])
-    result = sums.result(500, 250.0)
-    predicted = (outputs[:, 0] > 0).astype(int) if labels == 2 else outputs.argmax(1)
-    assert result.loss == 0.5 and result.samples == 500
-    assert result.accuracy == pytest.approx(sk.accuracy_score(actual, predicted))
-    average = "binary" if labels == 2 else "macro"
-    assert result.f1 == pytest.approx(sk.f1_score(actual, predicted, average=average))
-    assert result.rmse is None and result.r2 is None
-
-
-def test_regression_metrics_are_scikit_learns_in_the_targets_unit() -> None:
-    rng = np.random.default_rng(3)
-    actual = rng.normal(size=300).astype(np.float32)
-    outputs = (actual[:, None] + rng.normal(size=(300, 1)) / 2).astype(np.float32)
-    sums = MetricSums(Task.REGRESSION, 0, 20.0)
-    for start in range(0, 300, 100):
-        sums.add(outputs[start : start + 100], actual[start : start + 100])
-    result = sums.result(300, 30.0)
-    mean = 7.0
-    assert result.rmse == pytest.approx(
-        sk.root_mean_squared_error(actual * 20 + mean, outputs[:, 0] * 20 + mean), rel=1e-5
-    )
-    assert result.r2 == pytest.approx(sk.r2_score(actual, outputs[:, 0]), rel=1e-5)
-    assert result.accuracy is None and result.f1 is None
-
-
-def test_no_spread_has_no_r2() -> None:
-    sums = MetricSums(Task.REGRESSION, 0, 1.0)
-    sums.add(np.ones((4, 1), np.float32), np.full(4, 2.0, np.float32))
-    assert sums.result(4, 1.0).r2 is None
 
 
 def test_validation_metrics_are_those_of_the_final_model(prepared: Prepared) -> None:

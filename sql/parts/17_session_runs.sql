@@ -1,6 +1,25 @@
 ------------------------------------------------------------------------------------------------------------------------
--- Explaining a training
+-- Executors in the caller's session: explaining a training, evaluating a model
 ------------------------------------------------------------------------------------------------------------------------
+
+-- The supervisor, called only by public functions (csrc/session_run.c), as the caller and in the caller's transaction.
+-- `result` has the values of all columns of each row.
+CREATE FUNCTION tensile._session_run(spec jsonb, folder text, OUT result text[], OUT sqlstate text, OUT message text,
+                                     OUT hint text, OUT detail text, OUT traceback text)
+    LANGUAGE plpython3u SET search_path = pg_catalog, pg_temp
+AS $$
+import sys
+if folder not in sys.path:
+    sys.path.insert(0, folder)
+from pyworker.supervisors import session_run
+return session_run.run(plpy, spec)
+$$;
+CREATE FUNCTION tensile._session_feed(fd int) RETURNS bigint
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_session_feed';
+CREATE FUNCTION tensile._session_wait(fd int, timeout_ms int, writable bool) RETURNS int
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_session_wait';
+CREATE FUNCTION tensile._session_check(function text) RETURNS void
+    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_session_check';
 
 -- Make the same checks as train_model, and return the input of the executor: the job's spec (docs/internals.md)
 -- and what its admission depends on. The rows of the query are read as the caller.
@@ -97,22 +116,6 @@ AS $$
     SELECT m.device, m.models FROM tensile.latency_models m
 $$;
 
--- The supervisor, called only by explain_training, as the caller and in the caller's transaction
-CREATE FUNCTION tensile._explain(spec jsonb, folder text, OUT lines text[], OUT sqlstate text, OUT message text,
-                                 OUT hint text, OUT detail text, OUT traceback text)
-    LANGUAGE plpython3u SET search_path = pg_catalog, pg_temp
-AS $$
-import sys
-if folder not in sys.path:
-    sys.path.insert(0, folder)
-from pyworker.supervisors import explain
-return explain.run(plpy, spec)
-$$;
-CREATE FUNCTION tensile._explain_feed(fd int) RETURNS bigint
-    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_explain_feed';
-CREATE FUNCTION tensile._explain_wait(fd int, timeout_ms int, writable bool) RETURNS int
-    LANGUAGE C STRICT AS 'MODULE_PATHNAME', 'tensile_explain_wait';
-
 CREATE FUNCTION @extschema@.explain_training(model text, query text, target text,
         epochs int DEFAULT 200, batch_size int DEFAULT NULL, optimizer text DEFAULT 'adamw',
         learning_rate float8 DEFAULT NULL, validation float8 DEFAULT 0.2, seed bigint DEFAULT 0,
@@ -124,3 +127,78 @@ COMMENT ON FUNCTION @extschema@.explain_training(text, text, text, int, int, tex
                                                  int, jsonb, text, text, interval) IS
     'show what train_model with the same arguments would require, its memory plan, and whether it would '
     'start; train nothing; for roles that may train the model';
+
+-- The input of the executor (docs/internals.md) for a version of a model; null if it is gone. `request`: what to do.
+CREATE FUNCTION tensile._evaluation_spec(version bigint, memory_budget text, request jsonb) RETURNS jsonb
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    budget bigint := tensile._parse_budget(memory_budget);
+BEGIN
+    RETURN (SELECT jsonb_build_object(
+                'job', 0, 'kind', 'evaluate', 'version', v.id, 'architecture', v.architecture,
+                'preprocessing', v.preprocessing, 'weight_bytes', v.weight_bytes,
+                'memory_budget', coalesce(budget, m.memory_budget, 0), 'options', '{}'::jsonb,
+                'profiles', (SELECT coalesce(jsonb_object_agg(p.device, p.profile), '{}')
+                             FROM tensile.device_profiles p)) || request
+            FROM tensile.model_versions v JOIN tensile.models m ON m.id = v.model
+            WHERE v.id = _evaluation_spec.version AND v.weight_bytes IS NOT NULL);
+END $$;
+
+-- For csrc/evaluate.c, which has checked the caller's privilege on the model
+CREATE FUNCTION tensile._evaluate_model(caller oid, model text, query text, by text, version int, memory_budget text,
+                                        version_id bigint) RETURNS jsonb
+    LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT tensile._evaluation_spec(version_id, memory_budget, '{"function": "evaluate_model"}')
+$$;
+
+CREATE FUNCTION tensile._feature_importance(caller oid, model text, query text, repeats int, metric text, seed bigint,
+                                            version_id bigint) RETURNS jsonb
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    classification bool := (SELECT v.task <> 'regression' FROM tensile.model_versions v WHERE v.id = version_id);
+    metrics text[] := CASE WHEN classification
+        THEN ARRAY['log_loss', 'accuracy', 'balanced_accuracy', 'f1', 'precision', 'recall', 'mcc', 'brier', 'roc_auc',
+                   'pr_auc']
+        ELSE ARRAY['r2', 'rmse', 'mae', 'mape', 'median_absolute_error'] END;
+    chosen text := coalesce(metric, metrics[1]);
+BEGIN
+    IF repeats NOT BETWEEN 1 AND 1000 THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('repeats is %s, but must be between 1 and 1000', repeats), HINT = 'Ten are usually enough.';
+    ELSIF NOT chosen = ANY (metrics) THEN
+        RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+            MESSAGE = format('the model has no metric "%s"', chosen),
+            HINT = format('It has: %s.', array_to_string(metrics, ', '));
+    END IF;
+    RETURN tensile._evaluation_spec(version_id, NULL, jsonb_build_object(
+        'function', 'feature_importance', 'repeats', repeats, 'metric', chosen, 'seed', seed));
+END $$;
+
+-- For the supervisor, which reads as the caller; null past the end
+CREATE FUNCTION tensile._session_weights(version bigint, seq int) RETURNS bytea
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    PERFORM tensile._session_check('tensile._session_weights');
+    RETURN (SELECT w.data FROM tensile.model_weights w
+            WHERE w.version = _session_weights.version AND w.seq = _session_weights.seq);
+END $$;
+
+CREATE FUNCTION @extschema@.evaluate_model(model text, query text, by text DEFAULT NULL, version int DEFAULT NULL,
+                                           memory_budget text DEFAULT NULL)
+    RETURNS TABLE (group_value text, metric text, label text, predicted text, quantile float8, value float8)
+    LANGUAGE C COST 1000 AS 'MODULE_PATHNAME', 'tensile_evaluate_model';
+COMMENT ON FUNCTION @extschema@.evaluate_model(text, text, text, int, text) IS
+    'compare a model''s predictions with the target for every row of a query, or for each value of the column "by"; '
+    'for roles that may predict with the model';
+
+CREATE FUNCTION @extschema@.feature_importance(model text, query text, repeats int DEFAULT 5, metric text DEFAULT NULL,
+                                               seed bigint DEFAULT 0)
+    RETURNS TABLE (feature text, importance float8, deviation float8, metric_used text)
+    LANGUAGE C COST 1000 AS 'MODULE_PATHNAME', 'tensile_feature_importance';
+COMMENT ON FUNCTION @extschema@.feature_importance(text, text, int, text, bigint) IS
+    'measure how much worse a model''s metric becomes on the rows of a query when a feature''s values are shuffled; '
+    'for roles that may predict with the model';

@@ -1,0 +1,184 @@
+"""Permutation importance of features: how much worse a score becomes when a column's values are shuffled.
+
+The values of one SQL column are shuffled among the rows before preprocessing, so that everything derived from it
+(standardised values, indicators of nulls, cycles of a date, all elements of an array) moves together. A feature that
+the model does not use, or that is the same in all rows, has the importance 0 exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pg_tensile.errors import DataError
+from pg_tensile.execution.data.evaluation import Targets, scored_data
+from pg_tensile.execution.data.preprocessing import ArraysInput, CategoryInput, Inputs, Preprocessing
+from pg_tensile.execution.data.scores import higher_is_better, score
+
+MAX_ROWS = 100_000
+BATCH_ROWS = 8192
+
+Outputs = Callable[[Inputs], NDArray[Any]]
+Order = NDArray[np.intp]
+
+
+class Rows(NamedTuple):
+    """Raw features and targets of some rows.
+
+    numbers: [numbers, rows]; codes of each category [rows]; arrays of each feature; values of the target [rows]."""
+
+    numbers: NDArray[np.float64]
+    codes: list[NDArray[np.int64]]
+    arrays: list[ArraysInput]
+    values: NDArray[Any]
+
+    @staticmethod
+    def of(inputs: Inputs, values: NDArray[Any]) -> Rows:
+        codes = [category.table[category.places] for category in inputs.categories]
+        return Rows(inputs.numeric, codes, inputs.arrays, values)
+
+    @property
+    def nbytes(self) -> int:
+        arrays = [array for pair in self.arrays for array in pair]
+        return sum(array.nbytes for array in (self.numbers, *self.codes, *arrays, self.values))
+
+    def take(self, index: Order) -> Rows:
+        """Return copies of the rows at `index`."""
+        arrays = [_take_arrays(array, index) for array in self.arrays]
+        return Rows(self.numbers[:, index], [codes[index] for codes in self.codes], arrays, self.values[index])
+
+    def inputs(self) -> Inputs:
+        categories = [CategoryInput(codes, np.arange(codes.max(initial=0) + 1)) for codes in self.codes]
+        return Inputs(len(self.values), self.numbers, categories, self.arrays)
+
+
+def _take_arrays(array: ArraysInput, index: Order) -> ArraysInput:
+    lengths = np.maximum(array.lengths, 0).astype(np.int64)
+    starts = np.cumsum(lengths) - lengths
+    counts = lengths[index]
+    elements = np.repeat(starts[index] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
+    return ArraysInput(array.lengths[index], array.elements[elements])
+
+
+def _join(parts: list[Rows]) -> Rows:
+    arrays = [
+        ArraysInput(*(np.concatenate(arrays) for arrays in zip(*of_feature, strict=True)))
+        for of_feature in zip(*(part.arrays for part in parts), strict=True)
+    ]
+    codes = [np.concatenate(codes) for codes in zip(*(part.codes for part in parts), strict=True)]
+    numbers = np.concatenate([part.numbers for part in parts], axis=1)
+    return Rows(numbers, codes, arrays, np.concatenate([part.values for part in parts]))
+
+
+class Sample:
+    """Random sample of rows: all of them, up to `limit_rows` and `limit_bytes`."""
+
+    def __init__(self, limit_rows: int, limit_bytes: int, seed: int) -> None:
+        self._limit_rows = limit_rows
+        self._limit_bytes = limit_bytes
+        self._random = np.random.default_rng(seed & 0xFFFFFFFFFFFFFFFF)
+        self._parts: list[Rows] = []
+        self._ranks: list[NDArray[np.float64]] = []  # those with the lowest are kept
+        self._rows = 0
+        self._nbytes = 0
+
+    def add(self, rows: Rows) -> None:
+        self._parts.append(rows)
+        self._ranks.append(self._random.random(len(rows.values)))
+        self._rows += len(rows.values)
+        self._nbytes += rows.nbytes
+        if self._rows > 2 * self._limit_rows or self._nbytes > 2 * self._limit_bytes:
+            self._shrink()
+
+    def _shrink(self) -> None:
+        rows, ranks = _join(self._parts), np.concatenate(self._ranks)
+        limit = min(self._limit_rows, int(self._limit_bytes / max(rows.nbytes, 1) * len(ranks)))
+        if limit < len(ranks):
+            index = np.sort(np.argpartition(ranks, limit)[:limit]) if limit else np.zeros(0, np.intp)
+            rows, ranks = rows.take(index), ranks[index]
+        self._parts, self._ranks = [rows], [ranks]
+        self._rows, self._nbytes = len(ranks), rows.nbytes
+
+    def result(self) -> Rows:
+        """Return the sample; at least one part must have been added."""
+        self._shrink()
+        return self._parts[0]
+
+
+class Importance(NamedTuple):
+    """Importance of a feature: mean and standard deviation over the repeats, None if the score is not defined."""
+
+    feature: str
+    mean: float | None
+    deviation: float | None
+
+
+def importances(
+    rows: Rows,
+    targets: Targets,
+    preprocessing: Preprocessing,
+    outputs: Outputs,
+    metric: str,
+    repeats: int,
+    seed: int,
+    poll: Callable[[], None],
+) -> list[Importance]:
+    """Return the importance of each feature, the largest first.
+
+    `outputs` executes the model. `poll` is called before each batch and may raise. Raises DataError if the metric is
+    not defined on the rows.
+    """
+
+    def measured(column: tuple[str, int] | None, order: Order | None) -> float | None:
+        parts = []
+        for start in range(0, len(rows.values), BATCH_ROWS):
+            poll()
+            index = np.arange(start, min(start + BATCH_ROWS, len(rows.values)))
+            batch = rows.take(index)
+            if column is not None and order is not None:
+                batch = _with_column(batch, rows, column, order[index])
+            parts.append(outputs(batch.inputs()))
+        return score(metric, scored_data(np.concatenate(parts), targets, preprocessing))
+
+    reference = measured(None, None)
+    if reference is None:
+        raise DataError(f'the metric "{metric}" is not defined on these rows', hint="Choose another metric or rows.")
+    sign = 1.0 if higher_is_better(metric) else -1.0
+    result = []
+    for number, (name, column) in enumerate(_columns(preprocessing)):
+        drops = []
+        for repeat in range(repeats):
+            order = np.random.default_rng([seed & 0xFFFFFFFFFFFFFFFF, number, repeat]).permutation(len(rows.values))
+            value = measured(column, order)
+            drops.append(np.nan if value is None else sign * (reference - value))
+        mean, deviation = float(np.mean(drops)), float(np.std(drops))
+        result.append(Importance(name, *(None if np.isnan(mean) else number for number in (mean, deviation))))
+    return sorted(result, key=lambda item: (item.mean is None, -(item.mean or 0.0)))
+
+
+def _columns(preprocessing: Preprocessing) -> list[tuple[str, tuple[str, int]]]:
+    """Return the name of each feature, in order, and its part of `Rows`: the field and the number there."""
+    fields = {"numbers": preprocessing.numbers, "codes": preprocessing.categories, "arrays": preprocessing.arrays}
+    columns = {
+        feature.name: (field, number) for field, features in fields.items() for number, feature in enumerate(features)
+    }
+    return [(feature.name, columns[feature.name]) for feature in preprocessing.features]
+
+
+def _with_column(batch: Rows, rows: Rows, column: tuple[str, int], index: Order) -> Rows:
+    """Return the batch with one column's values taken from the rows at `index`."""
+    field, number = column
+    if field == "numbers":
+        numbers = batch.numbers.copy()
+        numbers[number] = rows.numbers[number, index]
+        return batch._replace(numbers=numbers)
+    if field == "codes":
+        codes = [rows.codes[number][index] if i == number else codes for i, codes in enumerate(batch.codes)]
+        return batch._replace(codes=codes)
+    arrays = [
+        _take_arrays(rows.arrays[number], index) if i == number else array for i, array in enumerate(batch.arrays)
+    ]
+    return batch._replace(arrays=arrays)
