@@ -44,10 +44,17 @@ def fit_rows(store: RowStore, spec: dict[str, Any]) -> FittedPreprocessing:
     """Return the preprocessing fitted to a job's rows. Raises DataError."""
     from pg_tensile.execution import models
 
-    tokens = models.token_limits(models.parse(spec["architecture"]))
+    architecture = models.parse(spec["architecture"])
     options = spec["options"]
-    transform = options.get("target_transform", "none")
-    return fit(store, Split.of(spec), options.get("task"), tokens, Weighting.of(options), transform)
+    return fit(
+        store,
+        Split.of(spec),
+        options.get("task"),
+        models.token_limits(architecture),
+        Weighting.of(options),
+        options.get("target_transform", "none"),
+        models.takes_ranks(architecture),
+    )
 
 
 def job_recipe(spec: dict[str, Any], fitted: FittedPreprocessing) -> dict[str, Any]:

@@ -152,10 +152,10 @@ class LoadedModel(Version):
     def __init__(self, preprocessing: Preprocessing, module: nn.Module, nbytes: int) -> None:
         import torch
 
-        from pg_tensile.execution.models import few_rows
+        from pg_tensile.execution.models import few_rows, fused
 
         super().__init__(preprocessing, nbytes)
-        self._module = module.eval()
+        self._module = fused(module).eval()
         self._few_rows = few_rows(module)
         self._from_numpy = torch.from_numpy
 

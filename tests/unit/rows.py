@@ -79,9 +79,10 @@ class Rows:
         flagged: bool = False,
         weighting: Weighting | None = None,
         transform: str = "none",
+        ranks: bool = False,
     ) -> Prepared:
         store, split = self.store(order), Split(seed, validation, split_by, flagged)
-        fitted = fit(store, split, task, tokens, weighting or Weighting(), transform)
+        fitted = fit(store, split, task, tokens, weighting or Weighting(), transform, ranks)
         return Prepared(store, fitted, prepare(store, fitted, self.cache_bytes, self.spool_directory))
 
     def _hash(self, row: int) -> int:

@@ -18,6 +18,7 @@ from pg_tensile.errors import DataError
 from pg_tensile.execution.data.columns import Column, Values, float_elements
 from pg_tensile.execution.data.cycles import DAY_US
 from pg_tensile.execution.data.preprocessing import Feature, Kind, TokenLimits
+from pg_tensile.execution.data.ranks import rank_scale
 from pg_tensile.execution.data.targets import Target, choose_transform, quantiles_of
 
 MAX_CATEGORIES = 50_000  # strings of a column with codes of their own
@@ -25,7 +26,8 @@ MAX_STRINGS_BYTES = 8 << 20  # of these strings of all columns, as JSON
 LEAST_ROWS = 2  # of a string that has a code of its own: one row says nothing about others
 HASH_BUCKETS = 1024  # codes for all other strings of a column that exceeds a limit
 MAX_LABELS = 10_000
-SAMPLE_ROWS = 1_000_000  # from which quantiles are computed
+SAMPLE_ROWS = 1_000_000  # from which quantiles of the target are computed
+RANKED_ROWS = 100_000  # from which rank scales of features are computed
 
 
 class Fitter(Protocol):
@@ -73,16 +75,23 @@ class _Moments:
 
 
 class NumberFitter:
-    """Fitter of numeric, boolean and timestamp columns."""
+    """Fitter of numeric, boolean and timestamp columns; with `ranks`, of their rank scales as well.
 
-    def __init__(self, column: Column) -> None:
+    Rows come in hash order, so the first ones are a random sample."""
+
+    def __init__(self, column: Column, ranks: bool = False) -> None:
         self._column = column
+        self._ranks = ranks
+        self._sample: list[NDArray[np.float64]] = []
         self._moments = _Moments()
         self._rows = 0
         self._hour = False
 
     def observe(self, values: Values) -> None:
         x = _finite(values)
+        room = RANKED_ROWS - self._moments.count
+        if self._ranks and room > 0:
+            self._sample.append(x[:room])
         self._moments.observe(x)
         self._rows += len(values.nulls)
         if self._column.type == "timestamp":
@@ -98,6 +107,8 @@ class NumberFitter:
         feature = Feature(self._column.name, kind, self._column.type, nulls, mean, std, self._hour)
         if self._moments.count:
             feature = replace(feature, low=self._moments.low, high=self._moments.high)
+        if self._sample:
+            feature = replace(feature, ranks=rank_scale(np.concatenate(self._sample)))
         return feature
 
 

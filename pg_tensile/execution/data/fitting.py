@@ -108,21 +108,24 @@ def fit(
     tokens: TokenLimits | None = None,
     weighting: Weighting = NO_WEIGHTS,
     transform: str = "none",
+    ranks: bool = False,
 ) -> FittedPreprocessing:
     """Fit all features on the training rows, and the labels on all rows with a target.
 
     `task`: regression or classification; None means classification for text and boolean targets, else regression.
     `tokens`: integer arrays are tokens with these limits; None means that they are numbers. `transform` of a
-    regression's target: none, log, quantile or auto. Raises DataError if there is no target or no training row, if the
-    rows cannot be divided or weighted, if the target has only one value or too many labels, and for columns that cannot
-    be used.
+    regression's target: none, log, quantile or auto. `ranks`: numbers are taken as ranks, too (ranks.py). Raises
+    DataError if there is no target or no training row, if the rows cannot be divided or weighted, if the target has
+    only one value or too many labels, and for columns that cannot be used.
     """
     columns = rows.columns
     roles = Roles.of(columns, split.by, weighting.column, split.flagged)
     classify = _is_classification(columns[roles.target], task)
     division = divide(rows, split, roles)
     used_text = sum(columns[index].type == "text" for index in roles.features)
-    fitters = {index: _fitter(columns[index], rows.dictionaries[index], used_text, tokens) for index in roles.features}
+    fitters = {
+        index: _fitter(columns[index], rows.dictionaries[index], used_text, tokens, ranks) for index in roles.features
+    }
     fitters[roles.target] = _target_fitter(columns[roles.target], rows.dictionaries[roles.target], classify, transform)
     known_rows = validation_rows = 0
     for block in rows.blocks():
@@ -169,13 +172,15 @@ def _is_classification(target: Column, task: str | None) -> bool:
     return task == "classification" if task is not None else target.type in ("text", "bool")
 
 
-def _fitter(column: Column, strings: Sequence[str] | None, text_columns: int, tokens: TokenLimits | None) -> Any:
+def _fitter(
+    column: Column, strings: Sequence[str] | None, text_columns: int, tokens: TokenLimits | None, ranks: bool
+) -> Any:
     """Return the fitter of a feature; `text_columns` share the bytes for strings."""
     if column.type == "text":
         return CategoryFitter(column, strings or [], MAX_STRINGS_BYTES // text_columns)
     if column.is_array:
         return TokenFitter(column, tokens) if tokens is not None and column.type in TOKEN_TYPES else ArrayFitter(column)
-    return NumberFitter(column)
+    return NumberFitter(column, ranks)
 
 
 def _target_fitter(column: Column, strings: Sequence[str] | None, classify: bool, transform: str) -> Any:

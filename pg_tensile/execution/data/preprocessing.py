@@ -7,6 +7,7 @@ same bits in both. All arithmetic is float64 (float32 cannot hold epoch seconds)
 
     numeric     limited (`Feature.limits`) and standardised; nulls and non-finite numbers become the mean, plus an
                 indicator column of such values if the training rows have any
+                With ranks (ranks.py): robustly scaled instead, nulls as the median, plus a column of ranks
     timestamp   the same, plus sine and cosine of the day in the week and in the year, and of the time of day unless
                 all are midnight
     category    code of the string from 1, the most frequent one first; 0 = null; rare strings share a code or, of a
@@ -35,6 +36,7 @@ from pg_tensile.execution.data.calibration import Calibration
 from pg_tensile.execution.data.conformal import Conformal
 from pg_tensile.execution.data.cycles import cycle_width, cycles
 from pg_tensile.execution.data.hashing import string_hash
+from pg_tensile.execution.data.ranks import RankScale, RankScales
 from pg_tensile.execution.data.targets import Target
 
 # Standardised training values are never larger (at most the square root of the number of rows). The limit only prevents
@@ -75,11 +77,14 @@ class ArrayInput(NamedTuple):
 
 
 class ModelInputs(NamedTuple):
-    """Sizes of a model's features: numeric columns, codes of each category (0 included), arrays."""
+    """Sizes of a model's features: numeric columns, codes of each category (0 included), arrays.
+
+    `bins` are the edges of bins for each of the last numeric columns, which are ranks (ranks.py)."""
 
     numeric: int
     cardinalities: tuple[int, ...]
     arrays: tuple[ArrayInput, ...]
+    bins: tuple[tuple[float, ...], ...] = ()
 
 
 class Features(NamedTuple):
@@ -174,14 +179,17 @@ class Feature:
     low: float | None = None  # numbers and timestamps: range of the training rows
     high: float | None = None
     buckets: int = 0
+    ranks: RankScale | None = None  # numbers and timestamps that a model takes as ranks, too
 
     def to_json(self) -> dict[str, Any]:
-        return {key: value for key, value in vars(self).items() if value is not None}
+        value = {key: value for key, value in vars(self).items() if value is not None}
+        return value if self.ranks is None else value | {"ranks": self.ranks.to_json()}
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Feature:
         lists = {key: tuple(value[key]) for key in ("categories", "tokens") if value.get(key) is not None}
-        return Feature(**{**value, "kind": Kind(value["kind"]), **lists})
+        ranks = RankScale.from_json(value["ranks"]) if value.get("ranks") else None
+        return Feature(**{**value, "kind": Kind(value["kind"]), **lists, "ranks": ranks})
 
     @property
     def scaling(self) -> Scaling:
@@ -234,7 +242,18 @@ class Preprocessing:
         arrays = (
             ArrayInput(f.length or 0, 0 if f.tokens is None else len(f.tokens) + FIRST_TOKEN) for f in self.arrays
         )
-        return ModelInputs(len(self.numbers) + cycle_columns + indicators, cardinalities, tuple(arrays))
+        bins = tuple(f.ranks.bins for f in self.numbers if f.ranks is not None)
+        numeric = len(self.numbers) + cycle_columns + indicators + len(bins)
+        return ModelInputs(numeric, cardinalities, tuple(arrays), bins)
+
+    @cached_property
+    def _ranked(self) -> NDArray[np.intp]:
+        """Indices of the numbers that are taken as ranks, too."""
+        return np.array([i for i, f in enumerate(self.numbers) if f.ranks is not None], np.intp)
+
+    @cached_property
+    def _rank_scales(self) -> RankScales:
+        return RankScales([feature.ranks for feature in self.numbers if feature.ranks is not None])
 
     @cached_property
     def _means(self) -> NDArray[np.float64]:
@@ -322,11 +341,22 @@ class Preprocessing:
             if feature.nulls:
                 numeric[:, count] = array.lengths < 0
                 count += 1
+        if len(self._ranked):
+            self._apply_ranks(x, valid, numeric)
         categories = np.empty((inputs.rows, len(inputs.categories)), np.int64)
         for column, category in enumerate(inputs.categories):
             categories[:, column] = category.table[category.places]
         arrays = (_apply_array(f, a) for f, a in zip(self.arrays, inputs.arrays, strict=True))
         return Features(numeric, categories, tuple(arrays))
+
+    def _apply_ranks(self, x: NDArray[np.float64], valid: NDArray[np.bool_], numeric: NDArray[np.float32]) -> None:
+        """Fill the last columns with ranks and, for the same features, those of standardised numbers with robust ones.
+
+        Nulls are 0, the median, in both."""
+        scales, present = self._rank_scales, valid[self._ranked]
+        chosen = np.where(present, x[self._ranked], 0.0)
+        numeric[:, self._ranked] = (scales.robust(chosen) * present).T
+        numeric[:, -len(self._ranked) :] = (scales.ranks(chosen) * present).T
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON that is stored with the version; docs/internals.md, "Features (PREDICT)"."""

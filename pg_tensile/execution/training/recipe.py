@@ -11,14 +11,15 @@ from typing import NamedTuple
 
 from pg_tensile.execution.data.preprocessing import Task
 
-LEARNING_RATES = {"mlp": 2e-3, "tabular": 2e-3}  # by type of architecture
+LEARNING_RATES = {"mlp": 2e-3, "tabular": 4e-3}  # by type of architecture
 LEARNING_RATE = 1e-3  # of the other types
 STEPS = 64  # of an epoch, about, as long as the batch size is within its bounds
 BATCH_SIZES = (32, 1024)
-PATIENCE = 16  # epochs
-SCHEDULE = "constant"  # of the learning rate; or plateau: it falls when the loss has not improved for a while
-PLATEAU_EPOCHS = 5
-PLATEAU_FACTOR = 0.3
+PATIENCE = 18  # epochs: the learning rate falls twice before a run ends
+SCHEDULES = {"mlp": "plateau", "tabular": "plateau"}  # of the learning rate, by type of architecture
+SCHEDULE = "constant"  # of the other types
+PLATEAU_EPOCHS = 6  # without an improvement, after which the learning rate falls
+PLATEAU_FACTOR = 0.25
 
 
 class Subject(NamedTuple):
@@ -48,7 +49,7 @@ class Recipe(NamedTuple):
     batch_size: int
     learning_rate: float
     patience: int
-    learning_rate_schedule: str = SCHEDULE
+    learning_rate_schedule: str
 
 
 def recipe(subject: Subject, explicit: Explicit = OPEN) -> Recipe:
@@ -58,7 +59,7 @@ def recipe(subject: Subject, explicit: Explicit = OPEN) -> Recipe:
         batch_size_for(subject.training_rows) if batch_size is None else batch_size,
         LEARNING_RATES.get(subject.architecture, LEARNING_RATE) if learning_rate is None else learning_rate,
         PATIENCE if patience is None else patience,
-        schedule or SCHEDULE,
+        schedule or SCHEDULES.get(subject.architecture, SCHEDULE),
     )
 
 
