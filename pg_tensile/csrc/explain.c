@@ -183,6 +183,7 @@ tensile_explain_training(PG_FUNCTION_ARGS)
 {
 	Explanation explanation = {0};
 	HeapTupleHeader volatile row = NULL;
+	Datum		arrays;
 	Datum		spec;
 
 	if (current != NULL || tensile_process != TENSILE_NO_PROCESS || IsParallelWorker())
@@ -190,10 +191,10 @@ tensile_explain_training(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("explain_training cannot be called by a training query"),
 				 errhint("Call it by itself.")));
-	tensile_check_submission(fcinfo);
+	arrays = tensile_check_submission(fcinfo);
 	explanation.training = tensile_training_query(fcinfo);
 	explanation.search_path = pstrdup(namespace_search_path);
-	spec = tensile_forward_submission(fcinfo);
+	spec = tensile_forward_submission(fcinfo, arrays);
 
 	tensile_session_slot_take();
 	current = &explanation;

@@ -7,7 +7,8 @@
 CREATE FUNCTION tensile._explain_training(caller oid, model text, query text, target text, epochs int, batch_size int,
                                           optimizer text, learning_rate float8, validation float8, seed bigint,
                                           policy text, memory_budget text, priority int, options jsonb, split_by text,
-                                          validation_query text, max_time interval, search_path text) RETURNS jsonb
+                                          validation_query text, max_time interval, search_path text,
+                                          arrays text[]) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
 AS $$
 DECLARE
@@ -15,7 +16,7 @@ DECLARE
     job_options jsonb := CASE WHEN jsonb_typeof(options) = 'object' THEN options - 'format' ELSE options END;
     m tensile.models := tensile._check_submission(caller, model, epochs, batch_size, optimizer, learning_rate,
                                                   validation, policy, priority, job_options, split_by,
-                                                  validation_query, max_time);
+                                                  validation_query, max_time, arrays);
     budget bigint := tensile._parse_budget(memory_budget);
     open_job bigint := (SELECT j.id FROM tensile.jobs j WHERE j.model = m.id AND j.ended_at IS NULL);
 BEGIN
