@@ -48,8 +48,11 @@ CREATE FUNCTION tensile._store_architecture(caller oid, m tensile.models) RETURN
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 BEGIN
-    IF m.id IS NULL AND NOT has_function_privilege(
-            caller, '@extschema@.register_model(text, jsonb, text, bool)', 'EXECUTE') THEN
+    IF m.id IS NULL AND NOT EXISTS (
+            SELECT FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
+                 JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+            WHERE p.proname = 'register_model' AND e.extname = 'pg_tensile'
+              AND has_function_privilege(caller, p.oid, 'EXECUTE')) THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('permission denied to register model "%s"', m.name),
             HINT = 'A role that may call register_model can register it and grant you ''train''.';
