@@ -68,7 +68,8 @@ SETTINGS = """
 
 # What an argument or a column of a result means, the same in all functions that have it
 ARGUMENTS = {
-    "architecture": "object with the `type` and its keys: [architectures](#architectures)",
+    "architecture": "object with the `type` and its keys: [architectures](#architectures); null: the first"
+    " `train_model` chooses one by the columns of its query",
     "batch_size": "rows per step, 1 to 10000000; null: chosen by the number of rows; 0:"
     " [chosen by plans](training.md#the-batch-size)",
     "description": "description of the model, for readers",

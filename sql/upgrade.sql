@@ -1,6 +1,9 @@
 -- Models: retention of versions
 ALTER TABLE tensile.models ADD keep_versions int CHECK (keep_versions OPERATOR(pg_catalog.>) 0);
 
+-- Architectures that train_model chooses
+ALTER TABLE tensile.models ALTER architecture DROP NOT NULL, ADD architecture_reason text;
+
 -- Recipes, divisions of the rows, and limits of time
 ALTER TABLE tensile.jobs ALTER batch_size DROP NOT NULL, ALTER learning_rate DROP NOT NULL,
     ADD chosen_learning_rate float8, ADD split_by text, ADD validation_query text, ADD max_time interval;

@@ -96,10 +96,14 @@ class Client:
 
     # -- models -------------------------------------------------------------------------------------------------------
 
-    def register(self, name: str, architecture: Json, description: str | None = None, replace: bool = False) -> None:
-        """Register a model, or with `replace` give one of yours another architecture (SQL: register_model)."""
-        optional = {"description": description, "replace": replace}
-        self._session.answer("register_model", {"name": name, "architecture": architecture}, optional)
+    def register(
+        self, name: str, architecture: Json | None = None, description: str | None = None, replace: bool = False
+    ) -> None:
+        """Register a model, or with `replace` give one of yours another architecture (SQL: register_model).
+
+        Without an architecture the first `train` chooses one."""
+        optional = {"architecture": architecture, "description": description, "replace": replace}
+        self._session.answer("register_model", {"name": name}, optional)
 
     def deploy(self, model: str, version: int) -> None:
         """Use `version` for predictions from now on (SQL: deploy_model)."""

@@ -42,10 +42,11 @@ Datum
 tensile_explain_training(PG_FUNCTION_ARGS)
 {
 	Explanation explanation = {.run = {.function = "explain_training",.feed = feed_training_query}};
+	Datum		arrays;
 
 	tensile_require_no_session_run(explanation.run.function);
-	tensile_check_submission(fcinfo);
+	arrays = tensile_check_submission(fcinfo);
 	explanation.training = tensile_training_query(fcinfo);
-	tensile_session_run(fcinfo, &explanation.run, tensile_forward_submission(fcinfo));
+	tensile_session_run(fcinfo, &explanation.run, tensile_forward_submission(fcinfo, arrays));
 	return (Datum) 0;
 }

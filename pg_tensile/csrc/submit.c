@@ -33,6 +33,7 @@
 #include "nodes/nodeFuncs.h"
 #include "optimizer/optimizer.h"
 #include "tcop/tcopprot.h"
+#include "utils/array.h"
 #include "utils/builtins.h"
 #include "utils/lsyscache.h"
 #include "utils/memutils.h"
@@ -326,7 +327,29 @@ tensile_training_query(FunctionCallInfo fcinfo)
 	};
 }
 
-void
+/* A target is no array, and the flag of validation rows neither. */
+static ArrayType *
+array_columns(const Query *query)
+{
+	List	   *columns = returned_columns(query);
+	Datum	   *texts = palloc(2 * list_length(columns) * sizeof(Datum));
+	int			n = 0;
+	ListCell   *cell;
+
+	foreach(cell, columns)
+	{
+		TargetEntry *entry = lfirst_node(TargetEntry, cell);
+		const char *wire = tensile_wire_type(exprType((Node *) entry->expr));
+
+		if (strchr(wire, '[') == NULL)
+			continue;
+		texts[n++] = CStringGetTextDatum(entry->resname);
+		texts[n++] = CStringGetTextDatum(wire);
+	}
+	return construct_array(texts, n, TEXTOID, -1, false, TYPALIGN_INT);
+}
+
+Datum
 tensile_check_submission(FunctionCallInfo fcinfo)
 {
 	MemoryContext checks = AllocSetContextCreate(CurrentMemoryContext, "pg_tensile submission",
@@ -334,35 +357,41 @@ tensile_check_submission(FunctionCallInfo fcinfo)
 	MemoryContext caller = MemoryContextSwitchTo(checks);
 	TrainingQuery training;
 	const char *sql;
+	Query	   *query;
+	Datum		arrays;
 
 	tensile_require_version();
 	check_nulls(fcinfo);
 	training = tensile_training_query(fcinfo);
-	(void) tensile_analyze_training(&training, &sql);
+	query = tensile_analyze_training(&training, &sql);
 	check_privileges(training.query, QUERY_NAME);
 	if (training.validation_query != NULL)
 		check_privileges(training.validation_query, VALIDATION_QUERY_NAME);
 	MemoryContextSwitchTo(caller);
+	arrays = PointerGetDatum(array_columns(query));
 	MemoryContextDelete(checks);
+	return arrays;
 }
 
 Datum
-tensile_forward_submission(FunctionCallInfo fcinfo)
+tensile_forward_submission(FunctionCallInfo fcinfo, Datum arrays)
 {
-	Oid			type = TEXTOID;
-	NullableDatum search_path = {CStringGetTextDatum(namespace_search_path), false};
+	Oid			types[] = {TEXTOID, TEXTARRAYOID};
+	NullableDatum extra[] = {
+		{CStringGetTextDatum(namespace_search_path), false},
+		{arrays, false}
+	};
 
-	return tensile_forward_with(fcinfo, 1, &type, &search_path);
+	return tensile_forward_with(fcinfo, 2, types, extra);
 }
 
 /* train_model(model, query, target, ...) -> job */
 Datum
 tensile_train_model(PG_FUNCTION_ARGS)
 {
-	int64		job;
+	Datum		arrays = tensile_check_submission(fcinfo);
+	int64		job = DatumGetInt64(tensile_forward_submission(fcinfo, arrays));
 
-	tensile_check_submission(fcinfo);
-	job = DatumGetInt64(tensile_forward_submission(fcinfo));
 	tensile_submitted_at_commit(job);
 	PG_RETURN_INT64(job);
 }

@@ -33,14 +33,18 @@ typedef struct TrainingQuery
 /* Those of the arguments of train_model or explain_training. */
 extern TrainingQuery tensile_training_query(FunctionCallInfo fcinfo);
 
-/* Checks the arguments as the caller, and raises the errors of train_model. */
-extern void tensile_check_submission(FunctionCallInfo fcinfo);
+/*
+ * Checks the arguments as the caller, and raises the errors of train_model.
+ * Returns the features that are arrays: a text[] of name and type on the wire
+ * of each.
+ */
+extern Datum tensile_check_submission(FunctionCallInfo fcinfo);
 
 /*
  * In a public function f(args): calls tensile._f(caller's OID, args,
- * search_path).
+ * search_path, arrays).
  */
-extern Datum tensile_forward_submission(FunctionCallInfo fcinfo);
+extern Datum tensile_forward_submission(FunctionCallInfo fcinfo, Datum arrays);
 
 /*
  * Analyses the queries, each by itself, and returns the one that reads all

@@ -7,17 +7,21 @@ CREATE TABLE tensile.models (
     name             text NOT NULL UNIQUE,
     owner            oid,
     owner_name       name NOT NULL,
-    architecture     jsonb NOT NULL,
+    architecture     jsonb,
     description      text,
     deployed_version int,
     memory_budget    bigint CHECK (memory_budget OPERATOR(pg_catalog.>) 0),
     created_at       timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     updated_at       timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
-    keep_versions    int CHECK (keep_versions OPERATOR(pg_catalog.>) 0)
+    keep_versions    int CHECK (keep_versions OPERATOR(pg_catalog.>) 0),
+    architecture_reason text
 );
 COMMENT ON TABLE tensile.models IS
     'models; visible to their owners and to roles with a grant; dumped by superusers and BYPASSRLS roles only';
 COMMENT ON COLUMN tensile.models.owner IS 'OID of the owning role; null while no role has the name owner_name';
+COMMENT ON COLUMN tensile.models.architecture IS 'type and keys; null: chosen by the first train_model';
+COMMENT ON COLUMN tensile.models.architecture_reason IS
+    'reason for the architecture if train_model has chosen it; null: given to register_model, or not chosen yet';
 COMMENT ON COLUMN tensile.models.deployed_version IS
     'version that predictions use; null while none is deployed';
 COMMENT ON COLUMN tensile.models.memory_budget IS

@@ -6,18 +6,19 @@
 CREATE FUNCTION tensile._train_model(caller oid, model text, query text, target text, epochs int, batch_size int,
                                      optimizer text, learning_rate float8, validation float8, seed bigint,
                                      policy text, memory_budget text, priority int, options jsonb, split_by text,
-                                     validation_query text, max_time interval, search_path text)
+                                     validation_query text, max_time interval, search_path text, arrays text[])
     RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
     m tensile.models := tensile._check_submission(caller, model, epochs, batch_size, optimizer, learning_rate,
                                                   validation, policy, priority, options, split_by, validation_query,
-                                                  max_time);
+                                                  max_time, arrays);
     job bigint;
     budget bigint;
 BEGIN
     budget := tensile._parse_budget(memory_budget);
+    m.id := tensile._store_architecture(caller, m);
 
     INSERT INTO tensile.jobs (model, model_name, owner_name, query, target, epochs, batch_size, optimizer,
                               learning_rate, validation, seed, policy, memory_budget, priority, options, settings,
@@ -41,11 +42,68 @@ BEGIN
     RETURN job;
 END $$;
 
--- Return the model to train; raise the errors that train_model and explain_training have in common.
+-- Store the architecture that was chosen for a model, if it has none, and tell the client; return the model's id. A model
+-- that does not exist is registered to the caller.
+CREATE FUNCTION tensile._store_architecture(caller oid, m tensile.models) RETURNS bigint
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    IF m.id IS NULL AND NOT EXISTS (
+            SELECT FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
+                 JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
+            WHERE p.proname = 'register_model' AND e.extname = 'pg_tensile'
+              AND has_function_privilege(caller, p.oid, 'EXECUTE')) THEN
+        RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+            MESSAGE = format('permission denied to register model "%s"', m.name),
+            HINT = 'A role that may call register_model can register it and grant you ''train''.';
+    ELSIF m.id IS NULL THEN
+        m.id := tensile._insert_model(caller, m.name, m.architecture, m.architecture_reason, NULL);
+        IF m.id IS NULL THEN
+            RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
+                MESSAGE = format('model "%s" has just been registered by another session', m.name),
+                HINT = 'Call train_model again.';
+        END IF;
+    ELSE
+        UPDATE tensile.models SET architecture = m.architecture, architecture_reason = m.architecture_reason,
+            updated_at = clock_timestamp() WHERE id = m.id AND architecture IS NULL;
+        IF NOT FOUND THEN
+            RETURN m.id;
+        END IF;
+    END IF;
+    RAISE NOTICE 'model "%" is registered with the architecture %: %', m.name, m.architecture->>'type',
+        m.architecture_reason;
+    RETURN m.id;
+END $$;
+
+-- The architecture for a query, and the reason; `arrays`: name and type on the wire of each feature that is an array
+CREATE FUNCTION tensile._choose_architecture(arrays text[], OUT architecture jsonb, OUT reason text)
+    LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    type_of_tables CONSTANT text := 'mlp';
+    number int := cardinality(arrays) / 2;
+    type text := type_of_tables;
+BEGIN
+    IF number = 0 THEN
+        reason := 'no column is an array';
+    ELSIF number > 1 THEN
+        reason := format('%s columns are arrays, which are taken as numbers', number);
+    ELSIF arrays[2] IN ('int4[]', 'int8[]') THEN
+        type := 'transformer';
+        reason := format('"%s" is the only array, of integers, which are taken as tokens', arrays[1]);
+    ELSE
+        type := 'cnn';
+        reason := format('"%s" is the only array, which is taken as an image', arrays[1]);
+    END IF;
+    architecture := jsonb_build_object('type', type);
+END $$;
+
+-- Return the model to train; raise the errors that train_model and explain_training have in common. A model that does
+-- not exist has no id; one without an architecture gets the one that its query suggests. Neither is stored.
 CREATE FUNCTION tensile._check_submission(caller oid, model text, epochs int, batch_size int, optimizer text,
                                           learning_rate float8, validation float8, policy text, priority int,
-                                          options jsonb, split_by text, validation_query text, max_time interval)
-    RETURNS tensile.models
+                                          options jsonb, split_by text, validation_query text, max_time interval,
+                                          arrays text[]) RETURNS tensile.models
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
@@ -53,8 +111,8 @@ DECLARE
 BEGIN
     SELECT * INTO m FROM tensile.models WHERE name = model;
     IF NOT FOUND THEN
-        RAISE EXCEPTION USING ERRCODE = 'undefined_object', MESSAGE = format('model "%s" does not exist', model),
-            HINT = 'Create it with register_model(name, architecture); existing models are listed in tensile.models.';
+        PERFORM tensile._check_model_name(model);
+        m.name := model;
     ELSIF NOT tensile._granted(caller, m.id, 'train') THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('permission denied for model "%s"', model),
@@ -66,6 +124,10 @@ BEGIN
             tensile._check_options(options), tensile._check_choice(batch_size, policy, options),
             tensile._check_compression(policy, options),
             tensile._check_can_start(caller);
+    IF m.architecture IS NULL THEN
+        SELECT c.architecture, c.reason INTO m.architecture, m.architecture_reason
+            FROM tensile._choose_architecture(arrays) c;
+    END IF;
     RETURN m;
 END $$;
 

@@ -2,7 +2,7 @@
 -- Public functions: models, jobs and predictions
 ------------------------------------------------------------------------------------------------------------------------
 
-CREATE FUNCTION @extschema@.register_model(name text, architecture jsonb, description text DEFAULT NULL,
+CREATE FUNCTION @extschema@.register_model(name text, architecture jsonb DEFAULT NULL, description text DEFAULT NULL,
                                            replace bool DEFAULT false) RETURNS bigint
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.register_model(text, jsonb, text, bool) IS
@@ -56,7 +56,7 @@ CREATE FUNCTION @extschema@.train_model(model text, query text, target text,
 COMMENT ON FUNCTION @extschema@.train_model(text, text, text, int, int, text, float8, float8, bigint, text, text, int,
                                             jsonb, text, text, interval) IS
     'submit a job that trains a model on the rows of a query; return the number of the job, which starts at '
-    'commit; for the model''s owner and roles granted ''train''';
+    'commit; for the model''s owner and roles granted ''train''; a model that does not exist is registered';
 CREATE FUNCTION @extschema@.cancel_job(job bigint) RETURNS bool
     LANGUAGE C AS 'MODULE_PATHNAME', 'tensile_forward';
 COMMENT ON FUNCTION @extschema@.cancel_job(bigint) IS

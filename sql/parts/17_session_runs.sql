@@ -26,7 +26,8 @@ CREATE FUNCTION tensile._session_check(function text) RETURNS void
 CREATE FUNCTION tensile._explain_training(caller oid, model text, query text, target text, epochs int, batch_size int,
                                           optimizer text, learning_rate float8, validation float8, seed bigint,
                                           policy text, memory_budget text, priority int, options jsonb, split_by text,
-                                          validation_query text, max_time interval, search_path text) RETURNS jsonb
+                                          validation_query text, max_time interval, search_path text,
+                                          arrays text[]) RETURNS jsonb
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET extra_float_digits = 1
 AS $$
 DECLARE
@@ -34,7 +35,7 @@ DECLARE
     job_options jsonb := CASE WHEN jsonb_typeof(options) = 'object' THEN options - 'format' ELSE options END;
     m tensile.models := tensile._check_submission(caller, model, epochs, batch_size, optimizer, learning_rate,
                                                   validation, policy, priority, job_options, split_by,
-                                                  validation_query, max_time);
+                                                  validation_query, max_time, arrays);
     budget bigint := tensile._parse_budget(memory_budget);
     open_job bigint := (SELECT j.id FROM tensile.jobs j WHERE j.model = m.id AND j.ended_at IS NULL);
 BEGIN
@@ -63,12 +64,12 @@ BEGIN
         HINT = 'Use {"format": "text"} or {"format": "json"}.';
 END $$;
 
--- Seconds until the job ends, at most (early stopping is not foreseen), estimated from its last epochs, or else
+-- Seconds until the job ends, at most (early stopping is not foreseen, max_time is), estimated from its last epochs, or else
 -- from its current rate, or else from the latencies of its operators; null if unknown.
 CREATE FUNCTION tensile._remaining_s(job bigint) RETURNS float8
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT CASE WHEN r.seconds BETWEEN 0 AND 1e12 THEN r.seconds END
+    SELECT CASE WHEN s.seconds BETWEEN 0 AND 1e12 THEN s.seconds END
     FROM tensile.jobs j
          CROSS JOIN LATERAL (SELECT coalesce(j.chosen_batch_size, nullif(j.batch_size, 0))::float8 AS batch_size) b
          LEFT JOIN tensile._progress() p ON p.job = j.id AND p.phase IN ('training', 'validating', 'saving')
@@ -81,6 +82,7 @@ AS $$
                  THEN coalesce(e.seconds, p.steps * b.batch_size / nullif(p.samples_per_s, 0))
                       * greatest(p.epochs - p.epoch + 1 - p.step / p.steps::float8, 0)
                  ELSE l.total_us / 1e6 * ceil(j.rows * (1 - j.validation) / b.batch_size) * j.epochs END) r (seconds)
+         CROSS JOIN LATERAL (SELECT least(r.seconds, extract(epoch FROM j.max_time)) AS seconds) s
     WHERE j.id = $1
 $$;
 

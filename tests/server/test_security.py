@@ -160,7 +160,7 @@ def test_functions_of_workers_are_useless_in_sessions(play: Cast, name: str) -> 
         "SELECT tensile._cancel_job(10::oid, %(job)s)",
         "SELECT tensile._granted(10::oid, 1, 'train')",
         "SELECT tensile._train_model(10::oid, 'late', '', '', 1, 1, '', 1, 0, 0, NULL, NULL, 0, '{}', NULL, NULL, NULL,"
-        " '')",
+        " '', '{}')",
     ],
 )
 def test_functions_of_the_controller_and_the_owner(play: Cast, call: str) -> None:

@@ -117,7 +117,8 @@ def test_a_volatile_function_is_not_called_by_submitting(flights: Connection) ->
 @pytest.mark.parametrize(
     ("arguments", "sqlstate", "message", "hint"),
     [
-        ({"model": "lat"}, "42704", 'model "lat" does not exist', "register_model"),
+        ({"model": ""}, "22023", "invalid model name", "1 to 200"),
+        ({"model": "la\nte"}, "22023", "invalid model name", "control characters"),
         ({"model": None}, "22004", '"model"', ""),
         ({"query": None}, "22004", '"query"', ""),
         ({"target": None}, "22004", '"target"', ""),
