@@ -85,7 +85,7 @@ def test_groups_stay_together(series: Connection, column: str) -> None:
 def test_rows_of_the_validation_query_validate(series: Connection) -> None:
     condition = " WHERE shop >= 30"
     text = query("label")
-    queries = {"query": f"{text} WHERE shop < 30", "validation_query": text + condition}
+    queries: dict[str, Any] = {"query": f"{text} WHERE shop < 30", "validation_query": text + condition}
     job = submit(series, "m", target="amount", **queries)
     finish(series, job)
     validation = value(series, f"SELECT count(*) FROM series{condition}")
