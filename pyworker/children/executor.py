@@ -18,9 +18,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pg_tensile.errors import CaptureError, DataError
+from pg_tensile.execution.data.cautions import cautions
 from pg_tensile.execution.data.dataset import Dataset, RowStore, prepare
 from pg_tensile.execution.data.fitting import FittedPreprocessing
-from pg_tensile.execution.data.splits import Split, described, share_warnings
+from pg_tensile.execution.data.splits import Split, described
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency.load import LoadMeter
 from pyworker.children.channel import Channel, Stopped
@@ -183,10 +184,7 @@ class Executor:
         if fitted.skipped_rows:
             target = fitted.preprocessing.target.name
             self._warnings.append(f'{fitted.skipped_rows} of {store.rows} rows were skipped: their "{target}" is null')
-        if self._spec["validation"] > 0 and fitted.validation_rows == 0:
-            self._warnings.append("no row fell into the validation part, so there are no validation metrics")
-        rows = fitted.training_rows, fitted.validation_rows
-        self._warnings += share_warnings(fitted.division, Split.of(self._spec), *rows)
+        self._warnings += cautions(store, fitted, Split.of(self._spec))
 
     # ---- training ----
 

@@ -75,6 +75,10 @@ class FittedPreprocessing:
         """Return the chunk without the rows that have no target."""
         return self.roles.with_target(chunk)
 
+    def training_part(self, chunk: Chunk) -> Chunk:
+        """Return the chunk's training rows."""
+        return take(chunk, np.flatnonzero(self.roles.has_target(chunk) & ~self.division.validation_rows(chunk)))
+
     def inputs(self, chunk: Chunk) -> Inputs:
         """Return the chunk's features in the form of a PREDICT frame."""
         features = [(self.columns[index], chunk.columns[index]) for index in self.roles.features]

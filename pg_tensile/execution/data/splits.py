@@ -14,7 +14,7 @@ Needs numpy only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -297,18 +297,3 @@ def _select(keys: Keys, rank: int) -> tuple[int, int, int]:
 def _next(keys: Keys, key: int) -> int:
     """Return the smallest key above `key`, which must exist."""
     return min(int(larger.min()) for part in keys() if len(larger := part[part > np.uint64(key)]))
-
-
-def share_warnings(division: Division, split: Split, training_rows: int, validation_rows: int) -> Sequence[str]:
-    """Return a warning if the validation part is less than half or more than twice as large as requested."""
-    if division.column is None or not validation_rows:
-        return []
-    wanted = split.fraction * (training_rows + validation_rows)
-    if wanted / 2 <= validation_rows <= 2 * wanted:
-        return []
-    share = validation_rows / (training_rows + validation_rows)
-    what = "time" if division.by == "time" else "group"
-    return [
-        f"{share:.0%} of the rows are for validation instead of {split.fraction:.0%}, because rows with the same"
-        f' {what} "{division.column}" stay together'
-    ]

@@ -16,7 +16,7 @@ from pg_tensile.errors import DataError
 from pg_tensile.execution.data import dataset
 from pg_tensile.execution.data.columns import Chunk
 from pg_tensile.execution.data.roles import FLAG
-from pg_tensile.execution.data.splits import Division, RandomDivision, Split, described, share_warnings
+from pg_tensile.execution.data.splits import Division, RandomDivision, described
 from tests.unit.rows import Prepared, Rows
 
 SECOND = 1_000_000
@@ -137,15 +137,6 @@ def test_a_huge_group_does_not_validate_if_another_order_avoids_it() -> None:
     for seed in range(10):
         training, validation = sides(rows_with("g", "text", groups).prepare(0.1, seed=seed, split_by="g"))
         assert 0 in training and 50 <= len(validation) <= 150
-
-
-def test_two_groups_of_unequal_size_are_warned_about() -> None:
-    prepared = rows_with("g", "bool", [True] * 90 + [False] * 10).prepare(0.4, split_by="g")
-    counts = prepared.fitted.training_rows, prepared.fitted.validation_rows
-    (warning,) = share_warnings(prepared.fitted.division, Split(0, 0.4, "g"), *counts)
-    assert 'of the rows are for validation instead of 40%, because rows with the same group "g" stay' in warning
-    assert not share_warnings(prepared.fitted.division, Split(0, 0.4, "g"), 60, 40)
-    assert not share_warnings(RandomDivision(0, 0.4), Split(0, 0.4), 99, 1)
 
 
 def test_many_groups_take_no_memory_for_each(monkeypatch: pytest.MonkeyPatch) -> None:

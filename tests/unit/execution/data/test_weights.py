@@ -102,7 +102,7 @@ def test_wrong_weights_are_errors(weights: list[Any], kind: str, message: str) -
 
 def test_weights_that_are_0_in_the_validation_part_are_an_error() -> None:
     flags = [False] * 6 + [True] * 2
-    columns = {"tensile_validation": ("bool", flags), "w": ("int4", [1] * 6 + [0] * 2)}
+    columns: dict[str, tuple[str, Any]] = {"tensile_validation": ("bool", flags), "w": ("int4", [1] * 6 + [0] * 2)}
     rows = Rows({**columns, "x": ("int4", list(range(8))), "y": ("int4", list(range(8)))})
     with pytest.raises(DataError, match='"w" is 0 in all validation rows'):
         rows.prepare(0.2, flagged=True, weighting=Weighting("w"))
