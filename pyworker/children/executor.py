@@ -22,7 +22,7 @@ from pg_tensile.execution.data.fitting import FittedPreprocessing, Split, fit
 from pg_tensile.planning.device.profile import DeviceProfile
 from pg_tensile.planning.latency.load import LoadMeter
 from pyworker.children.channel import Channel, Stopped
-from pyworker.children.job import Job, job_settings, least_batch_size, with_hint
+from pyworker.children.job import Job, job_settings, least_batch_size, with_hint, with_quantiles
 from pyworker.connection import Connection
 from pyworker.wire import FrameType
 
@@ -117,6 +117,7 @@ class Executor:
         spec = self._spec
         split = Split(spec["seed"], spec["validation"])
         fitted = fit(store, split, spec["options"].get("task"), models.token_limits(models.parse(spec["architecture"])))
+        fitted = with_quantiles(fitted, spec["options"])
         check_batch_size(least_batch_size(spec), fitted)
         size = len(json.dumps(fitted.preprocessing.to_json()))
         if size > MAX_PREPROCESSING:

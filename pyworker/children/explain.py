@@ -27,6 +27,7 @@ from pyworker.children.job import (
     overhead_bytes,
     with_hint,
     with_predicted_latencies,
+    with_quantiles,
 )
 from pyworker.wire import FrameType
 
@@ -53,6 +54,7 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     architecture = models.parse(spec["architecture"])
     split = Split(spec["seed"], spec["validation"])
     fitted = fit(store, split, spec["options"].get("task"), models.token_limits(architecture))
+    fitted = with_quantiles(fitted, spec["options"])
     check_batch_size(least_batch_size(spec), fitted)
     subject, choice = _with_batch_size(channel, _build(channel, fitted))
     request = _request(spec, subject)._replace(choice=choice)

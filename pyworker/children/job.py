@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pg_tensile.errors import CaptureError
+from pg_tensile.errors import CaptureError, OptionError
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from pg_tensile.execution.data.fitting import FittedPreprocessing
     from pg_tensile.execution.data.preprocessing import Task
     from pg_tensile.execution.training.graphs import Sizes
     from pg_tensile.execution.training.settings import Settings
@@ -56,7 +57,23 @@ def job_settings(spec: dict[str, Any]) -> Settings:
         early_stopping=None if stopping is None else EarlyStopping(**stopping),
         checkpoint_interval_s=spec["checkpoint_interval_s"],
         compression=options.get("compression", "none"),
+        quantiles=tuple(options.get("quantiles", ())),
     )
+
+
+def with_quantiles(fitted: FittedPreprocessing, options: dict[str, Any]) -> FittedPreprocessing:
+    """Return what was fitted, with the quantiles that the job's options ask for.
+
+    Raises OptionError for a classification."""
+    quantiles, preprocessing = options.get("quantiles"), fitted.preprocessing
+    if quantiles is None:
+        return fitted
+    target = preprocessing.target
+    if preprocessing.labels is not None:
+        hint = "Leave it out, or set the option task to regression if the target is a number."
+        raise OptionError(f'the option quantiles is for regressions, but "{target.name}" has labels', hint)
+    target = replace(target, quantiles=tuple(quantiles))
+    return replace(fitted, preprocessing=replace(preprocessing, target=target))
 
 
 def least_batch_size(spec: dict[str, Any]) -> int:

@@ -190,6 +190,7 @@ class Target:
     type: str
     mean: float = 0.0
     std: float = 1.0
+    quantiles: tuple[float, ...] = ()  # that are learned besides the mean
 
 
 @dataclass(frozen=True)
@@ -265,7 +266,7 @@ class Preprocessing:
     @property
     def outputs(self) -> int:
         """Width of the model's output."""
-        return len(self.labels or ()) if self.task == Task.MULTICLASS else 1
+        return len(self.labels or ()) if self.task == Task.MULTICLASS else 1 + len(self.target.quantiles)
 
     def layout(self) -> list[tuple[tuple[int, ...], DTypeLike]]:
         """Return the shape of a row and the dtype of each flat feature, and of the target."""
@@ -316,7 +317,7 @@ class Preprocessing:
     def from_json(value: dict[str, Any]) -> Preprocessing:
         return Preprocessing(
             Task(value["task"]),
-            Target(**value["target"]),
+            Target(**value["target"] | {"quantiles": tuple(value["target"].get("quantiles", ()))}),
             None if value["labels"] is None else tuple(value["labels"]),
             None if value["label_values"] is None else tuple(value["label_values"]),
             tuple(Feature.from_json(feature) for feature in value["features"]),

@@ -30,7 +30,8 @@ class Settings:
 
     `clip`: largest norm of the gradient. `checkpoint_interval_s`: least time between checkpoints
     (checkpoint_schedule.py), 0 = between epochs only. `lead`: rows of the first batches of the first epoch, whatever
-    the batch size. `compression` of swapped tensors: none, auto, or the only codec to use, where it pays."""
+    the batch size. `compression` of swapped tensors: none, auto, or the only codec to use, where it pays.
+    `quantiles` of the target that a regression learns as well; its model has an output for each, behind the first."""
 
     epochs: int
     batch_size: int
@@ -44,6 +45,7 @@ class Settings:
     checkpoint_interval_s: float = 60.0
     lead: tuple[int, ...] = ()
     compression: str = "none"
+    quantiles: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.compression not in COMPRESSIONS:
