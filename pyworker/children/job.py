@@ -68,12 +68,11 @@ def with_quantiles(fitted: FittedPreprocessing, options: dict[str, Any]) -> Fitt
     quantiles, preprocessing = options.get("quantiles"), fitted.preprocessing
     if quantiles is None:
         return fitted
-    target = preprocessing.target
     if preprocessing.labels is not None:
         hint = "Leave it out, or set the option task to regression if the target is a number."
-        raise OptionError(f'the option quantiles is for regressions, but "{target.name}" has labels', hint)
-    target = replace(target, quantiles=tuple(quantiles))
-    return replace(fitted, preprocessing=replace(preprocessing, target=target))
+        name = preprocessing.target.name
+        raise OptionError(f'the option quantiles is for regressions, but "{name}" has labels', hint)
+    return replace(fitted, preprocessing=replace(preprocessing, quantiles=tuple(quantiles)))
 
 
 def least_batch_size(spec: dict[str, Any]) -> int:

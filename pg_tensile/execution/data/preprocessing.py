@@ -190,7 +190,6 @@ class Target:
     type: str
     mean: float = 0.0
     std: float = 1.0
-    quantiles: tuple[float, ...] = ()  # that are learned besides the mean
 
 
 @dataclass(frozen=True)
@@ -204,6 +203,7 @@ class Preprocessing:
     features: tuple[Feature, ...]
     calibration: Calibration | None = None
     conformal: Conformal | None = None
+    quantiles: tuple[float, ...] = ()  # of a regression's target that are learned besides the mean
 
     # Cached, because `apply` would otherwise compute these again for every single row that is predicted.
     @cached_property
@@ -266,7 +266,7 @@ class Preprocessing:
     @property
     def outputs(self) -> int:
         """Width of the model's output."""
-        return len(self.labels or ()) if self.task == Task.MULTICLASS else 1 + len(self.target.quantiles)
+        return len(self.labels or ()) if self.task == Task.MULTICLASS else 1 + len(self.quantiles)
 
     def layout(self) -> list[tuple[tuple[int, ...], DTypeLike]]:
         """Return the shape of a row and the dtype of each flat feature, and of the target."""
@@ -311,18 +311,20 @@ class Preprocessing:
             "features": [feature.to_json() for feature in self.features],
             "calibration": None if self.calibration is None else self.calibration._asdict(),
             "conformal": None if self.conformal is None else self.conformal.to_json(),
+            "quantiles": self.quantiles,
         }
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Preprocessing:
         return Preprocessing(
             Task(value["task"]),
-            Target(**value["target"] | {"quantiles": tuple(value["target"].get("quantiles", ()))}),
+            Target(**value["target"]),
             None if value["labels"] is None else tuple(value["labels"]),
             None if value["label_values"] is None else tuple(value["label_values"]),
             tuple(Feature.from_json(feature) for feature in value["features"]),
             Calibration(**value["calibration"]) if value.get("calibration") else None,
             Conformal.from_json(value["conformal"]) if value.get("conformal") else None,
+            tuple(value.get("quantiles", ())),
         )
 
 

@@ -77,7 +77,7 @@ def test_learned_quantiles_make_the_width_differ_and_the_coverage_stay(coverage:
     spreads = rng.uniform(0.1, 2.0, size=40_000)
     outputs = np.stack((np.zeros(40_000), -spreads, spreads), axis=1)
     targets = rng.normal(size=40_000) * spreads
-    learned = replace(REGRESSION, target=replace(REGRESSION.target, quantiles=(0.1, 0.9)))
+    learned = replace(REGRESSION, quantiles=(0.1, 0.9))
     sample = {"outputs": torch.from_numpy(outputs[:20_000]), "target": torch.from_numpy(targets[:20_000])}
     derived = derive(learned, sample, calibrate=True).preprocessing
     lower, upper = interval(outputs[20_000:], derived, coverage)
@@ -88,7 +88,7 @@ def test_learned_quantiles_make_the_width_differ_and_the_coverage_stay(coverage:
 
 
 def test_the_scores_survive_json() -> None:
-    fitted = replace(REGRESSION, conformal=ranks(3000), target=Target("y", "float8", 7.0, 3.0, (0.1, 0.9)))
+    fitted = replace(REGRESSION, conformal=ranks(3000), quantiles=(0.1, 0.9))
     assert Preprocessing.from_json(json.loads(json.dumps(fitted.to_json()))) == fitted
 
 
