@@ -34,7 +34,8 @@ def derive(preprocessing: Preprocessing, validation: Mapping[str, Tensor], calib
         lower, upper = spread(outputs)
         scores = np.maximum(lower - target, target - upper)
         return Derived(replace(preprocessing, conformal=Conformal.of(scores)), {})
-    fit = calibration.fit(outputs, target) if calibrate else None
+    weight = validation["weight"].numpy() if "weight" in validation else None
+    fit = calibration.fit(outputs, target, weight) if calibrate else None
     if fit is None:
         return Derived(preprocessing, {})
     kept = fit.calibration if fit.improves else None
