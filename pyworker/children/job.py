@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pg_tensile.errors import CaptureError
+from pg_tensile.errors import CaptureError, OptionError
 from pg_tensile.execution.data.fitting import FittedPreprocessing, fit
 from pg_tensile.execution.data.splits import Split
 from pg_tensile.execution.data.weights import Weighting
@@ -41,12 +41,12 @@ class Job(NamedTuple):
 
 
 def fit_rows(store: RowStore, spec: dict[str, Any]) -> FittedPreprocessing:
-    """Return the preprocessing fitted to a job's rows. Raises DataError."""
+    """Return the preprocessing fitted to a job's rows. Raises DataError and OptionError."""
     from pg_tensile.execution import models
 
     architecture = models.parse(spec["architecture"])
     options = spec["options"]
-    return fit(
+    fitted = fit(
         store,
         Split.of(spec),
         options.get("task"),
@@ -55,6 +55,7 @@ def fit_rows(store: RowStore, spec: dict[str, Any]) -> FittedPreprocessing:
         options.get("target_transform", "none"),
         models.takes_ranks(architecture),
     )
+    return _with_quantiles(fitted, options)
 
 
 def job_recipe(spec: dict[str, Any], fitted: FittedPreprocessing) -> dict[str, Any]:
@@ -92,6 +93,7 @@ def job_settings(spec: dict[str, Any]) -> Settings:
         keep=options.get("keep", "best"),
         max_time_s=spec["max_time_s"],
         learning_rate_schedule=spec["learning_rate_schedule"],
+        quantiles=tuple(options.get("quantiles", ())),
     )
 
 
@@ -104,6 +106,20 @@ def _early_stopping(spec: dict[str, Any]) -> EarlyStopping | None:
     if off or spec["patience"] == 0:
         return None
     return EarlyStopping(spec["patience"], options.get("early_stopping", {}).get("min_delta", 0.0))
+
+
+def _with_quantiles(fitted: FittedPreprocessing, options: dict[str, Any]) -> FittedPreprocessing:
+    """Return what was fitted, with the quantiles that the job's options ask for.
+
+    Raises OptionError for a classification."""
+    quantiles, preprocessing = options.get("quantiles"), fitted.preprocessing
+    if quantiles is None:
+        return fitted
+    if preprocessing.labels is not None:
+        hint = "Leave it out, or set the option task to regression if the target is a number."
+        name = preprocessing.target.name
+        raise OptionError(f'the option quantiles is for regressions, but "{name}" has labels', hint)
+    return replace(fitted, preprocessing=replace(preprocessing, quantiles=tuple(quantiles)))
 
 
 def least_batch_size(spec: dict[str, Any]) -> int:

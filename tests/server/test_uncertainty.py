@@ -37,6 +37,9 @@ MLP = {"type": "mlp", "hidden": [16]}
 OVERFITTED = {"where": "id <= 700", "validation": 0.5, "epochs": 120}
 TRAINED: dict[str, dict[str, Any]] = {  # name: features, target, arguments
     "late": {"features": FEATURES, "target": "late", "epochs": 12},
+    "quantiles": {
+        "features": "far, kind", "target": "late", "epochs": 20, "options": {"quantiles": [0.1, 0.9]}
+    },
     "few": {"features": NUMBERS, "target": "late", "where": "id <= 40"},
     "unvalidated": {"features": NUMBERS, "target": "late", "where": "id <= 40", "validation": 0.0},
     "missed": {"features": NUMBERS, "target": "missed", **OVERFITTED},
@@ -138,6 +141,31 @@ def test_what_has_no_interval_is_refused(conn: Connection) -> None:
     assert refusal(conn, trip, "fewer", 0.9)[0] == "42704"
     assert refusal(conn, "SELECT predict_interval('few', '{\"far\": 1}'::jsonb)")[0] == "42703"
     assert conn.execute("SELECT (predict_interval('few', '{0.1, 0.2}'::float8[], 0.5)).prediction").fetchone()
+
+
+def test_learned_quantiles_cover_as_asked_too_and_within_a_plan(conn: Connection) -> None:
+    share, widths, contained = conn.execute(
+        "SELECT avg((late BETWEEN lower AND upper)::int)::float8, count(DISTINCT round((upper - lower)::numeric, 3)),"
+        " bool_and(prediction BETWEEN lower AND upper AND abs(prediction - predict('quantiles', t)) < 1e-9)"
+        f" FROM (SELECT * FROM trips WHERE {HELD_OUT} LIMIT 3000) t, predict_interval('quantiles', t, 0.9)"
+    ).fetchall()[0]
+    assert share == pytest.approx(0.9, abs=0.035) and widths > 10 and contained
+    query = "SELECT far, kind, late FROM trips WHERE id <= 200"
+    options = {"quantiles": [0.2, 0.8]}
+    job = submit(conn, "planned", MLP, query=query, target="late", batch_size=32, epochs=3, options=options)
+    finish(conn, job)
+    assert value(conn, "SELECT (predict_interval('planned', t, 0.7)).upper FROM trips t LIMIT 1") > 0
+
+
+def test_quantiles_of_labels_are_refused(conn: Connection) -> None:
+    quantiles: Any
+    for quantiles in ([0.9, 0.1], [0, 0.5], [0.5], 0.5):
+        with pytest.raises(errors.InvalidParameterValue):
+            submit(conn, "few", query="SELECT far, late FROM trips", target="late", options={"quantiles": quantiles})
+    query = "SELECT far, missed FROM trips WHERE id <= 100"
+    job = submit(conn, "few", query=query, target="missed", batch_size=32, options={"quantiles": [0.1, 0.9]})
+    with pytest.raises(errors.InvalidParameterValue, match="is for regressions"):
+        finish(conn, job)
 
 
 # ---- attributions ----

@@ -77,8 +77,18 @@ def interval(
         hint = "Train it again with validation above 0."
         raise DataError("the model was trained without validation rows, from which intervals are derived", hint=hint)
     radius = preprocessing.conformal.radius(coverage)
-    encoded = outputs[:, 0]
-    return target_values(encoded - radius, preprocessing), target_values(encoded + radius, preprocessing)
+    lower, upper = spread(outputs)
+    encoded = outputs[:, 0]  # lies outside if the bounds are narrower than the learned quantiles, which may cross
+    lower, upper = np.minimum(lower - radius, encoded), np.maximum(upper + radius, encoded)
+    return target_values(lower, preprocessing), target_values(upper, preprocessing)
+
+
+def spread(outputs: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the bounds [rows] that a regression's outputs [rows, outputs] state: its quantiles, else its prediction.
+
+    They are encoded like the target. Conformity scores tell how much farther out, or in, the bounds have to be."""
+    stated = outputs[:, 1:] if outputs.shape[1] > 1 else outputs
+    return stated.min(axis=1), stated.max(axis=1)
 
 
 def probabilities(outputs: NDArray[np.float64], preprocessing: Preprocessing) -> NDArray[np.float64]:

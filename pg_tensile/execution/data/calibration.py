@@ -2,7 +2,8 @@
 
 A calibrated logit is `scale` times the model's plus `shift`; only the logit of two labels has a shift, since a common
 one changes nothing among several. The two numbers minimise the log loss on the rows, and are kept only if they lower it
-on rows that they were not fitted to. Needs numpy, and SciPy to fit.
+on rows that they were not fitted to. Rows count by their weights, as in training: otherwise calibration would undo the
+balance of labels. Needs numpy, and SciPy to fit.
 """
 
 from __future__ import annotations
@@ -49,33 +50,39 @@ class Fit(NamedTuple):
         }
 
 
-def fit(outputs: NDArray[np.float64], target: NDArray[Any]) -> Fit | None:
+def fit(outputs: NDArray[np.float64], target: NDArray[Any], weight: NDArray[Any] | None = None) -> Fit | None:
     """Fit a calibration to logits [rows, outputs] and labels [rows], rows of equal features being neighbours.
 
-    Returns None if there are fewer than LEAST_ROWS rows or logits that are not finite."""
+    `weight` [rows] is that of each row, None means 1. Returns None if fewer than LEAST_ROWS rows have a weight, or if
+    logits are not finite."""
+    weights = np.ones(len(outputs)) if weight is None else weight.astype(np.float64)
+    counted = weights > 0
+    outputs, labels, weights = outputs[counted], target[counted].astype(np.int64), weights[counted]
     rows = len(outputs)
     if rows < LEAST_ROWS or not np.isfinite(outputs).all():
         return None
-    labels = target.astype(np.int64)
+    weights /= weights.mean()
     # Folds of neighbours keep equal rows together, so that none is fitted to and judged.
     folds = np.array_split(np.arange(rows), FOLDS)
     loss = 0.0
     for fold in folds:
         others = np.ones(rows, np.bool_)
         others[fold] = False
-        calibration = _minimum(outputs[others], labels[others])
-        loss += log_loss(calibration.apply(outputs[fold]), labels[fold]) * len(fold)
-    return Fit(_minimum(outputs, labels), rows, log_loss(outputs, labels), loss / rows)
+        calibration = _minimum(outputs[others], labels[others], weights[others])
+        loss += float(log_losses(calibration.apply(outputs[fold]), labels[fold]) @ weights[fold])
+    before = float(log_losses(outputs, labels) @ weights)
+    return Fit(_minimum(outputs, labels, weights), rows, before / rows, loss / rows)
 
 
-def log_loss(outputs: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
-    """Return the mean log loss (nats) of logits [rows, outputs] for labels [rows]."""
+def log_losses(outputs: NDArray[np.float64], labels: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the log losses [rows] (nats) of logits [rows, outputs] for labels [rows]."""
     logits = _logits(outputs)
-    return float((_log_sums(logits) - logits[np.arange(len(labels)), labels]).mean())
+    losses: NDArray[np.float64] = _log_sums(logits) - logits[np.arange(len(labels)), labels]
+    return losses
 
 
-def _minimum(outputs: NDArray[np.float64], labels: NDArray[np.int64]) -> Calibration:
-    """Return the calibration with the least log loss.
+def _minimum(outputs: NDArray[np.float64], labels: NDArray[np.int64], weights: NDArray[np.float64]) -> Calibration:
+    """Return the calibration with the least log loss, rows counting by `weights`.
 
     Labels count as if each had been seen once more (Platt's and Laplace's rule): otherwise the best scale for rows
     without an error would be infinite."""
@@ -92,9 +99,9 @@ def _minimum(outputs: NDArray[np.float64], labels: NDArray[np.int64]) -> Calibra
         calibrated = logits * scale
         calibrated[:, 1] += shift if shifted else 0.0
         sums = _log_sums(calibrated)
-        error = np.exp(calibrated - sums[:, None]) - target
-        slopes = np.array([(error * logits).sum() / rows, error[:, 1].mean() if shifted else 0.0])
-        return float((sums - (target * calibrated).sum(axis=1)).mean()), slopes
+        error = (np.exp(calibrated - sums[:, None]) - target) * weights[:, None] / rows
+        slopes = np.array([(error * logits).sum(), error[:, 1].sum() if shifted else 0.0])
+        return float((sums - (target * calibrated).sum(axis=1)) @ weights) / rows, slopes
 
     bounds = [SCALES, SHIFTS if shifted else (0.0, 0.0)]
     scale, shift = minimize(loss, np.array([1.0, 0.0]), jac=True, method="L-BFGS-B", bounds=bounds).x.tolist()

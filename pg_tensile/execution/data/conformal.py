@@ -1,7 +1,9 @@
 """Prediction intervals from the errors on validation rows (split conformal prediction).
 
 The score of a row is the absolute difference between its encoded target and the model's output, so intervals are
-symmetric in the space in which the target was learned, and not where a transform of the target is undone. Among n
+symmetric in the space in which the target was learned, and not where a transform of the target is undone. Of a model
+that has learned quantiles it is how far the target lies outside of them (below 0: inside), and intervals are as wide as
+the quantiles and the scores make them (conformalised quantile regression). Among n
 validation rows and a further row like them, every rank of the further row's score is equally likely: a score of rank
 ⌈(n + 1) · coverage⌉ is thus not exceeded with at least that probability. Needs numpy only.
 """

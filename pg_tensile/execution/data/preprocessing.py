@@ -219,6 +219,7 @@ class Preprocessing:
     features: tuple[Feature, ...]
     calibration: Calibration | None = None
     conformal: Conformal | None = None
+    quantiles: tuple[float, ...] = ()  # of a regression's target that are learned besides the mean
 
     # Cached, because `apply` would otherwise compute these again for every single row that is predicted.
     @cached_property
@@ -298,7 +299,7 @@ class Preprocessing:
     @property
     def outputs(self) -> int:
         """Width of the model's output."""
-        return len(self.labels or ()) if self.task == Task.MULTICLASS else 1
+        return len(self.labels or ()) if self.task == Task.MULTICLASS else 1 + len(self.quantiles)
 
     def layout(self) -> list[tuple[tuple[int, ...], DTypeLike]]:
         """Return the shape of a row and the dtype of each flat feature, and of the target."""
@@ -368,6 +369,7 @@ class Preprocessing:
             "features": [feature.to_json() for feature in self.features],
             "calibration": None if self.calibration is None else self.calibration._asdict(),
             "conformal": None if self.conformal is None else self.conformal.to_json(),
+            "quantiles": self.quantiles,
         }
 
     @staticmethod
@@ -380,6 +382,7 @@ class Preprocessing:
             tuple(Feature.from_json(feature) for feature in value["features"]),
             Calibration(**value["calibration"]) if value.get("calibration") else None,
             Conformal.from_json(value["conformal"]) if value.get("conformal") else None,
+            tuple(value.get("quantiles", ())),
         )
 
 

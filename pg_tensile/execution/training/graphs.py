@@ -26,6 +26,7 @@ from pg_tensile.execution.capture import Captured, OptimizerSpec, StepSpec, capt
 from pg_tensile.execution.data.batches import division
 from pg_tensile.execution.data.dataset import Dataset
 from pg_tensile.execution.data.preprocessing import Features, Preprocessing, Task
+from pg_tensile.execution.training.quantile_loss import with_quantiles
 from pg_tensile.execution.training.settings import Settings, check_model
 from pg_tensile.planning.plan.memory import footprint
 from pg_tensile.planning.policies.building_blocks.keep import least_bytes
@@ -177,7 +178,10 @@ def step_spec(settings: Settings, task: Task) -> StepSpec:
         optimizer = optimizer._replace(momentum=momentum or 0.0)
     elif momentum is not None:
         optimizer = optimizer._replace(betas=(momentum, 0.999))
-    return StepSpec(loss_function(task), optimizer, settings.clip, returns_outputs=True)
+    loss = loss_function(task)
+    if settings.quantiles:
+        loss = with_quantiles(loss, settings.quantiles)
+    return StepSpec(loss, optimizer, settings.clip, returns_outputs=True)
 
 
 def loss_function(task: Task) -> Callable[..., Tensor]:

@@ -35,7 +35,8 @@ class Settings:
     `learning_rate_schedule`: constant, or plateau: the rate falls when the loss has not improved for PLATEAU_EPOCHS
     (recipe.py). `clip`: largest norm of the gradient. `checkpoint_interval_s`: least time between checkpoints
     (checkpoint_schedule.py), 0 = between epochs only. `lead`: rows of the first batches of the first epoch, whatever
-    the batch size. `compression` of swapped tensors: none, auto, or the only codec to use, where it pays."""
+    the batch size. `compression` of swapped tensors: none, auto, or the only codec to use, where it pays.
+    `quantiles` of the target that a regression learns as well; its model has an output for each, behind the first."""
 
     epochs: int
     batch_size: int
@@ -52,6 +53,7 @@ class Settings:
     keep: str = "best"
     max_time_s: float | None = None
     learning_rate_schedule: str = "constant"
+    quantiles: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         words = {"compression": COMPRESSIONS, "keep": KEPT, "learning_rate_schedule": SCHEDULES}

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from pg_tensile.execution.data import calibration
+from pg_tensile.execution.data.answers import spread
 from pg_tensile.execution.data.conformal import Conformal
 from pg_tensile.execution.data.preprocessing import Preprocessing, Task
 
@@ -30,9 +31,11 @@ def derive(preprocessing: Preprocessing, validation: Mapping[str, Tensor], calib
     outputs = validation["outputs"].double().numpy()
     target = validation["target"].numpy()
     if preprocessing.task == Task.REGRESSION:
-        scores = np.abs(outputs[:, 0] - target.astype(np.float64))
+        lower, upper = spread(outputs)
+        scores = np.maximum(lower - target, target - upper)
         return Derived(replace(preprocessing, conformal=Conformal.of(scores)), {})
-    fit = calibration.fit(outputs, target) if calibrate else None
+    weight = validation["weight"].numpy() if "weight" in validation else None
+    fit = calibration.fit(outputs, target, weight) if calibrate else None
     if fit is None:
         return Derived(preprocessing, {})
     kept = fit.calibration if fit.improves else None

@@ -1,4 +1,4 @@
-"""Outputs and targets of the first validation rows of an epoch; being in hash order, they are a random sample.
+"""Outputs, targets and weights of the first validation rows of an epoch: a random sample, as they are in hash order.
 
 Calibration and intervals (uncertainty.py) are derived from those of the epoch whose weights are kept.
 """
@@ -19,20 +19,19 @@ class ValidationSample:
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Create the sample from what `tensors` returned, or an empty one."""
-        self._batches = [(tensors["outputs"], tensors["target"])] if tensors else []
-        self._rows = sum(len(target) for _, target in self._batches)
+        self._batches: list[dict[str, Tensor]] = [dict(tensors)] if tensors else []
+        self._rows = sum(len(batch["target"]) for batch in self._batches)
 
-    def add(self, outputs: Tensor, target: Tensor) -> None:
-        """Add a batch: outputs [rows, outputs], target [rows]."""
+    def add(self, outputs: Tensor, target: Tensor, weight: Tensor | None = None) -> None:
+        """Add a batch: outputs [rows, outputs], target [rows], weight [rows]; None means that rows have no weights."""
         most = min(MOST_ROWS, MOST_OUTPUTS // max(outputs[0].numel(), 1)) if len(outputs) else 0
         rows = min(len(target), most - self._rows)
         if rows > 0:
-            self._batches.append((outputs[:rows].cpu(), target[:rows].cpu()))
+            tensors = {"outputs": outputs, "target": target} | ({} if weight is None else {"weight": weight})
+            self._batches.append({name: tensor[:rows].cpu() for name, tensor in tensors.items()})
             self._rows += rows
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return outputs [rows, outputs] and target [rows], or nothing if there are no rows."""
-        if not self._batches:
-            return {}
-        outputs, target = (torch.cat(parts) for parts in zip(*self._batches, strict=True))
-        return {"outputs": outputs, "target": target}
+        """Return outputs [rows, outputs], target [rows] and weight [rows], if any, or nothing if there are no rows."""
+        names = self._batches[0] if self._batches else ()
+        return {name: torch.cat([batch[name] for batch in self._batches]) for name in names}

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pg_tensile.execution.data import calibration
-from pg_tensile.execution.data.calibration import LEAST_ROWS, Calibration, fit, log_loss
+from pg_tensile.execution.data.calibration import LEAST_ROWS, Calibration, fit, log_losses
 
 
 def sample(rows: int, labels: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -26,7 +26,7 @@ def test_a_distortion_is_undone(scale: float, shift: float, labels: int) -> None
     assert result is not None and result.improves
     assert result.calibration.scale == pytest.approx(1.0 / scale, rel=0.05)
     assert result.calibration.shift == pytest.approx(-shift / scale, abs=0.1)
-    assert result.calibrated_log_loss == pytest.approx(log_loss(logits, target), abs=1e-3)
+    assert result.calibrated_log_loss == pytest.approx(log_losses(logits, target).mean(), abs=1e-3)
 
 
 @settings(deadline=None, max_examples=30)
@@ -39,7 +39,8 @@ def test_a_kept_calibration_never_raises_the_loss_on_its_rows(
     result = fit(distorted, target)
     assert result is not None
     if result.improves:
-        assert log_loss(result.calibration.apply(distorted), target) <= log_loss(distorted, target)
+        losses = log_losses(result.calibration.apply(distorted), target)
+        assert losses.mean() <= log_losses(distorted, target).mean()
 
 
 def test_probabilities_that_are_right_stay_nearly_as_they_are() -> None:
@@ -65,6 +66,20 @@ def test_few_rows_and_infinite_logits_are_not_fitted() -> None:
 
 
 def test_a_calibration_that_does_not_help_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "_minimum", lambda outputs, labels: Calibration(-1.0))
+    monkeypatch.setattr(calibration, "_minimum", lambda outputs, labels, weights: Calibration(-1.0))
     result = fit(*sample(400, 2, 0))
     assert result is not None and not result.improves and result.to_json()["kept"] is False
+
+
+def test_rows_count_by_their_weights() -> None:
+    logits, target = sample(3_000, 2, 4)
+    plain = fit(logits * 2.0, target)
+    weight = np.arange(3_000) % 3
+    repeated = fit(np.repeat(logits * 2.0, weight, axis=0), np.repeat(target, weight))
+    weighted = fit(logits * 2.0, target, weight)
+    assert plain is not None and repeated is not None and weighted is not None
+    assert weighted.calibration.scale == pytest.approx(repeated.calibration.scale, rel=1e-2)
+    assert weighted.log_loss == pytest.approx(repeated.log_loss)
+    assert (weighted.rows, repeated.rows) == (2_000, 3_000)
+    balanced = fit(logits, target, np.where(target == 1, 4.0, 1.0))
+    assert balanced is not None and balanced.calibration.shift == pytest.approx(np.log(4.0), abs=0.2)

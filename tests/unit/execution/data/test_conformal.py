@@ -9,6 +9,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,13 +17,14 @@ from pg_tensile.errors import DataError
 from pg_tensile.execution.data.answers import interval
 from pg_tensile.execution.data.conformal import MOST_SCORES, Conformal
 from pg_tensile.execution.data.preprocessing import Preprocessing, Target, Task
+from pg_tensile.execution.training.uncertainty import derive
 
 REGRESSION = Preprocessing(Task.REGRESSION, Target("y", "float8", 7.0, 3.0), None, None, ())
 
 
 def ranks(rows: int) -> Conformal:
     """Return the conformal scores 1, 2, …, `rows`: each is its own rank."""
-    conformal = Conformal.of(np.random.default_rng(0).permutation(rows) + 1.0)
+    conformal = Conformal.of(np.random.default_rng(0).permutation(rows).astype(np.float64) + 1.0)
     assert conformal is not None
     return conformal
 
@@ -68,8 +70,25 @@ def test_the_interval_covers_held_out_rows_as_asked(coverage: float) -> None:
     assert (lower + upper) / 2 == pytest.approx(held_out[:, 0] * 3.0 + 7.0)
 
 
+@pytest.mark.parametrize("coverage", [0.5, 0.8, 0.95])
+def test_learned_quantiles_make_the_width_differ_and_the_coverage_stay(coverage: float) -> None:
+    """The errors grow with a feature, which the quantiles have learned but for a factor."""
+    rng = np.random.default_rng(6)
+    spreads = rng.uniform(0.1, 2.0, size=40_000)
+    outputs = np.stack((np.zeros(40_000), -spreads, spreads), axis=1)
+    targets = rng.normal(size=40_000) * spreads
+    learned = replace(REGRESSION, quantiles=(0.1, 0.9))
+    sample = {"outputs": torch.from_numpy(outputs[:20_000]), "target": torch.from_numpy(targets[:20_000])}
+    derived = derive(learned, sample, calibrate=True).preprocessing
+    lower, upper = interval(outputs[20_000:], derived, coverage)
+    actual = targets[20_000:] * 3.0 + 7.0
+    assert ((lower <= actual) & (actual <= upper)).mean() == pytest.approx(coverage, abs=0.01)
+    assert np.corrcoef(upper - lower, spreads[20_000:])[0, 1] > 0.99
+    assert (lower <= 7.0).all() and (upper >= 7.0).all()
+
+
 def test_the_scores_survive_json() -> None:
-    fitted = replace(REGRESSION, conformal=ranks(3000))
+    fitted = replace(REGRESSION, conformal=ranks(3000), quantiles=(0.1, 0.9))
     assert Preprocessing.from_json(json.loads(json.dumps(fitted.to_json()))) == fitted
 
 

@@ -51,8 +51,9 @@ def test_a_sample_ends_at_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
         sample = ValidationSample()
         for start in range(0, 30, 4):
             target = torch.arange(start, start + 4)
-            sample.add(target[:, None].repeat(1, outputs), target)
+            sample.add(target[:, None].repeat(1, outputs), target, target * 2)
         tensors = sample.tensors()
+        assert tensors["weight"].tolist() == [2 * number for number in tensors["target"].tolist()]
         assert tensors["outputs"][:, 0].tolist() == tensors["target"].tolist() == list(range(len(tensors["target"])))
         return len(tensors["target"])
 
@@ -94,3 +95,11 @@ def test_a_regression_gets_its_scores() -> None:
     validation = {"outputs": torch.tensor([[1.0], [2.0], [3.0]]), "target": torch.tensor([1.5, 2.0, 1.0])}
     conformal = derive(preprocessing, validation, calibrate=True).preprocessing.conformal
     assert conformal is not None and (conformal.rows, conformal.scores) == (3, (0.0, 0.5, 2.0))
+
+
+def test_labels_that_were_balanced_in_training_stay_so() -> None:
+    preprocessing = classes(50).fitted.preprocessing
+    validation = outputs_and_target(5000, 1.0)
+    weight = torch.where(validation["target"] == 1.0, 9.0, 1.0)
+    calibration = derive(preprocessing, validation | {"weight": weight}, calibrate=True).preprocessing.calibration
+    assert calibration is not None and calibration.shift == pytest.approx(np.log(9.0), rel=0.2)
