@@ -85,9 +85,9 @@ SIZE = Kind("text", _size, 'a size such as "8GB", or a number of bytes')
 JSON = Kind("jsonb", _json, "a dict that JSON can express, or JSON as a str")
 
 ARGUMENTS = {
-    **dict.fromkeys(("name", "description", "model", "query", "target", "optimizer", "policy"), TEXT),
+    **dict.fromkeys(("name", "description", "model", "query", "target", "optimizer", "policy", "by", "metric"), TEXT),
     **dict.fromkeys(("architecture", "options"), JSON),
-    **dict.fromkeys(("epochs", "batch_size", "priority", "version", "device_seconds"), INT4),
+    **dict.fromkeys(("epochs", "batch_size", "priority", "version", "device_seconds", "repeats"), INT4),
     **dict.fromkeys(("seed", "job"), INT8),
     **dict.fromkeys(("learning_rate", "validation", "timeout"), FLOAT8),
     "memory_budget": SIZE,
