@@ -91,9 +91,9 @@ INTERVAL = Kind("interval", _interval, "a timedelta, a number of seconds, or an 
 JSON = Kind("jsonb", _json, "a dict that JSON can express, or JSON as a str")
 
 ARGUMENTS = {
-    **dict.fromkeys(("name", "description", "model", "query", "target", "optimizer", "policy"), TEXT),
+    **dict.fromkeys(("name", "description", "model", "query", "target", "optimizer", "policy", "by", "metric"), TEXT),
     **dict.fromkeys(("architecture", "options"), JSON),
-    **dict.fromkeys(("epochs", "batch_size", "priority", "version", "device_seconds"), INT4),
+    **dict.fromkeys(("epochs", "batch_size", "priority", "version", "device_seconds", "repeats"), INT4),
     **dict.fromkeys(("seed", "job"), INT8),
     **dict.fromkeys(("learning_rate", "validation", "timeout"), FLOAT8),
     **dict.fromkeys(("split_by", "validation_query"), TEXT),

@@ -48,6 +48,11 @@ FOOTPRINT = Shape(
     {"sequence": INTEGER, "operator": INTEGER, "target": TEXT, "planned_bytes": INTEGER, "vanilla_bytes": INTEGER},
 )
 PREDICTIONS = Shape(("row_number",), {"row_number": INTEGER, "prediction": REAL, "label": TEXT, "probability": REAL})
+EVALUATION = Shape(
+    ("metric",),
+    {"metric": TEXT, "group_value": TEXT, "label": TEXT, "predicted": TEXT, "quantile": REAL, "value": REAL},
+)
+IMPORTANCE = Shape(("feature",), {"feature": TEXT, "importance": REAL, "deviation": REAL, "metric_used": TEXT})
 JOBS = Shape(
     ("job",),
     {"job": INTEGER, "kind": TEXT, "model": TEXT, "owner": TEXT, "state": TEXT, "reason": TEXT, "priority": INTEGER}

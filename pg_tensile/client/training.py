@@ -25,7 +25,7 @@ from psycopg import sql
 from pg_tensile.client.calls import ArgumentError, call, noted
 from pg_tensile.client.connection import Connection, ServerError
 from pg_tensile.client.connection import connect as open_connection
-from pg_tensile.client.frames import JOBS, MODELS, PREDICTIONS, frame
+from pg_tensile.client.frames import EVALUATION, IMPORTANCE, JOBS, MODELS, PREDICTIONS, Shape, frame
 from pg_tensile.client.job import Job
 from pg_tensile.client.session import Session
 
@@ -204,6 +204,33 @@ class Client:
         A prediction is the number, or for classes the label and its probability. The index is the number of the row,
         from 1. `memory_budget` is the device memory that the model may take, in bytes or as '200MB'; None means the
         model's own budget, or all that it needs."""
-        optional = {"memory_budget": memory_budget}
-        called, parameters = call(self._session.schema, "predict_rows", {"model": model, "query": query}, optional)
-        return frame(PREDICTIONS, self._session.rows(sql.SQL("SELECT * FROM {}").format(called), parameters))
+        return self._table("predict_rows", PREDICTIONS, model, query, {"memory_budget": memory_budget})
+
+    def evaluate(
+        self,
+        model: str,
+        query: str,
+        by: str | None = None,
+        version: int | None = None,
+        memory_budget: int | str | None = None,
+    ) -> pd.DataFrame:
+        """Return scores of the model's predictions for the rows of a query, which returns the target as well (SQL:
+        evaluate_model).
+
+        The index is the name of the metric; metrics that the rows do not define are NaN. With `by`, a column of the
+        query, each of its values has scores of its own."""
+        optional = {"by": by, "version": version, "memory_budget": memory_budget}
+        return self._table("evaluate_model", EVALUATION, model, query, optional)
+
+    def importance(
+        self, model: str, query: str, repeats: int | None = None, metric: str | None = None, seed: int | None = None
+    ) -> pd.DataFrame:
+        """Return how much worse the model's predictions for the rows of a query become when the values of a feature are
+        shuffled (SQL: feature_importance). The index is the name of the feature, the most important one first."""
+        optional = {"repeats": repeats, "metric": metric, "seed": seed}
+        return self._table("feature_importance", IMPORTANCE, model, query, optional)
+
+    def _table(self, function: str, shape: Shape, model: str, query: str, optional: dict[str, Any]) -> pd.DataFrame:
+        """Return the rows of a function of a model and a query."""
+        called, parameters = call(self._session.schema, function, {"model": model, "query": query}, optional)
+        return frame(shape, self._session.rows(sql.SQL("SELECT * FROM {}").format(called), parameters))

@@ -95,7 +95,6 @@ class Executor:
         """Train, from the rows to the weights."""
         channel = self._channel
         profile = channel.background.submit(self._measure_device)
-        channel.background.submit(importlib.import_module, "sklearn.metrics")  # for the first validation
         checkpoint = channel.receive_checkpoint()
         store = channel.receive_rows()
         channel.wait_for(self._libraries, "preparing")

@@ -404,6 +404,19 @@ def test_arguments_of_a_wrong_name_or_type(client: Client, trained: int) -> None
             client.job(number)
 
 
+def test_evaluations_and_importances_are_tables(client: Client, trained: int) -> None:
+    scores = client.evaluate(MODEL, QUERY)
+    assert scores.loc["rows", "value"] == 400
+    assert 0.5 < scores.loc["accuracy", "value"] <= 1
+    assert set(scores.loc["confusion", "label"]) == {"yes", "no"}
+    groups = client.evaluate(MODEL, QUERY, by="c", version=1)
+    assert set(groups["group_value"]) == {f"c{number}" for number in range(5)}
+    assert groups.loc["rows", "value"].sum() == 400
+    features = client.importance(MODEL, QUERY, repeats=2, metric="accuracy", seed=1)
+    assert set(features.index) == {"100%", "it's", "c"} and features["importance"].iloc[0] > 0
+    assert list(features["importance"]) == sorted(features["importance"], reverse=True)
+
+
 def test_explain_is_what_explain_training_prints(client: Client, trained: int) -> None:
     lines = client.explain(MODEL, QUERY, TARGET, epochs=3, batch_size=100, policy="none").splitlines()
     assert lines[0].startswith(f'Train "{MODEL}" (mlp) on cpu, policy none: 3 epochs of ')

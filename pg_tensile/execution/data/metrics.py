@@ -1,10 +1,10 @@
 """Loss and metrics of an epoch, accumulated batch by batch in float64: the scores of scores.py by the same names.
 
 Those that are sums over rows, or follow from counts, are exact for any number of rows. The rankings (roc_auc, pr_auc)
-need all outputs at once: they are computed from the first rows of an epoch's order, by scikit-learn, and only if
-`ranks`. A metric that the rows do not define is None. Regressions are measured in the target's own unit.
+need all outputs at once: they are computed from the first rows of an epoch's order, and only if `ranks`. A metric that
+the rows do not define is None. Regressions are measured in the target's own unit.
 
-Rows may have weights. Needs numpy only, except for the rankings.
+Rows may have weights. Needs numpy only: scores.py imports scikit-learn when it is used.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Classes are numbers: the position of the label in the preprocessing's labels; hi
 not have. Rows with such a label count as errors. Scores of probabilities are then not defined, because the model has no
 probability for the label.
 
-scikit-learn is imported only when a score is computed, because that takes most of a second.
+scikit-learn is imported only when a score is computed, because that takes most of a second; `rankings` does without.
 """
 
 from __future__ import annotations
@@ -183,27 +183,34 @@ CLASSIFICATION: Mapping[str, Callable[[Any], float | None]] = {
 
 
 def rankings(data: Classified) -> dict[str, float | None]:
-    """Return roc_auc and pr_auc, computed together: for few rows, several times as fast as `score`."""
-    none = {"roc_auc": None, "pr_auc": None}
-    classes = np.unique(data.actual)
-    if len(classes) < 2 or not data.has_only_labels or not np.isfinite(data.probabilities).all():
-        return dict(none)
-    areas = []
-    with _scikit_learn():
-        from sklearn import metrics
+    """Return roc_auc and pr_auc like `score`, from one sweep over the thresholds of each class, without scikit-learn.
 
-        for label in [1] if data.labels == 2 else classes.tolist():
-            sweep = metrics.confusion_matrix_at_thresholds(
-                data.actual == label, data.probabilities[:, label], sample_weight=data.weight
-            )
-            _, false, _, true, _ = sweep
-            if false[-1] <= 0 or true[-1] <= 0:
-                return dict(none)
-            recall, precision = true / true[-1], true / (true + false)
-            roc = metrics.auc(np.append(0.0, false / false[-1]), np.append(0.0, recall))
-            areas.append((roc, float(np.diff(recall, prepend=0.0) @ precision)))
-    roc_auc, pr_auc = np.mean(areas, axis=0).tolist()
-    return {"roc_auc": roc_auc, "pr_auc": pr_auc}
+    For the metrics of epochs: importing scikit-learn takes longer than a short job, and changes the state of Python's
+    random numbers, which training must not."""
+    classes = np.unique(data.actual)
+    values = None
+    if len(classes) >= 2 and data.has_only_labels and np.isfinite(data.probabilities).all():
+        weight = np.ones(len(data.actual)) if data.weight is None else data.weight
+        ranked = [1] if data.labels == 2 else classes.tolist()
+        areas = [_areas(data.actual == label, data.probabilities[:, label], weight) for label in ranked]
+        values = np.mean(areas, axis=0)
+    if values is None or not np.isfinite(values).all():
+        return {"roc_auc": None, "pr_auc": None}
+    return {"roc_auc": float(values[0]), "pr_auc": float(values[1])}
+
+
+def _areas(hit: NDArray[np.bool_], probability: Numbers, weight: Numbers) -> tuple[float, float]:
+    """Return the area under the ROC curve, and the average precision; NaN if hits or the others weigh nothing."""
+    order = np.argsort(-probability, kind="stable")
+    last = np.append(np.flatnonzero(np.diff(probability[order])), len(order) - 1)  # of each distinct probability
+    true = np.cumsum((weight * hit)[order])[last]
+    false = np.cumsum((weight * ~hit)[order])[last]
+    if true[-1] <= 0 or false[-1] <= 0:
+        return np.nan, np.nan
+    recall = np.append(0.0, true / true[-1])
+    fallout = np.append(0.0, false / false[-1])
+    positive = np.maximum(true + false, np.finfo(np.float64).tiny)
+    return float(np.diff(fallout) @ (recall[1:] + recall[:-1]) / 2), float(np.diff(recall) @ (true / positive))
 
 
 def confusion(data: Classified) -> list[tuple[int, int, int]]:
@@ -227,7 +234,7 @@ def calibration(data: Classified) -> list[Bin]:
         probability = data.probabilities[np.arange(len(data.actual)), data.predicted]
         hit = data.actual == data.predicted
     quantiles = np.linspace(0.0, 1.0, BINS + 1)[1:]
-    number = np.searchsorted(np.quantile(probability, quantiles[:-1]), probability)
+    number = np.searchsorted(np.percentile(probability, quantiles[:-1] * 100), probability)  # rounded likewise
     rows = np.bincount(number, minlength=BINS)
     probabilities = np.bincount(number, probability, BINS) / np.maximum(rows, 1)
     frequencies = np.bincount(number, hit, BINS) / np.maximum(rows, 1)
