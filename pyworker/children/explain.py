@@ -30,7 +30,6 @@ from pyworker.children.job import (
     overhead_bytes,
     with_hint,
     with_predicted_latencies,
-    with_quantiles,
 )
 from pyworker.wire import FrameType
 

@@ -31,9 +31,9 @@ PART = 512  # rows that are predicted at once
 class TabularArchitecture:
     """Architecture `tabular`; rules.json describes its keys."""
 
-    members: int = 16
-    projection: int = 128
-    hidden: int = 96
+    members: int = 8
+    projection: int = 96
+    hidden: int = 64
     layers: int = 2
     dropout: float = 0.0
     embedding: int = 8
