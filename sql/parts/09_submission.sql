@@ -80,7 +80,7 @@ CREATE FUNCTION tensile._choose_architecture(arrays text[], OUT architecture jso
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    type_of_tables CONSTANT text := 'mlp';
+    type_of_tables CONSTANT text := 'tabular';
     number int := cardinality(arrays) / 2;
     type text := type_of_tables;
 BEGIN
