@@ -77,8 +77,13 @@ def server(new_cluster: Callable[..., Any]) -> Iterator[Any]:
             conn.execute(f"SELECT setseed(0.5); {TRIPS}")
             conn.execute("GRANT SELECT ON trips TO PUBLIC")
             jobs = []
-            for name, arguments in TRAINED.items():
-                arguments = {"learning_rate": 0.01, "batch_size": 32, "seed": 1, "policy": "none"} | arguments
+            for name, trained in TRAINED.items():
+                arguments: dict[str, Any] = {
+                    "learning_rate": 0.01,
+                    "batch_size": 32,
+                    "seed": 1,
+                    "policy": "none",
+                } | trained
                 features, where = arguments.pop("features"), arguments.pop("where", TRAINING)
                 query = f"SELECT {features}, {arguments['target']} FROM trips WHERE {where}"
                 jobs.append(submit(conn, name, arguments.pop("architecture", MLP), query=query, **arguments))
