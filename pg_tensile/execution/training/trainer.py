@@ -195,7 +195,7 @@ class Trainer:
         for batch in self._validation.in_order(self._steps.evaluation_rows):
             outputs, loss = self._steps.evaluate(batch)
             sums.add(outputs, batch.target, loss, batch.weight)
-            self._evaluated.add(outputs, batch.target)
+            self._evaluated.add(outputs, batch.target, batch.weight)
             now = time.monotonic()
             if now >= self._report_at:
                 self._report("validating", now)
