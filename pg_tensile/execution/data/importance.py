@@ -124,7 +124,7 @@ def importances(
     metric: str,
     repeats: int,
     seed: int,
-    poll: Callable[[], None],
+    poll: Callable[[], object],
 ) -> list[Importance]:
     """Return the importance of each feature, the largest first.
 

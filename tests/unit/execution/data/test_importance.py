@@ -57,7 +57,7 @@ def model(inputs: Inputs) -> NDArray[np.float64]:
 
 def measure(rows: Rows, metric: str = "r2", repeats: int = 3, seed: int = 1) -> dict[str, tuple[Any, Any]]:
     result = importances(rows, Targets(rows.values, []), PREPROCESSING, model, metric, repeats, seed, lambda: None)
-    order = [item.mean for item in result]
+    order = [item.mean or 0.0 for item in result]
     assert order == sorted(order, reverse=True)
     return {item.feature: (item.mean, item.deviation) for item in result}
 
