@@ -32,6 +32,10 @@ class Codes(NamedTuple):
     codes: NDArray[np.int64]
     nulls: NDArray[np.bool_]
 
+    def take(self, index: Order | slice) -> Codes:
+        """Return the rows at `index`."""
+        return Codes(self.codes[index], self.nulls[index])
+
     def input(self) -> CategoryInput:
         """Return a table with an entry for each row, and the one of nulls at its end."""
         of_null = self.codes[self.nulls][:1]
@@ -65,7 +69,7 @@ class Rows(NamedTuple):
     def take(self, index: Order) -> Rows:
         """Return copies of the rows at `index`."""
         arrays = [_take_arrays(array, index) for array in self.arrays]
-        codes = [Codes(codes[index], nulls[index]) for codes, nulls in self.codes]
+        codes = [codes.take(index) for codes in self.codes]
         return Rows(self.numbers[:, index], codes, arrays, self.values[index])
 
     def cut(self, start: int, stop: int) -> Rows:
@@ -75,7 +79,7 @@ class Rows(NamedTuple):
             first = int(lengths[:start].clip(0).sum(dtype=np.int64))
             last = first + int(lengths[start:stop].clip(0).sum(dtype=np.int64))
             arrays.append(ArraysInput(lengths[start:stop], elements[first:last]))
-        codes = [Codes(codes[start:stop], nulls[start:stop]) for codes, nulls in self.codes]
+        codes = [codes.take(slice(start, stop)) for codes in self.codes]
         return Rows(self.numbers[:, start:stop], codes, arrays, self.values[start:stop])
 
     def inputs(self) -> Inputs:
@@ -205,7 +209,7 @@ def _with_column(batch: Rows, rows: Rows, column: tuple[str, int], index: Order)
         numbers[number] = rows.numbers[number, index]
         return batch._replace(numbers=numbers)
     if field == "codes":
-        shuffled = Codes(*(array[index] for array in rows.codes[number]))
+        shuffled = rows.codes[number].take(index)
         return batch._replace(codes=[shuffled if i == number else codes for i, codes in enumerate(batch.codes)])
     arrays = [
         _take_arrays(rows.arrays[number], index) if i == number else array for i, array in enumerate(batch.arrays)
