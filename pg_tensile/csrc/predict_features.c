@@ -38,8 +38,9 @@ feature_batch_create(const FeatureSet *set, int capacity, MemoryContext context)
 	batch->codes = MemoryContextAllocHuge(context, sizeof(int32) * set->ncategories * capacity);
 	batch->dictionaries = MemoryContextAlloc(context, sizeof(Dictionary) * set->ncategories);
 	batch->arrays = MemoryContextAlloc(context, sizeof(FeatureArrays) * set->narrays);
-	for (int i = 0; i < set->ncategories; i++)
-		dictionary_init(&batch->dictionaries[i], context);
+	for (int i = 0; i < set->count; i++)
+		if (set->features[i].kind == FEATURE_CATEGORY)
+			dictionary_init(&batch->dictionaries[set->features[i].index], set->names[i], context);
 	for (int i = 0; i < set->narrays; i++)
 	{
 		batch->arrays[i].lengths = MemoryContextAlloc(context, sizeof(int32) * capacity);

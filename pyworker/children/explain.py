@@ -16,8 +16,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pg_tensile.execution.data.cautions import cautions
 from pg_tensile.execution.data.fitting import FittedPreprocessing
-from pg_tensile.execution.data.splits import described
+from pg_tensile.execution.data.splits import Split, described
 from pg_tensile.memory_limit import memory_bytes
 from pg_tensile.planning.device.profile import DeviceProfile
 from pyworker.children.channel import Channel
@@ -56,7 +57,8 @@ def run(channel: Channel, libraries: Future[None]) -> None:
     spec.update(job_recipe(spec, fitted))
     check_batch_size(least_batch_size(spec), fitted)
     subject, choice = _with_batch_size(channel, _build(channel, fitted))
-    request = _request(spec, subject)._replace(choice=choice)
+    warnings = tuple(cautions(store, fitted, Split.of(spec)))
+    request = _request(spec, subject)._replace(choice=choice, warnings=warnings)
     traces, request = _traces(channel, subject, request)
     channel.send(FrameType.PROGRESS, {"phase": "planning"})
     explanation = explain(request, traces, subject.target.profile, _admission(spec, subject.target))

@@ -195,6 +195,7 @@ def test_suspicious_data_are_warned_about(series: Connection) -> None:
     )
     for part in expected:
         assert any(part in warning for warning in warnings), (part, warnings)
+    assert explained(series, query=query(columns), target="amount")["warnings"] == warnings
 
 
 def test_ordinary_data_are_not(series: Connection) -> None:

@@ -197,12 +197,10 @@ def loss_function(task: Task) -> Callable[..., Tensor]:
             weight = None if weight is None else _for_members(weight, members)
         if task != Task.MULTICLASS:
             outputs = outputs.squeeze(1)
-        function = _LOSSES[task]
-        return (
-            function(outputs, target)
-            if weight is None
-            else (function(outputs, target, reduction="none") * weight).mean()
-        )
+        if weight is None:
+            return _LOSSES[task](outputs, target)
+        losses: Tensor = _LOSSES[task](outputs, target, reduction="none")
+        return (losses * weight).mean()
 
     return loss
 

@@ -78,7 +78,13 @@ def _subject_lines(explanation: Explanation) -> list[_Line]:
     rows = f"{request.training_rows:,} to train on, {request.validation_rows:,} to validate with{skipped}"
     split = [] if request.split is None or not request.validation_rows else [_Line("Split", _split(request.split))]
     state = f"{size(request.state_bytes)} with gradients and optimizer state"
-    lines = [_Line("Rows", rows), *split, _Line("Model", f"{_count(request.parameters, 'parameter')}, {state}")]
+    warnings = [_Line("Warning", warning) for warning in request.warnings]
+    lines = [
+        _Line("Rows", rows),
+        *split,
+        *warnings,
+        _Line("Model", f"{_count(request.parameters, 'parameter')}, {state}"),
+    ]
     if graph is not None:
         phases = ", ".join(f"{count:,} {phase}" for phase, count in graph.phases.items() if count)
         lines.append(_Line("Graph", f"{graph.operators:,} operators ({phases}), {graph.tensors:,} tensors"))
