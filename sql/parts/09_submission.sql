@@ -59,7 +59,7 @@ BEGIN
     ELSIF m.id IS NULL THEN
         m.id := tensile._insert_model(caller, m.name, m.architecture, m.architecture_reason, NULL);
         IF m.id IS NULL THEN
-            RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
+            RAISE EXCEPTION USING ERRCODE = 'object_in_use',
                 MESSAGE = format('model "%s" has just been registered by another session', m.name),
                 HINT = 'Call train_model again.';
         END IF;

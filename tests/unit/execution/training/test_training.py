@@ -18,7 +18,7 @@ from torch import nn
 from pg_tensile.errors import ArchitectureError, DataError, NotFiniteError, TrainingError
 from pg_tensile.execution import models
 from pg_tensile.execution.data import batches
-from pg_tensile.execution.data.batches import Batches
+from pg_tensile.execution.data.batches import Batch, Batches
 from pg_tensile.execution.data.dataset import Table
 from pg_tensile.execution.data.metrics import MetricSums
 from pg_tensile.execution.data.preprocessing import Features, Task
@@ -29,7 +29,7 @@ from pg_tensile.execution.training.observer import EpochMetrics, Progress, StopT
 from pg_tensile.execution.training.recipe import PLATEAU_FACTOR
 from pg_tensile.execution.training.settings import EarlyStopping, Settings, check_batch_size, check_model
 from pg_tensile.execution.training.steps import EagerSteps
-from pg_tensile.execution.training.trainer import Trainer
+from pg_tensile.execution.training.trainer import StepResult, Trainer
 from tests.unit.rows import Prepared, Rows, every_type
 
 CPU = torch.device("cpu")
@@ -447,7 +447,12 @@ def test_a_plateau_lowers_the_learning_rate_and_a_resumed_run_goes_on_with_it(
     def run_of(recorder: Recorder) -> tuple[Trainer, nn.Module]:
         run, model = trainer(noise(64), recorder, architecture, **options)
         train = run._steps.train
-        monkeypatch.setattr(run._steps, "train", lambda batch, rate: rates.append(rate) or train(batch, rate))
+
+        def recorded(batch: Batch, rate: float | None) -> StepResult:
+            rates.append(rate)
+            return train(batch, rate)
+
+        monkeypatch.setattr(run._steps, "train", recorded)
         return run, model
 
     run, model = run_of(Recorder())
