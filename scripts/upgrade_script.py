@@ -33,7 +33,7 @@ COMMENT = re.compile(rf"COMMENT ON (?P<kind>\w+) {NAME}(?P<rest>[^']*?)\s+IS\s",
 REPEATED = re.compile(r"(GRANT|REVOKE|DO)\b", re.I)
 FRESH_ONLY = "-- A fresh installation only:"  # begins the comment of a statement that an upgrade leaves out
 # Rights on functions outside of schema tensile, around the statements that drop them and create others of their names
-SAVE_RIGHTS = """CREATE TEMPORARY TABLE pg_tensile_rights AS
+SAVE_RIGHTS = """CREATE TEMPORARY TABLE pg_temp.pg_tensile_rights AS
     SELECT DISTINCT p.proname, a.grantee, a.is_grantable
     FROM pg_catalog.pg_proc p
          CROSS JOIN LATERAL pg_catalog.aclexplode(

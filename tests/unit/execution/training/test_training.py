@@ -422,6 +422,12 @@ def test_the_time_goes_on_after_a_resume(prepared: Prepared, stop_after: int) ->
     assert over.run().epochs == max(1, first.checkpoints[-1][1]["epoch"])
 
 
+def test_a_lead_is_taken_as_a_whole(prepared: Prepared) -> None:
+    """The graphs that follow it do not fit its batches."""
+    run, _ = limited(prepared, Recorder(), 1, lead=(8, 8, 16, 16))
+    assert run.run_lead() and run.state().meta["step"] == 4
+
+
 def test_a_checkpoint_of_an_earlier_version_is_resumed(prepared: Prepared) -> None:
     """It knows the best epoch only, and only with early stopping."""
     expected, _ = uninterrupted(prepared, early_stopping=EarlyStopping(9))
