@@ -11,6 +11,9 @@
  * In parallel mode no new snapshot can be taken.  A model that is read then
  * belongs to the calling query and is not kept.
  *
+ * Reading, keeping and checking stay in one file, because they share the
+ * structure of a model and its memory.
+ *
  * Memory: each model has a context of its own; those of models that are kept
  * are children of the cache's context.
  *
