@@ -8,7 +8,7 @@ ALTER TABLE tensile.models ALTER architecture DROP NOT NULL, ADD architecture_re
 ALTER TABLE tensile.jobs ALTER batch_size DROP NOT NULL, ALTER learning_rate DROP NOT NULL,
     ADD chosen_learning_rate float8, ADD split_by text, ADD validation_query text, ADD max_time interval;
 UPDATE tensile.jobs j SET chosen_learning_rate = b.learning_rate
-    FROM tensile.batch_sizes b WHERE b.job = j.id AND b.chosen;
+    FROM tensile.batch_sizes b WHERE b.job OPERATOR(pg_catalog.=) j.id AND b.chosen;
 ALTER TABLE tensile.model_versions ADD training jsonb;
 
 -- Versions are visible when they are complete, and the space of deleted weights and checkpoints is reused soon.

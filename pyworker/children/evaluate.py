@@ -76,8 +76,7 @@ def _evaluation(channel: Channel, version: Version) -> list[Any]:
             evaluated.add(version.outputs(version.inputs(frame)[0]), chunk)
             continue
         check_rows(evaluated.rows, evaluated.rows, version.preprocessing)
-        result = channel.background.submit(evaluated.result, frame.buffers)
-        return list(channel.wait_for(result, "evaluating"))
+        return [*channel.wait_for(channel.background.submit(evaluated.result, frame.buffers), "evaluating")]
     raise AssertionError("the last chunk is ROWS_END")
 
 

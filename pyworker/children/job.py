@@ -55,7 +55,7 @@ def fit_rows(store: RowStore, spec: dict[str, Any]) -> FittedPreprocessing:
         options.get("target_transform", "none"),
         models.takes_ranks(architecture),
     )
-    return _with_quantiles(fitted, options)
+    return with_quantiles(fitted, options)
 
 
 def job_recipe(spec: dict[str, Any], fitted: FittedPreprocessing) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def _early_stopping(spec: dict[str, Any]) -> EarlyStopping | None:
     return EarlyStopping(spec["patience"], options.get("early_stopping", {}).get("min_delta", 0.0))
 
 
-def _with_quantiles(fitted: FittedPreprocessing, options: dict[str, Any]) -> FittedPreprocessing:
+def with_quantiles(fitted: FittedPreprocessing, options: dict[str, Any]) -> FittedPreprocessing:
     """Return what was fitted, with the quantiles that the job's options ask for.
 
     Raises OptionError for a classification."""

@@ -16,14 +16,15 @@ DECLARE
                                                   max_time, arrays);
     job bigint;
     budget bigint;
+    model_id bigint;
 BEGIN
     budget := tensile._parse_budget(memory_budget);
-    m.id := tensile._store_architecture(caller, m);
+    model_id := tensile._store_architecture(caller, m);
 
     INSERT INTO tensile.jobs (model, model_name, owner_name, query, target, epochs, batch_size, optimizer,
                               learning_rate, validation, seed, policy, memory_budget, priority, options, settings,
                               split_by, validation_query, max_time)
-        VALUES (m.id, m.name, pg_get_userbyid(caller), _train_model.query, _train_model.target, _train_model.epochs,
+        VALUES (model_id, m.name, pg_get_userbyid(caller), _train_model.query, _train_model.target, _train_model.epochs,
                 _train_model.batch_size, _train_model.optimizer, _train_model.learning_rate, _train_model.validation,
                 _train_model.seed, coalesce(_train_model.policy, current_setting('pg_tensile.policy')), budget,
                 _train_model.priority, _train_model.options,
@@ -47,8 +48,10 @@ END $$;
 CREATE FUNCTION tensile._store_architecture(caller oid, m tensile.models) RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
+DECLARE
+    model_id bigint := m.id;
 BEGIN
-    IF m.id IS NULL AND NOT EXISTS (
+    IF model_id IS NULL AND NOT EXISTS (
             SELECT FROM pg_proc p JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = p.oid
                  JOIN pg_extension e ON d.refclassid = 'pg_extension'::regclass AND d.refobjid = e.oid
             WHERE p.proname = 'register_model' AND e.extname = 'pg_tensile'
@@ -56,44 +59,44 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('permission denied to register model "%s"', m.name),
             HINT = 'A role that may call register_model can register it and grant you ''train''.';
-    ELSIF m.id IS NULL THEN
-        m.id := tensile._insert_model(caller, m.name, m.architecture, m.architecture_reason, NULL);
-        IF m.id IS NULL THEN
-            RAISE EXCEPTION USING ERRCODE = 'serialization_failure',
+    ELSIF model_id IS NULL THEN
+        model_id := tensile._insert_model(caller, m.name, m.architecture, m.architecture_reason, NULL);
+        IF model_id IS NULL THEN
+            RAISE EXCEPTION USING ERRCODE = 'object_in_use',
                 MESSAGE = format('model "%s" has just been registered by another session', m.name),
                 HINT = 'Call train_model again.';
         END IF;
     ELSE
         UPDATE tensile.models SET architecture = m.architecture, architecture_reason = m.architecture_reason,
-            updated_at = clock_timestamp() WHERE id = m.id AND architecture IS NULL;
+            updated_at = clock_timestamp() WHERE id = model_id AND architecture IS NULL;
         IF NOT FOUND THEN
-            RETURN m.id;
+            RETURN model_id;
         END IF;
     END IF;
     RAISE NOTICE 'model "%" is registered with the architecture %: %', m.name, m.architecture->>'type',
         m.architecture_reason;
-    RETURN m.id;
+    RETURN model_id;
 END $$;
 
 -- The architecture for a query, and the reason; `arrays`: name and type on the wire of each feature that is an array
-CREATE FUNCTION tensile._choose_architecture(arrays text[], OUT architecture jsonb, OUT reason text)
+CREATE FUNCTION tensile._choose_architecture(arrays text[], OUT architecture jsonb, OUT architecture_reason text)
     LANGUAGE plpgsql IMMUTABLE SET search_path = pg_catalog, pg_temp
 AS $$
 DECLARE
-    type_of_tables CONSTANT text := 'mlp';
+    type_of_tables CONSTANT text := 'tabular';
     number int := cardinality(arrays) / 2;
     type text := type_of_tables;
 BEGIN
     IF number = 0 THEN
-        reason := 'no column is an array';
+        architecture_reason := 'no column is an array';
     ELSIF number > 1 THEN
-        reason := format('%s columns are arrays, which are taken as numbers', number);
+        architecture_reason := format('%s columns are arrays, which are taken as numbers', number);
     ELSIF arrays[2] IN ('int4[]', 'int8[]') THEN
         type := 'transformer';
-        reason := format('"%s" is the only array, of integers, which are taken as tokens', arrays[1]);
+        architecture_reason := format('"%s" is the only array, of integers, which are taken as tokens', arrays[1]);
     ELSE
         type := 'cnn';
-        reason := format('"%s" is the only array, which is taken as an image', arrays[1]);
+        architecture_reason := format('"%s" is the only array, which is taken as an image', arrays[1]);
     END IF;
     architecture := jsonb_build_object('type', type);
 END $$;
@@ -112,7 +115,7 @@ BEGIN
     SELECT * INTO m FROM tensile.models WHERE name = model;
     IF NOT FOUND THEN
         PERFORM tensile._check_model_name(model);
-        m.name := model;
+        m := jsonb_populate_record(m, jsonb_build_object('name', model));
     ELSIF NOT tensile._granted(caller, m.id, 'train') THEN
         RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
             MESSAGE = format('permission denied for model "%s"', model),
@@ -125,8 +128,7 @@ BEGIN
             tensile._check_compression(policy, options),
             tensile._check_can_start(caller);
     IF m.architecture IS NULL THEN
-        SELECT c.architecture, c.reason INTO m.architecture, m.architecture_reason
-            FROM tensile._choose_architecture(arrays) c;
+        m := jsonb_populate_record(m, (SELECT to_jsonb(c) FROM tensile._choose_architecture(arrays) c));
     END IF;
     RETURN m;
 END $$;

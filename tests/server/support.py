@@ -87,16 +87,17 @@ def register(conn: Connection, name: str, architecture: dict[str, Any] = MLP) ->
 def submit(conn: Connection, model: str, architecture: dict[str, Any] | None = None, **arguments: Any) -> int:
     """Register the model if there is an architecture, call train_model with small defaults and return the job.
 
-    Python models get policy "none": side effects of a captured model do not run in every pass."""
+    `options` None: the function's default. Python models get policy "none": side effects of a captured model do not run
+    in every pass."""
     if architecture is not None:
         register(conn, model, architecture)
         if architecture["type"] == "python":
             arguments = {"policy": "none"} | arguments
     arguments = SMALL_JOB | arguments
-    options = arguments["options"]
-    if "early_stopping" not in options:  # every epoch is trained
-        options = {"keep": "last"} | options
-    arguments["options"] = Jsonb(options)
+    options = arguments.pop("options")
+    if options is not None:
+        every_epoch = {} if "early_stopping" in options else {"keep": "last"}
+        arguments["options"] = Jsonb(every_epoch | options)
     named = ", ".join(f"{key} => %({key})s" for key in arguments)
     row = conn.execute(f"SELECT train_model(%(model)s, {named})", arguments | {"model": model}).fetchone()
     assert row is not None

@@ -132,6 +132,6 @@ def test_two_sessions_that_register_the_same_name(connect: Callable[..., Connect
             first.execute("SELECT register_model('twice')")
             submitted = thread.submit(submit, second, "twice", query=COLUMNS)
             wait_until(lambda: value(first, waits, second.info.backend_pid) == 1, what="the second session waits")
-        refused("40001", 'model "twice" has just been registered', "again", submitted.result)
+        refused("55006", 'model "twice" has just been registered', "again", submitted.result)
         with second.transaction(force_rollback=True):
             submit(second, "twice", query=COLUMNS)

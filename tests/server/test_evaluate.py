@@ -84,7 +84,7 @@ def grouped(
     for group, *key, number in conn.execute(sql, {"model": model, "query": query} | arguments).fetchall():
         of_group = groups.setdefault(group, {})
         assert tuple(key) not in of_group
-        of_group[tuple(key)] = number  # type: ignore[index]
+        of_group[tuple(key)] = number
     return groups
 
 
@@ -94,7 +94,7 @@ def scalar(values: dict[Key, float | None], name: str) -> float | None:
 
 def predicted(conn: Connection, model: str, query: str = "TABLE flights") -> list[tuple[float, str, float]]:
     sql = "SELECT prediction, label, probability FROM predict_rows(%s, %s) ORDER BY row_number"
-    return conn.execute(sql, (model, query)).fetchall()  # type: ignore[return-value]
+    return conn.execute(sql, (model, query)).fetchall()
 
 
 def targets(conn: Connection, column: str, query: str = "TABLE flights") -> list[Any]:

@@ -20,39 +20,70 @@ from pg_tensile.execution.data.scores import higher_is_better, score
 
 MAX_ROWS = 100_000
 BATCH_ROWS = 8192
+TEXT_BATCH_ROWS = 64  # if a category has several columns of codes: tokens, for a large model
 
 Outputs = Callable[[Inputs], NDArray[Any]]
 Order = NDArray[np.intp]
 
 
+class Codes(NamedTuple):
+    """Codes of a category [rows, …], and whether each row [rows] is null."""
+
+    codes: NDArray[np.int64]
+    nulls: NDArray[np.bool_]
+
+    def take(self, index: Order | slice) -> Codes:
+        """Return the rows at `index`."""
+        return Codes(self.codes[index], self.nulls[index])
+
+    def input(self) -> CategoryInput:
+        """Return a table with an entry for each row, and the one of nulls at its end."""
+        of_null = self.codes[self.nulls][:1]
+        if not len(of_null):
+            of_null = np.zeros((1, *self.codes.shape[1:]), self.codes.dtype)
+        return CategoryInput(
+            np.where(self.nulls, -1, np.arange(len(self.codes))), np.concatenate([self.codes, of_null])
+        )
+
+
 class Rows(NamedTuple):
     """Raw features and targets of some rows.
 
-    numbers: [numbers, rows]; codes of each category [rows]; arrays of each feature; values of the target [rows]."""
+    numbers: [numbers, rows]; codes of each category; arrays of each feature; values of the target [rows]."""
 
     numbers: NDArray[np.float64]
-    codes: list[NDArray[np.int64]]
+    codes: list[Codes]
     arrays: list[ArraysInput]
     values: NDArray[Any]
 
     @staticmethod
     def of(inputs: Inputs, values: NDArray[Any]) -> Rows:
-        codes = [category.table[category.places] for category in inputs.categories]
+        codes = [Codes(category.table[category.places], category.places < 0) for category in inputs.categories]
         return Rows(inputs.numeric, codes, inputs.arrays, values)
 
     @property
     def nbytes(self) -> int:
-        arrays = [array for pair in self.arrays for array in pair]
-        return sum(array.nbytes for array in (self.numbers, *self.codes, *arrays, self.values))
+        arrays = [array for pair in (*self.codes, *self.arrays) for array in pair]
+        return sum(array.nbytes for array in (self.numbers, *arrays, self.values))
 
     def take(self, index: Order) -> Rows:
         """Return copies of the rows at `index`."""
         arrays = [_take_arrays(array, index) for array in self.arrays]
-        return Rows(self.numbers[:, index], [codes[index] for codes in self.codes], arrays, self.values[index])
+        codes = [codes.take(index) for codes in self.codes]
+        return Rows(self.numbers[:, index], codes, arrays, self.values[index])
+
+    def cut(self, start: int, stop: int) -> Rows:
+        """Return rows `start` to `stop` (exclusive) as views."""
+        arrays = []
+        for lengths, elements in self.arrays:
+            first = int(lengths[:start].clip(0).sum(dtype=np.int64))
+            last = first + int(lengths[start:stop].clip(0).sum(dtype=np.int64))
+            arrays.append(ArraysInput(lengths[start:stop], elements[first:last]))
+        codes = [codes.take(slice(start, stop)) for codes in self.codes]
+        return Rows(self.numbers[:, start:stop], codes, arrays, self.values[start:stop])
 
     def inputs(self) -> Inputs:
-        categories = [CategoryInput(codes, np.arange(codes.max(initial=0) + 1)) for codes in self.codes]
-        return Inputs(len(self.values), self.numbers, categories, self.arrays)
+        return Inputs(len(self.values), self.numbers, [codes.input() for codes in self.codes], self.arrays)
 
 
 def _take_arrays(array: ArraysInput, index: Order) -> ArraysInput:
@@ -64,11 +95,13 @@ def _take_arrays(array: ArraysInput, index: Order) -> ArraysInput:
 
 
 def _join(parts: list[Rows]) -> Rows:
-    arrays = [
-        ArraysInput(*(np.concatenate(arrays) for arrays in zip(*of_feature, strict=True)))
-        for of_feature in zip(*(part.arrays for part in parts), strict=True)
+    codes = [
+        Codes(*map(np.concatenate, zip(*pairs, strict=True))) for pairs in zip(*(p.codes for p in parts), strict=True)
     ]
-    codes = [np.concatenate(codes) for codes in zip(*(part.codes for part in parts), strict=True)]
+    arrays = [
+        ArraysInput(*map(np.concatenate, zip(*pairs, strict=True)))
+        for pairs in zip(*(p.arrays for p in parts), strict=True)
+    ]
     numbers = np.concatenate([part.numbers for part in parts], axis=1)
     return Rows(numbers, codes, arrays, np.concatenate([part.values for part in parts]))
 
@@ -124,7 +157,7 @@ def importances(
     metric: str,
     repeats: int,
     seed: int,
-    poll: Callable[[], None],
+    poll: Callable[[], object],
 ) -> list[Importance]:
     """Return the importance of each feature, the largest first.
 
@@ -134,12 +167,12 @@ def importances(
 
     def measured(column: tuple[str, int] | None, order: Order | None) -> float | None:
         parts = []
-        for start in range(0, len(rows.values), BATCH_ROWS):
+        size = TEXT_BATCH_ROWS if any(codes.codes.ndim > 1 for codes in rows.codes) else BATCH_ROWS
+        for start in range(0, len(rows.values), size):
             poll()
-            index = np.arange(start, min(start + BATCH_ROWS, len(rows.values)))
-            batch = rows.take(index)
+            batch = rows.cut(start, start + size)
             if column is not None and order is not None:
-                batch = _with_column(batch, rows, column, order[index])
+                batch = _with_column(batch, rows, column, order[start : start + size])
             parts.append(outputs(batch.inputs()))
         return score(metric, scored_data(np.concatenate(parts), targets, preprocessing))
 
@@ -176,8 +209,8 @@ def _with_column(batch: Rows, rows: Rows, column: tuple[str, int], index: Order)
         numbers[number] = rows.numbers[number, index]
         return batch._replace(numbers=numbers)
     if field == "codes":
-        codes = [rows.codes[number][index] if i == number else codes for i, codes in enumerate(batch.codes)]
-        return batch._replace(codes=codes)
+        shuffled = rows.codes[number].take(index)
+        return batch._replace(codes=[shuffled if i == number else codes for i, codes in enumerate(batch.codes)])
     arrays = [
         _take_arrays(rows.arrays[number], index) if i == number else array for i, array in enumerate(batch.arrays)
     ]

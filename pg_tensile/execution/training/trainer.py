@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -148,6 +148,8 @@ class Trainer:
     def run_lead(self) -> bool:
         """Execute only the steps of `settings.lead`, without checkpoints; return False if a stop was requested.
 
+        The lead is executed as a whole, even if the time is up.
+
         A run with the same lead and any batch size can then continue from `state`. Raises TrainingError."""
         self._course.begin()
         try:
@@ -158,7 +160,7 @@ class Trainer:
 
     def _run_epoch(self) -> None:
         """Run the rest of the epoch. One that the end of the time cuts short counts only if it is the first."""
-        self._take(self._batches.epoch(self._epoch, self._step))
+        self._take(self._in_time(self._batches.epoch(self._epoch, self._step)))
         if self._epoch == 0 or self._step == self._batches.steps(self._epoch):
             self._finish_epoch(self._sums.result(), self._evaluate())
 
@@ -174,6 +176,11 @@ class Trainer:
             if self._settings.checkpoint_interval_s > 0 and self._schedule.due:
                 self.save()
             self._observer.poll()
+
+    def _in_time(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the batches until the time is up, one at least."""
+        for batch in batches:
+            yield batch
             if self._course.time_is_up:
                 return
 
@@ -195,7 +202,7 @@ class Trainer:
         for batch in self._validation.in_order(self._steps.evaluation_rows):
             outputs, loss = self._steps.evaluate(batch)
             sums.add(outputs, batch.target, loss, batch.weight)
-            self._evaluated.add(outputs, batch.target)
+            self._evaluated.add(outputs, batch.target, batch.weight)
             now = time.monotonic()
             if now >= self._report_at:
                 self._report("validating", now)

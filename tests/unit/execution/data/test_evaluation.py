@@ -52,7 +52,7 @@ def by_group(rows: list[Any]) -> dict[str | None, dict[str, float | None]]:
 def test_rows_of_many_chunks_are_those_of_one() -> None:
     random = np.random.default_rng(1)
     outputs, target = random.normal(size=(50, 1)).astype(np.float32), random.normal(size=50).tolist()
-    target[7] = None  # type: ignore[call-overload]
+    target[7] = None
     whole = EvaluatedRows(regression(), [NUMBER], LIMIT)
     whole.add(outputs, chunk(("float8", target)))
     parts = EvaluatedRows(regression(), [NUMBER], LIMIT)

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pg_tensile.errors import DataError
+from pg_tensile.execution.data import importance
 from pg_tensile.execution.data.evaluation import Targets
 from pg_tensile.execution.data.importance import Rows, Sample, importances
 from pg_tensile.execution.data.preprocessing import (
@@ -57,7 +58,7 @@ def model(inputs: Inputs) -> NDArray[np.float64]:
 
 def measure(rows: Rows, metric: str = "r2", repeats: int = 3, seed: int = 1) -> dict[str, tuple[Any, Any]]:
     result = importances(rows, Targets(rows.values, []), PREPROCESSING, model, metric, repeats, seed, lambda: None)
-    order = [item.mean for item in result]
+    order = [item.mean or 0.0 for item in result]
     assert order == sorted(order, reverse=True)
     return {item.feature: (item.mean, item.deviation) for item in result}
 
@@ -85,6 +86,27 @@ def test_the_seed_and_the_batches_decide_nothing_about_a_whole_column() -> None:
     permuted = rows.take(order)
     assert np.array_equal(permuted.arrays[0].lengths, rows.arrays[0].lengths[order])
     assert (model(permuted.inputs())[:, 0] == model(rows.inputs())[:, 0][order]).all()
+
+
+def test_rows_are_cut_into_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = Rows.of(*raw(100))
+    outputs = np.concatenate([model(rows.cut(start, start + 30).inputs())[:, 0] for start in range(0, 100, 30)])
+    assert np.array_equal(outputs, rows.values)
+    whole = measure(rows)
+    monkeypatch.setattr(importance, "BATCH_ROWS", 7)
+    assert measure(rows) == whole
+
+
+def test_nulls_and_tables_of_several_columns_survive() -> None:
+    inputs, target = raw(50)
+    tokens = np.array([[5, 6], [7, 8], [9, 0], [1, 1]])
+    inputs = inputs._replace(categories=[*inputs.categories, CategoryInput(inputs.categories[0].places, tokens)])
+    order = np.random.default_rng(0).permutation(50)
+    category, text = Rows.of(inputs, target).take(order).inputs().categories
+    places = inputs.categories[0].places[order]
+    assert np.array_equal(category.places < 0, places < 0) and np.array_equal(text.places < 0, places < 0)
+    assert np.array_equal(category.table[category.places], inputs.categories[0].table[places])
+    assert np.array_equal(text.table[text.places], tokens[places])
 
 
 def test_a_sample_is_random_bounded_and_of_whole_rows() -> None:

@@ -52,11 +52,12 @@ class Rows:
     def expected(self) -> dict[str, float | None]:
         """Return the metrics by scikit-learn."""
         exact = self.outputs.astype(np.float64)
+        weight = None if self.weight is None else self.weight.astype(np.float64)
         if self.preprocessing.task == Task.REGRESSION:
             actual = target_values(self.target.astype(np.float64), self.preprocessing)
-            return scores(Estimated(actual, predictions(exact, self.preprocessing), self.weight))
+            return scores(Estimated(actual, predictions(exact, self.preprocessing), weight))
         chances, predicted = probabilities(exact, self.preprocessing), answers(exact, self.preprocessing).label
-        return scores(Classified(self.target.astype(np.int64), chances, predicted, self.weight))
+        return scores(Classified(self.target.astype(np.int64), chances, predicted, weight))
 
 
 def values(result: Metrics) -> dict[str, Any]:

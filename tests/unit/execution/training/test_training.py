@@ -17,7 +17,7 @@ from torch import nn
 from pg_tensile.errors import ArchitectureError, DataError, NotFiniteError, TrainingError
 from pg_tensile.execution import models
 from pg_tensile.execution.data import batches
-from pg_tensile.execution.data.batches import Batches
+from pg_tensile.execution.data.batches import Batch, Batches
 from pg_tensile.execution.data.dataset import Table
 from pg_tensile.execution.data.preprocessing import Features
 from pg_tensile.execution.training import checkpoint, course
@@ -27,7 +27,7 @@ from pg_tensile.execution.training.observer import EpochMetrics, Progress, StopT
 from pg_tensile.execution.training.recipe import PLATEAU_FACTOR
 from pg_tensile.execution.training.settings import EarlyStopping, Settings, check_batch_size, check_model
 from pg_tensile.execution.training.steps import EagerSteps
-from pg_tensile.execution.training.trainer import Trainer
+from pg_tensile.execution.training.trainer import StepResult, Trainer
 from tests.unit.rows import Prepared, Rows, every_type
 
 CPU = torch.device("cpu")
@@ -379,6 +379,12 @@ def test_the_time_goes_on_after_a_resume(prepared: Prepared, stop_after: int) ->
     assert over.run().epochs == max(1, first.checkpoints[-1][1]["epoch"])
 
 
+def test_a_lead_is_taken_as_a_whole(prepared: Prepared) -> None:
+    """The graphs that follow it do not fit its batches."""
+    run, _ = limited(prepared, Recorder(), 1, lead=(8, 8, 16, 16))
+    assert run.run_lead() and run.state().meta["step"] == 4
+
+
 def test_a_checkpoint_of_an_earlier_version_is_resumed(prepared: Prepared) -> None:
     """It knows the best epoch only, and only with early stopping."""
     expected, _ = uninterrupted(prepared, early_stopping=EarlyStopping(9))
@@ -404,7 +410,12 @@ def test_a_plateau_lowers_the_learning_rate_and_a_resumed_run_goes_on_with_it(
     def run_of(recorder: Recorder) -> tuple[Trainer, nn.Module]:
         run, model = trainer(noise(64), recorder, architecture, **options)
         train = run._steps.train
-        monkeypatch.setattr(run._steps, "train", lambda batch, rate: rates.append(rate) or train(batch, rate))
+
+        def recorded(batch: Batch, rate: float | None) -> StepResult:
+            rates.append(rate)
+            return train(batch, rate)
+
+        monkeypatch.setattr(run._steps, "train", recorded)
         return run, model
 
     run, model = run_of(Recorder())

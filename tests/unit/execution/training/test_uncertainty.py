@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pg_tensile.execution.data.preprocessing import Features
+from pg_tensile.execution.data.weights import Weighting
 from pg_tensile.execution.training import validation_sample
 from pg_tensile.execution.training.checkpoint import Checkpoint
 from pg_tensile.execution.training.settings import EarlyStopping
@@ -103,3 +104,12 @@ def test_labels_that_were_balanced_in_training_stay_so() -> None:
     weight = torch.where(validation["target"] == 1.0, 9.0, 1.0)
     calibration = derive(preprocessing, validation | {"weight": weight}, calibrate=True).preprocessing.calibration
     assert calibration is not None and calibration.shift == pytest.approx(np.log(9.0), rel=0.2)
+
+
+def test_the_weights_of_a_run_are_kept_with_its_outputs() -> None:
+    rng = np.random.default_rng(3)
+    columns: dict[str, Any] = {"x": ("float8", rng.normal(size=80).tolist())}
+    columns["y"] = ("bool", (rng.random(80) < 0.2).tolist())
+    prepared = Rows(columns).prepare(0.4, weighting=Weighting(balanced=True))
+    validation = trainer(prepared, Recorder(), MLP, epochs=1)[0].run().validation
+    assert (validation["weight"].numpy() == prepared.dataset.validation.weight).all()
