@@ -12,7 +12,7 @@ from tests.server.explaining import explained
 from tests.server.refusals import refused
 from tests.server.support import ROWS, Connection, Row, Wait, finish, submit, value
 
-TABLE = "mlp"  # type for queries without an array
+TABLE = "tabular"  # type for queries without an array
 MODEL = "SELECT architecture->>'type', architecture_reason, owner_name FROM tensile.models WHERE name = %s"
 COLUMNS = "SELECT 1.5::float8 AS a, 'x' AS c, 2.0::float8 AS y"
 
